@@ -10,13 +10,15 @@ enum {
     FRAME_LEAST = 16 << 10,
     UNSENT_LEAST = 32 << 10,
     UNSENT_MOST = 1 << 20,
-    LANES_FIRST = 6,  // in use at the beginning
-    LANES_PART = 8,   // of those in use come more at once
-    PERIOD_TRIPS = 6, // round trips of a measurement, which lasts for PERIOD_MS at least
+    LANES_FIRST = 6,     // in use at the beginning
+    LANES_UNTESTED = 24, // from so many on, more of them have to be faster
+    LANES_PART = 8,      // of those in use come more at once
+    PERIOD_TRIPS = 6,    // round trips of a measurement, which lasts for PERIOD_MS at least
     PERIOD_MS = 100,
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
     EMPTY_PART = 16,        // of a round trip; a shorter queue is none at all
+    RESTS = 4,              // measurements after more lanes that brought nothing
     CLEAR_LEAST = 2,        // measurements without any, after which it is as if there had never been one
     CHUNKS_PER_SHARD = 4,
     CHUNKS_PER_SEGMENT_SHARD = 1,
@@ -66,6 +68,8 @@ uint32_t pace_unsent(const struct pace *pace) {
 // ---- the connections to one neighbour ----
 // Faster by this much than in the measurement before: they still find out how fast they can be.
 static const double RAMPS = 1.5;
+// More lanes that make them faster by less than this bring nothing.
+static const double GAINS = 1.0;
 
 void pace_total_add(struct pace_total *total, const struct pace *pace) {
     const struct gauge *gauge = &pace->gauge;
@@ -93,6 +97,7 @@ const char *pace_reason_text(enum pace_reason reason) {
         [PACE_FIXED] = "all lanes carry bulk: the program has told how many there are",
         [PACE_DIRECT] = "there are no lanes, because large tensors do not pass between the two members: the direct "
                         "link carries all",
+        [PACE_VAIN] = "more lanes were tried, and were no faster",
     };
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }
@@ -140,7 +145,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     uint64_t queue_us = now_us > least_us ? now_us - least_us : 0;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
     bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US, lossy = again * RETRANSMITS_PART > segments;
-    double speed = (double)(total->acked - since.acked) / (double)spent_ns;
+    double speed = (double)(total->acked - since.acked) / (double)(busy_ns / since.lanes);
     bool ramps = since.speed == 0 ? total->models : speed > since.speed * RAMPS;
     pace->speed = speed;
     // Where others keep a queue, even the shortest round trip has been one with a queue: what is above it comes and
@@ -151,8 +156,19 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     pace->strained = queued && lossy ? pace->strained + 1 : 0;
     if (queued) pace->reason = PACE_QUEUES;
     if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
-    if (!queued && !ramps) {
+    bool vain = since.tried >= LANES_UNTESTED && since.tried < since.lanes && speed < since.tried_speed * GAINS;
+    pace->tried = 0;
+    if (since.rests > 0) pace->rests--;
+    if (vain) {
+        pace->in_use = since.tried;
+        pace->rests = RESTS;
+        pace->reason = PACE_VAIN;
+    } else if (!queued && !ramps && since.rests > 0) {
+        pace->reason = PACE_VAIN;
+    } else if (!queued && !ramps) {
         pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
+        pace->tried = pace->in_use;
+        pace->tried_speed = speed;
         pace->in_use = more(pace, pace->filled || lossy || !empty);
     } else if (pace->strained == STRAINED_MOST) {
         pace->in_use = fewer(pace->in_use);
@@ -161,7 +177,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->in_use = fewer(pace->in_use);
         if (pace->in_use < LANES_FIRST) pace->in_use = LANES_FIRST;
     }
-    if (pace->in_use < before) pace->reason = PACE_REDUCED;
+    if (pace->in_use < before && !vain) pace->reason = PACE_REDUCED;
     if (pace->in_use > available) pace->in_use = available;
     if (pace->in_use == before) return false;
     pace->lanes = 0; // others are measured from now on

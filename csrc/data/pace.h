@@ -66,6 +66,7 @@ enum pace_reason {
     PACE_REDUCED, // there are fewer than before: a queue stays on the way, or much was sent again with one
     PACE_FIXED,   // all are in use: the program has told how many
     PACE_DIRECT,  // there is none beside the direct link
+    PACE_VAIN,    // more of them were no faster
     PACE_REASONS
 };
 
@@ -81,7 +82,10 @@ struct pace_lanes {
     uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;
     uint64_t acked, busy_us, segments, retransmits;
-    double speed; // in the measurement before; 0: there was none of as many
+    double speed;       // in the measurement before; 0: there was none of as many
+    uint32_t tried;     // so many there were before the latest became more; 0: they have shown what they bring
+    double tried_speed; // of those
+    uint32_t rests;     // measurements in which they become no more
 };
 
 // Of the connections in use, as last read.

@@ -138,7 +138,7 @@ static void test_lanes(void) {
     begin_far(80000);
     CHECK(later(SECOND_NS, 6, 10, 0, 0, 1) && tuned.in_use == 12);
     later(SECOND_NS, 12, 10, 0, 0, 1); // the measurement of as many begins
-    CHECK(later(SECOND_NS, 12, 10, 50000, 0, 1) && tuned.in_use == 9);
+    CHECK(later(SECOND_NS, 12, 20, 50000, 0, 1) && tuned.in_use == 9);
     begin_far(80000);
     later(SECOND_NS, 6, 10, 30000, 0, 1);
     CHECK(!later(SECOND_NS, 6, 20, 0, 0, 1) && !later(SECOND_NS, 6, 40, 0, 0, 1));
@@ -146,7 +146,7 @@ static void test_lanes(void) {
     CHECK(later(SECOND_NS, 6, 41, 0, 1e-4, 1) && tuned.in_use == 12);
     CHECK_EQ(tuned.reason, PACE_ADDED);
     check_case("never above what there is");
-    for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 40, 0, 1e-4, 1);
+    for (int i = 0; i < 40; i++) later(SECOND_NS, tuned.in_use, 40.0 * tuned.in_use, 0, 1e-4, 1);
     CHECK_EQ(tuned.in_use, 64);
     CHECK_EQ(tuned.reason, PACE_ALL);
     check_case("a measurement takes its time");
@@ -165,7 +165,7 @@ static void test_lanes(void) {
     later(SECOND_NS, 6, 10, 0, 0, 1);
     CHECK_EQ(tuned.in_use, 7);
     later(SECOND_NS, 7, 10, 0, 0, 1);
-    later(SECOND_NS, 7, 10, 0, 0, 1);
+    later(SECOND_NS, 7, 12, 0, 0, 1);
     CHECK_EQ(tuned.in_use, 14);
     check_case("few more where a short one stays, as where somebody else keeps one");
     begin_far(80000);
@@ -199,8 +199,22 @@ static void test_lanes(void) {
     CHECK_EQ(tuned.in_use, 1);
     check_case("loss without a queue is no congestion");
     begin_far(80000);
-    for (int i = 0; i < 100; i++) later(SECOND_NS, tuned.in_use, 10, 0, 0.05, 1);
+    for (int i = 0; i < 100; i++) later(SECOND_NS, tuned.in_use, 10.0 * tuned.in_use, 0, 0.05, 1);
     CHECK_EQ(tuned.in_use, 64);
+    check_case("where more of them bring nothing, they go again, and others are tried much later");
+    begin_far(80000);
+    CHECK(later(SECOND_NS, 6, 10, 0, 0, 1) && tuned.in_use == 12);
+    later(SECOND_NS, 12, 10, 0, 0, 1);
+    CHECK(later(SECOND_NS, 12, 10, 0, 0, 1) && tuned.in_use == 24); // so few are not asked
+    later(SECOND_NS, 24, 10, 0, 0, 1);
+    CHECK(later(SECOND_NS, 24, 10, 0, 0, 1) && tuned.in_use == 48);
+    later(SECOND_NS, 48, 9, 0, 0, 1);
+    CHECK(later(SECOND_NS, 48, 9, 0, 0, 1) && tuned.in_use == 24);
+    CHECK_EQ(tuned.reason, PACE_VAIN);
+    int tries = 0;
+    for (int i = 0; i < 100; i++)
+        tries += later(SECOND_NS, tuned.in_use, tuned.in_use > 24 ? 9 : 10, 0, 0, 1) && tuned.in_use > 24;
+    CHECK(tries >= 8 && tries <= 16);
     check_case("a neighbour that comes near");
     figures.round_trip_us = 100;
     CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
