@@ -80,9 +80,12 @@ def one_slow(size: int, ops: int, last: int, megabits: float) -> Row:
     return row(f"4 peers, {megabits:g} Mbit/s each, one {megabits / 4:g}", size, bound, times, last)
 
 
-def three_sites(size: int, ops: int, last: int, link: Link) -> Row:
+def three_sites(size: int, ops: int, last: int, link: Link, control: str) -> Row:
     with Lab() as lab:
-        times = loop(lab.sites(SITES, link), size, ops)
+        places = lab.sites(SITES, link)
+        for place in places:
+            lab.congestion(place, control)
+        times = loop(places, size, ops)
     bound = size * 8 * 2 / 3 / (link.megabits * 1e6)
     return row(f"6 peers in 3 sites, {link.megabits:g} Mbit/s and {2 * link.delay_ms:g} ms", size, bound, times, last)
 
@@ -95,6 +98,7 @@ def run() -> None:
     parser.add_argument("--megabits", type=float, default=200, help="of the lines of four peers; one has a quarter")
     parser.add_argument("--site-megabits", type=float, default=50, help="of each link between two sites")
     parser.add_argument("--delay-ms", type=float, default=40, help="one way, between sites")
+    parser.add_argument("--site-control", default="cubic", help="congestion control of six peers in three sites")
     parser.add_argument("--only", choices=["slow", "sites"], help="one of both")
     args = parser.parse_args()
     where = harness.machine()
@@ -107,7 +111,7 @@ def run() -> None:
         bars.append(harness.ratio_bar("one slow of 4: faster than the ring", 1.3, faster))
     if args.only != "slow":
         link = Link(megabits=args.site_megabits, delay_ms=args.delay_ms)
-        sites = three_sites(args.size, args.ops, args.last, link)
+        sites = three_sites(args.size, args.ops, args.last, link, args.site_control)
         rows.append(sites)
         bars.append(harness.ratio_bar("3 sites: part of what links between sites allow", 0.85, 1 / sites["chosen/bound"]))
     harness.report(args, "ways", METHOD, where, rows, bars)

@@ -442,7 +442,9 @@ uint32_t neighbour_lanes_in_use(const struct neighbour *peer) {
 
 enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer) {
     if (peer->lanes[1] == NULL) return PACE_DIRECT;
-    return engine->lanes->fixed ? PACE_FIXED : peer->pace.reason;
+    if (engine->lanes->fixed) return PACE_FIXED;
+    bool far = peer->lanes[0] != NULL && peer->lanes[0]->pace.far;
+    return far && peer->pace.in_use == 0 ? PACE_BEGINS : peer->pace.reason; // no bulk has gone there
 }
 
 double neighbour_speed(struct neighbour *peer) {
@@ -487,7 +489,7 @@ static void say_something(struct lane *lane) {
 
 // Where much is lost on the way, one connection alone may be silent for long: what it sends again is lost again, and it
 // waits twice as long each time. As long as the direct link is heard, the peer lives, and so does the way.
-static bool is_vouched_for(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
+static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
     const struct lane *direct = lane->peer->lanes[0];
     return lane->pace.far && lane->index > 0 && direct != NULL && !direct->broken &&
            now_ns - direct->silence.arrivals.at_ns < limit_ns;
@@ -496,7 +498,7 @@ static bool is_vouched_for(const struct lane *lane, int64_t limit_ns, int64_t no
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
     int64_t now_ns = platform_now_ns();
     engine_lock(lane->engine);
-    if (is_vouched_for(lane, limit_ns, now_ns)) limit_ns *= ARRIVAL_STRETCH;
+    lane->silence.patient = is_heard_beside(lane, limit_ns, now_ns);
     lane_look(lane, now_ns);
     if (excused) silence_excuse(&lane->silence, now_ns);
     bool ahead = lane->receiving == LANE_AHEAD;

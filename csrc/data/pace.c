@@ -69,7 +69,7 @@ uint32_t pace_unsent(const struct pace *pace) {
 // Faster by this much than in the measurement before: they still find out how fast they can be.
 static const double RAMPS = 1.5;
 // More lanes that make them faster by less than this bring nothing.
-static const double GAINS = 1.0;
+static const double GAINS = 1.02;
 
 void pace_total_add(struct pace_total *total, const struct pace *pace) {
     const struct gauge *gauge = &pace->gauge;
@@ -139,6 +139,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     if (!measured) return pace->in_use != before;
     if (busy_ns / since.lanes < spent_ns / 4 * 3) {
         pace->reason = PACE_ENOUGH;
+        pace->tried = 0; // what they bring now says nothing of then
         return pace->in_use != before;
     }
     uint64_t now_us = total->smoothed_us / total->lanes, least_us = trip_us + total->coming_us;
@@ -156,7 +157,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     pace->strained = queued && lossy ? pace->strained + 1 : 0;
     if (queued) pace->reason = PACE_QUEUES;
     if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
-    bool vain = since.tried >= LANES_UNTESTED && since.tried < since.lanes && speed < since.tried_speed * GAINS;
+    bool vain = since.tried >= LANES_UNTESTED && since.tried_lanes < since.lanes && speed < since.tried_speed * GAINS;
     pace->tried = 0;
     if (since.rests > 0) pace->rests--;
     if (vain) {
@@ -168,6 +169,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     } else if (!queued && !ramps) {
         pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
         pace->tried = pace->in_use;
+        pace->tried_lanes = since.lanes;
         pace->tried_speed = speed;
         pace->in_use = more(pace, pace->filled || lossy || !empty);
     } else if (pace->strained == STRAINED_MOST) {

@@ -82,10 +82,11 @@ struct pace_lanes {
     uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;
     uint64_t acked, busy_us, segments, retransmits;
-    double speed;       // in the measurement before; 0: there was none of as many
-    uint32_t tried;     // so many there were before the latest became more; 0: they have shown what they bring
-    double tried_speed; // of those
-    uint32_t rests;     // measurements in which they become no more
+    double speed;         // in the measurement before; 0: there was none of as many
+    uint32_t tried;       // so many there were before the latest became more; 0: they have shown what they bring
+    uint32_t tried_lanes; // of them there were
+    double tried_speed;   // of those
+    uint32_t rests;       // measurements in which they become no more
 };
 
 // Of the connections in use, as last read.

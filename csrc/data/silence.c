@@ -17,7 +17,9 @@ static void note_heard(struct silence *silence, int64_t now_ns, int64_t limit_ns
 }
 
 static int64_t wait_ns(const struct silence *silence, int64_t limit_ns) {
-    int64_t most = ARRIVAL_STRETCH * limit_ns, paused = PAUSE_FACTOR * silence->pause_ns;
+    int64_t most = ARRIVAL_STRETCH * limit_ns;
+    if (silence->patient) return most;
+    int64_t paused = PAUSE_FACTOR * silence->pause_ns;
     return platform_later(arrival_wait_ns(&silence->arrivals, limit_ns), platform_earlier(paused, most));
 }
 

@@ -20,6 +20,7 @@ enum { SILENCE_CHECKS = 4 };
 // Of one lane. All 0 at the beginning.
 struct silence {
     bool heard, spoke;       // since the last check
+    bool patient;            // the way lives, as another link shows: this one alone may be silent for long
     struct arrival arrivals; // as the checks saw them
     int64_t pause_ns;        // the longest of late
     int64_t taken_ns;        // when enough bytes had been taken

@@ -18,7 +18,8 @@ static void say_beats(struct engine *engine) {
     for (uint32_t i = 1; i < ring->count && i <= TELEMETRY_BEAT_PEERS; i++) {
         struct op_member *member = engine->book.members[(ring->rank + i) % ring->count];
         struct lane *lane = member == NULL ? NULL : neighbour_of(member)->lanes[0];
-        if (lane != NULL && lane->polled && !lane->broken) lane_beat(lane);
+        if (lane == NULL || !lane->polled || lane->broken) continue;
+        if (lane->sending == NULL && lane->queue.first == NULL) lane_beat(lane);
     }
     engine_unlock(engine);
 }
@@ -30,9 +31,11 @@ static void keep_windows(struct engine *engine) {
     engine_lock(engine);
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
-        bool quiet = lane->silence.sent == lane->looked_sent;
+        bool quiet = lane->silence.sent == lane->looked_sent && lane->sending == NULL && lane->queue.first == NULL;
+        bool used = engine->lanes->fixed || lane->peer->pace.in_use > 0; // 0: no bulk has gone there
         lane->looked_sent = lane->silence.sent;
-        if (quiet && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken && lane_is_for_bulk(lane))
+        if (quiet && used && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken &&
+            lane_is_for_bulk(lane))
             lane_beat(lane);
     }
     engine_unlock(engine);

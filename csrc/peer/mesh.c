@@ -15,8 +15,8 @@ enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 struct link {
     uint8_t state;
     bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
-    uint64_t made_in;   // number of the epoch in force when it came up; of a spare lane that is being made, when it was
-                        // dialled
+    uint64_t made_in;   // number of the epoch in force when it came up; of a spare lane that is being made, the group
+                        // epoch in which it was dialled
 };
 
 struct neighbour {
@@ -219,7 +219,7 @@ static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, str
     for (uint32_t i = n->link_count; i < n->link_end; i++) up += n->links[i].state == LINK_UP;
     for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + 2 * up + 1; i++)
         if (is_spare(n, i) && n->links[i].state == LINK_ABSENT) {
-            n->links[i].made_in = at->header.epoch;
+            n->links[i].made_in = mesh->group_epoch;
             dial(n, i, out);
         }
 }
@@ -326,7 +326,7 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
     }
     n->links[index].state = LINK_FAILED;
     // One that was dialled in an epoch before may have had to wait there for an epoch that never had it.
-    if (index >= n->link_count) n->refuses |= n->links[index].made_in == at->header.epoch;
+    if (index >= n->link_count) n->refuses |= n->links[index].made_in == mesh->group_epoch;
     if (at->accepted && required_in(n, index, MESH_EPOCH)) accuse(at, n, index, false, out);
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }

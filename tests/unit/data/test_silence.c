@@ -149,7 +149,7 @@ static void test_pure(void) {
     enum { LIMIT = SILENCE_CHECKS, MOST = ARRIVAL_STRETCH * SILENCE_CHECKS };
     const char *why;
     struct silence calm = {0}, paused = {0}, once = {0}, stuck = {0}, slow = {0}, parked = {0}, stopped = {0},
-                   waiting = {0};
+                   waiting = {0}, beside = {.patient = true};
     clock_ns = SECOND_NS;
     check_case("a calm link is given up after the limit");
     for (int i = 0; i < 50; i++) CHECK(check(&calm, i % 2 == 0, 0, false) == NULL);
@@ -170,6 +170,12 @@ static void test_pure(void) {
     for (int i = 0; i < 64 * MOST; i++) check(&once, true, 0, false);
     checks = patience(&once, 0, false, false, &why);
     CHECK(checks >= LIMIT && checks <= LIMIT + 1);
+    check_case("one beside which another one is heard has the longest");
+    for (int i = 0; i < 50; i++) CHECK(check(&beside, true, 0, false) == NULL);
+    checks = patience(&beside, 0, false, false, &why);
+    CHECK(checks >= MOST && checks <= MOST + 1);
+    beside.patient = false;
+    CHECK(check(&beside, false, 0, false) != NULL);
     check_case("bytes that are never taken");
     stuck.sent = 1 << 20;
     checks = patience(&stuck, 1 << 20, true, false, &why);
