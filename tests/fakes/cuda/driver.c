@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -104,10 +105,13 @@ static _Thread_local bool in_callback;
 static _Thread_local int capture_mode;
 
 // ---- what may fail; lock held ----
-static CUresult misuse(CUresult error) {
+static CUresult note_misuse(CUresult error, const char *where) {
     counts.misuses++;
+    fprintf(stderr, "the CUDA driver was misused: %s, error %d\n", where, error);
     return error;
 }
+
+#define misuse(error) note_misuse(error, __func__)
 
 static CUstream streams;
 
