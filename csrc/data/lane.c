@@ -229,6 +229,12 @@ void lane_look(struct lane *lane, int64_t now_ns) {
     lane->unsent = unsent;
 }
 
+void lane_pace(struct lane *lane) {
+    if (!lane->pace.far || lane->paced) return;
+    socket_pace(lane->stream->fd);
+    lane->paced = true;
+}
+
 static bool models(const struct lane *lane) {
     char control[16];
     return socket_congestion(lane->stream->fd, control, sizeof control) && strncmp(control, "bbr", 3) == 0;

@@ -60,6 +60,7 @@ struct lane {
     bool polled, broken;
     bool ready;   // in the list of those that may have work
     bool vouched; // the peer's process holds the other end
+    bool paced;   // lane_pace
     struct silence silence;
     struct pace pace;
     uint64_t looked_sent; // thread: silence.sent at the last look
@@ -150,6 +151,8 @@ uint8_t *lane_scratch(struct lane *lane);
 uint8_t *lane_stage(struct lane *lane);
 // Reads what the kernel says of its connection, and sets how many unsent bytes that may take. Thread.
 void lane_look(struct lane *lane, int64_t now_ns);
+// What it sends to a far neighbour is spread over the round trip from now on.
+void lane_pace(struct lane *lane);
 // Queues a frame, and takes it. Lock held.
 void lane_push(struct lane *lane, struct frame *frame);
 // There may be work for it.

@@ -17,7 +17,10 @@ enum {
     PERIOD_MS = 100,
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
+    LONG_MOST = 3,          // measurements with a long queue: windows that lose a packet become smaller by themselves
     EMPTY_PART = 16,        // of a round trip; a shorter queue is none at all
+    SHORT_PART = 4,         // likewise; a longer one says that the way is full
+    LONG_PART = 2,          // likewise; a longer one delays everybody on the way for nothing
     RESTS = 4,              // measurements after more lanes that brought nothing
     CLEAR_LEAST = 2,        // measurements without any, after which it is as if there had never been one
     CHUNKS_PER_SHARD = 4,
@@ -92,8 +95,7 @@ const char *pace_reason_text(enum pace_reason reason) {
         [PACE_ALL] = "all lanes that could be made carry bulk, and more would help",
         [PACE_QUEUES] = "a queue was seen on the way, which more lanes would only make longer",
         [PACE_REDUCED] = "lanes were taken out of use: a queue stays on the way, or with one, more than 1 % of the "
-                         "segments was sent "
-                         "again",
+                         "segments was sent again",
         [PACE_FIXED] = "all lanes carry bulk: the program has told how many there are",
         [PACE_DIRECT] = "there are no lanes, because large tensors do not pass between the two members: the direct "
                         "link carries all",
@@ -107,6 +109,13 @@ static uint32_t more(const struct pace_lanes *pace, bool slowly) {
 }
 
 static uint32_t fewer(uint32_t lanes) { return lanes - (lanes > 1 ? (lanes + 3) / 4 : 0); }
+
+// So many of those that keep a long queue that half a round trip of it stays; at most half of them go at once.
+static uint32_t without_queue(uint32_t lanes, uint64_t trip_us, uint64_t queue_us) {
+    uint64_t kept = lanes * (trip_us + trip_us / LONG_PART) / (trip_us + queue_us);
+    if (kept < lanes / 2) kept = lanes / 2;
+    return kept < LANES_FIRST ? LANES_FIRST : (uint32_t)kept;
+}
 
 static void begin(struct pace_lanes *pace, const struct pace_total *total, int64_t now_ns) {
     pace->lanes = total->lanes;
@@ -123,10 +132,8 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         *pace = (struct pace_lanes){0};
         return before != 0;
     }
-    if (before == 0) {
-        pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
-        pace->reason = PACE_BEGINS;
-    }
+    if (before == 0) pace->reason = PACE_BEGINS;
+    if (pace->reason == PACE_BEGINS) pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
     const struct pace_lanes since = *pace;
     int64_t period_ns = (int64_t)PERIOD_TRIPS * trip_us * 1000, spent_ns = now_ns - since.since_ns;
     if (period_ns < PERIOD_MS * MS_NS) period_ns = PERIOD_MS * MS_NS;
@@ -145,7 +152,8 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     uint64_t now_us = total->smoothed_us / total->lanes, least_us = trip_us + total->coming_us;
     uint64_t queue_us = now_us > least_us ? now_us - least_us : 0;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
-    bool queued = queue_us > trip_us / 4 && queue_us > PACE_FAR_US, lossy = again * RETRANSMITS_PART > segments;
+    bool queued = queue_us > trip_us / SHORT_PART && queue_us > PACE_FAR_US,
+         lossy = again * RETRANSMITS_PART > segments;
     double speed = (double)(total->acked - since.acked) / (double)(busy_ns / since.lanes);
     bool ramps = since.speed == 0 ? total->models : speed > since.speed * RAMPS;
     pace->speed = speed;
@@ -155,6 +163,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     pace->clear = empty ? pace->clear + 1 : 0;
     pace->filled = queued || (pace->filled && (pace->clear < CLEAR_LEAST || total->models));
     pace->strained = queued && lossy ? pace->strained + 1 : 0;
+    pace->lengthy = queued && queue_us > trip_us / LONG_PART ? pace->lengthy + 1 : 0;
     if (queued) pace->reason = PACE_QUEUES;
     if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
     bool vain = since.tried >= LANES_UNTESTED && since.tried_lanes < since.lanes && speed < since.tried_speed * GAINS;
@@ -175,9 +184,9 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     } else if (pace->strained == STRAINED_MOST) {
         pace->in_use = fewer(pace->in_use);
         pace->strained = 0;
-    } else if (queued && pace->in_use > LANES_FIRST) {
-        pace->in_use = fewer(pace->in_use);
-        if (pace->in_use < LANES_FIRST) pace->in_use = LANES_FIRST;
+    } else if (pace->lengthy >= LONG_MOST && pace->in_use > LANES_FIRST) {
+        pace->in_use = without_queue(pace->in_use, trip_us, queue_us);
+        pace->lengthy = 0;
     }
     if (pace->in_use < before && !vain) pace->reason = PACE_REDUCED;
     if (pace->in_use > available) pace->in_use = available;

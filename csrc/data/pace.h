@@ -76,8 +76,9 @@ const char *pace_reason_text(enum pace_reason reason);
 struct pace_lanes {
     uint32_t in_use;         // 0: all, the neighbour is near
     enum pace_reason reason; // for that
-    bool filled;             // a queue was seen: they become more one by one
+    bool filled;             // a queue was seen: they become more slowly
     uint32_t clear;          // measurements one after another without any
+    uint32_t lengthy;        // measurements one after another with a long queue
     uint32_t strained;       // measurements one after another in which much was sent again
     uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;

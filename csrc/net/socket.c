@@ -99,6 +99,8 @@ void socket_limit_unsent(int fd, uint32_t bytes) {
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes > INT32_MAX ? INT32_MAX : (int)bytes);
 }
 
+void socket_pace(int fd) { set_option(fd, SOL_SOCKET, SO_MAX_PACING_RATE, INT32_MAX); }
+
 static int open_socket(const struct wire_address *address) {
     int family = address->family == 6 ? AF_INET6 : AF_INET;
     return descriptor_socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);

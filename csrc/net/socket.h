@@ -47,6 +47,10 @@ bool socket_prefer_congestion(const char *name, char *allowed, size_t capacity);
 void socket_apply_congestion(int fd);
 // How many bytes the connection may take that it cannot send yet; 0: any number.
 void socket_limit_unsent(int fd, uint32_t bytes);
+
+// From now on, what the connection sends is spread over a round trip, not sent in bursts, at 2 GB/s at most. The kernel
+// has no way back from that.
+void socket_pace(int fd);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);
 

@@ -138,7 +138,28 @@ static void test_lanes(void) {
     begin_far(80000);
     CHECK(later(SECOND_NS, 6, 10, 0, 0, 1) && tuned.in_use == 12);
     later(SECOND_NS, 12, 10, 0, 0, 1); // the measurement of as many begins
-    CHECK(later(SECOND_NS, 12, 20, 50000, 0, 1) && tuned.in_use == 9);
+    CHECK(!later(SECOND_NS, 12, 20, 50000, 0, 1));
+    check_case("fewer while a long queue stays, as many as fill the way and half of a round trip more");
+    CHECK(!later(SECOND_NS, 12, 20, 50000, 0, 1));
+    CHECK(later(SECOND_NS, 12, 20, 70000, 0, 1) && tuned.in_use == 9); // 12 * 1.5 / 1.875
+    CHECK_EQ(tuned.reason, PACE_REDUCED);
+    check_case("a queue of half a round trip may stay");
+    later(SECOND_NS, 9, 20, 0, 0, 0.5); // the measurement of as many begins
+    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 9, 20, 40000, 0, 1));
+    CHECK_EQ(tuned.in_use, 9);
+    check_case("half of them at once, not more");
+    for (int i = 0; i < 4; i++) later(SECOND_NS, 9, 20, 0, 0, 1);
+    uint32_t many = tuned.in_use;
+    for (int i = 0; i < 10 && tuned.in_use == many; i++) later(SECOND_NS, many, 20, 5000000, 0, 1);
+    CHECK(many > 12 && tuned.in_use == many / 2);
+    check_case("the first ones, as soon as they are there");
+    tuned = (struct pace_lanes){0};
+    figures = (struct pace_total){.round_trip_us = 80000};
+    for (uint32_t made = 1; made < 10; made++) {
+        figures.lanes = tuned.in_use;
+        pace_lanes_step(&tuned, &figures, made, now += 20 * MS_NS);
+        CHECK_EQ(tuned.in_use, made < 6 ? made : 6);
+    }
     begin_far(80000);
     later(SECOND_NS, 6, 10, 30000, 0, 1);
     CHECK(!later(SECOND_NS, 6, 20, 0, 0, 1) && !later(SECOND_NS, 6, 40, 0, 0, 1));
