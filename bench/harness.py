@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -190,7 +191,7 @@ class Master:
     """`pccl_master` in a process of its own; `address` is where peers find it."""
 
     def __init__(self, host: str = "127.0.0.1", namespace: str | None = None) -> None:
-        command = [sys.executable, "-m", "pccl.master", "--listen-address", f"{host}:0"]
+        command = [sys.executable, "-P", "-m", "pccl.master", "--listen-address", f"{host}:0"]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -307,7 +308,8 @@ def machine() -> Row:
 
     processors = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in processors if line.startswith("model name")), platform.machine())
-    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else ""
     return {
         "cpu": model,
         "cores": len(os.sched_getaffinity(0)),
@@ -315,7 +317,7 @@ def machine() -> Row:
         "python": platform.python_version(),
         "torch": _version("torch"),
         "pccl": pccl.__version__,
-        "scripts": commit.stdout.strip() or "no repository",
+        "scripts": commit or "no repository",
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "priority": _priority(),
         "load_before": os.getloadavg()[0],

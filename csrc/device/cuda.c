@@ -265,12 +265,20 @@ static struct codes_job codes_job_of(const struct device_codes *what, const stru
     return job;
 }
 
+// A kernel cannot reach elements that are not aligned.
+static bool are_aligned(const struct device_codes *what) {
+    uintptr_t elements = (uintptr_t)what->result | (what->own < what->term_count ? (uintptr_t)what->input : 0);
+    uintptr_t floats = (uintptr_t)what->residual_in | (uintptr_t)what->residual_out;
+    return elements % dtype_size(what->sum.dtype) == 0 && floats % sizeof(float) == 0;
+}
+
 // For what is not page-locked, or too much for it, the host is the place.
 static enum device_coding cuda_code(struct device_queue *queue, const struct device_codes *what) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     const struct codec *codec = codec_find(what->codec);
     if (device_has_failed(queue)) return DEVICE_CODING_FAILED;
-    if (what->count == 0 || !block_is_algorithm(codec->algorithm) || !cuda_kernels_reduce(&q->gpu->kernels))
+    if (what->count == 0 || !block_is_algorithm(codec->algorithm) || !are_aligned(what) ||
+        !cuda_kernels_reduce(&q->gpu->kernels))
         return DEVICE_CODING_ELSEWHERE;
     for (uint32_t i = 0; i < what->term_count; i++)
         if (i != what->own && !are_valid(what, codec, what->terms[i])) return DEVICE_CODING_ELSEWHERE;

@@ -28,24 +28,35 @@ void ways_failed(struct ways *ways) {
         if (ways->groups[i] != NULL) ways->groups[i]->memory.waits += FAILED_WAITS;
 }
 
-// What is known of members that were there before stays, whatever their rank was; how fast their ring was does not.
+// What is known of members that were there before stays, whatever their rank was; how fast their ops were does not.
 static struct ways_group *recall(struct ways *ways, const struct desk *desk, const struct desk_group *group) {
     struct ways_group **known = &ways->groups[desk_group_slot(desk, group)];
     if (*known == NULL) *known = calloc(1, sizeof **known);
     if (*known == NULL) return NULL;
     const struct ways_group before = **known;
-    uint32_t same = 0;
-    memset((*known)->memory.full, 0, sizeof(*known)->memory.full);
+    struct shares_memory *memory = &(*known)->memory;
+    uint32_t same = 0, was[SHARES_MOST];
+    memset(memory->full, 0, sizeof memory->full);
+    memset(memory->pair, 0, sizeof memory->pair);
     for (uint32_t rank = 0; rank < group->count; rank++) {
         (*known)->ids[rank] = group->members[rank]->member.id;
-        for (uint32_t i = 0; i < before.count; i++) {
-            if (!wire_id_equal(&before.ids[i], &(*known)->ids[rank])) continue;
-            memcpy((*known)->memory.full[rank], before.memory.full[i], sizeof before.memory.full[i]);
-            same++;
-        }
+        was[rank] = SHARES_MOST;
+        for (uint32_t i = 0; i < before.count; i++)
+            if (wire_id_equal(&before.ids[i], &(*known)->ids[rank])) was[rank] = i;
+        if (was[rank] == SHARES_MOST) continue;
+        memcpy(memory->full[rank], before.memory.full[was[rank]], sizeof memory->full[rank]);
+        same += was[rank] == rank;
     }
+    for (uint32_t i = 0; i < group->count; i++)
+        for (uint32_t k = 0; k < group->count; k++)
+            if (was[i] < SHARES_MOST && was[k] < SHARES_MOST) memory->pair[i][k] = before.memory.pair[was[i]][was[k]];
     (*known)->count = group->count;
-    if (same < group->count || before.count != group->count) (*known)->memory.ring_s = 0;
+    if (same < group->count || before.count != group->count) {
+        memory->best_s = memory->promise[SHARES_PORTS] = memory->promise[SHARES_PAIRS] = 0;
+        memory->explored = memory->returns = false;
+        memory->tries = memory->slower = 0;
+        if (memory->waits > FAILED_WAITS) memory->waits = FAILED_WAITS;
+    }
     return *known;
 }
 
@@ -133,7 +144,6 @@ static bool plan_group(struct look *look, struct ways *ways, struct matrix *matr
         candidate->share[first + i] = look->next.share[rank];
         candidate->site[first + i] = look->next.site[rank];
     }
-    if (orders) look->known->memory.ring_s = 0;
     return changes || orders;
 }
 

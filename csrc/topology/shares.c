@@ -15,9 +15,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "topology/pairs.h"
+
 #define GAIN 0.9          // of the time in force; a plan that takes longer is not worth a change
 #define BACK 1.03         // of the best time: the ring is as good
-#define GAIN_SITES 0.8    // likewise, of other shares of sites: what is far is known less well
+#define GAIN_FAR 0.8      // likewise, of other shares of sites or of links: what is far is known less well
 #define UNEVEN 0.7        // of the time with even shares of sites; those that take longer are not worth the risk
 #define OPTIMISM 4.0      // times what a port without waiting bytes was seen to carry
 #define PRESSED_NEVER 0.2 // how often bytes wait at a port that could carry that much more
@@ -30,14 +32,20 @@
 #define RATE_MOST 1e12
 #define FAST_NEAR 250e6  // bytes per second: where all are near, links of this speed are not what limits ops
 #define SHARE_LEAST 2e-3 // of the tensor; less is nothing
+#define CHANGED 1.5      // times what ops took; those that take longer tell of other conditions
+#define FALLS 0.9        // what they took changes from look to look by these parts at most, for times of ops vary
+#define RISES 1.03
+#define DOUBT 0.4        // how wrong the model of pairs is taken to be before it was tried
+#define ERROR_LEAST 0.01 // of a model that was tried
+#define FADES 0.9        // what is left of an error from change to change
 
 enum {
     OUT = 0,
     IN = 1,
     ROUNDS = 60, // of halving
-    LOOKS = 3,   // at a way that is slower than the ring, while the model promises another one
-    WAIT = 8,    // calls until it is tried again, at first
-    TRIES = 5,   // after which that does not grow any more
+    LOOKS = 3,   // at plans that are slower than the best, while the model promises others; or at a best that is slow
+    WAIT = 4,    // calls until others are tried again, at first
+    TRIES = 3,   // after which that does not grow any more
 };
 
 struct port {
@@ -176,7 +184,7 @@ static void judge_members(struct view *view, struct shares_memory *memory) {
 // Sites are to each other what members are: all that goes from one to another one is one edge between them.
 static void judge_sites(struct view *view) {
     struct shares_edge between[SHARES_MOST * SHARES_MOST] = {0};
-    struct shares_memory nothing = {.ring_s = 0};
+    struct shares_memory nothing = {.tries = 0};
     struct view sites = {.n = view->sites, .edges = between};
     struct port near[SHARES_MOST][2] = {0};
     for (uint32_t i = 0; i < view->n; i++)
@@ -368,49 +376,170 @@ static double measured_time(const struct view *view) {
     return 2.0 * (view->n - 1) / sum;
 }
 
-// What was promised and did not come true. True: back to the ring.
-static bool disappoints(struct shares_memory *memory, double measured, double best) {
-    bool slower = memory->ring_s > 0 && measured > memory->ring_s;
-    memory->slower = slower ? memory->slower + 1 : 0;
-    if (!slower || (memory->slower < LOOKS && best <= GAIN * memory->ring_s)) return false;
-    memory->slower = 0;
-    memory->waits = WAIT << 2 * memory->tries;
-    memory->tries += memory->tries < TRIES;
+// ---- what was promised, and what came ----
+
+static bool is_same(uint32_t n, const struct shares_plan *a, const struct shares_plan *b) {
+    return a->way == b->way && memcmp(a->share, b->share, n * sizeof *a->share) == 0 &&
+           memcmp(a->site, b->site, n * sizeof *a->site) == 0;
+}
+
+static void judge_models(struct shares_memory *memory, uint32_t n, const struct shares_plan *now, double measured) {
+    if (!is_same(n, now, &memory->promised)) return;
+    for (int model = 0; model < SHARES_MODELS; model++) {
+        if (memory->promise[model] > 0)
+            memory->error[model] = larger(FADES * memory->error[model],
+                                          bounded(fabs(log(measured / memory->promise[model])), ERROR_LEAST, 1));
+        memory->promise[model] = 0;
+    }
+}
+
+static enum shares_model believed(const struct view *view, const struct shares_memory *memory) {
+    double pairs = memory->error[SHARES_PAIRS] > 0 ? memory->error[SHARES_PAIRS] : DOUBT;
+    return view->sites == view->n && pairs < memory->error[SHARES_PORTS] ? SHARES_PAIRS : SHARES_PORTS;
+}
+
+static void note_best(struct shares_memory *memory, double measured) {
+    if (memory->returns) {
+        memory->returns = false;
+        memory->slower = 0;
+        memory->waits = WAIT << 2 * memory->tries;
+        memory->tries += memory->tries < TRIES;
+    }
+    memory->slower = measured > CHANGED * memory->best_s ? memory->slower + 1 : 0;
+    memory->best_s *= bounded(measured / memory->best_s, FALLS, RISES);
+    if (memory->slower < LOOKS) return;
+    memory->best_s = measured;
+    memory->slower = memory->waits = memory->tries = 0;
+    memory->error[SHARES_PORTS] = memory->error[SHARES_PAIRS] = 0;
+}
+
+static void note_measured(struct shares_memory *memory, uint32_t n, const struct shares_plan *now, double measured) {
+    memory->explored |= now->way == SHARES_SPREAD;
+    if (memory->best_s > 0 && is_same(n, now, &memory->best)) {
+        note_best(memory, measured);
+    } else if (memory->best_s > 0 && measured > memory->best_s) {
+        memory->slower++;
+    } else {
+        memory->best = *now;
+        memory->best_s = measured;
+        memory->slower = 0;
+        memory->returns = false;
+    }
+}
+
+// Another plan was faster. One that is slower may be followed by others, for each tells something.
+static bool disappoints(const struct shares_memory *memory, uint32_t n, const struct shares_plan *now, double best) {
+    return !is_same(n, now, &memory->best) && memory->slower > 0 &&
+           (memory->returns || memory->slower >= LOOKS || best > GAIN * memory->best_s);
+}
+
+// ---- a plan ----
+
+// What a model says, in seconds per byte.
+struct outlook {
+    struct shares_times times;
+    double spread[SHARES_MOST], sites[SHARES_MOST];
+};
+
+static void ask_ports(const struct view *view, const struct shares_plan *now, struct outlook *out) {
+    *out = (struct outlook){.times = {time_now(view, now), ring_time(view), HUGE_VAL, HUGE_VAL}};
+    fill(view->n, view->member, out->spread);
+    out->times.spread = spread_time(view, out->spread);
+    if (view->sites == 1 || view->sites == view->n) return;
+    fill_sites(view, out->sites);
+    out->times.sites = sites_time(view, out->sites);
+}
+
+// The time by pairs; HUGE_VAL if something would pass between two of whom nothing is known.
+static double pairs_time_of(const struct pairs *pairs, const struct shares_plan *plan) {
+    double x[SHARES_MOST];
+    if (plan->way == SHARES_RING || !has_shares(pairs->n, plan))
+        return pairs_ring_seen(pairs) ? pairs_ring_time(pairs) : HUGE_VAL;
+    unweigh(pairs->n, plan->share, x);
+    return pairs_seen(pairs, x) ? pairs_time(pairs, x) : HUGE_VAL;
+}
+
+static void ask_pairs(const struct pairs *pairs, const struct shares_plan *now, struct outlook *out) {
+    static const struct shares_plan ring = {.way = SHARES_RING};
+    *out = (struct outlook){.times = {pairs_time_of(pairs, now), pairs_time_of(pairs, &ring), HUGE_VAL, HUGE_VAL}};
+    pairs_fill(pairs, out->spread);
+    out->times.spread = pairs_time(pairs, out->spread);
+}
+
+static void learn_pairs(const struct view *view, struct shares_memory *memory, struct pairs *pairs) {
+    struct shares_edge edges[SHARES_MOST * SHARES_MOST];
+    for (uint32_t i = 0; i < view->n; i++)
+        for (uint32_t k = 0; k < view->n; k++) edges[i * view->n + k] = edge_at(view, i, k);
+    pairs_learn(view->n, edges, memory->pair);
+    pairs_judge(view->n, edges, memory->pair, pairs);
+}
+
+static void note_promises(const struct view *view, const struct pairs *pairs, struct shares_memory *memory,
+                          const struct shares_plan *next) {
+    double by_pairs = view->sites == view->n ? pairs_time_of(pairs, next) : HUGE_VAL;
+    memory->promised = *next;
+    memory->promise[SHARES_PORTS] = time_now(view, next);
+    memory->promise[SHARES_PAIRS] = by_pairs < HUGE_VAL ? by_pairs : 0;
+}
+
+// Even shares load members as a ring does, and show what passes between each two of them.
+static void propose_even(const struct view *view, struct shares_plan *next) {
+    double even[SHARES_MOST];
+    for (uint32_t i = 0; i < view->n; i++) even[i] = 1.0 / view->n;
+    propose(view, SHARES_SPREAD, even, next);
+}
+
+// False: nothing is worth a change.
+static bool choose(const struct view *view, const struct outlook *out, const struct shares_memory *memory,
+                   const struct shares_plan *now, double measured, double gain, struct shares_plan *next) {
+    bool on_ring = now->way == SHARES_RING, by_sites = out->times.sites <= out->times.spread;
+    double best = smaller(out->times.spread, out->times.sites);
+    if (disappoints(memory, view->n, now, best)) {
+        *next = memory->best;
+    } else if (on_ring && view->sites == view->n && !memory->explored) {
+        propose_even(view, next);
+    } else if (is_fast_and_near(view)) {
+        if (on_ring) return false;
+        propose(view, SHARES_RING, NULL, next);
+    } else if (!on_ring && out->times.ring <= BACK * smaller(best, measured)) {
+        propose(view, SHARES_RING, NULL, next);
+    } else {
+        if (best > gain * smaller(out->times.now, measured)) return false;
+        propose(view, by_sites ? SHARES_SITES : SHARES_SPREAD, by_sites ? out->sites : out->spread, next);
+    }
     return true;
+}
+
+static bool is_held(struct shares_memory *memory, uint32_t n, const struct shares_plan *now) {
+    bool waits = memory->waits > 0, doubts = memory->slower > 0 && is_same(n, now, &memory->best);
+    memory->waits -= waits;
+    return waits || doubts;
 }
 
 bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
                  const struct shares_plan *now, struct shares_plan *next, struct shares_times *times) {
     struct view view;
-    struct shares_times t = {HUGE_VAL, HUGE_VAL, HUGE_VAL, HUGE_VAL};
-    double spread[SHARES_MOST], sites[SHARES_MOST];
+    struct pairs pairs;
+    struct outlook out = {.times = {HUGE_VAL, HUGE_VAL, HUGE_VAL, HUGE_VAL}};
     *next = *now;
-    if (times != NULL) *times = t;
+    if (times != NULL) *times = out.times;
     if (n < 3 || n > SHARES_MOST || !see(&view, n, edges, memory)) return false;
-    bool on_ring = now->way == SHARES_RING;
-    if (on_ring) memory->ring_s = measured_time(&view);
-    t.now = time_now(&view, now);
-    t.ring = ring_time(&view);
-    if (!on_ring && memory->ring_s > 0) t.ring = smaller(t.ring, memory->ring_s);
-    fill(n, view.member, spread);
-    t.spread = spread_time(&view, spread);
-    if (view.sites > 1 && view.sites < n) {
-        fill_sites(&view, sites);
-        t.sites = sites_time(&view, sites);
+    double measured = measured_time(&view), gain = now->way == SHARES_SITES ? GAIN_FAR : GAIN;
+    learn_pairs(&view, memory, &pairs);
+    judge_models(memory, n, now, measured);
+    note_measured(memory, n, now, measured);
+    if (is_held(memory, n, now)) return false;
+    if (believed(&view, memory) == SHARES_PAIRS) {
+        ask_pairs(&pairs, now, &out);
+        gain = GAIN_FAR;
+    } else {
+        ask_ports(&view, now, &out);
     }
-    if (times != NULL) *times = t;
-    double best = smaller(t.spread, t.sites);
-    if (on_ring) {
-        bool waits = memory->waits > 0;
-        memory->waits -= waits;
-        if (waits || is_fast_and_near(&view)) return false;
-    } else if (disappoints(memory, measured_time(&view), best) || t.ring <= BACK * best || is_fast_and_near(&view)) {
-        propose(&view, SHARES_RING, NULL, next);
-        return true;
-    }
-    if (best > (now->way == SHARES_SITES ? GAIN_SITES : GAIN) * t.now) return false;
-    bool by_sites = t.sites <= t.spread;
-    propose(&view, by_sites ? SHARES_SITES : SHARES_SPREAD, by_sites ? sites : spread, next);
+    if (times != NULL) *times = out.times;
+    if (!choose(&view, &out, memory, now, measured, gain, next)) return false;
+    memory->returns = is_same(n, next, &memory->best);
+    if (is_same(n, now, &memory->best)) memory->best_s = larger(memory->best_s, measured);
+    note_promises(&view, &pairs, memory, next);
     return true;
 }
 

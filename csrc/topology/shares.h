@@ -7,8 +7,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "topology/edge.h"
+
 enum {
-    SHARES_MOST = 32,      // members; more stay on the ring
     SHARES_NEAR_US = 2000, // members of one site have a shorter round trip
     SHARES_WHOLE = 65535,  // the largest share
 };
@@ -19,13 +20,6 @@ enum shares_way {
     SHARES_SITES,  // the same between sites, each of which reduces among its members first
 };
 
-// What was seen of what one member sends to another one while ops ran.
-struct shares_edge {
-    double rate;          // bytes per second, on average
-    double pressed;       // 0 to 1: how often bytes waited to be sent
-    double round_trip_us; // the shortest; 0: unknown
-};
-
 // The way in force, or a better one. Members are in the order of the ring.
 struct shares_plan {
     enum shares_way way;
@@ -33,14 +27,30 @@ struct shares_plan {
     uint16_t site[SHARES_MOST];  // 1 and up; 0: a site of its own. All 0 unless `way` is SHARES_SITES
 };
 
+// What limits a spread.
+enum shares_model {
+    SHARES_PORTS, // what each member sends or receives altogether
+    SHARES_PAIRS, // what passes between each two; only where all are far from each other
+    SHARES_MODELS,
+};
+
 // What is remembered from one call to the next, of the same members. All 0 at the beginning.
 struct shares_memory {
     // By member, what it was seen to send, and to receive, while that was the limit, in bytes per second; 0: unknown.
     // Forgotten when the member is seen to do more.
     double full[SHARES_MOST][2];
-    double ring_s;          // seconds per byte on the ring, as measured; 0: unknown
-    uint32_t tries, slower; // returns to the ring, because other ways were slower; looks at one that is
-    uint32_t waits;         // calls that leave the ring alone
+    double pair[SHARES_MOST][SHARES_MOST]; // from one to the other, what the link carries; 0: unknown
+    // The plan with which ops were fastest, and their seconds per byte, as measured of late; 0: unknown.
+    struct shares_plan best;
+    double best_s;
+    bool returns;           // it was chosen again, because others were slower
+    bool explored;          // shares were in force: they show what passes between each two
+    uint32_t tries, slower; // such returns; looks at ops that are slower than with the best plan
+    uint32_t waits;         // calls that change nothing
+    // What each model said of the plan that was chosen last, in seconds per byte; 0: nothing, or it was compared with
+    // what was measured; and how wrong models were, as natural logarithms; 0: unknown.
+    struct shares_plan promised;
+    double promise[SHARES_MODELS], error[SHARES_MODELS];
 };
 
 // Modelled seconds per byte of the tensor. A way that makes no sense has HUGE_VAL.
@@ -48,11 +58,13 @@ struct shares_times {
     double now, ring, spread, sites;
 };
 
-// True: another plan than `now` takes at most nine tenths of its time by the model; or `now` is no ring, and the ring
-// is about as fast as the best, or was measured to be faster, in which case it is left alone for a number of calls that
-// grows. False: `next` is `now`; so it is without an edge at which bytes wait, for what limits ops is not seen. `edges`
-// is n x n, row = from, column = to, all seen while `now` was in force; for n > SHARES_MOST it is not read. `times` may
-// be NULL.
+// True: `next` is another plan than `now`. By the model that was less wrong of late it takes at most nine tenths of the
+// time of `now`, both modelled and measured (four fifths where what is far from each other limits it); or it is even
+// shares, in place of a ring of members that are far from each other, because they show more; or the ring, about as
+// fast as the best; or a plan that was measured to be faster than `now`, after which nothing changes for a number of
+// calls that grows. False: `next` is `now`; so it is without an edge at which bytes wait, for what limits ops is not
+// seen. `edges` is n x n, row = from, column = to, all seen while `now` was in force; for n > SHARES_MOST it is not
+// read. `times` may be NULL.
 bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
                  const struct shares_plan *now, struct shares_plan *next, struct shares_times *times);
 

@@ -230,7 +230,7 @@ static void test_codes(void) {
     fake_cuda_free(tensors);
 }
 
-// What is malformed, or has no kernel, is the host's.
+// What is malformed, not aligned, or has no kernel, is the host's.
 static void test_codes_elsewhere(void) {
     check_case("codes elsewhere");
     float *tensor = fake_cuda_new(0, ROOM), minus = -1;
@@ -247,6 +247,13 @@ static void test_codes_elsewhere(void) {
     CHECK_EQ(device_code(NULL, &what), DEVICE_CODING_ELSEWHERE);
     what = (struct device_codes){CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 0,
                                  .input = tensor,  .codes = codes};
+    const uint8_t *unaligned = (const uint8_t *)tensor + 2;
+    what.input = unaligned;
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    what.input = tensor;
+    what.residual_in = unaligned;
+    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    what.residual_in = NULL;
     CHECK(device_await(queue));
     fake_cuda_fail(1, 1, 2);
     CHECK_EQ(device_code(queue, &what), DEVICE_CODING_FAILED);

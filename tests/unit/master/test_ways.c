@@ -156,6 +156,35 @@ static void test_newcomer(void) {
     end();
 }
 
+static struct shares_memory *memory_of(char letter) {
+    struct ways_group *known = ways.groups[desk_group_slot(&desk, peer(letter)->group)];
+    REQUIRE(known != NULL);
+    return &known->memory;
+}
+
+static void test_another_ring(void) {
+    begin("what is known of members goes with them, what is known of their ops does not", "abcd");
+    tell("wxyz", "", 5, 4);
+    CHECK(plan());
+    struct shares_memory *memory = memory_of('a');
+    CHECK(memory->pair[0][1] > 0 && memory->pair[1][0] == 0 && memory->best_s > 0);
+    memory->waits = 200;
+    memory->tries = 3;
+    memory->explored = true;
+    for (uint32_t i = 0; i < 2; i++) {
+        struct desk_peer *other = desk.order[3 - i];
+        desk.order[3 - i] = desk.order[i];
+        desk.order[i] = other;
+    }
+    desk_rank(&desk);
+    CHECK_EQ(peer('a')->rank, 3);
+    tell("wxyz", "", 5, 4);
+    plan();
+    CHECK(memory->pair[3][2] > 0 && memory->pair[2][1] > 0); // from a to b, from b to c: not in this ring
+    CHECK(memory->waits < 33 && memory->tries == 0 && !memory->explored);
+    end();
+}
+
 int main(void) {
     test_one_slow();
     test_failed();
@@ -163,5 +192,6 @@ int main(void) {
     test_groups();
     test_stays();
     test_newcomer();
+    test_another_ring();
     return check_status();
 }

@@ -1,0 +1,32 @@
+// A model of members each two of whom have a link of their own, as sites in clouds do: what each link carries, from
+// what was seen of it, and the shares of a spread that such links carry fastest. Pure and deterministic.
+#ifndef PCCL_TOPOLOGY_PAIRS_H
+#define PCCL_TOPOLOGY_PAIRS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "topology/edge.h"
+
+// Bytes per second that pass between each two of n members, each way at once. Symmetric; on the diagonal nothing.
+struct pairs {
+    uint32_t n;
+    double rate[SHARES_MOST][SHARES_MOST];
+    bool seen[SHARES_MOST][SHARES_MOST]; // false: only assumed
+};
+
+// Adds what is seen now, n x n, to what is `known` of each direction, row = from; 0: nothing. All numbers are finite.
+void pairs_learn(uint32_t n, const struct shares_edge *edges, double known[SHARES_MOST][SHARES_MOST]);
+// Links of which nothing is known are taken to be faster than all that was seen of their members.
+void pairs_judge(uint32_t n, const struct shares_edge *edges, const double known[SHARES_MOST][SHARES_MOST],
+                 struct pairs *pairs);
+// Seconds per byte of the tensor by shares that add up to 1, and on the ring.
+double pairs_time(const struct pairs *pairs, const double *x);
+double pairs_ring_time(const struct pairs *pairs);
+// Whether all links that would carry something were seen to.
+bool pairs_seen(const struct pairs *pairs, const double *x);
+bool pairs_ring_seen(const struct pairs *pairs);
+// Of the shares with which an op takes little longer than with the best, those whose largest is smallest.
+void pairs_fill(const struct pairs *pairs, double *x);
+
+#endif
