@@ -337,6 +337,11 @@ static size_t lane_write(struct lane *lane) {
     if (direct) engine_unlock(engine);
 
     if (!writable) return 0;
+    // The kernel would take up to 64 KiB more than its limit, which is much for a slow connection.
+    if (free && !direct && lane->pace.far && !socket_has_room(lane->stream->fd)) {
+        lane->writable = false;
+        return 0;
+    }
     struct frame *work = free ? route.next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 

@@ -25,6 +25,7 @@ enum {
     CLEAR_LEAST = 2,        // measurements without any, after which it is as if there had never been one
     CHUNKS_PER_SHARD = 4,
     CHUNKS_PER_SEGMENT_SHARD = 1,
+    FAR_BLOCK = 64 << 10, // bytes
     GRANTED_LEAST = 8 << 20,
     WINDOW_CHUNKS = 2, // among many; twice as many between two
     // megabytes per second: the rate of a link is that of one connection, and a ring may have many
@@ -247,4 +248,9 @@ uint64_t pace_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_by
     if (bytes < least) bytes = least;
     if (bytes > max_bytes) bytes = max_bytes;
     return bytes / CHUNK_ALIGN * CHUNK_ALIGN / element_bytes;
+}
+
+uint64_t pace_block(uint64_t shard_elements, size_t element_bytes, uint32_t latency_us) {
+    if (2 * (uint64_t)latency_us < PACE_FAR_US) return pace_chunk(shard_elements, element_bytes, PACE_CHUNK_MAX, false);
+    return FAR_BLOCK / element_bytes;
 }

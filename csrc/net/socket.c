@@ -99,6 +99,11 @@ void socket_limit_unsent(int fd, uint32_t bytes) {
     set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes > INT32_MAX ? INT32_MAX : (int)bytes);
 }
 
+bool socket_has_room(int fd) {
+    struct pollfd polled = {.fd = fd, .events = POLLOUT};
+    return poll(&polled, 1, 0) != 0;
+}
+
 void socket_pace(int fd) { set_option(fd, SOL_SOCKET, SO_MAX_PACING_RATE, INT32_MAX); }
 
 static int open_socket(const struct wire_address *address) {

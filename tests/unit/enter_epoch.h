@@ -7,11 +7,16 @@
 
 enum { EPOCH_RUN = 7, EPOCH_GENERATION = 1 };
 
+static uint32_t epoch_latency_us = 30; // one way
+
 // `members` in ring order; `rank`: the engine's own place.
 static inline struct epoch *make_epoch(uint64_t number, struct wire_member *members, uint32_t count, uint32_t rank,
                                        bool lost) {
-    struct wire_epoch told = {
-        .group_epoch = number, .latency_us = 30, .megabytes_per_s = 2000, .count = count, .members = members};
+    struct wire_epoch told = {.group_epoch = number,
+                              .latency_us = epoch_latency_us,
+                              .megabytes_per_s = 2000,
+                              .count = count,
+                              .members = members};
     struct wire_header header = {.run = EPOCH_RUN, .generation = EPOCH_GENERATION};
     struct epoch *epoch = epoch_new(&told, &(struct epoch_ring){members, count, rank}, &header, lost);
     REQUIRE(epoch != NULL);

@@ -107,7 +107,7 @@ static bool divide(struct engine *engine, struct op *op) {
     if (s->shards == NULL || others == NULL) return false;
     for (uint32_t i = 0; i < now->count; i++) {
         struct plan_range range = spread_shard(now->spread, op->count, now->count, i);
-        uint64_t elements = range.end - range.begin, size = pace_chunk(elements, op->element, PACE_CHUNK_MAX, false);
+        uint64_t elements = range.end - range.begin, size = pace_block(elements, op->element, epoch->latency_us);
         uint64_t window = granted / (size * op->element);
         s->shards[i] = (struct shard){.range = range,
                                       .size = size,

@@ -259,6 +259,9 @@ static void test_chunks(void) {
             CHECK_EQ(plain * element % 64, 0);
             CHECK_EQ(placed * element % 64, 0);
             CHECK_EQ(pace_chunk(shard, element, PACE_CHUNK_MAX, true) * element, PACE_CHUNK_MAX);
+            CHECK_EQ(pace_block(shard, element, PACE_FAR_US / 2 - 1), plain);
+            CHECK(pace_block(shard, element, PACE_FAR_US / 2) * element < PACE_CHUNK_MIN);
+            CHECK_EQ(pace_block(shard, element, UINT32_MAX) * element % 64, 0);
         }
 }
 

@@ -68,7 +68,7 @@ static void expect(const struct trial *t) {
     size_t element = dtype_size(t->dtype);
     for (uint32_t shard = 0; shard < t->size; shard++) {
         struct plan_range range = spread_shard(t->spread, t->count, t->size, shard);
-        uint64_t size = pace_chunk(range.end - range.begin, element, PACE_CHUNK_MAX, false);
+        uint64_t size = pace_block(range.end - range.begin, element, epoch_latency_us);
         for (uint64_t block = 0, at = range.begin; at < range.end; block++, at += size) {
             struct plan_range part = {at, at + size < range.end ? at + size : range.end};
             add_up(t, shard, block, shard, part, t->expected + at * element);
@@ -291,11 +291,15 @@ static void test_late(void) {
 
 int main(void) {
     for (uint32_t round = 0; round < ROUNDS; round++)
-        for (uint32_t peers = 3; peers <= PEERS_MAX; peers++) test_bits(round, peers);
+        for (uint32_t peers = 3; peers <= PEERS_MAX; peers++) {
+            epoch_latency_us = round % 2 == 0 ? 30 : PACE_FAR_US;
+            test_bits(round, peers);
+        }
     test_kinds();
     test_lists();
     test_windows(false);
     test_windows(true);
+    epoch_latency_us = 30;
     test_agents();
     test_segments();
     test_loss(false, 400001);
