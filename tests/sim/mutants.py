@@ -33,6 +33,7 @@ SOURCES = [
     "csrc/data/pace.c",
     "csrc/state/delta.c",
     "csrc/state/outline.c",
+    "csrc/topology/pairs.c",
     "csrc/topology/ring_order.c",
     "csrc/topology/shares.c",
     *sorted(
