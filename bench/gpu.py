@@ -21,6 +21,7 @@ from pccl import Communicator, ReduceOp, SharedStateSyncStrategy
 
 LANES = 4
 LIMIT_SECONDS = 200.0
+"""For what the processes of each part tell."""
 SQUARE = 8192
 """Of the matrices whose product a reduce may slow down."""
 

@@ -191,6 +191,7 @@ class Master:
     """`pccl_master` in a process of its own; `address` is where peers find it."""
 
     def __init__(self, host: str = "127.0.0.1", namespace: str | None = None) -> None:
+        # The working directory, which -P leaves out, may hold sources without the library.
         command = [sys.executable, "-P", "-m", "pccl.master", "--listen-address", f"{host}:0"]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]

@@ -337,11 +337,6 @@ static size_t lane_write(struct lane *lane) {
     if (direct) engine_unlock(engine);
 
     if (!writable) return 0;
-    // The kernel would take up to 64 KiB more than its limit, which is much for a slow connection.
-    if (free && !direct && lane->pace.far && !socket_has_room(lane->stream->fd)) {
-        lane->writable = false;
-        return 0;
-    }
     struct frame *work = free ? route.next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 
@@ -355,6 +350,8 @@ static size_t lane_write(struct lane *lane) {
     if (direct) engine_unlock(engine);
     if (lane->pace.far) tune(lane);
     if (finished == NULL) return 0;
+    // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
+    if (!direct && lane->pace.far && !socket_has_room(lane->stream->fd)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
     if (finished->op != NULL) route.sent(engine, finished);

@@ -134,8 +134,8 @@ uint64_t pace_window(uint32_t members, uint32_t latency_us, uint32_t megabytes_p
 // Elements per chunk of a shard with this many elements, of at most `max_bytes`; at least 1. A segment has others
 // beside it to keep the ring busy, so it needs fewer.
 uint64_t pace_chunk(uint64_t shard_elements, size_t element_bytes, size_t max_bytes, bool segment);
-// Elements of a block of a spread. A block is added up when all of all its inputs has come, and its result goes on when
-// all of that has: over links that take a tenth of a second for a chunk, smaller ones end sooner.
+// Elements of a block of a spread, for an epoch with that latency. A block is added up when each member's input of it
+// is complete: where a link takes a tenth of a second for 256 KiB, small blocks wait less.
 uint64_t pace_block(uint64_t shard_elements, size_t element_bytes, uint32_t latency_us);
 
 #endif

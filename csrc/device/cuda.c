@@ -168,12 +168,16 @@ static void cuda_land(struct device_queue *queue, void *tensor, void *landing, s
     pthread_mutex_unlock(&q->lock);
 }
 
+static bool are_aligned(const void *a, const void *b, size_t element) {
+    return ((uintptr_t)a | (uintptr_t)b) % element == 0;
+}
+
 // A kernel cannot reach a room that had to be taken from the host, nor elements that are not aligned. Lock held.
 static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, const void *result, const void *input,
                               size_t count, size_t element) {
     if (count == 0 || q->gpu == NULL || !cuda_kernels_reduce(&q->gpu->kernels) || !gpu_host_is_pinned(host))
         return false;
-    if (((uintptr_t)result | (uintptr_t)input) % element != 0) return false;
+    if (!are_aligned(result, input, element)) return false;
     for (size_t i = 0; i < q->room_count; i++) {
         const struct gpu_room *room = q->rooms[i];
         if (!room->is_at_gpu && cuda_overlap(result, count * element, room->memory, room->bytes)) return false;
@@ -239,11 +243,21 @@ static bool are_valid(const struct device_codes *what, const struct codec *codec
     return true;
 }
 
+// NULL: none of the terms is the own input.
+static const void *own_input(const struct device_codes *what) {
+    return what->own < what->term_count ? what->input : NULL;
+}
+
+static bool can_code_at_gpu(const struct cuda_queue *q, const struct device_codes *what, const struct codec *codec) {
+    return what->count > 0 && block_is_algorithm(codec->algorithm) &&
+           are_aligned(what->result, own_input(what), dtype_size(what->sum.dtype)) &&
+           are_aligned(what->residual_in, what->residual_out, sizeof(float)) && cuda_kernels_reduce(&q->gpu->kernels);
+}
+
 static struct codes_job codes_job_of(const struct device_codes *what, const struct codec *codec, size_t stride,
                                      uint8_t *host) {
-    bool has_own = what->own < what->term_count;
     struct codes_job job = {
-        .own = has_own ? what->input : NULL,
+        .own = own_input(what),
         .residual_in = what->residual_in,
         .inputs = host,
         .codes = what->codes == NULL ? NULL : host + what->term_count * stride,
@@ -265,21 +279,12 @@ static struct codes_job codes_job_of(const struct device_codes *what, const stru
     return job;
 }
 
-// A kernel cannot reach elements that are not aligned.
-static bool are_aligned(const struct device_codes *what) {
-    uintptr_t elements = (uintptr_t)what->result | (what->own < what->term_count ? (uintptr_t)what->input : 0);
-    uintptr_t floats = (uintptr_t)what->residual_in | (uintptr_t)what->residual_out;
-    return elements % dtype_size(what->sum.dtype) == 0 && floats % sizeof(float) == 0;
-}
-
 // For what is not page-locked, or too much for it, the host is the place.
 static enum device_coding cuda_code(struct device_queue *queue, const struct device_codes *what) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     const struct codec *codec = codec_find(what->codec);
     if (device_has_failed(queue)) return DEVICE_CODING_FAILED;
-    if (what->count == 0 || !block_is_algorithm(codec->algorithm) || !are_aligned(what) ||
-        !cuda_kernels_reduce(&q->gpu->kernels))
-        return DEVICE_CODING_ELSEWHERE;
+    if (!can_code_at_gpu(q, what, codec)) return DEVICE_CODING_ELSEWHERE;
     for (uint32_t i = 0; i < what->term_count; i++)
         if (i != what->own && !are_valid(what, codec, what->terms[i])) return DEVICE_CODING_ELSEWHERE;
     size_t bytes = codec_bytes(codec, what->sum.dtype, what->count), stride = padded(bytes);
@@ -290,7 +295,7 @@ static enum device_coding cuda_code(struct device_queue *queue, const struct dev
                              .kernel = CUDA_KERNEL_codes,
                              .blocks = (unsigned)((what->count - 1) / at_once + 1),
                              .to = what->result,
-                             .from = what->own < what->term_count ? what->input : NULL,
+                             .from = own_input(what),
                              .bytes = length};
     pthread_mutex_lock(&q->lock);
     uint8_t *host = host_new(q, (what->term_count + 1) * stride);

@@ -28,35 +28,23 @@ void ways_failed(struct ways *ways) {
         if (ways->groups[i] != NULL) ways->groups[i]->memory.waits += FAILED_WAITS;
 }
 
-// What is known of members that were there before stays, whatever their rank was; how fast their ops were does not.
 static struct ways_group *recall(struct ways *ways, const struct desk *desk, const struct desk_group *group) {
     struct ways_group **known = &ways->groups[desk_group_slot(desk, group)];
     if (*known == NULL) *known = calloc(1, sizeof **known);
     if (*known == NULL) return NULL;
     const struct ways_group before = **known;
-    struct shares_memory *memory = &(*known)->memory;
     uint32_t same = 0, was[SHARES_MOST];
-    memset(memory->full, 0, sizeof memory->full);
-    memset(memory->pair, 0, sizeof memory->pair);
     for (uint32_t rank = 0; rank < group->count; rank++) {
         (*known)->ids[rank] = group->members[rank]->member.id;
         was[rank] = SHARES_MOST;
         for (uint32_t i = 0; i < before.count; i++)
             if (wire_id_equal(&before.ids[i], &(*known)->ids[rank])) was[rank] = i;
-        if (was[rank] == SHARES_MOST) continue;
-        memcpy(memory->full[rank], before.memory.full[was[rank]], sizeof memory->full[rank]);
         same += was[rank] == rank;
     }
-    for (uint32_t i = 0; i < group->count; i++)
-        for (uint32_t k = 0; k < group->count; k++)
-            if (was[i] < SHARES_MOST && was[k] < SHARES_MOST) memory->pair[i][k] = before.memory.pair[was[i]][was[k]];
+    if (same == group->count && before.count == group->count) return *known;
     (*known)->count = group->count;
-    if (same < group->count || before.count != group->count) {
-        memory->best_s = memory->promise[SHARES_PORTS] = memory->promise[SHARES_PAIRS] = 0;
-        memory->explored = memory->returns = false;
-        memory->tries = memory->slower = 0;
-        if (memory->waits > FAILED_WAITS) memory->waits = FAILED_WAITS;
-    }
+    shares_recall(&before.memory, group->count, was, &(*known)->memory);
+    if ((*known)->memory.waits > FAILED_WAITS) (*known)->memory.waits = FAILED_WAITS;
     return *known;
 }
 

@@ -47,7 +47,7 @@ bool socket_prefer_congestion(const char *name, char *allowed, size_t capacity);
 void socket_apply_congestion(int fd);
 // How many bytes the connection may take that it cannot send yet; 0: any number.
 void socket_limit_unsent(int fd, uint32_t bytes);
-// Whether it has room for more. If not, the kernel says by an event when it has.
+// Whether the connection takes more now. If not, an EPOLLOUT comes when it does.
 bool socket_has_room(int fd);
 // From now on, what the connection sends is spread over a round trip, not sent in bursts, at 2 GB/s at most. The kernel
 // has no way back from that.

@@ -10,14 +10,14 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define BUSY_LEAST 0.2 // of the time; below that, what passed over what was busy tells little
-#define NOTHING 0.05   // of what the fastest edge carries; less tells nothing
-#define MUCH 0.25      // of the same; more does, even where bytes seldom wait: at least that passes
-#define OPTIMISM 4.0   // times the most that was seen of either end
-#define GROWS 1.03     // from look to look, where little passes, or bytes seldom wait
-#define RATE_LEAST 1e3 // bytes per second
-#define EVEN 0.97      // of the largest sum
-#define LOAD_LEAST 0.02
+#define BUSY_LEAST 0.2  // of the time; below that, what passed over what was busy tells little
+#define NOTHING 0.05    // of what the fastest edge carries; less tells nothing
+#define MUCH 0.25       // of the same; more does, even where bytes seldom wait: at least that passes
+#define OPTIMISM 4.0    // times the most that was seen of either end
+#define GROWS 1.03      // from look to look, where little passes, or bytes seldom wait
+#define RATE_LEAST 1e3  // bytes per second
+#define EVEN 0.97       // of the largest sum
+#define LOAD_LEAST 0.02 // of the tensor; a link that carries less need not have been seen
 #define TINY 1e-9
 
 enum {
@@ -26,13 +26,9 @@ enum {
     ROUNDS = 7, // of halving
 };
 
-static double larger(double a, double b) { return a > b ? a : b; }
-static double smaller(double a, double b) { return a < b ? a : b; }
-
 static double most_of(uint32_t n, const struct shares_edge *edges, uint32_t member) {
     double most = RATE_LEAST;
-    for (uint32_t i = 0; i < n; i++)
-        most = larger(most, larger(edges[member * n + i].rate, edges[i * n + member].rate));
+    for (uint32_t i = 0; i < n; i++) most = fmax(most, fmax(edges[member * n + i].rate, edges[i * n + member].rate));
     return most;
 }
 
@@ -40,18 +36,18 @@ static double most_of(uint32_t n, const struct shares_edge *edges, uint32_t memb
 static double adjusted(double known, double carries, bool busy, double most) {
     if (known == 0) return carries;
     if (busy) return known > 2 * carries ? carries : (known + carries) / 2;
-    return larger(carries, smaller(GROWS * known, OPTIMISM * most));
+    return fmax(carries, fmin(GROWS * known, OPTIMISM * most));
 }
 
 void pairs_learn(uint32_t n, const struct shares_edge *edges, double known[SHARES_MOST][SHARES_MOST]) {
     double most = RATE_LEAST;
-    for (uint32_t i = 0; i < n; i++) most = larger(most, most_of(n, edges, i));
+    for (uint32_t i = 0; i < n * n; i++) most = fmax(most, edges[i].rate);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++) {
             const struct shares_edge *edge = &edges[i * n + k];
             bool tells = edge->rate >= NOTHING * most, busy = tells && edge->pressed >= BUSY_LEAST;
             if (i == k || (known[i][k] == 0 && !busy && edge->rate < MUCH * most)) continue;
-            known[i][k] = adjusted(known[i][k], tells ? edge->rate / larger(edge->pressed, BUSY_LEAST) : 0, busy, most);
+            known[i][k] = adjusted(known[i][k], tells ? edge->rate / fmax(edge->pressed, BUSY_LEAST) : 0, busy, most);
         }
 }
 
@@ -63,23 +59,23 @@ void pairs_judge(uint32_t n, const struct shares_edge *edges, const double known
             double there = known[i][k], back = known[k][i];
             if (i == k) continue;
             pairs->seen[i][k] = there > 0 || back > 0;
-            pairs->rate[i][k] = there > 0 && back > 0 ? smaller(there, back)
-                                : pairs->seen[i][k]   ? larger(there, back)
-                                                      : OPTIMISM * larger(most_of(n, edges, i), most_of(n, edges, k));
+            pairs->rate[i][k] = there > 0 && back > 0 ? fmin(there, back)
+                                : pairs->seen[i][k]   ? fmax(there, back)
+                                                      : OPTIMISM * fmax(most_of(n, edges, i), most_of(n, edges, k));
         }
 }
 
 double pairs_time(const struct pairs *pairs, const double *x) {
     double time = 0;
     for (uint32_t i = 0; i < pairs->n; i++)
-        for (uint32_t k = 0; k < i; k++) time = larger(time, (x[i] + x[k]) / pairs->rate[i][k]);
+        for (uint32_t k = 0; k < i; k++) time = fmax(time, (x[i] + x[k]) / pairs->rate[i][k]);
     return time;
 }
 
 double pairs_ring_time(const struct pairs *pairs) {
     double time = 0;
     for (uint32_t i = 0; i < pairs->n; i++)
-        time = larger(time, 2.0 * (pairs->n - 1) / pairs->n / pairs->rate[i][(i + 1) % pairs->n]);
+        time = fmax(time, 2.0 * (pairs->n - 1) / pairs->n / pairs->rate[i][(i + 1) % pairs->n]);
     return time;
 }
 
@@ -142,7 +138,7 @@ static bool choose(const struct dictionary *d, uint32_t *row, uint32_t *column) 
         double by = d->cell[r][*column], most = d->cell[r][d->columns] / by;
         if (by <= TINY || most > least + TINY) continue;
         if (*row == d->rows || most < least - TINY || d->of_row[r] < d->of_row[*row]) *row = r;
-        least = smaller(least, most);
+        least = fmin(least, most);
     }
     return *row < d->rows;
 }
@@ -155,26 +151,26 @@ static double largest_sum(struct dictionary *d, const struct pairs *pairs, doubl
     d->columns = n;
     for (uint32_t i = 0; i < n; i++) d->of_column[i] = (uint16_t)i;
     for (uint32_t i = 0; i < n; i++)
-        for (uint32_t k = 0; k < i; k++) limit(d, i, k, smaller(pairs->rate[i][k] / unit, 2));
+        for (uint32_t k = 0; k < i; k++) limit(d, i, k, fmin(pairs->rate[i][k] / unit, 2));
     for (uint32_t i = 0; i < n; i++) limit(d, i, i, most);
     for (uint32_t c = 0; c < n; c++) d->cell[d->rows][c] = 1;
     d->cell[d->rows][n] = 0;
     for (int pivot = 0; pivot < PIVOTS && choose(d, &row, &column); pivot++) exchange(d, row, column);
     for (uint32_t i = 0; i < n; i++) y[i] = 0;
     for (uint32_t r = 0; r < d->rows; r++)
-        if (d->of_row[r] < n) y[d->of_row[r]] = larger(d->cell[r][n], 0);
+        if (d->of_row[r] < n) y[d->of_row[r]] = fmax(d->cell[r][n], 0);
     for (uint32_t i = 0; i < n; i++) sum += y[i];
     return sum;
 }
 
-// More than passes to somebody on its slowest link it cannot have.
+// No y_i is above this: nobody can own more than its slowest link carries.
 static double most_share(const struct pairs *pairs) {
     double most = 0;
     for (uint32_t i = 0; i < pairs->n; i++) {
         double least = HUGE_VAL;
         for (uint32_t k = 0; k < pairs->n; k++)
-            if (i != k) least = smaller(least, pairs->rate[i][k]);
-        most = larger(most, least);
+            if (i != k) least = fmin(least, pairs->rate[i][k]);
+        most = fmax(most, least);
     }
     return most;
 }
@@ -185,15 +181,14 @@ void pairs_fill(const struct pairs *pairs, double *x) {
     for (uint32_t i = 0; i < pairs->n; i++) x[i] = 1.0 / pairs->n;
     if (d == NULL) return;
     double best = largest_sum(d, pairs, unit, 1, y);
-    for (int round = 0; round <= ROUNDS; round++) {
-        double most = round == ROUNDS ? high : (low + high) / 2;
-        double sum = largest_sum(d, pairs, unit, most, y);
-        if (sum >= EVEN * best)
+    for (int round = 0; round < ROUNDS; round++) {
+        double most = (low + high) / 2;
+        if (largest_sum(d, pairs, unit, most, y) >= EVEN * best)
             high = most;
         else
             low = most;
-        if (round == ROUNDS && sum > 0)
-            for (uint32_t i = 0; i < pairs->n; i++) x[i] = y[i] / sum;
     }
+    double sum = largest_sum(d, pairs, unit, high, y);
+    for (uint32_t i = 0; i < pairs->n && sum > 0; i++) x[i] = y[i] / sum;
     free(d);
 }

@@ -69,11 +69,17 @@ static double larger(double a, double b) { return a > b ? a : b; }
 // Also of what is no number.
 static double bounded(double value, double least, double most) { return value >= least ? smaller(value, most) : least; }
 
+// Whatever was told, without what makes no sense; `out` may be `edges`.
+static void make_plausible(uint32_t n, const struct shares_edge *edges, struct shares_edge *out) {
+    for (uint32_t i = 0; i < n * n; i++) {
+        out[i] = edges[i];
+        out[i].rate = i % (n + 1) == 0 ? 0 : bounded(out[i].rate, 0, RATE_MOST);
+        out[i].pressed = out[i].rate < RATE_LEAST ? 0 : bounded(out[i].pressed, 0, 1);
+    }
+}
+
 static struct shares_edge edge_at(const struct view *view, uint32_t from, uint32_t to) {
-    struct shares_edge edge = view->edges[from * view->n + to];
-    edge.rate = from == to ? 0 : bounded(edge.rate, 0, RATE_MOST);
-    edge.pressed = edge.rate < RATE_LEAST ? 0 : bounded(edge.pressed, 0, 1);
-    return edge;
+    return view->edges[from * view->n + to];
 }
 
 static double capacity(double rate, double pressed) {
@@ -168,7 +174,7 @@ static double port_capacity(const struct view *view, uint32_t member, int end, d
     return *full > 0 ? larger(*full, blamed.rate) : capacity(blamed.rate, share_of(&blamed));
 }
 
-static void judge_members(struct view *view, struct shares_memory *memory) {
+static void judge_members(struct view *view, double full[SHARES_MOST][2]) {
     for (uint32_t i = 0; i < view->n; i++)
         for (uint32_t k = 0; k < view->n; k++) {
             struct shares_edge edge = edge_at(view, i, k);
@@ -177,14 +183,13 @@ static void judge_members(struct view *view, struct shares_memory *memory) {
             view->most_pressed = larger(view->most_pressed, edge.pressed);
         }
     for (uint32_t i = 0; i < view->n; i++)
-        view->member[i] = smaller(port_capacity(view, i, OUT, &memory->full[i][OUT]),
-                                  port_capacity(view, i, IN, &memory->full[i][IN]));
+        view->member[i] = smaller(port_capacity(view, i, OUT, &full[i][OUT]), port_capacity(view, i, IN, &full[i][IN]));
 }
 
 // Sites are to each other what members are: all that goes from one to another one is one edge between them.
 static void judge_sites(struct view *view) {
     struct shares_edge between[SHARES_MOST * SHARES_MOST] = {0};
-    struct shares_memory nothing = {.tries = 0};
+    double nothing[SHARES_MOST][2] = {{0}};
     struct view sites = {.n = view->sites, .edges = between};
     struct port near[SHARES_MOST][2] = {0};
     for (uint32_t i = 0; i < view->n; i++)
@@ -201,7 +206,8 @@ static void judge_sites(struct view *view) {
         }
     for (uint32_t i = 0; i < view->sites * view->sites; i++)
         if (between[i].rate > 0) between[i].pressed /= between[i].rate;
-    judge_members(&sites, &nothing);
+    make_plausible(view->sites, between, between);
+    judge_members(&sites, nothing);
     memcpy(view->place, sites.member, sizeof view->place);
     for (uint32_t i = 0; i < view->n; i++)
         if (size_of(view, view->site[i]) == 1) view->place[view->site[i] - 1] = view->member[i];
@@ -341,10 +347,10 @@ static double time_now(const struct view *view, const struct shares_plan *now) {
 }
 
 // False: a member of whom nothing is seen, or nothing is seen to wait.
-static bool see(struct view *view, uint32_t n, const struct shares_edge *edges, struct shares_memory *memory) {
+static bool see(struct view *view, uint32_t n, const struct shares_edge *edges, double full[SHARES_MOST][2]) {
     *view = (struct view){.n = n, .edges = edges};
     view->sites = shares_sites(n, edges, view->site);
-    judge_members(view, memory);
+    judge_members(view, full);
     judge_sites(view);
     if (view->most_pressed < PRESSED_LEAST) return false;
     for (uint32_t i = 0; i < n; i++)
@@ -427,10 +433,10 @@ static void note_measured(struct shares_memory *memory, uint32_t n, const struct
     }
 }
 
-// Another plan was faster. One that is slower may be followed by others, for each tells something.
-static bool disappoints(const struct shares_memory *memory, uint32_t n, const struct shares_plan *now, double best) {
-    return !is_same(n, now, &memory->best) && memory->slower > 0 &&
-           (memory->returns || memory->slower >= LOOKS || best > GAIN * memory->best_s);
+// Of a plan that is not the best one: that one was faster. A slower plan may be followed by others, for each tells
+// something.
+static bool disappoints(const struct shares_memory *memory, double best) {
+    return memory->slower > 0 && (memory->returns || memory->slower >= LOOKS || best > GAIN * memory->best_s);
 }
 
 // ---- a plan ----
@@ -451,7 +457,7 @@ static void ask_ports(const struct view *view, const struct shares_plan *now, st
 }
 
 // The time by pairs; HUGE_VAL if something would pass between two of whom nothing is known.
-static double pairs_time_of(const struct pairs *pairs, const struct shares_plan *plan) {
+static double time_by_pairs(const struct pairs *pairs, const struct shares_plan *plan) {
     double x[SHARES_MOST];
     if (plan->way == SHARES_RING || !has_shares(pairs->n, plan))
         return pairs_ring_seen(pairs) ? pairs_ring_time(pairs) : HUGE_VAL;
@@ -461,22 +467,14 @@ static double pairs_time_of(const struct pairs *pairs, const struct shares_plan 
 
 static void ask_pairs(const struct pairs *pairs, const struct shares_plan *now, struct outlook *out) {
     static const struct shares_plan ring = {.way = SHARES_RING};
-    *out = (struct outlook){.times = {pairs_time_of(pairs, now), pairs_time_of(pairs, &ring), HUGE_VAL, HUGE_VAL}};
+    *out = (struct outlook){.times = {time_by_pairs(pairs, now), time_by_pairs(pairs, &ring), HUGE_VAL, HUGE_VAL}};
     pairs_fill(pairs, out->spread);
     out->times.spread = pairs_time(pairs, out->spread);
 }
 
-static void learn_pairs(const struct view *view, struct shares_memory *memory, struct pairs *pairs) {
-    struct shares_edge edges[SHARES_MOST * SHARES_MOST];
-    for (uint32_t i = 0; i < view->n; i++)
-        for (uint32_t k = 0; k < view->n; k++) edges[i * view->n + k] = edge_at(view, i, k);
-    pairs_learn(view->n, edges, memory->pair);
-    pairs_judge(view->n, edges, memory->pair, pairs);
-}
-
 static void note_promises(const struct view *view, const struct pairs *pairs, struct shares_memory *memory,
                           const struct shares_plan *next) {
-    double by_pairs = view->sites == view->n ? pairs_time_of(pairs, next) : HUGE_VAL;
+    double by_pairs = view->sites == view->n ? time_by_pairs(pairs, next) : HUGE_VAL;
     memory->promised = *next;
     memory->promise[SHARES_PORTS] = time_now(view, next);
     memory->promise[SHARES_PAIRS] = by_pairs < HUGE_VAL ? by_pairs : 0;
@@ -489,68 +487,80 @@ static void propose_even(const struct view *view, struct shares_plan *next) {
     propose(view, SHARES_SPREAD, even, next);
 }
 
-// False: nothing is worth a change.
+// False: nothing is worth a change, which is to take at most `gain` of the time of `now`.
 static bool choose(const struct view *view, const struct outlook *out, const struct shares_memory *memory,
                    const struct shares_plan *now, double measured, double gain, struct shares_plan *next) {
     bool on_ring = now->way == SHARES_RING, by_sites = out->times.sites <= out->times.spread;
+    bool fast_and_near = is_fast_and_near(view);
     double best = smaller(out->times.spread, out->times.sites);
-    if (disappoints(memory, view->n, now, best)) {
+    if (disappoints(memory, best)) {
         *next = memory->best;
     } else if (on_ring && view->sites == view->n && !memory->explored) {
         propose_even(view, next);
-    } else if (is_fast_and_near(view)) {
-        if (on_ring) return false;
-        propose(view, SHARES_RING, NULL, next);
-    } else if (!on_ring && out->times.ring <= BACK * smaller(best, measured)) {
+    } else if (!on_ring && (fast_and_near || out->times.ring <= BACK * smaller(best, measured))) {
         propose(view, SHARES_RING, NULL, next);
     } else {
-        if (best > gain * smaller(out->times.now, measured)) return false;
+        if (fast_and_near || best > gain * smaller(out->times.now, measured)) return false;
         propose(view, by_sites ? SHARES_SITES : SHARES_SPREAD, by_sites ? out->sites : out->spread, next);
     }
     return true;
-}
-
-static bool is_held(struct shares_memory *memory, uint32_t n, const struct shares_plan *now) {
-    bool waits = memory->waits > 0, doubts = memory->slower > 0 && is_same(n, now, &memory->best);
-    memory->waits -= waits;
-    return waits || doubts;
 }
 
 bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
                  const struct shares_plan *now, struct shares_plan *next, struct shares_times *times) {
     struct view view;
     struct pairs pairs;
+    struct shares_edge plausible[SHARES_MOST * SHARES_MOST];
     struct outlook out = {.times = {HUGE_VAL, HUGE_VAL, HUGE_VAL, HUGE_VAL}};
     *next = *now;
     if (times != NULL) *times = out.times;
-    if (n < 3 || n > SHARES_MOST || !see(&view, n, edges, memory)) return false;
-    double measured = measured_time(&view), gain = now->way == SHARES_SITES ? GAIN_FAR : GAIN;
-    learn_pairs(&view, memory, &pairs);
+    if (n < 3 || n > SHARES_MOST) return false;
+    make_plausible(n, edges, plausible);
+    if (!see(&view, n, plausible, memory->full)) return false;
+    double measured = measured_time(&view);
+    pairs_learn(n, plausible, memory->pair);
     judge_models(memory, n, now, measured);
     note_measured(memory, n, now, measured);
-    if (is_held(memory, n, now)) return false;
-    if (believed(&view, memory) == SHARES_PAIRS) {
+    bool at_best = is_same(n, now, &memory->best), waits = memory->waits > 0, doubts = at_best && memory->slower > 0;
+    memory->waits -= waits;
+    if (waits || doubts) return false;
+    pairs_judge(n, plausible, memory->pair, &pairs);
+    bool by_pairs = believed(&view, memory) == SHARES_PAIRS;
+    double gain = by_pairs || now->way == SHARES_SITES ? GAIN_FAR : GAIN;
+    if (by_pairs)
         ask_pairs(&pairs, now, &out);
-        gain = GAIN_FAR;
-    } else {
+    else
         ask_ports(&view, now, &out);
-    }
     if (times != NULL) *times = out.times;
     if (!choose(&view, &out, memory, now, measured, gain, next)) return false;
     memory->returns = is_same(n, next, &memory->best);
-    if (is_same(n, now, &memory->best)) memory->best_s = larger(memory->best_s, measured);
+    if (at_best) memory->best_s = larger(memory->best_s, measured);
     note_promises(&view, &pairs, memory, next);
     return true;
+}
+
+void shares_recall(const struct shares_memory *before, uint32_t n, const uint32_t *was, struct shares_memory *memory) {
+    *memory = (struct shares_memory){.waits = before->waits};
+    memcpy(memory->error, before->error, sizeof memory->error);
+    for (uint32_t i = 0; i < n; i++) {
+        if (was[i] == SHARES_MOST) continue;
+        memcpy(memory->full[i], before->full[was[i]], sizeof memory->full[i]);
+        for (uint32_t k = 0; k < n; k++)
+            if (was[k] < SHARES_MOST) memory->pair[i][k] = before->pair[was[i]][was[k]];
+    }
 }
 
 // ---- for the order of a ring ----
 
 void shares_rates(uint32_t n, const struct shares_edge *edges, const struct shares_memory *memory, uint64_t *rates) {
     struct view view;
-    struct shares_memory known = *memory;
+    struct shares_edge plausible[SHARES_MOST * SHARES_MOST];
+    double full[SHARES_MOST][2];
     memset(rates, 0, (size_t)n * n * sizeof *rates);
     if (n > SHARES_MOST) return;
-    if (!see(&view, n, edges, &known)) return;
+    make_plausible(n, edges, plausible);
+    memcpy(full, memory->full, sizeof full);
+    if (!see(&view, n, plausible, full)) return;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++) {
             struct shares_edge edge = edge_at(&view, i, k);

@@ -68,6 +68,11 @@ struct shares_times {
 bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
                  const struct shares_plan *now, struct shares_plan *next, struct shares_times *times);
 
+// Of other members, or of the same in another order: what was known of those that were there before, and how wrong
+// models were, but nothing of how fast ops were. `was`: the rank of each of the n members before; SHARES_MOST: it was
+// not there.
+void shares_recall(const struct shares_memory *before, uint32_t n, const uint32_t *was, struct shares_memory *memory);
+
 // The sites of members by round trips: numbers from 1 on in the order of their first members. How many there are.
 uint32_t shares_sites(uint32_t n, const struct shares_edge *edges, uint16_t site[SHARES_MOST]);
 
