@@ -443,7 +443,7 @@ uint32_t neighbour_lanes_in_use(const struct neighbour *peer) {
     uint32_t count = 0;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
         const struct lane *lane = peer->lanes[i];
-        count += lane != NULL && lane->polled && lane_is_for_bulk(lane);
+        count += lane != NULL && lane_is_for_bulk(lane);
     }
     return count;
 }

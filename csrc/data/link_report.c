@@ -22,7 +22,7 @@ struct held {
 static void hold(const struct engine *engine, struct neighbour *peer, struct held *held, struct link_report *out) {
     for (uint32_t i = 0; i < peer->lane_end; i++) {
         const struct lane *lane = peer->lanes[i];
-        if (lane == NULL || !lane->polled) continue;
+        if (lane == NULL) continue;
         bool bulk = lane_is_for_bulk(lane);
         out->lanes += i > 0;
         held->lanes[held->count].stream = transport_hold(lane->stream);
@@ -76,7 +76,8 @@ static uint32_t rank_of(const struct epoch_ring *ring, uint32_t place) {
 
 size_t engine_report_links(struct engine *engine, struct link_report *out, size_t capacity) {
     engine_lock(engine);
-    const struct epoch *epoch = epoch_get(engine->book.now);
+    // The program may know of an epoch that the thread is about to enter.
+    const struct epoch *epoch = epoch_get(engine->pending != NULL ? engine->pending : engine->book.now);
     engine_unlock(engine);
     const struct epoch_ring *ring = &epoch->ring;
     size_t count = 0;
@@ -88,8 +89,8 @@ size_t engine_report_links(struct engine *engine, struct link_report *out, size_
         *report = (struct link_report){.member = ring->members[i], .rank = rank_of(ring, i), .reason = PACE_DIRECT};
         engine_lock(engine);
         int64_t since_ns = engine->sights.since_ns;
-        struct neighbour *peer = neighbour_member(engine, &ring->members[i].id);
-        if (peer != NULL) hold(engine, peer, &held, report);
+        struct neighbour *peer = neighbour_find(engine, &ring->members[i].id);
+        if (peer != NULL && !peer->dropped) hold(engine, peer, &held, report);
         engine_unlock(engine);
         read_held(&held, since_ns, report);
     }

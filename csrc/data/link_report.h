@@ -28,9 +28,9 @@ struct link_report {
     double bytes_per_s;                     // acknowledged since the last report to the master, or in that
 };
 
-// Of each other member of the own group in the epoch in force, in the order of the ring; up to `capacity` are written.
-// How many there are. Any thread: the engine's lock is held for a moment for each member, and never while the kernel is
-// asked.
+// Of each other member of the own group in the latest epoch that the engine was told of, in the order of the ring; up
+// to `capacity` are written. How many there are. Any thread: the engine's lock is held for a moment for each member,
+// and never while the kernel is asked.
 size_t engine_report_links(struct engine *engine, struct link_report *out, size_t capacity);
 
 #endif

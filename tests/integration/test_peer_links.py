@@ -6,10 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from peers import PATIENCE, Background, on_all, team
+from peers import PATIENCE, Background, address_of, form, on_all, team
 
 import pccl
-from pccl import ReduceOp
+from pccl import Communicator, MasterNode, ReduceOp
 
 ELEMENTS = 1 << 20
 
@@ -47,6 +47,18 @@ def test_lanes_that_the_program_has_told():
         (link,) = comms[0].links()
         assert (link.lanes, link.lanes_in_use) == (2, 2)
         assert "program" in link.reason
+
+
+def test_a_member_has_links_as_soon_as_a_vote_has_returned():
+    with MasterNode("127.0.0.1:0") as master:
+        for _ in range(50):  # the thread of the data plane enters the epoch a moment later
+            with Communicator(address_of(master), 0, 2) as one, Communicator(address_of(master), 0, 2) as other:
+                one.connect()
+                joining = Background(other.connect, 1)
+                form(one, 2)
+                assert [link.lanes for link in one.links()] == [2]
+                joining.result()
+                assert [link.lanes for link in other.links()] == [2]
 
 
 def test_while_ops_run_and_a_member_leaves():
