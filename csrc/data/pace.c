@@ -10,10 +10,11 @@ enum {
     FRAME_LEAST = 16 << 10,
     UNSENT_LEAST = 32 << 10,
     UNSENT_MOST = 1 << 20,
-    LANES_FIRST = 6,     // in use at the beginning
-    LANES_UNTESTED = 24, // from so many on, more of them have to be faster
-    LANES_PART = 8,      // of those in use come more at once
-    PERIOD_TRIPS = 6,    // round trips of a measurement, which lasts for PERIOD_MS at least
+    LANES_FIRST = 6,      // in use at the beginning
+    LANES_UNTESTED = 24,  // from so many on, more of them have to be faster
+    LANES_PART = 8,       // of those in use come more at once
+    LANES_CLEAR_PART = 3, // likewise where no queue was seen at all
+    PERIOD_TRIPS = 6,     // round trips of a measurement, which lasts for PERIOD_MS at least
     PERIOD_MS = 100,
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
@@ -105,9 +106,9 @@ const char *pace_reason_text(enum pace_reason reason) {
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }
 
-static uint32_t more(const struct pace_lanes *pace, bool slowly) {
-    return slowly ? pace->in_use + (pace->in_use + LANES_PART - 1) / LANES_PART : 2 * pace->in_use;
-}
+bool pace_is_smooth(uint32_t index) { return index > LANES_FIRST; }
+
+static uint32_t more(uint32_t lanes, uint32_t part) { return lanes + (lanes + part - 1) / part; }
 
 static uint32_t fewer(uint32_t lanes) { return lanes - (lanes > 1 ? (lanes + 3) / 4 : 0); }
 
@@ -167,8 +168,11 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     pace->lengthy = queued && queue_us > trip_us / LONG_PART ? pace->lengthy + 1 : 0;
     if (queued) pace->reason = PACE_QUEUES;
     if (!queued && ramps && since.speed != 0) pace->reason = PACE_RAMPS;
-    bool vain = since.tried >= LANES_UNTESTED && since.tried_lanes < since.lanes && speed < since.tried_speed * GAINS;
-    pace->tried = 0;
+    // The first measurement with more lanes still has their beginning in it.
+    bool tested = since.tried >= LANES_UNTESTED && since.tried_lanes < since.lanes,
+         settles = tested && since.speed == 0;
+    bool vain = tested && !settles && speed < since.tried_speed * GAINS;
+    if (!settles) pace->tried = 0;
     if (since.rests > 0) pace->rests--;
     if (vain) {
         pace->in_use = since.tried;
@@ -176,12 +180,13 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->reason = PACE_VAIN;
     } else if (!queued && !ramps && since.rests > 0) {
         pace->reason = PACE_VAIN;
-    } else if (!queued && !ramps) {
+    } else if (!queued && !ramps && !settles) {
         pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
         pace->tried = pace->in_use;
         pace->tried_lanes = since.lanes;
         pace->tried_speed = speed;
-        pace->in_use = more(pace, pace->filled || lossy || !empty);
+        bool carefully = pace->filled || lossy || !empty;
+        pace->in_use = more(pace->in_use, !carefully ? 1 : empty && !total->models ? LANES_CLEAR_PART : LANES_PART);
     } else if (pace->strained == STRAINED_MOST) {
         pace->in_use = fewer(pace->in_use);
         pace->strained = 0;
@@ -189,7 +194,10 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->in_use = without_queue(pace->in_use, trip_us, queue_us);
         pace->lengthy = 0;
     }
-    if (pace->in_use < before && !vain) pace->reason = PACE_REDUCED;
+    if (pace->in_use < before && !vain) {
+        pace->reason = PACE_REDUCED;
+        pace->tried = 0;
+    }
     if (pace->in_use > available) pace->in_use = available;
     if (pace->in_use == before) return false;
     pace->lanes = 0; // others are measured from now on

@@ -99,6 +99,12 @@ struct pace_total {
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
 
+// Whether the kernel spreads what the connection of this index, from 1 on, sends to a far neighbour over the round
+// trip. Acknowledgements wait behind the bulk of the other direction, come together, and let out bursts together: many
+// connections in step fill the link in one moment and leave it empty in the next. Few of them leave more to others when
+// they are not smooth.
+bool pace_is_smooth(uint32_t index);
+
 void pace_total_add(struct pace_total *total, const struct pace *pace);
 // The neighbour has `available` connections for bulk. True: `in_use` has changed.
 bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns);

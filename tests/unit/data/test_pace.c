@@ -182,12 +182,12 @@ static void test_lanes(void) {
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 50000, 1e-4, 1));
     CHECK_EQ(tuned.reason, PACE_QUEUES);
-    check_case("one more after that, and many once the queue stays away");
+    check_case("a third more after that, and twice as many once the queue stays away");
     later(SECOND_NS, 6, 10, 0, 0, 1);
-    CHECK_EQ(tuned.in_use, 7);
-    later(SECOND_NS, 7, 10, 0, 0, 1);
-    later(SECOND_NS, 7, 12, 0, 0, 1);
-    CHECK_EQ(tuned.in_use, 14);
+    CHECK_EQ(tuned.in_use, 8);
+    later(SECOND_NS, 8, 10, 0, 0, 1);
+    later(SECOND_NS, 8, 12, 0, 0, 1);
+    CHECK_EQ(tuned.in_use, 16);
     check_case("few more where a short one stays, as where somebody else keeps one");
     begin_far(80000);
     CHECK(later(SECOND_NS, 6, 10, 15000, 0, 1) && tuned.in_use == 7);
@@ -230,12 +230,21 @@ static void test_lanes(void) {
     later(SECOND_NS, 24, 10, 0, 0, 1);
     CHECK(later(SECOND_NS, 24, 10, 0, 0, 1) && tuned.in_use == 48);
     later(SECOND_NS, 48, 9, 0, 0, 1);
+    CHECK(!later(SECOND_NS, 48, 9, 0, 0, 1)); // their beginning
     CHECK(later(SECOND_NS, 48, 9, 0, 0, 1) && tuned.in_use == 24);
     CHECK_EQ(tuned.reason, PACE_VAIN);
     int tries = 0;
     for (int i = 0; i < 100; i++)
         tries += later(SECOND_NS, tuned.in_use, tuned.in_use > 24 ? 9 : 10, 0, 0, 1) && tuned.in_use > 24;
     CHECK(tries >= 8 && tries <= 16);
+    check_case("those that were slow at first only stay");
+    for (int i = 0; i < 10 && tuned.in_use == 24; i++) later(SECOND_NS, 24, 10, 0, 0, 1);
+    CHECK_EQ(tuned.in_use, 48);
+    later(SECOND_NS, 48, 10, 0, 0, 1);
+    CHECK(!later(SECOND_NS, 48, 10, 0, 0, 1));
+    CHECK(later(SECOND_NS, 48, 12, 0, 0, 1) && tuned.in_use == 64);
+    check_case("all but the first ones send smoothly");
+    CHECK(!pace_is_smooth(1) && !pace_is_smooth(6) && pace_is_smooth(7) && pace_is_smooth(64));
     check_case("a neighbour that comes near");
     figures.round_trip_us = 100;
     CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
