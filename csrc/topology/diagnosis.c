@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "topology/beginnings.h"
 #include "topology/usual.h"
 
 #define SLOW_RATIO 0.5       // of the usual speed; below, an edge is slow
@@ -39,7 +40,6 @@ enum {
     BYTES_LEAST = 1 << 20, // acknowledged, for a speed
     BUSY_LEAST_US = 50000, // likewise
     PERIOD_US = 1000000,   // between two reports of a member
-    ROUNDS = 30,           // of smoothing
 };
 
 // One group of a matrix.
@@ -218,54 +218,20 @@ static bool later_by(const struct view *view, const struct wire_matrix_edge *edg
     return true;
 }
 
-// From differences between pairs to one number for each member: first along the edges from one member to the next, then
-// each becomes the mean of what its edges say, so that the errors on the way round a ring are shared by all. False:
-// some member has no edge that leads there.
 static bool place_in_time(struct view *view) {
     const struct wire_matrix *matrix = view->matrix;
-    uint16_t count = view->end - view->first, known = 1;
-    double *begins = view->begins, least = 0;
-    bool *placed = calloc(count, sizeof *placed);
-    double *sum = calloc(count, sizeof *sum), *weight = calloc(count, sizeof *weight), by;
-    bool grows = placed != NULL && sum != NULL && weight != NULL;
-    if (grows) placed[0] = true;
-    while (grows) {
-        grows = false;
-        for (uint32_t i = 0; i < matrix->edge_count; i++) {
-            const struct wire_matrix_edge *edge = &matrix->edges[i];
-            if (!later_by(view, edge, &by)) continue;
-            uint16_t from = edge->from - view->first, to = edge->to - view->first;
-            if (placed[from] == placed[to]) continue;
-            if (placed[from])
-                begins[to] = begins[from] + by;
-            else
-                begins[from] = begins[to] - by;
-            placed[from] = placed[to] = grows = true;
-            known++;
-        }
+    struct beginnings_pair *pairs = calloc(matrix->edge_count + 1, sizeof *pairs);
+    size_t count = 0;
+    double by;
+    for (uint32_t i = 0; i < matrix->edge_count && pairs != NULL; i++) {
+        const struct wire_matrix_edge *edge = &matrix->edges[i];
+        if (!later_by(view, edge, &by)) continue;
+        uint16_t from = edge->from - view->first, to = edge->to - view->first;
+        pairs[count++] = (struct beginnings_pair){from, to, by};
     }
-    for (int round = 0; round < ROUNDS && known == count && count > 2; round++) {
-        memset(sum, 0, count * sizeof *sum);
-        memset(weight, 0, count * sizeof *weight);
-        for (uint32_t i = 0; i < matrix->edge_count; i++) {
-            const struct wire_matrix_edge *edge = &matrix->edges[i];
-            if (!later_by(view, edge, &by)) continue;
-            uint16_t from = edge->from - view->first, to = edge->to - view->first;
-            sum[to] += begins[from] + by;
-            sum[from] += begins[to] - by;
-            weight[to]++;
-            weight[from]++;
-        }
-        // Half of the way, or a ring of an even number would swing.
-        for (uint16_t i = 0; i < count; i++)
-            if (weight[i] > 0) begins[i] = (begins[i] + sum[i] / weight[i]) / 2;
-    }
-    for (uint16_t i = 0; i < count; i++) least = i == 0 ? begins[0] : smaller(least, begins[i]);
-    for (uint16_t i = 0; i < count; i++) begins[i] = known == count ? begins[i] - least : 0;
-    free(placed);
-    free(sum);
-    free(weight);
-    return known == count;
+    bool placed = pairs != NULL && beginnings_place(pairs, count, view->end - view->first, view->begins);
+    free(pairs);
+    return placed;
 }
 
 // Those behind the largest gap, if that is a gap: not just the last ones of a spread.
