@@ -313,21 +313,6 @@ static double middle(const struct view *view, double (*of)(const struct wire_mat
     return found;
 }
 
-static void find_usual(struct view *view) {
-    struct usual *carrying = calloc(view->matrix->edge_count + 1, sizeof *carrying);
-    size_t count = 0;
-    for (uint32_t i = 0; i < view->matrix->edge_count && carrying != NULL; i++) {
-        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
-        if (carries(view, edge)) carrying[count++] = (struct usual){i, (double)edge->seen.acked, speed(edge)};
-    }
-    usual_speeds(carrying, count, view->usual);
-    free(carrying);
-}
-
-static double usual_of(const struct view *view, const struct wire_matrix_edge *edge) {
-    return view->usual[edge - view->matrix->edges];
-}
-
 // What the receiver of this edge says of the way of heartbeats from its sender. NULL: nothing.
 static const struct wire_seen *back(const struct view *view, uint16_t from, uint16_t to) {
     for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
@@ -340,6 +325,28 @@ static const struct wire_seen *back(const struct view *view, uint16_t from, uint
 static double queue(const struct view *view, const struct wire_matrix_edge *edge) {
     const struct wire_seen *seen = back(view, edge->from, edge->to);
     return seen == NULL ? 0 : seconds(seen->queue_us);
+}
+
+// Acknowledgements of what goes this way wait on the way back: it seems to be slow, however fast it is.
+static bool answers_wait(const struct view *view, const struct wire_matrix_edge *edge) {
+    double answer = seconds(edge->seen.queue_us);
+    return answer > QUEUE_LEAST && queue(view, edge) < answer / 2;
+}
+
+static void find_usual(struct view *view) {
+    struct usual *carrying = calloc(view->matrix->edge_count + 1, sizeof *carrying);
+    size_t count = 0;
+    for (uint32_t i = 0; i < view->matrix->edge_count && carrying != NULL; i++) {
+        const struct wire_matrix_edge *edge = &view->matrix->edges[i];
+        bool known = !(pressed(edge) >= PRESSED_LEAST && answers_wait(view, edge));
+        if (carries(view, edge) && known) carrying[count++] = (struct usual){i, (double)edge->seen.acked, speed(edge)};
+    }
+    usual_speeds(carrying, count, view->usual);
+    free(carrying);
+}
+
+static double usual_of(const struct view *view, const struct wire_matrix_edge *edge) {
+    return view->usual[edge - view->matrix->edges];
 }
 
 // How much longer than at best bytes of ops, and their acknowledgements, are on the way: what they wait behind.
@@ -362,12 +369,10 @@ static double lateness(const struct view *view, uint16_t member, bool leaving) {
     return count == 0 ? 0 : sum / count;
 }
 
-// Acknowledgements of what goes this way wait on the way back, or on the line of the one who sends them: that is slow,
-// and this one only seems to be.
+// Or on the line of the one who sends them: that is slow, and this one only seems to be.
 static bool waits_for_answers(const struct view *view, const struct wire_matrix_edge *edge) {
-    double answer = seconds(edge->seen.queue_us), leaves = lateness(view, edge->to, true);
-    return (answer > QUEUE_LEAST && queue(view, edge) < answer / 2) ||
-           (leaves > QUEUE_LEAST && lateness(view, edge->to, false) < leaves / 2);
+    double leaves = lateness(view, edge->to, true);
+    return answers_wait(view, edge) || (leaves > QUEUE_LEAST && lateness(view, edge->to, false) < leaves / 2);
 }
 
 static double cost_of(const struct view *view, const struct wire_matrix_edge *edge) {

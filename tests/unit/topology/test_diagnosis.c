@@ -131,6 +131,14 @@ static void slow_in_busy_sub_group(void) {
         seen((i + 1) % 3, i)->queue_us = i == 1 ? 40000 : 500;
     }
 }
+// As on far links, where bytes are under way all the time: what comes late to the others is sent on at the same rate.
+static void slow_edge_sets_the_rate(void) {
+    slow(1, 2);
+    for (uint16_t i = 0; i < 4; i++) {
+        seen(i, (i + 1) % 4)->acked = 15 * MB;
+        seen(i, (i + 1) % 4)->busy_us = 2600000;
+    }
+}
 static void slow_without_pressure(void) {
     slow(1, 2);
     seen(1, 2)->pressed = 0;
@@ -242,6 +250,7 @@ static const struct {
     {"every way as slow", 4, every_way_slow, 0, 0, 0, 0},
     {"ways that are busy with ops of a sub-group", 4, busy_sub_group, 0, 0, 0, 0},
     {"a slow one among these", 4, slow_in_busy_sub_group, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
+    {"a slow edge that sets the rate of all", 4, slow_edge_sets_the_rate, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
     {"a slow edge where nothing waits", 4, slow_without_pressure, 0, 0, 0, 0},
     {"loss", 4, loses, DIAGNOSIS_LOSS, 1, 2, 1},
     {"a little loss that makes it slow", 4, loses_and_slow, DIAGNOSIS_LOSS, 1, 2, 1},
@@ -275,6 +284,50 @@ static void test_table(void) {
         CHECK(found[0].cost > 0 || found[0].kind == DIAGNOSIS_LOSS);
         CHECK(found[0].cost <= 1 && found[0].confidence > 0.5 && found[0].confidence <= 1);
         CHECK(strlen(found[0].text) > 40 && strlen(found[0].text) < DIAGNOSIS_TEXT - 1);
+    }
+}
+
+// `least` to `most`, of any seed.
+static uint64_t between(uint64_t *seed, uint64_t least, uint64_t most) {
+    return least + check_random(seed) % (most - least + 1);
+}
+
+// The line of a member is slow, to all others (`sends`) or from them: heartbeats wait there, and so do acknowledgements
+// of what goes the other way, which then seems to be as slow.
+static void slow_line(uint16_t member, uint16_t count, bool sends, uint64_t *seed) {
+    uint16_t before = (uint16_t)(member + count - 1) % count, next = (uint16_t)(member + 1) % count;
+    uint64_t busy_us = between(seed, 2000000, 2800000), fastest = between(seed, 2 * MB, 100 * MB);
+    for (uint16_t i = 0; i < count; i++) {
+        struct wire_seen *way = seen(i, (i + 1) % count);
+        bool slow = i == (sends ? member : before), waits = i == (sends ? before : member);
+        way->busy_us = busy_us;
+        way->acked = fastest * between(seed, slow ? 40 : waits ? 50 : 85, slow ? 80 : 100) / 100 * busy_us / 1000000;
+        way->pressed = between(seed, slow ? 24 : waits ? 12 : 2, slow || waits ? 28 : 9) * WIRE_COUNT;
+    }
+    for (uint16_t i = 0; i < count; i++)
+        for (uint16_t k = 0; k < count; k++)
+            if (i != k) seen(i, k)->queue_us = between(seed, 100, 2500);
+    uint64_t late_us = between(seed, 10000, 60000);
+    for (uint16_t i = 0; i < count; i++) {
+        if (i == member) continue;
+        struct wire_seen *way = sends ? seen(i, member) : seen(member, i);
+        way->queue_us = late_us * between(seed, 85, 115) / 100;
+    }
+    seen(sends ? member : before, sends ? next : member)->delay_us = 24 * late_us;
+}
+
+static void test_slow_lines(void) {
+    uint64_t seed = 5;
+    for (int round = 0; round < 2000; round++) {
+        uint16_t count = (uint16_t)between(&seed, 3, 6), member = (uint16_t)(check_random(&seed) % count);
+        bool sends = check_random(&seed) % 2;
+        check_case("the line of %u of %u that %s is slow, round %d", member, count, sends ? "sends" : "receives",
+                   round);
+        well(count);
+        slow_line(member, count, sends, &seed);
+        CHECK_EQ(diagnosis_make(&matrix, found, begins), 1);
+        CHECK_EQ(found[0].kind, sends ? DIAGNOSIS_SLOW_SENDER : DIAGNOSIS_SLOW_RECEIVER);
+        CHECK_EQ(found[0].member, member);
     }
 }
 
@@ -361,6 +414,7 @@ static void test_any_numbers(void) {
 
 int main(void) {
     test_table();
+    test_slow_lines();
     test_beginnings();
     test_groups();
     test_ages();
