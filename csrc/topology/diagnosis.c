@@ -16,6 +16,7 @@
 #include "topology/usual.h"
 
 #define SLOW_RATIO 0.5       // of the usual speed; below, an edge is slow
+#define ALIKE_RATIO 0.9      // of another one's rate; above, they are as fast
 #define PRESSED_LEAST 0.4    // share of looks that find bytes waiting at a slow edge
 #define SHARE_LEAST 0.05     // likewise, that a speed is computed with
 #define SLOW_COST_LEAST 0.1  // share of an op
@@ -381,9 +382,23 @@ static double cost_of(const struct view *view, const struct wire_matrix_edge *ed
     return usual <= 0 ? 0 : (1 - smaller(speed(edge) / usual, 1)) * busy;
 }
 
+// In a ring that is full all round, bytes wait at one sender as well as at another one. Where no way is faster, and the
+// lines of half of the others are about as full, this is the one.
+static bool is_full_all_round(const struct view *view, const struct wire_matrix_edge *edge) {
+    uint32_t others = 0, full = 0;
+    for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
+        const struct wire_matrix_edge *other = &view->matrix->edges[i];
+        if (other == edge || !carries(view, other)) continue;
+        if (rate(edge) < ALIKE_RATIO * rate(other)) return false;
+        others++;
+        full += queue(view, other) > QUEUE_LEAST && queue(view, other) > queue(view, edge) / 2;
+    }
+    return 2 * full >= others;
+}
+
 static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge) {
     return carries(view, edge) && speed(edge) < SLOW_RATIO * usual_of(view, edge) && pressed(edge) >= PRESSED_LEAST &&
-           cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
+           cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge) && !is_full_all_round(view, edge);
 }
 
 // What the other edges that leave the sender (or come to the receiver) of a slow one are like.

@@ -331,6 +331,25 @@ static void test_slow_lines(void) {
     }
 }
 
+// A ring whose lines are all as fast and full: the same bytes in the same time, and where they wait is by chance.
+static void test_full_all_round(void) {
+    uint64_t seed = 7;
+    for (int round = 0; round < 2000; round++) {
+        check_case("a ring that is full all round, round %d", round);
+        uint16_t count = (uint16_t)between(&seed, 3, 8);
+        well(count);
+        uint64_t full_us = between(&seed, 10000, 60000);
+        for (uint16_t i = 0; i < count; i++) {
+            uint16_t next = (uint16_t)((i + 1) % count);
+            seen(i, next)->acked = 500000 * between(&seed, 96, 100);
+            seen(i, next)->pressed =
+                (check_random(&seed) % 2 ? between(&seed, 20, 28) : between(&seed, 0, 6)) * WIRE_COUNT;
+            seen(next, i)->queue_us = full_us * between(&seed, 75, 125) / 100;
+        }
+        CHECK_EQ(diagnosis_make(&matrix, found, begins), 0);
+    }
+}
+
 static void test_beginnings(void) {
     check_case("when each begins, from what neighbours in a ring hear of each other");
     well(8);
@@ -415,6 +434,7 @@ static void test_any_numbers(void) {
 int main(void) {
     test_table();
     test_slow_lines();
+    test_full_all_round();
     test_beginnings();
     test_groups();
     test_ages();
