@@ -79,7 +79,7 @@ def measure(link: Link, control: str, size: int, ops: int, pause: float, lanes: 
 def run() -> None:
     parser = harness.parser(__doc__, blocks=1)
     parser.add_argument("--size", type=int, nargs="+", default=[256 * MIB], metavar="BYTES", help="bytes of the tensor")
-    parser.add_argument("--ops", type=int, default=6, help="one after another, before the pause")
+    parser.add_argument("--ops", type=int, default=10, help="one after another, before the pause")
     parser.add_argument("--pause", type=float, default=10, metavar="SECONDS", help="before the last op")
     parser.add_argument("--control", nargs="+", default=["cubic", "bbr"], help="congestion control algorithms")
     parser.add_argument("--lanes", type=int, nargs="+", default=[0, 4], help="0: what the library chooses")
