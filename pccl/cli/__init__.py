@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import importlib.metadata
 import json
@@ -11,12 +13,12 @@ import sys
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 import pccl
 from pccl._loader import load_native_module
 from pccl.cli import bench, launch, links, sim, top
+from pccl.lab.ranges import Range
 from pccl.master import DEFAULT_ADDRESS, SIGTERM_CHOICES, serve, serve_in_background
 from pccl.stress.command import stress
 
@@ -24,15 +26,23 @@ _ffi, _C = load_native_module()
 
 
 class Interruptible(click.Group):
-    """Ctrl-C ends its commands with status 130 and one line."""
+    """Ctrl-C, and output that no longer fits, end its commands with one line; the status of the former is 130."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click's, but for Ctrl-C."""
+        """As click's, but for these two."""
         try:
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(sim.INTERRUPTED)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            with contextlib.suppress(OSError):
+                sys.stdout.close()  # or the interpreter tries to write the rest when it ends
+            raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
+        return result
 
 
 @click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,7 +55,7 @@ def main() -> None:
 @click.option("--listen", default=DEFAULT_ADDRESS, show_default=True, help="host:port to listen on; port 0 = any free port")
 @click.option(
     "--heartbeat-limit",
-    type=click.FloatRange(0.1, 3600),
+    type=Range(0.1, 3600),
     show_default="PCCL_HEARTBEAT_LIMIT_MS, or 5",
     help="seconds without a heartbeat after which a peer is declared dead",
 )
@@ -59,7 +69,7 @@ def main() -> None:
 )
 @click.option(
     "--until-empty",
-    type=click.FloatRange(0.001, 86400),
+    type=Range(0.001, 86400),
     metavar="SECONDS",
     help="end once neither this master nor another one of the list has had a peer for so long",
 )
@@ -83,7 +93,7 @@ def master(
 
 
 @main.command(short_help="Show the build and the instruction set in use.")
-@click.option("--master", "address", metavar="HOST:PORT", help="show the links of the run of this master, too")
+@click.option("--master", "address", metavar=top.MASTERS, help="show the links of the run of this master, or of a list, too")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info(address: str | None, as_json: bool) -> None:
     """Show the build, the instruction set in use, and what else is installed.
@@ -91,7 +101,7 @@ def info(address: str | None, as_json: bool) -> None:
     With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links.
     """
     facts = _facts()
-    diagnosis = None if address is None else top.ask(address)
+    diagnosis = None if address is None else top.Masters(address).ask_once()
     if as_json:
         if diagnosis is not None:
             facts["links"] = links.plain(diagnosis)
@@ -102,7 +112,7 @@ def info(address: str | None, as_json: bool) -> None:
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, "not installed" if value is None else str(value))
-    console = Console()
+    console = top.standard_output()
     console.print(table)
     if diagnosis is not None:
         console.print(links.render(diagnosis))

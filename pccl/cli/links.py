@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pccl._diagnosis import Diagnosis, EdgeReport
-from pccl.cli.top import share, short
+from pccl.cli.top import NO_RUN, share, short
 
 ROWS_MOST = 32
 
@@ -18,7 +18,7 @@ ROWS_MOST = 32
 def render(diagnosis: Diagnosis) -> RenderableType:
     """A table of the links that carry most."""
     if not diagnosis.members:
-        return Text("the master serves no run: no peer is a member yet")
+        return Text(NO_RUN)
     links = _links(diagnosis)
     if not links:
         return Text(f"the run has {len(diagnosis.members)} members, which have told nothing of their links yet")
@@ -36,7 +36,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
             short(link.other),
             f"{link.round_trip_seconds * 1e3:.1f}",
             "-" if rate is None else f"{rate * 8e-6:.1f}",
-            share(link.retransmits, link.segments),
+            share(link.retransmits, link.segments, digits=2),
             str(link.lanes),
             link.reason,
         )

@@ -17,6 +17,7 @@ import click
 from rich.console import Console
 
 from pccl._loader import load_simulator
+from pccl.lab.ranges import Range
 
 _ffi, _C = load_simulator()
 
@@ -172,7 +173,7 @@ def read_faults(text: str) -> int:
 @click.option("--masters", type=click.IntRange(1, 3), help="the first master and its standbys  [default: chosen by the seed]")
 @click.option(
     "--minutes",
-    type=click.FloatRange(0.001, 10000),
+    type=Range(0.001, 10000),
     help="simulated minutes with faults per seed  [default: 0.005 to 0.02, chosen by the seed]",
 )
 @click.option(

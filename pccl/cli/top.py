@@ -8,52 +8,103 @@ import time
 from uuid import UUID
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pccl._address import parse_endpoint
+from pccl._address import parse_endpoints
 from pccl._diagnosis import Diagnosis, EdgeReport, MemberReport, diagnose_run
 from pccl._errors import ConnectError
+from pccl.lab.ranges import Range
 
 EDGES_SHOWN = 16
+NARROW = 110
+PIPE_WIDTH = 160
+MASTERS = "HOST:PORT[,HOST:PORT...]"
+NO_RUN = "the master serves no run: no peer is a member yet, or it is a standby of the master that serves it"
 
 
 @click.command("top", short_help="Show what makes the ops of a run slow, live.")
-@click.option("--master", "address", required=True, metavar="HOST:PORT", help="the master of the run")
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="seconds between two looks")
+@click.option("--master", "address", required=True, metavar=MASTERS, help="the master of the run, or all, as peers name them")
+@click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two looks")
 @click.option("--once", is_flag=True, help="print one table and end")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object a line, for programs; with --once just one")
 def command(address: str, interval: float, once: bool, as_json: bool) -> None:
     """Show the members of a run, what they tell of their ops and links, and who or what makes ops slow, until Ctrl-C.
 
-    docs/diagnosis.md says what the columns and the findings mean.
+    A master that has answered once is asked again when it does not. docs/diagnosis.md says what the columns and the
+    findings mean.
     """
-    first = ask(address)
-    console = Console()
-    if once:
-        _print(console, first, as_json)
+    masters = Masters(address)
+    newest = masters.ask_once()
+    console = standard_output()
+    if once or as_json or not console.is_terminal:
+        _print(console, newest, as_json)
+        while not once:
+            time.sleep(interval)
+            try:
+                _print(console, masters.ask(), as_json)
+            except ConnectError as error:
+                click.echo(f"{error.detail}: asking again", err=True)
         return
-    if as_json or not console.is_terminal:
-        while True:
-            _print(console, first, as_json)
-            time.sleep(interval)
-            first = ask(address)
-    with Live(_render(first), console=console, auto_refresh=False, screen=True) as live:
+    with Live(render(newest), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
-            live.update(_render(ask(address)), refresh=True)
+            try:
+                newest = masters.ask()
+                live.update(render(newest), refresh=True)
+            except ConnectError as error:
+                words = Text(f"{error.detail}: asking again. The last answer was:", "bold red")
+                live.update(Group(words, render(newest)), refresh=True)
 
 
-def ask(address: str) -> Diagnosis:
-    """What the master at `address`, the value of --master, tells; the errors are click's."""
-    try:
-        return diagnose_run(parse_endpoint(address))
-    except (AssertionError, ValueError) as error:
-        raise click.BadParameter(str(error), param_hint="--master") from None
-    except ConnectError as error:
-        raise click.ClickException(f"{error.detail}: is a pccl master running there?") from None
+class Masters:
+    """The masters of a run, one of which serves it: the value of --master."""
+
+    def __init__(self, addresses: str) -> None:
+        try:
+            self._endpoints = parse_endpoints(addresses)
+        except (AssertionError, ValueError) as error:
+            raise click.BadParameter(str(error), param_hint="--master") from None
+
+    def ask(self) -> Diagnosis:
+        """What the one that serves the run tells; the one that did so last is asked first.
+
+        No members: all answer, and none serves a run. ConnectError: none that answers does.
+        """
+        idle: Diagnosis | None = None
+        failures: list[ConnectError] = []
+        for endpoint in tuple(self._endpoints):
+            try:
+                told = diagnose_run(endpoint)
+            except ConnectError as error:
+                failures.append(error)
+                continue
+            if told.members:
+                self._endpoints.remove(endpoint)
+                self._endpoints.insert(0, endpoint)
+                return told
+            idle = told
+        if idle is not None and not failures:
+            return idle
+        detail = "; ".join(error.detail for error in failures) + ("; the others serve no run" if idle is not None else "")
+        raise ConnectError(failures[0].result, failures[0].func_name, detail)
+
+    def ask_once(self) -> Diagnosis:
+        """The same; the error is click's."""
+        try:
+            return self.ask()
+        except ConnectError as error:
+            raise click.ClickException(f"{error.detail}: is a pccl master running there?") from None
+
+
+def standard_output() -> Console:
+    """Where it is no terminal, with room for all columns."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    return console
 
 
 def _print(console: Console, diagnosis: Diagnosis, as_json: bool) -> None:
@@ -61,40 +112,61 @@ def _print(console: Console, diagnosis: Diagnosis, as_json: bool) -> None:
         print(json.dumps(diagnosis.to_json()))
         sys.stdout.flush()
     else:
-        console.print(_render(diagnosis))
+        console.print(render(diagnosis))
 
 
-def _render(diagnosis: Diagnosis) -> RenderableType:
-    if not diagnosis.members:
-        return Text("the master serves no run: no peer is a member yet")
-    findings = [
-        Text(f"{finding.kind.name.lower().replace('_', ' ')}: {finding.text}", "bold red") for finding in diagnosis.findings
-    ]
-    return Group(
-        _members(diagnosis),
-        *([_edges(diagnosis)] if diagnosis.edges else []),
-        *(findings or [Text("nothing is found to make ops slow", "green")]),
-    )
+def render(diagnosis: Diagnosis) -> RenderableType:
+    """The tables and what is found."""
+    return _Report(diagnosis) if diagnosis.members else Text(NO_RUN)
 
 
-def _members(diagnosis: Diagnosis) -> Table:
-    table = Table(box=None, header_style="bold", title_justify="left")
-    table.add_column("member", no_wrap=True)
-    table.add_column("address", no_wrap=True)
-    for name in ("group", "ops/s", "op ms", "in ops", "begins ms", "live", "waits s", "thread", "silent s"):
-        table.add_column(name, justify="right", no_wrap=True)
+class _Report:
+    """Of a diagnosis with members. How wide it may be is known when it is printed."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self._diagnosis = diagnosis
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        narrow = options.max_width < NARROW
+        yield _members(self._diagnosis, narrow)
+        if self._diagnosis.edges:
+            yield _edges(self._diagnosis, narrow)
+        for finding in self._diagnosis.findings:
+            yield Text(f"{finding.kind.name.lower().replace('_', ' ')}: {finding.text}", "bold red")
+        if not self._diagnosis.findings:
+            yield Text("nothing is found to make ops slow", "green")
+
+
+def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
+    table = Table(box=None, header_style="bold")
+    _add_id(table, "member")
+    table.add_column("address", overflow="fold")
+    names = ["ops/s", "op ms", "in ops", "begins ms", "live", "waits s", "silent s"]
+    _add_numbers(table, names if narrow else [*names, "group", "thread"], narrow)
     named = {finding.member for finding in diagnosis.findings}
     for member in diagnosis.members:
-        table.add_row(
-            short(member.uuid), member.address, str(member.group), *_facts(member), style="red" if member.uuid in named else None
-        )
+        facts = _facts(member)
+        if narrow:
+            facts = facts[:-2]
+        table.add_row(short(member.uuid), member.address, *facts, style="red" if member.uuid in named else None)
     return table
 
 
+def _add_id(table: Table, name: str) -> None:
+    table.add_column(name, no_wrap=True, min_width=8)
+
+
+def _add_numbers(table: Table, names: list[str], narrow: bool) -> None:
+    """Columns of numbers, which go on in the next line rather than be cut off."""
+    for name in names:
+        table.add_column(name.replace(" ", "\n") if narrow else name, justify="right", overflow="fold")
+
+
 def _facts(member: MemberReport) -> list[str]:
+    """The last two are for wide tables."""
     silent = f"{member.silent_seconds:.1f}"
     if member.told_seconds is None or member.span_seconds <= 0:
-        return ["-"] * 4 + [str(member.live), "-", "-", silent]
+        return ["-"] * 4 + [str(member.live), "-", silent, str(member.group), "-"]
     return [
         f"{member.ops / member.span_seconds:.1f}",
         f"{member.op_seconds / member.ops * 1e3:.1f}" if member.ops else "-",
@@ -102,19 +174,20 @@ def _facts(member: MemberReport) -> list[str]:
         f"{member.begins_seconds * 1e3:.1f}",
         str(member.live),
         f"{member.oldest_seconds + member.told_seconds:.1f}" if member.live else "-",
-        f"{min(member.processor_seconds / member.span_seconds, 1):.0%}",
         silent,
+        str(member.group),
+        f"{min(member.processor_seconds / member.span_seconds, 1):.0%}",
     ]
 
 
-def _edges(diagnosis: Diagnosis) -> Table:
+def _edges(diagnosis: Diagnosis, narrow: bool) -> Table:
     """The edges that carry most."""
     back = {(edge.member, edge.other): edge.queue_seconds for edge in diagnosis.edges}
     table = Table(box=None, header_style="bold")
-    table.add_column("from", no_wrap=True)
-    table.add_column("to", no_wrap=True)
-    for name in ("Mbit/s busy", "busy", "waiting", "window full", "sent again", "round trip ms", "queue ms"):
-        table.add_column(name, justify="right", no_wrap=True)
+    _add_id(table, "from")
+    _add_id(table, "to")
+    names = ["Mbit/s busy", "busy", "waiting", "window full", "sent again", "round trip ms", "queue ms"]
+    _add_numbers(table, names, narrow)
     named = {(finding.member, finding.other) for finding in diagnosis.findings}
     spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
     most = sorted(diagnosis.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:EDGES_SHOWN]
@@ -131,15 +204,15 @@ def _edge_facts(edge: EdgeReport, span: float, queue: float) -> list[str]:
         share(edge.busy_seconds, span),
         share(edge.pressed, edge.samples),
         share(edge.window_seconds, edge.busy_seconds),
-        f"{edge.retransmits / edge.segments:.2%}" if edge.segments else "-",
+        share(edge.retransmits, edge.segments, digits=2),
         f"{edge.round_trip_seconds * 1e3:.1f}",
         f"{queue * 1e3:.1f}",
     ]
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, whole: float, digits: int = 0) -> str:
     """A part in per cent."""
-    return f"{min(part / whole, 1):.0%}" if whole > 0 else "-"
+    return f"{min(part / whole, 1):.{digits}%}" if whole > 0 else "-"
 
 
 def short(uuid: UUID) -> str:

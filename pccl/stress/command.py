@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 import pccl
 from pccl.lab.folder import alone_in, make_writable
+from pccl.lab.ranges import Range
 from pccl.lab.signals import InterruptedRunError, Interruption
 from pccl.stress.backends import BACKENDS, OTHERS
 from pccl.stress.options import MOST_PEERS, MOST_STANDBYS, Options
@@ -46,10 +47,10 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option("--peers", type=click.IntRange(2, MOST_PEERS), default=3, show_default=True, help="places that peers take")
-@click.option("--seconds", type=click.FloatRange(1, 86400), help="how long  [default: 30]")
-@click.option("--minutes", type=click.FloatRange(0.02, 1440), help="how long, in minutes")
+@click.option("--seconds", type=Range(1, 86400), help="how long  [default: 30]")
+@click.option("--minutes", type=Range(0.02, 1440), help="how long, in minutes")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=1, show_default=True, help="of the faults and of the ops")
-@click.option("--fault-every", "every", type=click.FloatRange(0.05), default=2.0, show_default=True, help="seconds, in the mean")
+@click.option("--fault-every", "every", type=Range(0.05), default=2.0, show_default=True, help="seconds, in the mean")
 @click.option(
     "--faults",
     "rates",
@@ -68,9 +69,7 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     show_default=True,
     help="of the largest reduce; ops in retry mode have up to 32 times as many, and a model 1/64 to 6 times as many parameters",
 )
-@click.option(
-    "--heartbeat-limit", "beat", type=click.FloatRange(0.3, 60), default=1.5, show_default=True, help="seconds of silence"
-)
+@click.option("--heartbeat-limit", "beat", type=Range(0.3, 60), default=1.5, show_default=True, help="seconds of silence")
 @click.option(
     "--backend",
     type=click.Choice(list(BACKENDS)),
@@ -88,7 +87,7 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 )
 @click.option(
     "--baseline",
-    type=click.FloatRange(0, 3600),
+    type=Range(0, 3600),
     help="seconds without faults, half before and half after, to compare with; 0: none",
 )
 @click.option(

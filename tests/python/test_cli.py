@@ -53,6 +53,12 @@ def test_info():
         (["bench", "allreduce", "--pin", "--master", "127.0.0.1:1"], "leave --master or them out"),
         (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "leave --master or --gloo out"),
         (["master", "--heartbeat-limit", "0"], "range"),
+        (["master", "--heartbeat-limit", "nan"], "'nan' is not a number"),
+        (["top", "--master", "127.0.0.1:1", "--interval", "nan"], "'nan' is not a number"),
+        (["top", "--master", "127.0.0.1:1,"], "write host:port,host:port"),
+        (["info", "--master", "127.0.0.1:1,127.0.0.1:1"], "none of them twice"),
+        (["sim", "--minutes", "nan"], "'nan' is not a number"),
+        (["stress", "--seconds", "nan"], "'nan' is not a number"),
         (["demo", "--steps", "1"], ""),
         (["nothing"], "No such command"),
     ],
@@ -86,6 +92,16 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(arguments, stream, word
 def test_the_summaries_of_commands_are_whole():
     result = CliRunner().invoke(main, ["--help"])
     assert "..." not in result.output.partition("Commands:")[2]
+
+
+def test_output_that_does_not_fit_ends_a_command_in_one_line():
+    with pccl.MasterNode("127.0.0.1:0") as master, open("/dev/full", "w", encoding="ascii") as full:
+        top = ["top", "--master", f"127.0.0.1:{master.port}", "--once"]
+        for arguments in (top, [*top, "--json"], ["info"]):
+            command = [sys.executable, "-m", "pccl", *arguments]
+            result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            assert result.returncode == 1
+            assert result.stderr == "Error: the output cannot be written: No space left on device\n"
 
 
 def test_top_without_a_master():

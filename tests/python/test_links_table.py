@@ -64,7 +64,7 @@ def test_thirty_two_members():
     assert len(lines) == 1 + links.ROWS_MOST + 1
     assert "960 links" in lines[-1]
     # The busiest first: 32 MB in 2 s.
-    assert lines[1].split()[:6] == ["00000020", "00000001", "80.0", "128.0", "2%", "16"]
+    assert lines[1].split()[:6] == ["00000020", "00000001", "80.0", "128.0", "2.00%", "16"]
     assert "a queue was seen on the way" in lines[1]
     plain = links.plain(diagnosis)
     assert len(plain) == 992

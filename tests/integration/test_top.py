@@ -1,0 +1,74 @@
+"""`pccl top` in a process: a master that has answered once, and then does not, is asked again until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from peers import MasterProcess
+
+
+@contextmanager
+def top(address: str, *arguments: str, terminal: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "pccl", "top", "--master", address, "--interval", "0.2", *arguments]
+    out = subprocess.PIPE if terminal is None else terminal
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=environment)
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert process.stderr is not None
+        assert process.stderr.read().endswith(b"interrupted\n")
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def test_programs_are_told_on_standard_error():
+    with MasterProcess() as master, top(master.address, "--json") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert json.loads(process.stdout.readline())["members"] == []
+        master.kill()
+        for _ in range(2):
+            assert f"no master answers at {master.address}" in process.stderr.readline().decode()
+        master.start()
+        before = b""
+        while b"asking again" not in before:  # what came until it was killed has been read then
+            before = process.stderr.readline()
+        assert json.loads(process.stdout.readline())["members"] == []
+
+
+def test_a_terminal_shows_that_nobody_answers():
+    leader, follower = pty.openpty()
+    termios.tcsetwinsize(follower, (24, 80))
+    shown = b""
+
+    def wait_for(words: bytes) -> None:
+        nonlocal shown
+        while words not in b" ".join(shown.split()):
+            shown += os.read(leader, 4096)
+        shown = b""
+
+    try:
+        with MasterProcess() as master, top(master.address, terminal=follower):
+            wait_for(b"serves no run")
+            master.kill()
+            wait_for(b"asking again")
+            wait_for(b"asking again")
+            master.start()
+            wait_for(b"serves no run")
+    finally:
+        os.close(leader)
+        os.close(follower)

@@ -1,0 +1,112 @@
+"""`pccl top`: the table is readable at any width, and masters that do not answer are asked in turn."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+from rich.console import Console
+from test_links_table import edge, member
+
+import pccl
+from pccl import ConnectError, Diagnosis, Result
+from pccl.cli import main, top
+
+MEMBERS = tuple(member(number) for number in (0x12345678, 0x9ABCDEF0, 0xFEDCBA98))
+EDGES = tuple(edge(a, b, 1e8) for a in MEMBERS for b in MEMBERS if a is not b)
+RUN = Diagnosis((), MEMBERS, EDGES, 5.0)
+NO_RUN = Diagnosis((), (), (), 5.0)
+
+
+def table(width: int, diagnosis: Diagnosis = RUN) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width).print(top.render(diagnosis))
+    assert text.getvalue().isascii()  # nothing is cut off, and PYTHONIOENCODING=ascii is no error
+    return text.getvalue()
+
+
+def rows(text: str) -> list[list[str]]:
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_narrow_table_has_all_ids_addresses_and_numbers():
+    lines = rows(table(80))
+    for one in MEMBERS:
+        assert [top.short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1"] in lines
+    for one in EDGES:
+        assert [top.short(one.member), top.short(one.other), "800", "50%", "25%", "0%", "2.00%", "80.0", "0.0"] in lines
+
+
+def test_a_wide_table_has_all_columns():
+    for width in (top.NARROW, top.PIPE_WIDTH):
+        lines = rows(table(width))
+        assert lines[0][-4:] == ["silent", "s", "group", "thread"]
+        for one in MEMBERS:
+            assert [top.short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1", "0", "10%"] in lines
+
+
+def test_a_table_without_room_folds_and_loses_nothing():
+    for width in (50, 60, 79):
+        assert Counter("".join(table(width).split())) == Counter("".join(table(80).split()))
+
+
+def test_what_is_piped_has_room(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(top, "diagnose_run", lambda _: RUN)
+    result = CliRunner().invoke(main, ["top", "--master", "127.0.0.1:1", "--once"])
+    assert rows(result.output) == rows(table(top.PIPE_WIDTH))
+    result = CliRunner().invoke(main, ["info", "--master", "127.0.0.1:1"])
+    assert max(len(line) for line in result.output.splitlines()) > 80
+    assert "…" not in result.output
+
+
+class Answers:
+    """Of masters, by their ports; None: none comes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, told: dict[int, Diagnosis | None]) -> None:
+        self.told = told
+        self.asked: list[int] = []
+        monkeypatch.setattr(top, "diagnose_run", self)
+
+    def __call__(self, endpoint: pccl._address.Endpoint) -> Diagnosis:
+        self.asked.append(endpoint.port)
+        if (told := self.told[endpoint.port]) is None:
+            raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", f"no master answers at {endpoint}")
+        return told
+
+
+def test_the_master_that_serves_the_run_is_asked_first(monkeypatch):
+    answers = Answers(monkeypatch, {1: None, 2: NO_RUN, 3: RUN})
+    masters = top.Masters("127.0.0.1:1, 127.0.0.1:2,127.0.0.1:3")
+    assert masters.ask() is RUN
+    assert answers.asked == [1, 2, 3]
+    assert masters.ask() is RUN
+    assert answers.asked == [1, 2, 3, 3]
+    answers.told = {1: RUN, 2: NO_RUN, 3: None}
+    assert masters.ask() is RUN
+    assert answers.asked == [1, 2, 3, 3, 3, 1]
+
+
+def test_masters_of_which_none_serves_a_run(monkeypatch):
+    answers = Answers(monkeypatch, {1: NO_RUN, 2: NO_RUN})
+    masters = top.Masters("127.0.0.1:1,127.0.0.1:2")
+    assert masters.ask() is NO_RUN
+    answers.told[1] = None
+    with pytest.raises(ConnectError) as caught:
+        masters.ask()
+    assert caught.value.detail == "no master answers at 127.0.0.1:1; the others serve no run"
+    answers.told[2] = None
+    for command in ("top", "info"):
+        result = CliRunner().invoke(main, [command, "--master", "127.0.0.1:1,127.0.0.1:2"])
+        assert result.exit_code == 1
+        assert "no master answers at 127.0.0.1:1; no master answers at 127.0.0.1:2" in result.output
+
+
+def test_a_standby_may_be_asked():
+    assert "it is a standby" in table(80, NO_RUN)
