@@ -37,7 +37,7 @@ uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t 
     char *end;
     errno = 0;
     long number = strtol(value, &end, 10);
-    if (end != value && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
+    if (value[0] >= '0' && value[0] <= '9' && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
         return (uint32_t)number;
     LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
     return otherwise;

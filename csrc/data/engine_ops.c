@@ -19,7 +19,7 @@
 #include "ops/segments.h"
 
 enum {
-    TELL_FIRST_MS = 10000, // of a wait; then again after twice as long
+    TELL_FIRST_MS = 10000, // of a wait in which nothing moves; then again after twice as long
     TELL_MOST_MS = 600000
 };
 
@@ -210,12 +210,17 @@ static void say_what_for(const struct op *op, char *out, size_t capacity) {
         snprintf(out, capacity, "other members have yet to send their part, or wait for others themselves");
 }
 
-// Lets go of the lock while it writes. The op stays: somebody waits for it.
+// An op that gets on is large, or its links are slow: that is no wait. Lets go of the lock while it writes. The op
+// stays: somebody waits for it.
 static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     char why[160];
     int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
     uint64_t tag = op->args.tag;
     const char *name = op_collective(op)->name;
+    if (atomic_exchange_explicit(&op->moved_any, false, memory_order_relaxed)) {
+        op->tell_ns = now_ns + TELL_FIRST_MS * MS_NS;
+        return;
+    }
     say_what_for(op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
     engine_unlock(engine);

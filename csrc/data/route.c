@@ -95,6 +95,7 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
     in->op = NULL;
     if (op == NULL) return true;
     sights_moved(&engine->sights);
+    op_note_bytes(op);
     bool good = mover_of(op)->arrived(engine, op, in);
     if (good) mover_check(engine, op);
     if (!good && op->backup.saved.refused) {

@@ -10,10 +10,14 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "base/log.h"
 
 bool memory_is_wanted(void) {
     const char *wanted = getenv("PCCL_SAME_HOST_MEMORY");
-    return wanted == NULL || strcmp(wanted, "0") != 0;
+    bool off = wanted != NULL && strcmp(wanted, "0") == 0;
+    if (wanted != NULL && !off && strcmp(wanted, "1") != 0)
+        LOG(LOG_ERR, "PCCL_SAME_HOST_MEMORY=%s is ignored: neither 0 nor 1", wanted);
+    return !off;
 }
 
 // ---- processes ----

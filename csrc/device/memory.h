@@ -18,7 +18,7 @@ struct memory_process {
     int pidfd; // owned; -1 where the kernel has none: then another process may have the pid one day
 };
 
-// False: PCCL_SAME_HOST_MEMORY=0 in the environment turns it off.
+// False: PCCL_SAME_HOST_MEMORY=0 in the environment turns it off. What is neither 0 nor 1 is told and ignored.
 bool memory_is_wanted(void);
 
 // The process that has connected this UNIX socket to ours. False: it is of another user, or not visible from here, or

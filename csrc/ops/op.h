@@ -3,6 +3,8 @@
 #ifndef PCCL_OPS_OP_H
 #define PCCL_OPS_OP_H
 
+#include <stdatomic.h>
+
 #include "ops/call.h"
 #include "ops/epoch.h"
 #include "ops/plan.h"
@@ -56,6 +58,7 @@ struct op {
     uint32_t holding;           // callers that let a stream wait for it, right now: it stays
     int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
     int64_t begun_ns;           // when it was started in the epoch in force
+    atomic_bool moved_any;      // of a call: bytes of it have come or gone since that was last looked at
     struct backup backup;       // the thread's, then the caller's
     struct backup room;         // ring: for partial sums that have no place in the result; neighbours may read it
     void *work;                 // of what moves it
@@ -77,6 +80,12 @@ void op_list_remove(struct op_list *list, struct op *op); // nothing if it is no
 // Named, and its outcome is not there.
 static inline bool op_has_begun(const struct op *op) {
     return op->phase == OP_QUEUED || op->phase == OP_RUNNING || op->phase == OP_COMPLETE;
+}
+
+// Bytes of the op, or segment, have come or gone. Any thread, while it is being moved.
+static inline void op_note_bytes(struct op *op) {
+    struct op *call = op->parent == NULL ? op : op->parent;
+    atomic_store_explicit(&call->moved_any, true, memory_order_relaxed);
 }
 
 // Of its name: the hash of the list that its caller named.

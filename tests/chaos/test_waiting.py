@@ -58,6 +58,25 @@ def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):
         check_agreement({actor.number: actor.answer() for actor in actors})
 
 
+def test_an_op_that_gets_on_is_no_wait(tmp_path):
+    """Two of three begin, and what they have for each other passes between them before the first look."""
+    work = [Ops("plain", (Reduce(4_000_000),))]
+    with MasterProcess() as master, troupe(master.address, 2, environment={"PCCL_SAME_HOST_MEMORY": "0"}) as actors:
+        environment = {**DEFAULT_LEVEL, "PCCL_SAME_HOST_MEMORY": "0"}
+        third = Actor(master.address, 2, environment=environment, stderr=tmp_path / "third")
+        actors.append(third)
+        third.tell("join", 3)
+        for actor in actors[:2]:
+            actor.tell("form", 3)
+        assert [actor.answer() for actor in actors] == [None] * 3
+        for actor in actors[1:]:
+            actor.tell("follow", work)
+        told = wait_for(tmp_path / "third", r"the all-reduce with tag \d+ has waited for \d+ s")
+        actors[0].tell("follow", work)
+        check_agreement({actor.number: actor.answer() for actor in actors})
+    assert int(told.split()[-2]) >= 20
+
+
 def test_the_timeout_of_a_vote_names_who_has_not_called(monkeypatch):
     monkeypatch.setenv("PCCL_LOG_LEVEL", "ERR")
     missing = r"1 of 2 members.*peer \w{8} \(join 1\) at 127\.0\.0\.1:\d+.*what it waited for goes on"
