@@ -513,7 +513,8 @@ static int by_weight(const void *a, const void *b) {
     return left > right ? -1 : left < right;
 }
 
-// A member that sends or receives slowly spoils its other edges, if only for the acknowledgements on them.
+// A member that sends or receives slowly spoils its other edges, if only for the acknowledgements on them. While one
+// that begins late sends, nobody else has much to send any more: bytes wait there alone.
 static void drop_followers(struct view *view) {
     size_t kept = 0;
     for (size_t i = 0; i < view->count; i++) {
@@ -522,9 +523,11 @@ static void drop_followers(struct view *view) {
         for (size_t k = 0; k < kept && !follows; k++) {
             enum diagnosis_kind kind = view->out[k].kind;
             uint16_t slow = view->out[k].member;
-            follows = (kind == DIAGNOSIS_SLOW_SENDER || kind == DIAGNOSIS_SLOW_RECEIVER) &&
-                      finding->kind != DIAGNOSIS_STRAGGLER && finding->kind != DIAGNOSIS_HUNG &&
-                      (finding->member == slow || finding->other == slow);
+            bool late = finding->kind == DIAGNOSIS_STRAGGLER || finding->kind == DIAGNOSIS_HUNG;
+            bool line = kind == DIAGNOSIS_SLOW_SENDER || kind == DIAGNOSIS_SLOW_RECEIVER;
+            follows =
+                (line && !late && (finding->member == slow || finding->other == slow)) ||
+                (kind == DIAGNOSIS_STRAGGLER && finding->kind == DIAGNOSIS_SLOW_SENDER && finding->member == slow);
         }
         if (!follows) view->out[kept++] = *finding;
     }

@@ -99,6 +99,17 @@ static void slow_sender_and_noise(void) {
     slow_sender_and_answers();
     seen(1, 0)->queue_us = seen(1, 2)->queue_us = 9000;
 }
+// It begins to send when the others have sent.
+static void straggler_sends_last(void) {
+    late(2, 4, 120000);
+    seen(2, 3)->pressed = 26 * WIRE_COUNT;
+    seen(3, 2)->queue_us = seen(0, 2)->queue_us = seen(1, 2)->queue_us = 9000;
+}
+static void straggler_and_slow_sender(void) {
+    straggler();
+    slow(1, 2);
+    seen(3, 1)->queue_us = seen(0, 1)->queue_us = 30000;
+}
 static void reads_slowly(void) {
     slow(1, 2);
     seen(1, 2)->window_us = 2400000;
@@ -246,6 +257,8 @@ static const struct {
     {"a slow sender, and those that wait for its acknowledgements", 4, slow_sender_and_answers, DIAGNOSIS_SLOW_SENDER,
      1, 1, 1},
     {"the same, and heartbeats to it are late as well", 4, slow_sender_and_noise, DIAGNOSIS_SLOW_SENDER, 1, 1, 1},
+    {"a straggler that sends when the others have sent", 4, straggler_sends_last, DIAGNOSIS_STRAGGLER, 2, 2, 1},
+    {"a straggler, and another one that sends slowly", 4, straggler_and_slow_sender, DIAGNOSIS_SLOW_SENDER, 1, 1, 2},
     {"a receiver that does not read", 4, reads_slowly, DIAGNOSIS_SLOW_RECEIVER, 2, 2, 1},
     {"every way as slow", 4, every_way_slow, 0, 0, 0, 0},
     {"ways that are busy with ops of a sub-group", 4, busy_sub_group, 0, 0, 0, 0},
