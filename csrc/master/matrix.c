@@ -56,17 +56,24 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     add(&sums->samples, newest->samples * WIRE_COUNT);
     add(&sums->pressed, newest->pressed * WIRE_COUNT);
     add(&sums->delay_us, newest->delay_us);
-    if (newest->entries > 0) {
-        add(&sums->entries, newest->entries * WIRE_COUNT);
-        add(&sums->late_us, newest->late_us);
-        add(&sums->early_us, newest->early_us);
-    }
     if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
     sums->queue_us = newest->queue_us;
     sums->awaited = newest->awaited;
     if (newest->lanes > 0 || newest->round_trip_us > 0) { // something was sent there
         sums->lanes = newest->lanes;
         sums->reason = newest->reason;
+    }
+}
+
+static void add_begun(struct wire_seen *sums, struct matrix_begun begun[MATRIX_BEGUN], const struct wire_seen *newest) {
+    if (newest->entries == 0) return;
+    memmove(&begun[1], &begun[0], (MATRIX_BEGUN - 1) * sizeof *begun);
+    begun[0] = (struct matrix_begun){newest->entries * WIRE_COUNT, newest->late_us, newest->early_us};
+    sums->entries = sums->late_us = sums->early_us = 0;
+    for (int i = 0; i < MATRIX_BEGUN; i++) {
+        sums->entries = bounded(sums->entries + begun[i].entries);
+        sums->late_us = bounded(sums->late_us + begun[i].late_us);
+        sums->early_us = bounded(sums->early_us + begun[i].early_us);
     }
 }
 
@@ -82,25 +89,31 @@ static bool is_faded(const struct wire_seen *seen) {
 }
 
 // Those of whom nothing is told fade, and make room; those of whom something is told first in the order of the report.
-static void merge(struct wire_telemetry *sums, const struct wire_telemetry *told) {
+static void merge(struct matrix_row *row, const struct wire_telemetry *told) {
     static const struct wire_seen nothing;
+    const struct wire_telemetry *sums = &row->sums;
     struct wire_telemetry next = {.ops = sums->ops};
+    struct matrix_begun begun[WIRE_MAX_SEEN][MATRIX_BEGUN] = {0};
     for (uint32_t i = 0; i < told->count; i++) {
         if (told_at(&next, &told->others[i].id) < next.count) continue; // told twice
-        uint32_t before = told_at(sums, &told->others[i].id);
-        next.others[next.count].id = told->others[i].id;
-        next.others[next.count].seen = before == sums->count ? nothing : sums->others[before].seen;
-        add_seen(&next.others[next.count++].seen, &told->others[i].seen);
+        uint32_t before = told_at(sums, &told->others[i].id), at = next.count++;
+        next.others[at].id = told->others[i].id;
+        next.others[at].seen = before == sums->count ? nothing : sums->others[before].seen;
+        if (before < sums->count) memcpy(begun[at], row->begun[before], sizeof begun[at]);
+        add_seen(&next.others[at].seen, &told->others[i].seen);
+        add_begun(&next.others[at].seen, begun[at], &told->others[i].seen);
     }
     for (uint32_t i = 0; i < sums->count && next.count < WIRE_MAX_SEEN; i++) {
         if (told_at(told, &sums->others[i].id) < told->count) continue;
         struct wire_seen faded = sums->others[i].seen;
         add_seen(&faded, &nothing);
         if (is_faded(&faded)) continue;
+        memcpy(begun[next.count], row->begun[i], sizeof begun[i]);
         next.others[next.count].id = sums->others[i].id;
         next.others[next.count++].seen = faded;
     }
-    *sums = next;
+    row->sums = next;
+    memcpy(row->begun, begun, sizeof begun);
 }
 
 // Plain sums, for what is seen at the end of a long op says little of the whole one.
@@ -149,7 +162,7 @@ void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_pee
     if (*row == NULL) return;
     if (!wire_id_equal(&(*row)->id, &peer->member.id)) **row = (struct matrix_row){.id = peer->member.id};
     (*row)->told_ns = desk->now_ns;
-    merge(&(*row)->sums, told);
+    merge(*row, told);
     add_ops(*row, &told->ops);
     note_fresh(*row, told);
 }

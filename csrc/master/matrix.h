@@ -8,13 +8,21 @@
 #include "master/desk.h"
 #include "topology/shares.h"
 
-enum { MATRIX_ANSWER_MS = 100 };
+enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4 };
+
+// When another member began ops, as one report tells.
+struct matrix_begun {
+    uint64_t entries, late_us, early_us;
+};
 
 // Of one member. Counts are in parts of one (WIRE_COUNT).
 struct matrix_row {
     struct wire_id id;
     int64_t told_ns;
     struct wire_telemetry sums;
+    // Of each of `sums.others`, the last reports that tell of any, the newest first: one long pause would outweigh for
+    // long what comes after it if it faded.
+    struct matrix_begun begun[WIRE_MAX_SEEN][MATRIX_BEGUN];
     uint64_t recent_us;                  // that the sums of others are of
     uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
     // What belongs to one group epoch as a whole: without the first report of it, part of which is older.

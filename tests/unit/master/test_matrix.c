@@ -66,6 +66,41 @@ static void test_fading(void) {
     close_desk();
 }
 
+static double mean_late_us(uint64_t late_us) {
+    static struct wire_telemetry told;
+    told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = 10, .op_us = 1000000}, .count = 1};
+    told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
+    told.others[0].seen = (struct wire_seen){.acked = 1 << 20, .entries = 10, .late_us = late_us, .early_us = 300};
+    matrix_note(&matrix, &desk, peer('a'), &told);
+    ask();
+    return (double)edges[0].seen.late_us * WIRE_COUNT / (double)edges[0].seen.entries;
+}
+
+static void test_pauses(void) {
+    open_desk("one pause is forgotten after as many reports, however long it was", "ab");
+    for (uint64_t pause_us = 100000; pause_us <= 100000000; pause_us *= 10) {
+        for (int i = 0; i < 5; i++) mean_late_us(500);
+        CHECK(mean_late_us(pause_us) > (double)pause_us / 50);
+        for (int i = 1; i < MATRIX_BEGUN; i++) CHECK(mean_late_us(500) > (double)pause_us / 50);
+        CHECK(mean_late_us(500) == 50);
+        CHECK_EQ(edges[0].seen.early_us, 300 * MATRIX_BEGUN);
+    }
+    check_case("pauses in each third report are seen all the time");
+    for (int i = 0; i < 30; i++) CHECK(mean_late_us(i % 3 == 0 ? 600000 : 0) >= 14000);
+    check_case("a report without ops, or of others alone, forgets nothing");
+    mean_late_us(1000000);
+    uint64_t before_us = edges[0].seen.late_us;
+    tell('a', "", 0);
+    tell('a', "b", 0);
+    ask();
+    CHECK_EQ(edges[0].seen.late_us, before_us);
+    tell('a', "cb", 0); // at another place than before
+    mean_late_us(0);
+    CHECK(edges[0].seen.late_us >= 1000000);
+    matrix_fini(&matrix);
+    close_desk();
+}
+
 // Reports of a second each; an op ends in every `of`th of them, and takes that long.
 static void long_ops(uint32_t of, uint32_t reports) {
     static struct wire_telemetry told;
@@ -175,6 +210,7 @@ static void test_look(void) {
 int main(void) {
     test_who();
     test_fading();
+    test_pauses();
     test_long_ops();
     test_rate();
     test_places();
