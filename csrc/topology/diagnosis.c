@@ -383,7 +383,7 @@ static double cost_of(const struct view *view, const struct wire_matrix_edge *ed
 }
 
 // In a ring that is full all round, bytes wait at one sender as well as at another one. Where no way is faster, and the
-// lines of half of the others are about as full, this is the one.
+// lines of half of the others are about as full, they wait here by chance.
 static bool is_full_all_round(const struct view *view, const struct wire_matrix_edge *edge) {
     uint32_t others = 0, full = 0;
     for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
@@ -398,7 +398,7 @@ static bool is_full_all_round(const struct view *view, const struct wire_matrix_
 
 static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge) {
     return carries(view, edge) && speed(edge) < SLOW_RATIO * usual_of(view, edge) && pressed(edge) >= PRESSED_LEAST &&
-           cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge) && !is_full_all_round(view, edge);
+           cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
 }
 
 // What the other edges that leave the sender (or come to the receiver) of a slow one are like.
@@ -489,7 +489,7 @@ static void find_slow(struct view *view) {
         double least = slow ? LOSS_SLOW_LEAST : LOSS_LEAST;
         bool loses = carries(view, edge) && loss(edge) >= least && loss(edge) >= LOSS_RATIO * usual_loss &&
                      !(slow && (queue(view, edge) > QUEUE_LEAST || backlog(edge) > QUEUE_LEAST));
-        if (slow && !loses) judge_slow(view, edge);
+        if (slow && !loses && !is_full_all_round(view, edge)) judge_slow(view, edge);
         struct diagnosis_finding *finding = loses ? add(view, DIAGNOSIS_LOSS, edge->from, edge->to) : NULL;
         if (finding == NULL) continue;
         finding->value = loss(edge);

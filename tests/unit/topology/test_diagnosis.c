@@ -150,6 +150,14 @@ static void slow_edge_sets_the_rate(void) {
         seen(i, (i + 1) % 4)->busy_us = 2600000;
     }
 }
+// In a ring that is full all round, bytes wait by chance at one sender, and its queue overflows.
+static void overflows_by_chance(void) {
+    for (uint16_t i = 0; i < 4; i++) {
+        seen(i, (i + 1) % 4)->pressed = (i == 1 ? 24 : 3) * WIRE_COUNT;
+        seen((i + 1) % 4, i)->queue_us = 16000;
+    }
+    seen(1, 2)->retransmits = 280;
+}
 static void slow_without_pressure(void) {
     slow(1, 2);
     seen(1, 2)->pressed = 0;
@@ -264,6 +272,7 @@ static const struct {
     {"ways that are busy with ops of a sub-group", 4, busy_sub_group, 0, 0, 0, 0},
     {"a slow one among these", 4, slow_in_busy_sub_group, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
     {"a slow edge that sets the rate of all", 4, slow_edge_sets_the_rate, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
+    {"a queue that overflows in a ring that is full all round", 4, overflows_by_chance, 0, 0, 0, 0},
     {"a slow edge where nothing waits", 4, slow_without_pressure, 0, 0, 0, 0},
     {"loss", 4, loses, DIAGNOSIS_LOSS, 1, 2, 1},
     {"a little loss that makes it slow", 4, loses_and_slow, DIAGNOSIS_LOSS, 1, 2, 1},
