@@ -33,6 +33,9 @@ SUCCESS: int = _C.pcclSuccess
 TIMED_OUT: int = _C.pcclTimedOut
 INVALID_USAGE: int = _C.pcclInvalidUsage
 
+_CANCELLED = frozenset((TIMED_OUT, _C.pcclRankConnectionLost, _C.pcclMasterConnectionFailed, INVALID_USAGE))
+"""Of an op that had not ended when its communicator was closed."""
+
 
 class Deadline:
     """The end of a wait; `timeout` in seconds, None = no bound."""
@@ -115,12 +118,15 @@ class NativeHandle:
     the process that this one is a fork of. `noun` is what texts call it.
     """
 
-    __slots__ = ("_closed", "_destroy", "_destroyed", "_destroying", "_lock", "_owner", "_pointer", "_users", "noun")
+    __slots__ = ("_closed", "_destroy", "_destroyed", "_destroying", "_lock", "_owner", "_pointer", "_stop", "_users", "noun")
 
-    def __init__(self, noun: str, pointer: Any, destroy: Callable[[Any], int]) -> None:
+    def __init__(
+        self, noun: str, pointer: Any, destroy: Callable[[Any], int], stop: Callable[[Any], object] | None = None
+    ) -> None:
         self.noun = noun
         self._pointer = pointer
         self._destroy = destroy
+        self._stop = stop  # what comes before; again, if a signal has cut it short
         self._owner = _forks
         self._lock = threading.Lock()  # protects _users and _closed
         self._users = 0
@@ -178,7 +184,17 @@ class NativeHandle:
             time.sleep(DRAIN_STEP_SECONDS)
         with self._destroying:
             if not self._destroyed:
+                if self._stop is not None:
+                    self._stop(self._pointer)
                 self._destroyed.extend(map(self._destroy, (self._pointer,)))  # by C: no signal comes in between
+
+    def await_closed(self, deadline: Deadline) -> bool:
+        """Waits for the end of a `close` that has begun. False: the deadline has passed first."""
+        if deadline.remaining() is None:
+            self.close()  # whoever began it may have been cut short by a signal
+        while not self._destroyed and not deadline.passed():
+            time.sleep(DRAIN_STEP_SECONDS)
+        return bool(self._destroyed)
 
 
 def call(handle: NativeHandle, function: str, *arguments: Any, name: str = "") -> None:
@@ -245,9 +261,7 @@ class Ticket:
             if watch is not None:
                 watch()
             if deadline.passed():
-                ends = "close() or reconnect()" if handle.noun == "communicator" else "close()"
-                goes_on = f"what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
-                return self._ended(TIMED_OUT, self.waits_for() + goes_on)
+                return self._timed_out(handle)
         result: int = self.c.result
         return self._ended(result, "" if result == SUCCESS else self._text())
 
@@ -261,6 +275,11 @@ class Ticket:
         text = self._text()
         return f"{text}; " if text else ""
 
+    def _timed_out(self, handle: NativeHandle) -> int:
+        ends = "close() or reconnect()" if handle.noun == "communicator" else "close()"
+        goes_on = f"what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
+        return self._ended(TIMED_OUT, self.waits_for() + goes_on)
+
     def _text(self) -> str:
         text: bytes = _ffi.string(self.c.text)
         return text.decode("utf-8", "replace")
@@ -268,3 +287,32 @@ class Ticket:
     def _ended(self, result: int, detail: str) -> int:
         self.result, self.detail = result, detail
         return result
+
+
+class OpTicket(Ticket):
+    """Of an op: how it has ended is known after its communicator was closed, too."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self, name: str, begin: str, *arguments: Any, keep: object = None) -> None:
+        super().__init__(name, begin, *arguments, keep=keep)
+        self._last: Any = None
+
+    def settle(self) -> None:
+        """By `close`, between `pccl_ext_comm_stop` and the end: asks how it has ended, beside a waiter that has yet to tell."""
+        if self.in_flight:
+            if self._last is None:
+                self._last = _ffi.new(_TICKET, self.c[0])
+            _C.pccl_ticket_wait(self._last, 0)
+
+    def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
+        """As that of every ticket. While the communicator is being closed, it waits for that: then C touches nothing any more."""
+        result = super().wait(handle, deadline, watch)
+        if result == TIMED_OUT or not self.in_flight or not handle.closed or handle.inherited:
+            return result
+        if not handle.await_closed(deadline):
+            return self._timed_out(handle)
+        if self._last is None or self._last.result in _CANCELLED:
+            return result
+        self.c = self._last
+        return super().wait(handle)

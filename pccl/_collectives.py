@@ -8,11 +8,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket, call
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, OpTicket, call
 from pccl._enums import DataType, ReduceOp
 from pccl._errors import PeerLostError, TooFewPeersError, error_for
 from pccl._loader import load_native_module
-from pccl._ops import contributors
+from pccl._ops import contributors, told
 from pccl._types import Contributors
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class Group:
         return f"<pccl.Group of {self.size}, rank {self.rank}>"
 
 
-class CollectiveOp(Ticket):
+class CollectiveOp(OpTicket):
     """A collective in flight. What it was given as `keep` is held until it has ended."""
 
-    __slots__ = ("_comm", "_handle", "_live", "_members", "_survivors", "dropped", "tag")
+    __slots__ = ("_comm", "_handle", "_live", "_members", "_ranges", "_survivors", "dropped", "tag")
 
     def __init__(
         self,
@@ -151,6 +151,7 @@ class CollectiveOp(Ticket):
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
         self._members = group.members
         self._survivors = survivors
+        self._ranges: tuple[Contributors, ...] = ()
         self.dropped = None  # no handle of its own that could be
 
     @property
@@ -185,8 +186,14 @@ class CollectiveOp(Ticket):
             raise self._error(result)
         info = self.c.info
         lost = self._survivors and info.local_world_size < len(self._members)
-        ranges = contributors(self._handle, self.tag) if lost else ()
+        ranges = self._ranges or contributors(self._handle, self.tag) if lost else ()
         return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, ranges)
+
+    def settle(self) -> None:
+        """As that of every op; one with `survivors` tells its contributors."""
+        super().settle()
+        if self._survivors and self._last is not None and self._last.result == SUCCESS:
+            self._ranges = told(self._arguments[1], self.tag)
 
     def done(self) -> bool:
         """Whether it has ended, well or badly: then `wait` returns at once."""

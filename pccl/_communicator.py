@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -19,7 +20,7 @@ from pccl._feedback import ErrorFeedback
 from pccl._links import Link, links_of
 from pccl._loader import load_native_module
 from pccl._named import NamedCollectives
-from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info
+from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info, stop
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import Buffers, reduce_buffers, require_kind
 from pccl._types import (
@@ -139,6 +140,7 @@ class Communicator(NamedCollectives):
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
         Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
+        Handles tell which ops had ended well before.
         """
         self._handle.close()
         self._reaper.stop()
@@ -512,7 +514,7 @@ class Communicator(NamedCollectives):
         """Takes a new C communicator as the one in use. C takes addresses only, so each address tried has its own."""
         self._pointer = pointer
         self._ip = ip
-        self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator)
+        self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, functools.partial(stop, self._live_ops))
         self._reaper = Reaper(self._handle, self._unfinished)
 
     def _attempt(self, deadline: Deadline) -> None:

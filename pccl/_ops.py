@@ -11,7 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
+from pccl._calls import (
+    INVALID_USAGE,
+    SLICE_MS,
+    SUCCESS,
+    TIMED_OUT,
+    UNBOUNDED,
+    ClosedError,
+    Deadline,
+    NativeHandle,
+    OpTicket,
+    Ticket,
+)
 from pccl._enums import Result
 from pccl._errors import PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
@@ -58,7 +69,7 @@ def _set_blocks(options: Any, blocks: tuple[int, int | None] | None) -> None:
         options.stochastic, options.seed = seed is not None, seed or 0
 
 
-class Op(Ticket):
+class Op(OpTicket):
     """One all-reduce, from before its launch until it has been awaited.
 
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
@@ -94,7 +105,7 @@ class Op(Ticket):
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """As that of every ticket; at its end the tensors are let go.
 
-        Where the communicator is being closed, C may touch them until it is destroyed: then `close` lets them go.
+        Those of an op that was cancelled with its communicator, `close` lets go.
         """
         result = super().wait(handle, deadline, watch)
         if result != TIMED_OUT and not self.in_flight:
@@ -104,6 +115,12 @@ class Op(Ticket):
             self.keep = None
             self.dropped = None
         return result
+
+    def settle(self) -> None:
+        """As that of every op; `retry` tells its contributors."""
+        super().settle()
+        if self.arguments[3] and self._last is not None:
+            self._contributors = told(self._arguments[3], self.tag)
 
     def _let_go(self, *, success: bool) -> None:
         if self._residuals is not None and (residual := self.arguments[5]) is not None:
@@ -167,17 +184,30 @@ def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:
 
 def contributors(handle: NativeHandle, tag: int) -> tuple[Contributors, ...]:
     """Who is in the op of this tag that has ended last; empty when nothing is known of it."""
+    with contextlib.suppress(ClosedError), handle as comm:
+        return told(comm, tag)
+    return ()
+
+
+def told(comm: Any, tag: int) -> tuple[Contributors, ...]:
+    """As `contributors`, of a communicator that the caller keeps."""
     found: list[Contributors] = []
     c_range = _ffi.new(_RANGE)
-    with contextlib.suppress(ClosedError), handle as comm:
-        while _C.pcclGetReduceContributors(comm, tag, len(found), c_range, _ffi.NULL, 0) == SUCCESS:
-            uuids = _ffi.new(_UUIDS, c_range.contributors)
-            _C.pcclGetReduceContributors(comm, tag, len(found), c_range, uuids, len(uuids))
-            peers = frozenset(UUID(bytes=bytes(uuid.data)) for uuid in uuids)
-            found.append(Contributors(c_range.begin, c_range.end, peers))
-            if len(found) == c_range.ranges:
-                break
+    while _C.pcclGetReduceContributors(comm, tag, len(found), c_range, _ffi.NULL, 0) == SUCCESS:
+        uuids = _ffi.new(_UUIDS, c_range.contributors)
+        _C.pcclGetReduceContributors(comm, tag, len(found), c_range, uuids, len(uuids))
+        peers = frozenset(UUID(bytes=bytes(uuid.data)) for uuid in uuids)
+        found.append(Contributors(c_range.begin, c_range.end, peers))
+        if len(found) == c_range.ranges:
+            break
     return tuple(found)
+
+
+def stop(live: set[Any], comm: Any) -> None:
+    """Before a communicator is destroyed: ends its ops, and finds out how these have ended."""
+    _C.pccl_ext_comm_stop(comm)
+    for op in list(live):
+        op.settle()
 
 
 class DroppedHandle(weakref.ref["AsyncReduceHandle"]):
@@ -258,6 +288,7 @@ class AsyncReduceHandle:
 
         Never raises for a failed op (`result` does); its info is all 0, its input is as at launch (with `retry` only in
         those ranges of `info.contributors` that have no peers). May be called again, and then gives the same tuple.
+        After `close`, too, an op that had ended well is told so; one that had not was cancelled, with RANK_CONNECTION_LOST.
         `timeout` in seconds: PCCLTimeoutError, and the op goes on.
         """
         deadline = Deadline(timeout)

@@ -11,6 +11,7 @@
 #include "device/gpu.h"
 #include "device/device.h"
 #include "master/inquiry.h"
+#include "peer/connect.h"
 #include "peer/ops.h"
 #include "peer/share.h"
 #include "state/content.h"
@@ -121,6 +122,12 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
 pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm) {
     REQUIRE_COMM(comm);
     return communicator_usable(comm->communicator);
+}
+
+pcclResult_t pccl_ext_comm_stop(pcclComm_t *comm) {
+    REQUIRE_COMM(comm);
+    connect_stop(comm->communicator);
+    return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {

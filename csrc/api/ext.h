@@ -48,6 +48,11 @@ pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capac
 // never connected.
 pcclResult_t pccl_ext_comm_alive(const pcclComm_t *comm);
 
+// The first half of pcclDestroyCommunicator, by the thread that calls it next: leaves the run and ends all ops, in
+// bounded time. Afterwards tickets of reduces and collectives tell how they have ended, without waiting for others, and
+// pcclGetReduceContributors who is in them.
+pcclResult_t pccl_ext_comm_stop(pcclComm_t *comm);
+
 // The id that this communicator has in the run; all 0 before it has connected.
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 
@@ -63,7 +68,7 @@ pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out);
 // (pcclInvalidUsage). A communicator has one of these calls at a time, ops and multis beside them.
 //
 // Destroying the communicator ends its calls, and waits for the threads that are inside; a ticket must not be waited
-// for afterwards. In a forked child every begin and wait is pcclInvalidUsage.
+// for afterwards (but see pccl_ext_comm_stop). In a forked child every begin and wait is pcclInvalidUsage.
 struct pccl_ticket {
     pcclResult_t result;   // pcclTimedOut until a wait has seen the end
     char text[640];        // as pccl_ext_detail, of a result that is not pcclSuccess

@@ -328,8 +328,8 @@ PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *pa
 PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
 
 // Leaves the run and frees the communicator, always and in bounded time. The others learn of it at once. Calls blocked
-// in other threads return an error first. Un-awaited ops are cancelled; their buffers are not touched once this has
-// returned.
+// in other threads return first: an error, but for awaits of ops that have ended well. Un-awaited ops are cancelled;
+// their buffers are not touched once this has returned.
 PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm);
 
 // Reads one number of the snapshot. Does not wait.

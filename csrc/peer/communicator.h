@@ -58,6 +58,7 @@ struct communicator {
     struct communicator_params params; // masters and limit change while it is idle
     enum communicator_phase phase;
     bool closing;
+    bool stopped;                // connect_stop has returned; its caller's
     bool renewing;               // mind and engine are being made anew
     uint32_t users;              // calls inside
     uint32_t launches;           // ops being posted

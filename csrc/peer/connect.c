@@ -96,8 +96,8 @@ struct communicator *connect_new(const struct communicator_params *params) {
     return NULL;
 }
 
-void connect_free(struct communicator *c) {
-    if (c == NULL) return;
+void connect_stop(struct communicator *c) {
+    if (c->stopped) return;
     pthread_mutex_lock(&c->lock);
     struct engine *engine = c->phase == COMMUNICATOR_CONNECTED ? c->engine : NULL; // stays while connected
     pthread_mutex_unlock(&c->lock);
@@ -114,6 +114,12 @@ void connect_free(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
     while (c->users > 0) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
     pthread_mutex_unlock(&c->lock);
+    c->stopped = true;
+}
+
+void connect_free(struct communicator *c) {
+    if (c == NULL) return;
+    connect_stop(c);
     // No call is inside, both threads have ended: nobody else can hold it.
     free_all(c);
 }

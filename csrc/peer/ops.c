@@ -183,7 +183,7 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
 pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline, struct call_info *out) {
     communicator_begin(c);
     bool never = c->phase != COMMUNICATOR_CONNECTED && c->phase != COMMUNICATOR_DEAD;
-    if (never || c->closing) return communicator_finish(c, communicator_check_usable(c));
+    if (never) return communicator_finish(c, communicator_check_usable(c));
     struct call_outcome outcome;
     pthread_mutex_unlock(&c->lock);
     engine_wait(c->engine, tag, deadline, &outcome);

@@ -103,14 +103,56 @@ def test_a_waiter_lets_go_of_nothing_before_the_communicator_is_destroyed():
         destroy = native._destroy
 
         def look_and_destroy(pointer: object) -> int:
-            waiter.join()  # it has been told that the communicator is closed
             seen.append(held() is not None)
             return destroy(pointer)
 
         native._destroy = look_and_destroy
         comms[0].close()
         assert seen == [True]
+        waiter.join()
         assert handle.wait()[0] is False
+
+
+def test_an_op_that_had_ended_is_told_so_after_its_communicator_was_closed():
+    """What it has reduced in place would be reduced twice by a program that repeats it."""
+    for retry in (False, True):
+        with team([0, 0]) as comms:
+            arrays = [np.full(COUNT, value, np.int64) for value in (1, 10)]
+            pairs = list(zip(comms, arrays, strict=True))
+            handles = [comm.all_reduce_async(array, array, op=ReduceOp.SUM, retry=retry) for comm, array in pairs]
+            later = [comm.all_reduce_async(array.copy(), op=ReduceOp.SUM, tag=1) for comm, array in pairs]
+            for handle in later:  # whose verdict comes after that of the first
+                handle.result(timeout=PATIENCE)
+            comms[0].close()
+            success, status, info = handles[0].wait()
+            assert (success, status, info.world_size) == (True, 0, 2)
+            assert [len(part.peers) for part in info.contributors] == ([2] if retry else [])
+            assert (arrays[0] == 11).all()
+
+
+def test_the_input_is_back_when_a_wait_beside_a_close_returns():
+    """The buffer is read at once: half of it may have been reduced when the op was cancelled."""
+    ended: set[bool] = set()
+    for seed in range(20):
+        rng = random.Random(seed)
+        with team([0, 0]) as comms:
+            arrays = [[np.full(COUNT // 8, value, np.int64) for _ in range(8)] for value in (1, 10)]
+            handles = [
+                [comm.all_reduce_async(array, array, op=ReduceOp.SUM, tag=tag) for tag, array in enumerate(mine)]
+                for comm, mine in zip(comms, arrays, strict=True)
+            ]
+            delay = rng.random() * 0.02
+            closer = threading.Thread(target=lambda comm=comms[0], delay=delay: (time.sleep(delay), comm.close()))
+            closer.start()
+            for handle, array in zip(handles[0], arrays[0], strict=True):
+                success = handle.wait(timeout=PATIENCE)[0]
+                ended.add(success)
+                assert np.unique(array).tolist() == [11 if success else 1]
+            closer.join()
+            for handle, array in zip(handles[1], arrays[1], strict=True):
+                success = handle.wait(timeout=PATIENCE)[0]
+                assert np.unique(array).tolist() == [11 if success else 10]
+    assert False in ended
 
 
 LEAVING = """
