@@ -51,7 +51,7 @@ class Outer:
     """
 
     def __init__(self, parameters: Sequence[tuple[str, Tensor]], device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # with its index, as parameters have it
         self.parts: list[Part] = []
         self.size = 0
         for name, parameter in parameters:
@@ -186,9 +186,13 @@ class Outer:
             yield part, local_memory(part.parameter)
 
     def _wait_for_copies(self) -> None:
+        """For those between GPUs and the CPU alone: what else a GPU has to do goes on. torch copies in the current stream."""
+        copied = []
         for device in {self.device, *(part.parameter.device for part in self.parts)}:
             if device.type == "cuda":
-                torch.cuda.synchronize(device)
+                copied.append(torch.cuda.current_stream(device).record_event())
+        for event in copied:
+            event.synchronize()
 
 
 def local_memory(tensor: Tensor) -> Tensor:

@@ -50,6 +50,31 @@ def test_pseudo_gradient_is_what_the_inner_steps_have_taken_away():
     assert not out.any()
 
 
+@pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda", marks=needs_gpu)])
+def test_a_device_is_the_one_that_tensors_there_have(device):
+    assert outer_of(nn.Linear(3, 2), device).device == torch.empty(1, device=device).device
+
+
+def test_copies_are_waited_for_and_not_the_whole_gpu(monkeypatch):
+    outer = outer_of(nn.Linear(3, 2))
+    calls = []
+
+    class FakeEvent:
+        def synchronize(self):
+            calls.append("waited")
+
+    class FakeStream:
+        def record_event(self):
+            calls.append("recorded")
+            return FakeEvent()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: calls.append(device) or FakeStream())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("it waits for the whole GPU"))
+    outer.device = torch.device("cuda", 1)
+    outer._wait_for_copies()
+    assert calls == [torch.device("cuda", 1), "recorded", "waited"]
+
+
 def test_low_precision_has_fp32_outer_parameters_and_no_gradient_of_rounding():
     model = nn.Linear(5, 5).to(torch.bfloat16)
     outer = outer_of(model)
