@@ -1,4 +1,7 @@
-"""The master as a program: `pccl_master`, or `python -m pccl.master`."""
+"""The master as a program: `pccl_master`, or `python -m pccl.master`.
+
+It needs the standard library and cffi alone, as the backend of torch.distributed does, which starts it.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,23 @@ def main() -> None:
         "list, or wait for this one to come back; with PCCL_MASTER_ON_SIGTERM=end that ends the run, too.",
     )
     parser.add_argument("--listen-address", default=DEFAULT_ADDRESS, help="host:port to listen on (default: %(default)s)")
-    sys.exit(serve(parser.parse_args().listen_address))
+    parser.add_argument("--masters", help="all masters of the run, this one among them: host:port,host:port")
+    parser.add_argument("--on-sigterm", choices=SIGTERM_CHOICES, help="whether SIGTERM ends the run")
+    parser.add_argument("--until-empty", type=float, metavar="SECONDS", help="end once nobody has had a peer for so long")
+    parser.add_argument("--background", action="store_true", help="return once it listens")
+    parser.add_argument("--log", metavar="FILE", help="with --background: where its log goes; left out: nowhere")
+    options = parser.parse_args()
+
+    def run(ready: Callable[[], None] = lambda: None) -> int:
+        return serve(
+            options.listen_address,
+            masters=options.masters,
+            on_sigterm=options.on_sigterm,
+            until_empty=options.until_empty,
+            ready=ready,
+        )
+
+    sys.exit(serve_in_background(options.log, run) if options.background else run())
 
 
 if __name__ == "__main__":

@@ -344,7 +344,7 @@ def _start_master(address: str, listed: str, deadline: Deadline) -> str:
     It outlives this one, keeps none of its files open, and ends by itself once nobody is there. Its log goes to the file named
     by PCCL_MASTER_LOG, if there is one.
     """
-    command = [sys.executable, "-m", "pccl", "master", "--listen", address, "--masters", listed]
+    command = [sys.executable, "-m", "pccl.master", "--listen", address, "--masters", listed]
     command += ["--until-empty", str(UNTIL_EMPTY_SECONDS), "--background", "--on-sigterm", "detach"]
     if os.environ.get("PCCL_MASTER_LOG"):
         command += ["--log", os.environ["PCCL_MASTER_LOG"]]

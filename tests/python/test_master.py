@@ -459,10 +459,18 @@ def test_a_standby_stays_as_long_as_another_one_serves():
             node.wait(timeout=60)
 
 
-def test_a_master_in_the_background_outlives_who_started_it(tmp_path):
+NO_COMMAND_LINE = (
+    "import sys; sys.modules.update(click=None, rich=None); import pccl.distributed; from pccl.master import main; main()"
+)
+
+
+@pytest.mark.parametrize(
+    "program", [["-m", "pccl", "master"], ["-c", NO_COMMAND_LINE]]
+)  # what torch's backend starts has no click
+def test_a_master_in_the_background_outlives_who_started_it(tmp_path, program):
     log = tmp_path / "log"
     begun = subprocess.run(
-        f"{sys.executable} -m pccl master --listen 127.0.0.1:0 --until-empty 3 --background --log {log}".split(),
+        [sys.executable, *program, *f"--listen 127.0.0.1:0 --until-empty 3 --background --log {log}".split()],
         capture_output=True,  # its end comes only if the master keeps no pipe
         text=True,
         env={**ENVIRONMENT, "PCCL_LOG_LEVEL": "info"},
