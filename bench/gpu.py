@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/gpu"))
+
 import gpu_kernels
 import harness
 from harness import KIB, MIB, BenchError, Peer, Row
+from run import why_not
 
 import pccl
 from pccl import Communicator, ReduceOp, SharedStateSyncStrategy
@@ -169,9 +173,10 @@ def run() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     args.json = args.json or str(args.out / "gpu.json")
-    if args.device == "cuda" and not pccl.cuda.is_available():
-        print(f"skipped: {pccl.cuda.describe()}")
-        (args.out / "skipped").write_text(pccl.cuda.describe() + "\n")
+    why = why_not() if args.device == "cuda" else ""
+    if why:
+        print(f"skipped: {why}")
+        (args.out / "skipped").write_text(why + "\n")
         return
     where = {**harness.machine(), "gpu": pccl.cuda.describe(), "reduced at": os.environ.get("PCCL_CUDA_REDUCE", "gpu")}
     rows: list[Row] = []

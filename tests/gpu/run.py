@@ -196,13 +196,15 @@ def streams(member: Member) -> None:
     if member.device == "cpu":
         return
     square = torch.rand(4096, 4096, device=member.device)
-    # A kernel that is launched for the first time behind a wait is loaded then, and that waits for the GPU.
-    warm = torch.zeros(8, device=member.device)
-    torch.mul(warm, 2, out=torch.empty_like(warm))
-    assert bool((warm == 0).all())
+    counts = (1_000, 3_000_000)
+    for count in counts:
+        # What a kernel or an op needs the first time, and would wait for the GPU to get, is there before a stream waits.
+        warm = torch.zeros(count, device=member.device)
+        member.comm.all_reduce(warm, op=ReduceOp.SUM)
+        assert not torch.mul(warm, 2, out=torch.empty_like(warm)).any()
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(stream):
-            for count in (1_000, 3_000_000):
+            for count in counts:
                 tensor, doubled = torch.zeros(count, device=member.device), torch.empty(count, device=member.device)
                 for _ in range(20):
                     square = square @ square
@@ -222,15 +224,18 @@ def waiting_streams(member: Member) -> None:
         return
     counts = [3_000_000] * 5 + [20_000_000]
     tensors = [member.filled(count, "float32") for count in counts]
-    first = [member.comm.all_reduce_async(tensor.clone(), op=ReduceOp.SUM, tag=tag) for tag, tensor in enumerate(tensors)]
-    for handle in first:
-        handle.result()  # the streams of so many ops are made before anything waits
-    sums = [torch.empty_like(tensor) for tensor in tensors]  # memory that torch does not have yet may wait for the whole GPU
-    with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+    last = len(counts) - 1
+    stream = torch.cuda.Stream()
+    sums = [tensor.clone() for tensor in tensors]  # memory that torch does not have yet may wait for the whole GPU
+    with torch.cuda.stream(stream):
+        stream.wait_stream(torch.cuda.default_stream())
+        # The streams of so many ops are made before anything waits.
+        first = [member.comm.all_reduce_async(copy, op=ReduceOp.SUM, tag=tag, retry=tag == last) for tag, copy in enumerate(sums)]
+        for handle in first:
+            handle.result()
         handles = []
         for tag, tensor in enumerate(tensors):
-            handles.append(member.comm.all_reduce_async(tensor, op=ReduceOp.SUM, tag=tag, retry=tag == len(counts) - 1))
+            handles.append(member.comm.all_reduce_async(tensor, op=ReduceOp.SUM, tag=tag, retry=tag == last))
             handles[-1].wait_stream()
             sums[tag].copy_(tensor)
         for handle in handles:
@@ -407,10 +412,11 @@ def run_member(pipe: Connection, name: str, address: str, device: str) -> None:
         pipe.send(traceback.format_exc())
 
 
-def run_case(name: str, device: str) -> str:
+def run_case(name: str, device: str, start: str = "forkserver") -> str:
     """The verdict: "ok", or why not."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pccl", "torch"])
+    context = multiprocessing.get_context(start)
+    if start == "forkserver":
+        context.set_forkserver_preload(["pccl", "torch"])
     master = pccl.MasterNode("127.0.0.1:0", heartbeat_limit=30)
     master.run()
     end = time.monotonic() + LIMIT_SECONDS
@@ -445,7 +451,7 @@ def run_sanitized(out: Path, device: str) -> str:
     # Calls of the driver that fail are no errors: the library asks it about memory that it does not know.
     command = [tool, "--target-processes", "all", "--report-api-errors", "no", "--error-exitcode", "9"]
     command += [sys.executable, str(Path(__file__).resolve())]
-    command += ["--out", str(out / "sanitized"), "kernels"]
+    command += ["--out", str(out / "sanitized"), "--start", "spawn", "kernels"]  # it need not follow a fork without exec
     slow = {**os.environ, "PCCL_GPU_LIMIT_SECONDS": str(SANITIZER_SECONDS - 10)}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SANITIZER_SECONDS, env=slow)
@@ -473,6 +479,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-out/test"))
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--start", default="forkserver", choices=["forkserver", "spawn"], help="how processes are started")
     parser.add_argument("cases", nargs="*", help="all by default")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -487,12 +494,12 @@ def main() -> int:
         results["skipped"] = why
         print(f"skipped: {why}")
     else:
-        run_case("nothing", options.device)  # the first process is slow: what it needs is read from disk
+        run_case("nothing", options.device, options.start)  # the first process is slow: what it needs is read from disk
         names = options.cases or [case.__name__ for case in CASES]
         results["cases"] = {}
         for name in names:
             begun = time.monotonic()
-            verdict = run_case(name, options.device)
+            verdict = run_case(name, options.device, options.start)
             results["cases"][name] = {"verdict": verdict, "seconds": round(time.monotonic() - begun, 2)}
             print(f"{name}: {verdict}", flush=True)
         if not options.cases:
