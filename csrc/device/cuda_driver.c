@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static struct cuda_driver driver;
 static _Atomic(const struct cuda_driver *) present;
@@ -63,13 +64,25 @@ const struct cuda_driver *cuda_driver_present(void) {
     return atomic_load(&present);
 }
 
+// `error` begins with the file that is not there, which may be one that the library needs.
+static void say_why_not(const char *error, char why[CUDA_WHY_BYTES]) {
+    const char *name = library_name();
+    bool own = error != NULL && strncmp(error, name, strlen(name)) == 0;
+    if (own && strstr(error, "No such file") != NULL)
+        snprintf(why, CUDA_WHY_BYTES, "the CUDA driver %s is not installed", name);
+    else
+        snprintf(why, CUDA_WHY_BYTES, "the CUDA driver cannot be loaded: %s", error == NULL ? name : error);
+}
+
 static bool load(char why[CUDA_WHY_BYTES]) {
     take_lock();
     if (atomic_load(&present) == NULL) {
         void *library = dlopen(library_name(), RTLD_NOW);
         const char *missing = library == NULL ? NULL : take(library);
         if (library == NULL)
-            snprintf(why, CUDA_WHY_BYTES, "the CUDA driver %s is not installed", library_name());
+            say_why_not(dlerror(), why);
+        else if (missing != NULL && strcmp(missing, "cuInit") == 0)
+            snprintf(why, CUDA_WHY_BYTES, "%s is no CUDA driver: it has no %s", library_name(), missing);
         else if (missing != NULL)
             snprintf(why, CUDA_WHY_BYTES, "the CUDA driver is too old: it has no %s", missing);
         if (missing != NULL) dlclose(library);

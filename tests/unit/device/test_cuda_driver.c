@@ -29,6 +29,17 @@ static void test_absent(void) {
     CHECK(cuda_driver_present() == NULL);
 }
 
+static void test_no_driver(void) {
+    check_case("no driver");
+    char why[CUDA_WHY_BYTES];
+    REQUIRE(setenv("PCCL_CUDA_DRIVER", "/proc/self/cmdline", 1) == 0);
+    CHECK_EQ(cuda_driver_open(why), 0);
+    CHECK_MEM(why, "the CUDA driver cannot be loaded: /proc/self/cmdline: ", 53);
+    REQUIRE(setenv("PCCL_CUDA_DRIVER", "libc.so.6", 1) == 0);
+    CHECK_EQ(cuda_driver_open(why), 0);
+    CHECK(strcmp(why, "libc.so.6 is no CUDA driver: it has no cuInit") == 0);
+}
+
 // A thread of the parent may be anywhere in a look-up.
 static void test_forks(void) {
     check_case("forks");
@@ -57,5 +68,6 @@ int main(void) {
     REQUIRE(setenv("PCCL_CUDA_DRIVER", "/nowhere/libcuda.so", 1) == 0);
     test_absent();
     test_forks();
+    test_no_driver();
     return check_status();
 }
