@@ -55,6 +55,8 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
 // Waits for the op of this tag until `deadline_ns` (monotonic, INT64_MAX = for ever); takes it, unless IN_PROGRESS.
 // Only then are its buffers the caller's again: the result in recv, or after an error the input as at launch; in retry
 // mode after an error each range holds one of the two, as the contributors tell.
+// CALL_DEAD: with ENGINE_INPUT_LOST at the end of the text where that has happened.
+#define ENGINE_INPUT_LOST "the input of this op is lost: it could not be put back"
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct call_outcome *out);
 // Whether the thread hangs in the memory of a neighbour; then another one takes its place, that link is down, silent,
 // and the neighbour is not read any more. Returns when to look again, INT64_MAX if nothing is being read. Before

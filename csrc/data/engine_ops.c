@@ -84,27 +84,39 @@ static void put_back(struct op *op, struct device_queue *queue) {
         backup_restore(&part->backup, queue, part->args.recv);
 }
 
+static bool has_saved(struct op *op) {
+    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
+        if (part->backup.saved.count > 0) return true;
+    return false;
+}
+
 // Its device has failed. A queue that is fresh may still reach the tensors, and waits for no stream of the caller.
-static void put_back_after_failure(struct engine *engine, struct op *op) {
+// False: the input is lost.
+static bool put_back_after_failure(struct engine *engine, struct op *op) {
+    if (!has_saved(op)) return true;
     struct device_queue *fresh;
     bool opened = device_open(op->args.recv, engine->wake, &fresh) && fresh != NULL;
     if (opened) put_back(op, fresh);
-    if (!opened || !device_await(fresh))
-        LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
+    bool good = opened && device_await(fresh);
+    if (!good) LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
     if (opened) device_close(fresh);
+    return good;
 }
 
-// Puts the input back, if that is needed, and waits for the device. False: it has failed.
-static bool end_at_device(struct engine *engine, struct op *op, bool needed) {
+// Puts the input back, if that is needed, and waits for the device. False: it has failed; `lost`: and the input with
+// it.
+static bool end_at_device(struct engine *engine, struct op *op, bool needed, bool *lost) {
+    *lost = false;
     if (needed) put_back(op, op->args.queue);
     if (device_await(op->args.queue)) return true;
-    put_back_after_failure(engine, op);
+    *lost = !put_back_after_failure(engine, op);
     return false;
 }
 
 static void forget(void *context, struct op *op, bool restore) {
     struct engine *engine = context;
-    if (restore && op->backup.saved.count > 0) end_at_device(engine, op, true); // before its room is given back
+    bool lost;
+    if (restore && op->backup.saved.count > 0) end_at_device(engine, op, true, &lost); // before its room is given back
     backup_end(&engine->backups, &op->backup);
     backup_end(&engine->backups, &op->room);
     if (op->parent != NULL) return; // the queue is that of the call, which is forgotten last
@@ -183,20 +195,18 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
 }
 
 // Lock held, but let go of: nobody else looks at an ended op, and what its device has yet to do, and putting a large
-// input back, takes its time.
-static void settle(struct engine *engine, struct op *op) {
+// input back, takes its time. False: the input is lost.
+static bool settle(struct engine *engine, struct op *op) {
     struct device_queue *queue = op->args.queue;
-    bool needed = false;
-    if (op->segments != NULL || op->outcome.result != CALL_OK)
-        for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
-            needed |= part->backup.saved.count > 0;
-    if (!needed && queue == NULL) return;
+    bool needed = (op->segments != NULL || op->outcome.result != CALL_OK) && has_saved(op), lost;
+    if (!needed && queue == NULL) return true;
     engine_unlock(engine);
-    bool good = end_at_device(engine, op, needed);
+    bool good = end_at_device(engine, op, needed, &lost);
     engine_lock(engine);
-    if (good) return;
+    if (good) return true;
     engine_fail_of(engine, queue);
     op->outcome.result = CALL_DEAD;
+    return !lost;
 }
 
 // In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
@@ -259,10 +269,11 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
         say_what_for(op, out->text, sizeof out->text);
         op->waiter = NULL;
     } else {
-        settle(engine, op);
+        bool intact = settle(engine, op);
         while (op->holding > 0) pthread_cond_wait(&engine->not_holding, &engine->lock);
         book_take(&engine->book, op, out);
-        if (out->result == CALL_DEAD) snprintf(out->text, sizeof out->text, "%s", engine->why);
+        if (out->result == CALL_DEAD)
+            snprintf(out->text, sizeof out->text, "%s%s", engine->why, intact ? "" : "; " ENGINE_INPUT_LOST);
     }
     if (waits) pthread_cond_destroy(&waiter.ended);
     if (--engine->waiters == 0) pthread_cond_broadcast(&engine->no_waiters);

@@ -240,6 +240,31 @@ static bool test_failure(const struct way *way, uint32_t at) {
     return asked >= at;
 }
 
+// From the `at`-th request on the device fails for ever: the input is as it was, or the error says that it is lost.
+// False: the device was not asked for so much.
+static bool test_lost_input(const struct way *way, uint32_t at, bool *lost) {
+    check_case("%s, failures from %u on", way->name, at);
+    struct trial t = trial_new(way);
+    struct call_outcome outcome = {.result = CALL_OK};
+    for (uint32_t i = 0; i < PEERS; i++)
+        if (i != VICTIM) CHECK_EQ(post(&t, i), CALL_OK);
+    fake_device_fail(at, UINT32_MAX / 2);
+    bool posted = post(&t, VICTIM) == CALL_OK;
+    if (posted) take(&t, VICTIM, &outcome);
+    uint32_t asked = fake_device_fail(0, 0);
+    if (posted && outcome.result != CALL_OK) {
+        bool told = strstr(outcome.text, ENGINE_INPUT_LOST) != NULL;
+        *lost |= told;
+        CHECK(told || holds(&t, t.send[VICTIM], value_of(VICTIM)));
+    }
+    kill_side(t.world, VICTIM);
+    new_epoch(t.world, true);
+    for (uint32_t i = 0; i < PEERS; i++)
+        if (i != VICTIM) take(&t, i, &outcome);
+    trial_free(&t);
+    return asked >= at;
+}
+
 // The next request that is to fail: fewer and fewer of them.
 static uint32_t next_failure(uint32_t at) {
 #ifdef __SANITIZE_THREAD__ // trials take long there
@@ -260,5 +285,9 @@ int main(void) {
         alone.same_host = true;
         for (uint32_t at = 1; test_failure(&alone, at); at = next_failure(at)) continue;
     }
+    struct way in_place = {.name = "ring, in place", .count = 400001, .in_place = true, .same_host = true};
+    bool lost = false;
+    for (uint32_t at = 1; test_lost_input(&in_place, at, &lost); at = next_failure(at)) continue;
+    CHECK(lost);
     return check_status();
 }
