@@ -327,7 +327,8 @@ PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *pa
 // the other peers could not be reached. After the last two it may be called again.
 PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
 
-// Leaves the run and frees the communicator, always and in bounded time. The others learn of it at once. Calls blocked
+// Leaves the run and frees the communicator, always and in bounded time; where an op at a GPU has yet to begin, after
+// what the caller had queued in its stream, which is waited for. The others learn of it at once. Calls blocked
 // in other threads return first: an error, but for awaits of ops that have ended well. Un-awaited ops are cancelled;
 // their buffers are not touched once this has returned.
 PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t *comm);
