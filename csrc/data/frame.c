@@ -49,3 +49,9 @@ struct frame *frame_pop(struct frame_queue *queue) {
     if (queue->first == NULL) queue->last = &queue->first;
     return frame;
 }
+
+void frame_put_back(struct frame_queue *queue, struct frame *frame) {
+    frame->next = queue->first;
+    if (queue->first == NULL) queue->last = &frame->next;
+    queue->first = frame;
+}

@@ -53,7 +53,7 @@ struct incoming {
     uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that is an address, or the name of a door
 };
 
-// In the order in which they were pushed.
+// In the order in which they were pushed, but for what was put back.
 struct frame_queue {
     struct frame *first, **last;
 };
@@ -74,5 +74,7 @@ void frame_free(struct engine *engine, struct frame *frame);
 void frame_push(struct frame_queue *queue, struct frame *frame);
 // NULL: the queue is empty.
 struct frame *frame_pop(struct frame_queue *queue);
+// It is the next one to be popped.
+void frame_put_back(struct frame_queue *queue, struct frame *frame);
 
 #endif

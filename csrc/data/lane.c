@@ -327,6 +327,19 @@ bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t ty
     return true;
 }
 
+// Whether nothing of the frame at hand was sent, because its device has yet to give its bytes.
+static bool waits_for_device(const struct lane *lane) {
+    const struct frame *frame = lane->sending;
+    return frame != NULL && frame->fence != 0 && lane->sent == 0 &&
+           device_passed(frame->op->args.queue, frame->fence) == DEVICE_BUSY;
+}
+
+// What a heartbeat has overtaken comes before what the ops have by now.
+static void resume(struct lane *lane) {
+    if (lane->sending == NULL && lane->queue.first != NULL && lane->queue.first->fence != 0)
+        lane->sending = frame_pop(&lane->queue);
+}
+
 // Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is
 // blocked or has no work.
 static size_t lane_write(struct lane *lane) {
@@ -334,6 +347,7 @@ static size_t lane_write(struct lane *lane) {
     bool direct = lane->index == 0;
     if (direct) engine_lock(engine);
     if (direct) flush(lane);
+    resume(lane);
     bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
     if (direct) engine_unlock(engine);
 
@@ -479,12 +493,21 @@ struct lane *neighbour_lane(struct neighbour *peer, uint32_t index) {
 }
 
 // ---- silence ----
+bool lane_is_quiet(const struct lane *lane) {
+    return lane->sending == NULL ? lane->queue.first == NULL : waits_for_device(lane);
+}
+
 void lane_beat(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct wire_op head = {.offset = (uint64_t)(platform_now_ns() / US_NS), .extra = engine->running.first != NULL};
-    struct frame *frame = frame_new(engine, WIRE_LINK_HEARTBEAT, &head, 0);
-    if (frame == NULL) return;
-    lane_push(lane, frame);
+    struct frame *beat = frame_new(engine, WIRE_LINK_HEARTBEAT, &head, 0);
+    if (beat == NULL) return;
+    if (waits_for_device(lane)) {
+        frame_put_back(&lane->queue, lane->sending);
+        lane->sending = beat;
+    } else {
+        lane_push(lane, beat);
+    }
     lane_schedule(lane);
 }
 
@@ -492,8 +515,7 @@ void lane_beat(struct lane *lane) {
 static void say_something(struct lane *lane) {
     bool spoke = lane->silence.spoke;
     lane->silence.spoke = false;
-    if (spoke || lane->sending != NULL || lane->queue.first != NULL) return;
-    lane_beat(lane);
+    if (!spoke && lane_is_quiet(lane)) lane_beat(lane);
 }
 
 // Where much is lost on the way, one connection alone may be silent for long: what it sends again is lost again, and it

@@ -167,7 +167,9 @@ void lane_drop_frames(struct lane *lane, bool service);
 void lane_enter_epoch(struct lane *lane);
 // What epoll says of it.
 void lane_note_events(struct lane *lane, uint32_t events);
-// Says a heartbeat, with the time. Lock held.
+// Whether it has nothing to send, but what its device has yet to give. Direct links: lock held.
+bool lane_is_quiet(const struct lane *lane);
+// Says a heartbeat, with the time, before what its device has yet to give. Lock held.
 void lane_beat(struct lane *lane);
 // Breaks it if it has been silent for longer than about `limit_ns`, else lets it say something. `excused`: this process
 // was stopped.

@@ -19,7 +19,7 @@ static void say_beats(struct engine *engine) {
         struct op_member *member = engine->book.members[(ring->rank + i) % ring->count];
         struct lane *lane = member == NULL ? NULL : neighbour_of(member)->lanes[0];
         if (lane == NULL || !lane->polled || lane->broken) continue;
-        if (lane->sending == NULL && lane->queue.first == NULL) lane_beat(lane);
+        if (lane_is_quiet(lane)) lane_beat(lane);
     }
     engine_unlock(engine);
 }
@@ -31,7 +31,7 @@ static void keep_windows(struct engine *engine) {
     engine_lock(engine);
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
-        bool quiet = lane->silence.sent == lane->looked_sent && lane->sending == NULL && lane->queue.first == NULL;
+        bool quiet = lane->silence.sent == lane->looked_sent && lane_is_quiet(lane);
         bool used = engine->lanes->fixed || lane->peer->pace.in_use > 0; // 0: no bulk has gone there
         lane->looked_sent = lane->silence.sent;
         if (quiet && used && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken &&

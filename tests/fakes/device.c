@@ -131,6 +131,9 @@ struct fake {
 };
 
 static atomic_int threads;
+static atomic_bool held;
+
+void fake_device_hold(bool hold) { atomic_store(&held, hold); }
 
 static uint64_t next_random(struct fake *f) {
     f->random ^= f->random << 13;
@@ -188,6 +191,10 @@ static void perform(const struct task *task) {
 // Lock held. Does what is next in the queue.
 static void step(struct fake *f) {
     struct task *task = f->first;
+    if (atomic_load(&held) && task->work != WORK_OF_CALLER) {
+        if (f->wake >= 0) wake_signal(f->wake); // to look again
+        return;
+    }
     f->first = task->next;
     if (f->first == NULL) f->last = &f->first;
     bool works = task->work == WORK_COPY || task->work == WORK_REDUCE;

@@ -15,6 +15,9 @@ void *fake_device_bytes(const void *memory);
 // it; 0: nothing does. What was asked for since the last call, until then.
 uint32_t fake_device_fail(uint32_t at, uint32_t count);
 
+// While it is held, the device gives and takes no bytes, whatever it is asked for.
+void fake_device_hold(bool hold);
+
 // What the error of a queue that was made to fail begins with, and whether some failures are got over.
 extern const char *const fake_device_words;
 extern const bool fake_device_gets_over;
