@@ -104,7 +104,9 @@ static void *lend(struct cuda_queue *q, void *host) {
 }
 
 static void *host_new(struct cuda_queue *q, size_t bytes) {
-    return device_has_failed(&q->queue) ? NULL : gpu_host_new(q->gpu, bytes);
+    if (device_has_failed(&q->queue)) return NULL;
+    void *host = cuda_queue_pinned(q, bytes);
+    return host == NULL ? gpu_host_plain(bytes) : host;
 }
 
 // It is the caller's no more, but still kept.

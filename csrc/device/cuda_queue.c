@@ -15,6 +15,8 @@ enum { PAUSE_US = 100 };
 
 static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER; // of the lists of idle queues; taken last
 
+static atomic_uint late; // queues with pinning.late
+
 static CUdeviceptr address_of(const void *memory) { return (CUdeviceptr)(uintptr_t)memory; }
 
 static const struct cuda_driver *driver_of(const struct cuda_queue *q) { return q->gpu->driver; }
@@ -56,11 +58,14 @@ static uint64_t announce(struct cuda_queue *q, struct cuda_flow *flow) {
     return flow->settled = flow->asked;
 }
 
-// False: the queue has failed, and the copy was not begun.
+// A call of the driver may block: a copy from or to memory that is not page-locked, or into a full stream. So the lock
+// is let go of, as nobody else takes tasks out of the list. False: the queue has failed, and the copy was not begun.
 static bool copy(struct cuda_queue *q, struct cuda_task *task, enum cuda_stage stage, void *to, const void *from) {
     struct cuda_flow *flow = stage == STAGE_FROM_GPU ? &q->from_gpu : &q->to_gpu;
     if (task->bytes > 0) {
+        pthread_mutex_unlock(&q->lock);
         CUresult error = driver_of(q)->copy(address_of(to), address_of(from), task->bytes, flow->stream);
+        pthread_mutex_lock(&q->lock);
         if (error != CUDA_SUCCESS) cuda_queue_fail(q, "cuMemcpyAsync", error);
         if (error != CUDA_SUCCESS) return false;
     }
@@ -71,8 +76,10 @@ static bool copy(struct cuda_queue *q, struct cuda_task *task, enum cuda_stage s
 
 // Likewise. Kernels run in the stream to the GPU, whatever they move.
 static bool launch(struct cuda_queue *q, struct cuda_task *task) {
+    pthread_mutex_unlock(&q->lock);
     CUresult error =
         cuda_kernels_launch(&q->gpu->kernels, driver_of(q), task->kernel, task->blocks, &task->job, q->to_gpu.stream);
+    pthread_mutex_lock(&q->lock);
     if (error != CUDA_SUCCESS) {
         cuda_queue_fail(q, "cuLaunchKernel", error);
         return false;
@@ -183,6 +190,7 @@ static void stream_free(const struct cuda_driver *driver, CUstream stream) {
 }
 
 static void queue_free(struct cuda_queue *q) {
+    if (q->pinning.late) atomic_fetch_sub(&late, 1);
     if (q->from_gpu.stream != NULL) stream_free(driver_of(q), q->from_gpu.stream);
     if (q->to_gpu.stream != NULL) stream_free(driver_of(q), q->to_gpu.stream);
     if (q->program.stream != NULL) stream_free(driver_of(q), q->program.stream);
@@ -206,6 +214,40 @@ static void become_idle(struct cuda_queue *q) {
     pthread_mutex_unlock(&idle_lock);
 }
 
+// Lock held.
+static void be_late(struct cuda_queue *q, bool is_late) {
+    if (is_late && !q->pinning.late) atomic_fetch_add(&late, 1);
+    if (!is_late && q->pinning.late) atomic_fetch_sub(&late, 1);
+    q->pinning.late = is_late;
+}
+
+// Lock held, but let go of meanwhile.
+static void pin(struct cuda_queue *q) {
+    size_t bytes = q->pinning.bytes;
+    pthread_mutex_unlock(&q->lock);
+    bool added = gpu_host_add(q->gpu, bytes);
+    pthread_mutex_lock(&q->lock);
+    q->pinning.bytes = 0;
+    be_late(q, false);
+    if (!added) q->pinning.refusals++;
+    pthread_cond_broadcast(&q->changed);
+}
+
+void *cuda_queue_pinned(struct cuda_queue *q, size_t bytes) {
+    int64_t until_ns = platform_now_ns() + CUDA_PIN_MS * MS_NS;
+    uint64_t refusals = q->pinning.refusals;
+    void *host;
+    while ((host = gpu_host_unused(bytes)) == NULL) {
+        if (atomic_load(&late) > 0 || q->pinning.refusals != refusals || !gpu_host_may_add(bytes)) return NULL;
+        if (q->pinning.bytes == 0) {
+            q->pinning.bytes = bytes;
+            wake_signal(q->bell);
+        }
+        if (!platform_cond_wait(&q->changed, &q->lock, until_ns) && q->pinning.bytes != 0) be_late(q, true);
+    }
+    return host;
+}
+
 static void *work(void *argument) {
     struct cuda_queue *q = argument;
     struct pollfd bell = {.fd = q->bell, .events = POLLIN};
@@ -214,6 +256,7 @@ static void *work(void *argument) {
     pthread_mutex_lock(&q->lock);
     if (entered != CUDA_SUCCESS) cuda_queue_fail(q, "cuCtxPushCurrent", entered);
     while (!q->retired) {
+        if (q->pinning.bytes != 0) pin(q);
         bool busy = step(q);
         if (q->left && q->begun) become_idle(q);
         if (q->retired) break;
@@ -251,7 +294,7 @@ static struct cuda_queue *queue_new(struct gpu *gpu) {
     q->bell = q->wake = -1;
     q->last = &q->first;
     pthread_mutex_init(&q->lock, NULL);
-    pthread_cond_init(&q->changed, NULL);
+    platform_cond_init(&q->changed);
     return q;
 }
 

@@ -21,7 +21,10 @@
 #include "device/device.h"
 #include "device/gpu.h"
 
-enum { CUDA_LOOK_MS = 100 }; // within which an error is found that the GPU has met while nobody called it
+enum {
+    CUDA_LOOK_MS = 100, // within which an error is found that the GPU has met while nobody called it
+    CUDA_PIN_MS = 250,  // for which the links can be silent, once
+};
 
 enum cuda_kind { TASK_WINDOW, TASK_LAND, TASK_REDUCE, TASK_COPY, TASK_KERNEL, TASK_FREE_ROOM, TASK_RELEASE };
 enum cuda_stage { STAGE_ASKED, STAGE_FROM_GPU, STAGE_TO_GPU, STAGE_DONE };
@@ -76,6 +79,11 @@ struct cuda_queue {
     size_t room_count, room_room;
     struct cuda_hold *holds;
     struct {
+        size_t bytes;      // that the thread is to take of the driver; 0: nothing
+        bool late;         // somebody has waited for that in vain
+        uint64_t refusals; // of the driver
+    } pinning;
+    struct {
         const void *tensor;
         size_t bytes;
         void *host; // kept, or NULL
@@ -101,6 +109,10 @@ void cuda_queue_close(struct cuda_queue *q);
 void cuda_queue_drain(struct cuda_queue *q);
 // Adds a task, which takes over `host` and `input`. Its number; 0: the queue has failed.
 uint64_t cuda_queue_ask(struct cuda_queue *q, struct cuda_task task);
+// Page-locked memory of the host. More of it is taken by the thread, because the driver may wait for all that the GPU
+// has to do; for that nobody waits longer than CUDA_PIN_MS, and nobody else while the driver is late. Lets go of the
+// lock meanwhile. NULL: there is none.
+void *cuda_queue_pinned(struct cuda_queue *q, size_t bytes);
 // The queue fails, for the error of this call.
 void cuda_queue_fail(struct cuda_queue *q, const char *call, CUresult error);
 

@@ -208,49 +208,72 @@ static struct host *host_of(const void *memory) {
     return (struct host *)((uintptr_t)memory - offsetof(struct host, bytes));
 }
 
-static struct host *pinned_new(const struct gpu *gpu, int size) {
-    size_t bytes = sizeof(struct host) + sizes[size];
-    void *memory = NULL;
-    pthread_mutex_lock(&lock);
-    bool may = pinned_bytes + bytes <= PINNED_MOST_BYTES;
-    if (may) pinned_bytes += bytes;
-    pthread_mutex_unlock(&lock);
-    if (!may) return NULL;
-    if (gpu_quiet_begin()) {
-        if (gpu_enter(gpu) == CUDA_SUCCESS) {
-            unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
-            if (gpu->driver->host_alloc(&memory, bytes, flags) != CUDA_SUCCESS) memory = NULL;
-            gpu_leave(gpu);
-        }
-        gpu_quiet_end();
-    }
-    if (memory != NULL) return memory;
-    pthread_mutex_lock(&lock);
-    pinned_bytes -= bytes;
-    pthread_mutex_unlock(&lock);
-    return NULL;
-}
-
-void *gpu_host_new(const struct gpu *gpu, size_t bytes) {
+// The smallest size for so many bytes; SIZES: they are too many.
+static int size_for(size_t bytes) {
     int size = 0;
     while (size < SIZES && sizes[size] < bytes) size++;
-    struct host *host = NULL;
-    if (size < SIZES) {
-        pthread_mutex_lock(&lock);
-        host = unused[size];
-        if (host != NULL) unused[size] = host->next;
-        pthread_mutex_unlock(&lock);
-        if (host == NULL) host = pinned_new(gpu, size);
-    }
-    if (host == NULL) {
-        size = NO_SIZE;
-        host = aligned_alloc(64, (sizeof *host + bytes + 63) / 64 * 64);
-    }
-    if (host == NULL) return NULL;
+    return size;
+}
+
+static bool is_below_limit(int size) { return pinned_bytes + sizeof(struct host) + sizes[size] <= PINNED_MOST_BYTES; }
+
+static void *host_begin(struct host *host, int size) {
     host->next = NULL;
     host->size = size;
     atomic_init(&host->kept, 1);
     return host->bytes;
+}
+
+void *gpu_host_unused(size_t bytes) {
+    int size = size_for(bytes);
+    if (size == SIZES) return NULL;
+    pthread_mutex_lock(&lock);
+    struct host *host = unused[size];
+    if (host != NULL) unused[size] = host->next;
+    pthread_mutex_unlock(&lock);
+    return host == NULL ? NULL : host_begin(host, size);
+}
+
+void *gpu_host_plain(size_t bytes) {
+    struct host *host = aligned_alloc(64, (sizeof *host + bytes + 63) / 64 * 64);
+    return host == NULL ? NULL : host_begin(host, NO_SIZE);
+}
+
+bool gpu_host_may_add(size_t bytes) {
+    int size = size_for(bytes);
+    if (size == SIZES) return false;
+    pthread_mutex_lock(&lock);
+    bool may = is_below_limit(size);
+    pthread_mutex_unlock(&lock);
+    return may;
+}
+
+bool gpu_host_add(const struct gpu *gpu, size_t bytes) {
+    int size = size_for(bytes);
+    if (size == SIZES) return false;
+    size_t length = sizeof(struct host) + sizes[size];
+    void *memory = NULL;
+    pthread_mutex_lock(&lock);
+    bool may = is_below_limit(size);
+    if (may) pinned_bytes += length;
+    pthread_mutex_unlock(&lock);
+    if (!may) return false;
+    if (gpu_quiet_begin()) {
+        if (gpu_enter(gpu) == CUDA_SUCCESS) {
+            unsigned flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
+            if (gpu->driver->host_alloc(&memory, length, flags) != CUDA_SUCCESS) memory = NULL;
+            gpu_leave(gpu);
+        }
+        gpu_quiet_end();
+    }
+    if (memory != NULL) {
+        gpu_drop(host_begin(memory, size));
+        return true;
+    }
+    pthread_mutex_lock(&lock);
+    pinned_bytes -= length;
+    pthread_mutex_unlock(&lock);
+    return false;
 }
 
 bool gpu_host_is_pinned(const void *host_memory) { return host_of(host_memory)->size != NO_SIZE; }

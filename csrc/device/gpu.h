@@ -58,9 +58,14 @@ bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, 
 // Whether this error of a call about a stream of the program is that stream's, and none of the GPU.
 bool gpu_blames_stream(CUresult error);
 
-// Memory of the host, aligned to 64 bytes: page-locked, if the limit and the system allow, so that copies to and from
-// the GPU go on by themselves. NULL: there is no memory. It is given back when all that keep it have dropped it.
-void *gpu_host_new(const struct gpu *gpu, size_t bytes);
+// Memory of the host, aligned to 64 bytes, which is given back when all that keep it have dropped it. Page-locked, so
+// that copies to and from the GPU go on by themselves: what the driver has given and nobody has; NULL: there is none.
+void *gpu_host_unused(size_t bytes);
+void *gpu_host_plain(size_t bytes); // not page-locked; NULL: there is no memory
+// Whether the limit allows more of the size that is for so many bytes.
+bool gpu_host_may_add(size_t bytes);
+// Takes one more of the driver, for gpu_host_unused. False: the driver, the limit or a stream that waits is against it.
+bool gpu_host_add(const struct gpu *gpu, size_t bytes);
 bool gpu_host_is_pinned(const void *host_memory); // then kernels reach it, at the same address
 void gpu_keep(void *host_memory);
 void gpu_drop(void *host_memory);

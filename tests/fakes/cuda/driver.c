@@ -23,6 +23,7 @@ CUDA_DRIVER_OPTIONAL(PROTOTYPE)
 
 enum {
     BLOCKS_MAX = 4096,
+    PINNING_HELD_S = 30,
     PRIORITY_GREATEST = -5, // the least is 0
     CONTEXTS_DEEP = 8,
     ERROR_ILLEGAL_ADDRESS = 700,
@@ -91,7 +92,7 @@ static struct block {
     bool pooled;
 } blocks[BLOCKS_MAX];
 static struct fake_cuda_counts counts;
-static int broken, refuses_memory, shares_queues;
+static int broken, refuses_memory, shares_queues, holds_pinning, pinning;
 static unsigned copy_to_fail;
 static uint64_t places;
 static unsigned delay_us = 50, fail_at, fail_count;
@@ -162,6 +163,16 @@ static CUresult may_call(bool can_fail) {
     if (!can_fail) return CUDA_SUCCESS;
     unsigned number = ++counts.calls;
     return fail_at != 0 && number >= fail_at && number - fail_at < fail_count ? fail_error : CUDA_SUCCESS;
+}
+
+static void await_pinning(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += PINNING_HELD_S;
+    pinning++;
+    while (holds_pinning)
+        if (pthread_cond_timedwait(&changed, &lock, &until) != 0) holds_pinning = 0;
+    pinning--;
 }
 
 static CUcontext current(void) { return depth == 0 ? NULL : stack[depth - 1]; }
@@ -415,6 +426,15 @@ void fake_cuda_delay(unsigned most_microseconds) {
     pthread_mutex_lock(&lock);
     delay_us = most_microseconds;
     pthread_mutex_unlock(&lock);
+}
+
+int fake_cuda_hold_pinning(int hold) {
+    pthread_mutex_lock(&lock);
+    holds_pinning = hold;
+    pthread_cond_broadcast(&changed);
+    int held = pinning;
+    pthread_mutex_unlock(&lock);
+    return held;
 }
 
 void fake_cuda_fail(unsigned at, unsigned count, int error) {
@@ -728,6 +748,7 @@ CUresult cuStreamWaitValue32_v2(CUstream handle, CUdeviceptr address, uint32_t v
 CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     LOCKED(true);
     may_synchronize();
+    await_pinning();
     if (result == CUDA_SUCCESS) result = unsafe();
     if (result == CUDA_SUCCESS && (current() == NULL || (flags & CU_MEMHOSTALLOC_PORTABLE) == 0))
         result = misuse(CUDA_ERROR_INVALID_CONTEXT);

@@ -391,6 +391,37 @@ static void test_full(void) {
     fake_cuda_free(tensor);
 }
 
+// A GPU that keeps the driver from giving page-locked memory holds up nobody who asks for what is not there yet.
+static void test_slow_pinning(void) {
+    enum { MOST = 256 };
+    check_case("slow pinning");
+    float *tensor = fake_cuda_new(0, BYTES);
+    fill(tensor, 1);
+    struct device_queue *queue = open_at(tensor, NULL);
+    void *landings[MOST];
+    int count = 0;
+    size_t before = gpu_host_bytes();
+    fake_cuda_hold_pinning(1);
+    do landings[count++] = device_landing(queue, tensor, BYTES);
+    while (count < MOST && gpu_host_is_pinned(landings[count - 1]));
+    CHECK(!gpu_host_is_pinned(landings[count - 1]));
+    CHECK_EQ(fake_cuda_hold_pinning(1), 1);
+    float *landing = landings[--count];
+    for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
+    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    uint64_t fence;
+    CHECK(device_window(queue, tensor, BYTES, &fence) != NULL);
+    CHECK_EQ(device_passed(queue, fence), DEVICE_BUSY);
+    CHECK_EQ(fake_cuda_hold_pinning(0), 1);
+    CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 3));
+    void *more = device_landing(queue, tensor, BYTES);
+    CHECK(gpu_host_is_pinned(more) && gpu_host_bytes() > before);
+    device_shut(queue, more);
+    while (count > 0) device_shut(queue, landings[--count]);
+    device_close(queue);
+    fake_cuda_free(tensor);
+}
+
 // Everything that is asked of a queue, for the tests of failures. True: all of it was done.
 static bool use(float *tensor, void *stream) {
     struct device_queue *queue = open_at(tensor, NULL);
@@ -539,6 +570,7 @@ int main(void) {
     test_hash();
     test_hash_by_many();
     test_full();
+    test_slow_pinning();
     test_wake();
     fake_cuda_delay(20);
     test_failures();
