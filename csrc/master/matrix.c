@@ -8,6 +8,7 @@ enum {
     FADE = 7,
     FADE_OF = 10,
     EDGES_LEAST = 2,
+    SENT_LEAST = 100, // segments, for a part of them that says something
     // of a look
     REPORTS_LEAST = 3,      // of each member
     SAMPLES_LEAST = 5,      // that tell how often bytes wait
@@ -51,8 +52,6 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     add(&sums->acked, newest->acked);
     add(&sums->busy_us, newest->busy_us);
     add(&sums->window_us, newest->window_us);
-    add(&sums->segments, newest->segments);
-    add(&sums->retransmits, newest->retransmits);
     add(&sums->samples, newest->samples * WIRE_COUNT);
     add(&sums->pressed, newest->pressed * WIRE_COUNT);
     add(&sums->delay_us, newest->delay_us);
@@ -77,6 +76,33 @@ static void add_begun(struct wire_seen *sums, struct matrix_begun begun[MATRIX_B
     }
 }
 
+static double again(const struct matrix_sent *sent) {
+    if (sent->retransmits >= sent->segments) return sent->segments == 0 ? 0 : 1;
+    return (double)sent->retransmits / (double)sent->segments;
+}
+
+static void add_sent(struct wire_seen *sums, struct matrix_sent sent[MATRIX_SENT], const struct wire_seen *newest) {
+    if (newest->segments == 0) return;
+    if (sent[0].segments >= SENT_LEAST) {
+        memmove(&sent[1], &sent[0], (MATRIX_SENT - 1) * sizeof *sent);
+        sent[0] = (struct matrix_sent){0};
+    }
+    sent[0].segments = bounded(sent[0].segments + newest->segments);
+    sent[0].retransmits = bounded(sent[0].retransmits + newest->retransmits);
+    int worst = 0;
+    double next = 0;
+    for (int i = 1; i < MATRIX_SENT; i++)
+        if (again(&sent[i]) > again(&sent[worst])) worst = i;
+    for (int i = 0; i < MATRIX_SENT; i++)
+        if (i != worst && again(&sent[i]) > next) next = again(&sent[i]);
+    sums->segments = sums->retransmits = 0;
+    for (int i = 0; i < MATRIX_SENT; i++) {
+        uint64_t most = (uint64_t)(next * (double)sent[i].segments);
+        sums->segments = bounded(sums->segments + sent[i].segments);
+        sums->retransmits = bounded(sums->retransmits + (i == worst ? most : sent[i].retransmits));
+    }
+}
+
 // `count`: there is none.
 static uint32_t told_at(const struct wire_telemetry *told, const struct wire_id *id) {
     uint32_t at = 0;
@@ -94,14 +120,17 @@ static void merge(struct matrix_row *row, const struct wire_telemetry *told) {
     const struct wire_telemetry *sums = &row->sums;
     struct wire_telemetry next = {.ops = sums->ops};
     struct matrix_begun begun[WIRE_MAX_SEEN][MATRIX_BEGUN] = {0};
+    struct matrix_sent sent[WIRE_MAX_SEEN][MATRIX_SENT] = {0};
     for (uint32_t i = 0; i < told->count; i++) {
         if (told_at(&next, &told->others[i].id) < next.count) continue; // told twice
         uint32_t before = told_at(sums, &told->others[i].id), at = next.count++;
         next.others[at].id = told->others[i].id;
         next.others[at].seen = before == sums->count ? nothing : sums->others[before].seen;
         if (before < sums->count) memcpy(begun[at], row->begun[before], sizeof begun[at]);
+        if (before < sums->count) memcpy(sent[at], row->sent[before], sizeof sent[at]);
         add_seen(&next.others[at].seen, &told->others[i].seen);
         add_begun(&next.others[at].seen, begun[at], &told->others[i].seen);
+        add_sent(&next.others[at].seen, sent[at], &told->others[i].seen);
     }
     for (uint32_t i = 0; i < sums->count && next.count < WIRE_MAX_SEEN; i++) {
         if (told_at(told, &sums->others[i].id) < told->count) continue;
@@ -109,11 +138,13 @@ static void merge(struct matrix_row *row, const struct wire_telemetry *told) {
         add_seen(&faded, &nothing);
         if (is_faded(&faded)) continue;
         memcpy(begun[next.count], row->begun[i], sizeof begun[i]);
+        memcpy(sent[next.count], row->sent[i], sizeof sent[i]);
         next.others[next.count].id = sums->others[i].id;
         next.others[next.count++].seen = faded;
     }
     row->sums = next;
     memcpy(row->begun, begun, sizeof begun);
+    memcpy(row->sent, sent, sizeof sent);
 }
 
 // Plain sums, for what is seen at the end of a long op says little of the whole one.

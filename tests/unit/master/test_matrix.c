@@ -101,6 +101,42 @@ static void test_pauses(void) {
     close_desk();
 }
 
+static double part_again(uint64_t segments, uint64_t retransmits) {
+    static struct wire_telemetry told;
+    told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = 1, .op_us = 1000000}, .count = 1};
+    told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
+    told.others[0].seen = (struct wire_seen){.acked = 1 << 20, .segments = segments, .retransmits = retransmits};
+    matrix_note(&matrix, &desk, peer('a'), &told);
+    ask();
+    return edges[0].seen.segments == 0 ? 0 : (double)edges[0].seen.retransmits / (double)edges[0].seen.segments;
+}
+
+static void test_losses(void) {
+    open_desk("what was sent again in one report alone, as where a queue overflows once, is none of the way", "ab");
+    CHECK_EQ(part_again(5000, 400), 0);
+    for (int i = 0; i < 10; i++) CHECK_EQ(part_again(5000, i % MATRIX_SENT == 0 ? 400 : 0), 0);
+    check_case("what is lost all the time is told, within two reports");
+    for (int i = 0; i < MATRIX_SENT; i++) part_again(5000, 0);
+    part_again(5000, 100);
+    CHECK(part_again(5000, 100) >= 0.005);
+    for (int i = 0; i < MATRIX_SENT; i++) part_again(5000, 100);
+    CHECK(fabs(part_again(5000, 100) - 0.02) < 1e-9);
+    CHECK_EQ(edges[0].seen.segments, 5000 * MATRIX_SENT);
+    check_case("and one report with much more tells no more than the next");
+    CHECK(fabs(part_again(5000, 2500) - 0.02) < 1e-9);
+    check_case("reports of little are taken together");
+    for (int i = 0; i < 1000; i++) part_again(10, i % 10 == 0);
+    CHECK(fabs(part_again(10, 0) - 0.01) < 2e-3);
+    check_case("a report without any forgets nothing");
+    double before = part_again(5000, 100);
+    CHECK_EQ(part_again(0, 0), before);
+    check_case("nobody tells of more than all");
+    for (int i = 0; i < 2 * MATRIX_SENT; i++) part_again(1 + (uint64_t)i % 2, WIRE_MOST_SEEN);
+    CHECK(part_again(WIRE_MOST_SEEN, WIRE_MOST_SEEN) > 0);
+    matrix_fini(&matrix);
+    close_desk();
+}
+
 // Reports of a second each; an op ends in every `of`th of them, and takes that long.
 static void long_ops(uint32_t of, uint32_t reports) {
     static struct wire_telemetry told;
@@ -211,6 +247,7 @@ int main(void) {
     test_who();
     test_fading();
     test_pauses();
+    test_losses();
     test_long_ops();
     test_rate();
     test_places();
