@@ -139,7 +139,9 @@ def main() -> None:
         description="Runs the master of a pccl run. SIGINT ends the run. After SIGTERM peers look for another master of their "
         "list, or wait for this one to come back; with PCCL_MASTER_ON_SIGTERM=end that ends the run, too.",
     )
-    parser.add_argument("--listen-address", default=DEFAULT_ADDRESS, help="host:port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--listen-address", "--listen", default=DEFAULT_ADDRESS, help="host:port to listen on (default: %(default)s)"
+    )
     parser.add_argument("--masters", help="all masters of the run, this one among them: host:port,host:port")
     parser.add_argument("--on-sigterm", choices=SIGTERM_CHOICES, help="whether SIGTERM ends the run")
     parser.add_argument("--until-empty", type=float, metavar="SECONDS", help="end once nobody has had a peer for so long")

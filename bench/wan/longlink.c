@@ -104,7 +104,7 @@ static bool deliver(struct direction *d) {
     bool any = false;
     const struct queue_entry *entry;
     uint64_t now = now_ns();
-    /* A tick early, since all are read up to a tick late. */
+    /* Packets are read up to a tick late, so they are delivered up to a tick early. */
     while ((entry = queue_first(&d->queue)) != NULL && entry->due_ns <= now + d->tick_ns) {
         uint64_t late_ns = now > entry->due_ns ? now - entry->due_ns : 0;
         d->late += late_ns > LATE_NS;
@@ -135,8 +135,7 @@ static bool take(struct direction *d) {
 
 /* For a tick while anything is under way, or until something comes. */
 static void rest(struct direction *d) {
-    const struct queue_entry *entry = queue_first(&d->queue);
-    if (entry == NULL) {
+    if (queue_first(&d->queue) == NULL) {
         ppoll(&(struct pollfd){.fd = d->in, .events = POLLIN}, 1, &(struct timespec){.tv_nsec = LONGEST_SLEEP_NS},
               NULL);
         return;

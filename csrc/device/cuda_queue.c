@@ -189,8 +189,15 @@ static void stream_free(const struct cuda_driver *driver, CUstream stream) {
     driver->stream_destroy(stream);
 }
 
+// Lock held, or nobody else has the queue.
+static void be_late(struct cuda_queue *q, bool is_late) {
+    if (is_late && !q->pinning.late) atomic_fetch_add(&late, 1);
+    if (!is_late && q->pinning.late) atomic_fetch_sub(&late, 1);
+    q->pinning.late = is_late;
+}
+
 static void queue_free(struct cuda_queue *q) {
-    if (q->pinning.late) atomic_fetch_sub(&late, 1);
+    be_late(q, false);
     if (q->from_gpu.stream != NULL) stream_free(driver_of(q), q->from_gpu.stream);
     if (q->to_gpu.stream != NULL) stream_free(driver_of(q), q->to_gpu.stream);
     if (q->program.stream != NULL) stream_free(driver_of(q), q->program.stream);
@@ -212,13 +219,6 @@ static void become_idle(struct cuda_queue *q) {
     q->next = q->gpu->idle;
     q->gpu->idle = q;
     pthread_mutex_unlock(&idle_lock);
-}
-
-// Lock held.
-static void be_late(struct cuda_queue *q, bool is_late) {
-    if (is_late && !q->pinning.late) atomic_fetch_add(&late, 1);
-    if (!is_late && q->pinning.late) atomic_fetch_sub(&late, 1);
-    q->pinning.late = is_late;
 }
 
 // Lock held, but let go of meanwhile.

@@ -23,7 +23,7 @@
 
 enum {
     CUDA_LOOK_MS = 100, // within which an error is found that the GPU has met while nobody called it
-    CUDA_PIN_MS = 250,  // for which the links can be silent, once
+    CUDA_PIN_MS = 250,  // for which the data thread, whose links are silent then, waits for page-locked memory
 };
 
 enum cuda_kind { TASK_WINDOW, TASK_LAND, TASK_REDUCE, TASK_COPY, TASK_KERNEL, TASK_FREE_ROOM, TASK_RELEASE };

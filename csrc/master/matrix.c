@@ -8,7 +8,7 @@ enum {
     FADE = 7,
     FADE_OF = 10,
     EDGES_LEAST = 2,
-    SENT_LEAST = 100, // segments, for a part of them that says something
+    SENT_LEAST = 100, // segments, for a share of them that says something
     // of a look
     REPORTS_LEAST = 3,      // of each member
     SAMPLES_LEAST = 5,      // that tell how often bytes wait
@@ -64,42 +64,50 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     }
 }
 
-static void add_begun(struct wire_seen *sums, struct matrix_begun begun[MATRIX_BEGUN], const struct wire_seen *newest) {
+static void add_begun(struct wire_seen *sums, struct matrix_recent *recent, const struct wire_seen *newest) {
     if (newest->entries == 0) return;
-    memmove(&begun[1], &begun[0], (MATRIX_BEGUN - 1) * sizeof *begun);
-    begun[0] = (struct matrix_begun){newest->entries * WIRE_COUNT, newest->late_us, newest->early_us};
+    memmove(&recent->begun[1], &recent->begun[0], (MATRIX_BEGUN - 1) * sizeof recent->begun[0]);
+    recent->begun[0].entries = newest->entries * WIRE_COUNT;
+    recent->begun[0].late_us = newest->late_us;
+    recent->begun[0].early_us = newest->early_us;
     sums->entries = sums->late_us = sums->early_us = 0;
     for (int i = 0; i < MATRIX_BEGUN; i++) {
-        sums->entries = bounded(sums->entries + begun[i].entries);
-        sums->late_us = bounded(sums->late_us + begun[i].late_us);
-        sums->early_us = bounded(sums->early_us + begun[i].early_us);
+        sums->entries = bounded(sums->entries + recent->begun[i].entries);
+        sums->late_us = bounded(sums->late_us + recent->begun[i].late_us);
+        sums->early_us = bounded(sums->early_us + recent->begun[i].early_us);
     }
 }
 
-static double again(const struct matrix_sent *sent) {
-    if (sent->retransmits >= sent->segments) return sent->segments == 0 ? 0 : 1;
-    return (double)sent->retransmits / (double)sent->segments;
+static double share_of(uint64_t segments, uint64_t retransmits) {
+    if (retransmits >= segments) return segments == 0 ? 0 : 1;
+    return (double)retransmits / (double)segments;
 }
 
-static void add_sent(struct wire_seen *sums, struct matrix_sent sent[MATRIX_SENT], const struct wire_seen *newest) {
+static void add_sent(struct wire_seen *sums, struct matrix_recent *recent, const struct wire_seen *newest) {
     if (newest->segments == 0) return;
-    if (sent[0].segments >= SENT_LEAST) {
-        memmove(&sent[1], &sent[0], (MATRIX_SENT - 1) * sizeof *sent);
-        sent[0] = (struct matrix_sent){0};
+    if (recent->sent[0].segments >= SENT_LEAST) {
+        memmove(&recent->sent[1], &recent->sent[0], (MATRIX_SENT - 1) * sizeof recent->sent[0]);
+        recent->sent[0].segments = recent->sent[0].retransmits = 0;
     }
-    sent[0].segments = bounded(sent[0].segments + newest->segments);
-    sent[0].retransmits = bounded(sent[0].retransmits + newest->retransmits);
+    recent->sent[0].segments = bounded(recent->sent[0].segments + newest->segments);
+    recent->sent[0].retransmits = bounded(recent->sent[0].retransmits + newest->retransmits);
     int worst = 0;
-    double next = 0;
-    for (int i = 1; i < MATRIX_SENT; i++)
-        if (again(&sent[i]) > again(&sent[worst])) worst = i;
-    for (int i = 0; i < MATRIX_SENT; i++)
-        if (i != worst && again(&sent[i]) > next) next = again(&sent[i]);
+    double largest = 0, next = 0;
+    for (int i = 0; i < MATRIX_SENT; i++) {
+        double share = share_of(recent->sent[i].segments, recent->sent[i].retransmits);
+        if (share > largest) {
+            next = largest;
+            largest = share;
+            worst = i;
+        } else if (share > next) {
+            next = share;
+        }
+    }
     sums->segments = sums->retransmits = 0;
     for (int i = 0; i < MATRIX_SENT; i++) {
-        uint64_t most = (uint64_t)(next * (double)sent[i].segments);
-        sums->segments = bounded(sums->segments + sent[i].segments);
-        sums->retransmits = bounded(sums->retransmits + (i == worst ? most : sent[i].retransmits));
+        uint64_t most = (uint64_t)(next * (double)recent->sent[i].segments);
+        sums->segments = bounded(sums->segments + recent->sent[i].segments);
+        sums->retransmits = bounded(sums->retransmits + (i == worst ? most : recent->sent[i].retransmits));
     }
 }
 
@@ -119,32 +127,28 @@ static void merge(struct matrix_row *row, const struct wire_telemetry *told) {
     static const struct wire_seen nothing;
     const struct wire_telemetry *sums = &row->sums;
     struct wire_telemetry next = {.ops = sums->ops};
-    struct matrix_begun begun[WIRE_MAX_SEEN][MATRIX_BEGUN] = {0};
-    struct matrix_sent sent[WIRE_MAX_SEEN][MATRIX_SENT] = {0};
+    struct matrix_recent recent[WIRE_MAX_SEEN] = {0};
     for (uint32_t i = 0; i < told->count; i++) {
         if (told_at(&next, &told->others[i].id) < next.count) continue; // told twice
         uint32_t before = told_at(sums, &told->others[i].id), at = next.count++;
         next.others[at].id = told->others[i].id;
         next.others[at].seen = before == sums->count ? nothing : sums->others[before].seen;
-        if (before < sums->count) memcpy(begun[at], row->begun[before], sizeof begun[at]);
-        if (before < sums->count) memcpy(sent[at], row->sent[before], sizeof sent[at]);
+        if (before < sums->count) recent[at] = row->recent[before];
         add_seen(&next.others[at].seen, &told->others[i].seen);
-        add_begun(&next.others[at].seen, begun[at], &told->others[i].seen);
-        add_sent(&next.others[at].seen, sent[at], &told->others[i].seen);
+        add_begun(&next.others[at].seen, &recent[at], &told->others[i].seen);
+        add_sent(&next.others[at].seen, &recent[at], &told->others[i].seen);
     }
     for (uint32_t i = 0; i < sums->count && next.count < WIRE_MAX_SEEN; i++) {
         if (told_at(told, &sums->others[i].id) < told->count) continue;
         struct wire_seen faded = sums->others[i].seen;
         add_seen(&faded, &nothing);
         if (is_faded(&faded)) continue;
-        memcpy(begun[next.count], row->begun[i], sizeof begun[i]);
-        memcpy(sent[next.count], row->sent[i], sizeof sent[i]);
+        recent[next.count] = row->recent[i];
         next.others[next.count].id = sums->others[i].id;
         next.others[next.count++].seen = faded;
     }
     row->sums = next;
-    memcpy(row->begun, begun, sizeof begun);
-    memcpy(row->sent, sent, sizeof sent);
+    memcpy(row->recent, recent, sizeof recent);
 }
 
 // Plain sums, for what is seen at the end of a long op says little of the whole one.

@@ -10,14 +10,18 @@
 
 enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4, MATRIX_SENT = 4 };
 
-// When another member began ops, as one report tells.
-struct matrix_begun {
-    uint64_t entries, late_us, early_us;
-};
-
-// What was sent to another member, and how much of it again, as one report tells, or several that tell of little.
-struct matrix_sent {
-    uint64_t segments, retransmits;
+// What the last reports that tell of any said of another member, each newest first.
+struct matrix_recent {
+    // When it began ops. One long pause would outweigh for long what comes after it if it faded.
+    struct {
+        uint64_t entries, late_us, early_us;
+    } begun[MATRIX_BEGUN];
+    // What was sent to it, and how much of that again; reports of few segments are taken together. Where a queue
+    // overflows once, as at the beginning of an op after a pause, nothing is lost on the way: so the report with the
+    // largest share sent again counts with the share of the one that comes next.
+    struct {
+        uint64_t segments, retransmits;
+    } sent[MATRIX_SENT];
 };
 
 // Of one member. Counts are in parts of one (WIRE_COUNT).
@@ -25,14 +29,9 @@ struct matrix_row {
     struct wire_id id;
     int64_t told_ns;
     struct wire_telemetry sums;
-    // Of each of `sums.others`, the last reports that tell of any, the newest first: one long pause would outweigh for
-    // long what comes after it if it faded.
-    struct matrix_begun begun[WIRE_MAX_SEEN][MATRIX_BEGUN];
-    // Likewise. Of the one with the largest part sent again, no larger part counts than of the next: a queue that
-    // overflows once, as at the beginning of an op after a pause, is no loss on the way.
-    struct matrix_sent sent[WIRE_MAX_SEEN][MATRIX_SENT];
-    uint64_t recent_us;                  // that the sums of others are of
-    uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
+    struct matrix_recent recent[WIRE_MAX_SEEN]; // of each of `sums.others`
+    uint64_t recent_us;                         // that the sums of others are of
+    uint64_t open_us, open_processor_us;        // since an op has ended: not in the sums of ops yet
     // What belongs to one group epoch as a whole: without the first report of it, part of which is older.
     uint64_t epoch;
     uint32_t reports;            // since matrix_look

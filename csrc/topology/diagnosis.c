@@ -370,7 +370,8 @@ static double lateness(const struct view *view, uint16_t member, bool leaving) {
     return count == 0 ? 0 : sum / count;
 }
 
-// Or on the line of the one who sends them: that is slow, and this one only seems to be.
+// Acknowledgements of what goes this way wait on the way back, or on the line of the member that sends them: that is
+// slow, and this way only seems to be.
 static bool waits_for_answers(const struct view *view, const struct wire_matrix_edge *edge) {
     double leaves = lateness(view, edge->to, true);
     return answers_wait(view, edge) || (leaves > QUEUE_LEAST && lateness(view, edge->to, false) < leaves / 2);
