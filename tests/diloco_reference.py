@@ -26,7 +26,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, worker: int, outer: int, step: int) -> float:
     random = torch.Generator().manual_seed(1000003 * worker + 1009 * outer + step)
-    x = torch.randn(16 if model[0].out_features < 1000 else 2, 4, generator=random)
+    x = torch.randn(16 if model[0].out_features < 1000 else 2, 4, generator=random).to(next(model.parameters()).device)
     y = x.sum(1, keepdim=True).sin()
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(x), y)
@@ -36,7 +36,7 @@ def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, worker: int, 
 
 
 def flat(model: nn.Module) -> np.ndarray:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).numpy().copy()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).cpu().numpy().copy()
 
 
 def write(model: nn.Module, values: np.ndarray) -> None:

@@ -1,36 +1,45 @@
 #!/usr/bin/env python3
 """Tensors at a real GPU: two processes that share it, compared with tensors on the CPU. Skipped where there is no GPU.
 
-    tests/gpu/run.py [--out gpu-out/test] [--device cpu]
+    tests/gpu/run.py [--out gpu-out/test] [--device cpu] [CASE ...]
 
 It needs torch and the installed package, and no network. Each case has processes of its own and a deadline; `results.json` in
-the folder has their verdicts. With `--device cpu` the cases are run without a GPU, which tests this script alone.
+the folder has their verdicts so far. With `--device cpu` the cases are run without a GPU, as the tests do with some of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from member import Member
+from training import diloco, diloco_joiner, fully_sharded, replicated, torch_distributed
+
 import pccl
 from pccl import Communicator, DataType, PeerLostError, QuantizationAlgorithm, QuantizationOptions, ReduceOp, UsageError
 
-LIMIT_SECONDS = float(os.environ.get("PCCL_GPU_LIMIT_SECONDS", "30"))
-"""For each case, most of which take seconds: all, and one once more under compute-sanitizer, end within eight minutes."""
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # what tests share
+
+LIMIT_SECONDS = float(os.environ.get("PCCL_GPU_LIMIT_SECONDS", "40"))
+"""For each case, most of which take seconds."""
+
+ALL_SECONDS = 460.0
+"""For all together: with what comes before the first, less than eight minutes. What has not begun by then is not run."""
+
+FIRST_SECONDS = 100.0
+"""For the first processes, which read torch from disk and wake up the GPU."""
 
 SANITIZER_SECONDS = 85.0
 
@@ -38,30 +47,6 @@ CLOSE_SECONDS = 2.0
 """For a member to leave after its verdict."""
 
 SIZES = [1, 1_000, 300_001, 6_000_000]
-
-
-@dataclass
-class Member:
-    """One of the two processes."""
-
-    rank: int
-    comm: Communicator
-    device: str
-    torch: Any
-    address: str
-    """Of the master."""
-    verdict: Connection
-
-    def filled(self, count: int, dtype: str, device: str | None = None) -> Any:
-        """Other elements on each member, the same on every device."""
-        torch = self.torch
-        values = torch.arange(count) % 61 + self.rank
-        return values.to(getattr(torch, dtype)).to(device or self.device)
-
-    def same(self, found: Any, expected: Any) -> None:
-        """Bit for bit."""
-        found, expected = (tensor.cpu().contiguous().view(self.torch.uint8) for tensor in (found, expected))
-        assert self.torch.equal(found, expected), "the bits differ from those of tensors on the CPU"
 
 
 def reduces(member: Member) -> None:
@@ -270,47 +255,6 @@ def graphs(member: Member) -> None:
         member.same(reduced, expected)
 
 
-def torch_distributed(member: Member) -> None:
-    """The backend of torch.distributed: calls on tensors that lie together and not, futures, and DDP."""
-    importlib.import_module("pccl.distributed")  # also where the package has no entry points
-    torch = member.torch
-    dist = torch.distributed
-    store = Path(tempfile.gettempdir()) / f"pccl-gpu-{member.address.rpartition(':')[2]}-{os.getppid()}"
-    dist.init_process_group("pccl", init_method=f"file://{store}", rank=member.rank, world_size=2)
-    count = 1_000_000
-    own, expected = member.filled(count, "float32"), (torch.arange(count) % 61 * 2 + 1).to(torch.float32)
-    summed, turned = own.clone(), own.clone().view(1000, 1000).t()
-    dist.all_reduce(summed)
-    dist.all_reduce(turned)
-    future = dist.all_reduce(own.clone(), async_op=True).get_future().then(lambda done: done.value()[0] * 2)
-    both = torch.zeros(2 * count, device=member.device)
-    dist.all_gather_into_tensor(both, own)
-    parts = [torch.zeros_like(own) for _ in range(2)]
-    dist.all_gather(parts, own)
-    part = torch.zeros(count, device=member.device)
-    dist.reduce_scatter_tensor(part, both)
-    member.same(summed, expected)
-    member.same(turned, expected.view(1000, 1000).t())
-    member.same(future.wait(), expected * 2)
-    member.same(both, torch.cat([torch.arange(count) % 61, torch.arange(count) % 61 + 1]).to(torch.float32))
-    member.same(torch.cat(parts), both)
-    member.same(part, 2 * both[member.rank * count : (member.rank + 1) * count])
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10)).to(member.device)
-    replicated = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.1)
-    gradients = []
-    for rank in range(2):
-        input = torch.full((8, 300), 0.01 * (rank + 1), device=member.device)
-        model.zero_grad()
-        model(input).sum().backward()
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-    model.zero_grad()
-    replicated(torch.full((8, 300), 0.01 * (member.rank + 1), device=member.device)).sum().backward()
-    for parameter, one, other in zip(model.parameters(), *gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, (one + other) / 2)
-    dist.destroy_process_group()
-
-
 def shared_state(member: Member) -> None:
     """Of which a few leaves differ."""
     torch = member.torch
@@ -373,8 +317,9 @@ def leaks(member: Member) -> None:
     assert free[0] - free[1] < 32 << 20, f"{free[0] - free[1]} bytes less are free after 100 more ops"
 
 
-def nothing(_: Member) -> None:
+def nothing(member: Member) -> None:
     """Begins, and ends."""
+    member.torch.zeros(1, device=member.device)
 
 
 CASES: list[Callable[[Member], None]] = [
@@ -383,15 +328,20 @@ CASES: list[Callable[[Member], None]] = [
     mixed,
     kernels,
     collectives,
+    torch_distributed,
+    replicated,
+    fully_sharded,
+    diloco,
+    diloco_joiner,
+    shared_state,
+    loss,
+    leaks,
     streams,
     waiting_streams,
     graphs,
-    torch_distributed,
-    shared_state,
-    loss,
     failing_kernel,
-    leaks,
 ]
+"""Those that may leave a GPU in a bad state come last."""
 
 
 # ---- running them ----
@@ -402,9 +352,11 @@ def run_member(pipe: Connection, name: str, address: str, device: str) -> None:
     import torch
 
     try:
+        if device != "cpu":
+            torch.cuda.set_device(0)
         with Communicator(address, p2p_connection_pool_size=4) as comm:
             comm.connect()
-            comm.wait_for_peers(2, timeout=LIMIT_SECONDS)
+            comm.wait_for_peers(2, timeout=FIRST_SECONDS)
             case = next(case for case in (nothing, *CASES) if case.__name__ == name)
             case(Member(comm.rank, comm, device, torch, address, pipe))
             pipe.send("ok")
@@ -412,14 +364,12 @@ def run_member(pipe: Connection, name: str, address: str, device: str) -> None:
         pipe.send(traceback.format_exc())
 
 
-def run_case(name: str, device: str, start: str = "forkserver") -> str:
+def run_case(name: str, device: str, limit: float) -> str:
     """The verdict: "ok", or why not."""
-    context = multiprocessing.get_context(start)
-    if start == "forkserver":
-        context.set_forkserver_preload(["pccl", "torch"])
+    context = multiprocessing.get_context("spawn")  # CUDA does not outlive a fork
     master = pccl.MasterNode("127.0.0.1:0", heartbeat_limit=30)
     master.run()
-    end = time.monotonic() + LIMIT_SECONDS
+    end = time.monotonic() + limit
     pairs = []
     for _ in range(2):
         pipe, inner = context.Pipe()
@@ -431,36 +381,38 @@ def run_case(name: str, device: str, start: str = "forkserver") -> str:
     for pipe, _ in pairs:
         try:
             verdicts.append(pipe.recv() if pipe.poll(max(0.0, end - time.monotonic())) else "it did not end in time")
-        except EOFError:
+        except (EOFError, OSError):
             verdicts.append("its process has died")
     for _, process in pairs:
         process.join(CLOSE_SECONDS)
         process.kill()
-        process.join()
+        process.join(CLOSE_SECONDS)  # one that the driver holds is left behind
     master.interrupt()
     if verdicts == ["ok", "ok"]:
         return "ok"
     return "\n".join(verdict for verdict in verdicts if verdict != "ok")
 
 
-def run_sanitized(out: Path, device: str) -> str:
+def run_sanitized(out: Path, device: str, limit: float) -> str:
     """The verdict over the kernels under NVIDIA's compute-sanitizer, which looks for accesses that are not allowed."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None or device != "cuda":
         return "skipped: there is no compute-sanitizer" if tool is None else "skipped: nothing is at a GPU"
     # Calls of the driver that fail are no errors: the library asks it about memory that it does not know.
     command = [tool, "--target-processes", "all", "--report-api-errors", "no", "--error-exitcode", "9"]
-    command += [sys.executable, str(Path(__file__).resolve())]
-    command += ["--out", str(out / "sanitized"), "--start", "spawn", "kernels"]  # it need not follow a fork without exec
-    slow = {**os.environ, "PCCL_GPU_LIMIT_SECONDS": str(SANITIZER_SECONDS - 10)}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SANITIZER_SECONDS, env=slow)
-    except subprocess.TimeoutExpired:
-        return "it did not end in time"
-    (out / "sanitizer.txt").write_text(done.stdout + done.stderr)
-    if "Device not supported" in done.stdout + done.stderr:
+    command += [sys.executable, str(Path(__file__).resolve()), "--out", str(out / "sanitized"), "kernels"]
+    slow = {**os.environ, "PCCL_GPU_LIMIT_SECONDS": str(limit - 10)}
+    with (out / "sanitizer.txt").open("w") as log:
+        tested = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=slow, start_new_session=True)
+        try:
+            status = tested.wait(limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(tested.pid, signal.SIGKILL)  # those that it has started, too
+            tested.wait()
+            return "it did not end in time"
+    if "Device not supported" in (out / "sanitizer.txt").read_text():
         return "skipped: compute-sanitizer does not support this device"
-    return "ok" if done.returncode == 0 else f"it ended with {done.returncode}: see sanitizer.txt"
+    return "ok" if status == 0 else f"it ended with {status}: see sanitizer.txt"
 
 
 def why_not() -> str:
@@ -479,9 +431,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("gpu-out/test"))
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--start", default="forkserver", choices=["forkserver", "spawn"], help="how processes are started")
-    parser.add_argument("cases", nargs="*", help="all by default")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"all by default: {' '.join(case.__name__ for case in CASES)}")
     options = parser.parse_args()
+    if unknown := {*options.cases} - {case.__name__ for case in CASES}:
+        parser.error(f"there is no case {', '.join(sorted(unknown))}")
+    end = time.monotonic() + ALL_SECONDS
     options.out.mkdir(parents=True, exist_ok=True)
     options.out = options.out.resolve()
     # Processes look in the working directory first, where there may be sources without the library.
@@ -490,25 +444,33 @@ def main() -> int:
     os.chdir(options.out)
     why = why_not() if options.device == "cuda" else ""
     results: dict[str, Any] = {"gpu": pccl.cuda.describe(), "device": options.device, "version": pccl.__version__}
+
+    def write() -> None:
+        (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+
     if why:
         results["skipped"] = why
+        write()
         print(f"skipped: {why}")
-    else:
-        run_case("nothing", options.device, options.start)  # the first process is slow: what it needs is read from disk
-        names = options.cases or [case.__name__ for case in CASES]
-        results["cases"] = {}
-        for name in names:
-            begun = time.monotonic()
-            verdict = run_case(name, options.device, options.start)
-            results["cases"][name] = {"verdict": verdict, "seconds": round(time.monotonic() - begun, 2)}
-            print(f"{name}: {verdict}", flush=True)
-        if not options.cases:
-            results["sanitizer"] = run_sanitized(options.out, options.device)
-            print(f"compute-sanitizer: {results['sanitizer']}", flush=True)
-    (options.out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    sanitized = results.get("sanitizer", "ok")
-    good = sanitized == "ok" or sanitized.startswith("skipped")
-    return 0 if good and all(case["verdict"] == "ok" for case in results.get("cases", {}).values()) else 1
+        return 0
+    if not options.cases:
+        print(f"the first processes: {run_case('nothing', options.device, FIRST_SECONDS)}", flush=True)
+    verdicts = results["cases"] = {}
+    for name in options.cases or [case.__name__ for case in CASES]:
+        begun = time.monotonic()
+        limit = min(LIMIT_SECONDS, end - begun)
+        verdict = run_case(name, options.device, limit) if limit > 1 else "it was not run: no time was left"
+        verdicts[name] = {"verdict": verdict, "seconds": round(time.monotonic() - begun, 2)}
+        print(f"{name}: {verdict}", flush=True)
+        write()
+    if not options.cases:
+        left = min(SANITIZER_SECONDS, end - time.monotonic())
+        sanitized = run_sanitized(options.out, options.device, left) if left > 20 else "skipped: no time was left"
+        results["sanitizer"] = sanitized
+        print(f"compute-sanitizer: {sanitized}", flush=True)
+        write()
+    good = results.get("sanitizer", "ok").startswith(("ok", "skipped"))
+    return 0 if good and all(case["verdict"] == "ok" for case in verdicts.values()) else 1
 
 
 if __name__ == "__main__":

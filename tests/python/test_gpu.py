@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -112,6 +113,16 @@ def test_scripts_for_a_gpu_are_skipped_without_one(script, tmp_path):
     done = subprocess.run([sys.executable, ROOT / script, "--out", tmp_path / "out"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("skipped: ")
     assert list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_training_cases_for_a_gpu_on_the_cpu(tmp_path):
+    """What they compare is right where there is no GPU, so that with one they are about the GPU alone."""
+    cases = ["replicated", "fully_sharded", "diloco", "diloco_joiner"]
+    command = [sys.executable, ROOT / "tests/gpu/run.py", "--device", "cpu", "--out", tmp_path, *cases]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PCCL_GPU_LIMIT_SECONDS": "100"})
+    assert done.returncode == 0, done.stdout
+    assert [*json.loads((tmp_path / "results.json").read_text())["cases"]] == cases
 
 
 @pytest.fixture(scope="module")

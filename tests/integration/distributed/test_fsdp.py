@@ -3,70 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from typing import Any
 
 import pytest
 import ranks
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from torch import nn
+from data_parallel import STEPS, batch, net, reference, sharded, train
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import pccl.distributed
 
-STEPS = 3
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 33), nn.ReLU(), nn.Linear(33, 1))
-
-
-def batch(step: int, rank: int) -> torch.Tensor:
-    return torch.randn(4, 8, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-def train(model: nn.Module, inputs: Any) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        model(inputs(step)).square().mean().backward()
-        optimizer.step()
-
-
-def reference(size: int) -> dict[str, torch.Tensor]:
-    model = net()
-    train(model, lambda step: torch.cat([batch(step, rank) for rank in range(size)]))
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def sharded(replicas: int) -> tuple[dict[str, torch.Tensor], list[tuple[int, ...]]]:
-    size, rank = dist.get_world_size(), dist.get_rank()
-    if replicas == 1:
-        mesh = init_device_mesh("cpu", (size,))
-    else:
-        mesh = init_device_mesh("cpu", (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
-    model = net()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    train(model, lambda step: batch(step, rank))
-    shards = [tuple(parameter.to_local().shape) for parameter in model.parameters()]
-    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return {name: value.clone() for name, value in whole.items()}, shards
-
 
 @pytest.mark.parametrize(("size", "replicas"), [(2, 1), (3, 1), (4, 2)])
 def test_training_ends_as_in_one_process(size: int, replicas: int) -> None:
     results = ranks.run(sharded, size, replicas)
-    whole, shards = results[0]
-    for name, value in reference(size).items():
-        torch.testing.assert_close(whole[name], value, rtol=1e-3, atol=1e-4)
-    assert shards[0][0] < 33
+    expected = reference(size)
+    for name, value in expected.whole.items():
+        torch.testing.assert_close(results[0].whole[name], value, rtol=1e-3, atol=1e-4)
+    for found, loss in zip(zip(*(result.losses for result in results), strict=True), expected.losses, strict=True):
+        assert sum(found) / size == pytest.approx(loss, rel=1e-3)
+    assert results[0].shards[0][0] < 33
 
 
 def saved_and_loaded(folder: str) -> bool:
