@@ -1,12 +1,12 @@
 """Tensors at one GPU that two peers share, against tensors on the CPU and copies by hand; loopback TCP.
 
-Skipped where there is no GPU. With `--device cpu` everything runs on the CPU, which tests this script alone.
+Skipped where there is no GPU. With `--device cpu` everything but the kernels runs on the CPU, which tests this script alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -16,161 +16,158 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/gpu"))
 
 import gpu_kernels
+import gpu_peers
 import harness
-from harness import KIB, MIB, BenchError, Peer, Row
+import sync
+from harness import MIB, BenchError, Row
 from run import why_not
 
 import pccl
-from pccl import Communicator, ReduceOp, SharedStateSyncStrategy
+from pccl.lab.ports import free_ports
 
-LANES = 4
-LIMIT_SECONDS = 200.0
-"""For what the processes of each part tell."""
-SQUARE = 8192
-"""Of the matrices whose product a reduce may slow down."""
+ALL_SECONDS = 440.0
+"""For all parts together: with what comes before and after them, less than eight minutes."""
+
+PART_SECONDS = 120.0
+"""For a part at most. It makes fewer blocks where they take longer than WORK_SECONDS."""
+
+WORK_SECONDS = 25.0
+
+ALLOWED = 1.1
+"""What a sync may take, against the sum of what it has to do: such sums are not measured more exactly."""
 
 METHOD = """two processes on one GPU, loopback TCP (PCCL_SAME_HOST_MEMORY=0), methods in turn block by block, median over
-blocks of the slower peer's time per op, the GPU waited for at the end of each; the product is bf16 on a stream of its own, and
-its time is that of the GPU's events."""
+blocks of the slower peer's time per op, the GPU waited for at the end of each. By hand: the tensor's copy on the CPU is reduced
+and copied back, into memory that torch takes anew each time, as `tensor.cpu()` does, or into the same page-locked memory. The
+product is bf16 on a stream of its own, and its time is that of the GPU's events; `outlasted` counts runs of it that ended after
+the reduce beside them, and so were slowed by more than is said.
+Two processes have the GPU in turn for their kernels: so the product is also measured with the other peer's tensor on the CPU.
+`reduced at the host`: with PCCL_CUDA_REDUCE=host. The sync's bar is its hash, with both peers at it at once, and as many bytes
+over as many plain TCP connections between two processes."""
+
+Bars = list[Row]
 
 
-def reduces(peer: Peer, comm: Communicator, device: str, size: int, blocks: int) -> harness.Samples:
-    """All-reduces in place of one number of bytes, and of as many elements of bf16."""
-    import torch
-
-    def wait() -> None:
-        if device != "cpu":
-            torch.cuda.current_stream().synchronize()
-
-    count = size // 4
-    there = torch.ones(count, device=device)
-    half = torch.ones(count, dtype=torch.bfloat16, device=device)
-    host = torch.ones(count)
-
-    def at_gpu() -> None:
-        comm.all_reduce(there, op=ReduceOp.AVG)
-        wait()
-
-    def at_gpu_half() -> None:
-        comm.all_reduce(half, op=ReduceOp.AVG)
-        wait()
-
-    def on_host() -> None:
-        comm.all_reduce(host, op=ReduceOp.AVG)
-
-    def by_hand() -> None:
-        copy = there.to("cpu", copy=True)
-        comm.all_reduce(copy, op=ReduceOp.AVG)
-        there.copy_(copy)
-        wait()
-
-    calls: dict[str, Callable[[], object]] = {"GPU": at_gpu, "GPU bf16": at_gpu_half, "CPU": on_host, "by hand": by_hand}
-    return harness.alternate(peer, calls, blocks)
-
-
-def product(peer: Peer, comm: Communicator, device: str, size: int, blocks: int) -> dict[str, list[float]]:
-    """Seconds of a run of matrix products alone, and while reduces are under way. Member 0 multiplies."""
-    import torch
-
-    if device == "cpu":
-        return {}
-    tensor = torch.ones(size // 4, device=device)
-    square = torch.rand(SQUARE, SQUARE, dtype=torch.bfloat16, device=device)
-    stream = torch.cuda.Stream()
-    seconds: dict[str, list[float]] = {"alone": [], "beside a reduce": []}
-    for block in range(blocks + 1):
-        for name in seconds:
-            torch.cuda.synchronize()
-            peer.barrier.wait()
-            handle = None if name == "alone" else comm.all_reduce_async(tensor, op=ReduceOp.AVG)
-            if peer.rank == 0:
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                with torch.cuda.stream(stream):
-                    begin.record()
-                    for _ in range(50):
-                        torch.matmul(square, square)
-                    end.record()
-            if handle is not None:
-                handle.result()
-            if peer.rank == 0:
-                end.synchronize()
-                if block > 0:
-                    seconds[name].append(begin.elapsed_time(end) / 1e3)
-            peer.barrier.wait()
-    return seconds
-
-
-def state(peer: Peer, comm: Communicator, device: str, size: int) -> dict[str, float]:
-    """Seconds of a sync of which 1 % of the leaves differ, and the rate of the hash."""
-    import torch
-
-    tensor = torch.zeros(size // 4, device=device)
-    if peer.rank == 1:
-        tensor[:: 100 * 256 * KIB // 4] = 1
-    shared = pccl.SharedState([pccl.TensorInfo.from_torch(tensor, "weights")])
-    shared.hash()
-    begun = time.perf_counter()
-    shared.hash()
-    hashed = time.perf_counter() - begun
-    strategy = SharedStateSyncStrategy.SEND_ONLY if peer.rank == 0 else SharedStateSyncStrategy.RECEIVE_ONLY
-    info = comm.sync_shared_state(shared, strategy)
-    return {"hash_bytes_per_s": size / hashed, "sync_s": info.seconds, "rx_bytes": float(info.rx_bytes)}
-
-
-def worker(peer: Peer, address: str, device: str, size: int, state_size: int, blocks: int) -> tuple[Any, Any, Any]:
-    os.environ["PCCL_SAME_HOST_MEMORY"] = "0"
-    with Communicator(address, p2p_connection_pool_size=LANES) as comm:
-        comm.connect()
-        comm.wait_for_peers(peer.world)
-        placed = Peer(rank=comm.rank, world=peer.world, pipe=peer.pipe, barrier=peer.barrier)
-        found = (
-            reduces(placed, comm, device, size, blocks),
-            product(placed, comm, device, size, blocks),
-            state(placed, comm, device, state_size),
-        )
-        peer.barrier.wait()
-    return found
-
-
-def add_reduces(rows: list[Row], bars: list[Row], by_rank: list[harness.Samples], size: int) -> None:
+def add_reduces(rows: list[Row], bars: Bars, by_rank: list[harness.Samples], size: int, reduced_at: str) -> None:
+    where = "" if reduced_at == "gpu" else ", reduced at the host"
     medians = {name: harness.summary(values)["median"] for name, values in harness.slowest(by_rank).items()}
+    blocks = len(next(iter(by_rank[0].values())))
     for name, median in medians.items():
-        rows.append({"what": f"all-reduce, {name}", "size": harness.size_text(size), "median_ms": median * 1e3})
+        row = {"what": f"all-reduce, {name}{where}", "size": harness.size_text(size // (2 if "bf16" in name else 1))}
+        rows.append({**row, "median_ms": median * 1e3, "blocks": blocks})
     gpu = medians["GPU"]
-    bars.append(harness.ratio_bar("tensors at the GPU against tensors on the CPU", 0.9, medians["CPU"] / gpu))
-    bars.append(harness.ratio_bar("tensors at the GPU against copies by hand", 1.3, medians["by hand"] / gpu))
-    bars.append(harness.ratio_bar("as many elements of bf16 against fp32", 1.8, gpu / medians["GPU bf16"]))
+    bars.append(harness.ratio_bar(f"tensors at the GPU against tensors on the CPU{where}", 0.9, medians["CPU"] / gpu))
+    for name in ("by hand", "by hand, page-locked"):
+        if name in medians:
+            bars.append(harness.ratio_bar(f"tensors at the GPU against copies {name}", 1.3, medians[name] / gpu))
+    bars.append(harness.ratio_bar(f"as many elements of bf16 against fp32{where}", 1.8, gpu / medians["GPU bf16"]))
 
 
-def add_product(rows: list[Row], bars: list[Row], seconds: dict[str, list[float]]) -> None:
-    if not seconds.get("alone"):
+def add_products(rows: list[Row], bars: Bars, found: gpu_peers.Products, reduced_at: str) -> None:
+    where = "" if reduced_at == "gpu" else ", reduced at the host"
+    alone = statistics.median(found.seconds["alone"])
+    rows.append({"what": f"{found.count} matrix products alone", "median_ms": alone * 1e3, "blocks": len(found.seconds["alone"])})
+    for name in gpu_peers.BESIDE:
+        seconds = found.seconds[name]
+        row = {"what": f"{found.count} matrix products beside a reduce, {name}{where}", "blocks": len(seconds)}
+        slower = statistics.median(seconds) / alone - 1
+        rows.append({**row, "median_ms": statistics.median(seconds) * 1e3, "outlasted": found.outlasted[name]})
+        what = f"a matrix product beside a reduce, {name}{where}"
+        bars.append(harness.bar(what, "at most 5 % slower", f"{slower:.1%}", slower <= 0.05))
+
+
+def measure_ops(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float, reduced_at: str) -> None:
+    arguments = {"device": args.device, "size": args.size, "blocks": args.blocks, "seconds": WORK_SECONDS}
+    with (
+        harness.Master() as master,
+        harness.Fleet(gpu_peers.ops, 2, address=master.address, reduced_at=reduced_at, **arguments) as fleet,
+    ):
+        by_rank = fleet.results(limit)
+    add_reduces(rows, bars, [rank[0] for rank in by_rank], args.size, reduced_at)
+    [products] = [rank[1] for rank in by_rank if rank[1] is not None]
+    add_products(rows, bars, products, reduced_at)
+
+
+def measure_ops_at_host(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
+    measure_ops(args, rows, bars, limit, "host")
+
+
+def measure_ops_at_gpu(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
+    measure_ops(args, rows, bars, limit, "gpu")
+
+
+def measure_state(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
+    """The hash of a state, and a sync of which 1 % of the leaves differ."""
+    end = time.monotonic() + limit
+    lanes = sync.LANES * MIB
+    plain_bytes = max(1, round(args.state / 100 / lanes)) * lanes
+    with (
+        harness.Master() as master,
+        harness.Fleet(gpu_peers.state, 2, address=master.address, device=args.device, size=args.state) as fleet,
+        harness.Fleet(sync.tcp_worker, 2, size=plain_bytes, port=free_ports(1)[0]) as plain,
+    ):
+
+        def ask(asked: harness.Fleet, word: str) -> list[Any]:
+            asked.send_all(word)
+            return asked.results(max(1.0, end - time.monotonic()))
+
+        ask(fleet, "hash")
+        until = time.monotonic() + WORK_SECONDS
+        hashes, syncs, sends = [], [], []
+        while len(syncs) <= args.blocks and (len(syncs) < 4 or time.monotonic() < until):
+            sends.append(ask(plain, "")[1])
+            hashes.append(ask(fleet, "hash"))
+            syncs.append(ask(fleet, "sync"))
+        if len(set(ask(fleet, "digest"))) != 1:
+            raise BenchError("the states differ after a sync that succeeded")
+        ask(fleet, "end")
+    alone = statistics.median(max(one["alone"] for one in both) for both in hashes[1:])
+    at_once = statistics.median(max(one["at once"] for one in both) for both in hashes[1:])
+    moved = max(one["rx"] for one in syncs[-1])
+    send = statistics.median(sends[1:]) * moved / plain_bytes
+    found = statistics.median(max(one["seconds"] for one in both) for both in syncs[1:])
+    size, blocks = harness.size_text(args.state), len(syncs) - 1
+    rows.append({"what": "hash, one peer at a time", "size": size, "median_ms": alone * 1e3, "blocks": blocks})
+    rows.append({"what": "hash, both peers at once", "size": size, "median_ms": at_once * 1e3, "blocks": blocks})
+    rows.append({"what": "1 % by plain TCP", "size": harness.size_text(moved), "median_ms": send * 1e3, "blocks": blocks})
+    rows.append({"what": "sync, 1 % differs", "size": size, "median_ms": found * 1e3, "blocks": blocks})
+    for part in ("hash", "transfer"):
+        median = statistics.median(max(one[part] for one in both) for both in syncs[1:])
+        rows.append({"what": f"sync, 1 % differs: its {part}", "size": size, "median_ms": median * 1e3, "blocks": blocks})
+    rate = args.state / alone / 1e12
+    bars.append(harness.bar(f"hash of {size} at the GPU", "at least 1.5 TB/s", f"{rate:.3g} TB/s", rate >= 1.5))
+    expected = at_once + send
+    wanted = f"at most {ALLOWED:g} x ({at_once * 1e3:.1f} ms hash + {send * 1e3:.1f} ms for 1 % by plain TCP)"
+    measured = f"{found * 1e3:.1f} ms, {found / expected:.2f} x"
+    bars.append(harness.bar(f"sync of {size}, 1 % of the leaves differ", wanted, measured, found <= ALLOWED * expected))
+
+
+def measure_kernels(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
+    why = "nothing is at a GPU" if args.device == "cpu" else pccl.cuda.why_no_kernels(load=True)
+    if why:
+        rows.append({"what": "kernels", "failed": why})
         return
-    alone, beside = (harness.summary(seconds[name])["median"] for name in ("alone", "beside a reduce"))
-    rows.append({"what": "50 matrix products alone", "median_ms": alone * 1e3})
-    rows.append({"what": "50 matrix products beside a reduce", "median_ms": beside * 1e3})
-    slower = beside / alone - 1
-    bars.append(harness.bar("a matrix product beside a reduce", "at most 5 % slower", f"{slower:.1%}", slower <= 0.05))
+    with harness.Fleet(gpu_kernels.worker, 1, size=args.size, state=args.state, blocks=args.blocks) as fleet:
+        gpu_kernels.add_rows(rows, bars, fleet.results(limit)[0])
 
 
-def add_kernels(rows: list[Row], bars: list[Row], args: argparse.Namespace) -> BenchError | None:
-    """Why there are no figures of them, if they failed: those of the rest are reported all the same."""
-    if pccl.cuda.why_no_kernels(load=True):
-        return None
-    try:
-        with harness.Fleet(gpu_kernels.worker, 1, size=args.size, state=args.state, blocks=args.blocks) as fleet:
-            gpu_kernels.add_rows(rows, bars, fleet.results(LIMIT_SECONDS)[0])
-    except BenchError as error:
-        return error
-    return None
+PARTS: dict[str, Callable[[argparse.Namespace, list[Row], Bars, float], None]] = {
+    "kernels": measure_kernels,
+    "ops": measure_ops_at_gpu,
+    "state": measure_state,
+    "ops-host": measure_ops_at_host,
+}
 
 
 def run() -> None:
-    parser = harness.parser(__doc__, blocks=9)
+    parser = harness.parser(__doc__, blocks=15)
     parser.add_argument("--out", type=Path, default=Path("gpu-out/bench"), help="folder of the report")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", type=int, default=256 * MIB, metavar="BYTES", help="of a tensor of fp32")
     parser.add_argument("--state", type=int, default=8192 * MIB, metavar="BYTES", help="of a shared state")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to measure")
     args = parser.parse_args()
+    end = time.monotonic() + ALL_SECONDS
     args.out.mkdir(parents=True, exist_ok=True)
     args.json = args.json or str(args.out / "gpu.json")
     why = why_not() if args.device == "cuda" else ""
@@ -178,33 +175,25 @@ def run() -> None:
         print(f"skipped: {why}")
         (args.out / "skipped").write_text(why + "\n")
         return
-    where = {**harness.machine(), "gpu": pccl.cuda.describe(), "reduced at": os.environ.get("PCCL_CUDA_REDUCE", "gpu")}
+    where = {**harness.machine(), "gpu": pccl.cuda.describe()}
     rows: list[Row] = []
-    bars: list[Row] = []
-    with (
-        harness.Master() as master,
-        harness.Fleet(
-            worker,
-            2,
-            address=master.address,
-            device=args.device,
-            size=args.size,
-            state_size=args.state,
-            blocks=args.blocks,
-        ) as fleet,
-    ):
-        by_rank = fleet.results(LIMIT_SECONDS)
-    add_reduces(rows, bars, [rank[0] for rank in by_rank], args.size)
-    for rank in by_rank:
-        add_product(rows, bars, rank[1])
-    for rank in by_rank:
-        rows.append({"what": "state", "size": harness.size_text(args.state), **rank[2]})
-    rate = min(rank[2]["hash_bytes_per_s"] for rank in by_rank) / 1e12
-    bars.append(harness.bar("hash at the GPU", "at least 1.5 TB/s", f"{rate:.3g} TB/s", rate >= 1.5))
-    failed = add_kernels(rows, bars, args) if args.device == "cuda" else None
-    harness.report(args, "gpu", METHOD, where, rows, bars)
-    if failed is not None:
-        raise failed
+    bars: Bars = []
+    failed = []
+    try:
+        for name in args.only:
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            try:
+                limit = min(PART_SECONDS, end - time.monotonic())
+                if limit < WORK_SECONDS:
+                    raise BenchError("no time was left")
+                PARTS[name](args, rows, bars, limit)
+            except BenchError as error:  # the other parts have their figures all the same
+                failed.append(f"{name}: {error}")
+                rows.append({"what": name, "failed": str(error).strip().splitlines()[-1]})
+    finally:
+        harness.report(args, "gpu", METHOD, where, rows, bars)
+    if failed:
+        raise BenchError("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -75,18 +75,19 @@ class Kernels:
         return launch
 
 
-def seconds(torch: Any, call: Callable[[], object], blocks: int, per_block: int = 10) -> float:
-    """Of one call, by the GPU's clock: the median over blocks."""
-    found = []
+def alternate(torch: Any, calls: dict[str, Callable[[], object]], blocks: int, per_block: int) -> dict[str, float]:
+    """Seconds of one call of each, by the GPU's clock: the calls in turn, and the median over blocks."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(blocks + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(per_block):
-            call()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / 1e3 / per_block)
-    return statistics.median(found[1:])
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(per_block):
+                call()
+            end.record()
+            end.synchronize()
+            found[name].append(begin.elapsed_time(end) / 1e3 / per_block)
+    return {name: statistics.median(values[1:]) for name, values in found.items()}
 
 
 def worker(peer: Peer, size: int, state: int, blocks: int) -> dict[str, float]:
@@ -113,16 +114,14 @@ def worker(peer: Peer, size: int, state: int, blocks: int) -> dict[str, float]:
     wrong = float((other / 2 - elements).abs().max())
     if not wrong <= largest / 254:
         raise harness.BenchError(f"what was encoded and decoded is off by {wrong}, with elements up to {largest}")
-    rates = {
-        "copy": 2 * size / seconds(torch, lambda: other.copy_(elements), blocks),
-        "encode int8": (size + coded) / seconds(torch, launch_encode, blocks),
-        "decode int8 and add": (2 * size + coded) / seconds(torch, launch_add, blocks),
-    }
-    content = torch.zeros(state, dtype=torch.uint8, device="cuda")
+    moved = {"copy": 2 * size, "encode int8": size + coded, "decode int8 and add": 2 * size + coded}
+    calls = {"copy": lambda: other.copy_(elements), "encode int8": launch_encode, "decode int8 and add": launch_add}
+    rates = {name: moved[name] / seconds for name, seconds in alternate(torch, calls, blocks, 10).items()}
+    content = torch.empty(state, dtype=torch.uint8, device="cuda").random_()
     leaves = torch.zeros(state // LEAF_BYTES, dtype=torch.int64, device="cuda")
     hashes = HashLeavesJob(content=content.data_ptr(), leaves=leaves.data_ptr(), bytes=state, count=leaves.numel())
     launch_hash = kernels.launcher("pccl_hash_leaves", -(-leaves.numel() // 4), 128, hashes, stream)
-    rates["hash"] = state / seconds(torch, launch_hash, blocks, 3)
+    rates["hash"] = state / alternate(torch, {"hash": launch_hash}, blocks, 3)["hash"]
     return rates
 
 

@@ -21,10 +21,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 KIB, MIB = 1 << 10, 1 << 20
@@ -161,8 +161,18 @@ class Fleet:
         return value
 
     def results(self, timeout: float = LIMIT_SECONDS) -> list[Any]:
-        """What the workers tell next, or returned, by rank."""
-        return [self.receive(rank, timeout) for rank in range(self._world)]
+        """What the workers tell next, or returned, by rank. An error of one does not wait for the others."""
+        found: dict[int, Any] = {}
+        end = time.monotonic() + timeout
+        while len(found) < self._world:
+            waiting = {self._pipes[rank]: rank for rank in range(self._world) if rank not in found}
+            ready = wait([*waiting], max(0.0, end - time.monotonic()))
+            if not ready:
+                raise BenchError(f"peer {min(waiting.values())} has said nothing for {timeout:.0f} s")
+            for pipe in ready:
+                rank = waiting[cast(Connection, pipe)]
+                found[rank] = self.receive(rank, 0)
+        return [found[rank] for rank in range(self._world)]
 
     def close(self) -> None:
         for process in self._processes:
@@ -319,11 +329,17 @@ def machine() -> Row:
         "torch": _version("torch"),
         "pccl": pccl.__version__,
         "scripts": commit or "no repository",
-        "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
+        "congestion_control": _congestion_control(),
         "priority": _priority(),
         "load_before": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     }
+
+
+def _congestion_control() -> str:
+    """The system's; "unknown" where it does not tell, as in some sandboxes."""
+    told = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return told.read_text().strip() if told.exists() else "unknown"
 
 
 def _priority() -> str:
