@@ -36,6 +36,52 @@ bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, 
     return mover->signal == NULL || mover->signal(engine, op, from, type, head, block);
 }
 
+bool mover_arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    sights_moved(&engine->sights);
+    op_note_bytes(op);
+    bool good = mover_of(op)->arrived(engine, op, in);
+    if (!good && op->backup.saved.refused) {
+        engine_lock(engine);
+        engine_fail(engine);
+        engine_unlock(engine);
+    }
+    return good;
+}
+
+// Without a direct link the op is redone in the next epoch.
+bool mover_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
+                      struct block *block) {
+    const struct mover *mover = mover_of(op);
+    struct incoming in = {
+        .from = from, .header = {.type = WIRE_CHUNK}, .head = *head, .length = block->length, .to = block->bytes};
+    engine_lock(engine);
+    in.lane = from->lanes[0];
+    bool taken = in.lane != NULL && wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint);
+    bool good = !taken || (mover->types[0] == WIRE_CHUNK && mover->place(engine, op, &in));
+    engine_unlock(engine);
+    if (taken && good) {
+        if (in.to != block->bytes) memcpy(in.to, block->bytes, block->length);
+        good = mover_arrived(engine, op, &in);
+    }
+    engine_lock(engine);
+    block_put(engine, block);
+    engine_unlock(engine);
+    return good;
+}
+
+static void take_all_early(struct engine *engine, struct op *op, struct neighbour *from) {
+    for (bool good = true; good;) {
+        engine_lock(engine);
+        struct unexpected *early = mover_unexpected(engine, op, from, WIRE_EARLY);
+        struct lane *direct = from->lanes[0];
+        engine_unlock(engine);
+        if (early == NULL) return;
+        good = mover_take_early(engine, op, from, &early->head, early->block);
+        free(early);
+        if (!good) lane_break(direct, "malformed EARLY", false);
+    }
+}
+
 bool mover_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct moving *moving = op->work;
@@ -52,6 +98,8 @@ bool mover_begin(struct engine *engine, struct op *op) {
         free(unexpected);
     }
     engine_unlock(engine);
+    for (uint32_t place = 0; place < now->count; place++)
+        if (mover_peer(op, place) != NULL) take_all_early(engine, op, mover_peer(op, place));
     mover_check(engine, op);
     return true;
 }

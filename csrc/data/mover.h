@@ -31,7 +31,7 @@ struct mover {
     bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
-    // As in struct lane_route.
+    // As in struct lane_route; but `to` may be set: the payload is there already.
     bool (*place)(struct engine *engine, struct op *op, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
     struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);
@@ -56,6 +56,11 @@ size_t mover_work_bytes(void);
 // Begins, and hears what came before. False: memory was refused. The op may be no more afterwards, as of the next two.
 bool mover_begin(struct engine *engine, struct op *op);
 void mover_sent(struct engine *engine, const struct frame *frame);
+// A chunk of the op is in its place; mover_check is to follow. False: malformed.
+bool mover_arrived(struct engine *engine, struct op *op, struct incoming *in);
+// The same of a chunk that came in a block, which it takes: the op had not been begun here. Lock not held.
+bool mover_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
+                      struct block *block);
 // Ends the op if everything is here and everything is sent, and the device has all of it. Lock not held.
 void mover_check(struct engine *engine, struct op *op);
 bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,

@@ -79,10 +79,18 @@ static bool hear_acks(struct engine *engine, struct incoming *in, struct block *
 }
 
 // ---- frames of ops under way ----
-static bool place_bulk(struct engine *engine, struct incoming *in) {
+static bool is_current(const struct engine *engine, const struct incoming *in) {
+    return in->header.epoch == engine_header(engine).epoch && in->from->member.rank != UINT32_MAX;
+}
+
+static struct op *find_running(const struct engine *engine, const struct incoming *in) {
     struct op *op = book_find_running(&engine->book, &in->head);
-    if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint))
-        return true;
+    return op != NULL && op->phase == OP_RUNNING ? op : NULL;
+}
+
+static bool place_bulk(struct engine *engine, struct incoming *in) {
+    struct op *op = find_running(engine, in);
+    if (op == NULL || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint)) return true;
     const struct mover *mover = mover_of(op);
     if (in->header.type != mover->types[0] && in->header.type != mover->types[1]) return false;
     if (!mover->place(engine, op, in)) return false;
@@ -94,15 +102,32 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = in->op;
     in->op = NULL;
     if (op == NULL) return true;
-    sights_moved(&engine->sights);
-    op_note_bytes(op);
-    bool good = mover_of(op)->arrived(engine, op, in);
+    bool good = mover_arrived(engine, op, in);
     if (good) mover_check(engine, op);
-    if (!good && op->backup.saved.refused) {
-        engine_lock(engine);
-        engine_fail(engine);
-        engine_unlock(engine);
-    }
+    return good;
+}
+
+// Is a CHUNK if its op runs here, and is kept otherwise.
+static bool place_early(struct engine *engine, struct incoming *in) {
+    if (find_running(engine, in) == NULL) return in->length <= PACE_CHUNK_MAX && place_block(engine, in);
+    in->header.type = WIRE_CHUNK;
+    return place_bulk(engine, in);
+}
+
+static bool take_early(struct engine *engine, struct incoming *in) {
+    engine_lock(engine);
+    struct block *block = in->block;
+    in->block = NULL;
+    bool current = is_current(engine, in), good = true;
+    struct op *op = current ? find_running(engine, in) : NULL; // begun while the chunk came
+    if (op == NULL && current)
+        good = hear_signal(engine, in, block);
+    else if (op == NULL)
+        block_put(engine, block);
+    engine_unlock(engine);
+    if (op == NULL) return good;
+    good = mover_take_early(engine, op, in->from, &in->head, block);
+    if (good) mover_check(engine, op);
     return good;
 }
 
@@ -136,6 +161,7 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_CHUNK_AT] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_CHUNK_IN] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_TAKEN] = {.place = place_nothing, .arrived = take_taken},
+        [WIRE_EARLY] = {.place = place_early, .arrived = take_early},
         [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},
@@ -158,8 +184,8 @@ static bool arrived(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     struct block *block = in->block;
     in->block = NULL;
-    bool heard = in->header.epoch == engine_header(engine).epoch && in->from->member.rank != UINT32_MAX, good = true;
-    if (heard)
+    bool good = true;
+    if (is_current(engine, in))
         good = owner->hear(engine, in, block);
     else
         block_put(engine, block);

@@ -106,6 +106,7 @@ static const struct {
     EXACT(LINK_HEARTBEAT, WIRE_OP_BYTES),
     DATA(CHUNK_IN),
     EXACT(TAKEN, WIRE_OP_BYTES),
+    DATA(EARLY),
 };
 
 _Static_assert(4 + EPOCH + MEMBERS <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");

@@ -114,6 +114,7 @@ enum wire_type {
     // extra = bytes
     WIRE_CHUNK_IN,
     WIRE_TAKEN, // direct link: these slots of your box are free again; offset = a bit for each
+    WIRE_EARLY, // a chunk as WIRE_CHUNK, sent before READY
 };
 
 struct wire_header {

@@ -1,10 +1,10 @@
-// Signals and inputs that come before the op that they are for is posted here.
+// Signals, inputs and first chunks that come before the op that they are for is posted here.
 //
-// What they hold is bounded by the sender: it counts the inputs that it has sent and the receiver has not shown to have
-// posted (data/movers/direct). What lies here was sent and is not posted, so it is part of that count, and a member
-// that keeps to the bound is never found above it. Beyond it a frame is a violation, and its link is closed. No link
-// ever waits for room: READY, ACK and heartbeats behind an early input are heard, and ops posted in different orders
-// cannot wait for each other.
+// What they hold is bounded by the sender: it counts the inputs and chunks that it has sent and the receiver has not
+// shown to have posted (data/movers/direct, data/movers/ring). What lies here was sent and is not posted, so it is part
+// of that count, and a member that keeps to the bound is never found above it. Beyond it a frame is a violation, and
+// its link is closed. No link ever waits for room: READY, ACK and heartbeats behind an early input are heard, and ops
+// posted in different orders cannot wait for each other.
 #ifndef PCCL_OPS_UNEXPECTED_H
 #define PCCL_OPS_UNEXPECTED_H
 
@@ -12,9 +12,9 @@
 #include "ops/tag.h"
 
 enum {
-    UNEXPECTED_BYTES = 4 * 1024 * 1024,      // inputs of one member
+    UNEXPECTED_BYTES = 8 * 1024 * 1024,      // inputs and chunks of one member
     UNEXPECTED_ALL_BYTES = 64 * 1024 * 1024, // of all together: among many, each may send that much less
-    UNEXPECTED_MAX = 2 * WIRE_MAX_LIVE_OPS,  // signals and inputs of one member
+    UNEXPECTED_MAX = 3 * WIRE_MAX_LIVE_OPS,  // signals, inputs and chunks of one member
 };
 
 struct unexpected {
@@ -33,8 +33,10 @@ struct unexpected_table {
 
 enum unexpected_result { UNEXPECTED_OK, UNEXPECTED_TOO_MANY, UNEXPECTED_NO_MEMORY };
 
-// Bytes of inputs that one of so many members may send another one before that one has posted their ops.
+// Bytes that one of so many members may send another one before that one has posted their ops.
 uint64_t unexpected_limit(uint32_t members);
+// How much of that may be chunks: the rest is for small ops, which would have to wait.
+static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpected_limit(members) / 2; }
 // Adds a copy of `what`, with its block; only if OK the block is the table's.
 enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what, uint32_t members);
 // What came from that member for that op; the caller's to free, and the block's reference too. NULL: nothing.

@@ -168,13 +168,14 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     const struct team *team = engine->book.team; // no call here names a list
     if (team == NULL || team->epoch != engine->book.now) return 0;
     struct plan_range shard = spread_shard(team->spread, op->count, team->count, head->shard % team->count);
-    if (type == WIRE_CHUNK || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
+    if (type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;
         uint64_t elements = shard.end - head->offset, most = PACE_CHUNK_MAX / op->element;
         size_t bytes = (elements < most ? elements : most) * op->element;
-        if (type != WIRE_CHUNK) head->extra = (uint32_t)bytes;
-        return type != WIRE_CHUNK ? WIRE_PLACE_BYTES : bytes;
+        if (type == WIRE_CHUNK || type == WIRE_EARLY) return bytes;
+        head->extra = (uint32_t)bytes;
+        return WIRE_PLACE_BYTES;
     }
     if (type == WIRE_CODES || type == WIRE_RESULT) {
         uint64_t begin = shard.begin + head->offset * CODEC_PIECE;
@@ -213,7 +214,7 @@ static void change(struct wire_header *header, struct wire_op *head, size_t *len
 static void frame(void) {
     static const uint16_t types[] = {WIRE_READY,    WIRE_POSTED,         WIRE_GRANT,    WIRE_SMALL,  WIRE_SUPPLY,
                                      WIRE_ACK,      WIRE_CHUNK,          WIRE_CODES,    WIRE_RESULT, WIRE_MEMORY,
-                                     WIRE_CHUNK_AT, WIRE_LINK_HEARTBEAT, WIRE_CHUNK_IN, WIRE_TAKEN};
+                                     WIRE_CHUNK_AT, WIRE_LINK_HEARTBEAT, WIRE_CHUNK_IN, WIRE_TAKEN,  WIRE_EARLY};
     static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
     uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in),
              how = fuzz_u8(&in);

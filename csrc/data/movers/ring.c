@@ -24,6 +24,7 @@ struct ring {
     struct moving moving;
     bool next_reads;                   // the successor takes its chunks out of our memory
     uint64_t under_way;                // bytes of own chunks; they may come back in other pieces
+    uint64_t early;                    // bytes of them that went before the successor was known to have posted
     struct forward *forwards, **last;  // chunks to forward, in the order in which they came
     uint64_t inject, inject_end;       // own shard, elements
     struct ranges reducing, gathering; // what has come, or is on its way: elements
@@ -89,6 +90,7 @@ static bool begin(struct engine *engine, struct op *op) {
         return false;
     }
     mover_offer(engine, op, mover_predecessor(op), op->args.queue == NULL && same_host_may_read(mover_predecessor(op)));
+    neighbour_schedule(mover_successor(op)); // what may go early
     engine_unlock(engine);
     return true;
 }
@@ -123,7 +125,10 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     }
     uint64_t at = head->offset * op->element;
     if (reduce) {
-        in->to = op->args.queue == NULL ? lane_scratch(in->lane) : mover_landing(op, at, bytes);
+        if (op->args.queue != NULL)
+            in->to = mover_landing(op, at, bytes);
+        else if (in->to == NULL)
+            in->to = lane_scratch(in->lane);
         return in->to != NULL;
     }
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
@@ -136,8 +141,8 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
                                  size_t bytes) {
     const struct ring *ring = op->work;
     if (ring->next_reads) head->extra = (uint32_t)bytes;
-    struct frame *frame = mover_frame(engine, op, ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK, head,
-                                      ring->next_reads ? WIRE_PLACE_BYTES : bytes);
+    uint16_t type = !ring->moving.next_ready ? WIRE_EARLY : ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK;
+    struct frame *frame = mover_frame(engine, op, type, head, ring->next_reads ? WIRE_PLACE_BYTES : bytes);
     if (frame == NULL || (!ring->next_reads && !mover_show(engine, op, frame, chunk))) return NULL;
     if (!ring->next_reads) return frame;
     frame->bytes = (uint32_t)bytes;
@@ -176,7 +181,10 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
     (void)engine, (void)block;
-    if (type == WIRE_READY && from == mover_successor(op)) ring->next_reads = head->extra == 1 && can_be_read(op);
+    if (type != WIRE_READY || from != mover_successor(op)) return true;
+    if (ring->under_way == 0) ring->next_reads = head->extra == 1 && can_be_read(op);
+    from->eager_bytes -= ring->early;
+    ring->early = 0;
     return true;
 }
 
@@ -299,23 +307,38 @@ static struct frame *forward_next(struct engine *engine, struct op *op, const st
     return frame;
 }
 
+// A far successor keeps the first chunks until it posts the op: they need not wait for its READY. A half may be
+// complete here without READY, and its bytes would be counted for good.
+static bool may_go_early(const struct op *op, const struct lane *lane) { return lane->pace.far && !is_half(op); }
+
+static bool is_kept(const struct engine *engine, const struct lane *lane, uint64_t bytes) {
+    return lane->peer->eager_bytes + bytes <= unexpected_chunk_limit(mover_epoch(engine)->ring.count);
+}
+
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
-    if (!ring->moving.next_ready || lane->peer != mover_successor(op) || !mover_may_use(engine, lane)) return NULL;
+    bool early = !ring->moving.next_ready;
+    if (lane->peer != mover_successor(op) || (early && !may_go_early(op, lane)) || !mover_may_use(engine, lane))
+        return NULL;
     bool forwards = ring->forwards != NULL;
     struct plan_range own = shard_of(op, now->place);
     uint64_t elements = pace_chunk(own.end - own.begin, op->element, part_most(op, lane), op->parent != NULL);
     if (ring->inject == ring->inject_end || !may_inject(engine, op, elements * op->element, idle && !forwards))
-        return idle && forwards ? forward_next(engine, op, lane) : NULL;
+        return idle && forwards && !early ? forward_next(engine, op, lane) : NULL;
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
     struct wire_op head;
     op_head(op, &head);
     head.shard = (uint16_t)now->place;
     head.offset = ring->inject;
     engine_lock(engine);
-    struct frame *frame = chunk_frame(engine, op, &head, (const uint8_t *)op->args.send + ring->inject * op->element,
-                                      elements * op->element);
+    const uint8_t *chunk = (const uint8_t *)op->args.send + ring->inject * op->element;
+    uint64_t bytes = elements * op->element;
+    struct frame *frame = early && !is_kept(engine, lane, bytes) ? NULL : chunk_frame(engine, op, &head, chunk, bytes);
+    if (early && frame != NULL) {
+        ring->early += frame->bytes;
+        lane->peer->eager_bytes += frame->bytes;
+    }
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     ring->inject += elements;
