@@ -3,22 +3,14 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/descriptor.h"
-#include "base/log.h"
+#include "base/environment.h"
 
-bool memory_is_wanted(void) {
-    const char *wanted = getenv("PCCL_SAME_HOST_MEMORY");
-    bool off = wanted != NULL && strcmp(wanted, "0") == 0;
-    if (wanted != NULL && !off && strcmp(wanted, "1") != 0)
-        LOG(LOG_ERR, "PCCL_SAME_HOST_MEMORY=%s is ignored: neither 0 nor 1", wanted);
-    return !off;
-}
+bool memory_is_wanted(void) { return environment_allows("PCCL_SAME_HOST_MEMORY"); }
 
 // ---- processes ----
 bool memory_process_of(int fd, struct memory_process *out) {

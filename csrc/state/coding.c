@@ -1,11 +1,12 @@
 #define _GNU_SOURCE
 #include "state/coding.h"
 
-#include <stdlib.h>
 #include <string.h>
 #ifdef PCCL_HAVE_LZ4
 #include <lz4.h>
 #endif
+
+#include "base/environment.h"
 
 enum { WAIT_LEAST = 16, WAIT_MOST = 1024 };
 
@@ -15,10 +16,7 @@ enum { WAIT_LEAST = 16, WAIT_MOST = 1024 };
 #define NEWEST_PART 0.25
 
 #ifdef PCCL_HAVE_LZ4
-bool coding_available(void) {
-    const char *wanted = getenv("PCCL_LZ4");
-    return wanted == NULL || strcmp(wanted, "0") != 0;
-}
+bool coding_available(void) { return environment_allows("PCCL_LZ4"); }
 
 uint32_t coding_pack(uint8_t *to, const uint8_t *leaf, uint32_t length) {
     return (uint32_t)LZ4_compress_default((const char *)leaf, (char *)to, (int)length, (int)(length - length / 16));
