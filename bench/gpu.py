@@ -82,9 +82,9 @@ def measure_ops(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: fl
         harness.Master() as master,
         harness.Fleet(gpu_peers.ops, 2, address=master.address, reduced_at=reduced_at, **arguments) as fleet,
     ):
-        by_rank = fleet.results(limit)
-    add_reduces(rows, bars, [rank[0] for rank in by_rank], args.size, reduced_at)
-    [products] = [rank[1] for rank in by_rank if rank[1] is not None]
+        end = time.monotonic() + limit
+        add_reduces(rows, bars, fleet.results(limit), args.size, reduced_at)
+        [products] = [found for found in fleet.results(max(1.0, end - time.monotonic())) if found is not None]
     add_products(rows, bars, products, reduced_at)
 
 

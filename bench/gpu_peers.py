@@ -60,13 +60,12 @@ def synchronize(device: str) -> None:
         torch.cuda.current_stream().synchronize()
 
 
-def ops(
-    peer: Peer, address: str, device: str, size: int, blocks: int, seconds: float, reduced_at: str
-) -> tuple[harness.Samples, Products | None]:
+def ops(peer: Peer, address: str, device: str, size: int, blocks: int, seconds: float, reduced_at: str) -> Products | None:
+    """Tells of the reduces first."""
     os.environ["PCCL_CUDA_REDUCE"] = reduced_at
     with joined(peer, address) as (placed, comm):
-        reduced = reduces(placed, comm, device, size, blocks, seconds, reduced_at)
-        return reduced, products(placed, comm, device, size, blocks, seconds)
+        harness.tell(placed, reduces(placed, comm, device, size, blocks, seconds, reduced_at))
+        return products(placed, comm, device, size, blocks, seconds)
 
 
 def reduces(
