@@ -7,6 +7,7 @@ import ctypes
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -88,6 +89,10 @@ class Driver:
         self.library.fake_cuda_counts_into(ctypes.byref(counts))
         return counts
 
+    def hold(self, hold: bool) -> None:
+        """Whether the GPUs of this process pause."""
+        self.library.fake_cuda_hold(hold)
+
     def capture(self, stream: int) -> None:
         self.library.fake_cuda_capture(ctypes.c_void_p(stream))
 
@@ -162,6 +167,22 @@ class Member:
         if not in_place:
             assert (self._elements(send) == content).all()
         return self._elements(recv).tobytes()
+
+    def reduce_while_the_gpu_pauses(self, count: int, algorithm: str | None, seconds: float) -> tuple[str, bytes]:
+        """What has become of a sum during which the GPU of this member does nothing for so long, and the result."""
+        send = self._array((np.arange(count) % 251 * (self.comm.rank + 1)).astype(np.float32))
+        recv = self._array(np.zeros(count, np.float32))
+        quantised = algorithm and QuantizationOptions(DataType.UINT8, QuantizationAlgorithm[algorithm])
+        self.driver.hold(self.at_gpu)
+        handle = self.comm.all_reduce_async(send, recv, op=ReduceOp.SUM, tag=7, quantization_options=quantised or None)
+        if self.at_gpu:
+            time.sleep(seconds)
+            self.driver.hold(False)
+        try:
+            handle.result()
+        except PCCLError as error:
+            return error.result.name, b""
+        return "SUCCESS", self._elements(recv).tobytes()
 
     def launches(self) -> int:
         """Of kernels of the library, so far."""

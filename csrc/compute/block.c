@@ -58,7 +58,8 @@ void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void
 }
 
 // A negative, infinite or other NaN than the canonical one is no scale; what stands for no element is 0.
-bool block_is_valid(const struct codec *codec, const uint8_t *in, size_t count) {
+bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
+    (void)dtype;
     uint32_t bits;
     memcpy(&bits, in, sizeof bits);
     if (bits == BLOCK_NAN_BITS) return true;
@@ -67,10 +68,9 @@ bool block_is_valid(const struct codec *codec, const uint8_t *in, size_t count) 
 }
 
 bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
-    (void)dtype;
     uint32_t bits;
     float scale;
-    if (!block_is_valid(codec, in, count)) return false;
+    if (!block_valid(codec, dtype, in, count)) return false;
     memcpy(&bits, in, sizeof bits);
     memcpy(&scale, in, sizeof scale);
     const uint8_t *codes = in + sizeof scale;

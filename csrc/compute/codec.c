@@ -59,13 +59,14 @@ static bool raw_decode(const struct codec *codec, int dtype, void *wide, const u
         .takes = quant_takes, \
         .bytes = quant_bytes, \
         .encode = quant_encode, \
+        .valid = quant_valid, \
         .decode = quant_decode, \
     }
 
 #define BLOCK(id, text, by, size) \
     [(id) + __builtin_ctz((size) / BLOCK_LEAST)] = &(const struct codec) { \
         .name = text " in blocks of " #size, .algorithm = by, .block = size, .takes = block_takes, \
-        .bytes = block_bytes, .encode = block_encode, .decode = block_decode, \
+        .bytes = block_bytes, .encode = block_encode, .valid = block_valid, .decode = block_decode, \
     }
 #define BLOCKS(id, text, by) \
     BLOCK(id, text, by, 32), BLOCK(id, text, by, 64), BLOCK(id, text, by, 128), BLOCK(id, text, by, 256), \
@@ -123,6 +124,16 @@ void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void
         from += now * size;
         count -= now;
     }
+}
+
+bool codec_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
+    while (count > 0 && codec->valid != NULL) {
+        size_t now = count < codec->block ? count : codec->block;
+        if (!codec->valid(codec, dtype, in, now)) return false;
+        in += codec->bytes(codec, dtype, now);
+        count -= now;
+    }
+    return true;
 }
 
 bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {

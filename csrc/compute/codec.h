@@ -50,7 +50,9 @@ struct codec {
     // `dice`: rounds stochastically; NULL, or a codec that cannot: to nearest.
     void (*encode)(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
                    const struct codec_dice *dice);
-    // False: malformed. There are as many bytes as `bytes` says.
+    // Whether `decode` takes these bytes, of which there are as many as `bytes` says. NULL: it takes all.
+    bool (*valid)(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
+    // False: malformed.
     bool (*decode)(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 };
 
@@ -63,6 +65,7 @@ uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t
 size_t codec_bytes(const struct codec *codec, int dtype, size_t count);
 void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
                   const struct codec_dice *dice);
+bool codec_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
 bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
 // out[i] = (wanted[i] - got[i]) * times, and 0 where that is not finite. Of those that are wide as floats.
@@ -80,17 +83,17 @@ bool quant_takes(int dtype);
 size_t quant_bytes(const struct codec *codec, int dtype, size_t count);
 void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
                   const struct codec_dice *dice);
+bool quant_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
 bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 // block.c: those with a scale for each block.
 enum { BLOCK_LEAST = 32, BLOCK_MOST = 4096, BLOCK_DEFAULT = 256 };
 
 bool block_is_algorithm(int algorithm);
-// Whether block_decode takes these codes of one block.
-bool block_is_valid(const struct codec *codec, const uint8_t *in, size_t count);
 bool block_takes(int dtype);
 size_t block_bytes(const struct codec *codec, int dtype, size_t count);
 void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
                   const struct codec_dice *dice);
+bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
 bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
 #endif

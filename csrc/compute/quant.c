@@ -277,6 +277,12 @@ static void cut_infinity(double *values, size_t count) {
     }
 }
 
+bool quant_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
+    struct head head;
+    memcpy(&head, in, sizeof head);
+    return head_valid(&head, codec, dtype, count);
+}
+
 bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
     struct head head;
     memcpy(&head, in, sizeof head);

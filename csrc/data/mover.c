@@ -218,16 +218,6 @@ struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wir
     return frame;
 }
 
-const void *mover_read(struct op *op, const void *tensor, size_t length) {
-    uint64_t fence;
-    const void *window = device_window(op->args.queue, tensor, length, &fence);
-    return device_await(op->args.queue) ? window : NULL;
-}
-
-const void *mover_input(struct op *op, uint64_t offset, size_t length) {
-    return mover_read(op, (const uint8_t *)op->args.send + offset, length);
-}
-
 uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length) {
     return device_landing(op->args.queue, (uint8_t *)op->args.recv + offset, length);
 }

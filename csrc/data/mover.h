@@ -108,10 +108,6 @@ bool mover_save(struct op *op, uint64_t offset, uint64_t length);
 // What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has
 // failed, and the frame is no more. Lock held.
 bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
-// What lies there, of any tensor of the op, to be read now, and shut (device_shut). NULL: the device has failed.
-const void *mover_read(struct op *op, const void *tensor, size_t length);
-// The same of the input at `offset`.
-const void *mover_input(struct op *op, uint64_t offset, size_t length);
 // Where bytes for the result at `offset` may be received (device_landing), and their arrival. NULL: the device has
 // failed.
 uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length);

@@ -88,7 +88,9 @@ static bool cuda_await(struct device_queue *queue) {
 // ---- asking; lock held ----
 // What writes over what was landed last makes that old.
 static uint64_t ask(struct cuda_queue *q, struct cuda_task task) {
-    if (cuda_overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes)) forget_recent(q);
+    if (cuda_overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes) ||
+        cuda_overlap(task.residual_out, task.residual_bytes, q->recent.tensor, q->recent.bytes))
+        forget_recent(q);
     return cuda_queue_ask(q, task);
 }
 
@@ -225,25 +227,9 @@ static void cuda_reduce(struct device_queue *queue, void *result, void *landing,
     pthread_mutex_unlock(&q->lock);
 }
 
-static bool await_window(struct cuda_queue *q, uint64_t fence) {
-    enum device_state state;
-    pthread_mutex_lock(&q->lock);
-    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
-    pthread_mutex_unlock(&q->lock);
-    return state == DEVICE_DONE;
-}
-
 // ---- codes ----
-// The host that codes pass through on their way: those of the terms one after another, then those of the sum.
+// The host that codes pass through on their way: those of the sum, then those of the terms one after another.
 static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
-
-static bool are_valid(const struct device_codes *what, const struct codec *codec, const uint8_t *codes) {
-    size_t bytes = codec->bytes(codec, what->sum.dtype, codec->block);
-    for (size_t at = 0; at < what->count; at += codec->block, codes += bytes)
-        if (!block_is_valid(codec, codes, what->count - at < codec->block ? what->count - at : codec->block))
-            return false;
-    return true;
-}
 
 // NULL: none of the terms is the own input.
 static const void *own_input(const struct device_codes *what) {
@@ -256,13 +242,13 @@ static bool can_code_at_gpu(const struct cuda_queue *q, const struct device_code
            are_aligned(what->residual_in, what->residual_out, sizeof(float)) && cuda_kernels_reduce(&q->gpu->kernels);
 }
 
-static struct codes_job codes_job_of(const struct device_codes *what, const struct codec *codec, size_t stride,
-                                     uint8_t *host) {
+static struct codes_job codes_job_of(const struct device_codes *what, const struct codec *codec, bool encodes,
+                                     size_t stride, uint8_t *host) {
     struct codes_job job = {
         .own = own_input(what),
         .residual_in = what->residual_in,
-        .inputs = host,
-        .codes = what->codes == NULL ? NULL : host + what->term_count * stride,
+        .inputs = host + stride,
+        .codes = encodes ? host : NULL,
         .result = what->result,
         .residual_out = what->residual_out,
         .count = what->count,
@@ -282,23 +268,24 @@ static struct codes_job codes_job_of(const struct device_codes *what, const stru
 }
 
 // For what is not page-locked, or too much for it, the host is the place.
-static enum device_coding cuda_code(struct device_queue *queue, const struct device_codes *what) {
+static enum device_coding cuda_code(struct device_queue *queue, const struct device_codes *what, const void **codes,
+                                    uint64_t *fence) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     const struct codec *codec = codec_find(what->codec);
     if (device_has_failed(queue)) return DEVICE_CODING_FAILED;
     if (!can_code_at_gpu(q, what, codec)) return DEVICE_CODING_ELSEWHERE;
-    for (uint32_t i = 0; i < what->term_count; i++)
-        if (i != what->own && !are_valid(what, codec, what->terms[i])) return DEVICE_CODING_ELSEWHERE;
     size_t bytes = codec_bytes(codec, what->sum.dtype, what->count), stride = padded(bytes);
     uint32_t warps = (codec->block - 1) / KERNEL_CODES_EACH + 1; // of a block of the codec
     size_t at_once = cuda_kernels_threads(CUDA_KERNEL_codes) / KERNEL_WARP / warps * codec->block;
-    size_t length = what->count * dtype_size(what->sum.dtype);
     struct cuda_task task = {.kind = TASK_KERNEL,
                              .kernel = CUDA_KERNEL_codes,
                              .blocks = (unsigned)((what->count - 1) / at_once + 1),
                              .to = what->result,
                              .from = own_input(what),
-                             .bytes = length};
+                             .bytes = what->count * dtype_size(what->sum.dtype),
+                             .residual_out = what->residual_out,
+                             .residual_in = what->residual_in,
+                             .residual_bytes = what->count * sizeof *what->residual_in};
     pthread_mutex_lock(&q->lock);
     uint8_t *host = host_new(q, (what->term_count + 1) * stride);
     pthread_mutex_unlock(&q->lock);
@@ -307,17 +294,21 @@ static enum device_coding cuda_code(struct device_queue *queue, const struct dev
         return device_has_failed(queue) ? DEVICE_CODING_FAILED : DEVICE_CODING_ELSEWHERE;
     }
     for (uint32_t i = 0; i < what->term_count; i++)
-        if (i != what->own) memcpy(host + i * stride, what->terms[i], bytes);
+        if (i != what->own) memcpy(host + (i + 1) * stride, what->terms[i], bytes);
     task.host = host;
-    task.job.codes = codes_job_of(what, codec, stride, host);
+    task.job.codes = codes_job_of(what, codec, codes != NULL, stride, host);
     gpu_keep(host);
     pthread_mutex_lock(&q->lock);
     uint64_t number = ask(q, task);
+    bool good = number != 0;
+    if (good && codes != NULL) {
+        *fence = number | FENCE_OF_WINDOW;
+        good = (*codes = lend(q, host)) != NULL;
+    } else {
+        gpu_drop(host);
+    }
     pthread_mutex_unlock(&q->lock);
-    bool good = number != 0 && (what->codes == NULL || await_window(q, number | FENCE_OF_WINDOW));
-    if (good && what->codes != NULL) memcpy(what->codes, task.job.codes.codes, bytes);
-    gpu_drop(host);
-    return good ? DEVICE_CODING_DONE : DEVICE_CODING_FAILED;
+    return good ? DEVICE_CODING_ASKED : DEVICE_CODING_FAILED;
 }
 
 // ---- rooms and copies ----
@@ -373,6 +364,14 @@ static void cuda_release(struct device_queue *queue) {
 }
 
 // ---- content ----
+static bool await_window(struct cuda_queue *q, uint64_t fence) {
+    enum device_state state;
+    pthread_mutex_lock(&q->lock);
+    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+    return state == DEVICE_DONE;
+}
+
 // Some leaves are copied while one is hashed.
 static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
                          uint64_t count) {

@@ -99,11 +99,21 @@ static void look_at(struct cuda_queue *q, struct cuda_flow *flow) {
 }
 
 // ---- tasks; lock held ----
+static bool writes(const struct cuda_task *task, const void *at, size_t bytes) {
+    return cuda_overlap(at, bytes, task->to, task->bytes) ||
+           cuda_overlap(at, bytes, task->residual_out, task->residual_bytes);
+}
+
+static bool touches(const struct cuda_task *task, const void *at, size_t bytes) {
+    return writes(task, at, bytes) || cuda_overlap(at, bytes, task->from, task->bytes) ||
+           cuda_overlap(at, bytes, task->residual_in, task->residual_bytes);
+}
+
 static bool must_follow(const struct cuda_task *task, const struct cuda_task *earlier) {
     if (earlier->stage == STAGE_DONE) return false;
-    return task->kind == TASK_RELEASE || cuda_overlap(task->to, task->bytes, earlier->to, earlier->bytes) ||
-           cuda_overlap(task->to, task->bytes, earlier->from, earlier->bytes) ||
-           cuda_overlap(task->from, task->bytes, earlier->to, earlier->bytes);
+    return task->kind == TASK_RELEASE || touches(earlier, task->to, task->bytes) ||
+           touches(earlier, task->residual_out, task->residual_bytes) || writes(earlier, task->from, task->bytes) ||
+           writes(earlier, task->residual_in, task->residual_bytes);
 }
 
 static void finish(struct cuda_task *task) {

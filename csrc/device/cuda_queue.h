@@ -39,6 +39,9 @@ struct cuda_task {
     void *to;          // at the GPU
     const void *from;
     size_t bytes;
+    void *residual_out; // of codes, likewise
+    const void *residual_in;
+    size_t residual_bytes;
     void *host, *input;    // of the host, kept: what goes to or from the GPU; of a reduction, the own input
     struct gpu_room *room; // to be given back
     size_t count;

@@ -4,11 +4,11 @@
 // or nothing at all. Any other memory belongs to a device, a table of functions. All its work for one call, or for one
 // state, goes through a queue, in the order in which it was asked for, and none of that waits for other processes.
 //
-// What may be not yet done when a call of a queue returns: everything but device_await, device_hash and device_close,
-// and the codes of device_code. A position in the queue is a fence. device_passed tells whether all up to it is done,
-// and whenever a queue gets on or fails, it signals the wake-up that it was opened with. The fence of a window tells of
-// that window, and may pass before what was asked for earlier. What a stream of the caller had been given before
-// device_follow comes before all else: that may take long, and is over when the fence 0 has passed.
+// What may be not yet done when a call of a queue returns: everything but device_await, device_hash and device_close. A
+// position in the queue is a fence. device_passed tells whether all up to it is done, and whenever a queue gets on or
+// fails, it signals the wake-up that it was opened with. The fence of a window tells of that window, and may pass
+// before what was asked for earlier. What a stream of the caller had been given before device_follow comes before all
+// else: that may take long, and is over when the fence 0 has passed.
 //
 // What fails, fails the queue: it takes no further work, its fences are DEVICE_FAILED, pointers that it gives are NULL,
 // and device_error says why. A call that fails has written nothing. Any thread may call, also at the same time.
@@ -38,8 +38,9 @@ struct device_sum {
     uint32_t divisor; // of the sum; 0: it is not divided
 };
 
-// A sum of terms that come in the codes of one codec (compute/codec.h), and what becomes of it. `codes`, and those of
-// the terms, are memory of the host; tensors are all of one device, and NULL where there is none.
+// A sum of terms that come in the valid codes of one codec (compute/codec.h), and what becomes of it. The codes of the
+// terms are memory of the host, and not looked at any more when the call returns; tensors are all of one device, and
+// NULL where there is none.
 struct device_codes {
     uint8_t codec;
     struct device_sum sum;
@@ -49,13 +50,12 @@ struct device_codes {
     const void *input;             // the own term
     const float *residual_in;      // is added to it
     const struct codec_dice *dice; // NULL: to nearest
-    uint8_t *codes;                // of the sum
-    void *result;                  // what the codes stand for; without codes, the sum
+    void *result;                  // what the codes of the sum stand for; without codes, the sum
     float *residual_out;           // (sum - result) * times; without a result, what the codes stand for
     uint32_t times;
 };
 
-enum device_coding { DEVICE_CODING_FAILED, DEVICE_CODING_ELSEWHERE, DEVICE_CODING_DONE };
+enum device_coding { DEVICE_CODING_FAILED, DEVICE_CODING_ELSEWHERE, DEVICE_CODING_ASKED };
 
 // What a device does for the functions of the same names below, of queues that are its own.
 struct device {
@@ -74,7 +74,8 @@ struct device {
     void (*land)(struct device_queue *queue, void *tensor, void *landing, size_t bytes);
     void (*reduce)(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
                    const struct device_sum *sum);
-    enum device_coding (*code)(struct device_queue *queue, const struct device_codes *what); // NULL: elsewhere
+    enum device_coding (*code)(struct device_queue *queue, const struct device_codes *what, const void **codes,
+                               uint64_t *fence); // NULL: elsewhere
     void *(*take)(struct device_queue *queue, size_t bytes);
     void (*give)(struct device_queue *queue, void *room);
     void (*copy)(struct device_queue *queue, void *to, const void *from, size_t bytes);
@@ -177,11 +178,12 @@ static inline void device_reduce(struct device_queue *queue, void *result, void 
     if (sum->divisor != 0) kernels->divide[sum->dtype](result, count, sum->divisor);
 }
 
-// Reckons with codes at the device. Elsewhere: the device does not, or terms are malformed: nothing was done, and the
-// caller does it on the host. Done: `codes` are written, if there are any; the rest is asked for.
-static inline enum device_coding device_code(struct device_queue *queue, const struct device_codes *what) {
+// Reckons with codes at the device. *codes is a window of those of the sum, as of device_window; NULL: it has none.
+// Elsewhere: the device does not, nothing was asked for, and the caller does it on the host.
+static inline enum device_coding device_code(struct device_queue *queue, const struct device_codes *what,
+                                             const void **codes, uint64_t *fence) {
     if (queue == NULL || queue->device->code == NULL) return DEVICE_CODING_ELSEWHERE;
-    return queue->device->code(queue, what);
+    return queue->device->code(queue, what, codes, fence);
 }
 
 // ---- streams of the caller ----

@@ -11,6 +11,7 @@ from gpu_members import ROOT, Member, build_driver, driver_environment
 from performers import MasterProcess, Performer
 
 KIB = 1024
+HEARTBEAT_LIMIT = 2.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def pair(driver: Path, at_gpu: tuple[bool, bool], **kernels: Path) -> Iterator[list[Performer]]:
     """Two members by rank, with their tensors at a GPU or not."""
-    master = MasterProcess()
+    master = MasterProcess(heartbeat_limit=HEARTBEAT_LIMIT)
     environment = driver_environment(driver, **kernels)
     members = [Performer(Member, at, (master.address, str(driver), on), environment) for at, on in enumerate(at_gpu)]
     try:
@@ -137,6 +138,15 @@ def test_failure(driver):
         assert result == "INTERNAL_ERROR"
         assert "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered" in text
         assert other.answer()[0] == "RANK_CONNECTION_LOST"
+
+
+@pytest.mark.parametrize("algorithm", [None, "MIN_MAX", "BLOCK_INT8"])
+def test_gpu_that_pauses(driver, algorithm):
+    """For longer than the heartbeat limit: nobody is lost."""
+    with pair(driver, (True, False)) as members:
+        first, second = on_both(members, "reduce_while_the_gpu_pauses", 1_000_000, algorithm, 2 * HEARTBEAT_LIMIT)
+        assert first[0] == second[0] == "SUCCESS"
+        assert first == second
 
 
 @pytest.mark.parametrize(("algorithm", "launches"), [("BLOCK_INT8", 9), (None, 1), ("MIN_MAX", 0)])

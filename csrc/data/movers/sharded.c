@@ -5,6 +5,9 @@
 // The order of the sum is fixed, so a block waits until all inputs of it are there; what may wait is bounded by a
 // window of blocks that the owner grants. Stopping to read a link instead would let two ops wait for each other behind
 // it.
+//
+// Nothing here waits for the device of the tensors: it is asked for a few blocks ahead, and each goes on when what it
+// takes is there, which the device wakes the thread for.
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,7 +21,19 @@
 #include "data/pool.h"
 #include "device/device.h"
 
-enum { WINDOW_BYTES = 4 * 1024 * 1024, WINDOW_MIN = 4, WINDOW_MAX = 64 };
+enum {
+    WINDOW_BYTES = 4 * 1024 * 1024,
+    WINDOW_MIN = 4,
+    WINDOW_MAX = 64,
+    CODINGS = 4, // that the device is asked for: of the inputs for each owner, and of sums
+};
+
+// The input of a block, or the sum of one, which this member writes in codes.
+struct coding {
+    const void *codes;            // a window, if the device writes them
+    const void *input, *residual; // else windows of what the host makes them of
+    uint64_t fence, residual_fence;
+};
 
 // One block of the shard that this member owns.
 struct slot {
@@ -29,9 +44,10 @@ struct slot {
 
 // What goes to the owner of a shard, and comes from it.
 struct target {
-    uint64_t next, granted, blocks; // of its shard
-    struct ranges codes, results;   // that have come from it, or are on their way: blocks
-    uint64_t results_sent;          // to it, in the order of `ready`
+    uint64_t next, asked, granted, blocks; // of its shard; asked: of the device
+    struct coding codings[CODINGS];        // of [next, asked)
+    struct ranges codes, results;          // that have come from it, or are on their way: blocks
+    uint64_t results_sent;                 // to it, in the order of `whole`
 };
 
 struct sharded {
@@ -39,11 +55,12 @@ struct sharded {
     uint64_t window;         // blocks in work at the owner
     uint64_t freed, granted; // own blocks that are over; that the others may send
     struct slot *slots;      // [window]
-    uint64_t *ready;         // [window]: blocks whose result is there, in the order in which they were reduced
-    uint64_t ready_count;
-    struct block **inputs;  // of each slot by rank: [window * members]
-    const uint8_t **terms;  // by rank: codes of the block at hand
-    struct target *targets; // by rank
+    uint64_t *whole;         // [window]: blocks of which all inputs are here, in the order in which that was so
+    uint64_t whole_count, asked_count, ready_count; // all; with a sum that was asked for; with a result
+    struct coding sums[CODINGS];                    // of [ready_count, asked_count)
+    struct block **inputs;                          // of each slot by rank: [window * members]
+    const uint8_t **terms;                          // by rank: codes of the block at hand
+    struct target *targets;                         // by rank
 };
 
 static const struct codec *codec_of(const struct op *op) { return codec_find(op->args.fingerprint.codec); }
@@ -76,7 +93,7 @@ static void encode(const struct op *op, struct plan_range range, uint8_t *out, c
                  args->stochastic ? &dice : NULL);
 }
 
-// ---- at the device of the tensors, if that can ----
+// ---- the device of the tensors ----
 static struct device_codes codes_of(const struct op *op, struct plan_range range, const uint8_t *const *terms,
                                     uint32_t count) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
@@ -97,53 +114,57 @@ static void add_own(const struct op *op, struct plan_range range, struct device_
     codes->times = 1;
 }
 
-static enum device_coding encode_at_device(const struct op *op, struct plan_range range, uint8_t *out) {
+static void coding_end(const struct op *op, struct coding *coding) {
+    device_shut(op->args.queue, coding->codes);
+    device_shut(op->args.queue, coding->input);
+    device_shut(op->args.queue, coding->residual);
+    *coding = (struct coding){0};
+}
+
+// False: the device has failed.
+static bool coding_ask(const struct op *op, const struct device_codes *what, struct coding *coding) {
+    struct device_queue *queue = op->args.queue;
+    enum device_coding where = device_code(queue, what, &coding->codes, &coding->fence);
+    if (where != DEVICE_CODING_ELSEWHERE) return where == DEVICE_CODING_ASKED;
+    coding->input = device_window(queue, what->input, what->count * op->element, &coding->fence);
+    if (what->residual_in != NULL)
+        coding->residual =
+            device_window(queue, what->residual_in, what->count * sizeof(float), &coding->residual_fence);
+    if (!device_has_failed(queue)) return true;
+    coding_end(op, coding);
+    return false;
+}
+
+// Whether what was asked for is there. Of a device that fails it never is, and the engine ends.
+static bool coding_is_there(const struct op *op, const struct coding *coding) {
+    return device_passed(op->args.queue, coding->fence) == DEVICE_DONE &&
+           (coding->residual == NULL || device_passed(op->args.queue, coding->residual_fence) == DEVICE_DONE);
+}
+
+static bool ask_input(const struct op *op, struct plan_range range, struct coding *coding) {
     struct device_codes codes = codes_of(op, range, NULL, 1);
     struct codec_dice dice = dice_of(op, range, false);
     if (op->args.stochastic) codes.dice = &dice;
     add_own(op, range, &codes, 0);
-    codes.codes = out;
-    return device_code(op->args.queue, &codes);
-}
-
-static enum device_coding store_at_device(struct op *op, struct plan_range range, const uint8_t *codes) {
-    if (op->args.queue == NULL) return DEVICE_CODING_ELSEWHERE;
-    struct device_codes what = codes_of(op, range, &codes, 1);
-    what.result = (uint8_t *)op->args.recv + range.begin * op->element;
-    if (!mover_save(op, range.begin * op->element, what.count * op->element)) return DEVICE_CODING_FAILED;
-    return device_code(op->args.queue, &what);
+    return coding_ask(op, &codes, coding);
 }
 
 // The sum of the own shard: its codes, and what this member stores of it.
-static enum device_coding sum_at_device(struct op *op, struct plan_range range, const uint8_t *const *terms,
-                                        uint8_t *out) {
+static bool ask_sum(struct op *op, struct plan_range range, const uint8_t *const *terms, struct coding *coding) {
     const struct team *now = op->team;
-    if (op->args.queue == NULL) return DEVICE_CODING_ELSEWHERE;
     struct device_codes what = codes_of(op, range, terms, now->count);
     struct codec_dice dice = dice_of(op, range, true);
     if (op->args.stochastic) what.dice = &dice;
     add_own(op, range, &what, now->place);
     if (op->args.fingerprint.op == pcclAvg) what.sum.divisor = what.times = now->count;
-    what.codes = out;
     what.result = (uint8_t *)op->args.recv + range.begin * op->element;
-    if (!mover_save(op, range.begin * op->element, what.count * op->element)) return DEVICE_CODING_FAILED;
-    return device_code(op->args.queue, &what);
+    return mover_save(op, range.begin * op->element, what.count * op->element) && coding_ask(op, &what, coding);
 }
 
-// wide = this member's input, with what was taken away from it before. False: its device has failed.
-static bool widen_input(struct op *op, struct plan_range range, void *wide) {
-    size_t count = range.end - range.begin;
-    const struct call_args *args = &op->args;
-    const void *input = mover_input(op, range.begin * op->element, count * op->element);
-    if (input == NULL) return false;
-    codec_widen(args->fingerprint.dtype, wide, input, count);
-    device_shut(args->queue, input);
-    if (args->residual_in == NULL) return true;
-    const void *residual = mover_read(op, args->residual_in + range.begin, count * sizeof *args->residual_in);
-    if (residual == NULL) return false;
-    kernels_get()->reduce[pcclSum][pcclFloat](wide, wide, residual, count);
-    device_shut(args->queue, residual);
-    return true;
+// wide = this member's input, with what was taken away from it before.
+static void widen_input(const struct op *op, const struct coding *coding, size_t count, void *wide) {
+    codec_widen(op->args.fingerprint.dtype, wide, coding->input, count);
+    if (coding->residual != NULL) kernels_get()->reduce[pcclSum][pcclFloat](wide, wide, coding->residual, count);
 }
 
 // Notes what was taken away from this range: wanted - got, in units of an input. Both are wide. False: the device has
@@ -165,8 +186,10 @@ static void release(struct engine *engine, struct op *op) {
     free(s->inputs);
     free(s->terms);
     free(s->slots);
-    free(s->ready);
+    free(s->whole);
+    for (size_t i = 0; i < CODINGS; i++) coding_end(op, &s->sums[i]);
     for (uint32_t rank = 0; s->targets != NULL && rank < op->contributors; rank++) {
+        for (size_t i = 0; i < CODINGS; i++) coding_end(op, &s->targets[rank].codings[i]);
         ranges_fini(&s->targets[rank].codes);
         ranges_fini(&s->targets[rank].results);
     }
@@ -191,8 +214,8 @@ static bool allocate(struct engine *engine, struct op *op) {
     s->slots = calloc(s->window, sizeof *s->slots);
     s->inputs = calloc(s->window * now->count, sizeof(struct block *));
     s->terms = calloc(now->count, sizeof *s->terms);
-    s->ready = calloc(s->window, sizeof *s->ready);
-    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL || s->terms == NULL || s->ready == NULL)
+    s->whole = calloc(s->window, sizeof *s->whole);
+    if (s->targets == NULL || s->slots == NULL || s->inputs == NULL || s->terms == NULL || s->whole == NULL)
         return false;
     if (shared->wide == NULL) shared->wide = malloc(CODEC_PIECE * sizeof(double));
     if (shared->wide_input == NULL) shared->wide_input = malloc(CODEC_PIECE * sizeof(double));
@@ -234,11 +257,10 @@ static bool begin(struct engine *engine, struct op *op) {
 
 // ---- inputs on their way to the owners, and results from there ----
 // False: the device has failed.
-static bool encode_input(struct engine *engine, struct op *op, struct plan_range range, uint8_t *out) {
-    enum device_coding coding = encode_at_device(op, range, out);
-    if (coding != DEVICE_CODING_ELSEWHERE) return coding == DEVICE_CODING_DONE;
+static bool encode_input(struct engine *engine, struct op *op, struct plan_range range, const struct coding *coding,
+                         uint8_t *out) {
     struct mover_shared *shared = mover_shared(engine);
-    if (!widen_input(op, range, shared->wide)) return false;
+    widen_input(op, coding, range.end - range.begin, shared->wide);
     encode(op, range, out, shared->wide, false);
     if (op->args.residual_out == NULL) return true;
     codec_decode(codec_of(op), op->args.fingerprint.dtype, shared->wide_input, out, range.end - range.begin);
@@ -247,7 +269,7 @@ static bool encode_input(struct engine *engine, struct op *op, struct plan_range
 
 static struct frame *next_result(struct engine *engine, struct op *op, struct target *target) {
     struct sharded *s = op->work;
-    uint64_t index = s->ready[target->results_sent % s->window];
+    uint64_t index = s->whole[target->results_sent % s->window];
     struct block *result = s->slots[index % s->window].result;
     struct wire_op head;
     op_head(op, &head);
@@ -265,45 +287,53 @@ static struct frame *next_result(struct engine *engine, struct op *op, struct ta
     return frame;
 }
 
-static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+// Asks for what this owner lets come. False: the device has failed.
+static bool ask_inputs(const struct op *op, uint32_t rank, struct target *target) {
+    uint64_t end = target->granted < target->blocks ? target->granted : target->blocks;
+    for (; target->asked < end && target->asked < target->next + CODINGS; target->asked++)
+        if (!ask_input(op, block_range(op, rank, target->asked), &target->codings[target->asked % CODINGS]))
+            return false;
+    return true;
+}
+
+static struct frame *next_input(struct engine *engine, struct op *op, struct lane *lane, uint32_t rank) {
     struct sharded *s = op->work;
-    uint32_t rank = mover_place_of(op, lane->peer);
-    if (!idle || s->targets == NULL || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
     struct target *target = &s->targets[rank];
-    if (target->results_sent < s->ready_count) return next_result(engine, op, target);
-    if (target->next >= target->blocks || target->next >= target->granted) return NULL;
+    struct coding *coding = &target->codings[target->next % CODINGS];
+    if (!ask_inputs(op, rank, target) || target->next == target->asked || !coding_is_there(op, coding)) return NULL;
     struct plan_range range = block_range(op, rank, target->next);
-    size_t bytes = encoded_bytes(op, range);
-    uint8_t *stage = lane_stage(lane);
-    if (stage == NULL) {
+    uint8_t *stage = coding->codes == NULL ? lane_stage(lane) : NULL;
+    if (coding->codes == NULL && stage == NULL) {
         engine_lock(engine);
         engine_fail(engine);
         engine_unlock(engine);
         return NULL;
     }
-    if (!encode_input(engine, op, range, stage)) return NULL;
+    if (stage != NULL && !encode_input(engine, op, range, coding, stage)) return NULL;
 
     struct wire_op head;
     op_head(op, &head);
     head.shard = (uint16_t)rank;
     head.offset = target->next;
     engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_CODES, &head, bytes);
+    struct frame *frame = mover_frame(engine, op, WIRE_CODES, &head, encoded_bytes(op, range));
     engine_unlock(engine);
     if (frame == NULL) return NULL;
-    frame->payload = stage;
+    frame->payload = stage != NULL ? stage : coding->codes;
+    frame->fence = stage != NULL ? 0 : coding->fence; // whoever has sent it shuts the window
+    coding->codes = NULL;
+    coding_end(op, coding);
     target->next++;
     return frame;
 }
 
 // ---- the owner ----
-// `wide` is room; with `look` it gets the values that the result has now.
+// What is there is saved. `wide` is room; with `look` it gets the values that the result has now.
 static bool store(struct op *op, struct plan_range range, const uint8_t *codes, void *wide, bool look) {
     int dtype = op->args.fingerprint.dtype;
     size_t count = range.end - range.begin;
     if (!codec_decode(codec_of(op), dtype, wide, codes, count)) return false;
     uint64_t at = range.begin * op->element;
-    if (!mover_save(op, at, count * op->element)) return false;
     uint8_t *landing = mover_landing(op, at, count * op->element);
     if (landing == NULL) return false;
     codec_narrow(dtype, landing, wide, count);
@@ -324,8 +354,7 @@ static void offer_result(struct engine *engine, struct op *op, uint64_t index, s
     const struct team *now = op->team;
     struct slot *slot = &s->slots[index % s->window];
     slot->result = result;
-    slot->unsent = now->count - 1;
-    s->ready[s->ready_count++ % s->window] = index;
+    s->ready_count++;
     engine_lock(engine);
     for (uint32_t step = 1; step < now->count; step++)
         neighbour_schedule(mover_peer(op, (now->place + step) % now->count));
@@ -334,7 +363,7 @@ static void offer_result(struct engine *engine, struct op *op, uint64_t index, s
 
 // Into `out`, and what this member stores of it into the result. False: malformed, or the device has failed.
 static bool sum_block(struct engine *engine, struct op *op, struct plan_range range, struct block *const *inputs,
-                      uint8_t *out) {
+                      const struct coding *coding, uint8_t *out) {
     const struct team *now = op->team;
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
@@ -343,9 +372,10 @@ static bool sum_block(struct engine *engine, struct op *op, struct plan_range ra
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? sum : input;
-        bool got = rank == now->place ? widen_input(op, range, to)
-                                      : codec_decode(codec_of(op), what->dtype, to, inputs[rank]->bytes, count);
-        if (!got) return false;
+        if (rank == now->place)
+            widen_input(op, coding, count, to);
+        else if (!codec_decode(codec_of(op), what->dtype, to, inputs[rank]->bytes, count))
+            return false;
         if (rank > 0) kernels->reduce[what->op][wide](sum, sum, input, count);
     }
     if (what->op == pcclAvg) kernels->divide[wide](sum, count, now->count);
@@ -353,7 +383,15 @@ static bool sum_block(struct engine *engine, struct op *op, struct plan_range ra
     return store_own(op, range, out, sum, input);
 }
 
-static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
+static bool ask_block(struct op *op, uint64_t index, struct coding *coding) {
+    const struct team *now = op->team;
+    struct sharded *s = op->work;
+    struct block **inputs = inputs_of(op, s, index);
+    for (uint32_t rank = 0; rank < now->count; rank++) s->terms[rank] = rank == now->place ? NULL : inputs[rank]->bytes;
+    return ask_sum(op, block_range(op, now->place, index), s->terms, coding);
+}
+
+static bool reduce_block(struct engine *engine, struct op *op, uint64_t index, struct coding *coding) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
     struct block **inputs = inputs_of(op, s, index);
@@ -362,10 +400,11 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     struct block *result = block_new(engine, encoded_bytes(op, range));
     engine_unlock(engine);
     if (result == NULL) return false;
-    for (uint32_t rank = 0; rank < now->count; rank++) s->terms[rank] = rank == now->place ? NULL : inputs[rank]->bytes;
-    enum device_coding coding = sum_at_device(op, range, s->terms, result->bytes);
-    bool good = coding == DEVICE_CODING_ELSEWHERE ? sum_block(engine, op, range, inputs, result->bytes)
-                                                  : coding == DEVICE_CODING_DONE;
+    bool good = true;
+    if (coding->codes != NULL)
+        memcpy(result->bytes, coding->codes, result->length);
+    else
+        good = sum_block(engine, op, range, inputs, coding, result->bytes);
     engine_lock(engine);
     for (uint32_t rank = 0; good && rank < now->count; rank++) {
         block_put(engine, inputs[rank]);
@@ -374,8 +413,22 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index) {
     if (!good) block_put(engine, result);
     engine_unlock(engine);
     if (!good) return false;
+    coding_end(op, coding);
     offer_result(engine, op, index, result);
     return true;
+}
+
+// As far as inputs are here, and what they take of the device. False: malformed, memory was refused, or the device has
+// failed.
+static bool reduce_blocks(struct engine *engine, struct op *op) {
+    struct sharded *s = op->work;
+    for (;;) {
+        for (; s->asked_count < s->whole_count && s->asked_count < s->ready_count + CODINGS; s->asked_count++)
+            if (!ask_block(op, s->whole[s->asked_count % s->window], &s->sums[s->asked_count % CODINGS])) return false;
+        struct coding *coding = &s->sums[s->ready_count % CODINGS];
+        if (s->ready_count == s->asked_count || !coding_is_there(op, coding)) return true;
+        if (!reduce_block(engine, op, s->whole[s->ready_count % s->window], coding)) return false;
+    }
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
@@ -399,24 +452,46 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     return in->block != NULL;
 }
 
+static bool store_result(struct engine *engine, struct op *op, struct plan_range range, const uint8_t *codes) {
+    struct device_codes what = codes_of(op, range, &codes, 1);
+    what.result = (uint8_t *)op->args.recv + range.begin * op->element;
+    if (!mover_save(op, range.begin * op->element, what.count * op->element)) return false;
+    enum device_coding coding = device_code(op->args.queue, &what, NULL, NULL);
+    if (coding != DEVICE_CODING_ELSEWHERE) return coding == DEVICE_CODING_ASKED;
+    return store(op, range, codes, mover_shared(engine)->wide_input, false);
+}
+
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
+    struct plan_range range = block_range(op, in->head.shard, index);
+    // now, while it is known who has sent it
+    if (!codec_valid(codec_of(op), op->args.fingerprint.dtype, in->to, range.end - range.begin)) return false;
     if (in->header.type == WIRE_RESULT) {
-        struct plan_range range = block_range(op, in->head.shard, index);
-        enum device_coding coding = store_at_device(op, range, in->to);
-        if (coding == DEVICE_CODING_FAILED) return false;
-        if (coding == DEVICE_CODING_ELSEWHERE && !store(op, range, in->to, mover_shared(engine)->wide_input, false))
-            return false;
+        if (!store_result(engine, op, range, in->to)) return false;
     } else {
+        struct slot *slot = &s->slots[index % s->window];
         inputs_of(op, s, index)[mover_place_of(op, in->from)] = in->block;
         in->block = NULL;
-        bool all = ++s->slots[index % s->window].arrived == now->count - 1;
-        if (all && !reduce_block(engine, op, index)) return false;
+        if (++slot->arrived == now->count - 1) {
+            slot->unsent = now->count - 1;
+            s->whole[s->whole_count++ % s->window] = index;
+            if (!reduce_blocks(engine, op)) return false;
+        }
     }
     s->moving.receive_left -= in->length; // last: what does not decode is not here
     return true;
+}
+
+// ---- frames ----
+static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+    struct sharded *s = op->work;
+    uint32_t rank = mover_place_of(op, lane->peer);
+    if (s->targets == NULL || !reduce_blocks(engine, op)) return NULL; // perhaps the device has woken the thread
+    if (!idle || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
+    struct target *target = &s->targets[rank];
+    return target->results_sent < s->ready_count ? next_result(engine, op, target) : next_input(engine, op, lane, rank);
 }
 
 // Blocks that everybody has been sent make room for new ones.

@@ -92,7 +92,7 @@ static struct block {
     bool pooled;
 } blocks[BLOCKS_MAX];
 static struct fake_cuda_counts counts;
-static int broken, refuses_memory, shares_queues, holds_pinning, pinning;
+static int broken, refuses_memory, shares_queues, holds_pinning, pinning, held;
 static unsigned copy_to_fail;
 static uint64_t places;
 static unsigned delay_us = 50, fail_at, fail_count;
@@ -262,6 +262,8 @@ static bool carry_out(CUstream stream, struct command *command) {
     if (delay > 0) pause_us(delay);
     pthread_mutex_lock(&lock);
     while (is_stuck(stream, command) && broken == 0) pthread_cond_wait(&changed, &lock);
+    bool works = command->kind == COMMAND_COPY || command->kind == COMMAND_KERNEL;
+    while (works && held && broken == 0) pthread_cond_wait(&changed, &lock);
     bool waits = command->kind == COMMAND_WAIT_EVENT || command->kind == COMMAND_WAIT_VALUE;
     if (waits) stream->blocked = command->place;
     if (command->kind == COMMAND_WAIT_EVENT)
@@ -455,6 +457,13 @@ void fake_cuda_fail_copy(unsigned at) {
 void fake_cuda_break(int error) {
     pthread_mutex_lock(&lock);
     broken = error;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_hold(int hold) {
+    pthread_mutex_lock(&lock);
+    held = hold;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }

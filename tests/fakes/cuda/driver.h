@@ -46,6 +46,8 @@ FAKE_EXPORT void fake_cuda_refuse_memory(int refuse); // of GPUs
 // Page-locked memory is given only when it is no longer held, at the latest after half a minute. How many calls wait
 // for that.
 FAKE_EXPORT int fake_cuda_hold_pinning(int hold);
+// The GPUs pause: while they are held, streams get on to the next copy or kernel.
+FAKE_EXPORT void fake_cuda_hold(int hold);
 // Streams of one GPU and one priority share a hardware queue: what was put there later waits for what waits.
 FAKE_EXPORT void fake_cuda_share_queues(int share);
 // The stream captures a CUDA graph, in the mode "global". fake_cuda_capture_end: 0 if something has ended that before.

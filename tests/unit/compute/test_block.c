@@ -182,10 +182,12 @@ static void test_malformed(void) {
             memcpy(encoded, &rows[row].scale, 4);
             for (size_t i = 4; i < 4 + 32; i++) encoded[i] = (uint8_t)check_random(&seed); // any code
             CHECK_EQ(block_decode(codec, pcclFloat, back, encoded, 32), rows[row].good);
+            CHECK_EQ(codec_valid(codec, pcclFloat, encoded, 32), rows[row].good);
         }
         memset(encoded, 0, 20);
         encoded[4 + 3] = 0x10; // behind the last of seven
         CHECK_EQ(block_decode(codec, pcclFloat, back, encoded, 7), algorithms[a] == pcclQuantBlockInt8);
+        CHECK_EQ(codec_valid(codec, pcclFloat, encoded, 7), algorithms[a] == pcclQuantBlockInt8);
     }
 }
 
@@ -223,7 +225,7 @@ static void test_dice(void) {
         struct codec_dice dice = {.seed = 42, .index = 1u << 31};
         check_case("dice %s", codec->name);
         codec_encode(codec, pcclFloat, encoded, wide, COUNT, &dice);
-        CHECK(codec_decode(codec, pcclFloat, whole, encoded, COUNT));
+        CHECK(codec_valid(codec, pcclFloat, encoded, COUNT) && codec_decode(codec, pcclFloat, whole, encoded, COUNT));
         dice.index += 32 * 3;
         codec_encode(codec, pcclFloat, encoded, wide + 4 * 32 * 3, 32 * 5, &dice);
         CHECK(codec_decode(codec, pcclFloat, back, encoded, 32 * 5));

@@ -328,7 +328,10 @@ static void test_fuzz(uint64_t seed) {
             else
                 for (int k = round % 5; k >= 0; k--)
                     encoded[check_random(&seed) % (round % 2 ? bytes : HEAD_BYTES)] = (uint8_t)check_random(&seed);
-            if (!quant_decode(codec_of(dtype, quantised, algorithm), dtype, back, encoded, COUNT)) continue;
+            const struct codec *codec = codec_of(dtype, quantised, algorithm);
+            bool good = quant_decode(codec, dtype, back, encoded, COUNT);
+            CHECK_EQ(quant_valid(codec, dtype, encoded, COUNT), good);
+            if (!good) continue;
             decoded++;
             if (quantised == pcclUint64 || encoded[0] == 4) continue;
             for (size_t i = 0; i < COUNT; i++) CHECK(isfinite(get(dtype, back, i)));

@@ -12,8 +12,8 @@ enum { PEERS = 3, VICTIM = 1, LAST = PEERS - 1 };
 static const struct way {
     const char *name;
     uint64_t count;
-    bool in_place, quantised, retry, same_host, spread;
-    uint8_t kind;
+    bool in_place, retry, same_host, spread, feeds_back;
+    uint8_t kind, codec;
 } ways[] = {
     {.name = "nothing", .count = 0},
     {.name = "direct", .count = 1000},
@@ -23,8 +23,12 @@ static const struct way {
     {.name = "ring, in place, next to memory that is read", .count = 400001, .in_place = true, .same_host = true},
     {.name = "spread", .count = 400001, .spread = true},
     {.name = "spread, in place", .count = 400001, .in_place = true, .spread = true},
-    {.name = "sharded", .count = 400001, .quantised = true},
-    {.name = "sharded, in place", .count = 400001, .in_place = true, .quantised = true},
+    {.name = "sharded", .count = 400001, .codec = CODEC_MINMAX_UINT8},
+    {.name = "sharded, in place", .count = 400001, .in_place = true, .codec = CODEC_MINMAX_UINT8},
+    {.name = "sharded in blocks", .count = 20001, .codec = CODEC_BLOCK_INT8},
+    {.name = "sharded in blocks, in place", .count = 20001, .in_place = true, .codec = CODEC_BLOCK_INT8},
+    {.name = "sharded with feedback", .count = 400001, .codec = CODEC_MINMAX_UINT8, .feeds_back = true},
+    {.name = "sharded in blocks with feedback", .count = 20001, .codec = CODEC_BLOCK_INT8, .feeds_back = true},
     {.name = "broadcast", .count = 400001, .kind = PLAN_BROADCAST},
     {.name = "broadcast, next to memory that is shared", .count = 400001, .kind = PLAN_BROADCAST, .same_host = true},
     {.name = "all-gather", .count = 400001, .kind = PLAN_ALL_GATHER},
@@ -41,7 +45,11 @@ struct trial {
     const struct way *way;
     struct world *world;
     float *send[PEERS], *recv[PEERS];
+    float *before[PEERS], *after[PEERS]; // residuals
 };
+
+// Of all elements, so that the sums are exact with it.
+#define RESIDUAL 3.0f
 
 // Exact in every way of adding and of quantising.
 static float value_of(uint32_t peer) { return (float)(1u << peer); }
@@ -85,6 +93,9 @@ static struct trial trial_new(const struct way *way) {
     for (uint32_t i = 0; i < PEERS; i++) {
         t.send[i] = tensor_of(&t, i, value_of(i));
         t.recv[i] = way->in_place ? t.send[i] : tensor_of(&t, i, -1);
+        if (!way->feeds_back) continue;
+        t.before[i] = tensor_of(&t, i, RESIDUAL);
+        t.after[i] = tensor_of(&t, i, -1);
     }
     return t;
 }
@@ -94,6 +105,8 @@ static void trial_free(struct trial *t) {
     for (uint32_t i = 0; i < PEERS; i++) {
         if (!t->way->in_place) tensor_free(t, i, t->recv[i]);
         tensor_free(t, i, t->send[i]);
+        if (t->way->feeds_back) tensor_free(t, i, t->before[i]);
+        if (t->way->feeds_back) tensor_free(t, i, t->after[i]);
     }
     same_host = false;
 }
@@ -132,8 +145,7 @@ static struct call_parts *thirds(uint64_t count, uint32_t side) {
 
 static enum call_result post(struct trial *t, uint32_t side) {
     const struct way *way = t->way;
-    struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, pcclSum,
-                                      way->quantised ? CODEC_MINMAX_UINT8 : CODEC_RAW);
+    struct call_args args = reduce_of(t->send[side], t->recv[side], 5, way->count, pcclSum, way->codec);
     if (way->kind == PLAN_BROADCAST)
         args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, way->count);
     args.fingerprint.kind = way->kind;
@@ -142,6 +154,8 @@ static enum call_result post(struct trial *t, uint32_t side) {
     if (way->kind == PLAN_REDUCE) args.root = LAST; // the victim passes on
     if (way->kind == PLAN_REDUCE_SCATTER) args.parts = thirds(way->count, side);
     args.retry = way->retry;
+    args.residual_in = t->before[side];
+    args.residual_out = t->after[side];
     enum call_result result = engine_post(t->world->sides[side].engine, &args, t->world->epoch);
     if (result != CALL_OK) group_put(args.group);
     if (result != CALL_OK) free(args.parts);
@@ -160,7 +174,10 @@ static bool has_result(const struct trial *t, uint32_t side) {
     if (t->way->kind == PLAN_ALL_GATHER) return holds(t, t->recv[side], value_of(0));
     if (t->way->kind == PLAN_REDUCE && side != LAST) count = 0;
     if (t->way->kind == PLAN_REDUCE_SCATTER) count /= PEERS;
-    return holds_first(t->recv[side], count, value_of(0) + value_of(1) + value_of(2));
+    float sum = value_of(0) + value_of(1) + value_of(2);
+    if (!t->way->feeds_back) return holds_first(t->recv[side], count, sum);
+    return holds(t, t->recv[side], sum + PEERS * RESIDUAL) && holds(t, t->after[side], 0) &&
+           holds(t, t->before[side], RESIDUAL);
 }
 
 static void test_result(const struct way *way) {

@@ -1,5 +1,6 @@
 // Lanes whose next frame waits for a device: an engine whose only neighbour is the test, and a device that is held
-// (tests/fakes/device.c). The lanes say heartbeats meanwhile, and the frames come in their order afterwards.
+// (tests/fakes/device.c, or a GPU of tests/fakes/cuda). The lanes say heartbeats meanwhile, and the frames come in
+// their order afterwards, with codes too, which the device writes or the host.
 #define _GNU_SOURCE
 #include <pccl.h>
 #include <poll.h>
@@ -10,18 +11,21 @@
 #include "../../fakes/device.h"
 #include "base/platform.h"
 #include "check.h"
+#include "compute/codec.h"
+#include "compute/kernels.h"
 #include "data/engine.h"
 #include "data/frame.h"
 #include "deaf_owner.h"
 #include "enter_epoch.h"
 #include "net/transport.h"
+#include "ops/spread.h"
 
-enum { COUNT = 400001, TAG = 5, BEATS = 3, CHUNKS = 2, POLL_MS = 50, PATIENCE_MS = 60000, LINKS = 2 };
+enum { COUNT = 400001, TAG = 5, BEATS = 3, CHUNKS = 2, WINDOW = 64, POLL_MS = 50, PATIENCE_MS = 60000, LINKS = 2 };
 
 #define SILENCE_NS (2 * SECOND_NS)
 
 static const struct wire_id mine = {{1}}, theirs = {{2}};
-static const struct wire_fingerprint what = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
+static struct wire_fingerprint what = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
 
 struct world {
     struct engine *engine;
@@ -56,15 +60,28 @@ static void end(struct world *world) {
     fake_device_free(world->recv);
 }
 
-// A frame without a payload.
-static void say(const struct world *world, int link, uint16_t type) {
-    uint8_t bytes[FRAME_HEAD_BYTES];
-    struct wire_op head = {.tag = TAG, .fingerprint = what, .sequence = 1};
-    struct wire_header header = {
-        .run = EPOCH_RUN, .generation = EPOCH_GENERATION, .epoch = 1, .type = type, .length = WIRE_OP_BYTES};
+static void say_bytes(const struct world *world, int link, uint16_t type, struct wire_op head, const void *payload,
+                      size_t length) {
+    static uint8_t bytes[FRAME_HEAD_BYTES + WIRE_MAX_DATA_BYTES + WIRE_ALIGN];
+    head.tag = TAG;
+    head.fingerprint = what;
+    head.sequence = 1;
+    head.padding = wire_padding(length);
+    struct wire_header header = {.run = EPOCH_RUN,
+                                 .generation = EPOCH_GENERATION,
+                                 .epoch = 1,
+                                 .type = type,
+                                 .length = (uint32_t)(WIRE_OP_BYTES + length + head.padding)};
     wire_header_encode(bytes, &header);
     wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
-    REQUIRE(send(world->fds[link], bytes, sizeof bytes, MSG_NOSIGNAL) == (ssize_t)sizeof bytes);
+    if (length > 0) memcpy(bytes + FRAME_HEAD_BYTES, payload, length);
+    size_t all = WIRE_HEADER_BYTES + header.length;
+    REQUIRE(send(world->fds[link], bytes, all, MSG_NOSIGNAL) == (ssize_t)all);
+}
+
+// A frame without a payload.
+static void say(const struct world *world, int link, uint16_t type) {
+    say_bytes(world, link, type, (struct wire_op){.extra = type == WIRE_READY ? WINDOW : 0}, NULL, 0);
 }
 
 struct heard {
@@ -74,16 +91,16 @@ struct heard {
     size_t length;
 };
 
-// The test must not fall silent itself, nor leave the other links unread.
+// The test must not fall silent itself, nor leave unread what comes on the links before this one.
 static void await_bytes(const struct world *world, int link) {
-    uint8_t unread[FRAME_HEAD_BYTES];
+    static uint8_t unheard[FRAME_HEAD_BYTES];
     int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
-    while (poll(&(struct pollfd){.fd = world->fds[link], .events = POLLIN}, 1, POLL_MS) != 1) {
+    do {
         REQUIRE(platform_now_ns() < until_ns);
         for (int i = 0; i < world->links; i++) say(world, i, WIRE_LINK_HEARTBEAT);
-        for (int i = 0; i < world->links; i++)
-            while (i != link && recv(world->fds[i], unread, sizeof unread, MSG_DONTWAIT) > 0) continue;
-    }
+        for (int i = 0; i < link; i++)
+            while (recv(world->fds[i], unheard, sizeof unheard, 0) > 0) continue;
+    } while (poll(&(struct pollfd){.fd = world->fds[link], .events = POLLIN}, 1, POLL_MS) != 1);
 }
 
 static void read_bytes(const struct world *world, int link, void *out, size_t length) {
@@ -113,23 +130,32 @@ static void expect_chunk(const struct heard *heard, uint64_t offset) {
     CHECK_EQ(wrong, 0);
 }
 
+// An op that has begun, while the device is held: all that comes on the bulk lane is heartbeats.
+static void begin_held(const struct world *world) {
+    struct call_args args = {.send = world->send, .recv = world->recv, .tag = TAG, .fingerprint = what};
+    fake_device_hold(true);
+    CHECK_EQ(engine_post(world->engine, &args, 1), CALL_OK);
+    say(world, 0, WIRE_READY);
+    while (hear(world, 0)->header.type != WIRE_READY) continue;
+    engine_set_silence(world->engine, SILENCE_NS);
+}
+
+static void expect_beats(const struct world *world) {
+    for (int beats = 0; beats < BEATS; beats++)
+        CHECK_EQ(hear(world, world->links - 1)->header.type, WIRE_LINK_HEARTBEAT);
+    for (int i = 0; i < world->links; i++) CHECK(engine_has_link(world->engine, &theirs, (uint32_t)i));
+}
+
 static void test_held(int links) {
     check_case("%d links", links);
+    what.codec = CODEC_RAW;
     struct world world = begin(links);
-    int bulk = links - 1;
-    struct call_args args = {.send = world.send, .recv = world.recv, .tag = TAG, .fingerprint = what};
-    fake_device_hold(true);
-    CHECK_EQ(engine_post(world.engine, &args, 1), CALL_OK);
-    say(&world, 0, WIRE_READY);
-    // once it has begun, a chunk waits for the device
-    while (hear(&world, 0)->header.type != WIRE_READY) continue;
-    engine_set_silence(world.engine, SILENCE_NS);
-    for (int beats = 0; beats < BEATS; beats++) CHECK_EQ(hear(&world, bulk)->header.type, WIRE_LINK_HEARTBEAT);
-    for (int i = 0; i < links; i++) CHECK(engine_has_link(world.engine, &theirs, (uint32_t)i));
+    begin_held(&world);
+    expect_beats(&world); // a chunk waits for the device
     fake_device_hold(false);
     uint64_t offset = 0;
     for (int chunks = 0; chunks < CHUNKS;) {
-        const struct heard *heard = hear(&world, bulk);
+        const struct heard *heard = hear(&world, links - 1);
         if (heard->header.type == WIRE_LINK_HEARTBEAT) continue;
         CHECK_EQ(heard->header.type, WIRE_CHUNK);
         CHECK_EQ(heard->head.offset, offset); // the first element of the tensor is in the own part
@@ -140,7 +166,67 @@ static void test_held(int links) {
     end(&world);
 }
 
+// ---- codes ----
+static struct plan_range shard_of(uint32_t rank) { return spread_shard(NULL, COUNT, LINKS, rank); }
+
+// The elements of a block of a shard, of which all members have the same, and their codes, as the CPU writes them.
+static const uint8_t *codes_of(uint32_t rank, uint64_t block, float *elements) {
+    static uint8_t codes[WIRE_MAX_DATA_BYTES];
+    uint64_t first = shard_of(rank).begin + block * CODEC_PIECE;
+    for (int i = 0; i < CODEC_PIECE; i++) elements[i] = (float)(first + (uint64_t)i);
+    codec_encode(codec_find(what.codec), pcclFloat, codes, elements, CODEC_PIECE, NULL);
+    return codes;
+}
+
+static void expect_input(const struct heard *heard, uint64_t block) {
+    static float elements[CODEC_PIECE];
+    CHECK_EQ(heard->head.shard, 1);
+    CHECK_EQ(heard->head.offset, block);
+    CHECK_MEM(heard->payload, codes_of(1, block, elements), heard->length);
+}
+
+static void expect_sum(const struct heard *heard) {
+    static float own[CODEC_PIECE], sum[CODEC_PIECE];
+    static uint8_t codes[WIRE_MAX_DATA_BYTES];
+    const struct codec *codec = codec_find(what.codec);
+    REQUIRE(codec_decode(codec, pcclFloat, sum, codes_of(0, 0, own), CODEC_PIECE));
+    kernels_get()->reduce[pcclSum][pcclFloat](sum, own, sum, CODEC_PIECE);
+    codec_encode(codec, pcclFloat, codes, sum, CODEC_PIECE, NULL);
+    CHECK_EQ(heard->head.offset, 0);
+    CHECK_MEM(heard->payload, codes, heard->length);
+}
+
+// Both the codes of inputs, which the device has yet to give, and a sum, which it has yet to give its input for.
+static void test_codes_held(uint8_t codec, int links) {
+    check_case("%s, %d links", codec_find(codec)->name, links);
+    static float elements[CODEC_PIECE];
+    what.codec = codec;
+    struct world world = begin(links);
+    size_t bytes = codec_bytes(codec_find(codec), pcclFloat, CODEC_PIECE);
+    begin_held(&world);
+    say_bytes(&world, links - 1, WIRE_CODES, (struct wire_op){0}, codes_of(0, 0, elements), bytes);
+    expect_beats(&world);
+    fake_device_hold(false);
+    uint64_t inputs = 0;
+    for (int sums = 0; sums < 1 || inputs < CHUNKS;) {
+        const struct heard *heard = hear(&world, links - 1);
+        if (heard->header.type == WIRE_LINK_HEARTBEAT || heard->header.type == WIRE_GRANT) continue;
+        REQUIRE(heard->header.type == WIRE_CODES || heard->header.type == WIRE_RESULT);
+        bool is_sum = heard->header.type == WIRE_RESULT;
+        if (is_sum || inputs < CHUNKS) CHECK_EQ(heard->length, bytes);
+        if (is_sum) expect_sum(heard);
+        if (!is_sum && inputs < CHUNKS) expect_input(heard, inputs);
+        sums += is_sum;
+        inputs += !is_sum;
+    }
+    end(&world);
+}
+
 int main(void) {
-    for (int links = 1; links <= LINKS; links++) test_held(links);
+    for (int links = 1; links <= LINKS; links++) {
+        test_held(links);
+        test_codes_held(CODEC_MINMAX_UINT8, links);
+        test_codes_held(CODEC_BLOCK_INT8, links);
+    }
     return check_status();
 }

@@ -167,7 +167,7 @@ static void code_one(const struct coding *how, uint8_t *tensors) {
     check_case("%s, %zu %s, %s of %u, own %u,%s%s%s%s", how->codec->name, how->count, dtype_name(how->dtype),
                red_op_name(how->op), how->terms, how->own, how->encodes ? " encoded" : "", how->stores ? " stored" : "",
                how->feeds_back ? " with feedback" : "", how->stochastic ? " stochastic" : "");
-    static uint8_t terms[TERMS_MOST][4 * COUNT_MOST], codes[4 * COUNT_MOST], want_codes[4 * COUNT_MOST];
+    static uint8_t terms[TERMS_MOST][4 * COUNT_MOST], want_codes[4 * COUNT_MOST];
     static float wide[COUNT_MOST], want_result[COUNT_MOST], want_residual[COUNT_MOST], input[COUNT_MOST];
     size_t size = dtype_size(how->dtype), bytes = how->count * size,
            coded = codec_bytes(how->codec, how->dtype, how->count);
@@ -195,15 +195,23 @@ static void code_one(const struct coding *how, uint8_t *tensors) {
                                 .input = own,
                                 .residual_in = how->feeds_back ? residuals : NULL,
                                 .dice = how->stochastic ? &dice : NULL,
-                                .codes = how->encodes ? codes : NULL,
                                 .result = how->stores ? result : NULL,
                                 .residual_out = how->feeds_back ? residuals + COUNT_MOST : NULL,
                                 .times = how->terms};
     code_on_host(how, &what, input, fake_cuda_bytes(residuals), want_codes, want_result, want_residual);
     struct device_queue *queue = open_at(tensors);
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_DONE);
-    if (how->encodes) CHECK_MEM(codes, want_codes, coded);
+    const void *codes = NULL;
+    uint64_t fence = 0;
+    CHECK_EQ(device_code(queue, &what, how->encodes ? &codes : NULL, &fence), DEVICE_CODING_ASKED);
+    for (uint32_t i = 0; i < how->terms; i++) memset(terms[i], 0xA5, sizeof terms[i]); // nobody looks at them any more
+    uint64_t behind;
+    const void *left = device_window(queue, residuals + COUNT_MOST, how->count * sizeof(float), &behind);
     CHECK(device_await(queue));
+    CHECK_EQ(device_passed(queue, fence), DEVICE_DONE);
+    if (how->encodes) CHECK_MEM(codes, want_codes, coded);
+    if (how->feeds_back) CHECK_MEM(left, want_residual, how->count * sizeof(float));
+    device_shut(queue, left);
+    device_shut(queue, codes);
     if (how->stores) CHECK_MEM(fake_cuda_bytes(result), want_result, bytes);
     if (how->feeds_back) CHECK_MEM(fake_cuda_bytes(residuals + COUNT_MOST), want_residual, how->count * sizeof(float));
     device_close(queue);
@@ -230,34 +238,36 @@ static void test_codes(void) {
     fake_cuda_free(tensors);
 }
 
-// What is malformed, not aligned, or has no kernel, is the host's.
+// What is not aligned, or has no kernel, is the host's.
 static void test_codes_elsewhere(void) {
     check_case("codes elsewhere");
-    float *tensor = fake_cuda_new(0, ROOM), minus = -1;
-    uint8_t codes[36] = {0};
-    memcpy(codes, &minus, sizeof minus);
-    const uint8_t *term = codes;
+    float *tensor = fake_cuda_new(0, ROOM);
+    const uint8_t codes[36] = {0}, *term = codes;
+    const void *window;
+    uint64_t fence;
     struct device_codes what = {CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 1, .result = tensor};
     struct device_queue *queue = open_at(tensor);
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
     what.codec = CODEC_MINMAX_UINT8;
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(queue, &what, NULL, NULL), DEVICE_CODING_ELSEWHERE);
+    what.codec = CODEC_BLOCK_INT8;
     what.count = 0;
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
-    CHECK_EQ(device_code(NULL, &what), DEVICE_CODING_ELSEWHERE);
-    what = (struct device_codes){CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 0,
-                                 .input = tensor,  .codes = codes};
+    CHECK_EQ(device_code(queue, &what, NULL, NULL), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(NULL, &what, NULL, NULL), DEVICE_CODING_ELSEWHERE);
+    what = (struct device_codes){CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 0, .input = tensor};
     const uint8_t *unaligned = (const uint8_t *)tensor + 2;
     what.input = unaligned;
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_ELSEWHERE);
     what.input = tensor;
     what.residual_in = unaligned;
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_ELSEWHERE);
     what.residual_in = NULL;
     CHECK(device_await(queue));
     fake_cuda_fail(1, 1, 2);
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_FAILED);
-    CHECK_EQ(device_code(queue, &what), DEVICE_CODING_FAILED);
+    if (device_code(queue, &what, &window, &fence) == DEVICE_CODING_ASKED) {
+        CHECK(!device_await(queue));
+        CHECK_EQ(device_passed(queue, fence), DEVICE_FAILED);
+    }
+    CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_FAILED);
     fake_cuda_fail(0, 0, 0);
     device_close(queue);
     fake_cuda_free(tensor);
