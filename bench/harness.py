@@ -345,8 +345,8 @@ def _congestion_control() -> str:
 def _priority() -> str:
     """Nice values of this process and, where the kernel groups sessions, of its session: 0 and 0 unless somebody raised it."""
     group = Path("/proc/self/autogroup")
-    session = group.read_text().rsplit(" ", 1)[1].strip() if group.exists() else "-"
-    return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}, session {session}"
+    told = group.read_text().split() if group.exists() else []  # nothing of a process that has no session but that of init
+    return f"nice {os.getpriority(os.PRIO_PROCESS, 0)}, session {told[-1] if told else '-'}"
 
 
 def _version(package: str) -> str:

@@ -129,7 +129,8 @@ def test_training_cases_for_a_gpu_on_the_cpu(tmp_path):
 def test_the_benchmark_for_a_gpu_on_the_cpu(tmp_path):
     sizes = ["--size", "65536", "--state", "1048576", "--blocks", "1"]
     command = [sys.executable, ROOT / "bench/gpu.py", "--device", "cpu", "--out", tmp_path, *sizes]
-    subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert [row["failed"] for row in report["rows"] if "failed" in row] == ["nothing is at a GPU"]
     assert {"hash of 1 MiB at the GPU", "tensors at the GPU against copies by hand"} <= {bar["what"] for bar in report["bars"]}
