@@ -12,7 +12,7 @@
 #include "ops/tag.h"
 
 enum {
-    UNEXPECTED_BYTES = 8 * 1024 * 1024,      // inputs and chunks of one member
+    UNEXPECTED_BYTES = 16 * 1024 * 1024,     // inputs and chunks of one member
     UNEXPECTED_ALL_BYTES = 64 * 1024 * 1024, // of all together: among many, each may send that much less
     UNEXPECTED_MAX = 3 * WIRE_MAX_LIVE_OPS,  // signals, inputs and chunks of one member
 };
@@ -35,8 +35,9 @@ enum unexpected_result { UNEXPECTED_OK, UNEXPECTED_TOO_MANY, UNEXPECTED_NO_MEMOR
 
 // Bytes that one of so many members may send another one before that one has posted their ops.
 uint64_t unexpected_limit(uint32_t members);
-// How much of that may be chunks: the rest is for small ops, which would have to wait.
-static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpected_limit(members) / 2; }
+// How much of that may be chunks, which fill a long link until READY comes (1 Gbit/s, 80 ms: 10 MB); the rest is for
+// small ops, which would have to wait.
+static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpected_limit(members) / 4 * 3; }
 // Adds a copy of `what`, with its block; only if OK the block is the table's.
 enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what, uint32_t members);
 // What came from that member for that op; the caller's to free, and the block's reference too. NULL: nothing.

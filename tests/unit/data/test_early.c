@@ -17,7 +17,7 @@
 #include "far_end.h"
 #include "ops/unexpected.h"
 
-enum { LANES = 3, MEMBERS = 2, COUNT = 4 << 20, HALF = COUNT / 2, LATENCY_US = 10000, PART = 16 << 10 };
+enum { LANES = 3, MEMBERS = 2, COUNT = 8 << 20, HALF = COUNT / 2, LATENCY_US = 10000, PART = 16 << 10 };
 
 static const struct wire_id ids[MEMBERS] = {{{1}}, {{2}}};
 static const struct wire_fingerprint what = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
