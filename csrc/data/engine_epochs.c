@@ -59,7 +59,8 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
 void engine_drop_ops(struct engine *engine) {
     lanes_drop_frames(engine, false);
     engine->running.first = engine->posted.first = NULL;
-    mover_shared(engine)->under_way = mover_shared(engine)->granted = 0;
+    struct mover_shared *shared = mover_shared(engine);
+    shared->under_way = shared->early = shared->granted = 0;
 }
 
 void engine_enter_pending(struct engine *engine) {

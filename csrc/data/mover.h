@@ -76,6 +76,7 @@ struct op *mover_first(const struct engine *engine);
 // What all ops of one engine share. Thread.
 struct mover_shared {
     uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (pace_window)
+    uint64_t early;          // ring: of those that went before the successor was known to have posted
     uint64_t granted;        // spread: bytes of inputs that the others may send, and that are not added up yet
     void *wide, *wide_input; // sharded: accumulators of CODEC_PIECE wide elements, made at first use
 };

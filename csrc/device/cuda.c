@@ -287,7 +287,8 @@ static enum device_coding cuda_code(struct device_queue *queue, const struct dev
                              .residual_in = what->residual_in,
                              .residual_bytes = what->count * sizeof *what->residual_in};
     pthread_mutex_lock(&q->lock);
-    uint8_t *host = host_new(q, (what->term_count + 1) * stride);
+    uint32_t last_is_own = what->own + 1 == what->term_count; // which has no codes
+    uint8_t *host = host_new(q, (what->term_count + 1 - last_is_own) * stride);
     pthread_mutex_unlock(&q->lock);
     if (host == NULL || !gpu_host_is_pinned(host)) {
         gpu_drop(host);

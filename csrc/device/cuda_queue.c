@@ -11,11 +11,15 @@
 #include "base/detail.h"
 #include "base/platform.h"
 
-enum { PAUSE_US = 100 };
+enum {
+    PAUSE_US = 100,
+    PIN_REST = 4, // for so many times what was waited for page-locked memory, that much less is waited for more
+};
 
 static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER; // of the lists of idle queues; taken last
 
-static atomic_uint late; // queues with pinning.late
+static atomic_uint late;              // queues with pinning.late
+static atomic_int_fast64_t rested_ns; // when somebody may wait for page-locked memory for all of CUDA_PIN_MS again
 
 static CUdeviceptr address_of(const void *memory) { return (CUdeviceptr)(uintptr_t)memory; }
 
@@ -46,14 +50,18 @@ static bool has_passed(const struct cuda_flow *flow, uint64_t sequence) {
 }
 
 // Behind what is in the stream. What was put into it is under way whatever this gives, so an error here is none of the
-// queue's: then the thread itself waits for the stream.
+// queue's: then the thread itself waits for the stream. Lock not held: a full stream blocks.
 static uint64_t announce(struct cuda_queue *q, struct cuda_flow *flow) {
     CUresult state = driver_of(q)->launch_host(flow->stream, called, flow);
     flow->asked++;
     if (state == CUDA_SUCCESS) return flow->asked;
     while ((state = driver_of(q)->stream_query(flow->stream)) == CUDA_ERROR_NOT_READY)
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_US * US_NS}, NULL);
-    if (state != CUDA_SUCCESS) cuda_queue_fail(q, "cuStreamQuery", state);
+    if (state != CUDA_SUCCESS) {
+        pthread_mutex_lock(&q->lock);
+        cuda_queue_fail(q, "cuStreamQuery", state);
+        pthread_mutex_unlock(&q->lock);
+    }
     atomic_fetch_add(&flow->called, 1);
     return flow->settled = flow->asked;
 }
@@ -62,14 +70,15 @@ static uint64_t announce(struct cuda_queue *q, struct cuda_flow *flow) {
 // is let go of, as nobody else takes tasks out of the list. False: the queue has failed, and the copy was not begun.
 static bool copy(struct cuda_queue *q, struct cuda_task *task, enum cuda_stage stage, void *to, const void *from) {
     struct cuda_flow *flow = stage == STAGE_FROM_GPU ? &q->from_gpu : &q->to_gpu;
-    if (task->bytes > 0) {
-        pthread_mutex_unlock(&q->lock);
-        CUresult error = driver_of(q)->copy(address_of(to), address_of(from), task->bytes, flow->stream);
-        pthread_mutex_lock(&q->lock);
-        if (error != CUDA_SUCCESS) cuda_queue_fail(q, "cuMemcpyAsync", error);
-        if (error != CUDA_SUCCESS) return false;
+    CUresult error = CUDA_SUCCESS;
+    pthread_mutex_unlock(&q->lock);
+    if (task->bytes > 0) error = driver_of(q)->copy(address_of(to), address_of(from), task->bytes, flow->stream);
+    if (error == CUDA_SUCCESS) task->sequence = announce(q, flow);
+    pthread_mutex_lock(&q->lock);
+    if (error != CUDA_SUCCESS) {
+        cuda_queue_fail(q, "cuMemcpyAsync", error);
+        return false;
     }
-    task->sequence = announce(q, flow);
     task->stage = stage;
     return true;
 }
@@ -79,12 +88,12 @@ static bool launch(struct cuda_queue *q, struct cuda_task *task) {
     pthread_mutex_unlock(&q->lock);
     CUresult error =
         cuda_kernels_launch(&q->gpu->kernels, driver_of(q), task->kernel, task->blocks, &task->job, q->to_gpu.stream);
+    if (error == CUDA_SUCCESS) task->sequence = announce(q, &q->to_gpu);
     pthread_mutex_lock(&q->lock);
     if (error != CUDA_SUCCESS) {
         cuda_queue_fail(q, "cuLaunchKernel", error);
         return false;
     }
-    task->sequence = announce(q, &q->to_gpu);
     task->stage = STAGE_TO_GPU;
     return true;
 }
@@ -199,6 +208,15 @@ static void stream_free(const struct cuda_driver *driver, CUstream stream) {
     driver->stream_destroy(stream);
 }
 
+// In the context of the GPU.
+static void streams_free(struct cuda_queue *q) {
+    struct cuda_flow *flows[] = {&q->from_gpu, &q->to_gpu, &q->program};
+    for (size_t i = 0; i < sizeof flows / sizeof *flows; i++) {
+        if (flows[i]->stream != NULL) stream_free(driver_of(q), flows[i]->stream);
+        flows[i]->stream = NULL;
+    }
+}
+
 // Lock held, or nobody else has the queue.
 static void be_late(struct cuda_queue *q, bool is_late) {
     if (is_late && !q->pinning.late) atomic_fetch_add(&late, 1);
@@ -208,9 +226,6 @@ static void be_late(struct cuda_queue *q, bool is_late) {
 
 static void queue_free(struct cuda_queue *q) {
     be_late(q, false);
-    if (q->from_gpu.stream != NULL) stream_free(driver_of(q), q->from_gpu.stream);
-    if (q->to_gpu.stream != NULL) stream_free(driver_of(q), q->to_gpu.stream);
-    if (q->program.stream != NULL) stream_free(driver_of(q), q->program.stream);
     if (q->bell >= 0) descriptor_close(q->bell);
     pthread_cond_destroy(&q->changed);
     pthread_mutex_destroy(&q->lock);
@@ -244,17 +259,21 @@ static void pin(struct cuda_queue *q) {
 }
 
 void *cuda_queue_pinned(struct cuda_queue *q, size_t bytes) {
-    int64_t until_ns = platform_now_ns() + CUDA_PIN_MS * MS_NS;
+    void *host = gpu_host_unused(bytes);
+    if (host != NULL) return host;
+    int64_t begun_ns = platform_now_ns(), rested = atomic_load(&rested_ns);
+    if (rested < begun_ns) rested = begun_ns;
+    int64_t until_ns = begun_ns + CUDA_PIN_MS * MS_NS - (rested - begun_ns);
     uint64_t refusals = q->pinning.refusals;
-    void *host;
-    while ((host = gpu_host_unused(bytes)) == NULL) {
-        if (atomic_load(&late) > 0 || q->pinning.refusals != refusals || !gpu_host_may_add(bytes)) return NULL;
+    while (atomic_load(&late) == 0 && q->pinning.refusals == refusals && gpu_host_may_add(bytes)) {
         if (q->pinning.bytes == 0) {
             q->pinning.bytes = bytes;
             wake_signal(q->bell);
         }
         if (!platform_cond_wait(&q->changed, &q->lock, until_ns) && q->pinning.bytes != 0) be_late(q, true);
+        if ((host = gpu_host_unused(bytes)) != NULL) break;
     }
+    atomic_store(&rested_ns, rested + PIN_REST * (platform_now_ns() - begun_ns));
     return host;
 }
 
@@ -282,8 +301,10 @@ static void *work(void *argument) {
         }
     }
     pthread_mutex_unlock(&q->lock);
-    if (entered != CUDA_SUCCESS)
-        gpu_enter(q->gpu); // perhaps it works now: the streams are asked about in their context
+    // The streams can only be asked about, and freed, in their context.
+    while (entered != CUDA_SUCCESS && (entered = gpu_enter(q->gpu)) != CUDA_SUCCESS)
+        nanosleep(&(struct timespec){.tv_nsec = CUDA_LOOK_MS * MS_NS}, NULL);
+    streams_free(q);
     queue_free(q);
     return NULL;
 }
@@ -338,6 +359,7 @@ static void start(struct cuda_queue *q) {
     const char *call = "cuCtxPushCurrent";
     if (error == CUDA_SUCCESS) {
         call = equip(q, &error);
+        if (call != NULL) streams_free(q);
         gpu_leave(q->gpu);
     }
     if (call != NULL) cuda_queue_fail(q, call, error);

@@ -113,8 +113,8 @@ void cuda_queue_drain(struct cuda_queue *q);
 // Adds a task, which takes over `host` and `input`. Its number; 0: the queue has failed.
 uint64_t cuda_queue_ask(struct cuda_queue *q, struct cuda_task task);
 // Page-locked memory of the host. More of it is taken by the thread, because the driver may wait for all that the GPU
-// has to do; for that nobody waits longer than CUDA_PIN_MS, and nobody else while the driver is late. Lets go of the
-// lock meanwhile. NULL: there is none.
+// has to do; for that all together wait for CUDA_PIN_MS in 1.25 s at most, and nobody while the driver is late. Lets go
+// of the lock meanwhile. NULL: there is none.
 void *cuda_queue_pinned(struct cuda_queue *q, size_t bytes);
 // The queue fails, for the error of this call.
 void cuda_queue_fail(struct cuda_queue *q, const char *call, CUresult error);

@@ -158,7 +158,7 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     head.extra = 0;
     engine_lock(engine);
     struct lane *lane = ring->moving.next_ready ? neighbour_lane(mover_successor(op), in->lane->index) : NULL;
-    bool now = lane != NULL && !lane->pace.far;
+    bool now = lane != NULL && !lane->pace.far && lane_is_for_bulk(lane); // it may have been kept, and came by any lane
     struct forward *forward = now ? NULL : malloc(sizeof *forward);
     // What a device has reduced is still in memory of the host: shown at once, it does not cross the bus again.
     struct frame *frame = now ? chunk_frame(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : NULL;
@@ -180,10 +180,11 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
 static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
-    (void)engine, (void)block;
+    (void)block;
     if (type != WIRE_READY || from != mover_successor(op)) return true;
     if (ring->under_way == 0) ring->next_reads = head->extra == 1 && can_be_read(op);
     from->eager_bytes -= ring->early;
+    mover_shared(engine)->early -= ring->early;
     ring->early = 0;
     return true;
 }
@@ -274,16 +275,17 @@ static bool is_first_segment(const struct engine *engine, const struct op *op) {
 
 // Own chunks go before those to forward until enough are under way, so that every member always has work. More would
 // leave the caches before they are read. One of each op always may: a member behind the successor may post this op
-// first, and others under way only afterwards. Of a half none comes back: there those to forward go first. `chunk`:
-// bytes.
+// first, and others under way only afterwards. So what waits at a successor that has not posted its op does not count.
+// Of a half none comes back: there those to forward go first. `chunk`: bytes.
 static bool may_inject(struct engine *engine, const struct op *op, uint64_t chunk, bool idle) {
     const struct ring *ring = op->work;
     if (is_half(op)) return idle;
     if (ring->under_way == 0 && is_first_segment(engine, op)) return true;
     if (ring->next_reads) return ring->under_way < CHUNKS_AHEAD * chunk;
     const struct epoch *now = mover_epoch(engine);
-    return mover_shared(engine)->under_way + PACE_CHUNK_MAX <=
-           pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
+    const struct mover_shared *shared = mover_shared(engine);
+    return shared->under_way + PACE_CHUNK_MAX <=
+           shared->early + pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
 }
 
 // The largest part of a chunk that this lane takes. The successor reads all of it at once where it reads our memory.
@@ -337,6 +339,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct frame *frame = early && !is_kept(engine, lane, bytes) ? NULL : chunk_frame(engine, op, &head, chunk, bytes);
     if (early && frame != NULL) {
         ring->early += frame->bytes;
+        mover_shared(engine)->early += frame->bytes;
         lane->peer->eager_bytes += frame->bytes;
     }
     engine_unlock(engine);

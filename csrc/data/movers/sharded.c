@@ -25,7 +25,8 @@ enum {
     WINDOW_BYTES = 4 * 1024 * 1024,
     WINDOW_MIN = 4,
     WINDOW_MAX = 64,
-    CODINGS = 4, // that the device is asked for: of the inputs for each owner, and of sums
+    CODINGS = 4,       // that the device is asked for at most: of the inputs for each owner, and of sums
+    CODINGS_MOST = 16, // of all inputs, unless there are more owners
 };
 
 // The input of a block, or the sum of one, which this member writes in codes.
@@ -290,7 +291,9 @@ static struct frame *next_result(struct engine *engine, struct op *op, struct ta
 // Asks for what this owner lets come. False: the device has failed.
 static bool ask_inputs(const struct op *op, uint32_t rank, struct target *target) {
     uint64_t end = target->granted < target->blocks ? target->granted : target->blocks;
-    for (; target->asked < end && target->asked < target->next + CODINGS; target->asked++)
+    uint64_t ahead = CODINGS_MOST / (op->team->count - 1);
+    ahead = ahead < 1 ? 1 : ahead > CODINGS ? CODINGS : ahead;
+    for (; target->asked < end && target->asked < target->next + ahead; target->asked++)
         if (!ask_input(op, block_range(op, rank, target->asked), &target->codings[target->asked % CODINGS]))
             return false;
     return true;
