@@ -46,6 +46,7 @@ extern const struct mover direct_mover, ring_mover, spread_mover, sharded_mover,
 struct moving {
     uint64_t receive_left, send_left; // bytes of elements, as they travel; set by `begin`
     bool next_ready;                  // the successor has posted the op
+    uint64_t early;                   // bytes that went there before that was known
 };
 
 const struct mover *mover_of(const struct op *op);

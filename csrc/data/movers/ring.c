@@ -24,7 +24,6 @@ struct ring {
     struct moving moving;
     bool next_reads;                   // the successor takes its chunks out of our memory
     uint64_t under_way;                // bytes of own chunks; they may come back in other pieces
-    uint64_t early;                    // bytes of them that went before the successor was known to have posted
     struct forward *forwards, **last;  // chunks to forward, in the order in which they came
     uint64_t inject, inject_end;       // own shard, elements
     struct ranges reducing, gathering; // what has come, or is on its way: elements
@@ -183,9 +182,9 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     (void)block;
     if (type != WIRE_READY || from != mover_successor(op)) return true;
     if (ring->under_way == 0) ring->next_reads = head->extra == 1 && can_be_read(op);
-    from->eager_bytes -= ring->early;
-    mover_shared(engine)->early -= ring->early;
-    ring->early = 0;
+    from->eager_bytes -= ring->moving.early;
+    mover_shared(engine)->early -= ring->moving.early;
+    ring->moving.early = 0;
     return true;
 }
 
@@ -338,7 +337,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     uint64_t bytes = elements * op->element;
     struct frame *frame = early && !is_kept(engine, lane, bytes) ? NULL : chunk_frame(engine, op, &head, chunk, bytes);
     if (early && frame != NULL) {
-        ring->early += frame->bytes;
+        ring->moving.early += frame->bytes;
         mover_shared(engine)->early += frame->bytes;
         lane->peer->eager_bytes += frame->bytes;
     }
