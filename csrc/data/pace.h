@@ -90,6 +90,11 @@ struct pace_lanes {
     uint32_t rests;       // measurements in which they become no more
 };
 
+// Whether the last measurement saw a queue on the way.
+static inline bool pace_sees_queue(const struct pace_lanes *pace) {
+    return pace->reason == PACE_QUEUES || pace->reason == PACE_REDUCED;
+}
+
 // Of the connections in use, as last read.
 struct pace_total {
     uint32_t lanes;

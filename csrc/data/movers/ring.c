@@ -309,8 +309,11 @@ static struct frame *forward_next(struct engine *engine, struct op *op, const st
 }
 
 // A far successor keeps the first chunks until it posts the op: they need not wait for its READY. A half may be
-// complete here without READY, and its bytes would be counted for good.
-static bool may_go_early(const struct op *op, const struct lane *lane) { return lane->pace.far && !is_half(op); }
+// complete here without READY, and its bytes would be counted for good. Where a queue was seen, the pause between two
+// ops is what others on the way live on.
+static bool may_go_early(const struct op *op, const struct lane *lane) {
+    return lane->pace.far && !is_half(op) && !pace_sees_queue(&lane->peer->pace);
+}
 
 static bool is_kept(const struct engine *engine, const struct lane *lane, uint64_t bytes) {
     return lane->peer->eager_bytes + bytes <= unexpected_chunk_limit(mover_epoch(engine)->ring.count);
