@@ -48,8 +48,7 @@ over as many plain TCP connections between two processes."""
 Bars = list[Row]
 
 
-def add_reduces(rows: list[Row], bars: Bars, by_rank: list[harness.Samples], size: int, reduced_at: str) -> None:
-    where = "" if reduced_at == "gpu" else ", reduced at the host"
+def add_reduces(rows: list[Row], bars: Bars, by_rank: list[harness.Samples], size: int, where: str) -> None:
     medians = {name: harness.summary(values)["median"] for name, values in harness.slowest(by_rank).items()}
     blocks = len(next(iter(by_rank[0].values())))
     for name, median in medians.items():
@@ -63,8 +62,7 @@ def add_reduces(rows: list[Row], bars: Bars, by_rank: list[harness.Samples], siz
     bars.append(harness.ratio_bar(f"as many elements of bf16 against fp32{where}", 1.8, gpu / medians["GPU bf16"]))
 
 
-def add_products(rows: list[Row], bars: Bars, found: gpu_peers.Products, reduced_at: str) -> None:
-    where = "" if reduced_at == "gpu" else ", reduced at the host"
+def add_products(rows: list[Row], bars: Bars, found: gpu_peers.Products, where: str) -> None:
     alone = statistics.median(found.seconds["alone"])
     rows.append({"what": f"{found.count} matrix products alone", "median_ms": alone * 1e3, "blocks": len(found.seconds["alone"])})
     for name in gpu_peers.BESIDE:
@@ -78,14 +76,15 @@ def add_products(rows: list[Row], bars: Bars, found: gpu_peers.Products, reduced
 
 def measure_ops(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float, reduced_at: str) -> None:
     arguments = {"device": args.device, "size": args.size, "blocks": args.blocks, "seconds": WORK_SECONDS}
+    where = "" if reduced_at == "gpu" else ", reduced at the host"
     with (
         harness.Master() as master,
         harness.Fleet(gpu_peers.ops, 2, address=master.address, reduced_at=reduced_at, **arguments) as fleet,
     ):
         end = time.monotonic() + limit
-        add_reduces(rows, bars, fleet.results(limit), args.size, reduced_at)
+        add_reduces(rows, bars, fleet.results(limit), args.size, where)
         [products] = [found for found in fleet.results(max(1.0, end - time.monotonic())) if found is not None]
-    add_products(rows, bars, products, reduced_at)
+    add_products(rows, bars, products, where)
 
 
 def measure_ops_at_host(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
@@ -94,6 +93,11 @@ def measure_ops_at_host(args: argparse.Namespace, rows: list[Row], bars: Bars, l
 
 def measure_ops_at_gpu(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
     measure_ops(args, rows, bars, limit, "gpu")
+
+
+def of_slower_peer(told: list[list[dict[str, Any]]], part: str) -> float:
+    """Seconds of this part at the slower peer: the median over all blocks but the first."""
+    return statistics.median(max(one[part] for one in both) for both in told[1:])
 
 
 def measure_state(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
@@ -121,19 +125,17 @@ def measure_state(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: 
         if len(set(ask(fleet, "digest"))) != 1:
             raise BenchError("the states differ after a sync that succeeded")
         ask(fleet, "end")
-    alone = statistics.median(max(one["alone"] for one in both) for both in hashes[1:])
-    at_once = statistics.median(max(one["at once"] for one in both) for both in hashes[1:])
+    alone, at_once, found = of_slower_peer(hashes, "alone"), of_slower_peer(hashes, "at once"), of_slower_peer(syncs, "seconds")
     moved = max(one["rx"] for one in syncs[-1])
     send = statistics.median(sends[1:]) * moved / plain_bytes
-    found = statistics.median(max(one["seconds"] for one in both) for both in syncs[1:])
     size, blocks = harness.size_text(args.state), len(syncs) - 1
     rows.append({"what": "hash, one peer at a time", "size": size, "median_ms": alone * 1e3, "blocks": blocks})
     rows.append({"what": "hash, both peers at once", "size": size, "median_ms": at_once * 1e3, "blocks": blocks})
     rows.append({"what": "1 % by plain TCP", "size": harness.size_text(moved), "median_ms": send * 1e3, "blocks": blocks})
     rows.append({"what": "sync, 1 % differs", "size": size, "median_ms": found * 1e3, "blocks": blocks})
     for part in ("hash", "transfer"):
-        median = statistics.median(max(one[part] for one in both) for both in syncs[1:])
-        rows.append({"what": f"sync, 1 % differs: its {part}", "size": size, "median_ms": median * 1e3, "blocks": blocks})
+        median_ms = of_slower_peer(syncs, part) * 1e3
+        rows.append({"what": f"sync, 1 % differs: its {part}", "size": size, "median_ms": median_ms, "blocks": blocks})
     rate = args.state / alone / 1e12
     bars.append(harness.bar(f"hash of {size} at the GPU", "at least 1.5 TB/s", f"{rate:.3g} TB/s", rate >= 1.5))
     expected = at_once + send
