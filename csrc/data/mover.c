@@ -109,7 +109,7 @@ void mover_sent(struct engine *engine, const struct frame *frame) {
     struct moving *moving = op->work;
     moving->send_left -= frame->bytes;
     sights_moved(&engine->sights);
-    if (moving->early == 0) op_note_bytes(op); // else it waits there
+    if (moving->early == 0) op_note_bytes(op); // a successor that only keeps it does not get on
     if (mover_of(op)->sent != NULL) mover_of(op)->sent(engine, op, frame);
     mover_check(engine, op);
 }

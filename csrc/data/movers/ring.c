@@ -157,7 +157,8 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     head.extra = 0;
     engine_lock(engine);
     struct lane *lane = ring->moving.next_ready ? neighbour_lane(mover_successor(op), in->lane->index) : NULL;
-    bool now = lane != NULL && !lane->pace.far && lane_is_for_bulk(lane); // it may have been kept, and came by any lane
+    // A chunk that was kept counts as one of the direct link, which is not for bulk where there are lanes.
+    bool now = lane != NULL && !lane->pace.far && lane_is_for_bulk(lane);
     struct forward *forward = now ? NULL : malloc(sizeof *forward);
     // What a device has reduced is still in memory of the host: shown at once, it does not cross the bus again.
     struct frame *frame = now ? chunk_frame(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : NULL;

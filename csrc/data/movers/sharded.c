@@ -331,7 +331,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, struct lan
 }
 
 // ---- the owner ----
-// What is there is saved. `wide` is room; with `look` it gets the values that the result has now.
+// What lies there is saved already. `wide` is room; with `look` it gets the values that the result has now.
 static bool store(struct op *op, struct plan_range range, const uint8_t *codes, void *wide, bool look) {
     int dtype = op->args.fingerprint.dtype;
     size_t count = range.end - range.begin;
