@@ -106,6 +106,13 @@ static double stands_still(const struct view *view, uint16_t place, double perio
     return still >= 2 * period ? still : 0;
 }
 
+// Whether it tells so itself. Of one that has fallen silent nobody knows whether it still waits.
+static bool tells_that_it_waits(const struct view *view, uint16_t place, double period) {
+    const struct wire_matrix_member *member = member_at(view, place);
+    return stands_still(view, place, period) > 0 && seconds(member->ops.still_us) >= 2 * period &&
+           seconds(member->silent_us) <= 1.5 * period + 0.3;
+}
+
 static double mean_op(const struct wire_matrix_member *member) {
     return member->ops.ops == 0 ? 0 : seconds(member->ops.op_us) / counted(member->ops.ops);
 }
@@ -202,7 +209,7 @@ static void find_hung(struct view *view) {
     }
     // Who waits for another one is kept by that one; where nobody keeps them, they wait for each other.
     for (uint16_t i = view->first; i < view->end && !found && waiting.longest > 2 * period; i++)
-        if (member_at(view, i)->ops.live > 0 && stands_still(view, i, period) > 0 && is_awaited(view, i, period) &&
+        if (tells_that_it_waits(view, i, period) && is_awaited(view, i, period) &&
             (!awaits_others(view, i) || all_await(view)))
             tell_hung(view, i, &waiting, false, 2 * period);
 }

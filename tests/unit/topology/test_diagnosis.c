@@ -198,6 +198,11 @@ static void stopped_just_now(void) {
     wait_in_op(2, 4, 900000);
     members[2].silent_us = members[2].told_us = 900000;
 }
+static void stopped_in_the_op_before(void) { // which the others have ended; when it told last, things moved there
+    wait_in_op(2, 4, 2100000);
+    members[2].silent_us = members[2].told_us = 2000000;
+    seen(1, 2)->awaited = 1;
+}
 static void hangs_in_compute(void) {
     wait_in_op(2, 4, 6000000);
     members[2].ops.live = 0;
@@ -281,6 +286,7 @@ static const struct {
     {"a slow edge whose queue is seen by its own round trips alone", 4, overflows_unseen, DIAGNOSIS_SLOW_EDGE, 1, 2, 1},
     {"a stopped process", 4, stopped, DIAGNOSIS_HUNG, 2, 2, 1},
     {"a process that was stopped just now", 4, stopped_just_now, 0, 0, 0, 0},
+    {"a process that was stopped in an op that the others have ended", 4, stopped_in_the_op_before, 0, 0, 0, 0},
     {"a member that hangs in its own code", 4, hangs_in_compute, DIAGNOSIS_HUNG, 2, 2, 1},
     {"a member that computes for as long as ever", 4, computes_for_long, 0, 0, 0, 0},
     {"a member in another op", 4, other_op, DIAGNOSIS_HUNG, 2, 2, 1},
