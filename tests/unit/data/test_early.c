@@ -18,10 +18,12 @@
 #include "net/gauge.h"
 #include "ops/unexpected.h"
 
-enum { LANES = 3, MEMBERS = 2, COUNT = 8 << 20, HALF = COUNT / 2, LATENCY_US = 10000, PART = 16 << 10 };
+enum { LANES = 3, MEMBERS = 2, COUNT = 8 << 20, HALF = COUNT / 2, LATENCY_US = 50000, PART = 16 << 10 };
 
 static const struct wire_id ids[MEMBERS] = {{{1}}, {{2}}};
 static const struct wire_fingerprint what = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
+
+static _Atomic uint32_t queue_us; // on the way
 
 // In the place of the kernel's.
 struct gauge gauge_read(int fd) {
@@ -32,7 +34,7 @@ struct gauge gauge_read(int fd) {
                           .acked = 100 * now_us,
                           .segments = (uint32_t)now_us,
                           .round_trip_us = ROUND_TRIP_US,
-                          .smoothed_us = ROUND_TRIP_US,
+                          .smoothed_us = ROUND_TRIP_US + queue_us,
                           .window = 1 << 20};
 }
 
@@ -142,6 +144,22 @@ static void measure(const struct world *world) {
     for (size_t came = 0; came < HALF;) came += hear_chunk(world, 1)->count;
 }
 
+// An op whose chunks are taken so slowly that the lanes are measured while it runs. How its first chunk came.
+static uint16_t run_slowly(const struct world *world, uint64_t tag) {
+    enum { PAUSE_US = 5000 };
+    post(world, tag);
+    usleep(2 * PACE_TICK_MS * 1000);
+    say_ready(world, tag);
+    uint16_t first = 0;
+    for (size_t came = 0; came < HALF;) {
+        const struct heard *heard = hear_chunk(world, tag);
+        if (came == 0) first = heard->header.type;
+        came += heard->count;
+        usleep(PAUSE_US);
+    }
+    return first;
+}
+
 // ---- what goes ----
 static void test_goes(void) {
     check_case("so much goes early as the neighbour keeps, and the rest after its READY");
@@ -170,6 +188,18 @@ static void test_goes(void) {
     check_case("what the READY has shown to be posted counts no more");
     post(&world, 3);
     CHECK_EQ(hear_chunk(&world, 3)->header.type, WIRE_EARLY);
+    end(&world);
+}
+
+static void test_queue(void) {
+    check_case("where a queue was seen, the READY is waited for, until there is none");
+    struct world world = begin();
+    measure(&world);
+    queue_us = 10000;
+    run_slowly(&world, 2);
+    queue_us = 0;
+    CHECK_EQ(run_slowly(&world, 3), WIRE_CHUNK);
+    CHECK_EQ(run_slowly(&world, 4), WIRE_EARLY);
     end(&world);
 }
 
@@ -258,6 +288,7 @@ static void test_malformed(void) {
 
 int main(void) {
     test_goes();
+    test_queue();
     test_comes();
     test_malformed();
     return check_status();
