@@ -120,8 +120,10 @@ def test_an_op_that_had_ended_is_told_so_after_its_communicator_was_closed():
             arrays = [np.full(COUNT, value, np.int64) for value in (1, 10)]
             pairs = list(zip(comms, arrays, strict=True))
             handles = [comm.all_reduce_async(array, array, op=ReduceOp.SUM, retry=retry) for comm, array in pairs]
+            handles[1].result(timeout=PATIENCE)
+            # The verdict on a later op comes after that on the first, which is on its way to all.
             later = [comm.all_reduce_async(array.copy(), op=ReduceOp.SUM, tag=1) for comm, array in pairs]
-            for handle in later:  # whose verdict comes after that of the first
+            for handle in later:
                 handle.result(timeout=PATIENCE)
             comms[0].close()
             success, status, info = handles[0].wait()
