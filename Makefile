@@ -20,7 +20,7 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -31,6 +31,7 @@ help:
 	@echo '             with a standby master, and then MASTER_LOSS_TRIALS=1000 scripts, in each of which the master is killed one to three times'
 	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows;'
 	@echo '             make jitter-small: a choice of them, in about a minute; JITTER_TESTS=tests/chaos/test_kills.py for others'
+	@echo 'make far     the tests with processes, to which the kernel tells of each link that it leads far away; FAR_TESTS=tests/chaos/test_kills.py'
 	@echo 'make test-fakes  what has sockets, on a transport that cuts, delays and changes all bytes, and tests/integration on a'
 	@echo '             device that takes its time, too (tests/fakes);'
 	@echo '             make test-fakes-small: a choice of them, in a minute or two; FAKE_SEED=1'
@@ -158,6 +159,13 @@ jitter jitter-small: .venv/built
 	mkdir -p build
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -o build/jitter.so tests/jitter/jitter.c -ldl
 	PCCL_TEST_PATIENCE=120 LD_PRELOAD=$(abspath build/jitter.so) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 600 -q $(JITTER_TESTS)
+
+# Long links between processes of one host (tests/far/far.c).
+FAR_TESTS ?= tests/chaos tests/integration tests/python/diloco
+far: .venv/built
+	mkdir -p build
+	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -o build/far.so tests/far/far.c -ldl
+	PCCL_TEST_PATIENCE=120 PCCL_SAME_HOST_MEMORY=0 LD_PRELOAD=$(abspath build/far.so) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 600 -q -m 'not near' $(FAR_TESTS)
 
 # test_refused is left out: it refuses each request for memory in turn, and a fake stream takes as many turns more.
 FAKE_SEED ?= 1

@@ -198,6 +198,7 @@ def test_a_signal_ends_the_wait_for_a_master_that_is_silent():
             signal.signal(signal.SIGALRM, previous)
 
 
+@pytest.mark.near
 def test_info_shows_the_links_of_a_run():
     with team([0, 0, 0]) as comms:
         address = str(comms[0]._endpoint)

@@ -18,6 +18,7 @@ def reduce(comm, rank):
     comm.all_reduce(np.ones(ELEMENTS, np.float32), op=ReduceOp.SUM)
 
 
+@pytest.mark.near
 def test_one_link_for_each_other_member():
     with team([0, 0, 0, 0, 1]) as comms:
         on_all(comms[:4], reduce)

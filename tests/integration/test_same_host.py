@@ -162,6 +162,7 @@ def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.near
 @pytest.mark.skipif("PCCL_FAKE_DEVICE" in os.environ, reason="nobody reads the memory of a device")
 def test_memory_that_does_not_answer() -> None:
     """The call ends, close() returns, and nothing is written when the memory answers after all."""
