@@ -92,11 +92,11 @@ def three_sites(size: int, ops: int, last: int, link: Link, control: str) -> Row
 
 def run() -> None:
     parser = harness.parser(__doc__, blocks=1)
-    parser.add_argument("--size", type=int, default=16 * MIB, metavar="BYTES", help="bytes of the tensor")
+    parser.add_argument("--size", type=int, default=64 * MIB, metavar="BYTES", help="bytes of the tensor")
     parser.add_argument("--ops", type=int, default=12, help="in each loop")
     parser.add_argument("--last", type=int, default=4, help="ops that count for the chosen way")
     parser.add_argument("--megabits", type=float, default=200, help="of the lines of four peers; one has a quarter")
-    parser.add_argument("--site-megabits", type=float, default=50, help="of each link between two sites")
+    parser.add_argument("--site-megabits", type=float, default=200, help="of each link between two sites")
     parser.add_argument("--delay-ms", type=float, default=40, help="one way, between sites")
     parser.add_argument("--site-control", default="cubic", help="congestion control of six peers in three sites")
     parser.add_argument("--only", choices=["slow", "sites"], help="one of both")
