@@ -256,7 +256,7 @@ static void tune(struct lane *lane) {
         available = i;
         if (!lane_is_for_bulk(other)) continue;
         if (pace_is_due(&other->pace, now_ns)) lane_look(other, now_ns);
-        if (pace_is_smooth(i)) lane_pace(other);
+        if (pace_is_smooth(&peer->pace, i)) lane_pace(other);
         pace_total_add(&total, &other->pace);
     }
     bool changed =

@@ -16,6 +16,8 @@ enum {
     LANES_CLEAR_PART = 3, // likewise where no queue was seen at all
     PERIOD_TRIPS = 6,     // round trips of a measurement, which lasts for PERIOD_MS at least
     PERIOD_MS = 100,
+    RAMP_MS = 60,           // a measurement of one round trip, at least
+    RAMP_WINDOW = 96 << 10, // bytes; as long as windows are smaller, those in use find out by themselves what fits
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
     LONG_MOST = 3,          // measurements with a long queue: windows that lose a packet become smaller by themselves
@@ -85,6 +87,7 @@ void pace_total_add(struct pace_total *total, const struct pace *pace) {
     total->smoothed_us += gauge->smoothed_us;
     total->segments += gauge->segments;
     total->retransmits += gauge->retransmits;
+    total->window += gauge->window;
 }
 
 const char *pace_reason_text(enum pace_reason reason) {
@@ -106,7 +109,7 @@ const char *pace_reason_text(enum pace_reason reason) {
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }
 
-bool pace_is_smooth(uint32_t index) { return index > LANES_FIRST; }
+bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index) { return pace->wide || index > LANES_FIRST; }
 
 static uint32_t more(uint32_t lanes, uint32_t part) { return lanes + (lanes + part - 1) / part; }
 
@@ -119,6 +122,16 @@ static uint32_t without_queue(uint32_t lanes, uint64_t trip_us, uint64_t queue_u
     return kept < LANES_FIRST ? LANES_FIRST : (uint32_t)kept;
 }
 
+// How long the queue on the way there is, of the own direction as far as the two are known apart.
+static uint64_t queue_of(const struct pace_total *total) {
+    uint64_t now_us = total->smoothed_us / total->lanes, least_us = total->round_trip_us + total->coming_us;
+    return now_us > least_us ? now_us - least_us : 0;
+}
+
+static bool is_queue(uint64_t queue_us, uint32_t trip_us) {
+    return queue_us > trip_us / SHORT_PART && queue_us > PACE_FAR_US;
+}
+
 static void begin(struct pace_lanes *pace, const struct pace_total *total, int64_t now_ns) {
     pace->lanes = total->lanes;
     pace->since_ns = now_ns;
@@ -128,35 +141,40 @@ static void begin(struct pace_lanes *pace, const struct pace_total *total, int64
     pace->retransmits = total->retransmits;
 }
 
-bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns) {
-    uint32_t before = pace->in_use, trip_us = total->round_trip_us;
-    if (trip_us < PACE_FAR_US) {
-        *pace = (struct pace_lanes){0};
-        return before != 0;
+// So many are in use from now on, and are measured anew if there are others.
+static bool use(struct pace_lanes *pace, uint32_t before, uint32_t in_use, uint32_t available) {
+    pace->in_use = in_use < available ? in_use : available;
+    if (pace->in_use == before) return false;
+    pace->lanes = 0;
+    pace->speed = 0;
+    return true;
+}
+
+// Nobody knows yet how wide the way is: they double with each round trip, until a queue shows, or much is lost. On a
+// narrow way the queue is there before the windows of the first ones are large, or when there are twice as many.
+static bool ramp(struct pace_lanes *pace, const struct pace_total *total, bool queued, bool lossy, uint32_t available) {
+    uint32_t before = pace->in_use;
+    if (queued || lossy) {
+        pace->ramped = true;
+        pace->filled = queued;
+        pace->reason = queued ? PACE_QUEUES : PACE_BEGINS;
+        pace->lanes = 0;
+        return false;
     }
-    if (before == 0) pace->reason = PACE_BEGINS;
-    if (pace->reason == PACE_BEGINS) pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
+    bool small = total->window / total->lanes < RAMP_WINDOW;
+    pace->reason = small ? PACE_RAMPS : before == available ? PACE_ALL : PACE_ADDED;
+    if (small || before == available) return false;
+    pace->wide = before > LANES_FIRST;
+    pace->in_use = 2 * before < available ? 2 * before : available;
+    return true;
+}
+
+// Whether more of them, or fewer, send more.
+static bool search(struct pace_lanes *pace, const struct pace_total *total, uint64_t queue_us, bool lossy, double speed,
+                   uint32_t available) {
     const struct pace_lanes since = *pace;
-    int64_t period_ns = (int64_t)PERIOD_TRIPS * trip_us * 1000, spent_ns = now_ns - since.since_ns;
-    if (period_ns < PERIOD_MS * MS_NS) period_ns = PERIOD_MS * MS_NS;
-    bool measured = since.lanes > 0 && total->lanes == since.lanes;
-    if (pace->in_use > available) pace->in_use = available;
-    if (measured && spent_ns < period_ns) return pace->in_use != before;
-    begin(pace, total, now_ns);
-    // Where there was not always something to send, it was not they that were the limit.
-    int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * 1000;
-    if (!measured) return pace->in_use != before;
-    if (busy_ns / since.lanes < spent_ns / 4 * 3) {
-        pace->reason = PACE_ENOUGH;
-        pace->tried = 0; // what they bring now says nothing of then
-        return pace->in_use != before;
-    }
-    uint64_t now_us = total->smoothed_us / total->lanes, least_us = trip_us + total->coming_us;
-    uint64_t queue_us = now_us > least_us ? now_us - least_us : 0;
-    uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
-    bool queued = queue_us > trip_us / SHORT_PART && queue_us > PACE_FAR_US,
-         lossy = again * RETRANSMITS_PART > segments;
-    double speed = (double)(total->acked - since.acked) / (double)(busy_ns / since.lanes);
+    uint32_t before = pace->in_use, trip_us = total->round_trip_us;
+    bool queued = is_queue(queue_us, trip_us);
     bool ramps = since.speed == 0 ? total->models : speed > since.speed * RAMPS;
     pace->speed = speed;
     // Where others keep a queue, even the shortest round trip has been one with a queue: what is above it comes and
@@ -172,37 +190,72 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     bool tested = since.tried >= LANES_UNTESTED && since.tried_lanes < since.lanes,
          settles = tested && since.speed == 0;
     bool vain = tested && !settles && speed < since.tried_speed * GAINS;
+    uint32_t in_use = before;
     if (!settles) pace->tried = 0;
     if (since.rests > 0) pace->rests--;
     if (vain) {
-        pace->in_use = since.tried;
+        in_use = since.tried;
         pace->rests = RESTS;
         pace->reason = PACE_VAIN;
     } else if (!queued && !ramps && since.rests > 0) {
         pace->reason = PACE_VAIN;
     } else if (!queued && !ramps && !settles) {
-        pace->reason = pace->in_use == available ? PACE_ALL : PACE_ADDED;
-        pace->tried = pace->in_use;
+        pace->reason = before == available ? PACE_ALL : PACE_ADDED;
+        pace->tried = before;
         pace->tried_lanes = since.lanes;
         pace->tried_speed = speed;
         bool carefully = pace->filled || lossy || !empty;
-        pace->in_use = more(pace->in_use, !carefully ? 1 : empty && !total->models ? LANES_CLEAR_PART : LANES_PART);
+        in_use = more(before, !carefully ? 1 : empty && !total->models ? LANES_CLEAR_PART : LANES_PART);
     } else if (pace->strained == STRAINED_MOST) {
-        pace->in_use = fewer(pace->in_use);
+        in_use = fewer(before);
         pace->strained = 0;
-    } else if (pace->lengthy >= LONG_MOST && pace->in_use > LANES_FIRST) {
-        pace->in_use = without_queue(pace->in_use, trip_us, queue_us);
+    } else if (pace->lengthy >= LONG_MOST && before > LANES_FIRST) {
+        in_use = without_queue(before, trip_us, queue_us);
         pace->lengthy = 0;
     }
-    if (pace->in_use < before && !vain) {
+    if (in_use < before && !vain) {
         pace->reason = PACE_REDUCED;
         pace->tried = 0;
     }
+    return use(pace, before, in_use, available);
+}
+
+bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns) {
+    uint32_t before = pace->in_use, trip_us = total->round_trip_us;
+    if (trip_us < PACE_FAR_US) {
+        *pace = (struct pace_lanes){0};
+        return before != 0;
+    }
+    if (before == 0) {
+        pace->reason = PACE_BEGINS;
+        pace->ramped = total->models;
+    }
+    bool begins = pace->reason == PACE_BEGINS || !pace->ramped;
+    if (begins && pace->in_use < LANES_FIRST) pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
     if (pace->in_use > available) pace->in_use = available;
-    if (pace->in_use == before) return false;
-    pace->lanes = 0; // others are measured from now on
-    pace->speed = 0;
-    return true;
+    const struct pace_lanes since = *pace;
+    int64_t spent_ns = now_ns - since.since_ns,
+            period_ns = (since.ramped ? PERIOD_TRIPS : 1) * (int64_t)trip_us * US_NS,
+            least_ns = (since.ramped ? PERIOD_MS : RAMP_MS) * MS_NS;
+    // While there become more all the time, whatever they are is measured.
+    bool more_are_fine = !since.ramped && total->lanes > since.lanes;
+    bool measured = since.lanes > 0 && (total->lanes == since.lanes || more_are_fine), changed = pace->in_use != before;
+    if (measured && spent_ns < (period_ns < least_ns ? least_ns : period_ns)) return changed;
+    begin(pace, total, now_ns);
+    if (!measured) return changed;
+    // Where there was not always something to send, it was not they that were the limit.
+    int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * US_NS;
+    if (busy_ns / since.lanes < spent_ns / 4 * 3) {
+        pace->reason = PACE_ENOUGH;
+        pace->tried = 0; // what they bring now says nothing of then
+        return changed;
+    }
+    uint64_t queue_us = queue_of(total), acked = total->acked - since.acked;
+    uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
+    bool queued = is_queue(queue_us, trip_us), lossy = again * RETRANSMITS_PART > segments;
+    if (!since.ramped) return ramp(pace, total, queued, lossy, available) || changed;
+    double speed = (double)acked / (double)(busy_ns / since.lanes);
+    return search(pace, total, queue_us, lossy, speed, available) || changed;
 }
 
 // ---- one giver ----

@@ -52,9 +52,10 @@ uint32_t pace_unsent(const struct pace *pace);
 // ---- the connections to one neighbour ----
 // How many of them carry bulk to a far one. More of them get through loss that no congestion causes, and hold more
 // bytes than the window of one; too many of them only fill the queue of a busy link until it drops what comes. So they
-// become more while they are the limit and no queue is seen, and fewer while there is one and much is sent again and
-// again. The round trip contains the queue of the other direction too, which the acknowledgements wait in, so that one
-// is taken off where heartbeats tell how long it is.
+// double with each round trip until the first queue; from then on they become more while they are the limit and no
+// queue is seen, and fewer while there is one and much is sent again and again. The round trip contains the queue of
+// the other direction too, which the acknowledgements wait in, so that one is taken off where heartbeats tell how long
+// it is.
 enum pace_reason {
     PACE_NEAR,    // all are in use: the neighbour is near
     PACE_BEGINS,  // so many were not measured yet
@@ -76,6 +77,8 @@ const char *pace_reason_text(enum pace_reason reason);
 struct pace_lanes {
     uint32_t in_use;         // 0: all, the neighbour is near
     enum pace_reason reason; // for that
+    bool ramped;             // a queue was seen, or much was lost: they double no more with each round trip
+    bool wide;               // they did so twice: the way is no narrow one
     bool filled;             // a queue was seen: they become more slowly
     uint32_t clear;          // measurements one after another without any
     uint32_t lengthy;        // measurements one after another with a long queue
@@ -98,8 +101,8 @@ static inline bool pace_sees_queue(const struct pace_lanes *pace) {
 // Of the connections in use, as last read.
 struct pace_total {
     uint32_t lanes;
-    uint32_t round_trip_us;                                      // the shortest
-    uint64_t smoothed_us, acked, busy_us, segments, retransmits; // sums
+    uint32_t round_trip_us;                                              // the shortest
+    uint64_t smoothed_us, acked, busy_us, segments, retransmits, window; // sums
     bool models;        // they send at a rate that they have found by themselves (BBR), so few fill a link
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
@@ -107,11 +110,11 @@ struct pace_total {
 // Whether the kernel spreads what the connection of this index, from 1 on, sends to a far neighbour over the round
 // trip. Acknowledgements wait behind the bulk of the other direction, come together, and let out bursts together: many
 // connections in step fill the link in one moment and leave it empty in the next. Few of them leave more to others when
-// they are not smooth.
-bool pace_is_smooth(uint32_t index);
+// they are not smooth, so on a narrow way the first ones are not.
+bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index);
 
 void pace_total_add(struct pace_total *total, const struct pace *pace);
-// The neighbour has `available` connections for bulk. True: `in_use` has changed.
+// The neighbour has `available` connections for bulk. True: others are in use than before.
 bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns);
 
 // ---- one giver, by what comes ----

@@ -8,7 +8,12 @@
 #include "base/platform.h"
 #include "data/pace.h"
 
-enum { NEIGHBOURS_LEAST = 8, FAR_US = PACE_FAR_US / 2 }; // one way
+enum {
+    NEIGHBOURS_LEAST = 8,
+    FAR_US = PACE_FAR_US / 2, // one way
+    SPARE_FIRST = 8,          // spare lanes that are dialled at once
+    SPARE_EACH = 4,           // and more of them with each that is made
+};
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 
@@ -210,14 +215,14 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
     }
 }
 
-// More of them with each that is made, so that nobody is flooded.
+// More of them with each that is made: nobody is flooded, and all are there after three round trips.
 static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct neighbour *n,
                        struct member_output *out) {
     uint32_t up = 0;
     if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number)
         return;
     for (uint32_t i = n->link_count; i < n->link_end; i++) up += n->links[i].state == LINK_UP;
-    for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + 2 * up + 1; i++)
+    for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + SPARE_FIRST + SPARE_EACH * up; i++)
         if (is_spare(n, i) && n->links[i].state == LINK_ABSENT) {
             n->links[i].made_in = mesh->group_epoch;
             dial(n, i, out);

@@ -117,11 +117,14 @@ static bool later(int64_t ns, uint32_t lanes, double megabytes, uint64_t queue_u
     return pace_lanes_step(&tuned, &figures, 64, now += ns);
 }
 
+// How wide the way is has been found out.
 static void begin_far(uint32_t trip_us) {
     tuned = (struct pace_lanes){0};
     figures = (struct pace_total){.lanes = 6, .round_trip_us = trip_us};
     CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
     CHECK_EQ(tuned.in_use, 6);
+    CHECK_EQ(tuned.reason, PACE_BEGINS);
+    tuned.ramped = true;
 }
 
 static void test_lanes(void) {
@@ -172,7 +175,6 @@ static void test_lanes(void) {
     CHECK_EQ(tuned.reason, PACE_ALL);
     check_case("a measurement takes its time");
     begin_far(80000);
-    CHECK_EQ(tuned.reason, PACE_BEGINS);
     for (int i = 0; i < 23; i++) CHECK(!later(20 * MS_NS, 6, 1, 0, 0, 1));
     check_case("not where they have nothing to send");
     begin_far(80000);
@@ -243,8 +245,6 @@ static void test_lanes(void) {
     later(SECOND_NS, 48, 10, 0, 0, 1);
     CHECK(!later(SECOND_NS, 48, 10, 0, 0, 1));
     CHECK(later(SECOND_NS, 48, 12, 0, 0, 1) && tuned.in_use == 64);
-    check_case("all but the first ones send smoothly");
-    CHECK(!pace_is_smooth(1) && !pace_is_smooth(6) && pace_is_smooth(7) && pace_is_smooth(64));
     check_case("a neighbour that comes near");
     figures.round_trip_us = 100;
     CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS));
@@ -253,6 +253,118 @@ static void test_lanes(void) {
     check_case("each reason has its sentence");
     for (int i = 0; i < PACE_REASONS; i++) CHECK(strlen(pace_reason_text(i)) > 20 && strlen(pace_reason_text(i)) < 160);
     CHECK(strcmp(pace_reason_text(PACE_REASONS), "unknown") == 0);
+}
+
+// Nothing is known of the way yet. `window`: of each connection, in bytes.
+static void begin_ramp(uint32_t trip_us, uint32_t window) {
+    begin_far(trip_us);
+    tuned.ramped = false;
+    figures.window = 6 * (uint64_t)window;
+}
+
+static bool trip_later(uint32_t window, uint64_t queue_us, double again) {
+    figures.window = (uint64_t)tuned.in_use * window;
+    return later(figures.round_trip_us * US_NS, tuned.in_use, 1, queue_us, again, 1);
+}
+
+// A way of this rate, in bytes per microsecond, whose connections begin with 14 KB each, and double what they have
+// under way with each round trip until it is one and a half times what the way holds.
+static uint32_t ramp_over(double rate, uint32_t trip_us, bool *smooth) {
+    double sent[64], holds = rate * trip_us;
+    for (int i = 0; i < 64; i++) sent[i] = 14e3;
+    begin_ramp(trip_us, 14000);
+    for (int measurements = 0; !tuned.ramped && measurements < 30; measurements++) {
+        double window = 0;
+        uint32_t spent_us = 0;
+        while (spent_us < 60000 && window < 1.5 * holds) {
+            window = 0;
+            for (uint32_t i = 0; i < tuned.in_use; i++) window += sent[i] *= 2;
+            spent_us += trip_us;
+        }
+        figures.window = (uint64_t)window;
+        later((spent_us < 60000 ? 60000 : spent_us) * US_NS, tuned.in_use, 1,
+              window > holds ? (uint64_t)((window - holds) / rate) : 0, 0, 1);
+    }
+    CHECK(tuned.ramped);
+    *smooth = pace_is_smooth(&tuned, 1);
+    return tuned.in_use;
+}
+
+static void test_ramp(void) {
+    check_case("they double with each round trip, and from the second time on all of them send smoothly");
+    begin_ramp(80000, 128 << 10);
+    CHECK(!pace_is_smooth(&tuned, 1) && !pace_is_smooth(&tuned, 6) && pace_is_smooth(&tuned, 7));
+    static const uint32_t steps[] = {12, 24, 48, 64};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        CHECK(trip_later(128 << 10, 0, 1e-4));
+        CHECK_EQ(tuned.in_use, steps[i]);
+        CHECK_EQ(tuned.reason, PACE_ADDED);
+        CHECK_EQ(pace_is_smooth(&tuned, 1), steps[i] > 12);
+    }
+    CHECK(!trip_later(128 << 10, 0, 1e-4) && tuned.reason == PACE_ALL);
+    CHECK(pace_is_smooth(&tuned, 1));
+    check_case("not within one");
+    begin_ramp(80000, 128 << 10);
+    for (int i = 0; i < 3; i++) {
+        figures.window = 6 * 128 << 10;
+        CHECK(!later(20 * MS_NS, 6, 1, 0, 0, 1));
+    }
+    CHECK(later(20 * MS_NS, 6, 1, 0, 0, 1) && tuned.in_use == 12);
+    check_case("not while their windows are small");
+    begin_ramp(80000, 32 << 10);
+    for (int i = 0; i < 40; i++) CHECK(!trip_later(32 << 10, 0, 0));
+    CHECK_EQ(tuned.reason, PACE_RAMPS);
+    CHECK(!tuned.ramped && !pace_is_smooth(&tuned, 6));
+    check_case("nor while they have nothing to send");
+    begin_ramp(80000, 128 << 10);
+    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 0, 0, 0.5));
+    CHECK_EQ(tuned.reason, PACE_ENOUGH);
+    CHECK(!tuned.ramped);
+    check_case("until there is a queue");
+    begin_ramp(80000, 128 << 10);
+    CHECK(!trip_later(128 << 10, 50000, 0));
+    CHECK(tuned.ramped && tuned.in_use == 6 && tuned.reason == PACE_QUEUES && !pace_is_smooth(&tuned, 6));
+    check_case("of the own direction");
+    begin_ramp(80000, 128 << 10);
+    figures.coming_us = 46000;
+    CHECK(trip_later(128 << 10, 50000, 0) && tuned.in_use == 12);
+    check_case("or much is lost");
+    begin_ramp(80000, 128 << 10);
+    CHECK(!trip_later(128 << 10, 0, 0.02));
+    CHECK(tuned.ramped && tuned.in_use == 6);
+    check_case("one that is lost takes its sums with it, so the measurement begins anew");
+    begin_ramp(80000, 128 << 10);
+    figures.busy_us = figures.acked = figures.segments = 0;
+    for (int i = 0; i < 4; i++) CHECK(!later(20 * MS_NS, 5, 1, 0, 0, 1));
+    CHECK(later(20 * MS_NS, 5, 1, 0, 0, 1) && tuned.in_use == 12);
+    check_case("those that come up meanwhile count as soon as they are there");
+    tuned = (struct pace_lanes){0};
+    figures = (struct pace_total){.round_trip_us = 80000};
+    for (uint32_t made = 1; made < 20; made++) {
+        figures.lanes = tuned.in_use;
+        figures.window = (uint64_t)tuned.in_use * (128 << 10);
+        figures.busy_us += tuned.in_use * 20000;
+        pace_lanes_step(&tuned, &figures, made, now += 20 * MS_NS);
+        CHECK(tuned.in_use >= (made < 6 ? made : 6) && tuned.in_use <= made);
+    }
+    CHECK(tuned.in_use >= 12);
+    check_case("those that find out the rate by themselves are few");
+    begin_ramp(80000, 128 << 10);
+    figures.models = true;
+    tuned = (struct pace_lanes){0};
+    CHECK(pace_lanes_step(&tuned, &figures, 64, now += SECOND_NS) && tuned.ramped);
+    check_case("a narrow way gets the first ones alone, a wide one many");
+    static const struct {
+        double megabits;
+        uint32_t trip_us, least, most;
+    } ways[] = {{100, 30000, 6, 6},   {20, 120000, 6, 6},   {50, 80000, 6, 6},     {1000, 10000, 6, 6},
+                {200, 80000, 12, 24}, {1000, 30000, 6, 24}, {1000, 80000, 48, 64}, {5000, 150000, 64, 64}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        bool smooth;
+        uint32_t lanes = ramp_over(ways[i].megabits / 8, ways[i].trip_us, &smooth);
+        CHECK(lanes >= ways[i].least && lanes <= ways[i].most);
+        CHECK_EQ(smooth, lanes > 12);
+    }
 }
 
 // ---- rings ----
@@ -291,6 +403,7 @@ int main(void) {
     test_flow();
     test_frames();
     test_lanes();
+    test_ramp();
     test_chunks();
     test_window();
     return check_status();
