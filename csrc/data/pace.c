@@ -75,6 +75,8 @@ uint32_t pace_unsent(const struct pace *pace) {
 // ---- the connections to one neighbour ----
 // Faster by this much than in the measurement before: they still find out how fast they can be.
 static const double RAMPS = 1.5;
+// The windows become larger by this much in a round trip: they do not yet hold all that they could.
+static const double GROWS = 1.1;
 // More lanes that make them faster by less than this bring nothing.
 static const double GAINS = 1.02;
 
@@ -139,6 +141,14 @@ static void begin(struct pace_lanes *pace, const struct pace_total *total, int64
     pace->busy_us = total->busy_us;
     pace->segments = total->segments;
     pace->retransmits = total->retransmits;
+    pace->window = total->window;
+}
+
+// A lane that was lost has taken its sums with it.
+static bool goes_on(const struct pace_lanes *since, const struct pace_total *total) {
+    bool same = total->lanes == since->lanes, more = !since->ramped && total->lanes > since->lanes;
+    return since->lanes > 0 && (same || more) && total->acked >= since->acked && total->busy_us >= since->busy_us &&
+           total->segments >= since->segments && total->retransmits >= since->retransmits;
 }
 
 // So many are in use from now on, and are measured anew if there are others.
@@ -151,17 +161,19 @@ static bool use(struct pace_lanes *pace, uint32_t before, uint32_t in_use, uint3
 }
 
 // Nobody knows yet how wide the way is: they double with each round trip, until a queue shows, or much is lost. On a
-// narrow way the queue is there before the windows of the first ones are large, or when there are twice as many.
-static bool ramp(struct pace_lanes *pace, const struct pace_total *total, bool queued, bool lossy, uint32_t available) {
+// narrow way the queue is there before the windows of the first ones are large, or when there are twice as many. Where
+// losses keep windows small, they do not grow, and whether more lanes help has to be measured.
+static bool ramp(struct pace_lanes *pace, const struct pace_total *total, uint64_t window, bool queued, bool lossy,
+                 uint32_t available) {
     uint32_t before = pace->in_use;
-    if (queued || lossy) {
+    bool small = total->window / total->lanes<RAMP_WINDOW, grows = (double)total->window>(double) window * GROWS;
+    if (queued || lossy || (!grows && (small || before == available))) {
         pace->ramped = true;
         pace->filled = queued;
-        pace->reason = queued ? PACE_QUEUES : PACE_BEGINS;
+        pace->reason = queued && before >= LANES_FIRST ? PACE_QUEUES : PACE_BEGINS;
         pace->lanes = 0;
         return false;
     }
-    bool small = total->window / total->lanes < RAMP_WINDOW;
     pace->reason = small ? PACE_RAMPS : before == available ? PACE_ALL : PACE_ADDED;
     if (small || before == available) return false;
     pace->wide = before > LANES_FIRST;
@@ -237,15 +249,13 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     int64_t spent_ns = now_ns - since.since_ns,
             period_ns = (since.ramped ? PERIOD_TRIPS : 1) * (int64_t)trip_us * US_NS,
             least_ns = (since.ramped ? PERIOD_MS : RAMP_MS) * MS_NS;
-    // While there become more all the time, whatever they are is measured.
-    bool more_are_fine = !since.ramped && total->lanes > since.lanes;
-    bool measured = since.lanes > 0 && (total->lanes == since.lanes || more_are_fine), changed = pace->in_use != before;
+    bool measured = goes_on(&since, total), changed = pace->in_use != before;
     if (measured && spent_ns < (period_ns < least_ns ? least_ns : period_ns)) return changed;
     begin(pace, total, now_ns);
     if (!measured) return changed;
     // Where there was not always something to send, it was not they that were the limit.
     int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * US_NS;
-    if (busy_ns / since.lanes < spent_ns / 4 * 3) {
+    if (busy_ns / total->lanes < spent_ns / 4 * 3) {
         pace->reason = PACE_ENOUGH;
         pace->tried = 0; // what they bring now says nothing of then
         return changed;
@@ -253,9 +263,11 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     uint64_t queue_us = queue_of(total), acked = total->acked - since.acked;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
     bool queued = is_queue(queue_us, trip_us), lossy = again * RETRANSMITS_PART > segments;
-    if (!since.ramped) return ramp(pace, total, queued, lossy, available) || changed;
-    double speed = (double)acked / (double)(busy_ns / since.lanes);
-    return search(pace, total, queue_us, lossy, speed, available) || changed;
+    if (!since.ramped) return ramp(pace, total, since.window, queued, lossy, available) || changed;
+    double speed = (double)acked / (double)(busy_ns / total->lanes);
+    bool others = search(pace, total, queue_us, lossy, speed, available);
+    if (changed) use(pace, before, pace->in_use, available);
+    return others || changed;
 }
 
 // ---- one giver ----

@@ -52,10 +52,10 @@ uint32_t pace_unsent(const struct pace *pace);
 // ---- the connections to one neighbour ----
 // How many of them carry bulk to a far one. More of them get through loss that no congestion causes, and hold more
 // bytes than the window of one; too many of them only fill the queue of a busy link until it drops what comes. So they
-// double with each round trip until the first queue; from then on they become more while they are the limit and no
-// queue is seen, and fewer while there is one and much is sent again and again. The round trip contains the queue of
-// the other direction too, which the acknowledgements wait in, so that one is taken off where heartbeats tell how long
-// it is.
+// double with each round trip until the first queue, if their windows become large; from then on they become more while
+// they are the limit and no queue is seen, and fewer while there is one and much is sent again and again. The round
+// trip contains the queue of the other direction too, which the acknowledgements wait in, so that one is taken off
+// where heartbeats tell how long it is.
 enum pace_reason {
     PACE_NEAR,    // all are in use: the neighbour is near
     PACE_BEGINS,  // so many were not measured yet
@@ -77,7 +77,7 @@ const char *pace_reason_text(enum pace_reason reason);
 struct pace_lanes {
     uint32_t in_use;         // 0: all, the neighbour is near
     enum pace_reason reason; // for that
-    bool ramped;             // a queue was seen, or much was lost: they double no more with each round trip
+    bool ramped;             // they double no more with each round trip
     bool wide;               // they did so twice: the way is no narrow one
     bool filled;             // a queue was seen: they become more slowly
     uint32_t clear;          // measurements one after another without any
@@ -85,7 +85,7 @@ struct pace_lanes {
     uint32_t strained;       // measurements one after another in which much was sent again
     uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;
-    uint64_t acked, busy_us, segments, retransmits;
+    uint64_t acked, busy_us, segments, retransmits, window;
     double speed;         // in the measurement before; 0: there was none of as many
     uint32_t tried;       // so many there were before the latest became more; 0: they have shown what they bring
     uint32_t tried_lanes; // of them there were

@@ -11,8 +11,9 @@
 enum {
     NEIGHBOURS_LEAST = 8,
     FAR_US = PACE_FAR_US / 2, // one way
-    SPARE_FIRST = 8,          // spare lanes that are dialled at once
-    SPARE_EACH = 4,           // and more of them with each that is made
+    SPARE_PART = 8,           // of the spare lanes that there may be, one more of so many is dialled at first
+    SPARE_EACH = 4,           // and so many more with each that is made
+    SPARE_MAKING = 24,        // at once
 };
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
@@ -215,15 +216,21 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
     }
 }
 
-// More of them with each that is made: nobody is flooded, and all are there after three round trips.
+// More of them with each that is made, and fewer at once where many members have some: a peer holds few connections
+// that have not said yet whose they are. Of 60 all are there after four rounds.
 static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct neighbour *n,
                        struct member_output *out) {
-    uint32_t up = 0;
+    uint32_t up = 0, making = 0;
     if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number)
         return;
-    for (uint32_t i = n->link_count; i < n->link_end; i++) up += n->links[i].state == LINK_UP;
-    for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + SPARE_FIRST + SPARE_EACH * up; i++)
-        if (is_spare(n, i) && n->links[i].state == LINK_ABSENT) {
+    for (uint32_t i = n->link_count; i < n->link_end; i++) {
+        up += n->links[i].state == LINK_UP;
+        making += n->links[i].state == LINK_MAKING;
+    }
+    uint32_t room = n->spare_end > n->link_count ? n->spare_end - n->link_count : 0,
+             most = 1 + room / SPARE_PART + SPARE_EACH * up;
+    for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + most; i++)
+        if (is_spare(n, i) && n->links[i].state == LINK_ABSENT && making++ < SPARE_MAKING) {
             n->links[i].made_in = mesh->group_epoch;
             dial(n, i, out);
         }

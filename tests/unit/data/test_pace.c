@@ -296,12 +296,11 @@ static void test_ramp(void) {
     CHECK(!pace_is_smooth(&tuned, 1) && !pace_is_smooth(&tuned, 6) && pace_is_smooth(&tuned, 7));
     static const uint32_t steps[] = {12, 24, 48, 64};
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
-        CHECK(trip_later(128 << 10, 0, 1e-4));
+        CHECK(trip_later(128 << 10, 0, 0.005));
         CHECK_EQ(tuned.in_use, steps[i]);
         CHECK_EQ(tuned.reason, PACE_ADDED);
         CHECK_EQ(pace_is_smooth(&tuned, 1), steps[i] > 12);
     }
-    CHECK(!trip_later(128 << 10, 0, 1e-4) && tuned.reason == PACE_ALL);
     CHECK(pace_is_smooth(&tuned, 1));
     check_case("not within one");
     begin_ramp(80000, 128 << 10);
@@ -310,16 +309,33 @@ static void test_ramp(void) {
         CHECK(!later(20 * MS_NS, 6, 1, 0, 0, 1));
     }
     CHECK(later(20 * MS_NS, 6, 1, 0, 0, 1) && tuned.in_use == 12);
-    check_case("not while their windows are small");
-    begin_ramp(80000, 32 << 10);
-    for (int i = 0; i < 40; i++) CHECK(!trip_later(32 << 10, 0, 0));
-    CHECK_EQ(tuned.reason, PACE_RAMPS);
-    CHECK(!tuned.ramped && !pace_is_smooth(&tuned, 6));
+    check_case("not while their windows are small and grow");
+    begin_ramp(80000, 14 << 10);
+    for (uint32_t window = 16 << 10; window < 96 << 10; window = window * 5 / 4) {
+        CHECK(!trip_later(window, 0, 0));
+        CHECK(!tuned.ramped && tuned.reason == PACE_RAMPS && !pace_is_smooth(&tuned, 6));
+    }
+    check_case("where losses keep windows small, whether more of them help is measured");
+    begin_ramp(80000, 14 << 10);
+    CHECK(!trip_later(28 << 10, 0, 0.005) && !tuned.ramped);
+    CHECK(!trip_later(29 << 10, 0, 0.005) && tuned.ramped && tuned.reason == PACE_BEGINS);
+    for (int i = 0; i < 20; i++) later(SECOND_NS, tuned.in_use, 10.0 * tuned.in_use, 0, 0.005, 1);
+    CHECK_EQ(tuned.in_use, 64);
+    check_case("nor do all of them wait for more when their windows grow no more");
+    begin_ramp(80000, 128 << 10);
+    for (int i = 0; i < 4; i++) CHECK(trip_later(128 << 10, 0, 0.005));
+    CHECK(!trip_later(160 << 10, 0, 0.005) && !tuned.ramped && tuned.reason == PACE_ALL);
+    CHECK(!trip_later(160 << 10, 0, 0.005) && tuned.ramped);
+    CHECK(!later(SECOND_NS, 64, 64, 0, 0.005, 1));
+    CHECK(!later(SECOND_NS, 64, 64, 0, 0.005, 1) && tuned.in_use == 64);
+    CHECK_EQ(tuned.reason, PACE_ALL);
     check_case("nor while they have nothing to send");
     begin_ramp(80000, 128 << 10);
-    for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 0, 0, 0.5));
+    for (int i = 0; i < 40; i++) CHECK(!later(80 * MS_NS, 6, 10, 0, 0, 0.5));
     CHECK_EQ(tuned.reason, PACE_ENOUGH);
     CHECK(!tuned.ramped);
+    CHECK(trip_later(128 << 10, 0, 0) && tuned.in_use == 12);
+    CHECK(!later(80 * MS_NS, 12, 10, 0, 0, 0.5) && tuned.reason == PACE_ENOUGH);
     check_case("until there is a queue");
     begin_ramp(80000, 128 << 10);
     CHECK(!trip_later(128 << 10, 50000, 0));
@@ -337,6 +353,17 @@ static void test_ramp(void) {
     figures.busy_us = figures.acked = figures.segments = 0;
     for (int i = 0; i < 4; i++) CHECK(!later(20 * MS_NS, 5, 1, 0, 0, 1));
     CHECK(later(20 * MS_NS, 5, 1, 0, 0, 1) && tuned.in_use == 12);
+    figures.retransmits = figures.busy_us = figures.acked = figures.segments = 0; // of one of the five
+    CHECK(!later(80 * MS_NS, 11, 1, 0, 0, 1) && !tuned.ramped);
+    check_case("a queue that is there before the first ones are does not keep them out");
+    tuned = (struct pace_lanes){0};
+    figures = (struct pace_total){.lanes = 3, .round_trip_us = 80000, .smoothed_us = 3 * 130000};
+    for (int i = 0; i < 3; i++) {
+        pace_lanes_step(&tuned, &figures, 3, now += 80 * MS_NS);
+        figures.busy_us += 3 * 80000;
+    }
+    CHECK(tuned.ramped && tuned.in_use == 3);
+    CHECK(pace_lanes_step(&tuned, &figures, 64, now += 20 * MS_NS) && tuned.in_use == 6);
     check_case("those that come up meanwhile count as soon as they are there");
     tuned = (struct pace_lanes){0};
     figures = (struct pace_total){.round_trip_us = 80000};

@@ -196,16 +196,16 @@ static void test_spare(void) {
     up_far(3, 1);
     CHECK_EQ(count(MEMBER_DIAL), 0);
     up_far(3, 2);
-    CHECK(mesh.linked); // nobody waits for them
-    CHECK_EQ(count(MEMBER_DIAL), 8);
+    CHECK(mesh.linked);              // nobody waits for them
+    CHECK_EQ(count(MEMBER_DIAL), 3); // 1 and an eighth of them
     check_case("more of them with each that is made");
-    up_far(3, 3);
-    CHECK_EQ(count(MEMBER_DIAL), 4);
-    up_far(3, 4);
-    CHECK_EQ(count(MEMBER_DIAL), 4);
-    up_far(3, 5);
-    CHECK_EQ(count(MEMBER_DIAL), 4); // all that there is room for
-    for (uint32_t index = 6; index < 23; index++) {
+    for (uint32_t index = 3; index < 7; index++) {
+        up_far(3, index);
+        CHECK_EQ(count(MEMBER_DIAL), 4);
+    }
+    up_far(3, 7);
+    CHECK_EQ(count(MEMBER_DIAL), 1); // all that there is room for
+    for (uint32_t index = 8; index < 23; index++) {
         up_far(3, index);
         CHECK_EQ(count(MEMBER_DIAL), 0);
     }
@@ -249,7 +249,7 @@ static void test_spare(void) {
     mesh_set_spare(&mesh, 6);
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 3; index++) up_far(3, index);
-    CHECK_EQ(count(MEMBER_DIAL), 6);
+    CHECK_EQ(count(MEMBER_DIAL), 1);
     at.header.epoch++;
     enter((const uint8_t[]){SELF, 9, 3, 8}, 4); // no neighbour in the ring
     mesh_link_failed(&mesh, &at, &id, 3, &out);
@@ -264,6 +264,21 @@ static void test_spare(void) {
     enter((const uint8_t[]){SELF, 3}, 2);
     for (uint32_t index = 0; index < 3; index++) up(3, index);
     CHECK(mesh.linked && count(MEMBER_DIAL) == 0);
+    end();
+
+    check_case("not too many at once");
+    begin();
+    mesh_set_spare(&mesh, 60);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 3; index++) up_far(3, index);
+    uint32_t dialled = (uint32_t)count(MEMBER_DIAL), made = 0;
+    CHECK_EQ(dialled, 8);
+    while (made < dialled) {
+        up_far(3, 3 + made++);
+        dialled += (uint32_t)count(MEMBER_DIAL);
+        CHECK(dialled - made <= 24);
+    }
+    CHECK_EQ(made, 60);
     end();
 
     check_case("which of them are let in");
@@ -297,7 +312,7 @@ static void test_shares(void) {
     CHECK(!mesh.linked);
     up_far(9, 2);
     CHECK(mesh.linked);
-    CHECK_EQ(count(MEMBER_DIAL), 8); // four spare lanes to each of the two
+    CHECK_EQ(count(MEMBER_DIAL), 2); // one spare lane to each of the two
     for (uint32_t index = 3; index < 7; index++) up_far(3, index);
     CHECK_EQ(count(MEMBER_DIAL), 0);
     struct wire_link_hello hello = {.from = id_of(9), .kind = WIRE_LINK_DATA, .index = 6};
