@@ -166,7 +166,8 @@ static bool use(struct pace_lanes *pace, uint32_t before, uint32_t in_use, uint3
 static bool ramp(struct pace_lanes *pace, const struct pace_total *total, uint64_t window, bool queued, bool lossy,
                  uint32_t available) {
     uint32_t before = pace->in_use;
-    bool small = total->window / total->lanes<RAMP_WINDOW, grows = (double)total->window>(double) window * GROWS;
+    bool small = total->window / total->lanes < RAMP_WINDOW;
+    bool grows = (double)total->window > GROWS * (double)window;
     if (queued || lossy || (!grows && (small || before == available))) {
         pace->ramped = true;
         pace->filled = queued;
