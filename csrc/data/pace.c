@@ -151,15 +151,6 @@ static bool goes_on(const struct pace_lanes *since, const struct pace_total *tot
            total->segments >= since->segments && total->retransmits >= since->retransmits;
 }
 
-// So many are in use from now on, and are measured anew if there are others.
-static bool use(struct pace_lanes *pace, uint32_t before, uint32_t in_use, uint32_t available) {
-    pace->in_use = in_use < available ? in_use : available;
-    if (pace->in_use == before) return false;
-    pace->lanes = 0;
-    pace->speed = 0;
-    return true;
-}
-
 // Nobody knows yet how wide the way is: they double with each round trip, until a queue shows, or much is lost. On a
 // narrow way the queue is there before the windows of the first ones are large, or when there are twice as many. Where
 // losses keep windows small, they do not grow, and whether more lanes help has to be measured.
@@ -182,9 +173,9 @@ static bool ramp(struct pace_lanes *pace, const struct pace_total *total, uint64
     return true;
 }
 
-// Whether more of them, or fewer, send more.
-static bool search(struct pace_lanes *pace, const struct pace_total *total, uint64_t queue_us, bool lossy, double speed,
-                   uint32_t available) {
+// Whether more of them, or fewer, send more: so many are to be in use.
+static uint32_t search(struct pace_lanes *pace, const struct pace_total *total, uint64_t queue_us, bool lossy,
+                       double speed, uint32_t available) {
     const struct pace_lanes since = *pace;
     uint32_t before = pace->in_use, trip_us = total->round_trip_us;
     bool queued = is_queue(queue_us, trip_us);
@@ -230,7 +221,7 @@ static bool search(struct pace_lanes *pace, const struct pace_total *total, uint
         pace->reason = PACE_REDUCED;
         pace->tried = 0;
     }
-    return use(pace, before, in_use, available);
+    return in_use < available ? in_use : available;
 }
 
 bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns) {
@@ -266,9 +257,11 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     bool queued = is_queue(queue_us, trip_us), lossy = again * RETRANSMITS_PART > segments;
     if (!since.ramped) return ramp(pace, total, since.window, queued, lossy, available) || changed;
     double speed = (double)acked / (double)(busy_ns / total->lanes);
-    bool others = search(pace, total, queue_us, lossy, speed, available);
-    if (changed) use(pace, before, pace->in_use, available);
-    return others || changed;
+    pace->in_use = search(pace, total, queue_us, lossy, speed, available);
+    if (pace->in_use == before) return false;
+    pace->lanes = 0; // others are measured from now on
+    pace->speed = 0;
+    return true;
 }
 
 // ---- one giver ----
