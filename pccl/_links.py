@@ -37,6 +37,7 @@ class Link:
     busy_seconds: float  # with bytes to send or on their way, sum
     window_limited_seconds: float  # of these, while the receive window of the other side was full
     buffer_limited_seconds: float  # of these, while the own send buffer was full
+    limit_bytes_per_second: float  # that the lanes together may send at most, so that no long queue stays; 0: as fast as they can
     reason: str  # why so many lanes are in use
 
     @property
@@ -82,5 +83,6 @@ def _link(c: Any) -> Link:
         busy_seconds=c.busy_s,
         window_limited_seconds=c.window_s,
         buffer_limited_seconds=c.buffer_s,
+        limit_bytes_per_second=c.limit_bytes_per_s,
         reason=_ffi.string(c.reason).decode(),
     )

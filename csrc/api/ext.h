@@ -223,10 +223,11 @@ struct pccl_link {
     double bytes_per_s;  // sent and acknowledged in the last second of ops
     double acked_bytes;
     double segments, retransmits;
-    double busy_s;    // with bytes to send or under way
-    double window_s;  // of these, while the receive window was full
-    double buffer_s;  // of these, while the send buffer was full
-    char reason[160]; // why so many lanes are in use
+    double busy_s;            // with bytes to send or under way
+    double window_s;          // of these, while the receive window was full
+    double buffer_s;          // of these, while the send buffer was full
+    double limit_bytes_per_s; // that the lanes together may send at most; 0: as fast as they can
+    char reason[160];         // why so many lanes are in use
 };
 
 struct pccl_links {

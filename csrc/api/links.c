@@ -28,6 +28,7 @@ static void take(const struct link_report *from, struct pccl_link *out) {
         .busy_s = seconds(sums->busy_us),
         .window_s = seconds(sums->window_us),
         .buffer_s = seconds(sums->buffer_us),
+        .limit_bytes_per_s = from->limit_bytes_per_s,
     };
     memcpy(out->uuid.data, from->member.id.bytes, sizeof out->uuid.data);
     memcpy(out->congestion, from->congestion, sizeof out->congestion);

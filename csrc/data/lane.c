@@ -229,10 +229,28 @@ void lane_look(struct lane *lane, int64_t now_ns) {
     lane->unsent = unsent;
 }
 
+static void pace_at_most(struct lane *lane, uint32_t bytes_per_s) {
+    uint32_t differs = bytes_per_s > lane->paced ? bytes_per_s - lane->paced : lane->paced - bytes_per_s;
+    if (differs <= lane->paced / 64) return;
+    socket_pace(lane->stream->fd, bytes_per_s);
+    lane->paced = bytes_per_s;
+}
+
 void lane_pace(struct lane *lane) {
-    if (!lane->pace.far || lane->paced) return;
-    socket_pace(lane->stream->fd);
-    lane->paced = true;
+    if (lane->pace.far && lane->paced == 0) pace_at_most(lane, INT32_MAX);
+}
+
+// The limit of all that carry bulk is shared by their windows, or those with large ones could not send what those with
+// small ones do not. Thread.
+static void throttle(struct neighbour *peer, const struct pace_total *total, int64_t now_ns) {
+    bool may = peer->alone && (total->models || peer->pace.wide);
+    if (!throttle_step(&peer->throttle, total, may, now_ns)) return;
+    for (uint32_t i = 1; i < peer->lane_end; i++) {
+        struct lane *lane = peer->lanes[i];
+        if (lane == NULL || lane->paced == 0) continue;
+        uint32_t share = lane_is_for_bulk(lane) ? throttle_share(&peer->throttle, total, lane->pace.gauge.window) : 0;
+        pace_at_most(lane, share == 0 ? INT32_MAX : share);
+    }
 }
 
 static bool models(const struct lane *lane) {
@@ -247,8 +265,7 @@ static void tune(struct lane *lane) {
     if (!pace_is_due(&lane->pace, now_ns)) return;
     engine_lock(lane->engine);
     lane_look(lane, now_ns);
-    struct pace_total total = {.models = models(lane)};
-    if (!total.models) total.coming_us = sight_latest_queue_us(&peer->sight, now_ns);
+    struct pace_total total = {.models = models(lane), .coming_us = sight_latest_queue_us(&peer->sight, now_ns)};
     uint32_t available = 0;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
         struct lane *other = peer->lanes[i];
@@ -256,11 +273,12 @@ static void tune(struct lane *lane) {
         available = i;
         if (!lane_is_for_bulk(other)) continue;
         if (pace_is_due(&other->pace, now_ns)) lane_look(other, now_ns);
-        if (pace_is_smooth(&peer->pace, i)) lane_pace(other);
+        if (total.models || pace_is_smooth(&peer->pace, i)) lane_pace(other);
         pace_total_add(&total, &other->pace);
     }
-    bool changed =
-        available > 0 && !lane->engine->lanes->fixed && pace_lanes_step(&peer->pace, &total, available, now_ns);
+    bool tuned = available > 0 && !lane->engine->lanes->fixed;
+    bool changed = tuned && pace_lanes_step(&peer->pace, &total, available, now_ns);
+    if (tuned) throttle(peer, &total, now_ns);
     if (changed) neighbour_schedule(peer);
     engine_unlock(lane->engine);
     char name[NEIGHBOUR_NAME_BYTES];
@@ -466,6 +484,7 @@ uint32_t neighbour_lanes_in_use(const struct neighbour *peer) {
 enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer) {
     if (peer->lanes[1] == NULL) return PACE_DIRECT;
     if (engine->lanes->fixed) return PACE_FIXED;
+    if (peer->throttle.rate > 0) return PACE_FULL;
     bool far = peer->lanes[0] != NULL && peer->lanes[0]->pace.far;
     return far && peer->pace.in_use == 0 ? PACE_BEGINS : peer->pace.reason; // no bulk has gone there
 }

@@ -7,6 +7,7 @@
 #include "data/pace.h"
 #include "data/silence.h"
 #include "data/sight.h"
+#include "data/throttle.h"
 #include "device/door.h"
 #include "device/memory.h"
 #include "net/transport.h"
@@ -38,10 +39,12 @@ struct neighbour {
     bool offered;                           // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
     struct boxes boxes;
-    uint64_t eager_bytes;   // movers/direct, movers/ring: sent before the peer posted the op
-    double speed;           // thread: of its links together
-    int64_t speed_ns;       // thread: when it was measured
-    struct pace_lanes pace; // thread: how many of its lanes carry bulk
+    uint64_t eager_bytes;     // movers/direct, movers/ring: sent before the peer posted the op
+    double speed;             // thread: of its links together
+    int64_t speed_ns;         // thread: when it was measured
+    struct pace_lanes pace;   // thread: how many of its lanes carry bulk
+    struct throttle throttle; // how fast they may be together; changed by the thread under the lock
+    bool alone;               // thread: the last large op that began has bulk for no other member
     struct sight sight;
 };
 
@@ -60,7 +63,6 @@ struct lane {
     bool polled, broken;
     bool ready;   // in the list of those that may have work
     bool vouched; // the peer's process holds the other end
-    bool paced;   // lane_pace
     struct silence silence;
     struct pace pace;
     uint64_t looked_sent; // thread: silence.sent at the last look
@@ -89,6 +91,7 @@ struct lane {
     // sending
     bool retired;    // lock: it is not the peer's lane of this index any more
     uint32_t unsent; // what the kernel's limit is (pace_unsent)
+    uint32_t paced;  // bytes per second that the kernel spreads over time at most; 0: it spreads nothing
     bool writable;
     struct frame_queue queue;
     struct frame *sending;

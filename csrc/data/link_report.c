@@ -34,6 +34,7 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
     out->in_use = neighbour_lanes_in_use(peer);
     out->reason = neighbour_lanes_reason(engine, peer);
     out->bytes_per_s = peer->sight.bytes_per_s;
+    out->limit_bytes_per_s = peer->throttle.rate * 1e9;
 }
 
 static void add(struct gauge *sums, const struct gauge *gauge) {

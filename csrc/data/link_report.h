@@ -26,6 +26,7 @@ struct link_report {
     struct gauge sums;                      // round_trip_us: the shortest
     uint32_t smoothed_us;                   // the mean of those that carry bulk
     double bytes_per_s;                     // acknowledged since the last report to the master, or in that
+    double limit_bytes_per_s;               // of the lanes together (data/throttle); 0: none
 };
 
 // Of each other member of the own group in the latest epoch that the engine was told of, in the order of the ring; up

@@ -91,6 +91,7 @@ bool mover_begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     for (uint32_t place = 0; place < now->count; place++) {
         struct neighbour *peer = mover_peer(op, place);
+        if (peer != NULL) peer->alone = op->path == PLAN_RING;
         struct unexpected *unexpected = peer == NULL ? NULL : mover_unexpected(engine, op, peer, WIRE_READY);
         if (unexpected == NULL) continue;
         mover_signal(engine, op, peer, WIRE_READY, &unexpected->head, NULL);

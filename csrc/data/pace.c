@@ -90,6 +90,7 @@ void pace_total_add(struct pace_total *total, const struct pace *pace) {
     total->segments += gauge->segments;
     total->retransmits += gauge->retransmits;
     total->window += gauge->window;
+    total->waiting += gauge->waiting;
 }
 
 const char *pace_reason_text(enum pace_reason reason) {
@@ -107,6 +108,8 @@ const char *pace_reason_text(enum pace_reason reason) {
         [PACE_DIRECT] = "there are no lanes, because large tensors do not pass between the two members: the direct "
                         "link carries all",
         [PACE_VAIN] = "more lanes were tried, and were no faster",
+        [PACE_FULL] =
+            "the lanes together send what the way was seen to carry, and no more, so that no long queue stays",
     };
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }
@@ -124,11 +127,12 @@ static uint32_t without_queue(uint32_t lanes, uint64_t trip_us, uint64_t queue_u
     return kept < LANES_FIRST ? LANES_FIRST : (uint32_t)kept;
 }
 
-// How long the queue on the way there is, of the own direction as far as the two are known apart.
-static uint64_t queue_of(const struct pace_total *total) {
-    uint64_t now_us = total->smoothed_us / total->lanes, least_us = total->round_trip_us + total->coming_us;
+static uint64_t queue_of(const struct pace_total *total, uint64_t coming_us) {
+    uint64_t now_us = total->smoothed_us / total->lanes, least_us = total->round_trip_us + coming_us;
     return now_us > least_us ? now_us - least_us : 0;
 }
+
+uint64_t pace_queue_us(const struct pace_total *total) { return queue_of(total, total->coming_us); }
 
 static bool is_queue(uint64_t queue_us, uint32_t trip_us) {
     return queue_us > trip_us / SHORT_PART && queue_us > PACE_FAR_US;
@@ -142,6 +146,7 @@ static void begin(struct pace_lanes *pace, const struct pace_total *total, int64
     pace->segments = total->segments;
     pace->retransmits = total->retransmits;
     pace->window = total->window;
+    pace->queue_us = pace->samples = 0;
 }
 
 // A lane that was lost has taken its sums with it.
@@ -237,6 +242,10 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     bool begins = pace->reason == PACE_BEGINS || !pace->ramped;
     if (begins && pace->in_use < LANES_FIRST) pace->in_use = available < LANES_FIRST ? available : LANES_FIRST;
     if (pace->in_use > available) pace->in_use = available;
+    if (total->lanes > 0) {
+        pace->queue_us += total->models ? queue_of(total, 0) : pace_queue_us(total);
+        pace->samples++;
+    }
     const struct pace_lanes since = *pace;
     int64_t spent_ns = now_ns - since.since_ns,
             period_ns = (since.ramped ? PERIOD_TRIPS : 1) * (int64_t)trip_us * US_NS,
@@ -252,7 +261,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
         pace->tried = 0; // what they bring now says nothing of then
         return changed;
     }
-    uint64_t queue_us = queue_of(total), acked = total->acked - since.acked;
+    uint64_t queue_us = since.queue_us / since.samples, acked = total->acked - since.acked;
     uint64_t segments = total->segments - since.segments, again = total->retransmits - since.retransmits;
     bool queued = is_queue(queue_us, trip_us), lossy = again * RETRANSMITS_PART > segments;
     if (!since.ramped) return ramp(pace, total, since.window, queued, lossy, available) || changed;

@@ -68,6 +68,7 @@ enum pace_reason {
     PACE_FIXED,   // all are in use: the program has told how many
     PACE_DIRECT,  // there is none beside the direct link
     PACE_VAIN,    // more of them were no faster
+    PACE_FULL,    // they send what the way carries, and no faster (data/throttle)
     PACE_REASONS
 };
 
@@ -86,11 +87,12 @@ struct pace_lanes {
     uint32_t lanes;          // of the measurement at hand, which began at since_ns
     int64_t since_ns;
     uint64_t acked, busy_us, segments, retransmits, window;
-    double speed;         // in the measurement before; 0: there was none of as many
-    uint32_t tried;       // so many there were before the latest became more; 0: they have shown what they bring
-    uint32_t tried_lanes; // of them there were
-    double tried_speed;   // of those
-    uint32_t rests;       // measurements in which they become no more
+    uint64_t queue_us, samples; // sum of the queue as it was seen meanwhile, so many times
+    double speed;               // in the measurement before; 0: there was none of as many
+    uint32_t tried;             // so many there were before the latest became more; 0: they have shown what they bring
+    uint32_t tried_lanes;       // of them there were
+    double tried_speed;         // of those
+    uint32_t rests;             // measurements in which they become no more
 };
 
 // Whether the last measurement saw a queue on the way.
@@ -101,8 +103,8 @@ static inline bool pace_sees_queue(const struct pace_lanes *pace) {
 // Of the connections in use, as last read.
 struct pace_total {
     uint32_t lanes;
-    uint32_t round_trip_us;                                              // the shortest
-    uint64_t smoothed_us, acked, busy_us, segments, retransmits, window; // sums
+    uint32_t round_trip_us;                                                       // the shortest
+    uint64_t smoothed_us, acked, busy_us, segments, retransmits, window, waiting; // sums
     bool models;        // they send at a rate that they have found by themselves (BBR), so few fill a link
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
@@ -112,6 +114,8 @@ struct pace_total {
 // connections in step fill the link in one moment and leave it empty in the next. Few of them leave more to others when
 // they are not smooth, so on a narrow way the first ones are not.
 bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index);
+// How long the queue on the way there is, of the own direction as far as the two are known apart.
+uint64_t pace_queue_us(const struct pace_total *total);
 
 void pace_total_add(struct pace_total *total, const struct pace *pace);
 // The neighbour has `available` connections for bulk. True: others are in use than before.

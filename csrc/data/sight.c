@@ -1,7 +1,6 @@
 #include "data/sight.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/platform.h"
 
@@ -43,24 +42,23 @@ static int by_number(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-// Of the median, beyond the fastest. Sorts.
-static uint64_t queue_us(const struct sight *sight, int64_t *travel_us, size_t count) {
-    int64_t least = platform_earlier(sight->least_us[0], sight->least_us[1]);
-    qsort(travel_us, count, sizeof *travel_us, by_number);
-    int64_t middle = travel_us[(count - 1) / 2];
-    // The other side may say anything.
-    return middle <= least ? 0 : (uint64_t)middle - (uint64_t)least;
+// The other side may say anything.
+static uint64_t beyond_fastest(const struct sight *sight, int64_t travel_us) {
+    int64_t least_us = platform_earlier(sight->least_us[0], sight->least_us[1]);
+    return travel_us <= least_us ? 0 : (uint64_t)travel_us - (uint64_t)least_us;
 }
 
 uint64_t sight_queue_us(struct sight *sight) {
     size_t count = sight->beats < SIGHT_BEATS ? sight->beats : SIGHT_BEATS;
     sight->beats = 0;
-    return count == 0 ? 0 : queue_us(sight, sight->travel_us, count);
+    if (count == 0) return 0;
+    qsort(sight->travel_us, count, sizeof *sight->travel_us, by_number);
+    return beyond_fastest(sight, sight->travel_us[(count - 1) / 2]);
 }
 
 uint64_t sight_latest_queue_us(const struct sight *sight, int64_t now_ns) {
-    int64_t travel_us[SIGHT_LATEST];
     if (sight->latest < SIGHT_LATEST || now_ns - sight->latest_ns > SIGHT_LATEST_MS * MS_NS) return 0;
-    memcpy(travel_us, sight->latest_us, sizeof travel_us);
-    return queue_us(sight, travel_us, SIGHT_LATEST);
+    int64_t least_us = sight->latest_us[0];
+    for (uint32_t i = 1; i < SIGHT_LATEST; i++) least_us = platform_earlier(least_us, sight->latest_us[i]);
+    return beyond_fastest(sight, least_us);
 }

@@ -11,8 +11,8 @@
 #include <stdint.h>
 
 enum {
-    SIGHT_BEATS = 16,       // heartbeats of late, by which the delay of a link is judged
-    SIGHT_LATEST = 4,       // of them, by which the queue of now is judged
+    SIGHT_BEATS = 64,       // heartbeats of late, by which the delay of a link is judged
+    SIGHT_LATEST = 3,       // of them, by which the queue of now is judged
     SIGHT_LATEST_MS = 1000, // the last of those is no older
     SIGHT_BASE_MS = 120000, // the fastest heartbeat of so long ago, at least, is what others are compared with
 };
@@ -42,7 +42,7 @@ struct sights {
     int64_t oldest_ns;
     // thread
     _Atomic int64_t since_ns; // the report at hand; 0: not begun. Others read it
-    int64_t looks_at, tells_at, moved_ns, ran_ns, processor_ns;
+    int64_t looks_at, beats_at, tells_at, moved_ns, ran_ns, processor_ns;
 };
 
 static inline void sights_moved(struct sights *sights) {
@@ -59,7 +59,8 @@ void sight_entered(struct sight *sight, int64_t begun_ns, int64_t heard_ns);
 void sight_beat(struct sight *sight, uint64_t sent_us, bool loaded, int64_t now_ns);
 // By how much the heartbeats since the last report were slower than the fastest: the median. Begins anew. Thread.
 uint64_t sight_queue_us(struct sight *sight);
-// The same of the last few heartbeats; 0 where there are too few. Thread.
+// By how much the fastest of the last few was slower than the fastest of all: a busy thread, or a loss, can only make
+// them slower. 0 where there are too few. Thread.
 uint64_t sight_latest_queue_us(const struct sight *sight, int64_t now_ns);
 
 #endif

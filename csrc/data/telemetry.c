@@ -10,15 +10,23 @@ static uint64_t microseconds(int64_t ns) { return ns <= 0 ? 0 : (uint64_t)(ns / 
 
 static uint64_t bounded(uint64_t number) { return number < WIRE_MOST_SEEN ? number : WIRE_MOST_SEEN; }
 
-// ---- looking ----
-// What others send meanwhile makes the way of a heartbeat longer, so it tells where that waits.
-static void say_beats(struct engine *engine) {
+// The other members, by a number from 1 on: the neighbours in the ring first. NULL: it is no member any more.
+static struct neighbour *other_member(const struct engine *engine, uint32_t number) {
     const struct epoch_ring *ring = &engine->book.now->ring;
+    uint32_t step = number == 1 ? 1 : number == 2 ? ring->count - 1 : number - 1;
+    struct op_member *member = engine->book.members[(ring->rank + step) % ring->count];
+    return member == NULL ? NULL : neighbour_of(member);
+}
+
+// ---- looking ----
+// What others send meanwhile makes the way of a heartbeat longer, so it tells where that waits. Far members alone, or
+// near ones too.
+static void say_beats(struct engine *engine, bool near) {
     engine_lock(engine);
-    for (uint32_t i = 1; i < ring->count && i <= TELEMETRY_BEAT_PEERS; i++) {
-        struct op_member *member = engine->book.members[(ring->rank + i) % ring->count];
-        struct lane *lane = member == NULL ? NULL : neighbour_of(member)->lanes[0];
-        if (lane == NULL || !lane->polled || lane->broken) continue;
+    for (uint32_t i = 1; i < engine->book.now->ring.count && i <= TELEMETRY_BEAT_PEERS; i++) {
+        struct neighbour *peer = other_member(engine, i);
+        struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
+        if (lane == NULL || !lane->polled || lane->broken || !(near || lane->pace.far)) continue;
         if (lane_is_quiet(lane)) lane_beat(lane);
     }
     engine_unlock(engine);
@@ -182,11 +190,9 @@ static void tell(struct engine *engine, int64_t now_ns) {
         .still_us = bounded(microseconds(now_ns - t->moved_ns)),
         .epoch = engine_header(engine).epoch,
     };
-    // The neighbours in the ring first.
     for (uint32_t i = 1; i < ring->count; i++) {
-        uint32_t step = i == 1 ? 1 : i == 2 ? ring->count - 1 : i - 1;
-        struct op_member *member = engine->book.members[(ring->rank + step) % ring->count];
-        if (member != NULL) see(engine, neighbour_of(member), &out);
+        struct neighbour *peer = other_member(engine, i);
+        if (peer != NULL) see(engine, peer, &out);
     }
     bool idle = t->live == 0 && t->ops == 0;
     t->ops = t->op_us = 0;
@@ -222,16 +228,23 @@ int telemetry_step(struct engine *engine, int timeout_ms) {
     bool runs = engine->running.first != NULL;
     if (runs) t->ran_ns = now_ns;
     bool looks = now_ns - t->ran_ns < TELEMETRY_KEEP_MS * MS_NS;
-    if (looks && now_ns >= t->looks_at) {
+    bool due = looks && now_ns >= t->looks_at;
+    if (runs && (due || now_ns >= t->beats_at)) {
+        t->beats_at = now_ns + TELEMETRY_BEAT_MS * MS_NS;
+        say_beats(engine, due);
+    }
+    if (due) {
         t->looks_at = now_ns + TELEMETRY_LOOK_MS * MS_NS;
         if (runs) look(engine);
-        if (runs) say_beats(engine);
         keep_windows(engine);
     }
     if (now_ns >= t->tells_at) {
         t->tells_at = now_ns + pause_ns(engine);
         tell(engine, now_ns);
     }
-    int wait_ms = platform_wait_ms(now_ns, looks ? platform_earlier(t->looks_at, t->tells_at) : t->tells_at);
+    int64_t at_ns = t->tells_at;
+    if (looks) at_ns = platform_earlier(at_ns, t->looks_at);
+    if (runs) at_ns = platform_earlier(at_ns, t->beats_at);
+    int wait_ms = platform_wait_ms(now_ns, at_ns);
     return timeout_ms < 0 || wait_ms < timeout_ms ? wait_ms : timeout_ms;
 }

@@ -202,6 +202,14 @@ static void test_lanes(void) {
     figures.coming_us = 46000;
     CHECK(later(SECOND_NS, 6, 10, 50000, 0, 1) && tuned.in_use == 12);
     figures.coming_us = 0;
+    check_case("a queue counts for as long as it was there");
+    begin_far(80000);
+    for (int i = 1; i < 24; i++) CHECK(!later(20 * MS_NS, 6, 1, 0, 0, 1));
+    CHECK(later(20 * MS_NS, 6, 1, 70000, 0, 1) && tuned.in_use == 12);
+    begin_far(80000);
+    for (int i = 1; i < 24; i++) CHECK(!later(20 * MS_NS, 6, 1, 70000, 0, 1));
+    CHECK(!later(20 * MS_NS, 6, 1, 0, 0, 1));
+    CHECK_EQ(tuned.reason, PACE_QUEUES);
     check_case("those that find out the rate by themselves double until the first queue only");
     begin_far(80000);
     figures.models = true;

@@ -51,7 +51,7 @@ static void test_beats(void) {
     for (int i = 0; i < 100; i++) beat(&sight, 60 + i, 4000, true);
     CHECK_EQ(sight_queue_us(&sight), 2500);
 
-    check_case("the latest ones, whatever was reported");
+    check_case("the fastest of the latest ones, whatever was reported");
     CHECK_EQ(sight_latest_queue_us(&sight, 160 * MS_NS), 2500);
     CHECK_EQ(sight_latest_queue_us(&sight, (160 + 2 * SIGHT_LATEST_MS) * MS_NS), 0);
     int64_t after_ms = 160 + 2 * SIGHT_LATEST_MS;

@@ -1,0 +1,109 @@
+#include "data/throttle.h"
+
+#include "base/platform.h"
+
+enum {
+    LOOK_LEAST_MS = PACE_TICK_MS,
+    LOOKS = 6,           // of half a round trip each, in a measurement
+    FIRST = 4,           // measurements of which the largest counts: what sends is still getting faster
+    LOW_MOST = 4,        // measurements with much less than before, after which the line carries less now
+    HIGH_MOST = 2,       // likewise with much more
+    CLEAR_MOST = 2,      // measurements without a queue, after which the line may carry more than it did
+    STUBBORN_MOST = 8,   // measurements with a long queue, after which that is somebody else's
+    REST_MS = 30000,     // then they are not limited
+    SHARE_LEAST = 10000, // bytes per second
+};
+
+// Queues, as parts of two looks, which are a round trip.
+static const double TARGET = 0.15; // so long a one is to stay
+static const double THERE = 0.1;   // one of this length is there
+static const double LONG = 0.3;
+// So much of what is too much of a queue goes away, or comes, within a round trip. Parts of the line.
+static const double GAIN = 0.5, LEAST = 0.8, MOST = 1.08;
+static const double LEARNS = 0.25;                   // so much a measurement counts
+static const double ODD = 0.1;                       // one that differs by more is odd
+static const double GROWS = 0.02, GROWS_MOST = 0.25; // so much more the line may carry: twice as much each time
+static const double FULL = 0.93;                     // of what they may send: they send all of that
+
+static double between(double x, double least, double most) { return x < least ? least : x > most ? most : x; }
+
+static int64_t look_ns(const struct pace_total *total) {
+    int64_t half_ns = (int64_t)total->round_trip_us * US_NS / 2;
+    return half_ns < LOOK_LEAST_MS * MS_NS ? LOOK_LEAST_MS * MS_NS : half_ns;
+}
+
+static void begin(struct throttle *t, const struct pace_total *total, int64_t now_ns) {
+    t->since_ns = now_ns;
+    t->acked = total->acked;
+    t->busy_us = total->busy_us;
+    t->coming_us = total->coming_us;
+    t->looks = 0;
+    t->sum_us = 0;
+    t->starved = false;
+}
+
+// A line that is taken for too narrow is worse than one that is taken for too wide, and more often so: what is measured
+// while something begins or ends is less than the line carries.
+static void learn(struct throttle *t, double speed) {
+    bool low = speed<t->line * (1 - ODD), high = speed> t->line * (1 + ODD);
+    t->low = low ? t->low + 1 : 0;
+    t->high = high ? t->high + 1 : 0;
+    bool first = t->learned < FIRST;
+    t->learned += first;
+    if (first ? high : t->low >= LOW_MOST || t->high >= HIGH_MOST) t->line = speed;
+    if (!low && !high) t->line += LEARNS * (speed - t->line);
+}
+
+static void grow(struct throttle *t) {
+    double part = GROWS;
+    for (uint32_t i = CLEAR_MOST; i < t->clear && part < GROWS_MOST; i++) part *= 2;
+    t->line *= 1 + between(part, 0, GROWS_MOST);
+}
+
+// While a queue is there, what is acknowledged is what the way carries. Acknowledgements come later while the queue of
+// the other direction grows, and earlier while it shrinks.
+static void measure(struct throttle *t, const struct pace_total *total, int64_t now_ns) {
+    double trip_us = 2 * (double)look_ns(total) / US_NS, span_us = (double)(now_ns - t->since_ns) / US_NS;
+    double sent_us = span_us - ((double)total->coming_us - (double)t->coming_us);
+    bool whole = total->acked >= t->acked && total->busy_us >= t->busy_us;
+    bool busy = (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
+    if (!whole || !busy || t->starved || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
+    double speed = (double)(total->acked - t->acked) / (sent_us * 1e3);
+    bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
+    if (there) learn(t, speed);
+    t->clear = clear && t->rate > 0 && speed > FULL * t->rate ? t->clear + 1 : 0;
+    if (t->clear >= CLEAR_MOST) grow(t);
+    t->stubborn = t->rate > 0 && t->rate < t->line && t->least_us > LONG * trip_us ? t->stubborn + 1 : 0;
+}
+
+bool throttle_step(struct throttle *t, const struct pace_total *total, bool may, int64_t now_ns) {
+    bool limited = t->rate > 0;
+    bool rests = !may || total->lanes == 0 || now_ns < t->rests_until;
+    if (!rests && t->stubborn >= STUBBORN_MOST) t->rests_until = now_ns + REST_MS * MS_NS;
+    if (rests || t->stubborn >= STUBBORN_MOST) {
+        *t = (struct throttle){.rests_until = t->rests_until};
+        return limited;
+    }
+    t->starved |= total->waiting == 0;
+    t->queue_us += pace_queue_us(total);
+    t->samples++;
+    if (now_ns - t->looked_ns < look_ns(total)) return false;
+    double queue_us = (double)t->queue_us / (double)t->samples, trip_us = 2 * (double)look_ns(total) / US_NS;
+    t->sum_us += queue_us;
+    t->least_us = t->looks == 0 || queue_us < t->least_us ? queue_us : t->least_us;
+    t->looks++;
+    t->looked_ns = now_ns;
+    t->queue_us = t->samples = 0;
+    if (t->looks == LOOKS) measure(t, total, now_ns);
+    if (t->looks == LOOKS || t->since_ns == 0) begin(t, total, now_ns);
+    t->rate = t->line * between(1 - GAIN * (queue_us / trip_us - TARGET), LEAST, MOST);
+    return limited || t->rate > 0;
+}
+
+uint32_t throttle_share(const struct throttle *t, const struct pace_total *total, uint32_t window) {
+    // All of them together would send that if nobody limited them.
+    double wanted = (double)total->window * total->lanes / ((double)total->smoothed_us * 1e3);
+    if (t->rate == 0 || t->rate >= wanted) return 0;
+    double share = t->rate * 1e9 * window / (double)total->window;
+    return (uint32_t)between(share, SHARE_LEAST, INT32_MAX);
+}

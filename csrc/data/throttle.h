@@ -1,0 +1,41 @@
+// How fast the connections to one far neighbour may send together. As long as they only stop when the queue on the way
+// overflows, the acknowledgements of the other direction wait in it, and that direction carries less with the same
+// windows. So what the way carries is measured while a queue is there, and they send so much less, or more, that a
+// short one stays. Where the queue does not become shorter, it is somebody else's, and they send as fast as they can,
+// or they would get ever less. Pure.
+#ifndef PCCL_DATA_THROTTLE_H
+#define PCCL_DATA_THROTTLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "data/pace.h"
+
+// All 0 at the beginning. Speeds are bytes per nanosecond.
+struct throttle {
+    double rate; // so fast may they be; 0: as fast as they can
+    double line; // so much the way carries; 0: unknown
+    // the look at hand: sum of the queue as it was seen since then, so many times
+    int64_t looked_ns;
+    uint64_t queue_us, samples;
+    // the measurement at hand, of several looks
+    int64_t since_ns;
+    uint64_t acked, busy_us, coming_us;
+    double least_us, sum_us; // of the looks in it
+    uint32_t looks;
+    bool starved;      // there was not always something to send
+    uint32_t learned;  // measurements of the line, the first ones
+    uint32_t low;      // measurements one after another with much less than the line was
+    uint32_t high;     // likewise with much more
+    uint32_t clear;    // likewise without any queue, though they sent all that they may
+    uint32_t stubborn; // likewise with a long queue, though they sent less than the line carries
+    int64_t rests_until;
+};
+
+// What the kernel says of the connections in use. `may`: whether they may be limited at all. True: a new rate is to be
+// shared among them.
+bool throttle_step(struct throttle *throttle, const struct pace_total *total, bool may, int64_t now_ns);
+// What one of them with this window may send, in bytes per second; 0: as fast as it can.
+uint32_t throttle_share(const struct throttle *throttle, const struct pace_total *total, uint32_t window);
+
+#endif

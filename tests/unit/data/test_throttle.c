@@ -1,0 +1,184 @@
+// How fast the connections to one far neighbour may be together, over a model of a link.
+#include "data/throttle.h"
+
+#include <math.h>
+
+#include "base/platform.h"
+#include "check.h"
+
+enum { MEMORY_MS = 1024, LANES = 10, TICK_MS = PACE_TICK_MS };
+
+// A way in one direction, in steps of a millisecond. The connections have windows for `window` bytes together, which
+// nothing changes, and send what they may.
+static struct way {
+    double line; // bytes per nanosecond
+    uint32_t trip_us;
+    double window;
+    double foreign_us; // a queue that somebody else keeps there; then all that they send passes
+    double coming_us, coming_most_us;
+    double queue; // bytes
+    double delivered, delivered_at[MEMORY_MS], queue_us_at[MEMORY_MS];
+    int64_t ms;
+    struct throttle throttle;
+    struct pace_total seen;
+    double most_us; // the longest queue since this was 0
+} way;
+
+static void begin(double megabits, uint32_t trip_ms, double windows) {
+    double line = megabits / 8e3;
+    way = (struct way){.line = line, .trip_us = trip_ms * 1000, .window = windows * line * trip_ms * 1e6, .ms = 1000};
+    way.seen = (struct pace_total){.lanes = LANES, .round_trip_us = way.trip_us};
+}
+
+// What they send when nobody limits them.
+static double wanted(void) {
+    double trip_us = way.trip_us + way.queue / way.line / 1e3 + way.coming_us + way.foreign_us;
+    return way.window / (trip_us * 1e3);
+}
+
+static void pass(bool may) {
+    double rate = wanted(), limit = way.throttle.rate;
+    if (limit > 0 && rate > limit) rate = limit;
+    way.coming_us = way.coming_most_us * (1 + sin((double)way.ms / 200)) / 2;
+    double arrived = rate * 1e6, most = way.line * 1e6;
+    way.queue += arrived;
+    double out = way.foreign_us > 0 || way.queue < most ? way.queue : most;
+    way.queue -= out;
+    way.delivered += out;
+    double queue_us = way.queue / way.line / 1e3 + way.foreign_us;
+    if (queue_us > way.most_us) way.most_us = queue_us;
+    way.ms++;
+    way.delivered_at[way.ms % MEMORY_MS] = way.delivered;
+    way.queue_us_at[way.ms % MEMORY_MS] = queue_us;
+    if (way.ms % TICK_MS != 0) return;
+    int64_t then = way.ms - way.trip_us / 1000 - (int64_t)(way.coming_us / 1000);
+    if (then < 1000) then = 1000;
+    struct pace_total *seen = &way.seen;
+    seen->acked = (uint64_t)way.delivered_at[then % MEMORY_MS];
+    seen->smoothed_us = LANES * (uint64_t)(way.trip_us + way.queue_us_at[then % MEMORY_MS] + way.coming_us);
+    seen->coming_us = (uint64_t)way.coming_us;
+    seen->busy_us += LANES * TICK_MS * 1000;
+    seen->window = (uint64_t)way.window;
+    seen->waiting = 1;
+    throttle_step(&way.throttle, seen, may, way.ms * MS_NS);
+}
+
+// The part of the line that was used in that time.
+static double part_of_line(int ms) {
+    double before = way.delivered;
+    way.most_us = 0;
+    for (int i = 0; i < ms; i++) pass(true);
+    return (way.delivered - before) / (way.line * ms * 1e6);
+}
+
+static void test_settles(void) {
+    static const struct {
+        double megabits;
+        uint32_t trip_ms;
+        double windows, coming_us;
+    } ways[] = {{1000, 80, 1.2, 0},    {1000, 80, 2, 0},    {1000, 80, 1.5, 50000}, {5000, 150, 1.5, 0},
+                {5000, 150, 2, 80000}, {1000, 20, 2, 0},    {1000, 20, 3, 15000},   {200, 80, 1.5, 30000},
+                {10000, 10, 2, 0},     {1000, 300, 1.5, 0}, {1000, 5, 3, 0}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        check_case("%g Mbit/s, %u ms, queues of %g us come", ways[i].megabits, ways[i].trip_ms, ways[i].coming_us);
+        begin(ways[i].megabits, ways[i].trip_ms, ways[i].windows);
+        way.coming_most_us = ways[i].coming_us;
+        part_of_line(10000);
+        double part = part_of_line(5000), trip_us = ways[i].trip_ms * 1e3;
+        CHECK(part > 0.97);
+        CHECK(way.most_us < (trip_us < 40000 ? 40000 : trip_us) * 0.25);
+        CHECK(way.throttle.rate > 0);
+    }
+}
+
+static void test_changes(void) {
+    check_case("a line that carries half");
+    begin(1000, 80, 2);
+    part_of_line(10000);
+    way.line /= 2;
+    part_of_line(4000);
+    CHECK(part_of_line(3000) > 0.97 && way.most_us < 20000);
+    check_case("and one that carries twice as much");
+    way.line *= 2;
+    part_of_line(3000);
+    CHECK(part_of_line(3000) > 0.97);
+    check_case("a way that is longer by half");
+    way.seen.round_trip_us = way.trip_us = 120000;
+    part_of_line(3000);
+    CHECK(part_of_line(3000) > 0.97);
+}
+
+static void test_foreign(void) {
+    check_case("somebody else's queue is left to him");
+    begin(1000, 80, 0.4);
+    way.foreign_us = 40000;
+    double sent = 0, could = 0;
+    for (int i = 0; i < 60; i++) {
+        sent += part_of_line(1000);
+        could += wanted() / way.line;
+    }
+    CHECK(sent > 0.95 * could);
+    check_case("and when he has gone, the own one is kept short again");
+    way.foreign_us = 0;
+    way.window *= 5;
+    part_of_line(40000);
+    CHECK(way.throttle.rate > 0 && way.most_us > 0);
+    part_of_line(5000);
+    CHECK(way.most_us < 40000);
+}
+
+static void test_limits(void) {
+    check_case("an op that begins or ends is no narrow line");
+    begin(1000, 80, 2);
+    part_of_line(5000);
+    for (int ops = 0; ops < 20; ops++) {
+        double windows = way.window;
+        way.window /= 4; // they have nothing to send for a while, and what the kernel says of the queue is old
+        way.foreign_us = 20000;
+        part_of_line(300);
+        way.window = windows;
+        way.foreign_us = 0;
+        part_of_line(700);
+    }
+    CHECK(way.throttle.line > 0.95 * way.line && part_of_line(1000) > 0.97);
+    check_case("not unless they may");
+    begin(1000, 80, 2);
+    for (int i = 0; i < 10000; i++) pass(false);
+    CHECK(way.throttle.rate == 0 && way.throttle.line == 0);
+    CHECK_EQ(throttle_share(&way.throttle, &way.seen, 100), 0);
+    check_case("nor when they may not any more");
+    part_of_line(5000);
+    CHECK(way.throttle.rate > 0);
+    for (int i = 0; i < TICK_MS; i++) pass(false);
+    CHECK(way.throttle.rate == 0);
+    check_case("shares by windows, which are the whole together");
+    begin(1000, 80, 2);
+    part_of_line(5000);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < LANES; i++) {
+        uint32_t window = (uint32_t)(way.window / 45 * i);
+        uint32_t share = throttle_share(&way.throttle, &way.seen, window);
+        CHECK(share >= 10000);
+        sum += share;
+    }
+    CHECK(fabs((double)sum / 1e9 - way.throttle.rate) < 0.01 * way.throttle.rate);
+    check_case("no limit where they send less anyway");
+    way.seen.window /= 4;
+    CHECK_EQ(throttle_share(&way.throttle, &way.seen, 100000), 0);
+    check_case("connections that were lost have taken their sums with them");
+    begin(1000, 80, 2);
+    part_of_line(5000);
+    double line = way.throttle.line;
+    way.delivered = way.seen.busy_us = 0;
+    for (int i = 0; i < MEMORY_MS; i++) way.delivered_at[i] = 0;
+    part_of_line(1000);
+    CHECK(fabs(way.throttle.line - line) < 0.1 * line);
+}
+
+int main(void) {
+    test_settles();
+    test_changes();
+    test_foreign();
+    test_limits();
+    return check_status();
+}
