@@ -243,7 +243,7 @@ void lane_pace(struct lane *lane) {
 // The limit of all that carry bulk is shared by their windows, or those with large ones could not send what those with
 // small ones do not. Thread.
 static void throttle(struct neighbour *peer, const struct pace_total *total, int64_t now_ns) {
-    bool may = peer->alone && (total->models || peer->pace.wide);
+    bool may = peer->alone && pace_is_wide(&peer->pace, total);
     if (!throttle_step(&peer->throttle, total, may, now_ns)) return;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
         struct lane *lane = peer->lanes[i];

@@ -18,6 +18,7 @@ enum {
     PERIOD_MS = 100,
     RAMP_MS = 60,           // a measurement of one round trip, at least
     RAMP_WINDOW = 96 << 10, // bytes; as long as windows are smaller, those in use find out by themselves what fits
+    WIDE_WINDOW = 4 << 20,  // bytes, of those together that find out the rate by themselves: twice what the way holds
     RETRANSMITS_PART = 100, // more than one segment of these sent again is much
     STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
     LONG_MOST = 3,          // measurements with a long queue: windows that lose a packet become smaller by themselves
@@ -115,6 +116,10 @@ const char *pace_reason_text(enum pace_reason reason) {
 }
 
 bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index) { return pace->wide || index > LANES_FIRST; }
+
+bool pace_is_wide(const struct pace_lanes *pace, const struct pace_total *total) {
+    return total->models ? total->window >= WIDE_WINDOW : pace->wide;
+}
 
 static uint32_t more(uint32_t lanes, uint32_t part) { return lanes + (lanes + part - 1) / part; }
 

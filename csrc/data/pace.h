@@ -117,6 +117,10 @@ bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index);
 // How long the queue on the way there is, of the own direction as far as the two are known apart.
 uint64_t pace_queue_us(const struct pace_total *total);
 
+// Whether the way holds much, whose rate may then be limited (data/throttle): on a narrow one others would get all of
+// it.
+bool pace_is_wide(const struct pace_lanes *pace, const struct pace_total *total);
+
 void pace_total_add(struct pace_total *total, const struct pace *pace);
 // The neighbour has `available` connections for bulk. True: others are in use than before.
 bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, uint32_t available, int64_t now_ns);

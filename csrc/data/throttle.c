@@ -23,9 +23,13 @@ static const double GAIN = 0.5, LEAST = 0.8, MOST = 1.08;
 static const double LEARNS = 0.25;                   // so much a measurement counts
 static const double ODD = 0.1;                       // one that differs by more is odd
 static const double GROWS = 0.02, GROWS_MOST = 0.25; // so much more the line may carry: twice as much each time
-static const double FULL = 0.93;                     // of what they may send: they send all of that
 
 static double between(double x, double least, double most) { return x < least ? least : x > most ? most : x; }
+
+// All of them together would send that if nobody limited them.
+static double wanted(const struct pace_total *total) {
+    return (double)total->window * total->lanes / ((double)total->smoothed_us * 1e3);
+}
 
 static int64_t look_ns(const struct pace_total *total) {
     int64_t half_ns = (int64_t)total->round_trip_us * US_NS / 2;
@@ -65,14 +69,15 @@ static void grow(struct throttle *t) {
 static void measure(struct throttle *t, const struct pace_total *total, int64_t now_ns) {
     double trip_us = 2 * (double)look_ns(total) / US_NS, span_us = (double)(now_ns - t->since_ns) / US_NS;
     double sent_us = span_us - ((double)total->coming_us - (double)t->coming_us);
+    bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
+    // Whether they send all that they may does not matter: BBR takes a limit for the rate of the line, and sends less.
+    t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
+    if (t->clear >= CLEAR_MOST) grow(t);
     bool whole = total->acked >= t->acked && total->busy_us >= t->busy_us;
     bool busy = (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
     if (!whole || !busy || t->starved || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
     double speed = (double)(total->acked - t->acked) / (sent_us * 1e3);
-    bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
     if (there) learn(t, speed);
-    t->clear = clear && t->rate > 0 && speed > FULL * t->rate ? t->clear + 1 : 0;
-    if (t->clear >= CLEAR_MOST) grow(t);
     t->stubborn = t->rate > 0 && t->rate < t->line && t->least_us > LONG * trip_us ? t->stubborn + 1 : 0;
 }
 
@@ -101,9 +106,7 @@ bool throttle_step(struct throttle *t, const struct pace_total *total, bool may,
 }
 
 uint32_t throttle_share(const struct throttle *t, const struct pace_total *total, uint32_t window) {
-    // All of them together would send that if nobody limited them.
-    double wanted = (double)total->window * total->lanes / ((double)total->smoothed_us * 1e3);
-    if (t->rate == 0 || t->rate >= wanted) return 0;
+    if (t->rate == 0 || t->rate >= wanted(total)) return 0;
     double share = t->rate * 1e9 * window / (double)total->window;
     return (uint32_t)between(share, SHARE_LEAST, INT32_MAX);
 }

@@ -383,6 +383,14 @@ static void test_ramp(void) {
         CHECK(tuned.in_use >= (made < 6 ? made : 6) && tuned.in_use <= made);
     }
     CHECK(tuned.in_use >= 12);
+    check_case(
+        "which tells a wide way from a narrow one, as their windows do where they find out the rate by themselves");
+    figures.window = 3 << 20;
+    CHECK(pace_is_wide(&tuned, &figures) == tuned.wide);
+    figures.models = true;
+    CHECK(!pace_is_wide(&tuned, &figures));
+    figures.window = 20 << 20;
+    CHECK(pace_is_wide(&tuned, &figures));
     check_case("those that find out the rate by themselves are few");
     begin_ramp(80000, 128 << 10);
     figures.models = true;

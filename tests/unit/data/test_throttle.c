@@ -14,6 +14,7 @@ static struct way {
     double line; // bytes per nanosecond
     uint32_t trip_us;
     double window;
+    double shy;        // this part of a limit is what they send
     double foreign_us; // a queue that somebody else keeps there; then all that they send passes
     double coming_us, coming_most_us;
     double queue; // bytes
@@ -26,7 +27,8 @@ static struct way {
 
 static void begin(double megabits, uint32_t trip_ms, double windows) {
     double line = megabits / 8e3;
-    way = (struct way){.line = line, .trip_us = trip_ms * 1000, .window = windows * line * trip_ms * 1e6, .ms = 1000};
+    way = (struct way){
+        .line = line, .trip_us = trip_ms * 1000, .window = windows * line * trip_ms * 1e6, .shy = 1, .ms = 1000};
     way.seen = (struct pace_total){.lanes = LANES, .round_trip_us = way.trip_us};
 }
 
@@ -38,7 +40,7 @@ static double wanted(void) {
 
 static void pass(bool may) {
     double rate = wanted(), limit = way.throttle.rate;
-    if (limit > 0 && rate > limit) rate = limit;
+    if (limit > 0 && rate > limit * way.shy) rate = limit * way.shy;
     way.coming_us = way.coming_most_us * (1 + sin((double)way.ms / 200)) / 2;
     double arrived = rate * 1e6, most = way.line * 1e6;
     way.queue += arrived;
@@ -127,6 +129,16 @@ static void test_foreign(void) {
     CHECK(way.most_us < 40000);
 }
 
+static void test_shy(void) {
+    check_case("a limit that is too low does not stay, though they send less than they may");
+    begin(1000, 80, 2);
+    way.shy = 0.85;
+    part_of_line(5000);
+    way.throttle.line /= 10;
+    part_of_line(4000);
+    CHECK(part_of_line(3000) > 0.85);
+}
+
 static void test_limits(void) {
     check_case("an op that begins or ends is no narrow line");
     begin(1000, 80, 2);
@@ -179,6 +191,7 @@ int main(void) {
     test_settles();
     test_changes();
     test_foreign();
+    test_shy();
     test_limits();
     return check_status();
 }
