@@ -63,8 +63,16 @@ void engine_drop_ops(struct engine *engine) {
     shared->under_way = shared->early = shared->granted = 0;
 }
 
+// This member, which was in a group, goes on with another master, or again with the one that it had lost.
+static bool changes_master(const struct engine *engine) {
+    const struct epoch *now = engine->book.now;
+    return now->ring.count > 0 && now->generation != engine->pending->generation;
+}
+
 void engine_enter_pending(struct engine *engine) {
     struct wire_report report;
+    // What was told last of the ops may have gone with the connection to the master before.
+    if (changes_master(engine)) atomic_store(&engine->sights.awake, true);
     engine_drop_ops(engine);
     engine->request_epoch = false;
     if (!book_enter(&engine->book, engine->pending, &report)) {

@@ -149,6 +149,43 @@ def test_the_matrix_outlives_the_loss_of_a_master():
             run.await_findings({(FindingKind.STRAGGLER, comms[0].uuid)})
 
 
+def test_what_was_told_last_is_told_again_after_the_loss_of_a_master():
+    limit = 1.0
+    with MasterProcess(heartbeat_limit=limit) as master, contextlib.ExitStack() as stack:
+        comms = [stack.enter_context(pccl.Communicator(master.address)) for _ in range(2)]
+        on_all(comms, lambda comm, rank: (comm.connect(timeout=PATIENCE), comm.wait_for_peers(2, timeout=PATIENCE)))
+        ending = threading.Event()
+
+        def work(comm, rank):
+            array = np.ones(SMALL, np.float32)
+            while array[0]:  # all end after the same op
+                time.sleep(0.2 * rank)
+                array[0] = not ending.is_set()
+                comm.all_reduce(array, op=ReduceOp.MIN)
+
+        workers = [Background(work, comm, rank) for rank, comm in enumerate(comms)]
+        await_live(master.address, True)
+        master.signal(signal.SIGSTOP)
+        ending.set()
+        for worker in workers:
+            worker.result()
+        time.sleep(2.5 * limit)  # both look for a master
+        master.signal(signal.SIGCONT)
+        await_live(master.address, False)
+
+
+def await_live(address: str, live: bool) -> None:
+    """Until the master knows of calls under way, or that there are none."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with contextlib.suppress(pccl.ConnectionFailedError):
+            members = ask(address).members
+            if len(members) == 2 and any(member.live for member in members) == live:
+                return
+        assert time.monotonic() < deadline, members
+        time.sleep(0.1)
+
+
 def told(comms):
     """Whether both have told the master that serves now."""
     try:
