@@ -90,6 +90,7 @@ class EdgeReport:
     early_seconds: float  # likewise, how much earlier
     round_trip_seconds: float  # the shortest of late
     queue_seconds: float  # how much longer than at best what `other` sends is on its way here
+    by_memory: bool  # large tensors pass there by memory, and the numbers above are of the little that connections carry
     lanes: int  # connections that carry large tensors there, beside the direct one
     reason: str  # why so many do
 
@@ -215,6 +216,7 @@ def _edge(c: Any, members: tuple[MemberReport, ...]) -> EdgeReport:
         early_seconds=c.early_s,
         round_trip_seconds=c.round_trip_s,
         queue_seconds=c.queue_s,
+        by_memory=c.by_memory,
         lanes=c.lanes,
         reason=_ffi.string(c.reason).decode(),
     )

@@ -24,10 +24,10 @@ class Link:
     address: str  # where other members reach it
     rank: int  # of the other member, in the group
     connected: bool  # False: the connection is being made again
-    by_memory: bool  # a process of this host: large tensors go through memory, and little by connections
+    by_memory: bool  # a process of this host: large tensors go through memory, and little by connections, which have no rate
     far: bool  # the round trip is 2 ms or longer, and the number of lanes in use is tuned
     lanes: int  # that were made
-    lanes_in_use: int  # of these, those that carry large tensors
+    lanes_in_use: int  # of these, those that carry large tensors; none if these go through memory
     congestion_control: str  # of the connections, as the kernel calls it: "cubic"; empty: unknown
     shortest_round_trip_seconds: float  # the shortest of late
     round_trip_seconds: float  # now, with the queues on the way: the mean of the connections in use
@@ -46,6 +46,8 @@ class Link:
         return self.lanes - self.lanes_in_use
 
     def __str__(self) -> str:
+        if self.by_memory:
+            return f"rank {self.rank} ({self.uuid.hex[:8]}): {self.reason}"
         lanes = f"{self.lanes_in_use} of {self.lanes} lanes" if self.lanes else "no lanes"
         return (
             f"rank {self.rank} ({self.uuid.hex[:8]}): {lanes}, {self.congestion_control or 'unknown'}, "

@@ -199,6 +199,7 @@ static void take_edge(const struct wire_matrix_edge *from, struct pccl_diagnosis
         .early_s = seconds(seen->early_us),
         .round_trip_s = seconds(seen->round_trip_us),
         .queue_s = seconds(seen->queue_us),
+        .by_memory = seen->reason == PACE_MEMORY,
         .lanes = seen->lanes,
         .reason = pace_reason_text((enum pace_reason)seen->reason),
     };

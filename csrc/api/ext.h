@@ -179,6 +179,7 @@ struct pccl_diagnosis_edge {
     double loaded_s;                 // the mean round trip at looks that found bytes waiting; 0: there were none
     double round_trip_s;             // the shortest of late
     double queue_s;                  // how much longer than at best what it sends to `from` is on its way
+    bool by_memory;                  // large tensors pass by memory, so the numbers of bytes and times say little
     uint32_t lanes;                  // that carry large tensors, beside the direct connection
     const char *reason;              // why so many do; static
 };
@@ -216,7 +217,7 @@ struct pccl_link {
     bool by_memory;      // a process of this host, whose memory is read: little goes by connections
     bool far;            // the number of lanes in use is tuned
     uint32_t lanes;      // made beside the direct connection
-    uint32_t in_use;     // of these, those that carry large tensors
+    uint32_t in_use;     // of these, those that carry large tensors; with `by_memory` none
     char congestion[16]; // control of congestion; "": unknown
     double shortest_s;   // the shortest round trip of late; 0: unknown
     double round_trip_s; // the round trip now, the mean of the connections in use; likewise

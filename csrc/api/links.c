@@ -15,7 +15,7 @@ static void take(const struct link_report *from, struct pccl_link *out) {
     *out = (struct pccl_link){
         .rank = from->rank,
         .connected = from->connected,
-        .by_memory = from->vouched,
+        .by_memory = from->by_memory,
         .far = from->far,
         .lanes = from->lanes,
         .in_use = from->in_use,

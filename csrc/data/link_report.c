@@ -4,6 +4,7 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/link.h"
+#include "data/same_host.h"
 #include "net/socket.h"
 
 enum { SPAN_LEAST_MS = 250 }; // of a rate
@@ -30,9 +31,9 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
         held->lanes[held->count++].bulk = bulk;
     }
     out->connected = peer->lanes[0] != NULL;
-    out->vouched = out->connected && peer->lanes[0]->vouched;
-    out->in_use = neighbour_lanes_in_use(peer);
-    out->reason = neighbour_lanes_reason(engine, peer);
+    out->by_memory = neighbour_is_by_memory(peer);
+    out->in_use = out->by_memory ? 0 : neighbour_lanes_in_use(peer);
+    out->reason = out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer);
     out->bytes_per_s = peer->sight.bytes_per_s;
     out->limit_bytes_per_s = peer->throttle.rate * 1e9;
 }

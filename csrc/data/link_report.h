@@ -18,9 +18,9 @@ struct link_report {
     struct wire_member member;
     uint32_t rank;                          // by joining, in the group
     bool connected;                         // the direct link is there
-    bool vouched;                           // the member is a process of this host, whose memory can be read
+    bool by_memory;                         // the member is a process of this host, whose memory can be read
     bool far;                               // PACE_FAR_US
-    uint32_t lanes, in_use;                 // made beside the direct link; carry bulk
+    uint32_t lanes, in_use;                 // made beside the direct link; carry bulk, none if it passes by memory
     enum pace_reason reason;                // why so many carry bulk
     char congestion[LINK_CONGESTION_BYTES]; // control of congestion; "": unknown
     struct gauge sums;                      // round_trip_us: the shortest

@@ -111,6 +111,7 @@ const char *pace_reason_text(enum pace_reason reason) {
         [PACE_VAIN] = "more lanes were tried, and were no faster",
         [PACE_FULL] =
             "the lanes together send what the way was seen to carry, and no more, so that no long queue stays",
+        [PACE_MEMORY] = "large tensors pass by memory, and little by connections",
     };
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }

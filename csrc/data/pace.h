@@ -69,6 +69,7 @@ enum pace_reason {
     PACE_DIRECT,  // there is none beside the direct link
     PACE_VAIN,    // more of them were no faster
     PACE_FULL,    // they send what the way carries, and no faster (data/throttle)
+    PACE_MEMORY,  // none is: large tensors pass by the memory of the host
     PACE_REASONS
 };
 

@@ -198,6 +198,8 @@ bool same_host_may_read(const struct neighbour *peer) {
 
 pid_t neighbour_process(const struct neighbour *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
 
+bool neighbour_is_by_memory(const struct neighbour *peer) { return peer->lanes[0] != NULL && peer->lanes[0]->vouched; }
+
 bool same_host_still_stands(const struct lane *lane) {
     return !socket_has_ended(lane->stream->fd) && memory_process_lives(&lane->peer->memory);
 }

@@ -33,6 +33,8 @@ bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t l
 bool same_host_still_stands(const struct lane *lane); // thread
 // Whose memory stands for the peer's; 0: nobody's.
 pid_t neighbour_process(const struct neighbour *peer); // thread, lock held
+// Large tensors pass by memory, as far as others than the thread may know. Lock held.
+bool neighbour_is_by_memory(const struct neighbour *peer);
 // To read for this lane.
 struct reader *lane_reader(struct lane *lane); // thread
 

@@ -5,6 +5,7 @@
 #include "data/lane.h"
 #include "data/link.h"
 #include "data/mover.h"
+#include "data/same_host.h"
 
 static uint64_t microseconds(int64_t ns) { return ns <= 0 ? 0 : (uint64_t)(ns / US_NS); }
 
@@ -125,6 +126,7 @@ static bool says_something(const struct wire_seen *seen) {
 // Of more members than a report can speak of, those that have no place in it begin anew as well. Lock held.
 static void see(const struct engine *engine, struct neighbour *peer, struct wire_telemetry *out) {
     struct sight *sight = &peer->sight;
+    bool by_memory = neighbour_is_by_memory(peer);
     struct wire_seen seen = {
         .samples = sight->samples,
         .pressed = sight->pressed,
@@ -134,8 +136,8 @@ static void see(const struct engine *engine, struct neighbour *peer, struct wire
         .early_us = bounded(sight->early_ns / US_NS),
         .queue_us = bounded(sight_queue_us(sight)),
         .awaited = sight->awaited,
-        .lanes = (uint16_t)neighbour_lanes_in_use(peer),
-        .reason = (uint8_t)neighbour_lanes_reason(engine, peer),
+        .lanes = by_memory ? 0 : (uint16_t)neighbour_lanes_in_use(peer),
+        .reason = (uint8_t)(by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer)),
     };
     add_lanes(peer, &seen);
     sight->bytes_per_s = out->ops.span_us == 0 ? 0 : (double)seen.acked * 1e6 / (double)out->ops.span_us;

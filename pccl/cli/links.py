@@ -37,7 +37,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
             f"{link.round_trip_seconds * 1e3:.1f}",
             "-" if rate is None else f"{rate * 8e-6:.1f}",
             share(link.retransmits, link.segments, digits=2),
-            str(link.lanes),
+            "-" if link.by_memory else str(link.lanes),
             link.reason,
         )
     left = len(links) - ROWS_MOST
@@ -54,6 +54,7 @@ def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:
             "round_trip_seconds": link.round_trip_seconds,
             "bytes_per_second": rates(link) or 0.0,
             "retransmitted_share": link.retransmits / link.segments if link.segments > 0 else 0.0,
+            "by_memory": link.by_memory,
             "lanes": link.lanes,
             "reason": link.reason,
         }
@@ -62,9 +63,9 @@ def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _rates(diagnosis: Diagnosis) -> Callable[[EdgeReport], float | None]:
-    """Bytes per second of a link; None: its sender has not told of any time yet."""
+    """Bytes per second of a link; None: its sender has not told of any time yet, or tensors pass by memory."""
     spans = {member.uuid: member.recent_seconds for member in diagnosis.members}
-    return lambda link: link.acked_bytes / spans[link.member] if spans[link.member] > 0 else None
+    return lambda link: link.acked_bytes / spans[link.member] if spans[link.member] > 0 and not link.by_memory else None
 
 
 def _links(diagnosis: Diagnosis) -> list[EdgeReport]:

@@ -200,7 +200,7 @@ def _edges(diagnosis: Diagnosis, narrow: bool) -> Table:
 
 def _edge_facts(edge: EdgeReport, span: float, queue: float) -> list[str]:
     return [
-        f"{edge.acked_bytes * 8e-6 / edge.busy_seconds:.0f}" if edge.busy_seconds else "-",
+        f"{edge.acked_bytes * 8e-6 / edge.busy_seconds:.0f}" if edge.busy_seconds and not edge.by_memory else "-",
         share(edge.busy_seconds, span),
         share(edge.pressed, edge.samples),
         share(edge.window_seconds, edge.busy_seconds),

@@ -236,7 +236,8 @@ def test_a_signal_ends_the_wait_for_a_master_that_is_silent():
 
 
 @pytest.mark.near
-def test_info_shows_the_links_of_a_run():
+def test_info_shows_the_links_of_a_run(monkeypatch):
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", "0")
     with team([0, 0, 0]) as comms:
         address = str(comms[0]._endpoint)
         empty = CliRunner().invoke(main, ["info", "--master", address], env={"COLUMNS": "200"})
@@ -247,6 +248,7 @@ def test_info_shows_the_links_of_a_run():
                 assert time.monotonic() < deadline
             assert {"from", "to", "round_trip_seconds", "bytes_per_second", "retransmitted_share"} <= links[0].keys()
             assert links[0]["lanes"] > 0
+            assert not links[0]["by_memory"]
             assert "2 ms" in links[0]["reason"]
             table = CliRunner().invoke(main, ["info", "--master", address], env={"COLUMNS": "200"})
             assert table.exit_code == 0, table.output
@@ -256,6 +258,16 @@ def test_info_shows_the_links_of_a_run():
         assert "serves no run" in CliRunner().invoke(main, ["info", "--master", master.address]).output
     assert "is a pccl master running there" in CliRunner().invoke(main, ["info", "--master", master.address]).output
     assert "--master" in CliRunner().invoke(main, ["info", "--master", "nonsense:port"]).output
+
+
+@pytest.mark.near
+def test_members_tell_that_tensors_pass_by_memory():
+    with team([0, 0]) as comms, Run(comms, LARGE, 0.01):
+        deadline = time.monotonic() + PATIENCE
+        while not (edges := comms[0].diagnose().edges) or not all(edge.by_memory for edge in edges):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert all(edge.lanes == 0 and "by memory" in edge.reason for edge in edges)
 
 
 def test_the_root_of_a_broadcast_that_does_not_come_is_named():

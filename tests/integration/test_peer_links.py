@@ -36,14 +36,16 @@ def test_one_link_for_each_other_member():
                 assert link.shortest_round_trip_seconds > 0
                 assert 0 <= link.retransmitted_share <= 1
                 assert 0 <= link.window_limited_seconds + link.buffer_limited_seconds <= link.busy_seconds + 0.01
-                assert ("2 ms" if link.lanes else "do not pass") in link.reason
+                assert ("by memory" if link.by_memory else "2 ms" if link.lanes else "do not pass") in link.reason
                 assert link.reason in str(link)
+                assert ("bit/s" in str(link)) != link.by_memory
             # Two at least: those of who was a neighbour in the ring before are kept.
             assert sum(link.lanes > 0 for link in links) >= 2
         assert comms[4].links() == ()
 
 
-def test_lanes_that_the_program_has_told():
+def test_lanes_that_the_program_has_told(monkeypatch):
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", "0")
     with team([0, 0], lanes=2) as comms:
         (link,) = comms[0].links()
         assert (link.lanes, link.lanes_in_use) == (2, 2)

@@ -31,7 +31,7 @@ def member(number: int) -> MemberReport:
     )
 
 
-def edge(of: MemberReport, to: MemberReport, acked: float) -> EdgeReport:
+def edge(of: MemberReport, to: MemberReport, acked: float, by_memory: bool = False) -> EdgeReport:
     return EdgeReport(
         member=of.uuid,
         other=to.uuid,
@@ -49,6 +49,7 @@ def edge(of: MemberReport, to: MemberReport, acked: float) -> EdgeReport:
         early_seconds=0.0,
         round_trip_seconds=0.08,
         queue_seconds=0.0,
+        by_memory=by_memory,
         lanes=16,
         reason="a queue was seen on the way",
     )
@@ -71,3 +72,14 @@ def test_thirty_two_members():
     assert plain[0]["bytes_per_second"] == 16e6 + 0.5
     assert plain[0]["retransmitted_share"] == 0.02
     json.dumps(plain)
+
+
+def test_a_link_by_memory_has_no_rate():
+    one, other = member(1), member(2)
+    diagnosis = Diagnosis((), (one, other), (edge(one, other, 1e6, by_memory=True),), 5.0)
+    text = io.StringIO()
+    Console(file=text, width=120).print(links.render(diagnosis))
+    assert text.getvalue().splitlines()[1].split()[:6] == ["00000001", "00000002", "80.0", "-", "2.00%", "-"]
+    (plain,) = links.plain(diagnosis)
+    assert plain["by_memory"]
+    assert plain["bytes_per_second"] == 0

@@ -19,17 +19,23 @@ static void reduce_once(struct world *world) {
     }
 }
 
+static struct world *world_by_connections(uint32_t members) {
+    setenv("PCCL_SAME_HOST_MEMORY", "0", 1);
+    struct world *world = world_new(members, LANES);
+    unsetenv("PCCL_SAME_HOST_MEMORY");
+    return world;
+}
+
 static void test_members(void) {
     check_case("one report for each other member");
-    same_host = true; // by TCP
-    struct world *world = world_new(MEMBERS, LANES);
+    struct world *world = world_by_connections(MEMBERS);
     struct link_report reports[MEMBERS];
     reduce_once(world);
     CHECK_EQ(engine_report_links(world->sides[1].engine, reports, MEMBERS), MEMBERS - 1);
     for (uint32_t i = 0; i < MEMBERS - 1; i++) {
         const struct link_report *report = &reports[i];
         CHECK_EQ(report->member.id.bytes[0], i == 0 ? 1 : 3);
-        CHECK(report->connected && !report->far);
+        CHECK(report->connected && !report->far && !report->by_memory);
         CHECK_EQ(report->lanes, LANES);
         CHECK_EQ(report->in_use, LANES);
         CHECK_EQ(report->reason, PACE_NEAR);
@@ -52,6 +58,25 @@ static void test_members(void) {
     REQUIRE(engine != NULL);
     CHECK_EQ(engine_report_links(engine, reports, MEMBERS), 0);
     engine_free(engine);
+}
+
+static struct link_report report_of(struct world *world) {
+    struct link_report report;
+    CHECK_EQ(engine_report_links(world->sides[0].engine, &report, 1), 1);
+    return report;
+}
+
+static void test_by_memory(void) {
+    check_case("lanes to a member whose memory is read carry no large tensors");
+    struct world *world = world_new(2, LANES);
+    int64_t deadline_ns = platform_now_ns() + 20 * SECOND_NS;
+    while (!report_of(world).by_memory && platform_now_ns() < deadline_ns) reduce_once(world);
+    struct link_report report = report_of(world);
+    CHECK(report.by_memory);
+    CHECK_EQ(report.lanes, LANES);
+    CHECK_EQ(report.in_use, 0);
+    CHECK_EQ(report.reason, PACE_MEMORY);
+    world_free(world);
 }
 
 struct asker {
@@ -89,7 +114,9 @@ static void test_meanwhile(void) {
 }
 
 int main(void) {
+    same_host = true; // by TCP
     test_members();
+    test_by_memory();
     test_meanwhile();
     return check_status();
 }
