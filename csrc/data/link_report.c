@@ -5,12 +5,12 @@
 #include "data/lane.h"
 #include "data/link.h"
 #include "data/same_host.h"
+#include "data/telemetry.h"
 #include "net/socket.h"
-
-enum { SPAN_LEAST_MS = 250 }; // of a rate
 
 // The connections to a member, held so that the kernel can be asked without the lock.
 struct held {
+    int64_t since_ns; // of the report to the master that is being collected; 0: it says nothing of the rate
     uint32_t count;
     struct {
         struct transport *stream;
@@ -36,6 +36,8 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
     out->reason = out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer);
     out->bytes_per_s = peer->sight.bytes_per_s;
     out->limit_bytes_per_s = peer->throttle.rate * 1e9;
+    // Between ops the last report to the master says it.
+    held->since_ns = engine->book.live > 0 || out->bytes_per_s == 0 ? engine->sights.since_ns : 0;
 }
 
 static void add(struct gauge *sums, const struct gauge *gauge) {
@@ -49,8 +51,8 @@ static void add(struct gauge *sums, const struct gauge *gauge) {
     sums->retransmits += gauge->retransmits;
 }
 
-// Asks the kernel, and lets go. `since_ns`: of the report to the master that is being collected; 0: there is none.
-static void read_held(const struct held *held, int64_t since_ns, struct link_report *out) {
+// Asks the kernel, and lets go.
+static void read_held(const struct held *held, struct link_report *out) {
     uint64_t smoothed_us = 0, told = 0;
     uint32_t bulk = 0;
     for (uint32_t i = 0; i < held->count; i++) {
@@ -63,8 +65,8 @@ static void read_held(const struct held *held, int64_t since_ns, struct link_rep
             socket_congestion(held->lanes[i].stream->fd, out->congestion, sizeof out->congestion);
         transport_release(held->lanes[i].stream);
     }
-    int64_t span_ns = platform_now_ns() - since_ns;
-    if (since_ns != 0 && span_ns >= SPAN_LEAST_MS * MS_NS && out->sums.acked >= told)
+    int64_t span_ns = platform_now_ns() - held->since_ns;
+    if (held->since_ns != 0 && span_ns >= TELEMETRY_RATE_MS * MS_NS && out->sums.acked >= told)
         out->bytes_per_s = (double)(out->sums.acked - told) * 1e9 / (double)span_ns;
     out->smoothed_us = bulk == 0 ? 0 : (uint32_t)(smoothed_us / bulk);
     out->far = out->sums.round_trip_us >= PACE_FAR_US;
@@ -90,11 +92,10 @@ size_t engine_report_links(struct engine *engine, struct link_report *out, size_
         struct held held = {.count = 0};
         *report = (struct link_report){.member = ring->members[i], .rank = rank_of(ring, i), .reason = PACE_DIRECT};
         engine_lock(engine);
-        int64_t since_ns = engine->sights.since_ns;
         struct neighbour *peer = neighbour_find(engine, &ring->members[i].id);
         if (peer != NULL && !peer->dropped) hold(engine, peer, &held, report);
         engine_unlock(engine);
-        read_held(&held, since_ns, report);
+        read_held(&held, report);
     }
     epoch_put(epoch);
     return count;

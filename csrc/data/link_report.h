@@ -25,8 +25,9 @@ struct link_report {
     char congestion[LINK_CONGESTION_BYTES]; // control of congestion; "": unknown
     struct gauge sums;                      // round_trip_us: the shortest
     uint32_t smoothed_us;                   // the mean of those that carry bulk
-    double bytes_per_s;                     // acknowledged since the last report to the master, or in that
-    double limit_bytes_per_s;               // of the lanes together (data/throttle); 0: none
+    // acknowledged since the last report to the master, or in the last one in which ops ran
+    double bytes_per_s;
+    double limit_bytes_per_s; // of the lanes together (data/throttle); 0: none
 };
 
 // Of each other member of the own group in the latest epoch that the engine was told of, in the order of the ring; up

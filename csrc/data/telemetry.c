@@ -123,8 +123,16 @@ static bool says_something(const struct wire_seen *seen) {
     return seen->acked > 0 || seen->samples > 0 || seen->entries > 0 || seen->awaited > 0 || seen->queue_us > 0;
 }
 
+// A report in which no op ran, or whose ops had ended long before it, would tell of the pause.
+static void note_rate(struct sight *sight, const struct sights *t, uint64_t acked, int64_t now_ns) {
+    int64_t end_ns = t->live > 0 ? now_ns : t->moved_ns, span_ns = end_ns - t->since_ns;
+    bool ran = t->live > 0 || t->ops > 0, lasted = now_ns - end_ns < TELEMETRY_RATE_MS * MS_NS;
+    if (ran && span_ns > 0 && (lasted || sight->bytes_per_s == 0))
+        sight->bytes_per_s = (double)acked * 1e9 / (double)span_ns;
+}
+
 // Of more members than a report can speak of, those that have no place in it begin anew as well. Lock held.
-static void see(const struct engine *engine, struct neighbour *peer, struct wire_telemetry *out) {
+static void see(const struct engine *engine, struct neighbour *peer, int64_t now_ns, struct wire_telemetry *out) {
     struct sight *sight = &peer->sight;
     bool by_memory = neighbour_is_by_memory(peer);
     struct wire_seen seen = {
@@ -140,7 +148,7 @@ static void see(const struct engine *engine, struct neighbour *peer, struct wire
         .reason = (uint8_t)(by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer)),
     };
     add_lanes(peer, &seen);
-    sight->bytes_per_s = out->ops.span_us == 0 ? 0 : (double)seen.acked * 1e6 / (double)out->ops.span_us;
+    note_rate(sight, &engine->sights, seen.acked, now_ns);
     sight->samples = sight->pressed = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
     sight->awaited = 0;
     if (out->count == WIRE_MAX_SEEN || !says_something(&seen)) return;
@@ -194,7 +202,7 @@ static void tell(struct engine *engine, int64_t now_ns) {
     };
     for (uint32_t i = 1; i < ring->count; i++) {
         struct neighbour *peer = other_member(engine, i);
-        if (peer != NULL) see(engine, peer, &out);
+        if (peer != NULL) see(engine, peer, now_ns, &out);
     }
     bool idle = t->live == 0 && t->ops == 0;
     t->ops = t->op_us = 0;

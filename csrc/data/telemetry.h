@@ -10,7 +10,8 @@ enum {
     TELEMETRY_LOOK_MS = 100,  // between two looks at the links while a large op runs
     TELEMETRY_BEAT_MS = 20,   // between two heartbeats to a far member meanwhile; to a near one, one at every look
     TELEMETRY_KEEP_MS = 1000, // for so long after a large op, the windows of its lanes are kept
-    TELEMETRY_BEAT_PEERS = 8, // who gets them: the neighbours in the ring, and those that follow
+    TELEMETRY_RATE_MS = 250,  // of ops, for the rate of a link; of a pause that spoils it
+    TELEMETRY_BEAT_PEERS = 8, // who gets heartbeats: the neighbours in the ring, and those that follow
 };
 
 // Does what is due. In how many milliseconds to step again at the latest: no later than in `timeout_ms`, -1: never.

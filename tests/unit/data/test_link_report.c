@@ -79,6 +79,20 @@ static void test_by_memory(void) {
     world_free(world);
 }
 
+static double rate_of(struct world *world) { return report_of(world).bytes_per_s; }
+
+static void test_rate(void) {
+    check_case("the rate of a link is that of the last ops, however long ago they were");
+    struct world *world = world_by_connections(2);
+    int64_t end_ns = platform_now_ns() + 2200 * MS_NS; // at least two reports
+    while (platform_now_ns() < end_ns) reduce_once(world);
+    double rate = rate_of(world);
+    CHECK(rate > 0);
+    usleep(2500000); // the report at hand, and one without ops, were made
+    CHECK(rate_of(world) > rate / 10);
+    world_free(world);
+}
+
 struct asker {
     struct engine *engine;
     atomic_bool ends;
@@ -117,6 +131,7 @@ int main(void) {
     same_host = true; // by TCP
     test_members();
     test_by_memory();
+    test_rate();
     test_meanwhile();
     return check_status();
 }
