@@ -79,7 +79,7 @@ static void log_plan(const struct look *look, struct desk *desk, const struct sh
     for (uint32_t i = 0; i < look->group->count; i++) sum += look->next.share[i];
     for (uint32_t i = 0; i < look->group->count && sum > 0 && at + 8 < sizeof shares; i++)
         at += (size_t)snprintf(shares + at, sizeof shares - at, "%s%u %%", i == 0 ? ", " : " ",
-                               look->next.share[i] * 100 / sum);
+                               (look->next.share[i] * 100 + sum / 2) / sum);
     actions_log(
         &desk->actions, LOG_NOTICE,
         "group %u: large all-reduces are to go %s%s; in ms per MB of a tensor: now %.3g, round the ring %.3g, by "

@@ -102,6 +102,8 @@ static void test_sites(void) {
     tell("xyzxyz", "", 5, 4);
     CHECK(plan());
     CHECK_STR(order(), "adfceb"); // or any other one with three ways between sites
+    CHECK(desk.actions.log_count > 0);
+    CHECK(strstr(desk.actions.logs[0].text, "sites, 17 % 17 % 17 % 17 % 17 % 17 %;") != NULL);
     for (uint32_t i = 0; i < 6; i++) {
         CHECK_EQ(candidate.site[i], 1 + (candidate.order[i]->member.id.bytes[0] - 'a') % 3);
         CHECK_EQ(candidate.share[i], SHARES_WHOLE);
