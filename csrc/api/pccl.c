@@ -2,9 +2,12 @@
 #define _GNU_SOURCE
 #include "pccl.h"
 
+#include <ctype.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/descriptor.h"
 #include "base/log.h"
@@ -75,9 +78,13 @@ static void read_segmented_min(void) {
 // Once, before the first link of the process.
 static void read_congestion_control(void) {
     const char *name = getenv("PCCL_CONGESTION_CONTROL");
-    char allowed[ALLOWED_BYTES];
-    if (name == NULL || *name == 0 || strcmp(name, "system") == 0) return;
-    if (!socket_prefer_congestion(name, allowed, sizeof allowed))
+    char allowed[ALLOWED_BYTES], lower[ALLOWED_BYTES];
+    if (name == NULL || *name == 0 || strcasecmp(name, "system") == 0) return;
+    snprintf(lower, sizeof lower, "%s", name);
+    for (char *at = lower; *at != 0; at++) *at = (char)tolower((unsigned char)*at);
+    // A name of the kernel may have capitals.
+    if (!socket_prefer_congestion(name, allowed, sizeof allowed) &&
+        !socket_prefer_congestion(lower, allowed, sizeof allowed))
         LOG(LOG_ERR,
             "PCCL_CONGESTION_CONTROL=%s is ignored: this system lets the process choose among %s, or leave the choice "
             "to it (system)",

@@ -18,7 +18,9 @@ with pccl.MasterNode("127.0.0.1:0") as master:
 """
 
 
-@pytest.mark.parametrize(("value", "warnings"), [("no-such-thing", 1), ("system", 0), ("reno", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("value", "warnings"), [("no-such-thing", 1), ("system", 0), ("System", 0), ("reno", 0), ("Reno", 0), ("", 0)]
+)
 def test_a_name_that_is_not_allowed_is_reported_once(value, warnings):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
