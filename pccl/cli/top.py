@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
+from types import FrameType
+from typing import NoReturn
 from uuid import UUID
 
 import click
@@ -48,6 +51,17 @@ def command(address: str, interval: float, once: bool, as_json: bool) -> None:
             except ConnectError as error:
                 click.echo(f"{error.detail}: asking again", err=True)
         return
+    _end_on_signals()
+    try:
+        _show(console, newest, masters, interval)
+    finally:
+        if console.is_alt_screen:  # it ended while Live began
+            console.set_alt_screen(False)
+            console.show_cursor(True)
+
+
+def _show(console: Console, newest: Diagnosis, masters: Masters, interval: float) -> NoReturn:
+    """A live table on a screen of its own."""
     with Live(render(newest), console=console, auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(interval)
@@ -57,6 +71,17 @@ def command(address: str, interval: float, once: bool, as_json: bool) -> None:
             except ConnectError as error:
                 words = Text(f"{error.detail}: asking again. The last answer was:", "bold red")
                 live.update(Group(words, render(newest)), refresh=True)
+
+
+def _end_on_signals() -> None:
+    """SIGTERM and SIGHUP end this process as an exception does, which leaves the terminal as it was."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else who has started it wants it to go on, as nohup does
+            signal.signal(number, end)
 
 
 class Masters:

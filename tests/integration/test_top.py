@@ -12,21 +12,24 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from peers import MasterProcess
 
 
 @contextmanager
-def top(address: str, *arguments: str, terminal: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def top(
+    address: str, *arguments: str, terminal: int | None = None, ended_by: signal.Signals = signal.SIGINT
+) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "pccl", "top", "--master", address, "--interval", "0.2", *arguments]
     out = subprocess.PIPE if terminal is None else terminal
     environment = {**os.environ, "TERM": "xterm"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=environment)
     try:
         yield process
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        process.send_signal(ended_by)
+        assert process.wait(60) == 128 + ended_by
         assert process.stderr is not None
-        assert process.stderr.read().endswith(b"interrupted\n")
+        assert process.stderr.read().endswith(b"interrupted\n" if ended_by == signal.SIGINT else b"")
     finally:
         process.kill()
         process.wait()
@@ -72,3 +75,21 @@ def test_a_terminal_shows_that_nobody_answers():
     finally:
         os.close(leader)
         os.close(follower)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_terminal_is_left_as_it_was(number: signal.Signals):
+    leader, follower = pty.openpty()
+    shown = b""
+    try:
+        with MasterProcess() as master, top(master.address, terminal=follower, ended_by=number):
+            while b"serves" not in shown:
+                shown += os.read(leader, 4096)
+            assert b"\x1b[?1049h" in shown  # the other screen
+        os.set_blocking(leader, False)
+        shown += os.read(leader, 65536)
+    finally:
+        os.close(leader)
+        os.close(follower)
+    assert b"\x1b[?25h" in shown.rpartition(b"\x1b[?25l")[2]  # the cursor
+    assert b"\x1b[?1049l" in shown.rpartition(b"\x1b[?1049h")[2]
