@@ -89,6 +89,34 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(arguments, stream, word
     assert "Traceback" not in err
 
 
+IMPORTING = """
+import sys, time
+import pccl_command
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            print(flush=True)
+            time.sleep(60)
+
+sys.meta_path.insert(0, Slow())
+pccl_command.main()
+"""
+
+
+@pytest.mark.parametrize("module", ["pccl", "numpy", "pccl.cli", "pccl.cli.top"])
+def test_ctrl_c_during_the_imports(module):
+    command = subprocess.Popen(
+        [sys.executable, "-c", IMPORTING, module], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None
+    command.stdout.readline()
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=30)
+    assert command.returncode == 130
+    assert err == "interrupted\n"
+
+
 def test_the_summaries_of_commands_are_whole():
     result = CliRunner().invoke(main, ["--help"])
     assert "..." not in result.output.partition("Commands:")[2]
