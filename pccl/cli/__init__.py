@@ -92,20 +92,23 @@ def master(
     sys.exit(serve_in_background(log, lambda ready: serve(*options, ready)) if background else serve(*options))
 
 
-@main.command(short_help="Show the build and the instruction set in use.")
+@main.command(short_help="Show the build, and the links of a run.")
 @click.option("--master", "address", metavar=top.MASTERS, help="show the links of the run of this master, or of a list, too")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def info(address: str | None, as_json: bool) -> None:
     """Show the build, the instruction set in use, and what else is installed.
 
-    With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links.
+    With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links. If no master
+    answers, the rest is shown all the same, and the status is 1.
     """
     facts = _facts()
-    diagnosis = None if address is None else top.Masters(address).ask_once()
+    masters = None if address is None else top.Masters(address)
     if as_json:
-        if diagnosis is not None:
-            facts["links"] = links.plain(diagnosis)
-        click.echo(json.dumps(facts, indent=2))
+        try:
+            if masters is not None:
+                facts["links"] = links.plain(masters.ask_once())
+        finally:
+            click.echo(json.dumps(facts, indent=2))
         return
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
@@ -114,8 +117,8 @@ def info(address: str | None, as_json: bool) -> None:
         table.add_row(name, "not installed" if value is None else str(value))
     console = top.standard_output()
     console.print(table)
-    if diagnosis is not None:
-        console.print(links.render(diagnosis))
+    if masters is not None:
+        console.print(links.render(masters.ask_once()))
 
 
 def _facts() -> dict[str, object]:

@@ -21,7 +21,11 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         return Text(NO_RUN)
     links = _links(diagnosis)
     if not links:
-        return Text(f"the run has {len(diagnosis.members)} members, which have told nothing of their links yet")
+        count = len(diagnosis.members)
+        which = (
+            "one member, which has told nothing of its" if count == 1 else f"{count} members, which have told nothing of their"
+        )
+        return Text(f"the run has {which} links yet")
     rates = _rates(diagnosis)
     table = Table(box=None, header_style="bold")
     table.add_column("from", no_wrap=True)

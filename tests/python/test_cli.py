@@ -132,6 +132,16 @@ def test_output_that_does_not_fit_ends_a_command_in_one_line():
             assert result.stderr == "Error: the output cannot be written: No space left on device\n"
 
 
+def test_info_shows_this_machine_if_no_master_answers():
+    plain = CliRunner().invoke(main, ["info", "--master", "127.0.0.1:1"])
+    assert plain.exit_code == 1
+    assert "instruction set" in plain.stdout
+    assert "is a pccl master running there" in plain.stderr
+    printed = CliRunner().invoke(main, ["info", "--master", "127.0.0.1:1", "--json"])
+    assert printed.exit_code == 1
+    assert json.loads(printed.stdout)["version"] == pccl.__version__
+
+
 def test_top_without_a_master():
     result = run("top", "--master", "127.0.0.1:1", "--once")
     assert result.exit_code == 1

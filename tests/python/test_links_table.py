@@ -83,3 +83,9 @@ def test_a_link_by_memory_has_no_rate():
     (plain,) = links.plain(diagnosis)
     assert plain["by_memory"]
     assert plain["bytes_per_second"] == 0
+
+
+def test_members_that_have_told_nothing_are_counted():
+    for count, words in ((1, "one member, which has told"), (2, "2 members, which have told")):
+        members = tuple(member(number) for number in range(count))
+        assert words in str(links.render(Diagnosis((), members, (), 5.0)))
