@@ -263,7 +263,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     // Where there was not always something to send, it was not they that were the limit.
     int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * US_NS;
     if (busy_ns / total->lanes < spent_ns / 4 * 3) {
-        pace->reason = PACE_ENOUGH;
+        if (!total->pauses) pace->reason = PACE_ENOUGH;
         pace->tried = 0; // what they bring now says nothing of then
         return changed;
     }

@@ -106,6 +106,7 @@ struct pace_total {
     uint32_t lanes;
     uint32_t round_trip_us;                                                       // the shortest
     uint64_t smoothed_us, acked, busy_us, segments, retransmits, window, waiting; // sums
+    bool pauses;        // no large op runs, so it is no wonder that they have nothing to send
     bool models;        // they send at a rate that they have found by themselves (BBR), so few fill a link
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };

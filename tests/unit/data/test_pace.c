@@ -180,6 +180,12 @@ static void test_lanes(void) {
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 0, 0, 0.5));
     CHECK_EQ(tuned.reason, PACE_ENOUGH);
+    check_case("a pause between two ops says nothing of why there are so many");
+    begin_far(80000);
+    for (int i = 0; i < 4; i++) later(SECOND_NS, 6, 10, 50000, 0, 1);
+    figures.pauses = true;
+    later(SECOND_NS, 6, 0, 0, 0, 0.1);
+    CHECK_EQ(tuned.reason, PACE_QUEUES);
     check_case("nor where there is a queue");
     begin_far(80000);
     for (int i = 0; i < 40; i++) CHECK(!later(SECOND_NS, 6, 10, 50000, 1e-4, 1));
