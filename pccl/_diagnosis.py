@@ -85,7 +85,7 @@ class EdgeReport:
     samples: float  # looks at the links while a large op ran
     pressed: float  # of these, those that found bytes waiting to be sent
     loaded_seconds: float  # the mean round trip of the latter, with what waits on the way; 0: there were none
-    entries: float  # ops that both took part in
+    entries: float  # ops in which the other one comes next in the ring
     late_seconds: float  # how much later than `member` itself `other` was heard to begin them, together
     early_seconds: float  # likewise, how much earlier
     round_trip_seconds: float  # the shortest of late

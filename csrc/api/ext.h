@@ -175,7 +175,7 @@ struct pccl_diagnosis_edge {
     double window_s;            // of busy_s, while the receive window there was full
     double segments, retransmits;
     double samples, pressed;         // looks while a large op ran; those that found bytes waiting to be sent
-    double entries, late_s, early_s; // ops that both took part in; how much later, and earlier, it was heard to begin
+    double entries, late_s, early_s; // ops in which it comes next; how much later, and earlier, it was heard to begin
     double loaded_s;                 // the mean round trip at looks that found bytes waiting; 0: there were none
     double round_trip_s;             // the shortest of late
     double queue_s;                  // how much longer than at best what it sends to `from` is on its way

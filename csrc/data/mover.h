@@ -67,7 +67,7 @@ void mover_check(struct engine *engine, struct op *op);
 bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                   const struct wire_op *head, struct block *block);
 
-// Notes when that member has begun the op, as this message of it tells. Lock held.
+// Notes when that member, if it is the successor, has begun the op, as this message of it tells. Lock held.
 void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
 
 // The first of the ops under way, in which `next` leads to the others. Thread.

@@ -342,7 +342,7 @@ struct wire_seen {
     uint64_t segments, retransmits;
     uint64_t samples, pressed;  // looks at the links while a large op ran; those that found bytes waiting
     uint64_t delay_us;          // the round trips of the pressed looks, with what waits on the way, together
-    uint64_t entries;           // ops that both have taken part in, where the other one's beginning was heard,
+    uint64_t entries;           // ops in which the other one comes next in the ring, and was heard to begin
     uint64_t late_us, early_us; // after the own beginning, or before it
     uint64_t round_trip_us;     // now: the shortest of late
     uint64_t queue_us;          // now: how much longer than at best what it sends is on its way to here

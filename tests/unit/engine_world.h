@@ -37,6 +37,8 @@ struct side {
     char why[200];     // it has failed
     int rolls;         // fresh group epochs that were asked for
     uint64_t reported; // newest epoch that a report came for
+    // told to the master (TELEMETRY)
+    uint64_t ops, entries[PEERS_MAX]; // by the index of another side
 };
 
 struct world {
@@ -113,6 +115,16 @@ static inline void on_frozen(void *context, uint64_t epoch, const struct wire_re
     pthread_mutex_unlock(&side->world->lock);
 }
 
+static inline void on_telemetry(void *context, const struct wire_telemetry *told) {
+    struct side *side = context;
+    CHECK(told->count < PEERS_MAX && told->ops.span_us > 0);
+    pthread_mutex_lock(&side->world->lock);
+    side->ops += told->ops.ops;
+    for (uint32_t i = 0; i < told->count; i++)
+        side->entries[told->others[i].id.bytes[0] - 1] += told->others[i].seen.entries;
+    pthread_mutex_unlock(&side->world->lock);
+}
+
 static inline void on_frame(void *side, const struct wire_header *header, const uint8_t *body) {
     static _Thread_local struct wire_op_report ops[2 * WIRE_MAX_LIVE_OPS];
     struct wire_op_done done;
@@ -127,7 +139,7 @@ static inline void on_frame(void *side, const struct wire_header *header, const 
     else if (header->type == WIRE_REPORT && wire_decode_report(body, header->length, &report))
         on_frozen(side, header->epoch, &report);
     else if (header->type == WIRE_TELEMETRY && wire_decode_telemetry(body, header->length, &telemetry))
-        CHECK(telemetry.count < PEERS_MAX && telemetry.ops.span_us > 0);
+        on_telemetry(side, &telemetry);
     else
         CHECK(false);
 }
