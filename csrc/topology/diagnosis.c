@@ -87,7 +87,10 @@ static double confidence(double measured, double threshold) {
     return measured <= 0 || threshold <= 0 ? 0 : measured / (measured + threshold);
 }
 
+// Of one that has told nothing of late, as a newcomer in its first second, there is only what others say: that is
+// enough where they wait for it, and for nothing else. NULL: it is not to be told, or has been.
 static struct diagnosis_finding *add(struct view *view, enum diagnosis_kind kind, uint16_t member, uint16_t other) {
+    if (kind != DIAGNOSIS_HUNG && (age(view, member) > OLD_S || age(view, other) > OLD_S)) return NULL;
     for (size_t i = 0; i < view->count; i++)
         if (view->out[i].kind == kind && view->out[i].member == member && view->out[i].other == other) return NULL;
     if (view->count == DIAGNOSIS_MOST) return NULL;
@@ -268,7 +271,7 @@ static void find_stragglers(struct view *view) {
         if (view->begins[i] <= before) continue;
         uint16_t place = view->first + i;
         struct diagnosis_finding *finding = add(view, DIAGNOSIS_STRAGGLER, place, place);
-        if (finding == NULL) return;
+        if (finding == NULL) continue;
         finding->value = view->begins[i];
         finding->usual = before;
         finding->cost = cost;

@@ -249,6 +249,20 @@ static void never_told(void) {
     memset(&members[1].ops, 0, sizeof members[1].ops);
     members[1].told_us = WIRE_MOST_SEEN;
 }
+static void newcomer(void) { // who is waited for in its first op
+    late(1, 4, 60000);
+    never_told();
+}
+static void newcomer_that_seems_slow(void) {
+    slow(0, 1);
+    seen(0, 1)->window_us = 2400000;
+    never_told();
+}
+static void newcomer_that_hangs(void) {
+    never_told();
+    wait_in_op(1, 4, 6000000);
+    seen(0, 1)->awaited = 1;
+}
 
 static const struct {
     const char *what;
@@ -297,6 +311,9 @@ static const struct {
     {"members that wait for each other", 4, wait_for_each_other, DIAGNOSIS_HUNG, 1, 1, 2},
     {"nobody is heard, as after the master stood still", 4, all_silent, 0, 0, 0, 0},
     {"a member that has told nothing yet", 4, never_told, 0, 0, 0, 0},
+    {"the same, late in its first op", 4, newcomer, 0, 0, 0, 0},
+    {"the same, and a way to it seems slow", 4, newcomer_that_seems_slow, 0, 0, 0, 0},
+    {"a member that has never told anything, and does not begin", 4, newcomer_that_hangs, DIAGNOSIS_HUNG, 1, 1, 1},
 };
 
 static void test_table(void) {
