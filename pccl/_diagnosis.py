@@ -52,7 +52,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberReport:
-    """What a member tells of its own ops. Sums are over the last seconds in which it called ops; older ones fade."""
+    """What a member tells of its own ops. Sums are over the last seconds in which ops of it ended."""
 
     uuid: UUID
     group: int

@@ -150,7 +150,7 @@ bool pccl_ext_is_at_gpu(const void *memory);
 
 // ---- diagnosis: what the members of a run have seen of late, and what is made of it (docs/diagnosis.md) ----
 
-// A member. Sums are over the last seconds in which it called ops, older ones fade.
+// A member. Sums are over the last seconds in which ops of it ended.
 struct pccl_diagnosis_member {
     pcclRankUuid_t uuid;
     uint64_t join_number;

@@ -28,20 +28,31 @@ static void add(uint64_t *sum, uint64_t newest) {
     *sum = bounded(*sum / FADE_OF * FADE + *sum % FADE_OF * FADE / FADE_OF + newest);
 }
 
-// An op may take longer than the time between two reports, so the sums of ops fade when ops end: with each report they
-// would keep less of the ops than of the time that they took.
+// An op may take longer than the time between two reports, so the reports in which ops end count, each with the time
+// since the one before.
+static void add_ended(struct matrix_row *row, const struct wire_ops_seen *newest) {
+    struct wire_ops_seen *sums = &row->sums.ops;
+    memmove(&row->ended[1], &row->ended[0], (MATRIX_BEGUN - 1) * sizeof row->ended[0]);
+    row->ended[0].ops = newest->ops * WIRE_COUNT;
+    row->ended[0].op_us = newest->op_us;
+    row->ended[0].span_us = row->open_us;
+    row->ended[0].processor_us = row->open_processor_us;
+    row->open_us = row->open_processor_us = 0;
+    sums->ops = sums->op_us = sums->span_us = sums->processor_us = 0;
+    for (int i = 0; i < MATRIX_BEGUN; i++) {
+        sums->ops = bounded(sums->ops + row->ended[i].ops);
+        sums->op_us = bounded(sums->op_us + row->ended[i].op_us);
+        sums->span_us = bounded(sums->span_us + row->ended[i].span_us);
+        sums->processor_us = bounded(sums->processor_us + row->ended[i].processor_us);
+    }
+}
+
 static void add_ops(struct matrix_row *row, const struct wire_ops_seen *newest) {
     struct wire_ops_seen *sums = &row->sums.ops;
     add(&row->recent_us, newest->span_us);
     row->open_us = bounded(row->open_us + newest->span_us);
     row->open_processor_us = bounded(row->open_processor_us + newest->processor_us);
-    if (newest->ops > 0) {
-        add(&sums->span_us, row->open_us);
-        add(&sums->processor_us, row->open_processor_us);
-        add(&sums->ops, newest->ops * WIRE_COUNT);
-        add(&sums->op_us, newest->op_us);
-        row->open_us = row->open_processor_us = 0;
-    }
+    if (newest->ops > 0) add_ended(row, newest);
     sums->live = newest->live;
     sums->oldest_us = newest->oldest_us;
     sums->still_us = newest->still_us;

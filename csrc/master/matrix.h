@@ -31,7 +31,11 @@ struct matrix_row {
     struct wire_telemetry sums;
     struct matrix_recent recent[WIRE_MAX_SEEN]; // of each of `sums.others`
     uint64_t recent_us;                         // that the sums of others are of
-    uint64_t open_us, open_processor_us;        // since an op has ended: not in the sums of ops yet
+    // The last reports in which ops ended, newest first: as many as tell when ops began, so that both are of the same.
+    struct {
+        uint64_t ops, op_us, span_us, processor_us;
+    } ended[MATRIX_BEGUN];
+    uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
     // What belongs to one group epoch as a whole: without the first report of it, part of which is older.
     uint64_t epoch;
     uint32_t reports;            // since matrix_look

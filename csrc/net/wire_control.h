@@ -368,7 +368,7 @@ struct wire_matrix_member {
     struct wire_member member;
     uint64_t silent_us;       // since the master has heard anything of it
     uint64_t told_us;         // since its last TELEMETRY; WIRE_MOST_SEEN: never
-    struct wire_ops_seen ops; // sums that fade when ops end
+    struct wire_ops_seen ops; // sums of the last reports in which ops ended
     uint32_t recent_us;       // that the sums of its edges are of, which fade with each report
 };
 

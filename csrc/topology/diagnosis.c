@@ -265,7 +265,8 @@ static void find_stragglers(struct view *view) {
     free(sorted);
     for (uint16_t i = view->first; i < view->end; i++)
         if (mean_op(member_at(view, i)) > op) op = mean_op(member_at(view, i));
-    double cost = op <= 0 ? 0 : smaller(gap / op, 1);
+    if (op > 0 && op < gap) op = gap; // it takes the others as long as they wait; each tells of ops of its own
+    double cost = op <= 0 ? 0 : gap / op;
     if (late == 0 || gap < STRAGGLER_LEAST || cost < STRAGGLER_COST || gap < before) return;
     for (uint16_t i = 0; i < count; i++) {
         if (view->begins[i] <= before) continue;

@@ -418,6 +418,17 @@ static void test_groups(void) {
     CHECK(found[0].kind == DIAGNOSIS_SLOW_EDGE && found[0].member == 5 && found[0].other == 6);
 }
 
+static void test_words(void) {
+    check_case("an op takes the others no less than they wait for a straggler");
+    well(4);
+    late(2, 4, 90000);
+    for (uint16_t i = 0; i < 4; i++) members[i].ops.op_us = OPS * 8000;
+    CHECK_EQ(diagnosis_make(&matrix, found, begins), 1);
+    CHECK(found[0].kind == DIAGNOSIS_STRAGGLER && found[0].cost == 1);
+    CHECK(strstr(found[0].text, "begins ops 90.0 ms after") != NULL);
+    CHECK(strstr(found[0].text, "100 % of the 90.0 ms that an op takes") != NULL);
+}
+
 static void idle_for(uint64_t us) {
     for (uint16_t i = 0; i < 4; i++) {
         members[i].told_us = us;
@@ -482,6 +493,7 @@ int main(void) {
     test_full_all_round();
     test_beginnings();
     test_groups();
+    test_words();
     test_ages();
     test_any_numbers();
     return check_status();
