@@ -81,7 +81,7 @@ class EdgeReport:
     busy_seconds: float  # in which bytes were under way there
     window_seconds: float  # of these, in which the receive window there was full
     segments: float
-    retransmits: float
+    retransmits: float  # those sent again all the time, not in bursts, as where a queue overflows
     samples: float  # looks at the links while a large op ran
     pressed: float  # of these, those that found bytes waiting to be sent
     loaded_seconds: float  # the mean round trip of the latter, with what waits on the way; 0: there were none

@@ -173,6 +173,7 @@ struct pccl_diagnosis_edge {
     uint64_t awaited;           // calls under way of which nothing has come from there
     double acked_bytes, busy_s; // sent there and acknowledged; while bytes were under way
     double window_s;            // of busy_s, while the receive window there was full
+    // Sent with data; those sent again all the time, not in bursts.
     double segments, retransmits;
     double samples, pressed;         // looks while a large op ran; those that found bytes waiting to be sent
     double entries, late_s, early_s; // ops in which it comes next; how much later, and earlier, it was heard to begin

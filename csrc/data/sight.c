@@ -37,6 +37,31 @@ void sight_beat(struct sight *sight, uint64_t sent_us, bool loaded, int64_t now_
     sight->latest_ns = now_ns;
 }
 
+void sight_sent(struct sight *sight, uint64_t segments, uint64_t retransmits) {
+    bool fewer = segments < sight->judged_segments || retransmits < sight->judged_retransmits; // a lane is gone
+    uint64_t sent = segments - sight->judged_segments, again = retransmits - sight->judged_retransmits;
+    if (!fewer && (sent < SIGHT_SENT_LEAST || sight->looks == SIGHT_LOOKS)) return;
+    if (!fewer) sight->again[sight->looks++] = (double)again / (double)sent;
+    sight->judged_segments = segments;
+    sight->judged_retransmits = retransmits;
+}
+
+static int by_share(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+uint64_t sight_lost(struct sight *sight, uint64_t segments, uint64_t retransmits) {
+    sight_sent(sight, segments, retransmits);
+    uint32_t looks = sight->looks;
+    sight->looks = 0;
+    sight->judged_segments = sight->judged_retransmits = 0;
+    if (looks == 0) return retransmits;
+    qsort(sight->again, looks, sizeof *sight->again, by_share);
+    double lost = sight->again[(looks - 1) / 2] * (double)segments;
+    return lost < (double)retransmits ? (uint64_t)(lost + 0.5) : retransmits;
+}
+
 static int by_number(const void *a, const void *b) {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
     return x < y ? -1 : x > y;

@@ -3,6 +3,9 @@
 // No clocks are compared but through differences. When another member begins an op, relative to this one, is the time
 // from the own beginning to the first sign of that member for the same op. How long a heartbeat was on its way is
 // compared with the fastest of late between the same two, whatever their clocks say.
+//
+// Where packets are lost on the way, some are sent again all the time; where a queue overflows, many at once, and then
+// none for as long as it takes to fill. So what is sent again in no more than half of the looks is not lost on the way.
 #ifndef PCCL_DATA_SIGHT_H
 #define PCCL_DATA_SIGHT_H
 
@@ -14,6 +17,8 @@ enum {
     SIGHT_BEATS = 64,       // heartbeats of late, by which the delay of a link is judged
     SIGHT_LATEST = 3,       // of them, by which the queue of now is judged
     SIGHT_LATEST_MS = 1000, // the last of those is no older
+    SIGHT_LOOKS = 16,       // shares of segments sent again in a report
+    SIGHT_SENT_LEAST = 300, // segments, for such a share; looks at fewer are taken together
     SIGHT_BASE_MS = 120000, // the fastest heartbeat of so long ago, at least, is what others are compared with
 };
 
@@ -27,7 +32,11 @@ struct sight {
     uint64_t samples, pressed, delay_us;
     bool sampled, presses; // in the look at hand
     uint32_t round_trip_us;
-    uint32_t beats; // since the last report
+    uint64_t segments, retransmits;               // since the last report, as the look at hand finds them
+    uint64_t judged_segments, judged_retransmits; // of those, what the shares are of
+    double again[SIGHT_LOOKS];                    // the shares
+    uint32_t looks;                               // how many
+    uint32_t beats;                               // since the last report
     int64_t travel_us[SIGHT_BEATS], least_us[2], least_at;
     int64_t latest_us[SIGHT_LATEST], latest_ns; // whatever was reported; when the last one came
     uint32_t latest;
@@ -57,6 +66,10 @@ void sight_entered(struct sight *sight, int64_t begun_ns, int64_t heard_ns);
 // A heartbeat came, which was sent at that time of the sender's clock, 0: it says nothing; `loaded`: while a large op
 // ran there. Thread.
 void sight_beat(struct sight *sight, uint64_t sent_us, bool loaded, int64_t now_ns);
+// So many segments were sent since the last report, and so many of them again, as a look finds. Thread.
+void sight_sent(struct sight *sight, uint64_t segments, uint64_t retransmits);
+// How many of them were lost on the way: the middle one of the shares of the looks. Begins anew. Thread.
+uint64_t sight_lost(struct sight *sight, uint64_t segments, uint64_t retransmits);
 // By how much the heartbeats since the last report were slower than the fastest: the median. Begins anew. Thread.
 uint64_t sight_queue_us(struct sight *sight);
 // By how much the fastest of the last few was slower than the fastest of all: a busy thread, or a loss, can only make

@@ -80,6 +80,8 @@ static void look(struct engine *engine) {
         sight->sampled = true;
         sight->presses |= lane->read.holds || lane->read.gauge.waiting > 0;
         if (lane->read.gauge.smoothed_us > sight->round_trip_us) sight->round_trip_us = lane->read.gauge.smoothed_us;
+        sight->segments += lane->read.gauge.segments - lane->told.gauge.segments;
+        sight->retransmits += lane->read.gauge.retransmits - lane->told.gauge.retransmits;
     }
     engine_lock(engine); // of the list
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
@@ -87,8 +89,10 @@ static void look(struct engine *engine) {
         sight->samples += sight->sampled;
         sight->pressed += sight->presses;
         if (sight->presses) sight->delay_us += sight->round_trip_us;
+        if (sight->sampled) sight_sent(sight, sight->segments, sight->retransmits);
         sight->sampled = sight->presses = false;
         sight->round_trip_us = 0;
+        sight->segments = sight->retransmits = 0;
     }
     engine_unlock(engine);
 }
@@ -149,6 +153,7 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     };
     add_lanes(peer, &seen);
     note_rate(sight, &engine->sights, seen.acked, now_ns);
+    seen.retransmits = sight_lost(sight, seen.segments, seen.retransmits);
     sight->samples = sight->pressed = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
     sight->awaited = 0;
     if (out->count == WIRE_MAX_SEEN || !says_something(&seen)) return;

@@ -76,12 +76,54 @@ static void test_lies(void) {
     for (int i = 0; i < 1000; i++) {
         sight_beat(&sight, check_random(&seed), true, 1 + (int64_t)(check_random(&seed) >> 2));
         sight_queue_us(&sight);
+        sight_sent(&sight, check_random(&seed) >> check_random(&seed) % 64,
+                   check_random(&seed) >> check_random(&seed) % 64);
+        uint64_t again = check_random(&seed) >> check_random(&seed) % 64;
+        if (i % 5 == 0) CHECK(sight_lost(&sight, check_random(&seed), again) <= again);
     }
     CHECK(sight.beats == 0);
 }
 
+// A report of ten looks at `segments` each, in which so many of a thousand are sent again in each `of`th look.
+static uint64_t lost(uint64_t segments, uint64_t thousandths, int of) {
+    static struct sight sight;
+    uint64_t sent = 0, again = 0;
+    for (int i = 0; i < 10; i++) {
+        sent += segments;
+        if (i % of == 0) again += segments * thousandths / 1000;
+        sight_sent(&sight, sent, again);
+    }
+    return sight_lost(&sight, sent, again);
+}
+
+static void test_lost(void) {
+    check_case("what is lost on the way is sent again all the time");
+    CHECK_EQ(lost(1000, 10, 1), 100);
+    check_case("what a queue that overflows loses, at times");
+    CHECK_EQ(lost(1000, 300, 3), 0);
+    CHECK_EQ(lost(1000, 300, 2), 0);
+    CHECK_EQ(lost(1000, 10, 1), 100);
+    check_case("looks at few segments are taken together");
+    CHECK_EQ(lost(100, 10, 1), 10);
+    CHECK_EQ(lost(100, 30, 3), 10);
+    CHECK_EQ(lost(150, 300, 5), 0);
+    check_case("all of it, where there are too few, or no looks");
+    CHECK_EQ(lost(20, 100, 5), 4);
+    struct sight sight = {0};
+    CHECK_EQ(sight_lost(&sight, 100000, 700), 700);
+    check_case("a lane is gone between two looks");
+    sight_sent(&sight, 5000, 50);
+    sight_sent(&sight, 1000, 10);
+    for (uint64_t i = 1; i <= 5; i++) sight_sent(&sight, 1000 + i * 1000, 10 + i * 20);
+    CHECK_EQ(sight_lost(&sight, 6000, 110), 110);
+    check_case("more looks than there is room for");
+    for (uint64_t i = 1; i <= 10 * SIGHT_LOOKS; i++) sight_sent(&sight, i * 1000, i * 10);
+    CHECK_EQ(sight_lost(&sight, 160000, 1600), 1600);
+}
+
 int main(void) {
     test_entries();
+    test_lost();
     test_calls();
     test_beats();
     test_lies();
