@@ -4,13 +4,14 @@
 
 enum {
     LOOK_LEAST_MS = PACE_TICK_MS,
-    LOOKS = 6,           // of half a round trip each, in a measurement
-    FIRST = 4,           // measurements of which the largest counts: what sends is still getting faster
-    LOW_MOST = 4,        // measurements with much less than before, after which the line carries less now
-    HIGH_MOST = 2,       // likewise with much more
-    CLEAR_MOST = 2,      // measurements without a queue, after which the line may carry more than it did
-    STUBBORN_MOST = 8,   // measurements with a long queue, after which that is somebody else's
-    REST_MS = 30000,     // then they are not limited
+    LOOKS = 6,         // of half a round trip each, in a measurement
+    FIRST = 4,         // measurements of which the largest counts: what sends is still getting faster
+    LOW_MOST = 4,      // measurements with much less than before, after which the line carries less now
+    HIGH_MOST = 2,     // likewise with much more
+    CLEAR_MOST = 2,    // measurements without a queue, though they sent all that they might, after which they may more
+    CLEAR_LONG = 20,   // likewise without a queue, whatever they sent
+    STUBBORN_MOST = 8, // measurements with a long queue, after which that is somebody else's
+    REST_MS = 30000,   // then they are not limited
     SHARE_LEAST = 10000, // bytes per second
 };
 
@@ -22,6 +23,7 @@ static const double LONG = 0.3;
 static const double GAIN = 0.5, LEAST = 0.8, MOST = 1.08;
 static const double LEARNS = 0.25;                   // so much a measurement counts
 static const double ODD = 0.1;                       // one that differs by more is odd
+static const double FULL = 0.93;                     // of what they may send: they send all of that
 static const double GROWS = 0.02, GROWS_MOST = 0.25; // so much more the line may carry: twice as much each time
 
 static double between(double x, double least, double most) { return x < least ? least : x > most ? most : x; }
@@ -58,9 +60,13 @@ static void learn(struct throttle *t, double speed) {
     if (!low && !high) t->line += LEARNS * (speed - t->line);
 }
 
-static void grow(struct throttle *t) {
-    double part = GROWS;
-    for (uint32_t i = CLEAR_MOST; i < t->clear && part < GROWS_MOST; i++) part *= 2;
+// Without a queue the line may carry more, if they send all that they may. If they do not, the limit rises all the
+// same, but later: BBR takes a limit for the rate of the line, and sends less.
+static void grow(struct throttle *t, bool full) {
+    bool grows = t->clear >= (full ? CLEAR_MOST : CLEAR_LONG);
+    t->growing = grows ? t->growing + 1 : 0;
+    double part = grows ? GROWS : 0;
+    for (uint32_t i = 1; i < t->growing && part < GROWS_MOST; i++) part *= 2;
     t->line *= 1 + between(part, 0, GROWS_MOST);
 }
 
@@ -70,15 +76,14 @@ static void measure(struct throttle *t, const struct pace_total *total, int64_t 
     double trip_us = 2 * (double)look_ns(total) / US_NS, span_us = (double)(now_ns - t->since_ns) / US_NS;
     double sent_us = span_us - ((double)total->coming_us - (double)t->coming_us);
     bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
-    // Whether they send all that they may does not matter: BBR takes a limit for the rate of the line, and sends less.
-    t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
-    if (t->clear >= CLEAR_MOST) grow(t);
     bool whole = total->acked >= t->acked && total->busy_us >= t->busy_us;
-    bool busy = (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
-    if (!whole || !busy || t->starved || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
-    double speed = (double)(total->acked - t->acked) / (sent_us * 1e3);
-    if (there) learn(t, speed);
-    t->stubborn = t->rate > 0 && t->rate < t->line && t->least_us > LONG * trip_us ? t->stubborn + 1 : 0;
+    bool busy = whole && (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
+    bool good = busy && !t->starved && span_us < LOOKS * trip_us && sent_us > span_us / 3;
+    double speed = good ? (double)(total->acked - t->acked) / (sent_us * 1e3) : 0;
+    t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
+    grow(t, speed > FULL * t->rate);
+    if (good && there) learn(t, speed);
+    t->stubborn = good && t->rate > 0 && t->rate < t->line && t->least_us > LONG * trip_us ? t->stubborn + 1 : 0;
 }
 
 bool throttle_step(struct throttle *t, const struct pace_total *total, bool may, int64_t now_ns) {

@@ -28,6 +28,7 @@ struct throttle {
     uint32_t low;      // measurements one after another with much less than the line was
     uint32_t high;     // likewise with much more
     uint32_t clear;    // likewise without any queue, though they would send more if they might
+    uint32_t growing;  // likewise in which the line was taken to carry more
     uint32_t stubborn; // likewise with a long queue, though they sent less than the line carries
     int64_t rests_until;
 };

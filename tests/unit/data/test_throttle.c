@@ -135,7 +135,7 @@ static void test_shy(void) {
     way.shy = 0.85;
     part_of_line(5000);
     way.throttle.line /= 10;
-    part_of_line(4000);
+    part_of_line(10000);
     CHECK(part_of_line(3000) > 0.85);
 }
 
