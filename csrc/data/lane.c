@@ -383,7 +383,8 @@ static size_t lane_write(struct lane *lane) {
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
     if (direct) engine_unlock(engine);
-    if (lane->pace.far) tune(lane);
+    // A neighbour that has come near needs no limits any more.
+    if (lane->pace.far || lane->peer->pace.in_use > 0 || lane->peer->throttle.rate > 0) tune(lane);
     if (finished == NULL) return 0;
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
     if (!direct && lane->pace.far && !socket_has_room(lane->stream->fd)) lane->writable = false;

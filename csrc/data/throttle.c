@@ -23,6 +23,7 @@ static const double LONG = 0.3;
 static const double GAIN = 0.5, LEAST = 0.8, MOST = 1.08;
 static const double LEARNS = 0.25;                   // so much a measurement counts
 static const double ODD = 0.1;                       // one that differs by more is odd
+static const double NARROW = 0.6;                    // of the widest that it was
 static const double FULL = 0.93;                     // of what they may send: they send all of that
 static const double GROWS = 0.02, GROWS_MOST = 0.25; // so much more the line may carry: twice as much each time
 
@@ -40,6 +41,7 @@ static int64_t look_ns(const struct pace_total *total) {
 
 static void begin(struct throttle *t, const struct pace_total *total, int64_t now_ns) {
     t->since_ns = now_ns;
+    t->lanes = total->lanes;
     t->acked = total->acked;
     t->busy_us = total->busy_us;
     t->coming_us = total->coming_us;
@@ -56,8 +58,11 @@ static void learn(struct throttle *t, double speed) {
     t->high = high ? t->high + 1 : 0;
     bool first = t->learned < FIRST;
     t->learned += first;
+    // If not even that passes which they may send, it is the line that carries less.
+    if (t->low >= LOW_MOST && speed < FULL * t->rate) t->widest = speed;
     if (first ? high : t->low >= LOW_MOST || t->high >= HIGH_MOST) t->line = speed;
     if (!low && !high) t->line += LEARNS * (speed - t->line);
+    if (t->line > t->widest) t->widest = t->line;
 }
 
 // Without a queue the line may carry more, if they send all that they may. If they do not, the limit rises all the
@@ -76,19 +81,24 @@ static void measure(struct throttle *t, const struct pace_total *total, int64_t 
     double trip_us = 2 * (double)look_ns(total) / US_NS, span_us = (double)(now_ns - t->since_ns) / US_NS;
     double sent_us = span_us - ((double)total->coming_us - (double)t->coming_us);
     bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
-    bool whole = total->acked >= t->acked && total->busy_us >= t->busy_us;
+    bool whole = total->lanes == t->lanes && total->acked >= t->acked && total->busy_us >= t->busy_us;
     bool busy = whole && (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
-    bool good = busy && !t->starved && span_us < LOOKS * trip_us && sent_us > span_us / 3;
-    double speed = good ? (double)(total->acked - t->acked) / (sent_us * 1e3) : 0;
+    if (!busy || t->starved || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
+    double speed = (double)(total->acked - t->acked) / (sent_us * 1e3);
+    bool full = speed > FULL * t->rate;
     t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
-    grow(t, speed > FULL * t->rate);
-    if (good && there) learn(t, speed);
-    t->stubborn = good && t->rate > 0 && t->rate < t->line && t->least_us > LONG * trip_us ? t->stubborn + 1 : 0;
+    grow(t, full);
+    // All that they may send passes, and the queue does not become shorter: it is somebody else's.
+    bool stays = t->rate > 0 && t->rate < t->line && full && t->least_us > LONG * trip_us;
+    t->stubborn = stays ? t->stubborn + 1 : 0;
+    if (there) learn(t, speed);
+    // So it is where a shorter one makes them send ever less; or the way is longer than its shortest round trip says.
+    if (t->line < NARROW * t->widest) t->stubborn = STUBBORN_MOST;
 }
 
 bool throttle_step(struct throttle *t, const struct pace_total *total, bool may, int64_t now_ns) {
     bool limited = t->rate > 0;
-    bool rests = !may || total->lanes == 0 || now_ns < t->rests_until;
+    bool rests = !may || total->lanes == 0 || total->round_trip_us < PACE_FAR_US || now_ns < t->rests_until;
     if (!rests && t->stubborn >= STUBBORN_MOST) t->rests_until = now_ns + REST_MS * MS_NS;
     if (rests || t->stubborn >= STUBBORN_MOST) {
         *t = (struct throttle){.rests_until = t->rests_until};
@@ -111,7 +121,7 @@ bool throttle_step(struct throttle *t, const struct pace_total *total, bool may,
 }
 
 uint32_t throttle_share(const struct throttle *t, const struct pace_total *total, uint32_t window) {
-    if (t->rate == 0 || t->rate >= wanted(total)) return 0;
+    if (t->rate == 0 || total->window == 0 || t->rate >= wanted(total)) return 0;
     double share = t->rate * 1e9 * window / (double)total->window;
     return (uint32_t)between(share, SHARE_LEAST, INT32_MAX);
 }

@@ -1,8 +1,8 @@
 // How fast the connections to one far neighbour may send together. As long as they only stop when the queue on the way
 // overflows, the acknowledgements of the other direction wait in it, and that direction carries less with the same
 // windows. So what the way carries is measured while a queue is there, and they send so much less, or more, that a
-// short one stays. Where the queue does not become shorter, it is somebody else's, and they send as fast as they can,
-// or they would get ever less. Pure.
+// short one stays. Where the queue does not become shorter, or they send ever less for it, it is somebody else's, and
+// they send as fast as they can. Pure.
 #ifndef PCCL_DATA_THROTTLE_H
 #define PCCL_DATA_THROTTLE_H
 
@@ -13,13 +13,15 @@
 
 // All 0 at the beginning. Speeds are bytes per nanosecond.
 struct throttle {
-    double rate; // so fast may they be; 0: as fast as they can
-    double line; // so much the way carries; 0: unknown
+    double rate;   // so fast may they be; 0: as fast as they can
+    double widest; // the largest that was measured
+    double line;   // so much the way carries; 0: unknown
     // the look at hand: sum of the queue as it was seen since then, so many times
     int64_t looked_ns;
     uint64_t queue_us, samples;
     // the measurement at hand, of several looks
     int64_t since_ns;
+    uint32_t lanes;
     uint64_t acked, busy_us, coming_us;
     double least_us, sum_us; // of the looks in it
     uint32_t looks;

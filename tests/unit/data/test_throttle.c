@@ -110,23 +110,46 @@ static void test_changes(void) {
     CHECK(part_of_line(3000) > 0.97);
 }
 
-static void test_foreign(void) {
-    check_case("somebody else's queue is left to him");
-    begin(1000, 80, 0.4);
-    way.foreign_us = 40000;
-    double sent = 0, could = 0;
-    for (int i = 0; i < 60; i++) {
-        sent += part_of_line(1000);
-        could += wanted() / way.line;
+// The part that they sent in that time of what they would have sent without a limit, beside somebody's queue that is
+// there for `on_ms` of each `on_ms + off_ms`, with pauses of 150 ms after ops of `op_ms`; 0: without.
+static double part_beside(double foreign_us, int on_ms, int off_ms, int op_ms, int seconds) {
+    double sent = way.delivered, could = 0, window = way.window;
+    for (int ms = 0; ms < seconds * 1000; ms++) {
+        way.foreign_us = ms % (on_ms + off_ms) < on_ms ? foreign_us : 0;
+        way.window = op_ms > 0 && ms % (op_ms + 150) >= op_ms ? 0 : window;
+        could += wanted() < way.line ? wanted() * 1e6 : way.line * 1e6;
+        pass(true);
     }
-    CHECK(sent > 0.95 * could);
+    way.window = window;
+    return (way.delivered - sent) / could;
+}
+
+static void test_foreign(void) {
+    static const double foreign_ms[] = {16, 20, 24, 30, 40, 60};
+    for (size_t i = 0; i < sizeof foreign_ms / sizeof *foreign_ms; i++) {
+        check_case("somebody else's queue of %g ms is left to him", foreign_ms[i]);
+        begin(1000, 80, 0.4);
+        CHECK(part_beside(foreign_ms[i] * 1e3, 1, 0, 0, 120) > 0.85);
+        check_case("also in ops with pauses, after queues of %g ms", foreign_ms[i]);
+        begin(1000, 80, 0.4);
+        CHECK(part_beside(foreign_ms[i] * 1e3, 1, 0, 1000, 120) > 0.8);
+        check_case("one of %g ms that comes and goes, too", foreign_ms[i]);
+        begin(1000, 80, 0.4);
+        CHECK(part_beside(foreign_ms[i] * 1e3, 1500, 500, 0, 120) > 0.75);
+    }
     check_case("and when he has gone, the own one is kept short again");
+    begin(1000, 80, 2);
+    part_beside(40000, 1, 0, 0, 10);
     way.foreign_us = 0;
-    way.window *= 5;
     part_of_line(40000);
     CHECK(way.throttle.rate > 0 && way.most_us > 0);
     part_of_line(5000);
     CHECK(way.most_us < 40000);
+    check_case("a way that has become longer, of which only the shortest round trip is known");
+    begin(1000, 80, 2);
+    part_of_line(10000);
+    way.trip_us = 100000; // and not what is seen
+    CHECK(part_of_line(120000) > 0.8);
 }
 
 static void test_shy(void) {
@@ -177,6 +200,21 @@ static void test_limits(void) {
     check_case("no limit where they send less anyway");
     way.seen.window /= 4;
     CHECK_EQ(throttle_share(&way.throttle, &way.seen, 100000), 0);
+    check_case("and none near by");
+    way.seen.round_trip_us = 1000;
+    CHECK(throttle_step(&way.throttle, &way.seen, true, way.ms * MS_NS) && way.throttle.rate == 0);
+    way.seen.window = way.seen.smoothed_us = 0; // the kernel tells nothing
+    way.throttle.rate = 1;
+    CHECK_EQ(throttle_share(&way.throttle, &way.seen, 0), 0);
+    check_case("others that are in use say nothing of the line");
+    begin(1000, 80, 2);
+    part_of_line(5000);
+    double usual = way.throttle.line;
+    way.seen.lanes++;
+    for (int i = 0; i < MEMORY_MS; i++) way.delivered_at[i] += 5e9;
+    way.delivered += 5e9;
+    part_of_line(240);
+    CHECK(fabs(way.throttle.line - usual) < 0.1 * usual);
     check_case("connections that were lost have taken their sums with them");
     begin(1000, 80, 2);
     part_of_line(5000);
