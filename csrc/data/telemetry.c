@@ -21,16 +21,19 @@ static struct neighbour *other_member(const struct engine *engine, uint32_t numb
 
 // ---- looking ----
 // What others send meanwhile makes the way of a heartbeat longer, so it tells where that waits. Far members alone, or
-// near ones too.
-static void say_beats(struct engine *engine, bool near) {
+// near ones too. True: there are far ones.
+static bool say_beats(struct engine *engine, bool near) {
+    bool far = false;
     engine_lock(engine);
     for (uint32_t i = 1; i < engine->book.now->ring.count && i <= TELEMETRY_BEAT_PEERS; i++) {
         struct neighbour *peer = other_member(engine, i);
         struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
-        if (lane == NULL || !lane->polled || lane->broken || !(near || lane->pace.far)) continue;
-        if (lane_is_quiet(lane)) lane_beat(lane);
+        if (lane == NULL || !lane->polled || lane->broken) continue;
+        far |= lane->pace.far;
+        if ((near || lane->pace.far) && lane_is_quiet(lane)) lane_beat(lane);
     }
     engine_unlock(engine);
+    return far;
 }
 
 // The kernel begins anew with the window of a connection that sends nothing for longer than its time-out, so one that
@@ -245,8 +248,8 @@ int telemetry_step(struct engine *engine, int timeout_ms) {
     bool looks = now_ns - t->ran_ns < TELEMETRY_KEEP_MS * MS_NS;
     bool due = looks && now_ns >= t->looks_at;
     if (runs && (due || now_ns >= t->beats_at)) {
-        t->beats_at = now_ns + TELEMETRY_BEAT_MS * MS_NS;
-        say_beats(engine, due);
+        bool far = say_beats(engine, due);
+        t->beats_at = now_ns + (far ? TELEMETRY_BEAT_MS : TELEMETRY_LOOK_MS) * MS_NS;
     }
     if (due) {
         t->looks_at = now_ns + TELEMETRY_LOOK_MS * MS_NS;
