@@ -19,6 +19,7 @@ from pccl._errors import CallAgainError, PCCLError, PeerLostError, UsageError
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import ROLL_TAG
 from pccl.diloco._state import Welcome
+from pccl.state import LIMIT_BYTES
 
 ATTEMPTS = 20
 """To get the state of the run; another one is made only after a death."""
@@ -157,12 +158,14 @@ class Membership:
                 if len(roll(comm, torch.ones(1, device="cpu"), ROLL_TAG)) == 1:
                     return
                 gives = comm.rank == 0
-                content = self._welcome.give() if gives else b""
+                content = self._welcome.give() if gives else bytearray()
                 length = torch.tensor([len(content)], device="cpu")
                 comm.broadcast(length)
+                if not 0 <= int(length) <= LIMIT_BYTES:
+                    raise JoinError(f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted")
                 body = torch.empty(int(length), dtype=torch.uint8, device="cpu")
                 if gives:
-                    body = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+                    body = torch.frombuffer(content, dtype=torch.uint8)
                 comm.broadcast(body)
                 if self._new and not gives:
                     self._welcome.take(body.numpy().tobytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -12,6 +11,8 @@ from torch import Tensor, nn
 from pccl._module import Extra
 from pccl._types import TensorInfo
 from pccl.diloco._outer import COMPILED, local_memory
+from pccl.state import decode, encode, load_object_state, object_state
+from pccl.state._objects import extra_states, load_extra_states
 
 
 class State(MutableMapping[str, Any]):
@@ -73,17 +74,17 @@ class Welcome:
     def __init__(self, model: nn.Module, state: State) -> None:
         self._model = model
         self._state = state
-        self._packed({"objects": self._objects()})  # what cannot be packed is an error here, not when somebody joins
+        encode({"objects": self._objects()})  # what cannot be packed is an error here, not when somebody joins
 
-    def give(self) -> bytes:
+    def give(self) -> bytearray:
         """All of it, for `take` in another process."""
         tensors = {name: tensor.cpu() for name, tensor in self._tensors().items()}
-        return self._packed({"tensors": tensors, "objects": self._objects()})
+        return encode({"tensors": tensors, "objects": self._objects(), "extra": extra_states(self._model)})
 
     @torch.no_grad()
     def take(self, content: bytes) -> None:
-        """At a joiner. ValueError: its model or its state is another one. The other members are trusted as this process is."""
-        told = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
+        """At a joiner. ValueError: its model or its state is another one, or the content is malformed."""
+        told = decode(content)
         for what, own, other in (
             ("frozen parameter or buffer", self._tensors(), told["tensors"]),
             ("object of the state", self._state.objects, told["objects"]),
@@ -99,16 +100,11 @@ class Welcome:
                 )
             tensor.copy_(other)
         for name, value in self._state.objects.items():
-            value.load_state_dict(told["objects"][name])
-
-    @staticmethod
-    def _packed(content: dict[str, Any]) -> bytes:
-        out = io.BytesIO()
-        torch.save(content, out)
-        return out.getvalue()
+            load_object_state(value, told["objects"][name], f"object {name!r} of the state")
+        load_extra_states(self._model, told["extra"])
 
     def _objects(self) -> dict[str, Any]:
-        return {name: value.state_dict() for name, value in self._state.objects.items()}
+        return {name: object_state(value) for name, value in self._state.objects.items()}
 
     def _tensors(self) -> dict[str, Tensor]:
         frozen = {name: one for name, one in self._model.named_parameters() if not one.requires_grad}

@@ -18,13 +18,19 @@ from pccl._enums import DataType
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
-from pccl.distributed._training import Training, packed, unpacked
+from pccl.distributed._training import Training
+from pccl.state import LIMIT_BYTES, decode, encode
+from pccl.state._objects import has_state, load_object_state, object_state
 
 ATTEMPTS = 20
 """To bring a newcomer up to date, while members die."""
 
 _TAG = digest("Elastic.sync")
 """Of what is broadcast in a sync; the next number too. No process group has a call under way then."""
+
+
+_OWN = frozenset({"_values", "_training", "_every", "_calls", "_revision", "_known"})
+"""Attributes of an Elastic that are no values."""
 
 
 class JoinError(RuntimeError):
@@ -38,7 +44,9 @@ class Elastic:
     the others: parameters and optimizer state; buffers and `values` are those of rank 0.
 
     `values` are what else a newcomer needs, such as `step=0`; they are attributes. One with `state_dict` and `load_state_dict`,
-    such as a scheduler, is brought up to date by these; any other is replaced, and has to be picklable.
+    such as a scheduler, is brought up to date by these; any other is replaced. What they consist of are numbers, strings,
+    tensors, arrays, and lists, tuples, dicts and sets of these; `pccl.state.allow` adds a class. The learning rates of the
+    optimizer that a scheduler steers come along.
 
     `every`: only each so many calls of `sync` look whether somebody waits.
     """
@@ -48,6 +56,9 @@ class Elastic:
     ) -> None:
         if every < 1:
             raise ValueError(f"every must be 1 or more calls, not {every}")
+        for name in values:
+            if name.startswith("_") or hasattr(type(self), name):
+                raise ValueError(f"Elastic: {name!r} cannot be the name of a value; choose another name")
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
         self._values = values
         self._training = Training(model, optimizers)
@@ -83,7 +94,7 @@ class Elastic:
     def _admit(self, group: ProcessGroup, seconds: float) -> None:
         comm = group.communicator
         self._revision += 1
-        told = packed(self._described(group))  # before anybody is let in: what cannot be packed is an error on all alike
+        told = bytes(encode(self._described(group)))  # before anybody is let in: what cannot be packed is an error on all alike
         comm.update_topology(timeout=seconds)
         self._bring_up_to_date(group, told, seconds)
 
@@ -93,7 +104,10 @@ class Elastic:
             "revision": self._revision,
             "members": group.members,
             "training": self._training.outline(),
-            "values": {name: (_has_state(value), _state_of(value)) for name, value in self._values.items()},
+            "values": {
+                name: (has_state(value), object_state(value) if has_state(value) else value)
+                for name, value in self._values.items()
+            },
         }
 
     # ---- at a newcomer ----
@@ -101,12 +115,14 @@ class Elastic:
     def _join(self, group: ProcessGroup, masters: str, seconds: float) -> None:
         comm = group.communicator
         try:
-            told = packed(self._described(group)) if _bootstrap.to_begin() else b""
+            told = bytes(encode(self._described(group))) if _bootstrap.to_begin() else b""
             comm.connect(timeout=seconds)
             self._bring_up_to_date(group, told, seconds, new=True)
-        except (pccl.PCCLError, ValueError, JoinError) as error:
-            comm.close()  # nobody shall wait for it
-            raise JoinError(f"this process could not join the run at {masters}: {error}") from error
+        except BaseException as error:
+            comm.close()  # whatever went wrong, members must not wait for this process
+            if not isinstance(error, Exception):
+                raise
+            raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
         _bootstrap.joined()
 
     def _take(self, told: dict[str, Any]) -> None:
@@ -114,9 +130,11 @@ class Elastic:
         if self._values.keys() != told["values"].keys():
             name = min(self._values.keys() ^ told["values"].keys())
             raise ValueError(f"value {name!r} is not given to Elastic by all processes")
-        for name, (has_state, content) in told["values"].items():
-            if has_state:
-                self._values[name].load_state_dict(content)
+        for name, (is_object, content) in told["values"].items():
+            if is_object != has_state(self._values[name]):
+                raise ValueError(f"value {name!r} has the method state_dict in some processes only")
+            if is_object:
+                load_object_state(self._values[name], content, f"value {name!r}")
             else:
                 self._values[name] = content
 
@@ -136,7 +154,7 @@ class Elastic:
                 heard = _broadcast(comm, here, told, seconds)
                 if not heard:
                     raise JoinError("nobody is there any more who could bring it up to date: the run has ended")
-                content = unpacked(heard)
+                content = decode(heard)
                 if content["revision"] == 0 and touched:
                     raise JoinError("all who had the state of the run are gone")
                 touched = new and content["revision"] > 0
@@ -171,7 +189,7 @@ class Elastic:
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
+        if name in _OWN:
             object.__setattr__(self, name, value)
         elif name in self._values:
             self._values[name] = value
@@ -190,6 +208,8 @@ def _broadcast(comm: pccl.Communicator, here: Sequence[UUID], content: bytes, se
     group = comm.group(here)
     length = torch.tensor([len(content)])
     _broadcast_tensor(comm, group, length, DataType.INT64, _TAG, seconds)
+    if not 0 <= int(length) <= LIMIT_BYTES:
+        raise JoinError(f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted")
     if group.rank == 0:
         body = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
     else:
@@ -220,12 +240,9 @@ def _broadcast_tensor(
         raise _DisagreedError(str(error)) from error
 
 
-def _has_state(value: object) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def _state_of(value: Any) -> Any:
-    return value.state_dict() if _has_state(value) else value
+def _described_value(value: Any) -> tuple[bool, Any]:
+    """Whether a value is an object with a state, and what a newcomer needs of it."""
+    return (True, object_state(value)) if has_state(value) else (False, value)
 
 
 def _group_of_all() -> ProcessGroup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 from pccl._module import _shareable
 from pccl._state import SharedState
 from pccl._types import TensorInfo
+from pccl.state._objects import extra_states, groups_of, load_buffer, load_extra_states, load_groups
 
 SMALL = 16
 """Elements; a tensor of an optimizer's state that has no more travels by value, such as the number of steps."""
@@ -39,6 +39,7 @@ class Training:
         """All that is not in `entries`, and what that consists of."""
         return {
             "buffers": {name: buffer.detach().cpu() for name, buffer in self.model.named_buffers()},
+            "extra": extra_states(self.model),
             "optimizers": [_outline_of(optimizer) for optimizer in self.optimizers],
         }
 
@@ -49,8 +50,8 @@ class Training:
             name = min(buffers.keys() ^ outline["buffers"].keys())
             raise ValueError(f"buffer {name!r} is not in the models of all members: all have to make the same model")
         for name, buffer in buffers.items():
-            with torch.no_grad():
-                buffer.copy_(outline["buffers"][name])
+            load_buffer(buffer, outline["buffers"][name], name)
+        load_extra_states(self.model, outline["extra"])
         if len(self.optimizers) != len(outline["optimizers"]):
             raise ValueError(f"the others have {len(outline['optimizers'])} optimizers, and this process {len(self.optimizers)}")
         for optimizer, other in zip(self.optimizers, outline["optimizers"], strict=True):
@@ -101,19 +102,6 @@ class Shared:
                 tensor.copy_(copy)
 
 
-def packed(content: dict[str, Any]) -> bytes:
-    """As bytes, for `unpacked` in another process of the same job."""
-    out = io.BytesIO()
-    torch.save(content, out)
-    return out.getvalue()
-
-
-def unpacked(content: bytes) -> dict[str, Any]:
-    """What `packed` was given. The other members are trusted as this process is: they run the same program."""
-    made: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
-    return made
-
-
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
@@ -124,42 +112,36 @@ def _is_large(value: object) -> bool:
 
 
 def _outline_of(optimizer: Optimizer) -> dict[str, Any]:
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    """All that an optimizer holds; of large tensors, which are shared, the shape and the data type only."""
     states = []
     for parameter in _parameters(optimizer):
         state = optimizer.state.get(parameter, {})
-        states.append({key: _Room(value) if _is_large(value) else value for key, value in state.items()})
-    return {"groups": groups, "states": states}
-
-
-class _Room:
-    """Stands for a tensor that is to be received."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
-
-    def make(self, parameter: torch.Tensor) -> torch.Tensor:
-        if self.shape == tuple(parameter.shape):
-            return torch.zeros_like(parameter, dtype=self.dtype, requires_grad=False)
-        return torch.zeros(self.shape, dtype=self.dtype, device=parameter.device)
+        large = {key: (tuple(value.shape), value.dtype) for key, value in state.items() if _is_large(value)}
+        states.append({"values": {key: value for key, value in state.items() if key not in large}, "large": large})
+    return {"groups": groups_of(optimizer), "states": states}
 
 
 def _take_outline(optimizer: Optimizer, outline: dict[str, Any]) -> None:
     parameters = list(_parameters(optimizer))
-    if len(parameters) != len(outline["states"]) or len(optimizer.param_groups) != len(outline["groups"]):
+    if len(parameters) != len(outline["states"]):
         raise ValueError(
-            f"the optimizer of the others has {len(outline['states'])} parameters in {len(outline['groups'])} groups, that of "
-            f"this process {len(parameters)} in {len(optimizer.param_groups)}: all have to make the same optimizer"
+            f"the optimizer of the others has {len(outline['states'])} parameters, that of this process {len(parameters)}: "
+            "all have to make the same optimizer"
         )
-    for group, other in zip(optimizer.param_groups, outline["groups"], strict=True):
-        group.update(other)
+    load_groups(optimizer, outline["groups"], "the optimizer")
     for parameter, state in zip(parameters, outline["states"], strict=True):
-        made = {key: value.make(parameter) if isinstance(value, _Room) else value for key, value in state.items()}
+        made = {key: _room(parameter, *large) for key, large in state["large"].items()} | state["values"]
         if made:
             optimizer.state[parameter] = made
         else:
             optimizer.state.pop(parameter, None)
+
+
+def _room(parameter: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that is to be received."""
+    if shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+    return torch.zeros(shape, dtype=dtype, device=parameter.device)
 
 
 def _make_buckets_anew(ddp: DistributedDataParallel) -> None:

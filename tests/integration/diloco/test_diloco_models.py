@@ -179,6 +179,7 @@ def test_what_a_joiner_gets(master):
     assert second.diloco.state["epoch"] == 3
     assert second.diloco.state["means"].tolist() == [1, 1]
     assert second.schedule.last_epoch == first.schedule.last_epoch == 4
+    assert second.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"] < first.schedule.base_lrs[0]
     assert second.diloco.outer_lr == first.diloco.outer_lr == 0.6
     assert torch.equal(second.model.frozen.weight, first.model.frozen.weight)
     assert torch.equal(second.model.norm.running_mean, first.model.norm.running_mean)

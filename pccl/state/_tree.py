@@ -1,0 +1,311 @@
+"""Plain trees as bytes, without pickle: decoding runs no code of whoever sent them.
+
+A message is the length of a JSON text (8 bytes, little-endian), the text, and raw bytes. JSON's numbers, strings, true, false,
+null and lists stand for themselves. Anything else is an object with one key, its kind: {"dict": [[key, value], ...]}. Tensors,
+arrays and bytes are places in the raw bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import torch
+
+LIMIT_BYTES = 1 << 34
+"""The largest message that a peer accepts."""
+
+DEPTH = 100
+"""The deepest nesting of a tree."""
+
+_ALIGN = 64
+_HEAD = struct.Struct("<Q")
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_NUMPY_KINDS = "biufc"
+
+
+class TreeError(ValueError):
+    """A value that cannot be sent, or bytes that are no tree. The text names the place in the tree."""
+
+
+class _Allowed:
+    """The classes that `allow` has added, by class and by name."""
+
+    def __init__(self) -> None:
+        self.by_class: dict[type, tuple[str, Callable[[Any], Any]]] = {}
+        self.by_name: dict[str, Callable[[Any], Any]] = {}
+
+
+_allowed = _Allowed()
+
+
+def allow(
+    kind: type, to_tree: Callable[[Any], Any] | None = None, from_tree: Callable[[Any], Any] | None = None, *, name: str = ""
+) -> None:
+    """Lets objects of a class travel between peers. Call it in all of them, before the state is shared.
+
+    `to_tree(object)` returns a plain tree, by default its `__dict__`. `from_tree(tree)` makes an object from one; by default the
+    object is made without a call of `__init__`, and the tree becomes its `__dict__`. `name` tells the class to the other peers,
+    by default its module and qualified name. Only `from_tree` runs on what another peer has sent: it must not trust the tree.
+    """
+    if not isinstance(kind, type):
+        raise TypeError(f"allow: kind must be a class, not {kind!r}")
+    name = name or f"{kind.__module__}.{kind.__qualname__}"
+
+    def make(tree: Any) -> Any:
+        if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
+            raise TreeError(f"{name} needs a dict with string keys")
+        made: Any = object.__new__(kind)
+        made.__dict__.update(tree)
+        return made
+
+    _allowed.by_class[kind] = name, to_tree or (lambda value: dict(vars(value)))
+    _allowed.by_name[name] = from_tree or make
+
+
+# ---- encode ----
+
+
+def encode(value: Any) -> bytearray:
+    """Returns a plain tree as bytes. TreeError: the tree has a value of another class, or is too deep or too large."""
+    writer = _Writer()
+    text = json.dumps(writer.tree(value, "", 0), allow_nan=False, separators=(",", ":")).encode()
+    start = _aligned(_HEAD.size + len(text))
+    out = bytearray(start + writer.size)
+    if len(out) > LIMIT_BYTES:
+        raise TreeError(f"the state has {len(out)} bytes beside shared tensors, and at most {LIMIT_BYTES} can be sent")
+    _HEAD.pack_into(out, 0, len(text))
+    out[_HEAD.size : _HEAD.size + len(text)] = text
+    view = memoryview(out)
+    for offset, content in writer.raw:
+        view[start + offset : start + offset + len(content)] = content
+    return out
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.raw: list[tuple[int, memoryview]] = []
+        self.size = 0
+
+    def tree(self, value: Any, path: str, depth: int) -> Any:
+        """`value` as JSON has it. `path` is its place, for errors."""
+        if depth > DEPTH:
+            raise TreeError(f"{path or 'the state'} is nested more than {DEPTH} deep")
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if kind is list:
+            return [self.tree(one, f"{path}[{place}]", depth + 1) for place, one in enumerate(value)]
+        found = self._tagged(value, kind, path, depth)
+        if found is not None:
+            return found
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise TreeError(
+            f"{path or 'the state'} is a {name}, which cannot be sent to other peers: give plain values, or call "
+            f"pccl.state.allow({kind.__qualname__}) in all peers"
+        )
+
+    def _tagged(self, value: Any, kind: type, path: str, depth: int) -> dict[str, Any] | None:
+        sequence = _SEQUENCES.get(kind)
+        if sequence is not None:
+            return {sequence: [self.tree(one, f"{path}[{place}]", depth + 1) for place, one in enumerate(value)]}
+        mapping = _MAPPINGS.get(kind)
+        if mapping is not None:
+            pairs = [
+                [self.tree(key, f"{path} key {key!r}", depth + 1), self.tree(one, _below(path, key), depth + 1)]
+                for key, one in value.items()
+            ]
+            return {mapping: pairs}
+        if isinstance(value, torch.Tensor):
+            return {"tensor": self._tensor(value, path)}
+        if kind in (bytes, bytearray):
+            return {kind.__name__: self._add(memoryview(value).cast("B"))}
+        if kind is complex:
+            return {"complex": [repr(value.real), repr(value.imag)]}
+        if kind is UUID:
+            return {"uuid": value.hex}
+        if kind in (torch.dtype, torch.device):
+            return {kind.__name__: str(value).removeprefix("torch.")}
+        if kind in _allowed.by_class:
+            name, to_tree = _allowed.by_class[kind]
+            return {"object": [name, self.tree(to_tree(value), path, depth + 1)]}
+        if kind.__module__ == "numpy":
+            return self._numpy(value, path)
+        return None
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> list[Any]:
+        if hasattr(tensor, "full_tensor"):
+            raise TreeError(f"{path or 'the state'} is a sharded tensor: only what one peer holds whole can be sent")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise TreeError(f"{path or 'the state'} is a {tensor.layout} tensor on {tensor.device}, which cannot be sent")
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        name = str(plain.dtype).removeprefix("torch.")
+        content = plain.reshape(-1).view(torch.uint8).numpy().data.cast("B") if plain.numel() else memoryview(b"")
+        return [name, list(plain.shape), *self._add(content)]
+
+    def _numpy(self, value: Any, path: str) -> dict[str, Any] | None:
+        import numpy as np
+
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _NUMPY_KINDS:
+            kind = "array" if isinstance(value, np.ndarray) else "scalar"
+            plain = np.ascontiguousarray(value)
+            content = plain.reshape(-1).view(np.uint8).data.cast("B") if plain.size else memoryview(b"")
+            return {kind: [value.dtype.str, list(value.shape), *self._add(content)]}
+        return None
+
+    def _add(self, content: memoryview) -> list[int]:
+        place = [self.size, len(content)]
+        self.raw.append((self.size, content))
+        self.size = _aligned(self.size + len(content))
+        return place
+
+
+def _below(path: str, key: Any) -> str:
+    return f"{path}.{key}" if isinstance(key, str) and path else key if isinstance(key, str) else f"{path}[{key!r}]"
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
+
+
+_SEQUENCES: dict[type, str] = {
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    collections.deque: "deque",
+    torch.Size: "size",
+}
+_MAPPINGS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "ordereddict",
+    collections.Counter: "counter",
+    collections.defaultdict: "dict",
+}
+
+# ---- decode ----
+
+
+def decode(content: bytes | bytearray | memoryview) -> Any:
+    """Returns the tree that `encode` was given. Tensors are on the CPU, in memory of their own.
+
+    TreeError: the bytes are no tree, or the tree has a class that `allow` was not called for in this process.
+    """
+    view = memoryview(content).cast("B")
+    if len(view) < _HEAD.size or len(view) > LIMIT_BYTES:
+        raise TreeError(f"{len(view)} bytes are no state")
+    (length,) = _HEAD.unpack_from(view, 0)
+    if length > len(view) - _HEAD.size:
+        raise TreeError("the state is cut short")
+    try:
+        tree = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise TreeError(f"the state is malformed: {error}") from None
+    return _Reader(view[_aligned(_HEAD.size + length) :]).value(tree, 0)
+
+
+def _refuse_constant(text: str) -> Any:
+    raise TreeError(f"the state is malformed: {text}")
+
+
+class _Reader:
+    def __init__(self, raw: memoryview) -> None:
+        self._raw = raw
+
+    def value(self, tree: Any, depth: int) -> Any:
+        if depth > DEPTH:
+            raise TreeError(f"the state is nested more than {DEPTH} deep")
+        if isinstance(tree, list):
+            return [self.value(one, depth + 1) for one in tree]
+        if not isinstance(tree, dict):
+            return tree
+        if len(tree) != 1:
+            raise TreeError("the state is malformed: an object has one key")
+        ((kind, content),) = tree.items()
+        make = _KINDS.get(kind)
+        if make is None:
+            raise TreeError(f"the state is malformed: kind {kind!r}")
+        try:
+            return make(self, content, depth)
+        except TreeError:
+            raise
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError) as error:
+            raise TreeError(f"the state is malformed: a {kind} cannot be made: {error}") from None
+
+    def sequence(self, content: Any, depth: int) -> list[Any]:
+        if not isinstance(content, list):
+            raise TreeError("the state is malformed: a sequence is a list")
+        return [self.value(one, depth + 1) for one in content]
+
+    def pairs(self, content: Any, depth: int) -> list[tuple[Any, Any]]:
+        return [(self.value(key, depth + 1), self.value(one, depth + 1)) for key, one in content]
+
+    def raw(self, offset: Any, length: Any) -> memoryview:
+        whole = isinstance(offset, int) and isinstance(length, int)
+        if not whole or offset < 0 or length < 0 or offset + length > len(self._raw):
+            raise TreeError("the state is malformed: bytes beyond its end")
+        return self._raw[offset : offset + length]
+
+    def tensor(self, content: Any) -> torch.Tensor:
+        name, shape, offset, length = content
+        dtype = _DTYPES[name]
+        if not all(isinstance(one, int) and one >= 0 for one in shape):
+            raise TreeError(f"the state is malformed: a tensor of shape {shape}")
+        if math.prod(shape) * dtype.itemsize != length:
+            raise TreeError(f"the state is malformed: {length} bytes for a tensor of shape {shape}")
+        made = torch.empty(tuple(shape), dtype=dtype)
+        if length:
+            made.reshape(-1).view(torch.uint8).numpy()[:] = self.raw(offset, length)
+        return made
+
+    def numpy(self, content: Any) -> Any:
+        import numpy as np
+
+        text, shape, offset, length = content
+        dtype = np.dtype(str(text))
+        if dtype.kind not in _NUMPY_KINDS or dtype.hasobject:
+            raise TreeError(f"the state is malformed: an array of {dtype}")
+        return np.frombuffer(bytes(self.raw(offset, length)), dtype=dtype).reshape(shape).copy()
+
+    def object(self, content: Any, depth: int) -> Any:
+        name, tree = content
+        if name not in _allowed.by_name:
+            raise TreeError(
+                f"another peer sent a {name}, which this process does not know: call pccl.state.allow() for that class"
+            )
+        return _allowed.by_name[name](self.value(tree, depth + 1))
+
+
+def _float(text: Any) -> float:
+    if text not in ("inf", "-inf", "nan"):
+        raise TreeError(f"the state is malformed: the number {text!r}")
+    return float(text)
+
+
+_KINDS: dict[str, Callable[[_Reader, Any, int], Any]] = {
+    "float": lambda reader, content, depth: _float(content),
+    "tuple": lambda reader, content, depth: tuple(reader.sequence(content, depth)),
+    "set": lambda reader, content, depth: set(reader.sequence(content, depth)),
+    "frozenset": lambda reader, content, depth: frozenset(reader.sequence(content, depth)),
+    "deque": lambda reader, content, depth: collections.deque(reader.sequence(content, depth)),
+    "size": lambda reader, content, depth: torch.Size(reader.sequence(content, depth)),
+    "dict": lambda reader, content, depth: dict(reader.pairs(content, depth)),
+    "ordereddict": lambda reader, content, depth: collections.OrderedDict(reader.pairs(content, depth)),
+    "counter": lambda reader, content, depth: collections.Counter(dict(reader.pairs(content, depth))),
+    "bytes": lambda reader, content, depth: bytes(reader.raw(*content)),
+    "bytearray": lambda reader, content, depth: bytearray(reader.raw(*content)),
+    "complex": lambda reader, content, depth: complex(float(content[0]), float(content[1])),
+    "uuid": lambda reader, content, depth: UUID(hex=content),
+    "dtype": lambda reader, content, depth: _DTYPES[content],
+    "device": lambda reader, content, depth: torch.device(content),
+    "tensor": lambda reader, content, depth: reader.tensor(content),
+    "array": lambda reader, content, depth: reader.numpy(content),
+    "scalar": lambda reader, content, depth: reader.numpy(content)[()],
+    "object": lambda reader, content, depth: reader.object(content, depth),
+}
