@@ -253,7 +253,7 @@ class Ticket:
         while self.c.result == TIMED_OUT:
             try:
                 with handle:
-                    _C.pccl_ticket_wait(self.c, deadline.slice_ms())
+                    self._poll(deadline.slice_ms())
             except ClosedError as error:
                 return self._ended(INVALID_USAGE, str(error))
             if self.c.result != TIMED_OUT:
@@ -264,6 +264,10 @@ class Ticket:
                 return self._timed_out(handle)
         result: int = self.c.result
         return self._ended(result, "" if result == SUCCESS else self._text())
+
+    def _poll(self, milliseconds: int) -> None:
+        """Lets C wait for so long. Only one thread at a time may be in it."""
+        _C.pccl_ticket_wait(self.c, milliseconds)
 
     def check(self) -> None:
         """Raises the error for the result, unless it is success."""

@@ -189,6 +189,11 @@ class CollectiveOp(OpTicket):
         ranges = self._ranges or contributors(self._handle, self.tag) if lost else ()
         return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, ranges)
 
+    def _poll(self, milliseconds: int) -> None:
+        with self.one_caller:  # several threads may wait, and ask `done`
+            if self.c.result == TIMED_OUT:
+                super()._poll(milliseconds)
+
     def settle(self) -> None:
         """As that of every op; one with `survivors` tells its contributors."""
         super().settle()
@@ -197,9 +202,12 @@ class CollectiveOp(OpTicket):
 
     def done(self) -> bool:
         """Whether it has ended, well or badly: then `wait` returns at once."""
-        if self.c.result == TIMED_OUT:
-            with contextlib.suppress(ClosedError), self._handle:
-                _C.pccl_ticket_wait(self.c, 0)
+        if self.c.result == TIMED_OUT and self.one_caller.acquire(blocking=False):  # else another thread waits, and sees the end
+            try:
+                with contextlib.suppress(ClosedError), self._handle:
+                    super()._poll(0)
+            finally:
+                self.one_caller.release()
         return bool(self.c.result != TIMED_OUT) or self._handle.closed
 
     def _error(self, result: int) -> Exception:

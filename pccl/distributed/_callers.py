@@ -17,20 +17,29 @@ import torch.autograd.graph
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.model_averaging import utils as model_averaging
+from torch.nn.parallel import distributed as data_parallel
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
 _BROADCAST = inspect.unwrap(dist.broadcast).__code__
-_DIVIDE_FIRST = tuple(os.path.join(os.path.dirname(str(file)), "") for file in (default_hooks.__file__, model_averaging.__file__))
-"""The folders of what torch ships in Python that divides by the size of the group before it reduces."""
+_DIVIDE_FIRST = (
+    os.path.join(os.path.dirname(str(default_hooks.__file__)), ""),
+    os.path.join(os.path.dirname(str(model_averaging.__file__)), ""),
+    str(data_parallel.__file__),
+)
+"""The files and folders of torch in Python that divide by the size of the group before they reduce."""
 
 _WRAPPERS = 3
 """How many frames of torch.distributed lie between a collective and the program: its body and its decorators."""
 
 
 def caller() -> FrameType | None:
-    """The frame that called the method of the group that calls this; None: it is a thread of C++."""
-    return sys._getframe(1).f_back
+    """The frame that called the method of the group that calls this; None: it is a thread of C++.
+
+    `announced` of `_collectives` lies between the two.
+    """
+    frame = sys._getframe(1).f_back
+    return frame if frame is None else frame.f_back
 
 
 def reducer_of_ddp(frame: FrameType | None) -> bool:
@@ -40,7 +49,7 @@ def reducer_of_ddp(frame: FrameType | None) -> bool:
 
 def hook_of_ddp(frame: FrameType | None) -> bool:
     """Whether an all-reduce comes from one of the communication hooks that torch ships, or from its model averaging."""
-    if frame is None or frame.f_code is not _ALL_REDUCE:
+    if frame is None or not torch_all_reduce(frame):
         return False
     for _ in range(_WRAPPERS):
         frame = frame.f_back
@@ -49,6 +58,11 @@ def hook_of_ddp(frame: FrameType | None) -> bool:
         if frame.f_code.co_filename.startswith(_DIVIDE_FIRST):
             return True
     return False
+
+
+def torch_all_reduce(frame: FrameType | None) -> bool:
+    """Whether an all-reduce comes through torch.distributed.all_reduce."""
+    return frame is not None and frame.f_code is _ALL_REDUCE
 
 
 def program(frame: FrameType | None) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _callers
+from pccl.distributed._compile import refuse_python_reducer
 from pccl.distributed._launch import Call, Launcher, again_number
 from pccl.distributed._tensors import (
     Finish,
@@ -61,6 +64,31 @@ def listed(tensors: Tensor | Tensors) -> Tensors:
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
+class Coalescing(threading.local):
+    """The calls that a thread makes between torch's `_start_coalescing` and `_end_coalescing`; None outside of them."""
+
+    works: list[Work] | None = None
+
+
+def announced(method: Callable[..., Work]) -> Callable[..., Work]:
+    """Lets the other members know at once when a collective fails at this one before anything was launched.
+
+    They would wait for it until their timeout. They get the error of a call that differs between members.
+    """
+
+    @functools.wraps(method)
+    def call(self: Collectives, *arguments: Any, **named: Any) -> Work:
+        before = self._launcher.count()
+        try:
+            return method(self, *arguments, **named)
+        except Exception:
+            if self._launcher.count() == before:
+                self._announce(method.__name__)
+            raise
+
+    return call
+
+
 _TorchGroup: Any = dist.ProcessGroup  # whose overloads, one for each way that a call was ever made, nobody can match
 
 
@@ -72,10 +100,11 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     _timeout: float
     _size_for_reducer: int
     _size_for_hooks: int
-    _coalescing: list[Work] | None
+    _coalescing: Coalescing
 
     # ---- reductions ----
 
+    @announced
     def allreduce(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Reduces tensors in place, on all members."""
         tensors = listed(tensors)
@@ -84,6 +113,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         if not self._launcher.strict:
             if _callers.reducer_of_ddp(frame):
                 divisor = self._size_for_reducer
+            elif not _callers.torch_all_reduce(frame):
+                refuse_python_reducer()
             elif _callers.hook_of_ddp(frame):
                 divisor = self._size_for_hooks
         if tensors[0].is_sparse:
@@ -93,6 +124,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         work.for_cpp = tensors[0].dtype is torch.float16 and _callers.reducer_of_ddp(frame)
         return work
 
+    @announced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As `allreduce`, of all tensors of one type at once."""
         return self._all_reduce(tensors, opts, None, None)
@@ -129,6 +161,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         work = self._all_reduce([dense], opts, timeout, divisor)
         return work.followed_by([tensor], lambda: _make_sparse(tensor, dense))
 
+    @announced
     def reduce(
         self,
         tensors: Tensor | Tensors,
@@ -156,6 +189,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         )
         return self._work([call], opts, timeout, [tensor], finish if at_root else None)
 
+    @announced
     def reduce_scatter(
         self,
         output_tensors: Tensor | Tensors,
@@ -173,10 +207,12 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         work = self._reduce_scatter(name, [(output, source, [part.numel() for part in inputs])], opts, timeout)
         return work if last is None else work.followed_by([output], last)
 
+    @announced
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Reduces a tensor, of which each member gets an equal part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
+    @announced
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `reduce_scatter_single`, of several tensors."""
         name = "reduce_scatter_tensor"
@@ -213,6 +249,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     # ---- one to all, all to one ----
 
+    @announced
     def broadcast(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Brings the tensors of the root to all members."""
         tensors = listed(tensors)
@@ -260,6 +297,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             again=again,
         )
 
+    @announced
     def gather(
         self,
         output_tensors: Sequence[Tensors] | Tensors,
@@ -293,6 +331,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         )
         return self._work([call], opts, timeout, [outputs], finish)
 
+    @announced
     def scatter(
         self,
         output_tensors: Tensor | Tensors,
@@ -328,6 +367,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     # ---- all to all ----
 
+    @announced
     def allgather(
         self,
         output_tensors: Sequence[Tensors] | Tensors,
@@ -342,6 +382,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         call, finish = self._all_gather(outputs, input)
         return self._work([call], opts, timeout, [outputs], finish)
 
+    @announced
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
         by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
@@ -359,10 +400,12 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         memory, finish = spread(outputs)
         return self._gather_into("all_gather", memory, input, [output.numel() for output in outputs]), finish
 
+    @announced
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Brings the tensors of all members, of one size, into one tensor on all of them."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
+    @announced
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `all_gather_single`, of several tensors."""
         name = "all_gather_into_tensor"
@@ -388,6 +431,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             **_counts("recv_counts", counts, input.numel(), factor),
         )
 
+    @announced
     def alltoall(
         self,
         output_tensors: Tensors,
@@ -407,6 +451,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         call = self._all_to_all(name, memory, source, received, sent)
         return self._work([call], opts, timeout, output_tensors, finish, last)
 
+    @announced
     def all_to_all_single(
         self,
         output: Tensor,
@@ -430,6 +475,10 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         self, name: str, memory: Tensor, source: Tensor, received: list[int], sent: list[int], *, equal: bool = False
     ) -> Call:
         """`equal`: on all members alike; small ones are then faster."""
+        rank = self._launcher.view.rank
+        if sent[rank] != received[rank]:
+            text = f"it sends {sent[rank]} elements to itself, and expects {received[rank]}"
+            self._refuse(name, f"the parts of rank {rank} for itself must be of one size: {text}")
         core_type, factor = moved_as(source.dtype)
         counts: dict[str, Any] = {"count": sent[0] * factor}
         if not equal:
@@ -444,6 +493,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             **counts,
         )
 
+    @announced
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Ends when all members have called it."""
         if isinstance(opts, timedelta):
@@ -463,8 +513,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def _work(self, calls: list[Call], opts: Any, timeout: timedelta | None, result: Any, *finish: Finish | None) -> Work:
         work = Work(self._completer, calls, self._seconds(opts, timeout), result, finish)
-        if self._coalescing is not None:
-            self._coalescing.append(work)
+        if self._coalescing.works is not None:
+            self._coalescing.works.append(work)
         return work
 
     def _seconds(self, opts: Any, timeout: timedelta | None) -> float:
@@ -478,9 +528,12 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         `calls` is how many the others make.
         """
         for _ in range(calls):
-            call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
-            self._work([call], None, None, [])  # dropped, which completes it
+            self._announce(name)
         raise kind(f"{name}: {text}")
+
+    def _announce(self, name: str) -> None:
+        call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
+        self._work([call], None, None, [])  # dropped, which completes it
 
     def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp, *, calls: int = 1) -> tuple[DataType, int]:
         try:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 
 import pccl
 from pccl.distributed import _bootstrap
+from pccl.distributed._collectives import Coalescing
+from pccl.distributed._compile import untraced
 from pccl.distributed._launch import Launcher
 from pccl.distributed._p2p import PointToPoint
 from pccl.distributed._view import View, renumber
@@ -70,9 +72,10 @@ class ProcessGroup(PointToPoint):
         self._size_for_reducer = self._size_for_hooks = launcher.view.size
         self._backward = _NO_BACKWARD
         self._backward_of_reducer = _NO_BACKWARD
-        self._coalescing: list[Work] | None = None
+        self._coalescing = Coalescing()
         itself = weakref.ref(self)
         launcher.on_loss = lambda: _renumber(itself())
+        launcher.adopt = lambda call: completer.adopt(Work(completer, [call], self._timeout, []))
 
     # ---- who is in it ----
 
@@ -194,10 +197,10 @@ class ProcessGroup(PointToPoint):
         self.barrier(None, timeout).wait()
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalescing = []
+        self._coalescing.works = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
-        begun, self._coalescing = self._coalescing or [], None
+        begun, self._coalescing.works = self._coalescing.works or [], None
         return Work(self._completer, [work.as_call() for work in begun], self._timeout, [work.outcome for work in begun])
 
     # ---- its end ----
@@ -215,6 +218,10 @@ class ProcessGroup(PointToPoint):
     def __repr__(self) -> str:
         view = self._launcher.view
         return f"<pccl ProcessGroup {self._name or self._launcher.name}: rank {view.rank} of {view.size}>"
+
+
+untraced(ProcessGroup)
+untraced(Work)
 
 
 def _renumber(group: ProcessGroup | None) -> None:

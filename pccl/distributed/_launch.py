@@ -36,7 +36,7 @@ import torch
 
 import pccl
 from pccl._collectives import Collective
-from pccl._enums import Result
+from pccl._enums import DataType, Result
 from pccl._errors import PCCLError
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import stream_of, synchronize
@@ -298,6 +298,8 @@ class Launcher:
         self.view = view
         self.strict = strict
         self.on_loss: Callable[[], None] | None = None
+        self.adopt: Callable[[Call], None] | None = None
+        """Takes over a call that nobody waits for."""
         self._unpublished: frozenset[UUID] = frozenset()
         self._lock = threading.Lock()  # of the losses above, and of the counts of messages
         self._pairs: dict[tuple[UUID, UUID], Group] = {}
@@ -348,6 +350,10 @@ class Launcher:
     def number(self) -> int:
         """The number of the last call."""
         return self._number
+
+    def count(self) -> tuple[int, int]:
+        """How many calls were numbered so far, by the program and in a callback of this thread."""
+        return self._number, _making.calls
 
     def next_number(self) -> int:
         """The number of a new call."""
@@ -444,8 +450,18 @@ class Launcher:
         try:
             op = self.communicator.launch(kind, group=group, survivors=survivors, **arguments)
         except PCCLError as error:
+            if number is not None:
+                self._announce(name, group, arguments["tag"], survivors=survivors)
             raise translated(error, name, self.view.members) from error
         return CoreCall(self, name, number, group, op, scaled, again, survivors=survivors)
+
+    def _announce(self, name: str, group: Group, tag: int, *, survivors: bool) -> None:
+        """Lets the other members know that the core refused a call here: they get the error of a call that differs."""
+        with contextlib.suppress(PCCLError):
+            options: dict[str, Any] = {"tag": tag, "survivors": survivors, "dtype": DataType.UINT8}
+            call = self._begin(f"{name}, refused", None, group, None, None, Collective.BARRIER, **options)
+            if self.adopt is not None:
+                self.adopt(call)
 
 
 def again_number(number: int) -> int:

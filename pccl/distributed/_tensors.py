@@ -16,6 +16,7 @@ from pccl._gpu import DEFAULT_STREAM, check_known, torch_stream
 
 _COMPLEX = {torch.complex32: DataType.FLOAT16, torch.complex64: DataType.FLOAT, torch.complex128: DataType.DOUBLE}
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 POOLED_LEAST = 1 << 16
 POOLED_MOST = 1 << 28
@@ -42,6 +43,10 @@ def reduced_as(dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
     """As `moved_as`, for a reduction. TypeError: `op` is not defined for `dtype`, or PCCL does not compute with it."""
     found = _TYPES.get(dtype)
     if found is not None:
+        if op is ReduceOp.AVG and dtype is torch.bool:
+            raise TypeError("AVG is not defined for torch.bool: convert to an integer or floating-point type first")
+        if op in _BITWISE and dtype.is_floating_point:
+            raise TypeError(f"{op.name} is not defined for {dtype}: only integers and bool have bitwise operations")
         return found, 1
     if dtype in _COMPLEX:
         if op not in _LINEAR:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import functools
 import queue
@@ -26,6 +27,9 @@ from pccl.distributed._tensors import Finish, Marks, follow, mark
 
 _STOP_SECONDS = 5.0
 """How long the thread is waited for at its end, where the calls of others are still under way."""
+
+_KEPT, _KEPT_BYTES = 256, 4096
+"""How many works that Python has dropped are kept for C++, and how large their tensors may be."""
 
 
 class Work(dist.Work):
@@ -57,24 +61,32 @@ class Work(dist.Work):
         self.dropped = False
         """Whether the program has dropped it: then it cannot know when the call has ended, and nor do other members."""
         self._future: torch.futures.Future[Any] | None = None
+        self._plain: Future | None = None  # the one of Python, from which that of C++ is made
+        self._settled: set[Future] = set()
         self._one_waiter = threading.Lock()
 
     def __del__(self) -> None:
-        """A call that nobody waits for is taken from the core all the same, which has room for so many alone."""
-        if not self._ended and self._calls and not sys.is_finalizing():
-            left = Work(self._completer, self._calls, self._timeout, self.outcome, self._finish)
-            left.dropped = True
-            self._completer.adopt(left)
+        """Keeps a call that Python has dropped: the core has room for few unawaited ones, and C++ may wait for this object later.
+
+        DDP hands works of `Join` to its reducer in C++, which has no reference to the Python half. Once that is collected, a wait
+        in C++ never ends.
+        """
+        if self._calls and not sys.is_finalizing():
+            self.dropped = True
+            self._completer.adopt(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True when the call has ended well; raises what it ended with otherwise.
 
-        It blocks the host for tensors at a GPU, too; what the current stream has from then on finds the result.
+        A future of the call that was asked for before is complete by then. It blocks the host for tensors on a GPU, too; what the
+        current stream has from then on finds the result.
         CollectiveTimeoutError after `timeout`, or that of the call: it goes on, and may be waited for again.
         """
         if not self._ended:
             seconds = timeout.total_seconds() if timeout else 0.0
             self.complete(seconds if seconds > 0 else self._timeout)
+        if self._plain is not None:
+            self.settle(self._plain)
         if self._error is not None:
             raise self._error
         follow(self._marks)
@@ -119,18 +131,34 @@ class Work(dist.Work):
         """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
         if self._future is None:
             future: Any = self._completer.future_of(self)
+            self._plain = future
             if self.for_cpp and not self.devices():  # a future of torch.jit cannot have tensors at a GPU in it
                 future = torch.jit.fork(_compiled(), future, self.outcome)  # type: ignore[no-untyped-call]
             self._future = future
         return self._future
 
     def settle(self, future: Future) -> None:
-        """Tells a future how the call has ended."""
-        if self._error is None:
+        """Gives a future the outcome of the call, which has ended. Returns once the future is complete, whoever completes it."""
+        if not self._takes(future):
+            while not future.done():
+                time.sleep(0)
+        elif self._error is None:
             follow(self._marks)
             future.set_result(self.outcome)
         else:
             future.set_exception(self._error)
+
+    def expire(self, future: Future, error: Exception) -> None:
+        """Ends a future whose limit has passed; the call goes on."""
+        if self._takes(future):
+            future.set_exception(error)
+
+    def _takes(self, future: Future) -> bool:
+        """Whether this thread is the one that completes a future."""
+        with self._one_waiter:
+            late = future in self._settled
+            self._settled.add(future)
+            return not late
 
     def as_call(self) -> Call:
         """What another work waits for that has this one as a part."""
@@ -207,6 +235,7 @@ class Completer:
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # a work may be dropped anywhere
         self._stopped = False
+        self._kept: collections.deque[Work] = collections.deque(maxlen=_KEPT)
 
     def future_of(self, work: Work) -> Future:
         """A future that this thread completes.
@@ -232,6 +261,9 @@ class Completer:
 
     def adopt(self, work: Work) -> None:
         """Waits for a work that was dropped. What has ended already costs nothing."""
+        size = sum(tensor.nbytes for tensor in _tensors(work.outcome))
+        if size <= _KEPT_BYTES:
+            self._kept.append(work)
         if work.is_completed():
             with _heard_apart(work):
                 work.complete(work._timeout)
@@ -278,16 +310,16 @@ def _heard_apart(work: Work) -> Iterator[None]:
 
 def _settled(work: Work, future: Future, end: float, *, patient: bool) -> bool:
     """Whether a future was completed; `patient`: waits for it a while."""
-    if not patient and not work.is_completed():
-        return False
     left = end - time.monotonic()
+    if not patient and left > 0 and not work.is_completed():
+        return False
     try:
         with _heard_apart(work):
             work.complete(min(TURN_SECONDS, max(left, 0.0)))
     except CollectiveTimeoutError as error:
         if left > 0:
             return False
-        future.set_exception(error)
+        work.expire(future, error)
         return True
     work.settle(future)
     return True

@@ -160,3 +160,42 @@ def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
     for text in ranks.run(short, 2):
         assert "3" in text
         assert "2" in text
+
+
+def alone(kind: str) -> str:
+    """One rank makes a call that is refused; the others make a right one. Gives the kind of error that each got."""
+    wrong = dist.get_rank() == 0
+    size = dist.get_world_size()
+    one = torch.ones(2)
+    calls = {
+        "AVG of bool": lambda: dist.all_reduce(one.bool() if wrong else one, op=dist.ReduceOp.AVG),
+        "BAND of float": lambda: dist.all_reduce(one if wrong else one.int(), op=dist.ReduceOp.BAND),
+        "own part": lambda: dist.all_to_all_single(
+            torch.empty(size + wrong), torch.ones(size), *(([2] + [1] * (size - 1), [1] * size) if wrong else (None, None))
+        ),
+        "own part of a list": lambda: dist.all_to_all(
+            [torch.empty(1 + (wrong and rank == 0)) for rank in range(size)], [torch.ones(1) for _ in range(size)]
+        ),
+        "expanded output": lambda: dist.all_gather_into_tensor(
+            torch.ones(1).expand(2 * size) if wrong else torch.ones(2 * size), one
+        ),
+        "meta": lambda: dist.broadcast(torch.ones(2, device="meta") if wrong else one, 1),
+        "root": lambda: dist.reduce(one.to_sparse() if wrong else one, 1),
+    }
+    try:
+        calls[kind]()
+        result = "none"
+    except Exception as error:
+        result = "timeout" if "imeout" in type(error).__name__ else "error"
+    check = torch.ones(1)
+    dist.all_reduce(check)
+    assert check.item() == size
+    return result
+
+
+KINDS = ["AVG of bool", "BAND of float", "own part", "own part of a list", "meta", "root"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_rank_refuses_all_hear_at_once(kind):
+    assert ranks.run(alone, 3, kind, timeout=60, seconds=30) == ["error"] * 3

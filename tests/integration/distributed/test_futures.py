@@ -1,0 +1,80 @@
+"""Futures and waits: each keeps its own limit, and a future is complete when a wait returns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+
+from pccl.distributed import CollectiveTimeoutError
+
+
+def expires_behind_a_patient_one(kind: str) -> bool:
+    impatient = dist.new_group(timeout=timedelta(seconds=1))
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)  # until the other one has seen its limit
+        return True
+    patient = dist.all_reduce(torch.ones(2), async_op=True)
+    first = patient.get_future() if kind == "future" else None
+    if kind == "dropped":
+        del patient
+    future = dist.all_reduce(torch.ones(2), group=impatient, async_op=True).get_future()
+    with pytest.raises(CollectiveTimeoutError):
+        future.wait()
+    assert first is None or not first.done()
+    dist.send(torch.zeros(1), 1)
+    return True
+
+
+@pytest.mark.parametrize("kind", ["future", "dropped", "waited for"])
+def test_a_future_keeps_its_own_limit(kind):
+    assert ranks.run(expires_behind_a_patient_one, 2, kind, timeout=60) == [True, True]
+
+
+def complete_after_wait() -> bool:
+    for _ in range(200):
+        x = torch.ones(4)
+        work = dist.all_reduce(x, async_op=True)
+        future = work.get_future()
+        ran: list[float] = []
+        future.then(lambda done, ran=ran: ran.append(done.value()[0].sum().item()))
+        work.wait()
+        assert future.done()
+        late: list[int] = []
+        work.get_future().then(lambda done, late=late: late.append(threading.get_ident()))
+        assert late == [threading.get_ident()]
+        end = time.monotonic() + 20
+        while not ran:
+            assert time.monotonic() < end
+        assert ran == [4.0 * dist.get_world_size()]
+    return True
+
+
+def test_a_future_is_complete_when_wait_returns():
+    assert ranks.run(complete_after_wait, 2) == [True, True]
+
+
+def wait_after_a_future_has_expired() -> float:
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        x = torch.ones(2)
+        dist.all_reduce(x, group=dist.new_group(timeout=timedelta(seconds=20)))
+        return x.sum().item()
+    x = torch.ones(2)
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    group.set_timeout(timedelta(seconds=1))
+    work = dist.all_reduce(x, group=group, async_op=True)
+    with pytest.raises(CollectiveTimeoutError):
+        work.get_future().wait()
+    dist.send(torch.zeros(1), 1)
+    work.wait(timedelta(seconds=20))
+    return x.sum().item()
+
+
+def test_a_call_can_be_waited_for_after_its_future_has_expired():
+    assert ranks.run(wait_after_a_future_has_expired, 2) == [4.0, 4.0]
