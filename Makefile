@@ -12,7 +12,7 @@ CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES = $(shell git ls-files '*.c' '*.h' '*.cu')
 # Tests of modules without threads, which the thread sanitizer has nothing to say about and slows down most.
 PURE := kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline
-SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
+SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli.info import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
 BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc bindings -type f)
 
 # libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.

@@ -1,5 +1,5 @@
 """`python -m pccl` is the `pccl` command."""
 
-from pccl.cli import main
+from pccl_command import main
 
-main(prog_name="pccl")
+main()

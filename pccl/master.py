@@ -1,4 +1,4 @@
-"""The master as a program: `pccl_master`, or `python -m pccl.master`.
+"""The master as a program: `pccl master`, `pccl_master`, or `python -m pccl.master`.
 
 It needs the standard library and cffi alone, as the backend of torch.distributed does, which starts it.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
@@ -23,8 +25,10 @@ _, _C = load_native_module()
 
 DEFAULT_ADDRESS = f"0.0.0.0:{_C.CCOIP_PROTOCOL_PORT_MASTER}"
 
-
 SIGTERM_CHOICES = ("detach", "end")
+
+PRIVILEGED_PORTS = 1024
+"""Ports below this one need a privilege on Linux."""
 
 
 def check_masters(masters: str) -> None:
@@ -44,7 +48,7 @@ def serve(
     until_empty: float | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, or 1 when it cannot listen.
+    """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, 1 if it cannot listen, 2 for wrong arguments.
 
     SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach". With `until_empty`
@@ -60,13 +64,14 @@ def serve(
             master.wait()
         received.put(0)
 
+    choice = on_sigterm or os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach"
+    if choice not in SIGTERM_CHOICES:
+        print(f"pccl master: PCCL_MASTER_ON_SIGTERM={choice} is neither detach nor end", file=sys.stderr)
+        return 1
+    # Closed at the end of the block, whatever ends it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
     try:
-        choice = on_sigterm or os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach"
-        if choice not in SIGTERM_CHOICES:
-            raise ValueError(f"PCCL_MASTER_ON_SIGTERM={choice} is neither detach nor end")
-        # Closed at the end of the block, whatever ends it.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, note)
         if masters is not None:
             check_masters(masters)
         node = MasterNode(
@@ -80,10 +85,24 @@ def serve(
                 threading.Thread(target=await_end, daemon=True).start()
             if received.get() == signal.SIGTERM and choice == "detach":
                 master.detach()
-    except (PCCLError, ValueError, AssertionError) as error:
+    except (ValueError, AssertionError) as error:
         print(f"pccl master cannot listen on {listen_address}: {error}", file=sys.stderr)
+        return 2
+    except PCCLError as error:
+        print(f"pccl master cannot listen on {listen_address}: {_why(error, listen_address)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _why(error: PCCLError, listen_address: str) -> str:
+    """Returns the reason why a master cannot listen, and what to do."""
+    port = int(listen_address.rpartition(":")[2])
+    if "Permission denied" in error.detail and 0 < port < PRIVILEGED_PORTS:
+        return (
+            f"Permission denied; a port below {PRIVILEGED_PORTS} needs root or CAP_NET_BIND_SERVICE: "
+            f"choose a higher port, such as {_C.CCOIP_PROTOCOL_PORT_MASTER}"
+        )
+    return error.detail or str(error)
 
 
 def serve_in_background(log: str | None, run: Callable[[Callable[[], None]], int]) -> int:
@@ -100,7 +119,8 @@ def serve_in_background(log: str | None, run: Callable[[Callable[[], None]], int
     told, tells = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         status = 1
         try:
             os.setsid()
@@ -121,7 +141,7 @@ def serve_in_background(log: str | None, run: Callable[[Callable[[], None]], int
         said = words.read()
     listens = "listening on" in said
     print(said, end="", flush=True, file=sys.stdout if listens else sys.stderr)
-    return 0 if listens else 1
+    return 0 if listens else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or 1
 
 
 def _print_to(target: int) -> None:
@@ -132,33 +152,79 @@ def _print_to(target: int) -> None:
     os.close(target)
 
 
-def main() -> None:
-    """The `pccl_master` script."""
+def main(arguments: Sequence[str] | None = None, *, program: str = "pccl_master") -> NoReturn:
+    """Runs `pccl master`, which is also the script `pccl_master`; `arguments` default to those of the process."""
     parser = argparse.ArgumentParser(
-        prog="pccl_master",
-        description="Runs the master of a pccl run. SIGINT ends the run. After SIGTERM peers look for another master of their "
-        "list, or wait for this one to come back; with PCCL_MASTER_ON_SIGTERM=end that ends the run, too.",
+        prog=program,
+        description="Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM.",
+        epilog="Exit status: 0 ended by a signal or by --until-empty, 1 cannot listen, 2 wrong options.",
+        allow_abbrev=False,
     )
-    parser.add_argument(
-        "--listen-address", "--listen", default=DEFAULT_ADDRESS, help="host:port to listen on (default: %(default)s)"
+    add = parser.add_argument
+    add(
+        "--listen",
+        "--listen-address",
+        metavar="HOST:PORT",
+        default=DEFAULT_ADDRESS,
+        help="address to listen on; port 0 = any free port [default: %(default)s]",
     )
-    parser.add_argument("--masters", help="all masters of the run, this one among them: host:port,host:port")
-    parser.add_argument("--on-sigterm", choices=SIGTERM_CHOICES, help="whether SIGTERM ends the run")
-    parser.add_argument("--until-empty", type=float, metavar="SECONDS", help="end once nobody has had a peer for so long")
-    parser.add_argument("--background", action="store_true", help="return once it listens")
-    parser.add_argument("--log", metavar="FILE", help="with --background: where its log goes; left out: nowhere")
-    options = parser.parse_args()
+    add(
+        "--heartbeat-limit",
+        type=_seconds(0.1, 3600),
+        metavar="SECONDS",
+        help="seconds without a heartbeat after which a peer is declared dead [default: PCCL_HEARTBEAT_LIMIT_MS, or 5]",
+    )
+    add(
+        "--masters",
+        metavar="HOST:PORT,...",
+        help="all masters of the run, including this one; the first begins new runs",
+    )
+    add(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="this master's entry in --masters, if peers reach it at an address that this machine does not have",
+    )
+    add(
+        "--on-sigterm",
+        choices=SIGTERM_CHOICES,
+        help="detach: peers look for another master, or wait for this one to come back; end: the run ends "
+        "[default: PCCL_MASTER_ON_SIGTERM, or detach]",
+    )
+    add(
+        "--until-empty",
+        type=_seconds(0.001, 86400),
+        metavar="SECONDS",
+        help="end once neither this master nor another one of the list has had a peer for so long",
+    )
+    add("--background", action="store_true", help="return once it listens; it goes on in a session of its own")
+    add("--log", metavar="FILE", help="with --background: write the log there [default: nowhere]")
+    given = parser.parse_args(arguments)
+    if given.log is not None and not given.background:
+        parser.error("--log goes with --background; otherwise the log goes to standard error")
 
     def run(ready: Callable[[], None] = lambda: None) -> int:
         return serve(
-            options.listen_address,
-            masters=options.masters,
-            on_sigterm=options.on_sigterm,
-            until_empty=options.until_empty,
-            ready=ready,
+            given.listen, given.heartbeat_limit, given.masters, given.on_sigterm, given.advertise, given.until_empty, ready
         )
 
-    sys.exit(serve_in_background(options.log, run) if options.background else run())
+    sys.exit(serve_in_background(given.log, run) if given.background else run())
+
+
+def _seconds(least: float, most: float) -> Callable[[str], float]:
+    """Returns a reader of a number of seconds from `least` to `most`."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not in the range {least:g} to {most:g}")
+        return number
+
+    return read
 
 
 if __name__ == "__main__":

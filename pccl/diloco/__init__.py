@@ -5,6 +5,11 @@ time: membership, averages and parity are handled inside. `AsyncDiLoCo` goes on 
 `StreamingDiLoCo` (arXiv 2501.18512) averages the model in fragments, one after another. See docs/diloco.md.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"pccl.diloco needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
+
 from pccl.diloco._async import AsyncDiLoCo
 from pccl.diloco._base import Round
 from pccl.diloco._compression import Compression

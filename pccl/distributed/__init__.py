@@ -7,6 +7,11 @@ Where torch loads entry points as it is imported (unless TORCH_DEVICE_BACKEND_AU
 import of this module. docs/distributed.md says what happens in each failure.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
+
 from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, masters
 from pccl.distributed._elastic import Elastic, JoinError

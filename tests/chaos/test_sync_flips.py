@@ -25,7 +25,7 @@ from actors import PATIENCE
 from state_actors import LEAF, Content
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, SharedState, TensorInfo
-from pccl.cli import lz4_missing
+from pccl.cli.info import lz4_missing
 
 HEADER = 32
 HEAD = HEADER + 48

@@ -152,7 +152,7 @@ def fake_driver(tmp_path_factory):
 )
 def test_kernels(fake_driver, kernels, words, of_library):
     environment = driver_environment(fake_driver, Path("off") if kernels == "off" else ROOT / kernels)
-    command = "import pccl, pccl.cli; print(pccl.cuda.describe()); print(pccl.cli._facts()['CUDA kernels'])"
+    command = "import pccl, pccl.cli.info; print(pccl.cuda.describe()); print(pccl.cli.info._facts()['CUDA kernels'])"
     done = subprocess.run(
         [sys.executable, "-c", command], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import pccl
+import pccl.master
 from pccl import MasterNode, PCCLError, Result, _master
 from pccl._pccl import C
 from pccl.lab.ports import free_ports
@@ -386,7 +387,7 @@ WRONG_WORDS = [
 def test_the_program_names_what_is_wrong(options, words):
     process = start("-m", "pccl.cli", "master", *options)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert words in errors
 
 
@@ -398,8 +399,95 @@ def test_the_help_shows_the_default_of_the_heartbeat_limit():
 def test_the_program_says_so():
     process = start("-m", "pccl.cli", "master", "--listen", "127.0.0.1:5003", "--masters", "127.0.0.1:5001,127.0.0.1:5002")
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert "do not contain 127.0.0.1:5003" in errors
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("extra", [(), ("--background",)])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999", "http://127.0.0.1:48148"])
+def test_a_wrong_address_is_a_wrong_option(name, extra, address):
+    process = start(*PROGRAMS[name][:-1] if name == "pccl_master" else PROGRAMS[name][:-3], address, *extra)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert address in errors
+    assert "Traceback" not in errors
+
+
+def test_both_programs_have_the_same_options():
+    programs = ["-m", "pccl.master"], ["-m", "pccl", "master"]
+    texts = [start(*program, "--help").communicate(timeout=60)[0] for program in programs]
+    assert texts[0].partition("options:")[2] == texts[1].partition("options:")[2] != ""
+
+
+def test_a_port_without_the_right_to_it():
+    error = PCCLError(Result.INTERNAL_ERROR, "pcclRunMaster", "the master could not be started: Permission denied")
+    assert "needs root" in pccl.master._why(error, "0.0.0.0:80")
+    assert "needs root" not in pccl.master._why(error, "0.0.0.0:4814")
+
+
+# ---- machines that have little installed ----
+
+BLOCKED = (
+    "import sys\n"
+    "class Blocked:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.partition('.')[0] in {blocked!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)\n"
+    "sys.meta_path.insert(0, Blocked())\n"
+    "sys.argv[0] = 'pccl'\n"
+    "import runpy\n"
+    "{run}\n"
+)
+
+EVERYTHING = ("numpy", "torch", "click", "rich", "matplotlib", "uvloop", "psutil")
+NO_NUMPY = ("numpy", "torch", "matplotlib", "uvloop")
+
+
+def with_blocked(blocked: tuple[str, ...], *arguments: str, run: str = "import pccl_command; pccl_command.main()"):
+    program = start("-c", BLOCKED.format(blocked=blocked, run=run), *arguments)
+    out, err = program.communicate(timeout=60)
+    assert "Traceback" not in err
+    return program.returncode, out, err
+
+
+ENTRIES = ["import pccl_command; pccl_command.main()", "runpy.run_module('pccl', run_name='__main__', alter_sys=True)"]
+
+
+@pytest.mark.parametrize("run", ENTRIES)
+@pytest.mark.parametrize("blocked", [EVERYTHING, NO_NUMPY, ("rich",), ("click",)])
+def test_a_master_needs_cffi_alone(blocked, run):
+    status, out, err = with_blocked(blocked, "master", "--listen", "127.0.0.1:0", "--until-empty", "0.2", run=run)
+    assert (status, "listening on 127.0.0.1:" in out) == (0, True), err
+
+
+@pytest.mark.parametrize("blocked", [EVERYTHING, NO_NUMPY])
+def test_the_help_needs_cffi_alone(blocked):
+    status, out, _ = with_blocked(blocked, "--help")
+    assert status == 0
+    assert "master" in out
+
+
+@pytest.mark.parametrize("command", ["info", "top", "launch", "bench", "sim", "stress", "demo"])
+def test_a_command_names_the_missing_package(command):
+    status, _, err = with_blocked(EVERYTHING, command, *(["--help"] if command != "demo" else []))
+    assert status == 2
+    assert "click" in err
+    assert "pip install" in err
+
+
+@pytest.mark.parametrize("command", ["info", "top", "launch", "bench", "sim"])
+def test_only_commands_that_compute_need_numpy(command):
+    assert with_blocked(NO_NUMPY, command, "--help")[0] == 0
+    status, _, err = with_blocked(("rich",), command)
+    if command in ("info", "top"):
+        assert (status, "needs rich" in err, "pip install 'rich'" in err) == (2, True, True)
+
+
+@pytest.mark.parametrize("command", ["stress", "demo"])
+def test_a_command_that_computes_names_its_extra(command):
+    status, _, err = with_blocked(NO_NUMPY, command)
+    assert status == 2
+    assert f"pip install 'pccl[{command}]'" in err
 
 
 def test_whether_masters_have_a_run():

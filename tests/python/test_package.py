@@ -120,6 +120,12 @@ def parameters(function) -> str:
     return str(inspect.Signature(plain))
 
 
+@pytest.mark.parametrize("package", ["pccl.diloco", "pccl.distributed", "pccl.state"])
+def test_packages_for_torch_say_what_to_install(package):
+    done = run_python(f"import sys; sys.modules['torch'] = None; import {package}")
+    assert f"{package} needs torch: pip install 'pccl[torch]'" in done.stderr.splitlines()[-1]
+
+
 C = pccl.Communicator
 SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),

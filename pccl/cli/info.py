@@ -1,0 +1,90 @@
+"""`pccl info`: the build, this machine, and the links of a run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+
+import click
+from rich.table import Table
+
+import pccl
+from pccl._loader import load_native_module
+from pccl.cli import links, top
+
+_ffi, _C = load_native_module()
+
+
+@click.command("info", short_help="Show the build, and the links of a run.")
+@click.option("--master", "address", metavar=top.MASTERS, help="show the links of the run of this master, or of a list, too")
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def command(address: str | None, as_json: bool) -> None:
+    """Show the build, the instruction set in use, and what else is installed.
+
+    With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links. If no master
+    answers, the rest is shown all the same, and the status is 1.
+    """
+    facts = _facts()
+    masters = None if address is None else top.Masters(address)
+    if as_json:
+        try:
+            if masters is not None:
+                facts["links"] = links.plain(masters.ask_once())
+        finally:
+            click.echo(json.dumps(facts, indent=2))
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, "not installed" if value is None else str(value))
+    console = top.standard_output()
+    console.print(table)
+    if masters is not None:
+        console.print(links.render(masters.ask_once()))
+
+
+def _facts() -> dict[str, object]:
+    level = _ffi.new("char const **")
+    _C.pccl_ext_cpu_level(level)
+    return {
+        "version": pccl.__version__,
+        "library": importlib.import_module("pccl._native").__file__,
+        "instruction set": _ffi.string(level[0]).decode(),
+        "processors": len(os.sched_getaffinity(0)),
+        "CUDA tensors": f"{'yes' if pccl.cuda.device_count() > 0 else 'no'}: {pccl.cuda.describe()}",
+        "CUDA kernels": _cuda_kernels(),
+        "LZ4": lz4_missing() or "yes",
+        "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
+        "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "numpy")},
+    }
+
+
+def _cuda_kernels() -> str:
+    in_library = pccl.cuda.why_no_kernels(load=False)
+    if in_library or pccl.cuda.device_count() == 0:
+        return f"no: {in_library}" if in_library else "in the library"
+    refused = pccl.cuda.why_no_kernels(load=True)
+    return f"in the library, but the GPU does not take them: {refused}" if refused else "yes"
+
+
+def lz4_missing() -> str:
+    """What a build without LZ4 lacks, and how to have it; "" for a build with it."""
+    if _C.pccl_ext_has_lz4():
+        return ""
+    return (
+        "no: shared state travels unpacked over slow links. "
+        "To have it, install liblz4-dev (Debian), lz4-devel (Fedora) or lz4 (Arch) and build again"
+    )
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
