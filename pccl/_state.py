@@ -16,7 +16,7 @@ from pccl._types import TensorInfo
 if TYPE_CHECKING:
     import torch
 
-    from pccl._module import Scalar
+    from pccl.state._module import Scalar
 
 _ffi, _C = load_native_module()
 
@@ -75,7 +75,7 @@ class SharedState:
         bools, by name. Numbers are used through `state.extra`: `state.extra["step"] += 1`. An int stays one: give what is to
         take fractions as a float.
         """
-        from pccl._module import Collector  # torch is not imported before it is needed
+        from pccl.state._module import Collector  # torch is not imported before it is needed
 
         collector = Collector()
         collector.add_module(module)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pccl._module import Extra
 from pccl._types import TensorInfo
 from pccl.diloco._outer import COMPILED, local_memory
 from pccl.state import decode, encode, load_object_state, object_state
+from pccl.state._module import Extra
 from pccl.state._objects import extra_states, load_extra_states
 
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl._module import _shareable
 from pccl._state import SharedState
 from pccl._types import TensorInfo
+from pccl.state._module import _shareable
 from pccl.state._objects import extra_states, groups_of, load_buffer, load_extra_states, load_groups
 
 SMALL = 16

@@ -1,7 +1,8 @@
-"""The state of a training: how peers hand it to each other.
+"""The state of a training: how peers hand it to each other, and how it is saved.
 
-Nothing here unpickles. Peers exchange plain trees (`encode`, `decode`): numbers, strings, bytes, tensors, arrays, and lists,
-tuples, dicts and sets of these. `allow` adds a class.
+Nothing here unpickles what another peer sends. Peers exchange plain trees (`encode`, `decode`): numbers, strings, bytes, tensors,
+arrays, and lists, tuples, dicts and sets of these. `allow` adds a class. Tensors that all members hold alike are `Entries` of a
+shared state. `save` and `load` are checkpoints in the format of `torch.distributed.checkpoint`.
 """
 
 try:
@@ -9,7 +10,28 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.state needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
-from pccl.state._objects import load_object_state, object_state
+from pccl.state._checkpoint import CheckpointError, load, save
+from pccl.state._entries import Entries, module_tensors
+from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state
+from pccl.state._start import Start, highest_step, warn_if_overridden
 from pccl.state._tree import LIMIT_BYTES, TreeError, allow, decode, encode
 
-__all__ = ["LIMIT_BYTES", "TreeError", "allow", "decode", "encode", "load_object_state", "object_state"]
+__all__ = [
+    "LIMIT_BYTES",
+    "CheckpointError",
+    "Entries",
+    "Start",
+    "TreeError",
+    "allow",
+    "decode",
+    "encode",
+    "extra_states",
+    "highest_step",
+    "load",
+    "load_extra_states",
+    "load_object_state",
+    "module_tensors",
+    "object_state",
+    "save",
+    "warn_if_overridden",
+]

@@ -1,0 +1,54 @@
+"""Which state a run begins with: that of the member with the highest step, whoever has connected first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from pccl._enums import ReduceOp
+from pccl._errors import TooFewPeersError
+
+if TYPE_CHECKING:
+    from pccl._communicator import Communicator
+
+_log = logging.getLogger("pccl.state")
+
+STEP_LIMIT = 1 << 62
+"""Steps are below it."""
+
+
+class Start(NamedTuple):
+    """What the members know together."""
+
+    begun: bool
+    """True if some member has trained in this run already, so that the others receive its state."""
+    step: int
+    """The highest step of the members that have begun, or of all if nobody has."""
+
+
+def highest_step(comm: Communicator, step: int, *, begun: bool, tag: int, timeout: float | None = None) -> Start:
+    """Returns the same `Start` on all members of the peer group. All call it at the same place, as a collective under `tag`.
+
+    `step` is that of this member's state (0 if it is new), and `begun` tells whether the member has received or begun the run.
+    The loss of members is no error.
+
+    How to use it: members call it after each meeting that let somebody in, until the run has begun. If `start.begun`, a member
+    that has not begun syncs with revision 0, and so receives. If nobody has begun and enough members are there, all sync with
+    their step as revision: the master elects the highest. After the sync `warn_if_overridden` tells about a loaded state.
+    """
+    if not 0 <= step < STEP_LIMIT:
+        raise ValueError(f"step must be at least 0 and below 2^62, not {step}")
+    value = torch.tensor([step + (STEP_LIMIT if begun else 0)], dtype=torch.int64, device="cpu")
+    with contextlib.suppress(TooFewPeersError):  # alone
+        comm.all_reduce(value, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)
+    highest = int(value)
+    return Start(highest >= STEP_LIMIT, highest % STEP_LIMIT)
+
+
+def warn_if_overridden(loaded: int | None, step: int, what: str) -> None:
+    """Logs a warning if a state that was loaded from a checkpoint, of step `loaded`, gives way to another one, of step `step`."""
+    if loaded is not None and loaded != step:
+        _log.warning("%s: the state loaded from a checkpoint (step %d) is replaced by the run's (step %d)", what, loaded, step)
