@@ -7,6 +7,7 @@ import contextlib
 import socket
 import sys
 import weakref
+from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -161,17 +162,30 @@ class MasterNode:
                     self._running = False
 
 
-def serve_run(masters: str, limit: float = 1.0) -> bool:
-    """Whether one of these masters, `host:port,host:port`, has a run. Who does not answer within `limit` seconds has none."""
-    found = _ffi.new("bool *")
+class RunState(Enum):
+    """What masters say of the run that they serve."""
+
+    NONE = 0
+    SERVED = 1
+    COMPLETED = 2
+    """Nobody is there any more, and a member of the last run left it by itself, as at the end of a program."""
+
+
+def run_state(masters: str, limit: float = 1.0) -> RunState:
+    """Asks these masters, `host:port,host:port`. One that does not answer within `limit` seconds has no run."""
+    served, completed = _ffi.new("bool *"), _ffi.new("bool *")
+    state = RunState.NONE
     for endpoint in parse_endpoints(masters):
         with contextlib.suppress(OSError):
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                if _C.pccl_ext_master_has_run(address, int(limit * 1000), found) == SUCCESS and found[0]:
-                    return True
-    return False
+                if _C.pccl_ext_master_has_run(address, int(limit * 1000), served, completed) == SUCCESS:
+                    if served[0]:
+                        return RunState.SERVED
+                    if completed[0]:
+                        state = RunState.COMPLETED
+    return state
 
 
 def _first_address(endpoint: Endpoint) -> IP:

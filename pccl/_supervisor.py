@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -20,11 +21,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pccl._master import serve_run
+from pccl._master import RunState, run_state
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 ENDING = PASSED_ON[:4]
 SIGNALS = frozenset((*PASSED_ON, signal.SIGCHLD))
+
+_OF_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+_KEPT = "PCCL_LAUNCHER_ENVIRONMENT"
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128
@@ -52,9 +56,13 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         if child.status == 0 or child.asked or not (child.status < 0 or child.stopped or joined_in_vain):
             return child.status
         how = how_ended(child.status)
-        if not _goes_on(masters):
+        state = _state_of_run(masters)
+        if state is RunState.NONE:
             _say(f"{how}, and there is no run that goes on")
             return 0 if joined_in_vain else child.status
+        if state is RunState.COMPLETED:
+            _say(f"{how}; the others have completed the run")
+            return 0
         if restarts == 0:
             _say(f"{how}; the others go on without it")
             return 0
@@ -144,10 +152,18 @@ class Child:
 
 
 def joining(environment: Mapping[str, str], masters: str) -> dict[str, str]:
-    """The environment of a process that joins: for torch a job of its own, with a store of its own."""
-    made = {name: value for name, value in environment.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
+    """The environment of a process that joins: for torch a job of its own, with a store of its own, until the group is made."""
+    made = {name: value for name, value in environment.items() if name not in _OF_LAUNCHER}
+    launched = {name: environment[name] for name in _OF_LAUNCHER if name in environment}
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    return {**made, **alone, "PCCL_MASTER": masters, "PCCL_JOIN": "1"}
+    return {**made, **alone, _KEPT: json.dumps(launched), "PCCL_MASTER": masters, "PCCL_JOIN": "1"}
+
+
+def restore_environment() -> None:
+    """Gives a process that joins the RANK and WORLD_SIZE back that its launcher set: frameworks compare them with LOCAL_RANK."""
+    launched = os.environ.pop(_KEPT, "")
+    if launched:
+        os.environ.update(json.loads(launched))
 
 
 def prepare_child(supervisor: int) -> None:
@@ -158,11 +174,14 @@ def prepare_child(supervisor: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _goes_on(masters: str) -> bool:
-    if not masters or not serve_run(masters):
-        return False
-    time.sleep(SETTLE_SECONDS)
-    return serve_run(masters)
+def _state_of_run(masters: str) -> RunState:
+    if not masters:
+        return RunState.NONE
+    state = run_state(masters)
+    if state is RunState.SERVED:
+        time.sleep(SETTLE_SECONDS)
+        state = run_state(masters)
+    return state
 
 
 def _say(text: str) -> None:

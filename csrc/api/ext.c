@@ -52,16 +52,19 @@ pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32
     return running ? detail_fail(pcclInvalidUsage, "the idle limit is set before the master runs") : pcclSuccess;
 }
 
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out) {
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out,
+                                     bool *completed) {
     struct wire_address master;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
+    REQUIRE_NOT_NULL(completed);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    enum wire_activity activity;
-    int error = inquiry_ask(&master, platform_now_ns() + limit_ms * MS_NS, &activity);
+    struct wire_status_is status;
+    int error = inquiry_ask(&master, platform_now_ns() + limit_ms * MS_NS, &status);
     if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));
-    *out = activity != WIRE_IDLE;
+    *out = status.activity != WIRE_IDLE;
+    *completed = status.completed != 0;
     return pcclSuccess;
 }
 

@@ -25,9 +25,11 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
 // on: 1 to 86,400,000 ms, before it runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms);
 
-// Whether a master, of any process, has a run: peers, or members that have come to resume theirs. Waits for its answer
-// for at most `limit_ms`. pcclMasterConnectionFailed: none answers there. Needs no pcclInit.
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out);
+// Asks a master of any process whether it has a run: peers, or members that have come to resume theirs. `completed`: it
+// has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`.
+// pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out,
+                                     bool *completed);
 
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.

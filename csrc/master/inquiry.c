@@ -80,14 +80,12 @@ static void end(struct inquiry *inquiry) {
     transport_free(inquiry->stream);
 }
 
-int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, enum wire_activity *out) {
-    struct wire_status_is status;
+int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, struct wire_status_is *out) {
     struct inquiry inquiry;
     int error = begin(&inquiry, master, WIRE_STATUS);
     if (error != 0) return error;
-    error = carry_on(&inquiry, WIRE_STATUS_IS, deadline_ns, &status);
+    error = carry_on(&inquiry, WIRE_STATUS_IS, deadline_ns, out);
     end(&inquiry);
-    if (error == 0) *out = status.activity;
     return error;
 }
 

@@ -8,7 +8,7 @@
 
 // Waits for the answer until `deadline_ns` (monotonic). 0; -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno: there
 // is no answer.
-int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, enum wire_activity *out);
+int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, struct wire_status_is *out);
 
 // Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct inquiry;

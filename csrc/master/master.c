@@ -289,7 +289,8 @@ static void end_if_idle(struct master *master) {
 // ---- reading ----
 
 static void answer(struct master *master, struct conn *conn, uint16_t question) {
-    struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind)};
+    struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind),
+                                    .completed = mind_completed(master->mind)};
     if (question == WIRE_STATUS)
         wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
     else

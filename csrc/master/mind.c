@@ -283,6 +283,8 @@ const struct actions *mind_others_are(struct mind *mind, int64_t now_ns, enum wi
     return settle(mind);
 }
 
+bool mind_completed(const struct mind *mind) { return mind_activity(mind) == WIRE_IDLE && mind->run.completed; }
+
 enum wire_activity mind_activity(const struct mind *mind) {
     return mind->run.desk.peer_count > 0 ? WIRE_SERVES : mind->gather.survivors.count > 0 ? WIRE_GATHERS : WIRE_IDLE;
 }

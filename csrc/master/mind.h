@@ -75,6 +75,8 @@ void mind_set_standby(struct mind *mind, bool standby);
 // a run.
 void mind_await_others(struct mind *mind);
 enum wire_activity mind_activity(const struct mind *mind);
+// Whether nobody is there, and the last run ended after a member had left by itself: its work is done.
+bool mind_completed(const struct mind *mind);
 uint32_t mind_peer_count(const struct mind *mind);
 // The answer to DIAGNOSE, appended as one frame.
 void mind_describe(struct mind *mind, int64_t now_ns, struct wire_buffer *out);

@@ -367,6 +367,7 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
         actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED, why);
         return;
     }
+    if (desk->peer_count == 0) run->completed = false;
     if (desk->peer_count == 0) run->yields_until = desk->now_ns + RUN_YOUNG_MS * MS_NS;
     struct wire_member member = {.id = hello->id,
                                  .join_number = run->next_join++,
@@ -498,6 +499,7 @@ void run_message(struct run *run, struct desk_peer *peer, const struct wire_head
         on_moved(run, peer);
     } else if (header->type == WIRE_LEAVE) {
         quorum_ended(&run->quorum, peer);
+        run->completed = run->completed || peer->accepted;
         desk_drop(desk, peer, LOG_INFO, "it left");
     } else if (header->type != WIRE_LINKED && !peer->accepted) {
         desk_expel(desk, peer, "%s before it was accepted", wire_type_name(header->type));

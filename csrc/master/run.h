@@ -31,6 +31,7 @@ enum run_phase {
 struct run {
     uint8_t random[RUN_RANDOM_BYTES];
     bool wants_random;
+    bool completed;              // a member left the run by itself; kept after the run until the next peer registers
     uint64_t next_join, barrier; // barrier: how many votes of all have ended
     // The newest epoch that a member has said it is in; the last one that lost somebody.
     uint64_t heard_number, lost_number;

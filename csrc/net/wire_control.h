@@ -315,7 +315,8 @@ enum wire_activity {
 };
 
 struct wire_status_is {
-    uint8_t activity; // wire_activity
+    uint8_t activity;  // wire_activity
+    uint8_t completed; // idle, and a member of the last run left it by itself
 };
 
 // ---- diagnosis (docs/diagnosis.md) ----

@@ -13,7 +13,8 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
 from pccl._torch_backend import register as _register
-from pccl.distributed._bootstrap import BootstrapError, masters
+from pccl.distributed._bootstrap import BootstrapError, is_joining, masters
+from pccl.distributed._change import Change, on_change
 from pccl.distributed._elastic import Elastic, JoinError
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup
@@ -22,6 +23,7 @@ from pccl.distributed._supervise import supervise
 
 __all__ = [
     "BootstrapError",
+    "Change",
     "CollectiveError",
     "CollectiveTimeoutError",
     "Elastic",
@@ -29,8 +31,10 @@ __all__ = [
     "Options",
     "PeerLostError",
     "ProcessGroup",
+    "is_joining",
     "join",
     "masters",
+    "on_change",
     "supervise",
 ]
 

@@ -15,19 +15,21 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError
-from pccl._master import serve_run
-from pccl._supervisor import JOINED
+from pccl._master import RunState, run_state
+from pccl._supervisor import JOINED, restore_environment
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -48,6 +50,9 @@ FIRST_ATTEMPTS = 5
 BEGIN_PART = 0.8
 """Of what is left of the timeout, after which rank 0 gives up, so that the others hear of it within theirs."""
 
+GRACE_PART = 0.1
+"""Of the timeout, for which ranks may disagree: the place of a rank may be that of an earlier attempt."""
+
 JOIN = "join"
 """What rank 0 tells the others where the run goes on without them."""
 
@@ -56,6 +61,7 @@ _pipe = ""
 _to_join = ""
 _to_begin = False
 _meant: str | None = None
+_warned = False
 
 
 class BootstrapError(RuntimeError):
@@ -75,6 +81,8 @@ class Place:
     """Where others reach the machine."""
     masters: str
     """PCCL_MASTER, or ""."""
+    token: str = field(default_factory=lambda: uuid4().hex)
+    """Names this call of init_process_group: the store may hold what earlier ones wrote."""
 
 
 def masters() -> str:
@@ -100,6 +108,20 @@ def _tell_supervisor(word: str) -> None:
 def to_join() -> str:
     """The masters of a run that this process is to become a member of, by its first `Elastic.sync`; "" for any other process."""
     return _to_join
+
+
+def is_joining() -> bool:
+    """True in a process that has yet to join a run: until its first `Elastic.sync` it is in a group of its own."""
+    return bool(_to_join)
+
+
+def require_joined(call: str) -> None:
+    """RuntimeError: this process has yet to join a run, so that a collective would be one of itself alone."""
+    if _to_join:
+        raise RuntimeError(
+            f"{call}: this process was started to join the run at {_to_join} and has not joined it yet; "
+            "call pccl.distributed.Elastic(model, optimizer, ...).sync() first"
+        )
 
 
 def to_begin() -> bool:
@@ -137,10 +159,13 @@ def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     if _meant is not None:
         return _newcomer(_meant)
     if os.environ.get("PCCL_JOIN", "") == "1":
-        return _newcomer(os.environ.get("PCCL_MASTER", ""))
+        made = _newcomer(os.environ.get("PCCL_MASTER", ""))
+        restore_environment()
+        return made
     board = _Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
     place = _own_place(store, world_size)
-    places = [_read(text) for text in board.exchange("place", json.dumps(asdict(place)), lambda text: _check(text, place, rank))]
+    _warn_without_supervisor(rank)
+    places = board.meet(place)
     given = next((one.masters for one in places if one.masters), "")
     addresses, own = (given, []) if given else _start_masters(board, places)
     comm = Communicator(addresses)
@@ -174,7 +199,13 @@ def _newcomer(addresses: str) -> tuple[Communicator, tuple[UUID, ...]]:
 
 
 class _Board:
-    """What the ranks tell each other through the store."""
+    """What the ranks tell each other through the store.
+
+    The store may hold what an earlier attempt wrote: torchrun keeps one store for all its restarts, and a process may call
+    init_process_group again. So the ranks first agree on an attempt, whose name all other keys carry. Each writes a place with a
+    token that is new. Rank 0 names an attempt by the tokens that it has read. A rank takes part in an attempt that has its own
+    token, and the attempt begins when all ranks do; rank 0 names another one if a place changes before.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, deadline: Deadline, timeout: timedelta) -> None:
         self.rank = rank
@@ -182,72 +213,138 @@ class _Board:
         self.deadline = deadline
         self._store = store
         self._timeout = timeout
+        self._attempt = ""
 
-    def exchange(self, name: str, text: str, check: Callable[[str], None] = lambda text: None) -> list[str]:
-        """Tells all ranks a text; gives that of each. `check` raises what is wrong with one of them."""
+    def meet(self, place: Place) -> list[Place]:
+        """Begins an attempt with all other ranks. Returns the place of each."""
+        try:
+            self._store.set(_place_key(self.rank), json.dumps(asdict(place)))
+            attempt = self._lead(place) if self.rank == 0 else self._follow(place)
+        except RuntimeError as error:  # DistStoreError and DistNetworkError
+            if isinstance(error, BootstrapError):
+                raise
+            raise BootstrapError(self._missing("place", error)) from None
+        self._attempt = attempt["name"]
+        return [_read(text) for text in attempt["places"]]
+
+    def _lead(self, own: Place) -> dict[str, Any]:
+        """At rank 0: names attempts until all ranks take part in one."""
+        ranks = range(1, self.world_size)
+        self._wait([_place_key(rank) for rank in ranks])
+        attempt: dict[str, Any] = {"places": []}
+        wrong_since = 0.0
+        for _ in self._pauses():
+            places = [self._store.get(_place_key(rank)).decode() for rank in range(self.world_size)]
+            if places != attempt["places"]:
+                attempt = {"name": uuid4().hex, "places": places, "problem": _problem(places, own)}
+                wrong_since = time.monotonic()
+                if not attempt["problem"]:
+                    self._store.set(_ATTEMPT_KEY, json.dumps(attempt))
+            if attempt["problem"]:
+                if time.monotonic() - wrong_since > GRACE_PART * self._timeout.total_seconds():
+                    self._store.set(_ATTEMPT_KEY, json.dumps(attempt))
+                    raise BootstrapError(attempt["problem"])
+            elif not ranks or self._store.check([_key(attempt["name"], "here", rank) for rank in ranks]):
+                self._store.set(_key(attempt["name"], "all", 0), "")
+                return attempt
+        raise BootstrapError(self._missing("place", None))
+
+    def _follow(self, own: Place) -> dict[str, Any]:
+        """At other ranks: takes part in the attempts that rank 0 names, until one begins."""
+        self._wait([_ATTEMPT_KEY])
+        name = ""
+        for _ in self._pauses():
+            attempt = json.loads(self._store.get(_ATTEMPT_KEY))
+            if own.token in (_read(text).token for text in attempt["places"]):
+                if attempt["problem"]:
+                    raise BootstrapError(attempt["problem"])
+                if name != attempt["name"]:
+                    name = attempt["name"]
+                    self._store.set(_key(name, "here", self.rank), "")
+                if self._store.check([_key(name, "all", 0)]):
+                    return dict(attempt)
+        raise BootstrapError(self._missing("place", None))
+
+    def _wait(self, keys: list[str]) -> None:
+        if keys:
+            self._store.wait(keys, timedelta(seconds=max(self.deadline.remaining() or 0.0, 0.001)))
+
+    def _pauses(self) -> Iterator[None]:
+        """Comes again and again until the deadline, at growing intervals."""
+        pause = 0.001
+        while not self.deadline.passed():
+            yield
+            self.deadline.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def exchange(self, name: str, text: str) -> list[str]:
+        """Tells all ranks a text. Returns that of each."""
         self.tell(name, self.rank, text)
-        found: list[str] = []
-        for rank in range(self.world_size):
-            found.append(self.read(name, rank, check if rank == 0 else None))
-        for one in found:
-            check(one)
-        return found
+        return [self.read(name, rank) for rank in range(self.world_size)]
 
     def tell(self, name: str, number: int, text: str) -> None:
         """Writes a text that all ranks can read."""
         try:
-            self._store.set(_key(name, number), text)
+            self._store.set(_key(self._attempt, name, number), text)
         except RuntimeError as error:
             raise BootstrapError(f"rank {self.rank} cannot write to the store of init_process_group: {error}") from None
 
-    def read(self, name: str, number: int, check: Callable[[str], None] | None = None) -> str:
+    def read(self, name: str, number: int) -> str:
         """A text that some rank writes, or has written."""
-        key = _key(name, number)
+        key = _key(self._attempt, name, number)
         try:
-            self._store.wait([key], timedelta(seconds=max(self.deadline.remaining() or 0.0, 0.001)))
-            text = self._store.get(key).decode()
+            self._wait([key])
+            return str(self._store.get(key).decode())
         except RuntimeError as error:  # DistStoreError and DistNetworkError
             raise BootstrapError(self._missing(name, error)) from None
-        if check is not None:
-            check(text)
-        return text
 
-    def _missing(self, name: str, error: RuntimeError) -> str:
+    def _missing(self, name: str, error: RuntimeError | None) -> str:
         limit = f"{self._timeout.total_seconds():g} s (the timeout of init_process_group)"
         try:
-            there = [self._store.check([_key(name, rank)]) for rank in range(self.world_size)]
+            there = [self._store.check([_place_key(rank)]) for rank in range(self.world_size)]
         except RuntimeError:
             return f"rank {self.rank} has lost the store of init_process_group, which rank 0 or its launcher serves: {error}"
         if name != "place":
             return f"rank {self.rank} has waited {limit} for another rank, which has ended or hangs: see what the others print"
         away = ", ".join(str(rank) for rank in range(self.world_size) if not there[rank])
-        others = {_read(self._store.get(_key(name, rank)).decode()).world_size for rank in range(self.world_size) if there[rank]}
+        others = {_read(self._store.get(_place_key(rank)).decode()).world_size for rank in range(self.world_size) if there[rank]}
         if others - {self.world_size}:
             return _disagree(self.world_size, self.rank, min(others - {self.world_size}), "others")
+        if not away:
+            return f"rank {self.rank} has waited {limit} for the other ranks, which have ended or hang: see what the others print"
         return (
             f"after {limit}, ranks {away} of {self.world_size} have not called init_process_group: "
             "start them, or give all ranks a smaller world size"
         )
 
 
-def _key(name: str, number: int) -> str:
-    return f"pccl/{name}/{number}"
+_ATTEMPT_KEY = "pccl/attempt"
+
+
+def _place_key(rank: int) -> str:
+    return f"pccl/place/{rank}"
+
+
+def _key(attempt: str, name: str, number: int) -> str:
+    return f"pccl/{attempt}/{name}/{number}"
 
 
 def _read(text: str) -> Place:
     return Place(**json.loads(text))
 
 
-def _check(text: str, own: Place, rank: int) -> None:
-    """Compares what a rank tells with what this one would."""
-    other = _read(text)
-    if other.world_size != own.world_size:
-        raise BootstrapError(_disagree(own.world_size, rank, other.world_size, "another one"))
-    if other.masters and own.masters and other.masters != own.masters:
-        raise BootstrapError(
-            f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank {rank} and {other.masters} for another "
-            "one: give all of them the same"
-        )
+def _problem(places: Sequence[str], own: Place) -> str:
+    """What the ranks disagree about, or ""."""
+    for rank, text in enumerate(places):
+        other = _read(text)
+        if other.world_size != own.world_size:
+            return _disagree(own.world_size, 0, other.world_size, f"rank {rank}")
+        if other.masters and own.masters and other.masters != own.masters:
+            return (
+                f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}: "
+                "give all of them the same"
+            )
+    return ""
 
 
 def _disagree(own: int, rank: int, other: int, who: str) -> str:
@@ -375,7 +472,11 @@ def _join_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[s
     Rank 0 goes first: it must find nobody there.
     """
     if board.rank == 0:
-        problem = JOIN if _restarted() and serve_run(addresses) else _begin_run(comm, board, addresses, own)
+        problem = (
+            JOIN
+            if not own and _restarted() and run_state(addresses) is RunState.SERVED
+            else _begin_run(comm, board, addresses, own)
+        )
         board.tell("run", 0, problem)
     else:
         problem = board.read("run", 0)
@@ -412,6 +513,19 @@ def _connect_first(comm: Communicator, addresses: str, own: Sequence[str], deadl
             failed += not any(restarted)
             if failed == FIRST_ATTEMPTS:
                 raise
+
+
+def _warn_without_supervisor(rank: int) -> None:
+    """Warns once if torchrun, which ends a job when one of its processes dies, started this process without a supervisor."""
+    global _warned
+    if rank == 0 and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("PCCL_SUPERVISED") != "1" and not _warned:
+        _warned = True
+        warnings.warn(
+            "torchrun ends the whole job when one of its processes dies: to survive that, launch it as "
+            "`torchrun ... -m pccl.distributed.run script.py`, or call pccl.distributed.supervise() first",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _restarted() -> bool:

@@ -22,6 +22,7 @@ from torch.nn.parallel import distributed as data_parallel
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
 _BROADCAST = inspect.unwrap(dist.broadcast).__code__
+_TORCH_DISTRIBUTED = _ALL_REDUCE.co_filename
 _DIVIDE_FIRST = (
     os.path.join(os.path.dirname(str(default_hooks.__file__)), ""),
     os.path.join(os.path.dirname(str(model_averaging.__file__)), ""),
@@ -58,6 +59,11 @@ def hook_of_ddp(frame: FrameType | None) -> bool:
         if frame.f_code.co_filename.startswith(_DIVIDE_FIRST):
             return True
     return False
+
+
+def torch_distributed(frame: FrameType | None) -> bool:
+    """Whether a call comes through a function of torch.distributed, and not from C++."""
+    return frame is not None and frame.f_code.co_filename == _TORCH_DISTRIBUTED
 
 
 def torch_all_reduce(frame: FrameType | None) -> bool:

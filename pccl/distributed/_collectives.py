@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -13,8 +15,9 @@ import torch.distributed as dist
 
 from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
-from pccl.distributed import _callers
+from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._compile import refuse_python_reducer
+from pccl.distributed._errors import PeerLostError
 from pccl.distributed._launch import Call, Launcher, again_number
 from pccl.distributed._tensors import (
     Finish,
@@ -64,6 +67,14 @@ def listed(tensors: Tensor | Tensors) -> Tensors:
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
+def _before_joining(name: str, frame: FrameType | None) -> bool:
+    """Whether a process may make a call before it has joined the run.
+
+    Frameworks call barriers and broadcasts while they are set up. DDP compares the shapes of parameters, from C++.
+    """
+    return name in ("broadcast", "barrier") or (name == "allgather" and not _callers.torch_distributed(frame))
+
+
 class Coalescing(threading.local):
     """The calls that a thread makes between torch's `_start_coalescing` and `_end_coalescing`; None outside of them."""
 
@@ -78,6 +89,8 @@ def announced(method: Callable[..., Work]) -> Callable[..., Work]:
 
     @functools.wraps(method)
     def call(self: Collectives, *arguments: Any, **named: Any) -> Work:
+        if _bootstrap.is_joining() and not _before_joining(method.__name__, sys._getframe(1)):
+            _bootstrap.require_joined(method.__name__)
         before = self._launcher.count()
         try:
             return method(self, *arguments, **named)
@@ -558,15 +571,28 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """Checks that each whole has as many elements as a part of every member."""
         size = self._launcher.view.size
         for one, piece in zip(wholes, parts, strict=True):
+            self._check_not_stale(name, piece.numel() and one.numel() / piece.numel())
             if piece.numel() * size != one.numel() or one.dtype is not piece.dtype or one.device != piece.device:
                 text = f"the {whole} must have {size} times the elements of the {part}, and its dtype and device"
                 self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(piece)}", calls=len(parts))
 
     def _one_per_rank(self, name: str, role: str, tensors: Tensors, *, calls: int = 1) -> None:
         size = self._launcher.view.size
+        self._check_not_stale(name, len(tensors))
         if len(tensors) != size:
             self._refuse(name, f"needs one {role} for each of the {size} members of the group, not {len(tensors)}", calls=calls)
         self._same_type(name, tensors, calls=calls)
+
+    def _check_not_stale(self, name: str, given: float) -> None:
+        """PeerLostError: a call was given as many tensors or sizes as the group had members before a loss."""
+        view = self._launcher.view
+        if given == view.size or given != len(view.founders):
+            return
+        self._announce(name)
+        lost = tuple(member for member in view.founders if member not in view.members)
+        ranks = tuple(view.places[member] for member in lost)
+        text = f"the group has {view.size} members since a loss, and the call is for {int(given)}: read the world size again"
+        raise PeerLostError(name, text, ranks, lost)
 
     def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str, *, calls: int = 1) -> None:
         if one.numel() != other.numel() or one.dtype is not other.dtype or one.device != other.device:
@@ -583,6 +609,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
                     name, f"the first dimension of the {role}, {rows}, must be a multiple of {size}, or split sizes given"
                 )
             return [tensor.numel() // size] * size
+        self._check_not_stale(name, len(sizes))
         if len(sizes) != size or sum(sizes) != rows:
             text = f"the {role} split sizes must be {size} numbers whose sum is the first dimension, {rows}"
             self._refuse(name, f"{text}, not {list(sizes)}")

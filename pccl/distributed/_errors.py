@@ -36,7 +36,8 @@ class PeerLostError(pccl.PeerLostError, CollectiveError):
     """
 
     def __init__(self, call: str, detail: str, ranks: tuple[int, ...], members: tuple[UUID, ...]) -> None:
-        super().__init__(Result.RANK_CONNECTION_LOST, call, detail)
+        # The words in parentheses are gloo's: programs and torchft look for them.
+        super().__init__(Result.RANK_CONNECTION_LOST, call, f"{detail} (Connection closed by peer)")
         self.ranks = ranks
         self.members = members
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import pccl
 from pccl.distributed import _bootstrap
+from pccl.distributed._change import Change, tell
 from pccl.distributed._collectives import Coalescing
 from pccl.distributed._compile import untraced
 from pccl.distributed._launch import Launcher
@@ -73,6 +74,7 @@ class ProcessGroup(PointToPoint):
         self._backward = _NO_BACKWARD
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
+        self._told = launcher.view.members  # to those who asked for changes
         itself = weakref.ref(self)
         launcher.on_loss = lambda: _renumber(itself())
         launcher.adopt = lambda call: completer.adopt(Work(completer, [call], self._timeout, []))
@@ -229,8 +231,31 @@ def _renumber(group: ProcessGroup | None) -> None:
     if group is None:
         return
     of_all = group._group_of_all or group
+    if of_all is not group:
+        view, world = group._launcher.view, of_all._launcher
+        # All members of the run are in this group, so all of them adopt its losses at this call.
+        if set(world.view.members) <= set(view.founders):
+            world.lose(frozenset(world.view.members) - frozenset(view.members))
     for other in [group, *of_all._subgroups] if of_all is group else [group]:
         renumber(other, other._launcher.view, of_all._launcher.view)
+    if of_all is group:
+        _tell(group)
+
+
+def _tell(world: ProcessGroup) -> None:
+    before, now = world._told, world._launcher.view
+    if before == now.members:
+        return
+    world._told = now.members
+    tell(
+        Change(
+            rank=now.rank,
+            world_size=now.size,
+            members=now.members,
+            lost=tuple(one for one in before if one not in now.members),
+            joined=tuple(one for one in now.members if one not in before),
+        )
+    )
 
 
 def create(asked: Any, options: Any = None) -> ProcessGroup:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pccl._enums import Result
+from pccl.distributed import _bootstrap
 from pccl.distributed._collectives import Collectives, listed
 from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
 from pccl.distributed._launch import Call, Launcher
@@ -116,6 +117,7 @@ class PointToPoint(Collectives):
 
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """Receives from whichever member sends first under the tag; its `source_rank` tells whom it was."""
+        _bootstrap.require_joined("recv")
         (tensor,) = listed(tensors)
         memory, finish = writable(tensor)
         call = FromAny(self._launcher, tag, _received(memory))
@@ -124,6 +126,7 @@ class PointToPoint(Collectives):
         return work
 
     def _member(self, name: str, rank: int) -> Any:
+        _bootstrap.require_joined(name)
         view = self._launcher.view
         if not 0 <= rank < view.size or rank == view.rank:
             text = f"the other rank must be one of 0 to {view.size - 1}, and not the own rank, {view.rank}"

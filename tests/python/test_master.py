@@ -494,11 +494,11 @@ def test_whether_masters_have_a_run():
     free, own = free_ports(1)[0], "127.0.0.1"
     with MasterNode(f"{own}:0") as master:
         masters = f"{own}:{free},{own}:{master.port}"
-        assert not _master.serve_run(masters)
+        assert _master.run_state(masters) is not _master.RunState.SERVED
         with pccl.Communicator(f"{own}:{master.port}") as comm:
             comm.connect()
-            assert _master.serve_run(masters)
-    assert not _master.serve_run(masters)
+            assert _master.run_state(masters) is _master.RunState.SERVED
+    assert _master.run_state(masters) is not _master.RunState.SERVED
 
 
 # ---- until nobody is there ----

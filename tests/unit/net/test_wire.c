@@ -340,7 +340,7 @@ static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t l
 }
 
 static void write_status_is(struct wire_buffer *out, uint32_t size) {
-    struct wire_status_is status = {(uint8_t)(size % 3)};
+    struct wire_status_is status = {(uint8_t)(size % 3), (uint8_t)(size % 2)};
     wire_encode_status_is(out, random_header(), &status);
 }
 
@@ -510,7 +510,7 @@ static const struct message {
     {WIRE_SYNC_END, WIRE_MAX_TEXT, write_sync_end, again_sync_end},
     {WIRE_RESUME, WIRE_MAX_PAST, write_resume, again_resume},
     {WIRE_RESUMED, WIRE_MAX_MEMBERS - 1, write_resumed, again_resumed},
-    {WIRE_STATUS_IS, 1, write_status_is, again_status_is},
+    {WIRE_STATUS_IS, 2, write_status_is, again_status_is},
     {WIRE_TELEMETRY, WIRE_MAX_SEEN, write_telemetry, again_telemetry},
     {WIRE_MATRIX, WIRE_MAX_MEMBERS, write_matrix, again_matrix},
     {WIRE_WAITING, WIRE_MAX_TEXT, write_waiting, again_waiting},

@@ -1,0 +1,60 @@
+"""Tells programs and frameworks when the membership has changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+_log = logging.getLogger("pccl.distributed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A change of the members of the group of all."""
+
+    rank: int
+    """The rank of this process from now on."""
+    world_size: int
+    """The number of members from now on."""
+    members: tuple[UUID, ...]
+    """Their names in the run, by rank."""
+    lost: tuple[UUID, ...]
+    """Members that were there before and are no more."""
+    joined: tuple[UUID, ...]
+    """Members that were not there before."""
+
+
+_callbacks: dict[object, Callable[[Change], None]] = {}
+
+
+def on_change(callback: Callable[[Change], None]) -> Callable[[], None]:
+    """Calls `callback` after each change of the membership. Returns a function that ends this.
+
+    The call comes in the thread that notices the change, inside the collective that ended without the lost member, or inside
+    `Elastic.sync`; `torch.distributed.get_rank()` and `get_world_size()` give the new numbers by then. All members get the same
+    changes in the same order. The callback must not make collective calls. An exception of it is logged, and changes nothing.
+
+    When rank 0 is lost, the next member has rank 0 from then on: a program that writes checkpoints or logs on rank 0 alone looks
+    at `change.rank` here.
+    """
+    key = object()
+    _callbacks[key] = callback
+
+    def end() -> None:
+        _callbacks.pop(key, None)
+
+    return end
+
+
+def tell(change: Change) -> None:
+    """Calls the callbacks."""
+    if change.lost:
+        lost = ", ".join(str(one)[:8] for one in change.lost)
+        _log.warning("peer %s lost; %d members go on, this is rank %d", lost, change.world_size, change.rank)
+    for callback in list(_callbacks.values()):
+        try:
+            callback(change)
+        except Exception:
+            _log.exception("a callback of on_change failed")
