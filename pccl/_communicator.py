@@ -329,6 +329,9 @@ class Communicator(NamedCollectives):
         has not as many elements as the tensors, is at another device, or belongs to an op in flight.
 
         With `group` it is of these members alone, not quantised, and `tag` is that of no other call of the group in flight.
+
+        With `timeout` (seconds) PCCLTimeoutError ends the call, but not the operation. Tensors on the CPU are then as before the
+        call, and the repeat waits on; UsageError: the repeat gives other contents.
         """
         if group is not None:
             if (operand_descriptor, quantization_options, residual) != (None, None, None):
@@ -337,9 +340,13 @@ class Communicator(NamedCollectives):
             return ReduceInfo(done.contributors, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         deadline = Deadline(timeout)
         arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
-        running = self._begin(arguments, buffers, "pcclAllReduce")
+        running = self._begin(arguments, buffers, "pcclAllReduce", private=timeout is not None)
         with self._alone("pcclAllReduce", running.one_caller, f"the same reduce, of tag {running.tag}, of another thread"):
-            self._complete(running.tag, running, deadline)
+            try:
+                self._complete(running.tag, running, deadline)
+            except PCCLTimeoutError:
+                running.note_input()
+                raise
             info = running.info()
         self._forget(running.tag, running)
         return info
@@ -636,18 +643,21 @@ class Communicator(NamedCollectives):
         if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
             del self._unfinished[key]  # not `pop`, as whose result a signal could come
 
-    def _begin(self, arguments: OpArguments, buffers: Buffers, name: str) -> Op:
+    def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool = False) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
 
-        From before its launch on it is kept for a repetition of the call, wherever a signal ends this one.
+        From before its launch on it is kept for a repetition of the call, wherever a signal ends this one. With `private` a
+        new op works on memory of its own, since the program may get its tensors back before the op has ended.
+        UsageError: the input changed since the call was cut short.
         """
         op = self._unfinished.get(arguments[2][2])
         if isinstance(op, Op) and op.arguments == arguments:
+            op.check_input()
             return op
         residual = arguments[5]
         if residual is not None:
             residual.check_idle()
-        fresh = Op(self._pointer, arguments, buffers, self._live_ops, name)
+        fresh = Op(self._pointer, arguments, buffers, self._live_ops, name, private=private)
         if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
             self._unfinished[fresh.tag] = fresh
         return fresh

@@ -19,7 +19,7 @@ from pccl._enums import ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
 from pccl._gpu import common_stream, hold_stream
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
-from pccl._tensors import require, require_kind
+from pccl._tensors import InputDigest, require, require_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +68,20 @@ class Call:
         self.survivors = survivors
         return self
 
+    def make_private(self) -> None:
+        """Moves the collective to private memory: the program may get its tensors back before the collective has ended."""
+        for name, buffer in (("send", self.loads), ("recv", self.stores)):
+            if buffer is not None:
+                buffer.make_private()
+                self.arguments[name] = buffer.pointer
+
+    def input_digest(self) -> InputDigest | None:
+        """Digest of the input; None: there is none, or the collective may write to it."""
+        loads, stores = self.loads, self.stores
+        if loads is None or loads.stream is not None or (loads is stores and not loads.is_private):
+            return None
+        return InputDigest(loads.ranges)
+
     def sequence(self) -> tuple[Any, ...] | None:
         """In which its number is counted; None: its tag is that of no other call."""
         if self.numbered == "group" and self.tag is not None:
@@ -76,7 +90,7 @@ class Call:
 
     def key(self) -> tuple[Any, ...]:
         """What names a call that was cut short and is made again."""
-        buffers = [tuple(b.parts) or b.pointer for b in (self.loads, self.stores) if b is not None]
+        buffers = [tuple(b.ranges) for b in (self.loads, self.stores) if b is not None]
         rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv", "stream"))
         members = () if self.of_everyone else self.group.members  # which may have changed since
         return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
@@ -119,6 +133,7 @@ class CollectiveHandle:
         self._root = call.group.members[call.arguments["root"]] if "root" in call.arguments else None
         self._number: int | None = None
         self._op: CollectiveOp | None = None
+        self._input: InputDigest | None = None
 
     def begin(self) -> CollectiveHandle:
         """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
@@ -184,6 +199,15 @@ class CollectiveHandle:
         if self._info is None and op is not None and not op.ended:
             hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")
 
+    def note_input(self) -> None:
+        """Takes the digest of the input. Called when a call times out."""
+        self._input = self._input or self._call.input_digest()
+
+    def check_input(self) -> None:
+        """Raises UsageError if the input changed since the call timed out."""
+        if self._input is not None and self._info is None:
+            self._input.check(self._call.kind.name.lower())
+
     def done(self) -> bool:
         """Whether it has ended, well or not; does not wait."""
         try:
@@ -243,7 +267,8 @@ class NamedCollectives:
     unless they share memory with these.
 
     **Waiting.** With `timeout` (seconds) a PCCLTimeoutError ends the call, but not the collective: the same call, repeated, waits
-    on. The methods with `_async` return at once; the tensors belong to the collective until the handle's `wait` has returned.
+    on. Tensors on the CPU are then as before the call; a repeat with other contents raises UsageError. The methods with `_async`
+    return at once; the tensors belong to the collective until the handle's `wait` has returned.
     """
 
     if TYPE_CHECKING:
@@ -717,11 +742,16 @@ class NamedCollectives:
         deadline = Deadline(timeout)
         key = call.key()
         handle = self._cut_short.get(key)
-        if handle is None:
+        if handle is not None:
+            handle.check_input()
+        else:
+            if timeout is not None:
+                call.make_private()
             handle = self._cut_short[key] = CollectiveHandle(self, call)
         try:
             info = handle.begin().wait(deadline.remaining())
         except PCCLTimeoutError:
+            handle.note_input()
             raise
         except PCCLError:
             self._cut_short.pop(key, None)

@@ -23,12 +23,12 @@ from pccl._calls import (
     OpTicket,
     Ticket,
 )
-from pccl._enums import Result
+from pccl._enums import DeviceType, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._loader import load_native_module
-from pccl._tensors import Buffers
+from pccl._tensors import Buffers, InputDigest, copy_memory, new_memory
 from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
 if TYPE_CHECKING:
@@ -75,10 +75,34 @@ class Op(OpTicket):
     `arguments` name it: a call that was cut short and is made again with equal ones means this op.
     """
 
-    __slots__ = ("_contributors", "_live", "_residuals", "arguments", "dropped", "stream", "tag")
+    __slots__ = (
+        "_bytes",
+        "_contributors",
+        "_digestible",
+        "_input",
+        "_live",
+        "_private",
+        "_residuals",
+        "arguments",
+        "dropped",
+        "stream",
+        "tag",
+    )
 
-    def __init__(self, comm: Any, arguments: OpArguments, buffers: Buffers, live: set[Any], name: str) -> None:
+    def __init__(
+        self, comm: Any, arguments: OpArguments, buffers: Buffers, live: set[Any], name: str, *, private: bool = False
+    ) -> None:
         send, recv, numbers, retry, blocks, residual = arguments
+        self._private: tuple[Any, int, int] | None = None  # owner, address and bytes of the result
+        self._input: InputDigest | None = None
+        self._bytes = size = buffers.numel * buffers.dtype.itemsize
+        self._digestible = buffers.device is DeviceType.CPU
+        if private and size > 0 and self._digestible:
+            self._private = (*new_memory(size), size)
+            recv = self._private[1]
+            if send == buffers.recv:
+                copy_memory(recv, send, size)
+                send = recv
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         addresses = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
         options = _options(retry, blocks, residual, buffers.stream)
@@ -102,6 +126,24 @@ class Op(OpTicket):
             self._let_go(success=False)
         return result
 
+    def note_input(self) -> None:
+        """Takes the digest of the input, if the operation does not write to the program's tensor. Call it at a timeout."""
+        send, recv = self.arguments[:2]
+        if self._input is None and self._digestible and (self._private is not None or send != recv):
+            self._input = InputDigest([(send, self._bytes)])
+
+    def check_input(self) -> None:
+        """Raises UsageError if the input changed since the call timed out."""
+        if self._input is not None and self.in_flight:
+            self._input.check(self.name)
+
+    def _store(self, *, success: bool) -> None:
+        """Copies a private result to the program's tensor. After a failure with `retry` the completed ranges count."""
+        send, recv = self.arguments[:2]
+        if self._private is not None and (success or (self.arguments[3] and send == recv)):
+            copy_memory(recv, self._private[1], self._private[2])
+        self._private = None
+
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """As that of every ticket; at its end the tensors are let go.
 
@@ -111,6 +153,7 @@ class Op(OpTicket):
         if result != TIMED_OUT and not self.in_flight:
             if self.arguments[3] and not handle.closed:
                 self._contributors = contributors(handle, self.tag)
+            self._store(success=result == SUCCESS)
             self._let_go(success=result == SUCCESS)
             self.keep = None
             self.dropped = None

@@ -14,11 +14,17 @@ from pccl._calls import whole_number
 from pccl._collectives import Group
 from pccl._enums import DataType, DeviceType
 from pccl._gpu import common_stream, is_gpu_array
-from pccl._loader import load_native_module
-from pccl._tensors import Memory, gpu_memory, is_numpy_array, is_torch_tensor, numpy_memory, require, torch_memory
-
-_ffi, _ = load_native_module()
-_uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
+from pccl._tensors import (
+    Memory,
+    copy_memory,
+    gpu_memory,
+    is_numpy_array,
+    is_torch_tensor,
+    new_memory,
+    numpy_memory,
+    require,
+    torch_memory,
+)
 
 
 def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
@@ -51,7 +57,7 @@ class Buffer:
         """Fills memory of its own from the tensors."""
         at = self.pointer
         for address, size in self.parts:
-            _copy(at, address, size)
+            copy_memory(at, address, size)
             at += size
         return self
 
@@ -59,13 +65,30 @@ class Buffer:
         """Fills the tensors from memory of its own."""
         at = self.pointer
         for address, size in self.parts:
-            _copy(address, at, size)
+            copy_memory(address, at, size)
             at += size
 
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Addresses and sizes in bytes of the program's tensors."""
+        return self.parts or [(self.pointer, self.numel * self.dtype.itemsize)]
 
-def _copy(to: int, source: int, size: int) -> None:
-    if size > 0:
-        _ffi.memmove(_ffi.cast("char *", to), _ffi.cast("char *", source), size)
+    @property
+    def is_private(self) -> bool:
+        """Whether the operation works on memory of this object, and the program's tensors are copied."""
+        return bool(self.parts)
+
+    def make_private(self) -> None:
+        """Moves the operation to memory of this object, so that it never touches the program's tensors.
+
+        `load` and `store` copy. Tensors on a GPU stay as they are.
+        """
+        if self.parts or self.stream is not None or self.numel == 0:
+            return
+        ranges = self.ranges
+        room, self.pointer = new_memory(ranges[0][1])
+        self.owner = (room, self.owner)
+        self.parts = ranges
 
 
 def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
@@ -93,8 +116,7 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
             f"the tensors of {role} are at a GPU: they must lie one behind the other, as the parts of one tensor do"
         )
     if gaps:
-        room = _uncleared("char[]", sum(sizes))
-        made.pointer = int(_ffi.cast("uintptr_t", room))
+        room, made.pointer = new_memory(sum(sizes))
         made.owner = (room, made.owner)
         made.parts = filled
     return made

@@ -6,11 +6,13 @@ and must not vanish under `python -O`.
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from pccl._enums import DataType, DeviceType
+from pccl._enums import DataType, DeviceType, Result
+from pccl._errors import UsageError
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import load_native_module
 
@@ -37,6 +39,47 @@ class Buffers(NamedTuple):
     owners: tuple[Any, Any]
     device: DeviceType
     stream: int
+
+
+_uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
+
+
+def new_memory(size: int) -> tuple[Any, int]:
+    """Uninitialised memory of `size` bytes: its owner and its address."""
+    owner = _uncleared("char[]", max(size, 1))
+    return owner, int(_ffi.cast("uintptr_t", owner))
+
+
+def copy_memory(to: int, source: int, size: int) -> None:
+    """Copies `size` bytes between two addresses of the CPU's memory."""
+    if size > 0:
+        _ffi.memmove(_ffi.cast("char *", to), _ffi.cast("char *", source), size)
+
+
+class InputDigest:
+    """Digest of a call's input, taken when the call times out and compared when the call is repeated.
+
+    `ranges` are the addresses and sizes in bytes of the program's tensors. No operation may write to them.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
+        self._ranges = [(address, size) for address, size in ranges if size > 0]
+        self._digest = self._compute()
+
+    def _compute(self) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for address, size in self._ranges:
+            digest.update(_ffi.buffer(_ffi.cast("char *", address), size))
+        return digest.digest()
+
+    def check(self, name: str) -> None:
+        """Raises UsageError if the input differs from the one at the timeout. `name` is the call's name."""
+        if self._compute() != self._digest:
+            text = (
+                "the input changed since the call timed out, and the operation is still in flight: "
+                "cancel it, or repeat the call with the same contents"
+            )
+            raise UsageError(Result.INVALID_USAGE, name, text)
 
 
 def require(condition: bool, text: str) -> None:

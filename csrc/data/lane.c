@@ -463,11 +463,10 @@ const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbou
     return out;
 }
 
-bool neighbour_send(struct neighbour *peer, struct frame *frame) {
+void neighbour_send(struct neighbour *peer, struct frame *frame) {
     struct lane *lane = peer->lanes[0];
     lane_push(lane, frame);
     flush(lane);
-    return lane->sending != frame && lane->queue.last != &frame->next;
 }
 
 void neighbour_push(struct neighbour *peer, struct frame *frame) {

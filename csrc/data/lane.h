@@ -191,9 +191,8 @@ void neighbour_push(struct neighbour *peer, struct frame *frame);
 // or memory was refused and the engine is dead.
 bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t type, const struct wire_op *head,
                       struct block *payload);
-// Sends a frame over the direct link, which is there. False: the kernel has not taken all of it. It is still to be
-// sent, and may be given a block of its own with the same bytes.
-bool neighbour_send(struct neighbour *peer, struct frame *frame);
+// Sends a frame over the direct link, which must exist. Queues what the kernel does not take at once.
+void neighbour_send(struct neighbour *peer, struct frame *frame);
 // How many of its lanes carry bulk, the direct link aside, and why.
 uint32_t neighbour_lanes_in_use(const struct neighbour *peer);
 enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer);

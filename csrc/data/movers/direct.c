@@ -25,13 +25,15 @@ struct part {
     bool eager;          // our input was sent before the member was known to have posted
 };
 
+// `input` is a copy that begin() takes. It is sent and it is reduced, so a program that writes to its tensor while the
+// op is in flight changes nothing: all members reduce the same inputs.
 struct direct {
     struct part *parts; // by rank
+    struct block *input;
     uint32_t missing;
 };
 
-// What a device has is read as a whole before the op begins.
-static const void *input_of(const struct op *op) { return op->args.queue == NULL ? op->args.send : op->input; }
+static const void *input_of(const struct op *op) { return ((const struct direct *)op->work)->input->bytes; }
 
 // result = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is
 // read before it is written.
@@ -91,6 +93,7 @@ static void release(struct engine *engine, struct op *op) {
     if (direct->parts != NULL)
         for (uint32_t i = 0; i < op->contributors; i++) block_put(engine, direct->parts[i].block);
     free(direct->parts);
+    block_put(engine, direct->input);
     *direct = (struct direct){0};
     block_put(engine, op->result);
     op->result = NULL;
@@ -99,25 +102,18 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 // ---- inputs ----
-static void send_input(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
+static void send_input(struct engine *engine, struct op *op, struct neighbour *peer) {
     if (peer->lanes[0] == NULL) return; // redone in the next epoch
     struct wire_op head;
     op_head(op, &head);
     acks_drop_implied(&peer->member, &op->name);
+    struct block *input = ((struct direct *)op->work)->input;
     struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->in_bytes);
     if (frame == NULL) return;
-    frame->payload = input_of(op);
-    if (neighbour_send(peer, frame)) return;
-    // What the kernel did not take now is sent when the caller may have his buffer back.
-    if (*copy == NULL && (*copy = block_new(engine, op->in_bytes)) != NULL && op->in_bytes > 0)
-        memcpy((*copy)->bytes, input_of(op), op->in_bytes);
-    if (*copy == NULL) {
-        transport_hang_up(peer->lanes[0]->stream); // the engine is dead, and the caller's buffer must not be read later
-        return;
-    }
-    (*copy)->references++;
-    frame->block = *copy;
-    frame->payload = (*copy)->bytes;
+    input->references++; // the caller may have its buffer back before the kernel has taken all of it
+    frame->block = input;
+    frame->payload = input->bytes;
+    neighbour_send(peer, frame);
 }
 
 static void learn_posted(struct neighbour *peer, struct op *op, struct part *part) {
@@ -125,14 +121,14 @@ static void learn_posted(struct neighbour *peer, struct op *op, struct part *par
     part->eager = false;
 }
 
-static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type, struct block *block,
-                      struct block **copy) {
+static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                      struct block *block) {
     struct direct *direct = op->work;
     struct part *part = &direct->parts[mover_place_of(op, from)];
     learn_posted(from, op, part);
     if (part->owed) {
         part->owed = false;
-        send_input(engine, op, from, copy);
+        send_input(engine, op, from);
     }
     if (type != WIRE_SMALL || part->block != NULL ||
         block->length != op_share(op, op->team->ranks[mover_place_of(op, from)])) {
@@ -152,7 +148,7 @@ static struct unexpected *take_unexpected(struct engine *engine, struct op *op, 
     return input != NULL ? input : posted;
 }
 
-static void meet(struct engine *engine, struct op *op, struct neighbour *peer, struct block **copy) {
+static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     struct direct *direct = op->work;
     struct part *part = &direct->parts[mover_place_of(op, peer)];
     struct unexpected *seen = take_unexpected(engine, op, peer);
@@ -165,13 +161,13 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer, s
     } else {
         part->eager = seen == NULL;
         if (part->eager) peer->eager_bytes += op->in_bytes;
-        send_input(engine, op, peer, copy);
+        send_input(engine, op, peer);
     }
     if (seen == NULL) return;
     if (op->accused)
         block_put(engine, seen->block);
     else
-        take_part(engine, op, peer, seen->type, seen->block, copy);
+        take_part(engine, op, peer, seen->type, seen->block);
     free(seen);
 }
 
@@ -185,12 +181,14 @@ static bool begin(struct engine *engine, struct op *op) {
         if (place != now->place) op->rx_bytes += op_share(op, now->ranks[place]);
     direct->parts = calloc(now->count, sizeof *direct->parts);
     op->result = block_new(engine, op->result_bytes);
-    if (direct->parts == NULL || op->result == NULL) return false;
-    struct block *copy = NULL;
+    direct->input = block_new(engine, op->in_bytes);
+    if (direct->parts == NULL || op->result == NULL || direct->input == NULL) return false;
+    // A device's input is read as a whole before the op begins.
+    if (op->in_bytes > 0)
+        memcpy(direct->input->bytes, op->args.queue == NULL ? op->args.send : op->input, op->in_bytes);
     // Each member begins with another receiver, so that nobody is everybody's first.
     for (uint32_t step = 1; step < now->count; step++)
-        meet(engine, op, mover_peer(op, (now->place + step) % now->count), &copy);
-    block_put(engine, copy);
+        meet(engine, op, mover_peer(op, (now->place + step) % now->count));
     if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;
 }
@@ -199,9 +197,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     (void)head;
     struct direct *direct = op->work;
-    struct block *copy = NULL;
-    take_part(engine, op, from, type, block, &copy);
-    block_put(engine, copy);
+    take_part(engine, op, from, type, block);
     if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;
 }
