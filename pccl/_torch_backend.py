@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+TESTED = ("2.13", "2.14")
+"""The versions of torch that the tests run with."""
+
 
 def register() -> None:
     """Registers the backend, where this torch has torch.distributed."""
@@ -16,7 +19,19 @@ def register() -> None:
         dist.Backend.register_backend("pccl", _create, extended_api=True, devices=["cpu", "cuda"])
 
 
+def warn_if_untested(version: str) -> None:
+    """Warns if the tests do not run with this version of torch."""
+    if ".".join(version.split(".")[:2]) not in TESTED:
+        import warnings
+
+        text = f"pccl.distributed is tested with torch {' and '.join(TESTED)}, not with {version}: it may fail"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
 def _create(asked: Any, options: Any = None) -> Any:
+    import torch
+
     from pccl.distributed._group import create
 
+    warn_if_untested(torch.__version__)
     return create(asked, options)

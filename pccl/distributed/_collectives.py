@@ -1,11 +1,12 @@
-"""The calls that torch makes of a process group, by both families of names that torch 2.13 has for them."""
+"""The calls that torch makes of a process group, by both families of names that torch has for them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._compile import refuse_python_reducer
-from pccl.distributed._errors import PeerLostError
+from pccl.distributed._errors import CollectiveError, PeerLostError
 from pccl.distributed._launch import Call, Launcher, again_number
 from pccl.distributed._tensors import (
     Finish,
@@ -82,20 +83,22 @@ class Coalescing(threading.local):
 
 
 def announced(method: Callable[..., Work]) -> Callable[..., Work]:
-    """Lets the other members know at once when a collective fails at this one before anything was launched.
+    """Lets the other members know at once when a collective fails at this one, for whatever reason.
 
-    They would wait for it until their timeout. They get the error of a call that differs between members.
+    They would wait for it until their timeout. Each call that the method was to make, and has not made, is announced: the others
+    get the error of a call that differs between members, and the calls after it still meet.
     """
 
     @functools.wraps(method)
     def call(self: Collectives, *arguments: Any, **named: Any) -> Work:
+        launcher = self._launcher
         if _bootstrap.is_joining() and not _before_joining(method.__name__, sys._getframe(1)):
             _bootstrap.require_joined(method.__name__)
-        before = self._launcher.count()
+        before = launcher.plan(1)
         try:
             return method(self, *arguments, **named)
         except Exception:
-            if self._launcher.count() == before:
+            for _ in range(launcher.unmade(before)):
                 self._announce(method.__name__)
             raise
 
@@ -147,25 +150,25 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
             by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        calls: list[Call] = []
         finish: list[Finish | None] = []
-        types = [self._reduced_as("all_reduce", dtype, op, calls=len(by_type)) for dtype, _ in by_type]
-        for (core_type, factor), alike in zip(types, by_type.values(), strict=True):
-            memory, last = in_place_all(alike)
-            pointer = memory.data_ptr()
-            call = self._launcher.launch(
-                Collective.ALL_REDUCE,
-                "all_reduce",
-                send=pointer,
-                recv=pointer,
-                dtype=core_type,
-                count=memory.numel() * factor,
-                op=op,
-                keep=memory,
-                scaled=None if divisor is None or op is not ReduceOp.SUM else _scaled(memory, divisor),
-            )
-            calls.append(call)
-            finish.append(last)
+        with self._begun(len(by_type)) as calls:
+            types = [self._reduced_as("all_reduce", dtype, op) for dtype, _ in by_type]
+            for (core_type, factor), alike in zip(types, by_type.values(), strict=True):
+                memory, last = in_place_all(alike)
+                pointer = memory.data_ptr()
+                call = self._launcher.launch(
+                    Collective.ALL_REDUCE,
+                    "all_reduce",
+                    send=pointer,
+                    recv=pointer,
+                    dtype=core_type,
+                    count=memory.numel() * factor,
+                    op=op,
+                    keep=memory,
+                    scaled=None if divisor is None or op is not ReduceOp.SUM else _scaled(memory, divisor),
+                )
+                calls.append(call)
+                finish.append(last)
         return self._work(calls, opts, timeout, tensors, *finish)
 
     def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
@@ -229,6 +232,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `reduce_scatter_single`, of several tensors."""
         name = "reduce_scatter_tensor"
+        self._launcher.plan(len(outputs))
         self._check_whole(name, "input", inputs, "output", outputs)
         parts = [(output, readable(input), None) for output, input in zip(outputs, inputs, strict=True)]
         return self._reduce_scatter(name, parts, opts, None)
@@ -240,24 +244,24 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         opts: Any,
         timeout: timedelta | None,
     ) -> Work:
-        op = reduce_op(opts)
-        calls: list[Call] = []
         finish: list[Finish | None] = []
-        types = [self._reduced_as(name, source.dtype, op, calls=len(parts)) for _, source, _ in parts]
-        for (output, source, counts), (core_type, factor) in zip(parts, types, strict=True):
-            memory, last = writable(output)
-            call = self._launcher.launch(
-                Collective.REDUCE_SCATTER,
-                name,
-                send=source.data_ptr(),
-                recv=memory.data_ptr(),
-                dtype=core_type,
-                op=op,
-                keep=(source, memory),
-                **_counts("recv_counts", counts, memory.numel(), factor),
-            )
-            calls.append(call)
-            finish.append(last)
+        with self._begun(len(parts)) as calls:
+            op = reduce_op(opts)
+            types = [self._reduced_as(name, source.dtype, op) for _, source, _ in parts]
+            for (output, source, counts), (core_type, factor) in zip(parts, types, strict=True):
+                memory, last = writable(output)
+                call = self._launcher.launch(
+                    Collective.REDUCE_SCATTER,
+                    name,
+                    send=source.data_ptr(),
+                    recv=memory.data_ptr(),
+                    dtype=core_type,
+                    op=op,
+                    keep=(source, memory),
+                    **_counts("recv_counts", counts, memory.numel(), factor),
+                )
+                calls.append(call)
+                finish.append(last)
         return self._work(calls, opts, timeout, [output for output, _, _ in parts], *finish)
 
     # ---- one to all, all to one ----
@@ -266,14 +270,14 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Brings the tensors of the root to all members."""
         tensors = listed(tensors)
-        root = self._root("broadcast", opts)
         by_program = _callers.program(_callers.caller())
-        calls: list[Call] = []
         finish: list[Finish | None] = []
-        for tensor in tensors:
-            memory, last = in_place(tensor)
-            calls.append(self._broadcast(memory, root, kept=not by_program or memory.nbytes <= KEPT_BYTES))
-            finish.append(last)
+        with self._begun(len(tensors)) as calls:
+            root = self._root("broadcast", opts)
+            for tensor in tensors:
+                memory, last = in_place(tensor)
+                calls.append(self._broadcast(memory, root, kept=not by_program or memory.nbytes <= KEPT_BYTES))
+                finish.append(last)
         return self._work(calls, opts, timeout, tensors, *finish)
 
     def _broadcast(self, memory: Tensor, root: int, *, kept: bool, number: int | None = None, place: int | None = None) -> Call:
@@ -282,7 +286,6 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         `place` is that of the root among the founders, where the view does not know yet who is rank 0.
         """
         launcher, view = self._launcher, self._launcher.view
-        number = launcher.next_number() if number is None else number
         again: Callable[[int], Call] | None = None
         if root == 0 and kept and not launcher.strict and view.size > 1:
             at_root = view.rank == 0 if place is None else view.founders[place] == view.own
@@ -292,14 +295,15 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             def again(place: int) -> Call:
                 follow(marks)
                 memory.detach().copy_(content)
-                return self._broadcast(memory, 0, kept=True, number=again_number(number), place=place)
+                return self._broadcast(memory, 0, kept=True, number=again_number(named), place=place)
 
         core_type, factor = moved_as(memory.dtype)
         pointer = memory.data_ptr()
+        named = launcher.next_number() if number is None else number  # after all that may fail, or the others miss a call
         return launcher.launch(
             Collective.BROADCAST,
             "broadcast",
-            number=number,
+            number=named,
             send=pointer,
             recv=pointer,
             dtype=core_type,
@@ -330,6 +334,31 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             for output in outputs:
                 self._alike(name, output, input, "an output", "its input")
             memory, finish = spread(outputs)
+        return self._gather(name, root, memory, input, opts, timeout, outputs, finish)
+
+    @announced
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """As `gather`, into one tensor of the root."""
+        name = "gather_single"
+        root = self._root(name, opts)
+        at_root = self._launcher.view.rank == root
+        if at_root:
+            self._check_whole(name, "output", [output], "input", [input])
+        memory, finish = writable(output) if at_root else (None, None)
+        return self._gather(name, root, memory, input, opts, timeout, output, finish)
+
+    def _gather(
+        self,
+        name: str,
+        root: int,
+        memory: Tensor | None,
+        input: Tensor,
+        opts: Any,
+        timeout: timedelta | None,
+        result: Any,
+        finish: Finish | None,
+    ) -> Work:
+        """Begins a gather; `memory` is None at members other than the root."""
         core_type, factor = moved_as(input.dtype)
         source = readable(input)
         call = self._launcher.launch(
@@ -342,7 +371,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             root=root,
             keep=(source, memory),
         )
-        return self._work([call], opts, timeout, [outputs], finish)
+        return self._work([call], opts, timeout, [result], finish)
 
     @announced
     def scatter(
@@ -398,16 +427,21 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     @announced
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
-        by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
-        for outputs, input in zip(by_input, input_list, strict=True):
-            self._check_all_gather(outputs, input, calls=len(input_list))
-        begun = [self._all_gather(outputs, input) for outputs, input in zip(by_input, input_list, strict=True)]
-        return self._work([call for call, _ in begun], opts, None, output_lists, *[finish for _, finish in begun])
+        finish: list[Finish | None] = []
+        with self._begun(len(input_list)) as calls:
+            by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+            for outputs, input in zip(by_input, input_list, strict=True):
+                self._check_all_gather(outputs, input)
+            for outputs, input in zip(by_input, input_list, strict=True):
+                call, last = self._all_gather(outputs, input)
+                calls.append(call)
+                finish.append(last)
+        return self._work(calls, opts, None, output_lists, *finish)
 
-    def _check_all_gather(self, outputs: Tensors, input: Tensor, *, calls: int = 1) -> None:
+    def _check_all_gather(self, outputs: Tensors, input: Tensor) -> None:
         name, own = "all_gather", self._launcher.view.rank
-        self._one_per_rank(name, "output", outputs, calls=calls)
-        self._alike(name, outputs[own], input, "the output at its own rank", "its input", calls=calls)
+        self._one_per_rank(name, "output", outputs)
+        self._alike(name, outputs[own], input, "the output at its own rank", "its input")
 
     def _all_gather(self, outputs: Tensors, input: Tensor) -> tuple[Call, Finish | None]:
         memory, finish = spread(outputs)
@@ -422,13 +456,13 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `all_gather_single`, of several tensors."""
         name = "all_gather_into_tensor"
-        self._check_whole(name, "output", outputs, "input", inputs)
-        calls: list[Call] = []
         finish: list[Finish | None] = []
-        for output, input in zip(outputs, inputs, strict=True):
-            memory, last = writable(output)
-            calls.append(self._gather_into(name, memory, input, None))
-            finish.append(last)
+        with self._begun(len(inputs)) as calls:
+            self._check_whole(name, "output", outputs, "input", inputs)
+            for output, input in zip(outputs, inputs, strict=True):
+                memory, last = writable(output)
+                calls.append(self._gather_into(name, memory, input, None))
+                finish.append(last)
         return self._work(calls, opts, None, outputs, *finish)
 
     def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: list[int] | None) -> Call:
@@ -456,7 +490,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         name = "all_to_all"
         self._one_per_rank(name, "output", output_tensors)
         self._one_per_rank(name, "input", input_tensors)
-        self._same_type(name, [*output_tensors, *input_tensors])
+        same_type(name, [*output_tensors, *input_tensors])
         memory, finish = spread(output_tensors)
         received = [tensor.numel() for tensor in output_tensors]
         sent = [tensor.numel() for tensor in input_tensors]
@@ -476,7 +510,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     ) -> Work:
         """Brings each member its part of the tensor of every other one: parts of the first dimension, equal or as given."""
         name = "all_to_all_single"
-        self._same_type(name, [output, input])
+        same_type(name, [output, input])
         received = self._split(name, "output", output, output_split_sizes)
         sent = self._split(name, "input", input, input_split_sizes)
         memory, finish = writable(output)
@@ -517,6 +551,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     # ---- the older names ----
 
     _allgather_base = all_gather_single
+    gather_into_tensor = gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -535,69 +570,72 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         seconds = 0.0 if asked is None else asked.total_seconds()
         return seconds if seconds > 0 else self._timeout
 
-    def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError, *, calls: int = 1) -> NoReturn:
-        """Raises an error, and lets the others know: they are told that this member makes another call than they do.
+    def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError, *, size: int | None = None) -> NoReturn:
+        """Raises an error for arguments that this member cannot use.
 
-        `calls` is how many the others make.
+        `size` is the number of members that the arguments are made for: PeerLostError if the group had it before a loss.
         """
-        for _ in range(calls):
-            self._announce(name)
+        ranks, members = self._launcher.view.lost_of(-1 if size is None else size)
+        if ranks:
+            lost = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} of {size}"
+            detail = f"{text}: {lost} left since; read the world size again, and repeat the call"
+            raise PeerLostError(name, detail, ranks, members)
         raise kind(f"{name}: {text}")
 
     def _announce(self, name: str) -> None:
-        call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
-        self._work([call], None, None, [])  # dropped, which completes it
+        with contextlib.suppress(CollectiveError):
+            call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
+            self._drop([call])
 
-    def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp, *, calls: int = 1) -> tuple[DataType, int]:
+    def _drop(self, calls: list[Call]) -> None:
+        """Lets the thread that completes futures wait for calls that nobody else waits for."""
+        self._completer.adopt(Work(self._completer, calls, self._timeout, []))
+
+    @contextlib.contextmanager
+    def _begun(self, count: int) -> Iterator[list[Call]]:
+        """Lists the calls of a method that makes `count` of them. If it fails halfway, nobody waits for those it has made."""
+        self._launcher.plan(count)
+        calls: list[Call] = []
+        try:
+            yield calls
+        except Exception:
+            self._drop(calls)
+            raise
+
+    def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
         try:
             return reduced_as(dtype, op)
         except TypeError as error:
-            self._refuse(name, str(error), TypeError, calls=calls)
-
-    def _same_type(self, name: str, tensors: Tensors, *, calls: int = 1) -> None:
-        try:
-            same_type(name, tensors)
-        except TypeError as error:
-            self._refuse(name, str(error), TypeError, calls=calls)
+            self._refuse(name, str(error), TypeError)
 
     def _root(self, name: str, opts: Any) -> int:
         root: int = 0 if opts is None else getattr(opts, "rootRank", opts)
         size = self._launcher.view.size
         if not 0 <= root < size:
-            self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}")
+            before = min((one for one in self._launcher.view.before if one > root >= 0), default=None)
+            self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}", size=before)
         return root
 
     def _check_whole(self, name: str, whole: str, wholes: Tensors, part: str, parts: Tensors) -> None:
         """Checks that each whole has as many elements as a part of every member."""
         size = self._launcher.view.size
         for one, piece in zip(wholes, parts, strict=True):
-            self._check_not_stale(name, piece.numel() and one.numel() / piece.numel())
             if piece.numel() * size != one.numel() or one.dtype is not piece.dtype or one.device != piece.device:
                 text = f"the {whole} must have {size} times the elements of the {part}, and its dtype and device"
-                self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(piece)}", calls=len(parts))
+                before, rest = divmod(one.numel(), piece.numel() or 1)
+                self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(piece)}", size=None if rest else before)
 
-    def _one_per_rank(self, name: str, role: str, tensors: Tensors, *, calls: int = 1) -> None:
+    def _one_per_rank(self, name: str, role: str, tensors: Tensors) -> None:
         size = self._launcher.view.size
-        self._check_not_stale(name, len(tensors))
         if len(tensors) != size:
-            self._refuse(name, f"needs one {role} for each of the {size} members of the group, not {len(tensors)}", calls=calls)
-        self._same_type(name, tensors, calls=calls)
+            text = f"needs one {role} for each of the {size} members of the group, not {len(tensors)}"
+            self._refuse(name, text, size=len(tensors))
+        same_type(name, tensors)
 
-    def _check_not_stale(self, name: str, given: float) -> None:
-        """PeerLostError: a call was given as many tensors or sizes as the group had members before a loss."""
-        view = self._launcher.view
-        if given == view.size or given != len(view.founders):
-            return
-        self._announce(name)
-        lost = tuple(member for member in view.founders if member not in view.members)
-        ranks = tuple(view.places[member] for member in lost)
-        text = f"the group has {view.size} members since a loss, and the call is for {int(given)}: read the world size again"
-        raise PeerLostError(name, text, ranks, lost)
-
-    def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str, *, calls: int = 1) -> None:
+    def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str) -> None:
         if one.numel() != other.numel() or one.dtype is not other.dtype or one.device != other.device:
             text = f"{role} and {other_role} must be of one size, dtype and device"
-            self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}", calls=calls)
+            self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}")
 
     def _split(self, name: str, role: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
         """The number of elements for each rank."""
@@ -605,14 +643,13 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         rows = tensor.shape[0] if tensor.dim() else 1
         if not sizes:
             if rows % size:
-                self._refuse(
-                    name, f"the first dimension of the {role}, {rows}, must be a multiple of {size}, or split sizes given"
-                )
+                before = next((one for one in self._launcher.view.before if rows % one == 0), None)
+                text = f"the first dimension of the {role}, {rows}, must be a multiple of {size}, or split sizes given"
+                self._refuse(name, text, size=before)
             return [tensor.numel() // size] * size
-        self._check_not_stale(name, len(sizes))
         if len(sizes) != size or sum(sizes) != rows:
             text = f"the {role} split sizes must be {size} numbers whose sum is the first dimension, {rows}"
-            self._refuse(name, f"{text}, not {list(sizes)}")
+            self._refuse(name, f"{text}, not {list(sizes)}", size=len(sizes))
         row = tensor.numel() // rows if rows else 0
         return [count * row for count in sizes]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 from uuid import UUID
 
@@ -76,7 +78,7 @@ class ProcessGroup(PointToPoint):
         self._coalescing = Coalescing()
         self._told = launcher.view.members  # to those who asked for changes
         itself = weakref.ref(self)
-        launcher.on_loss = lambda: _renumber(itself())
+        launcher.on_loss = lambda lost: _after_loss(itself(), lost)
         launcher.adopt = lambda call: completer.adopt(Work(completer, [call], self._timeout, []))
 
     # ---- who is in it ----
@@ -178,6 +180,25 @@ class ProcessGroup(PointToPoint):
     def _device_types(self) -> list[torch.device]:
         return [torch.device(name) for name in ("cpu", "cuda") if name == "cpu" or torch.cuda.is_available()]
 
+    def _get_backend(self, device: torch.device | str) -> ProcessGroup:
+        """Returns the group itself: it serves all devices that it knows. RuntimeError for any other, as torch raises."""
+        kind = torch.device(device).type
+        if kind not in ("cpu", "cuda"):
+            raise RuntimeError(f"pccl has no backend for the device type {kind}; move the tensor to the CPU or to a CUDA GPU")
+        return self
+
+    get_backend = _get_backend
+
+    supports_coalescing = False
+    supports_shrinking = False
+    supports_splitting = False
+    supports_time_estimate = False
+    # What torch asks the backend of a device for. Calls in a batch run one by one.
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Returns False: FSDP allocates its memory itself."""
+        return False
+
     def get_group_store(self) -> dist.Store:
         """The store that the group was made with. It is used for nothing once the group is there."""
         return self._store
@@ -187,6 +208,9 @@ class ProcessGroup(PointToPoint):
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        pass  # a longer limit for the next calls, which torch gives to the backends that support it
 
     def _get_sequence_number_for_group(self) -> int:
         return self._launcher.number
@@ -226,16 +250,26 @@ untraced(ProcessGroup)
 untraced(Work)
 
 
-def _renumber(group: ProcessGroup | None) -> None:
-    """Brings torch's tables up to date after the members of a group have changed."""
+def _after_loss(group: ProcessGroup | None, lost: Collection[UUID]) -> None:
+    """Updates torch's tables after a group has lost members, and tells the groups whose members all know of it.
+
+    The group of all adopts the loss at once. Others do so when the program next reads their size or rank, which is at the same
+    place on all members.
+    """
     if group is None:
         return
+    living = frozenset(group._launcher.view.members)
     of_all = group._group_of_all or group
-    if of_all is not group:
-        view, world = group._launcher.view, of_all._launcher
-        # All members of the run are in this group, so all of them adopt its losses at this call.
-        if set(world.view.members) <= set(view.founders):
-            world.lose(frozenset(world.view.members) - frozenset(view.members))
+    for other in (of_all, *of_all._subgroups):
+        members = frozenset(other._launcher.view.members)
+        if other is not group and members <= living.union(lost):
+            (other._launcher.lose if other is of_all else other._launcher.hear)(members - living)
+    _renumber(group)
+
+
+def _renumber(group: ProcessGroup) -> None:
+    """Updates torch's tables after the members of a group have changed."""
+    of_all = group._group_of_all or group
     for other in [group, *of_all._subgroups] if of_all is group else [group]:
         renumber(other, other._launcher.view, of_all._launcher.view)
     if of_all is group:
@@ -258,10 +292,30 @@ def _tell(world: ProcessGroup) -> None:
     )
 
 
+def _refuse_mixed_backends(frame: FrameType | None) -> None:
+    """ValueError: the group was asked for with another backend for some devices.
+
+    torch makes a group in Python the group of all devices, and forgets the other backend. It tells the creator only the store and
+    the ranks, so the devices are read from the frame of the function of torch that makes the group.
+    """
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = None if frame is None else frame.f_locals.get("backend_config")
+    backends = {} if config is None else config.get_device_backend_map()
+    others = sorted({name for name in backends.values() if name != "pccl"})
+    if others:
+        asked = ",".join(f"{device}:{name}" for device, name in backends.items())
+        raise ValueError(
+            f'init_process_group: the backend "{asked}" mixes pccl with {", ".join(others)}, but pccl serves every device; '
+            f'pass "pccl", and call torch.distributed.new_group(backend="{others[0]}") for a second group'
+        )
+
+
 def create(asked: Any, options: Any = None) -> ProcessGroup:
     """Makes the group that torch.distributed asks for: that of all members, or one of some of them."""
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options must be a pccl.distributed.Options, not {type(options).__name__}")
+    _refuse_mixed_backends(sys._getframe())
     options = options or Options()
     above = dist.GroupMember.WORLD
     if isinstance(above, ProcessGroup):

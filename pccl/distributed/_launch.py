@@ -38,7 +38,7 @@ import pccl
 from pccl._collectives import Collective
 from pccl._enums import DataType, Result
 from pccl._errors import PCCLError
-from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
+from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import stream_of, synchronize
 from pccl.distributed._view import View
 
@@ -51,6 +51,9 @@ _SPREAD = 0x9E3779B97F4A7C15
 
 _AGAIN, _AGREE = 1 << 56, 1 << 48
 """Between the number of a call and those of its repetition, and of the barrier after its loss."""
+
+_MOST = 4096 - 64
+"""How many calls may be in flight: fewer than the core has room for, so that the other members can be told of a refusal."""
 
 _ELASTIC = frozenset((Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.BARRIER))
 
@@ -111,6 +114,8 @@ class _Making(threading.local):
 
     origin: Origin | None = None
     calls: int = 0
+    planned: int = 1
+    """How many calls the method that runs is to make."""
 
 
 _making = _Making()
@@ -297,7 +302,7 @@ class Launcher:
         self.name = name
         self.view = view
         self.strict = strict
-        self.on_loss: Callable[[], None] | None = None
+        self.on_loss: Callable[[Collection[UUID]], None] | None = None
         self.adopt: Callable[[Call], None] | None = None
         """Takes over a call that nobody waits for."""
         self._unpublished: frozenset[UUID] = frozenset()
@@ -322,15 +327,20 @@ class Launcher:
             return
         if not hearing.published:
             if hearing.kept:
-                with self._lock:
-                    self._unpublished = self._unpublished.union(lost)
+                self.hear(lost)
         elif self.view.lose(lost):
             self._living = None
             if self.on_loss is not None:
-                self.on_loss()
+                self.on_loss(lost)
+
+    def hear(self, lost: Collection[UUID]) -> None:
+        """Keeps lost members until the program reads the view. Ignored in strict mode, and for others than members."""
+        if not self.strict:
+            with self._lock:
+                self._unpublished = self._unpublished.union(lost).intersection(self.view.members)
 
     def publish(self) -> None:
-        """Takes members out that only the thread that completes futures has heard of."""
+        """Takes members out that another group, or the thread that completes futures, has heard of."""
         if self._unpublished and hearing.published:
             with self._lock:
                 lost, self._unpublished = self._unpublished, frozenset()
@@ -351,9 +361,15 @@ class Launcher:
         """The number of the last call."""
         return self._number
 
-    def count(self) -> tuple[int, int]:
-        """How many calls were numbered so far, by the program and in a callback of this thread."""
-        return self._number, _making.calls
+    def plan(self, calls: int) -> int:
+        """Notes how many calls the method that runs is to make. Returns how many were numbered before."""
+        _making.planned = calls
+        return self._number if _making.origin is None else _making.calls
+
+    def unmade(self, before: int) -> int:
+        """Returns how many of the planned calls have no number yet, given what `plan` returned first."""
+        made = (self._number if _making.origin is None else _making.calls) - before
+        return max(0, _making.planned - made)
 
     def next_number(self) -> int:
         """The number of a new call."""
@@ -387,30 +403,50 @@ class Launcher:
             if scaled is not None and scaled[1] != 1:
                 scaled[0].detach().mul_(scaled[1])
             return _alone(arguments)
-        if kind in _ELASTIC:
-            group = self._all()
-            if root_place is None:
-                root_place = 0 if root is None else view.places[view.members[root]]
-        else:
-            group = self._living or self._group(view.members)
-            self._living = group
-            root_place = root or 0
-        if scaled is not None:
-            scaled = _divided_alike(*scaled, len(view.founders))
         survivors = kind in _ELASTIC and not self.strict
         tag = self._tag(number)
-        return self._begin(name, number, group, scaled, again, kind, tag=tag, root=root_place, survivors=survivors, **arguments)
+        group = self._all() if kind in _ELASTIC else self._of_living()
+        try:
+            if kind not in _ELASTIC:
+                root_place = root or 0
+            elif root_place is None:
+                root_place = 0 if root is None else view.places[view.members[root]]
+            if scaled is not None:
+                scaled = _divided_alike(*scaled, len(view.founders))
+            return self._begin(
+                name, number, group, scaled, again, kind, tag=tag, root=root_place, survivors=survivors, **arguments
+            )
+        except Exception:
+            self._announce(name, group, tag, survivors=survivors)
+            raise
+
+    def _of_living(self) -> Group:
+        group = self._living
+        if group is None:
+            group = self._living = self._group(self.view.members)
+        return group
 
     def launch_pair(self, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
         """Begins a send from one member to another, or the receive of one."""
+        group, core_tag = self._next_of_pair(source, target, tag)
+        try:
+            return self._begin(name, None, group, None, None, Collective.SEND, tag=core_tag, root=0, **arguments)
+        except Exception:
+            self._announce(name, group, core_tag)
+            raise
+
+    def refuse_pair(self, name: str, source: UUID, target: UUID, tag: int) -> None:
+        """Lets the other member of a pair know that a message fails before it is launched here."""
+        self._announce(name, *self._next_of_pair(source, target, tag))
+
+    def _next_of_pair(self, source: UUID, target: UUID, tag: int) -> tuple[Group, int]:
         pair = source, target
         group = self._pairs.get(pair)
         if group is None:
             group = self._pairs[pair] = self._group(pair)
         with self._lock:
             counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
-        core_tag = self.pair_tag(source, target, tag, counted)
-        return self._begin(name, None, group, None, None, Collective.SEND, tag=core_tag, root=0, **arguments)
+        return group, self.pair_tag(source, target, tag, counted)
 
     def pair_tag(self, source: UUID, target: UUID, tag: int, counted: int | None = None) -> int:
         """The core's tag of the next send of a user's tag between two members, or of that with the given count."""
@@ -447,16 +483,17 @@ class Launcher:
         **arguments: Any,
     ) -> CoreCall:
         arguments.setdefault("stream", stream_of(arguments.get("keep")))
+        if len(self.communicator._live_ops) >= _MOST and kind is not Collective.BARRIER:
+            text = f"{_MOST} calls are in flight, which is the limit; wait for some of them first"
+            raise CollectiveError(Result.INVALID_USAGE, name, text)
         try:
             op = self.communicator.launch(kind, group=group, survivors=survivors, **arguments)
         except PCCLError as error:
-            if number is not None:
-                self._announce(name, group, arguments["tag"], survivors=survivors)
             raise translated(error, name, self.view.members) from error
         return CoreCall(self, name, number, group, op, scaled, again, survivors=survivors)
 
-    def _announce(self, name: str, group: Group, tag: int, *, survivors: bool) -> None:
-        """Lets the other members know that the core refused a call here: they get the error of a call that differs."""
+    def _announce(self, name: str, group: Group, tag: int, *, survivors: bool = False) -> None:
+        """Lets the other members know that a call failed here: they get the error of a call that differs."""
         with contextlib.suppress(PCCLError):
             options: dict[str, Any] = {"tag": tag, "survivors": survivors, "dtype": DataType.UINT8}
             call = self._begin(f"{name}, refused", None, group, None, None, Collective.BARRIER, **options)

@@ -93,26 +93,34 @@ class PointToPoint(Collectives):
         """Sends a tensor to a member, which has to call `recv` with the same tag; ends when it has the elements."""
         (tensor,) = listed(tensors)
         target = self._member("send", dst_rank)
-        source = readable(tensor)
-        core_type, factor = moved_as(tensor.dtype)
-        call = self._launcher.launch_pair(
-            f"send to rank {dst_rank}",
-            self._launcher.view.own,
-            target,
-            tag,
-            send=source.data_ptr(),
-            dtype=core_type,
-            count=source.numel() * factor,
-            keep=source,
-        )
+        name, pair = f"send to rank {dst_rank}", (self._launcher.view.own, target)
+        try:
+            source = readable(tensor)
+            core_type, factor = moved_as(tensor.dtype)
+            arguments: dict[str, Any] = {
+                "send": source.data_ptr(),
+                "dtype": core_type,
+                "count": source.numel() * factor,
+                "keep": source,
+            }
+        except Exception:
+            self._launcher.refuse_pair(name, *pair, tag)
+            raise
+        call = self._launcher.launch_pair(name, *pair, tag, **arguments)
         return self._work([call], None, None, [tensor])
 
     def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
         """Receives a tensor from a member, of the size and dtype that it sends."""
         (tensor,) = listed(tensors)
         source = self._member("recv", src_rank)
-        memory, finish = writable(tensor)
-        call = self._launcher.launch_pair(f"recv from rank {src_rank}", source, self._launcher.view.own, tag, **_received(memory))
+        name, pair = f"recv from rank {src_rank}", (source, self._launcher.view.own)
+        try:
+            memory, finish = writable(tensor)
+            arguments = _received(memory)
+        except Exception:
+            self._launcher.refuse_pair(name, *pair, tag)
+            raise
+        call = self._launcher.launch_pair(name, *pair, tag, **arguments)
         return self._work([call], None, None, [tensor], finish)
 
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
@@ -130,7 +138,8 @@ class PointToPoint(Collectives):
         view = self._launcher.view
         if not 0 <= rank < view.size or rank == view.rank:
             text = f"the other rank must be one of 0 to {view.size - 1}, and not the own rank, {view.rank}"
-            raise ValueError(f"{name}: {text}: it is {rank}")
+            before = min((size for size in view.before if size > rank >= 0), default=None) if rank != view.rank else None
+            self._refuse(name, f"{text}: it is {rank}", size=before)
         return view.members[rank]
 
 

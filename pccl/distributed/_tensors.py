@@ -79,6 +79,7 @@ def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """Plain memory for a result, and what brings it into the tensor; None: it is the tensor itself."""
     if is_plain(tensor):
         return tensor, None
+    _check_fillable(tensor)
     made = scratch(tensor)
     return made, lambda: _fill(tensor, made)
 
@@ -87,8 +88,19 @@ def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
     """As `writable`, for memory that also holds the input."""
     if is_plain(tensor):
         return tensor, None
+    _check_fillable(tensor)
     made = readable(tensor)
     return made, lambda: _fill(tensor, made)
+
+
+def _check_fillable(tensor: torch.Tensor) -> None:
+    """TypeError: a result cannot be brought into the tensor. After the call, only this member would hear of it."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of the layout {tensor.layout} cannot take a result: pass a dense one")
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise TypeError(
+            f"elements of an expanded tensor share memory, so it cannot take a result: pass a clone of {list(tensor.shape)}"
+        )
 
 
 def scratch(tensor: torch.Tensor) -> torch.Tensor:
@@ -205,6 +217,8 @@ def spread(tensors: Sequence[torch.Tensor], source: torch.Tensor | None = None) 
     flat = joined(tensors) if source is None else None
     if flat is not None:
         return flat, None
+    for tensor in tensors:
+        _check_fillable(tensor)
     made = _pool.take(tensors) if source is None else source
 
     def finish() -> None:

@@ -15,11 +15,13 @@ class View:
     `founders` are the members that the group was made of: ranks inside the core refer to them as long as the group exists.
     """
 
-    __slots__ = ("founders", "members", "own", "places", "rank", "size")
+    __slots__ = ("before", "founders", "members", "own", "places", "rank", "size")
 
     def __init__(self, founders: Sequence[UUID], own: UUID) -> None:
         self.own = own
         self.founders = tuple(founders)
+        self.before: dict[int, tuple[UUID, ...]] = {}
+        """The members before each loss, by their number."""
         self.places = {member: place for place, member in enumerate(self.founders)}
         self._set(self.founders)
 
@@ -28,8 +30,17 @@ class View:
         left = tuple(member for member in self.members if member not in lost)
         changed = len(left) < self.size
         if changed:
+            self.before[self.size] = self.members
             self._set(left)
         return changed
+
+    def lost_of(self, size: int) -> tuple[tuple[int, ...], tuple[UUID, ...]]:
+        """Returns the ranks and names of the members lost since the group had `size` members; nothing if it never had.
+
+        The ranks are those of that time.
+        """
+        lost = [(rank, member) for rank, member in enumerate(self.before.get(size, ())) if member not in self.members]
+        return tuple(rank for rank, _ in lost), tuple(member for _, member in lost)
 
     def _set(self, members: tuple[UUID, ...]) -> None:
         self.members = members

@@ -3,6 +3,11 @@
 import os
 import subprocess
 import sys
+import warnings
+
+import pytest
+
+from pccl import _torch_backend
 
 KNOWN = (
     "import sys, torch, torch.distributed as dist; print(dist.is_backend_available('pccl'), 'pccl.distributed' in sys.modules)"
@@ -22,3 +27,13 @@ def test_the_import_makes_it_known_where_torch_loads_no_entry_points() -> None:
     off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     assert run(KNOWN, **off) == "False False"
     assert run(f"import pccl.distributed; {KNOWN}", **off) == "True True"
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("2.13.0+cpu", 0), ("2.14.1+cu130", 0), ("2.12.9", 1), ("2.15.0a0", 1), ("3.13", 1)]
+)
+def test_a_version_that_is_not_tested_gives_a_warning(version: str, warned: int) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        _torch_backend.warn_if_untested(version)
+    assert [version in str(one.message) for one in found] == [True] * warned
