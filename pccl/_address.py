@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl._calls import Deadline
+from pccl._errors import ArgumentError
 from pccl._loader import load_native_module
 
 _ffi, _C = load_native_module()
@@ -41,9 +42,9 @@ def parse_endpoint(address: str) -> Endpoint:
     if "://" in address:
         raise ValueError(f"address {address!r} is a URL: write only host:port")
     if re.fullmatch(r"[0-9]{1,5}", address, re.ASCII):
-        raise AssertionError(f"address {address!r} has no host: write 0.0.0.0:{address} to listen, or host:{address} to connect")
+        raise ArgumentError(f"address {address!r} has no host: write 0.0.0.0:{address} to listen, or host:{address} to connect")
     if ":" not in address:
-        raise AssertionError(f"address {address!r} has no port: write it as host:port, 1.2.3.4:port or [ipv6]:port")
+        raise ArgumentError(f"address {address!r} has no port: write it as host:port, 1.2.3.4:port or [ipv6]:port")
     host, _, port_text = address.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65535:
         raise ValueError(f"address {address!r} has a bad port {port_text!r}: a number from 0 to 65535 is needed")

@@ -148,7 +148,9 @@ class DataType(Enum):
                 dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
                 return dtype
             except ImportError:
-                raise AssertionError("numpy has no bfloat16 by itself: install ml_dtypes") from None
+                from pccl._errors import ArgumentError
+
+                raise ArgumentError("numpy has no bfloat16 by itself: install ml_dtypes") from None
         return np.dtype(_NAMES[self])
 
     @classmethod
@@ -173,7 +175,9 @@ class DataType(Enum):
         exact = np.dtype(dtype)
         found = _BY_NAME.get(exact.name)
         if found is None:
-            raise AssertionError(f"dtype {exact} is not supported: use one of {_SUPPORTED}")
+            from pccl._errors import ArgumentError
+
+            raise ArgumentError(f"dtype {exact} is not supported: use one of {_SUPPORTED}")
         if not exact.isnative:
             raise ValueError(f"dtype {exact!r} has a foreign byte order: convert with .astype({exact.name!r}) first")
         _BY_DTYPE[dtype] = found

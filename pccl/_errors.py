@@ -1,19 +1,26 @@
-"""What can go wrong, one class per thing that a caller does differently. All of them can be imported from `pccl`.
+"""The errors of the package: one class for each thing that a caller does differently. All of them are in `pccl`.
 
-PCCLError                  any failure; `result` is the code, `detail` says what happened
-├── PeerLostError          a member was lost: launch the op again, the survivors go on
+PCCLError                  any failure; `result` is the code, `detail` says what happened and what to do
+├── PeerLostError          a member was lost: call again, the survivors go on
 ├── TooFewPeersError       this peer is alone in its group: let newcomers in
-├── ConnectionFailedError  no master, refused, expelled, or the other peers cannot be reached: connect anew
+├── ConnectionFailedError  no master, refused, expelled, or the other peers cannot be reached: connect again
 │   └── ConnectError       all attempts of `connect` failed
-├── CallAgainError         the vote or the round came to nothing on all peers alike: call again
+├── JoinError              this process could not join a run (also a RuntimeError): start it again, or give up
+├── CallAgainError         the vote or the round had no result, on all peers alike: call again
 ├── UsageError             the program is wrong: fix the call
 ├── SystemRefusedError     no memory, threads or descriptors: nothing was started
 └── PCCLTimeoutError       the caller's own `timeout` ran out (also a TimeoutError): repeat the call to wait on
+
+ArgumentError is no PCCLError: an argument is wrong in itself (a ValueError, and an AssertionError as in PCCL 1.0).
+
+Texts have one form, `all_reduce: the communicator is not connected; call connect first (INVALID_USAGE)`: the Python name of the
+call, what happened, and the code. A `PCCLError` that is made without a detail has the text of PCCL 1.0.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from pccl._enums import Result
 from pccl._loader import load_native_module
@@ -24,11 +31,54 @@ if TYPE_CHECKING:
 _ffi, _C = load_native_module()
 
 
+_IRREGULAR = {
+    "pcclAwaitAsyncReduce": "wait",
+    "pcclCreateCommunicator": "Communicator",
+    "pcclCreateGroup": "group",
+    "pcclCreateMaster": "MasterNode",
+    "pcclDetachMaster": "detach",
+    "pcclGetMembers": "members",
+    "pcclGetReduceContributors": "get_contributors",
+    "pcclInit": "import pccl",
+    "pcclInterruptMaster": "interrupt",
+    "pcclMasterAwaitTermination": "wait",
+    "pcclRunMaster": "run",
+    "pcclStreamWaitAsyncReduce": "wait_stream",
+    "pcclSynchronizeSharedState": "sync_shared_state",
+    "pccl_ext_comm_uuid": "uuid",
+    "pccl_ext_snapshot_members": "members",
+    "all-to-all-v": "all_to_all",
+}
+"""Python names of calls whose C name differs in more than its spelling."""
+
+_C_FUNCTION = re.compile(r"\bpccl(?:_ext_\w+|[A-Z]\w*)")
+
+
+def python_name(name: str) -> str:
+    """Returns the Python name of a call, from its C name or from the name of a collective."""
+    if name in _IRREGULAR:
+        return _IRREGULAR[name]
+    if name.startswith("pccl_ext_"):
+        return name.removeprefix("pccl_ext_").removeprefix("comm_")
+    if re.match(r"pccl[A-Z]", name):
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name[4:]).lower()
+    return name.replace("-", "_")
+
+
+def _of_python(detail: str) -> str:
+    """Returns a text of the C library on one line, with the Python names of the functions that it names."""
+
+    def rename(found: re.Match[str]) -> str:
+        return python_name(found[0]) if hasattr(_C, found[0]) and callable(getattr(_C, found[0])) else found[0]
+
+    return _C_FUNCTION.sub(rename, " ".join(detail.split()))
+
+
 class PCCLError(Exception):
     """A call of the library failed.
 
-    `result` is the code, `func_name` the C function, `detail` what happened and what to do, in words (may be empty; `str`
-    ends with it), `contributors` what a reduce with `retry` had completed.
+    `result` is the code. `func_name` is the name of the failed call, that of the C function for the calls of PCCL 1.0. `detail`
+    says what happened and what to do; it may be empty. `contributors` is what a reduce with `retry` had completed.
     """
 
     def __init__(self, result: Result, func_name: str, detail: str = "") -> None:
@@ -39,11 +89,16 @@ class PCCLError(Exception):
         self.contributors: tuple[Contributors, ...] = ()
 
     def __str__(self) -> str:
-        return self._with_detail(f"{self.func_name} failed with error: {self.result.name}: {self.result.name}")
+        if not self.detail:
+            return f"{self.func_name} failed with error: {self.result.name}: {self.result.name}"
+        return self._text(self.detail)
 
-    def _with_detail(self, text: str) -> str:
+    def _text(self, detail: str) -> str:
         """On one line, for `print(error)` and logs."""
-        return f"{text}: {' '.join(self.detail.split())}" if self.detail else text
+        return f"{python_name(self.func_name)}: {_of_python(detail)} ({self.result.name})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), self.args), self.__dict__
 
     @staticmethod
     def check(result: int, func_name: str) -> None:
@@ -73,7 +128,18 @@ class ConnectError(ConnectionFailedError):
     """No attempt of `connect` succeeded. `result` and `detail` are those of the last one."""
 
     def __str__(self) -> str:
-        return self._with_detail("Failed to connect to the master node")
+        failed = "Failed to connect to the master node"
+        return self._text(f"{failed}: {self.detail}") if self.detail else failed
+
+
+class JoinError(PCCLError, RuntimeError):
+    """This process could not join a run: no run goes on, nobody is left who has its state, or the members refused it.
+
+    `pccl.diloco.JoinError` and `pccl.distributed.JoinError` are the same class.
+    """
+
+    def __init__(self, detail: str, func_name: str = "join") -> None:
+        super().__init__(Result.MASTER_CONNECTION_FAILED, func_name, detail)
 
 
 class CallAgainError(PCCLError):
@@ -91,6 +157,32 @@ class SystemRefusedError(PCCLError):
 class PCCLTimeoutError(PCCLError, TimeoutError):
     """The `timeout` of the call ran out; the text says for whom it waits, where that is known. Repeat the call to wait on."""
 
+
+class ArgumentError(ValueError, AssertionError):
+    """An argument is wrong in itself: nothing was launched. PCCL 1.0 raises AssertionError; new programs catch ValueError."""
+
+
+def _unpickled(kind: type[PCCLError], arguments: tuple[Any, ...]) -> PCCLError:
+    """Makes the error of a pickle, whose constructor may take other arguments; its attributes follow."""
+    return kind.__new__(kind, *arguments)
+
+
+_MEANINGS: dict[int, str] = {
+    _C.pcclNotInitialized: "the library is not initialised",
+    _C.pcclInternalError: "the system refused memory, threads or descriptors; nothing was started",
+    _C.pcclInvalidArgument: "an argument is wrong, or the members' arguments differ",
+    _C.pcclInvalidUsage: "the call is not allowed now",
+    _C.pcclTooFewPeers: "this peer is alone in its group; call update_topology to let newcomers in",
+    _C.pcclMasterConnectionFailed: "the master cannot be reached, or this peer is no longer part of the run; call reconnect",
+    _C.pcclRankConnectionFailed: "the other peers cannot be reached; call reconnect",
+    _C.pcclRankConnectionLost: "a member of the group was lost; call again, and the survivors go on",
+    _C.pcclNoSharedStateAvailable: "no member has a state that can be elected; call again with the same revision",
+    _C.pcclPendingAsyncOps: "operations have not been awaited; wait for their handles",
+    _C.pcclUpdateTopologyFailed: "the vote came to no new epoch; call again",
+    _C.pcclTopologyOptimizationFailed: "the vote came to no new order; call again",
+    _C.pcclTimedOut: "the timeout ran out; call again to wait on",
+}
+"""What a code means, for errors of which nothing else is known."""
 
 _CLASSES: dict[int, type[PCCLError]] = {
     _C.pcclNotInitialized: UsageError,
@@ -116,5 +208,5 @@ def last_detail() -> str:
 
 
 def error_for(result: int, func_name: str, detail: str = "") -> PCCLError:
-    """The exception for a code other than success."""
-    return _CLASSES.get(result, PCCLError)(Result(result), func_name, detail)
+    """Returns the exception for a code other than success."""
+    return _CLASSES.get(result, PCCLError)(Result(result), func_name, detail or _MEANINGS.get(result, ""))

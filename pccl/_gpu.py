@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._calls import SUCCESS, NativeHandle
 from pccl._enums import DataType, Result
-from pccl._errors import error_for, last_detail
+from pccl._errors import ArgumentError, error_for, last_detail
 from pccl._loader import load_native_module
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def array_memory(array: Any, role: str) -> tuple[int, int, DataType, int | None,
         numel *= size
     strides = interface.get("strides")
     if strides is not None and numel > 1 and tuple(strides) != tuple(reversed(expected)):
-        raise AssertionError(f"{role} must be contiguous")
+        raise ArgumentError(f"{role} must be contiguous")
     pointer, read_only = interface["data"]
     check_known(pointer, numel, role)
     stream = interface.get("stream")
@@ -90,7 +90,7 @@ def check_known(pointer: int, numel: int, role: str) -> None:
     text = _ffi.new("char[]", 256)
     count = _C.pccl_ext_cuda(text, len(text))
     why = "it is not the driver's" if count > 0 else _ffi.string(text).decode("utf-8", "replace")
-    raise AssertionError(f"{role} is at a GPU whose memory cannot be used: {why}")
+    raise ArgumentError(f"{role} is at a GPU whose memory cannot be used: {why}")
 
 
 def torch_stream(tensor: Any) -> int:

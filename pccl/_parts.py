@@ -13,6 +13,7 @@ from typing import Any
 from pccl._calls import whole_number
 from pccl._collectives import Group
 from pccl._enums import DataType, DeviceType
+from pccl._errors import ArgumentError
 from pccl._gpu import common_stream, is_gpu_array
 from pccl._tensors import (
     Memory,
@@ -112,7 +113,7 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
         made.stream = common_stream((f"{role}[{at}]", memory.stream) for at, memory in enumerate(memories))
     gaps = [after for before, after in itertools.pairwise(filled) if before[0] + before[1] != after[0]]
     if gaps and device is not DeviceType.CPU:
-        raise AssertionError(
+        raise ArgumentError(
             f"the tensors of {role} are at a GPU: they must lie one behind the other, as the parts of one tensor do"
         )
     if gaps:

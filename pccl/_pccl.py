@@ -23,9 +23,11 @@ from pccl._enums import QuantizationAlgorithm as QuantizationAlgorithm
 from pccl._enums import ReduceOp as ReduceOp
 from pccl._enums import Result as Result
 from pccl._enums import SharedStateSyncStrategy as SharedStateSyncStrategy
+from pccl._errors import ArgumentError as ArgumentError
 from pccl._errors import CallAgainError as CallAgainError
 from pccl._errors import ConnectError as ConnectError
 from pccl._errors import ConnectionFailedError as ConnectionFailedError
+from pccl._errors import JoinError as JoinError
 from pccl._errors import PCCLError as PCCLError
 from pccl._errors import PCCLTimeoutError as PCCLTimeoutError
 from pccl._errors import PeerLostError as PeerLostError

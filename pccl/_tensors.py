@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from pccl._enums import DataType, DeviceType, Result
-from pccl._errors import UsageError
+from pccl._errors import ArgumentError, UsageError
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import load_native_module
 
@@ -85,7 +85,7 @@ class InputDigest:
 def require(condition: bool, text: str) -> None:
     """Raises AssertionError unless `condition` holds, under `python -O` too."""
     if not condition:
-        raise AssertionError(text)
+        raise ArgumentError(text)
 
 
 def require_kind(name: str, value: object, kind: type) -> None:
@@ -113,16 +113,16 @@ def torch_memory(tensor: Any, role: str) -> Memory:
         raise TypeError(f"{role} must be a torch.Tensor, not {type(tensor).__name__}")
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor and any("DTensor" in kind.__name__ for kind in type(tensor).__mro__):
-        raise AssertionError(f"{role} must not be a distributed tensor (DTensor): pass its local part, tensor.to_local()")
+        raise ArgumentError(f"{role} must not be a distributed tensor (DTensor): pass its local part, tensor.to_local()")
     device = DeviceType.CPU if tensor.is_cpu else DeviceType.from_torch_device_type(tensor.device.type)
     if device is None:
-        raise AssertionError(f"{role} is on {tensor.device}: only CPU and CUDA tensors can be used")
+        raise ArgumentError(f"{role} is on {tensor.device}: only CPU and CUDA tensors can be used")
     if tensor.layout is not torch.strided:
-        raise AssertionError(f"{role} is sparse: call .to_dense() first")
+        raise ArgumentError(f"{role} is sparse: call .to_dense() first")
     if not tensor.is_contiguous():
-        raise AssertionError(f"{role} must be contiguous: call .contiguous() first")
+        raise ArgumentError(f"{role} must be contiguous: call .contiguous() first")
     if tensor.is_neg():
-        raise AssertionError(f"{role} is a lazily negated view: call .resolve_neg() first")
+        raise ArgumentError(f"{role} is a lazily negated view: call .resolve_neg() first")
     dtype = _named(role, DataType.from_torch_dtype, tensor.dtype)
     if device is DeviceType.CPU:
         return Memory(tensor.data_ptr(), tensor.numel(), dtype, device)
@@ -135,7 +135,7 @@ def numpy_memory(array: Any, role: str) -> Memory:
     if not is_numpy_array(array):
         raise TypeError(f"{role} must be a numpy.ndarray, not {type(array).__name__}")
     if not array.flags.c_contiguous:
-        raise AssertionError(f"{role} must be contiguous: call numpy.ascontiguousarray first")
+        raise ArgumentError(f"{role} must be contiguous: call numpy.ascontiguousarray first")
     dtype = _named(role, DataType.from_numpy_dtype, array.dtype)
     try:
         pointer = int(_ffi.cast("uintptr_t", _ffi.from_buffer(array)))  # three times as fast as array.ctypes
@@ -197,8 +197,8 @@ def _pair(send: Any, recv: Any, memory: Callable[[Any, str], Memory]) -> Buffers
     source = memory(send, "send")
     target = source if send is recv else memory(recv, "recv")
     if source.dtype is not target.dtype:
-        raise AssertionError(f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
+        raise ArgumentError(f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
     if source.numel != target.numel:
-        raise AssertionError(f"send has {source.numel} elements and recv {target.numel}: they must be alike")
+        raise ArgumentError(f"send has {source.numel} elements and recv {target.numel}: they must be alike")
     stream = common_stream((("send", source.stream), ("recv", target.stream)))
     return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, stream)

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from pccl import MasterNode, PCCLError
+from pccl import JoinError, MasterNode, PCCLError
 from pccl.lab.ports import free_ports
 
 CLONE_NEWNET = 0x40000000
@@ -58,6 +58,8 @@ def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Pat
             answer = ("error", "KeyboardInterrupt")
         except PCCLError as error:
             answer = ("error", error.result.name)
+            if isinstance(error, JoinError):
+                answer = ("crash", traceback.format_exc())
             if method in ("follow", "join_late", "reduce_on"):
                 answer = ("crash", f"{traceback.format_exc()}{error.detail}\nlog: {peer.log}")
         except BaseException:

@@ -10,11 +10,14 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.diloco needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
+from pccl._errors import JoinError
+from pccl._loader import rehome as _rehome
 from pccl.diloco._async import AsyncDiLoCo
 from pccl.diloco._base import Round
 from pccl.diloco._compression import Compression
 from pccl.diloco._diloco import DiLoCo
-from pccl.diloco._membership import JoinError
 from pccl.diloco._streaming import StreamingDiLoCo
 
 __all__ = ["AsyncDiLoCo", "Compression", "DiLoCo", "JoinError", "Round", "StreamingDiLoCo"]
+
+_rehome(globals(), __all__)

@@ -15,7 +15,7 @@ import torch
 from pccl._collectives import roll
 from pccl._communicator import Communicator
 from pccl._enums import Attribute
-from pccl._errors import CallAgainError, PCCLError, PeerLostError, UsageError
+from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import ROLL_TAG
 from pccl.diloco._state import Welcome
@@ -31,13 +31,6 @@ PAUSE_SECONDS = 0.01
 """Between the meetings of peers that wait for more to come; doubled up to PAUSE_MOST_SECONDS."""
 
 PAUSE_MOST_SECONDS = 0.2
-
-
-class JoinError(RuntimeError):
-    """This peer could not join the run: nobody is left who has its state, or not all have come that hold its model.
-
-    Start it again, and it joins, or begins a new run.
-    """
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
+from pccl._errors import JoinError
+from pccl._loader import rehome as _rehome
 from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, is_joining, masters
 from pccl.distributed._change import Change, on_change
-from pccl.distributed._elastic import Elastic, JoinError
+from pccl.distributed._elastic import Elastic
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup
 from pccl.distributed._join import join
@@ -39,3 +41,5 @@ __all__ = [
 ]
 
 _register()
+
+_rehome(globals(), __all__)

@@ -27,6 +27,7 @@ from uuid import UUID, uuid4
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
+from pccl._enums import Result
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError
 from pccl._master import RunState, run_state
 from pccl._supervisor import JOINED, restore_environment
@@ -64,8 +65,11 @@ _meant: str | None = None
 _warned = False
 
 
-class BootstrapError(RuntimeError):
+class BootstrapError(PCCLError, RuntimeError):
     """The processes of a job did not find each other; nothing of the group was made."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Result.MASTER_CONNECTION_FAILED, "init_process_group", detail)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 import pccl
 from pccl._collectives import Collective
 from pccl._enums import DataType
+from pccl._errors import JoinError
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
@@ -31,10 +32,6 @@ _TAG = digest("Elastic.sync")
 
 _OWN = frozenset({"_values", "_training", "_every", "_calls", "_revision", "_known"})
 """Attributes of an Elastic that are no values."""
-
-
-class JoinError(RuntimeError):
-    """This process could not join the run: there is none any more, or its training is another one. The others go on."""
 
 
 class Elastic:

@@ -25,9 +25,6 @@ else:
 class CollectiveError(PCCLError, _BackendError):
     """A collective failed on every member of the group that called it."""
 
-    def __str__(self) -> str:
-        return f"{self.func_name}: {' '.join(self.detail.split())}"
-
 
 class PeerLostError(pccl.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.

@@ -10,6 +10,7 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.state needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
+from pccl._loader import rehome as _rehome
 from pccl.state._checkpoint import CheckpointError, load, save
 from pccl.state._entries import Entries, module_tensors
 from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state
@@ -35,3 +36,5 @@ __all__ = [
     "save",
     "warn_if_overridden",
 ]
+
+_rehome(globals(), __all__)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pccl._errors import ArgumentError
 from pccl._tensors import is_numpy_array, is_torch_tensor
 from pccl._types import TensorInfo
 
@@ -173,7 +174,7 @@ class Collector:
                 made = TensorInfo.from_torch(_shareable(tensor), name)
             except AssertionError as error:
                 hint = "; a parameter: parameter.data = parameter.data.contiguous()" if name.startswith("parameter/") else ""
-                raise AssertionError(f"{error}{hint}") from None
+                raise ArgumentError(f"{error}{hint}") from None
             made.current = lambda: _shareable(tensor if current is None else current())
         self.infos.append(made)
 

@@ -726,7 +726,7 @@ def test_20_entries_of_every_kind():
 def test_timeouts_and_waiting_on():
     with team([0, 0]) as comms:
         first, second = comms
-        for name, call in (("pcclUpdateTopology", first.update_topology), ("pcclArePeersPending", first.are_peers_pending)):
+        for name, call in (("update_topology", first.update_topology), ("are_peers_pending", first.are_peers_pending)):
             begin = time.monotonic()
             with pytest.raises(pccl.PCCLTimeoutError, match=name):
                 call(timeout=0.2)

@@ -89,7 +89,7 @@ def test_a_call_that_could_not_be_begun_is_begun_again(monkeypatch, handle):
     results = [pccl.Result.INVALID_USAGE.value, SUCCESS]
     ticket, library = make_ticket(monkeypatch, lambda: SUCCESS, lambda: results.pop(0))
     assert ticket.proceed(handle) == pccl.Result.INVALID_USAGE.value
-    with pytest.raises(pccl.UsageError, match="pcclFake failed"):
+    with pytest.raises(pccl.UsageError, match=r"^fake: "):
         ticket.check()
     assert ticket.proceed(handle) == SUCCESS
     assert library.begun == 2

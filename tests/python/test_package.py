@@ -1,6 +1,9 @@
 """The names, signatures and imports of the package (contract 3.1, 3.2)."""
 
+import importlib
 import inspect
+import pickle
+import pydoc
 import re
 import subprocess
 import sys
@@ -47,6 +50,36 @@ def test_exports():
             assert getattr(pccl._pccl, name) is getattr(pccl, name), name
     assert pccl._pccl.ffi.NULL is not None
     assert pccl._pccl.C.pcclSuccess == 0
+
+
+def public(package) -> dict[str, object]:
+    return {name: value for name, value in vars(package).items() if not name.startswith("_") and not inspect.ismodule(value)}
+
+
+def test_public_names_are_at_home_in_their_package():
+    for name, value in public(pccl).items():
+        assert value.__module__ == "pccl", name
+        assert pickle.loads(pickle.dumps(value)) is value
+
+
+@pytest.mark.parametrize("package", ["pccl.diloco", "pccl.distributed", "pccl.state"])
+def test_names_for_torch_are_at_home_in_their_package(package):
+    pytest.importorskip("torch")
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        if inspect.isclass(value := getattr(module, name)) or inspect.isfunction(value):
+            assert value.__module__ == package or getattr(pccl, name) is value, name
+
+
+def test_help_lists_all_that_is_public():
+    text = pydoc.plain(pydoc.render_doc(pccl))
+    for name in public(pccl):
+        assert re.search(rf"\b{name}\b", text), name
+
+
+def test_tracebacks_have_public_names():
+    done = run_python("import pccl; pccl.Communicator('127.0.0.1:1').update_topology()")
+    assert done.stderr.splitlines()[-1].startswith("pccl.UsageError: update_topology: ")
 
 
 def test_version_is_that_of_the_distribution():
