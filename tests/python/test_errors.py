@@ -124,7 +124,7 @@ def test_one_error_for_a_process_that_cannot_join():
             assert issubclass(getattr(pccl.distributed, name), PCCLError), name
     lost = pccl.distributed.PeerLostError("all_reduce", "rank 1 is gone", (1,), ())
     copy = pickle.loads(pickle.dumps(lost))
-    assert (str(copy), copy.ranks) == ("all_reduce: rank 1 is gone (RANK_CONNECTION_LOST)", (1,))
+    assert (str(copy), copy.ranks) == (str(lost), (1,))
 
 
 def test_a_timeout_is_a_timeout_error():
