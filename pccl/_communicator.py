@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -32,6 +33,7 @@ from pccl._types import (
     check_fits,
     reduce_numbers,
 )
+from pccl._waits import WaitLog, master_patience, may_begin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,19 +102,34 @@ class Communicator(NamedCollectives):
 
     # ---- life ----
 
-    def connect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+    def connect(
+        self,
+        n_attempts: int = 5,
+        *,
+        timeout: float | None = None,
+        begin: bool | None = None,
+        wait_for_master: float | None = None,
+    ) -> None:
         """Joins the run: returns once this peer is accepted and all attributes are valid.
 
         The first peer of a run is accepted at once; a newcomer waits until all accepted peers are in `update_topology`.
         Each attempt looks the host name up and tries all its addresses; a pause of 1 s follows each failed one. ConnectError
         when all have failed; usage errors, such as INVALID_USAGE when connected already, are not repeated.
+
+        `begin=False`: the peer never begins a run. ConnectError if no run goes on. None: True, unless PCCL_JOIN=1 is set, as it
+        is for a restarted process. `wait_for_master`: attempts go on for at least so many seconds, for machines that start
+        before their master; None: as the environment variable PCCL_CONNECT_TIMEOUT_S says, else 0.
         """
         deadline = Deadline(timeout)
+        patience = Deadline(master_patience(wait_for_master))
+        join_only = not may_begin(begin)
         failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
         with self._alone("pcclConnect"):
-            for _ in range(n_attempts):
+            for attempt in itertools.count(1):
+                if attempt > n_attempts and patience.passed():
+                    break
                 try:
-                    self._attempt(deadline)
+                    self._attempt(deadline, join_only)
                     return
                 except ConnectError as error:
                     failure = error
@@ -121,10 +138,18 @@ class Communicator(NamedCollectives):
                 deadline.sleep(PAUSE_SECONDS)
         raise failure
 
-    def reconnect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+    def reconnect(
+        self,
+        n_attempts: int = 5,
+        *,
+        timeout: float | None = None,
+        begin: bool | None = None,
+        wait_for_master: float | None = None,
+    ) -> None:
         """Joins again, as a new peer, after this one was expelled or has lost its master. Else it leaves first.
 
-        Ops in flight are cancelled, as by `close`. Connects as `connect` does; cut short or failed, it is `connect` that goes on.
+        Ops in flight are cancelled, as by `close`. Connects as `connect` does, with the same arguments; cut short or failed, it
+        is `connect` that goes on.
         A SharedState keeps its tensors and revision, and the next sync brings it up to date. INVALID_USAGE after `close`.
         """
         with self._alone("pcclConnect"):
@@ -134,7 +159,7 @@ class Communicator(NamedCollectives):
             self.close()
             self._adopt(fresh, self._ip)
             self._connected = False
-        self.connect(n_attempts, timeout=timeout)
+        self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master)
 
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
@@ -215,12 +240,15 @@ class Communicator(NamedCollectives):
         in too, and all return with the same membership; at once where so many are there. A peer that joins a run under way
         must not wait for more than are there, for the others are in other calls.
 
-        PCCLTimeoutError after `timeout` seconds says how many are there. The others may wait on: call it again, or `close`.
+        After 10 s it logs how many are there. PCCLTimeoutError after `timeout` seconds says so, too. The others may wait on: call
+        it again, or `close`.
         """
         peers = whole_number("peers", peers, 32)
         deadline = Deadline(timeout)
         pause = FORM_PAUSE_SECONDS
+        log = WaitLog("wait_for_peers")
         while (there := self.global_world_size) < peers:
+            log.tell(f"{there} of {peers} peers are there")
             if not deadline.passed():
                 # The others pause too: beyond its own deadline it waits for them to come out of that, so that no vote stays open.
                 left = deadline.remaining()
@@ -524,13 +552,13 @@ class Communicator(NamedCollectives):
         self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, functools.partial(stop, self._live_ops))
         self._reaper = Reaper(self._handle, self._unfinished)
 
-    def _attempt(self, deadline: Deadline) -> None:
+    def _attempt(self, deadline: Deadline, join_only: bool) -> None:
         """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
         if self._connected or self._handle.closed or "pcclConnect" in self._unfinished:
             self._connect_once(deadline)  # on the object that is there
             return
         if len(self._endpoints) > 1:
-            self._attempt_list(deadline)
+            self._attempt_list(deadline, join_only)
             return
         addresses = _resolve(self._endpoint, deadline)
         for position, ip in enumerate(addresses):
@@ -539,13 +567,14 @@ class Communicator(NamedCollectives):
                 self._handle.close()
                 self._adopt(fresh, ip)
             try:
+                self._set_join_only(join_only)
                 self._connect_once(deadline)
                 return
             except ConnectError:
                 if position == len(addresses) - 1:
                     raise
 
-    def _attempt_list(self, deadline: Deadline) -> None:
+    def _attempt_list(self, deadline: Deadline, join_only: bool) -> None:
         """One attempt over all masters of the list; C tries them in turn, and keeps them for when the master is lost."""
         found: list[tuple[IP, int]] = []
         failure: ConnectError | None = None
@@ -559,7 +588,11 @@ class Communicator(NamedCollectives):
         masters = fill_socket_addresses(found[:MASTERS_MAX])
         with self._handle as pointer:
             PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
+        self._set_join_only(join_only)
         self._connect_once(deadline)
+
+    def _set_join_only(self, join_only: bool) -> None:
+        call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
 
     def _connect_once(self, deadline: Deadline) -> None:
         try:

@@ -97,6 +97,13 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
                : detail_fail(pcclInvalidUsage, "the limit is set before connect");
 }
 
+pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
+    REQUIRE_COMM(comm);
+    return communicator_set_join_only(comm->communicator, join_only)
+               ? pcclSuccess
+               : detail_fail(pcclInvalidUsage, "whether a peer may begin a run is set before connect");
+}
+
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
                                       size_t count, size_t self) {
     struct wire_address masters[WIRE_MAX_MASTERS];

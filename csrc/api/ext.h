@@ -37,6 +37,9 @@ pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_addr
 // For how long a communicator waits for a master when its own is lost, 0 to 3,600,000 ms, before connect;
 // PCCL_MASTER_RECOVERY_MS, or 60 s, unless set. 0: it is dead at once.
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms);
+// Whether the next connect fails where no run goes on, rather than begin one; before connect. pcclInvalidUsage:
+// connected or connecting.
+pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
 // The masters of the run, the one at `self` is this; before it runs. The first begins new runs, all take up runs whose
 // members come to them.
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,

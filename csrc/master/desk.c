@@ -159,6 +159,9 @@ void desk_change(struct desk *desk, struct desk_group *group) { group->changed =
 
 // ---- what is said ----
 
+const char DESK_NO_RUN[] =
+    "no run goes on here, and this peer may only join one; first start a peer that may begin one";
+
 struct wire_header desk_header(const struct desk *desk) {
     return (struct wire_header){.run = desk->run.id, .generation = desk->generation, .epoch = desk->number};
 }
@@ -208,4 +211,11 @@ void desk_expel(struct desk *desk, struct desk_peer *peer, const char *format, .
     desk_send_text(desk, peer, peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
     if (peer->gone) return; // for want of memory
     leave(desk, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
+}
+
+void desk_refuse_join_only(struct desk *desk) {
+    for (uint32_t i = 0; i < desk->slots; i++)
+        if (desk->peers[i].used && !desk->peers[i].gone && !desk->peers[i].join_only) return;
+    for (uint32_t i = 0; i < desk->slots; i++)
+        if (desk->peers[i].used) desk_expel(desk, &desk->peers[i], "%s", DESK_NO_RUN);
 }

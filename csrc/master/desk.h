@@ -39,6 +39,7 @@ struct desk_peer {
     struct arrival heard;
     uint32_t latency_us; // worst of its links, 0 unknown
     uint8_t masters;     // in its list
+    bool join_only;      // must not begin a run
     uint8_t vote;        // wire_vote_kind of the open vote, or 0
     int64_t waits_since; // since its vote was opened; of a newcomer, since it came
     struct desk_told {
@@ -174,5 +175,8 @@ void desk_drop(struct desk *desk, struct desk_peer *peer, enum log_level level, 
 // The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
 void desk_expel(struct desk *desk, struct desk_peer *peer, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+extern const char DESK_NO_RUN[]; // told to a peer that may only join a run
+// Without members, the newcomers begin the next run: refuses them if none of them may begin one.
+void desk_refuse_join_only(struct desk *desk);
 
 #endif

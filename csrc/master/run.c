@@ -331,6 +331,7 @@ void run_settle(struct run *run) {
         if (desk->starved) give_up_starved(run);
         if (desk->gone_count > 0) reap(run);
         watch_quorum(run);
+        if (desk->count == 0) desk_refuse_join_only(desk);
         if (desk->number > 0 && desk->count == 0 && desk->peer_count > 0) begin_anew(run);
         if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS, false);
         if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK, false);
@@ -350,6 +351,7 @@ static const char *reason_to_refuse(struct run *run, const struct wire_address *
     if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
     if (desk->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
     if (desk_of_id(desk, &hello->id) != NULL) return "a peer of this id is registered";
+    if (hello->join_only && desk->peer_count == 0) return DESK_NO_RUN;
     bool here = socket_address_is_loopback(source);
     if (here && desk->loopback_count < desk->peer_count)
         return "this peer reached the master over loopback, others over the network, so they could not reach this "
@@ -377,6 +379,7 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
     member.address.port = hello->port;
     struct desk_peer *peer = desk_add(desk, conn, &member);
     peer->masters = hello->masters;
+    peer->join_only = hello->join_only;
     desk_begin_wait(desk, peer);
     welcome(run, peer);
     actions_log_stranger(&desk->actions, LOG_INFO, "registered %s, group %u", desk_place(peer).chars, hello->group);

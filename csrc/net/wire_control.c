@@ -139,6 +139,7 @@ static void visit_hello(struct cursor *c, struct wire_hello *m) {
     visit_lanes(c, &m->lanes);
     cursor_u16(c, &m->port);
     cursor_range(c, &m->masters, 1, WIRE_MAX_MASTERS);
+    cursor_range(c, &m->join_only, 0, 1);
     cursor_expect(c, m->port != 0 && !wire_id_equal(&m->id, &nobody));
 }
 

@@ -25,9 +25,10 @@ struct wire_hello {
     uint16_t version;
     struct wire_id id; // never all zero
     uint32_t group;
-    uint32_t lanes;  // 1..WIRE_MAX_LANES
-    uint16_t port;   // where this peer listens for links
-    uint8_t masters; // in the peer's list, 1..WIRE_MAX_MASTERS
+    uint32_t lanes;    // 1..WIRE_MAX_LANES
+    uint16_t port;     // where this peer listens for links
+    uint8_t masters;   // in the peer's list, 1..WIRE_MAX_MASTERS
+    uint8_t join_only; // 1: refuse this peer rather than begin a run with it
 };
 
 struct wire_welcome {

@@ -77,6 +77,7 @@ struct member *communicator_new_member(const struct communicator *c, const struc
     if (mind == NULL) return NULL;
     member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);
     member_set_spare_lanes(mind, c->params.spare_lanes);
+    member_set_join_only(mind, c->params.join_only);
     return mind;
 }
 
@@ -145,6 +146,14 @@ bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;
     if (may) c->params.recovery_limit_ms = limit_ms;
+    communicator_finish(c, pcclSuccess);
+    return may;
+}
+
+bool communicator_set_join_only(struct communicator *c, bool join_only) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE;
+    if (may) c->params.join_only = join_only;
     communicator_finish(c, pcclSuccess);
     return may;
 }

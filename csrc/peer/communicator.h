@@ -32,6 +32,7 @@ struct communicator_params {
     uint32_t group;
     uint32_t lanes;       // 1..WIRE_MAX_LANES
     uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
+    bool join_only;       // refused where no run goes on
 };
 
 enum communicator_phase {
@@ -55,7 +56,7 @@ struct ticket {
 struct communicator {
     pthread_mutex_t lock; // taken before those of engine and master link, which have their own
     pthread_cond_t changed;
-    struct communicator_params params; // masters and limit change while it is idle
+    struct communicator_params params; // what has a setter changes while it is idle
     enum communicator_phase phase;
     bool closing;
     bool stopped;                // connect_stop has returned; its caller's
@@ -85,6 +86,8 @@ void communicator_free(struct communicator *c);
 bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count);
 // For the next connect, likewise: how long a lost master is waited for.
 bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms);
+// For the next connect, likewise: whether it fails where no run goes on, rather than begin one.
+bool communicator_set_join_only(struct communicator *c, bool join_only);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.

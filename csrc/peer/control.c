@@ -24,6 +24,7 @@ enum {
     LOST_LEAST = 16,
     EVENTS_PER_TURN = 1024, // all at once, strangers' too, so that a tick comes after everything that has arrived
     SPARE_PATIENCE = 4,     // limits, for a spare lane that is being made
+    FAILURE_AGAIN_MS = 10000,
 };
 
 struct lost_link {
@@ -50,6 +51,12 @@ struct control {
     struct links *links; // NULL: there is no connection to a master, and none is looked for
     struct member_output actions;
     struct log_limit waiting_log; // what a master says of waiting
+    struct log_limit loss_log;
+    const struct epoch *known; // the last that changed the own group; NULL: none yet
+    struct {
+        char text[MEMBER_TEXT];
+        int64_t silent_until;
+    } failure; // to connect, as logged last
 };
 
 static const char no_memory[] = "the system refused memory or descriptors";
@@ -62,12 +69,25 @@ static void hang_up(struct control *t) {
 
 // ---- endings ----
 
+// Logs why an attempt to connect failed: the same reason again only after a while, as programs repeat attempts.
+static void log_failure(struct control *t, const char *text) {
+    int64_t now = platform_now_ns();
+    if (now < t->failure.silent_until && strcmp(t->failure.text, text) == 0) return;
+    LOG(LOG_ERR, "connect failed: %s", text);
+    snprintf(t->failure.text, sizeof t->failure.text, "%s", text);
+    t->failure.silent_until = now + FAILURE_AGAIN_MS * MS_NS;
+}
+
 // Ends the connect attempt; `view` may be NULL. Unless it succeeded, the caller may free mind and engine from then on.
 static void end_attempt(struct control *t, int code, const struct member_view *view, const char *text) {
     struct communicator *c = t->c;
+    char address[64];
     if (code != pcclSuccess) {
-        LOG(LOG_ERR, "connect failed: %s", text);
+        log_failure(t, text);
         hang_up(t);
+    } else if (view->number == 1) {
+        LOG(LOG_NOTICE, "this peer begins a new run: no run went on at the master %s",
+            master_link_address(c->master, address));
     }
     pthread_mutex_lock(&c->lock);
     if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
@@ -168,6 +188,28 @@ static void tell_waiting(struct control *t) {
     LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(mind));
 }
 
+static bool is_in(const struct epoch_ring *ring, const struct wire_id *id) {
+    for (uint32_t i = 0; i < ring->count; i++)
+        if (wire_id_equal(&ring->members[i].id, id)) return true;
+    return false;
+}
+
+// Logs which members of the group are lost.
+static void note_epoch(struct control *t, const struct epoch *epoch) {
+    const struct epoch *known = t->known;
+    char address[64];
+    for (uint32_t i = 0; epoch->lost && known != NULL && known->run == epoch->run && i < known->ring.count; i++) {
+        const struct wire_member *member = &known->ring.members[i];
+        const uint8_t *id = member->id.bytes;
+        if (is_in(&epoch->ring, &member->id)) continue;
+        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "peer %02x%02x%02x%02x, %s, lost; members left in the group: %u", id[0],
+                    id[1], id[2], id[3], socket_address_format(address, sizeof address, &member->address),
+                    epoch->ring.count);
+    }
+    t->known = epoch_get(epoch);
+    epoch_put(known);
+}
+
 static void perform(struct control *t, const struct member_action *action, int64_t now) {
     struct communicator *c = t->c;
     bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER ||
@@ -183,7 +225,10 @@ static void perform(struct control *t, const struct member_action *action, int64
         engine_drop_peer(c->engine, &action->id);
         break;
     case MEMBER_MISSED_LOSS: engine_missed_loss(c->engine, action->group_epoch); break;
-    case MEMBER_ENTER_EPOCH: engine_enter_epoch(t->c->engine, action->epoch); break;
+    case MEMBER_ENTER_EPOCH:
+        note_epoch(t, action->epoch);
+        engine_enter_epoch(t->c->engine, action->epoch);
+        break;
     case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(c->engine, action->verdict); break;
     case MEMBER_PROBE:
@@ -464,6 +509,7 @@ struct control *control_new(struct communicator *c) {
     if (t == NULL) return NULL;
     t->c = c;
     t->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
+    t->loss_log = (struct log_limit){.lines = 8, .seconds = 10};
     t->epoll = descriptor_epoll();
     t->c->master = master_link_new(t->epoll, DATA_MASTER);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
@@ -475,6 +521,7 @@ struct control *control_new(struct communicator *c) {
 void control_free(struct control *t) {
     if (t == NULL) return;
     master_link_free(t->c->master);
+    epoch_put(t->known);
     free(t->lost);
     member_output_fini(&t->actions);
     descriptor_close(t->epoll);

@@ -21,6 +21,7 @@ struct member {
     enum member_phase phase;
     struct wire_id id;
     uint32_t group;
+    bool join_only;           // must not begin a run
     uint64_t run, generation; // of the epoch in force
     struct wire_welcome welcome;
     char text[MEMBER_TEXT];
@@ -46,10 +47,8 @@ struct member {
 };
 
 struct wire_header member_header(const struct member *m) {
-    return (struct wire_header){.run = m->run,
-                                .generation =
-                                    m->recovery.state == RECOVERY_RESUMED ? m->recovery.promised : m->generation,
-                                .epoch = m->view.number};
+    uint64_t generation = m->recovery.state == RECOVERY_RESUMED ? m->recovery.promised : m->generation;
+    return (struct wire_header){.run = m->run, .generation = generation, .epoch = m->view.number};
 }
 
 // ---- endings ----
@@ -283,8 +282,7 @@ static void take_measure(struct member *m, const struct wire_measure *measure, s
 static void take_end(struct member *m, const struct wire_header *header, const struct wire_text *text,
                      struct member_output *out) {
     const char *what = header->type == WIRE_EXPELLED ? "expelled by the master" : "refused by the master";
-    // A newcomer is refused after its registration only because it and the others could not reach each other, and an
-    // accepted peer that is expelled out of a vote could not make its links.
+    // A newcomer refused after its registration, or a member expelled out of a vote, could mostly not make its links.
     bool links = !member_is_seeking(m) &&
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
@@ -323,7 +321,8 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
                                .group = m->group,
                                .lanes = m->mesh.lanes,
                                .port = port,
-                               .masters = (uint8_t)m->recovery.masters};
+                               .masters = (uint8_t)m->recovery.masters,
+                               .join_only = m->join_only};
 }
 
 void member_resume(struct member *m, uint16_t port, bool earlier, enum member_tensors tensors,
@@ -495,6 +494,7 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
 }
 
 void member_set_spare_lanes(struct member *m, uint32_t spare) { mesh_set_spare(&m->mesh, spare); }
+void member_set_join_only(struct member *m, bool join_only) { m->join_only = join_only; }
 
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
     recovery_init(&m->recovery, limit_ms, masters);

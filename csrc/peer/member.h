@@ -36,6 +36,8 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
 void member_set_spare_lanes(struct member *member, uint32_t spare);
 // For how long a lost master is waited for, 0 (as it is at first): not at all; and how many masters are in the list.
 void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t masters);
+// Whether it is refused where no run goes on, rather than begin one.
+void member_set_join_only(struct member *member, bool join_only);
 void member_free(struct member *member);
 
 // ---- events ----

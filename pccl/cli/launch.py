@@ -21,6 +21,7 @@ from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
 from pccl._master import MasterNode
 from pccl._supervisor import how_ended, prepare_child
+from pccl._waits import JOIN_VARIABLE, PATIENCE_VARIABLE
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -63,14 +64,24 @@ class RestartCommand(click.Command):
     help=f"start a peer that dies anew, up to N times, without N up to {RESTARTS} times  [default: not at all]",
 )
 @click.option("--master", "address", metavar="HOST:PORT", help="join the run of this master, or list of masters; none is started")
+@click.option(
+    "--wait-for-master",
+    "patience",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="with --master: how long peers try to reach it  [default: about 5]",
+)
 @click.option("-m", "module", is_flag=True, help="the program is a Python module, as of python -m")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
-def command(nproc: int, restart: int, address: str | None, module: bool, program: tuple[str, ...]) -> None:
+def command(
+    nproc: int, restart: int, address: str | None, patience: float | None, module: bool, program: tuple[str, ...]
+) -> None:
     """Start a master and a number of peers of a Python program on this machine, and wait until all have ended.
 
     All peers get the same command line. In their environment PCCL_MASTER is the master, PCCL_PEERS how many peers were started,
-    and PCCL_PEER which of them this one is, from 0 on; one that was started anew has PCCL_JOIN=1 as well. Each line that they
-    print has their number before it. Options behind the program are the program's; a "--" right behind it is left out.
+    and PCCL_PEER which of them this one is, from 0 on; one that was started anew has PCCL_JOIN=1 as well, with which it joins
+    the run of the others or fails. Each line that they print has their number before it. Options behind the program are the
+    program's; a "--" right behind it is left out.
 
     A peer that dies is not replaced unless --restart says so, and only while another one runs. Ctrl-C and SIGTERM are passed on
     to the peers. Those that take more than 10 s to end are killed, and all are at a second Ctrl-C.
@@ -85,7 +96,7 @@ def command(nproc: int, restart: int, address: str | None, module: bool, program
     try:
         with _master(address) as masters:
             click.echo(f"pccl launch: the master is {masters}", err=True)
-            status = Launch(words, nproc, restart, masters).run()
+            status = Launch(words, nproc, restart, masters, patience).run()
     except (PCCLError, ValueError, AssertionError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(status)
@@ -169,10 +180,12 @@ class Output:
 class Launch:
     """The peers of one command."""
 
-    def __init__(self, command: Sequence[str], nproc: int, restarts: int, masters: str) -> None:
+    def __init__(self, command: Sequence[str], nproc: int, restarts: int, masters: str, patience: float | None = None) -> None:
         self._command = command
         self._environment = {**os.environ, "PCCL_MASTER": masters, "PCCL_PEERS": str(nproc), "PYTHONUNBUFFERED": "1"}
-        self._environment.pop("PCCL_JOIN", None)
+        self._environment.pop(JOIN_VARIABLE, None)
+        if patience is not None:
+            self._environment[PATIENCE_VARIABLE] = str(patience)
         self._restarts = [restarts] * nproc  # left of each
         self._peers: dict[int, Peer] = {}
         self._statuses: list[int] = []  # of those that were not started anew
@@ -236,7 +249,7 @@ class Launch:
             print(f"pccl launch: peer {peer.number} {how_ended(status)}{then}", file=sys.stderr, flush=True)
             if again:
                 self._restarts[peer.number] -= 1
-                self._start(peer.number, {"PCCL_JOIN": "1"})
+                self._start(peer.number, {JOIN_VARIABLE: "1"})
                 return
         self._statuses.append(status)
 

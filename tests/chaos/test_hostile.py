@@ -30,7 +30,7 @@ def header(kind: int, length: int, magic: bytes = b"PC") -> bytes:
 
 
 def hello(version: int = VERSION, port: int = 1) -> bytes:
-    body = struct.pack("<H16sIIHB", version, os.urandom(16), 0, 4, port, 1)
+    body = struct.pack("<H16sIIHBB", version, os.urandom(16), 0, 4, port, 1, 0)
     return header(1, len(body)) + body
 
 
@@ -52,7 +52,7 @@ def payloads(rng: random.Random) -> list[bytes]:
         header(1, 0xFFFFFFFF),
         header(1, 1 << 30) + rng.randbytes(5000),
         header(65535, 10) + rng.randbytes(10),
-        header(1, 28) + rng.randbytes(28),
+        header(1, 30) + rng.randbytes(30),
         hello()[:40],
         hello(version=999),
         hello()[:32] + rng.randbytes(3000),

@@ -299,6 +299,7 @@ static void connect(struct fuzz *in, uint32_t conn) {
                                .port = 48149};
     if (how & 64) hello.group = UINT32_MAX - conn;
     hello.masters = how & 128 ? 2 : 1;
+    hello.join_only = conn % 4 == 3;
     // Hosts: some share one, which matters to measurements.
     struct wire_address source = {
         .family = odd == 3 ? 6 : 4, .bytes = {10, 0, 0, (uint8_t)(how & 8 ? 1 : conn)}, .port = 1};

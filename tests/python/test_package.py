@@ -163,7 +163,7 @@ C = pccl.Communicator
 SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
     (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None)"),
-    (C.connect, "(n_attempts=5, *, timeout=None)"),
+    (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None)"),
     (C.get_attribute, "(attribute)"),
     (C.update_topology, "(*, timeout=None)"),
     (C.are_peers_pending, "(*, timeout=None)"),

@@ -557,6 +557,65 @@ static void test_refusals(void) {
     end();
 }
 
+static void test_join_only(void) {
+    begin("a peer that may only join begins no run");
+    join_only = true;
+    hello_from('a', 0, address_of('a'));
+    REFUSED('a', "no run goes on");
+    CHECK_EQ(mind_peer_count(m), 0);
+    join_only = false;
+    form("b", 0);
+    join_only = true;
+    join('a', 0);
+    vote("b", WIRE_VOTE_UPDATE);
+    linked("ab", CANDIDATE("ba", "ba"), "");
+    EPOCH("ba", UPDATE, 2, 2, "ba");
+    simple('b', WIRE_LEAVE);
+    EPOCH("a", LOSS, 3, 3, "a"); // a member goes on alone
+    join_only = false;
+    end();
+
+    begin("the members go while it waits: nobody may begin the next run");
+    form("a", 0);
+    join_only = true;
+    join('b', 0);
+    join('c', 1);
+    join_only = false;
+    simple('a', WIRE_LEAVE);
+    REFUSED('b', "no run goes on");
+    REFUSED('c', "no run goes on");
+    CHECK_EQ(mind_peer_count(m), 0);
+    end();
+
+    begin("the members go while it waits, and another newcomer begins the next run");
+    form("a", 0);
+    join_only = true;
+    join('b', 0);
+    join_only = false;
+    join('c', 0);
+    die('a');
+    welcomed('b');
+    welcomed('c');
+    linked("bc", CANDIDATE("bc", "bc"), "");
+    EPOCH("bc", UPDATE, 1, 1, "bc");
+    end();
+
+    begin("the one that would have begun the next run goes, too");
+    form("a", 0);
+    join_only = true;
+    join('b', 0);
+    join_only = false;
+    join('c', 0);
+    die('a');
+    welcomed('b');
+    welcomed('c');
+    CANDIDATE("bc", "bc");
+    die('c');
+    REFUSED('b', "no run goes on");
+    CHECK_EQ(mind_peer_count(m), 0);
+    end();
+}
+
 static void test_violations(void) {
     static const enum wire_type wrong[] = {WIRE_HELLO,   WIRE_WELCOME,    WIRE_REFUSED,  WIRE_CANDIDATE,
                                            WIRE_EPOCH,   WIRE_OUTCOME,    WIRE_EXPELLED, WIRE_VERDICT,
@@ -836,6 +895,7 @@ int main(void) {
     test_votes();
     test_groups();
     test_refusals();
+    test_join_only();
     test_violations();
     test_time();
     test_runs();

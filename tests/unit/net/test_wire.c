@@ -98,7 +98,8 @@ static void write_hello(struct wire_buffer *out, uint32_t size) {
                                .group = (uint32_t)check_random(&seed),
                                .lanes = 1 + size % WIRE_MAX_LANES,
                                .port = (uint16_t)(1 + below(65535)),
-                               .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS))};
+                               .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS)),
+                               .join_only = (uint8_t)below(2)};
     random_id(&hello.id);
     wire_encode_hello(out, random_header(), &hello);
 }
@@ -575,7 +576,7 @@ static void test_bad_fields(void) {
     enum {
         MEMBER = 55,
         EPOCH = 60,
-        RESUME_VOTE = 29 + 8 + 8 + 16,
+        RESUME_VOTE = 30 + 8 + 8 + 16,
         RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
         RESUME_BARRIER = RESUME_ACCEPTED + 1 + 1 + 1 + 8
     };
@@ -590,6 +591,7 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 22, WIRE_MAX_LANES + 1, true, "too many lanes"},
         {WIRE_HELLO, 28, 0, false, "no masters"},
         {WIRE_HELLO, 28, WIRE_MAX_MASTERS + 1, false, "too many masters"},
+        {WIRE_HELLO, 29, 2, false, "join only 2"},
         {WIRE_WELCOME, 24, 0, true, "no heartbeat limit"},
         {WIRE_WELCOME, 28, 5, false, "unknown family"},
         {WIRE_REFUSED, 0, 0xffff, true, "text length"},

@@ -1,0 +1,53 @@
+"""What waits tell, and what the environment says of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+_log = logging.getLogger("pccl")
+
+FIRST_SECONDS = 10.0
+"""After which a wait is logged for the first time."""
+
+AGAIN_SECONDS = 60.0
+
+JOIN_VARIABLE = "PCCL_JOIN"
+PATIENCE_VARIABLE = "PCCL_CONNECT_TIMEOUT_S"
+
+
+class WaitLog:
+    """Logs a wait of one call after 10 s, and then once a minute."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self._began = time.monotonic()
+        self._next = self._began + FIRST_SECONDS
+
+    def tell(self, text: str) -> None:
+        """Logs what the call waits for, if it is time to; to be called again and again while it waits."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + AGAIN_SECONDS
+            _log.warning("%s: has waited for %.0f s: %s", self._call, now - self._began, text)
+
+
+def may_begin(begin: bool | None) -> bool:
+    """Whether a peer may begin a run: as the program says, else unless PCCL_JOIN=1."""
+    return os.environ.get(JOIN_VARIABLE, "") in ("", "0") if begin is None else begin
+
+
+def master_patience(given: float | None) -> float:
+    """For how many seconds a peer waits for a master that does not answer: as given, else PCCL_CONNECT_TIMEOUT_S, else 0.
+
+    ValueError: not a number of seconds.
+    """
+    name, value = ("wait_for_master", given) if given is not None else (PATIENCE_VARIABLE, os.environ.get(PATIENCE_VARIABLE) or 0)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
+    if not seconds >= 0:
+        raise ValueError(f"{name} must be a number of seconds that is not negative, not {value!r}")
+    return seconds
