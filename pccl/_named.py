@@ -36,6 +36,9 @@ POLL_SECONDS = 0.0002
 
 POLL_MOST_SECONDS = 0.005
 
+COUNTED_TAGS = 1024
+"""Messages are counted for tags below this. A larger tag is that of one message of a pair at a time, so that no table grows."""
+
 
 # ---- calls ----
 
@@ -84,7 +87,7 @@ class Call:
 
     def sequence(self) -> tuple[Any, ...] | None:
         """In which its number is counted; None: its tag is that of no other call."""
-        if self.numbered == "group" and self.tag is not None:
+        if self.tag is not None and (self.numbered == "group" or not 0 <= self.tag < COUNTED_TAGS):
             return None
         return ("all",) if self.of_everyone else (self.numbered, self.group.members, self.tag)
 
@@ -652,7 +655,8 @@ class NamedCollectives:
         """Sends `tensor` to the member of rank `to`, which receives as many elements of the same type with `recv`.
 
         Of two members, the sends of one `tag` are received in the order in which they were sent; those of other tags, and of
-        other members, do not meet them. PeerLostError: the receiver was lost.
+        other members, do not meet them. A tag of 1,024 or more belongs to one message of the two at a time: UsageError while that
+        is in flight. PeerLostError: the receiver was lost.
         """
         return self._finish_call(self._send(tensor, to, group, tag), timeout)
 

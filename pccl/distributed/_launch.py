@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import itertools
 import math
@@ -52,8 +53,16 @@ _SPREAD = 0x9E3779B97F4A7C15
 _AGAIN, _AGREE = 1 << 56, 1 << 48
 """Between the number of a call and those of its repetition, and of the barrier after its loss."""
 
+_POLL_SECONDS = 0.0001
+"""Between two looks for what a call waits for before it is launched; doubled up to the next."""
+
+_POLL_MOST_SECONDS = 0.005
+
 _MOST = 4096 - 64
 """How many calls may be in flight: fewer than the core has room for, so that the other members can be told of a refusal."""
+
+_COUNTED_TAGS = 1024
+"""Messages are counted for tags below this. Those of a larger tag are launched one after another, so that no table grows."""
 
 _ELASTIC = frozenset((Collective.ALL_REDUCE, Collective.REDUCE, Collective.BROADCAST, Collective.BARRIER))
 
@@ -92,6 +101,67 @@ class Ended:
 
 
 ENDED = Ended()
+
+
+class Later:
+    """A call that is launched once something has happened, which `wait` and `done` look for."""
+
+    origin: Origin | None = None
+
+    def __init__(self, name: str, waits_for: str) -> None:
+        self._name = name
+        self._waits_for = waits_for
+        self._call: Call | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits until the call can be launched, and then for its end."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = _POLL_SECONDS
+        while not self._found():
+            if end is not None and time.monotonic() >= end:
+                raise CollectiveTimeoutError(Result.TIMED_OUT, self._name, f"timed out before {self._waits_for}")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MOST_SECONDS)
+        assert self._call is not None
+        self._call.wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def done(self) -> bool:
+        """Whether the call has ended, or cannot be launched any more."""
+        try:
+            return self._found() and self._call is not None and self._call.done()
+        except Exception:  # which `wait` raises
+            return True
+
+    def _found(self) -> bool:
+        """Launches the call if it can be. Returns whether it has been. Raises what the launch raises."""
+        with self._lock:
+            return self._call is not None or self._launched()
+
+    def _launched(self) -> bool:
+        """As `_found`, for one thread at a time, and not after it has returned True."""
+        raise NotImplementedError
+
+
+class AfterAnother(Later):
+    """A message that is launched when the one before it, of the same members and tag, has ended."""
+
+    def __init__(self, name: str, before: Call, begin: Callable[[], Call]) -> None:
+        super().__init__(name, "the message before it, of the same tag, had ended")
+        self._before: Call | None = before
+        self._begin = begin
+        self._error: Exception | None = None
+
+    def _launched(self) -> bool:
+        if self._before is not None and self._before.done():
+            self._before = None
+            try:
+                self._call = self._begin()
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._call is not None
 
 
 class _Hearing(threading.local):
@@ -306,9 +376,12 @@ class Launcher:
         self.adopt: Callable[[Call], None] | None = None
         """Takes over a call that nobody waits for."""
         self._unpublished: frozenset[UUID] = frozenset()
-        self._lock = threading.Lock()  # of the losses above, and of the counts of messages
+        self._lock = threading.RLock()  # of the losses above, and of the counts of messages
         self._pairs: dict[tuple[UUID, UUID], Group] = {}
         self._sent: dict[tuple[UUID, UUID, int], int] = {}
+        self._last: dict[tuple[UUID, UUID, int], Call] = {}
+        """The last message of each pair and larger tag that is under way."""
+        self._sweep_at = _COUNTED_TAGS
         self.begin(0)
 
     def begin(self, number: int) -> None:
@@ -318,6 +391,7 @@ class Launcher:
         self._numbers = itertools.count(1)  # whose `next` no other thread can come between
         self._unpublished = frozenset()
         self._sent.clear()
+        self._last.clear()
         self._founders: Group | None = None
         self._living: Group | None = None
 
@@ -428,29 +502,46 @@ class Launcher:
 
     def launch_pair(self, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
         """Begins a send from one member to another, or the receive of one."""
-        group, core_tag = self._next_of_pair(source, target, tag)
-        try:
-            return self._begin(name, None, group, None, None, Collective.SEND, tag=core_tag, root=0, **arguments)
-        except Exception:
-            self._announce(name, group, core_tag)
-            raise
-
-    def refuse_pair(self, name: str, source: UUID, target: UUID, tag: int) -> None:
-        """Lets the other member of a pair know that a message fails before it is launched here."""
-        self._announce(name, *self._next_of_pair(source, target, tag))
-
-    def _next_of_pair(self, source: UUID, target: UUID, tag: int) -> tuple[Group, int]:
         pair = source, target
         group = self._pairs.get(pair)
         if group is None:
             group = self._pairs[pair] = self._group(pair)
+        if 0 <= tag < _COUNTED_TAGS:
+            with self._lock:
+                counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
+            return self._launch_pair(name, group, self.pair_tag(*pair, tag, counted), arguments)
+        begin = functools.partial(self._launch_pair, name, group, self.pair_tag(*pair, tag), arguments)
         with self._lock:
-            counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
-        return group, self.pair_tag(source, target, tag, counted)
+            before = self._last.get((*pair, tag))
+            call = begin() if before is None or before.done() else AfterAnother(name, before, begin)
+            self._last[*pair, tag] = call
+            if len(self._last) > self._sweep_at:
+                self._last = {key: last for key, last in self._last.items() if not last.done()}
+                self._sweep_at = 2 * len(self._last) + _COUNTED_TAGS
+        return call
+
+    def _launch_pair(self, name: str, group: Group, core_tag: int, arguments: dict[str, Any]) -> Call:
+        kind = arguments.pop("kind", Collective.SEND)
+        try:
+            return self._begin(name, None, group, None, None, kind, tag=core_tag, root=0, **arguments)
+        except Exception:
+            if kind is Collective.SEND:
+                self._announce(name, group, core_tag)
+            raise
+
+    def refuse_pair(self, name: str, source: UUID, target: UUID, tag: int) -> None:
+        """Lets the other member of a pair know that a message fails before it is launched here."""
+        with contextlib.suppress(PCCLError):
+            options: dict[str, Any] = {"kind": Collective.BARRIER, "dtype": DataType.UINT8}
+            call = self.launch_pair(f"{name}, refused", source, target, tag, **options)
+            if self.adopt is not None:
+                self.adopt(call)
 
     def pair_tag(self, source: UUID, target: UUID, tag: int, counted: int | None = None) -> int:
         """The core's tag of the next send of a user's tag between two members, or of that with the given count."""
-        if counted is None:
+        if not 0 <= tag < _COUNTED_TAGS:
+            counted = 0
+        elif counted is None:
             counted = self._sent.get((source, target, tag), 0) + 1
         return digest(self._seed, source.hex, target.hex, tag, counted)
 

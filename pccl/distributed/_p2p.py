@@ -2,64 +2,33 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from pccl._enums import Result
 from pccl.distributed import _bootstrap
 from pccl.distributed._collectives import Collectives, listed
-from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
-from pccl.distributed._launch import Call, Launcher
+from pccl.distributed._errors import PeerLostError
+from pccl.distributed._launch import AfterAnother, Call, Later, Launcher
 from pccl.distributed._tensors import moved_as, readable, stream_of, writable
 from pccl.distributed._work import Work
 
 Tensor = torch.Tensor
 
-_POLL_SECONDS = 0.0001
-"""Between two looks for a sender; doubled up to the next."""
 
-_POLL_MOST_SECONDS = 0.005
-
-
-class FromAny:
+class FromAny(Later):
     """A receive from whoever sends first."""
 
-    origin = None
-
     def __init__(self, launcher: Launcher, tag: int, arguments: dict[str, Any]) -> None:
+        super().__init__("recv", f"any member of the group had sent under the tag {tag}")
         self._launcher = launcher
         self._tag = tag
         self._arguments = arguments
-        self._call: Call | None = None
         self.source = -1
 
-    def wait(self, timeout: float | None) -> None:
-        """Looks for a sender, and receives from it."""
-        end = None if timeout is None else time.monotonic() + timeout
-        pause = _POLL_SECONDS
-        while not self._found():
-            if end is not None and time.monotonic() >= end:
-                text = f"timed out before any member of the group had sent under the tag {self._tag}"
-                raise CollectiveTimeoutError(Result.TIMED_OUT, "recv", text)
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_MOST_SECONDS)
-        assert self._call is not None
-        self._call.wait(None if end is None else max(0.0, end - time.monotonic()))
-
-    def done(self) -> bool:
-        """Whether what was sent has arrived, or nobody is left that could send."""
-        try:
-            return self._found() and self._call is not None and self._call.done()
-        except PeerLostError:
-            return True
-
-    def _found(self) -> bool:
-        """Whether a member has sent, from whom it then receives. PeerLostError: no other member lives, and none has sent."""
-        if self._call is not None:
-            return True
+    def _launched(self) -> bool:
+        """Receives from a member that has sent. PeerLostError: no other member lives, and none has sent."""
         launcher, view = self._launcher, self._launcher.view
         living = launcher.communicator.members  # before the look at what they have sent: a member may send, and leave
         for rank, member in enumerate(view.members):
@@ -107,7 +76,7 @@ class PointToPoint(Collectives):
             self._launcher.refuse_pair(name, *pair, tag)
             raise
         call = self._launcher.launch_pair(name, *pair, tag, **arguments)
-        return self._work([call], None, None, [tensor])
+        return self._begun_later(call, self._work([call], None, None, [tensor]))
 
     def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
         """Receives a tensor from a member, of the size and dtype that it sends."""
@@ -121,7 +90,12 @@ class PointToPoint(Collectives):
             self._launcher.refuse_pair(name, *pair, tag)
             raise
         call = self._launcher.launch_pair(name, *pair, tag, **arguments)
-        return self._work([call], None, None, [tensor], finish)
+        return self._begun_later(call, self._work([call], None, None, [tensor], finish))
+
+    def _begun_later(self, call: Call, work: Work) -> Work:
+        if isinstance(call, AfterAnother):
+            self._completer.future_of(work)  # whose thread looks whether it can be launched
+        return work
 
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """Receives from whichever member sends first under the tag; its `source_rank` tells whom it was."""
