@@ -327,12 +327,13 @@ class Communicator(NamedCollectives):
         send: Tensor,
         recv: Tensor | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp | str = ReduceOp.SUM,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         retry: bool = False,
         residual: ErrorFeedback | None = None,
+        survivors: bool | None = None,
         group: Group | None = None,
         timeout: float | None = None,
     ) -> ReduceInfo:
@@ -348,6 +349,9 @@ class Communicator(NamedCollectives):
         PeerLostError: a member was lost; `send` is as before, in place too, and the repeat runs among the survivors.
         TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
 
+        `op` is a ReduceOp or its name, such as "avg". `survivors` is the same as `retry`, under the name that the other
+        collectives have; ValueError: the two contradict each other.
+
         With `retry`, the loss of members is no error: what all survivors had complete stays, the rest is redone among them, and
         the info's `contributors` tell who is in which range. Large ops are divided into up to 64 segments, and a loss costs 6 of
         them at most. It adopts the epoch that the op was ended in. TooFewPeersError: nobody was left to end it with. After an
@@ -361,6 +365,7 @@ class Communicator(NamedCollectives):
         With `timeout` (seconds) PCCLTimeoutError ends the call, but not the operation. Tensors on the CPU are then as before the
         call, and the repeat waits on; UsageError: the repeat gives other contents.
         """
+        retry = _going_on(retry, survivors)
         if group is not None:
             if (operand_descriptor, quantization_options, residual) != (None, None, None):
                 raise ValueError("a reduce of a group takes no operand_descriptor, no quantization_options and no residual")
@@ -384,12 +389,13 @@ class Communicator(NamedCollectives):
         send: Tensor,
         recv: Tensor | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp | str = ReduceOp.SUM,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         retry: bool = False,
         residual: ErrorFeedback | None = None,
+        survivors: bool | None = None,
     ) -> AsyncReduceHandle:
         """Launches `all_reduce` and returns at once. Both tensors belong to the op until the handle's `wait` has returned.
 
@@ -398,6 +404,7 @@ class Communicator(NamedCollectives):
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
         a member is reported by `wait`; with `retry` it is none (see `all_reduce`).
         """
+        retry = _going_on(retry, survivors)
         arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         self._reaper.start()
         launched = self._begin(arguments, buffers, "pcclAllReduceAsync")
@@ -746,10 +753,17 @@ def _numbers(some: list[int]) -> str:
     return f"{shown} and {len(some) - SHOWN_TAGS} more" if len(some) > SHOWN_TAGS else shown
 
 
+def _going_on(retry: bool, survivors: bool | None) -> bool:
+    """Whether an all-reduce goes on without lost members, by either of its two names."""
+    if retry and survivors is False:
+        raise ValueError("retry=True and survivors=False contradict each other: give survivors alone")
+    return retry or bool(survivors)
+
+
 def _describe(
     send: Tensor,
     recv: Tensor | None,
-    op: ReduceOp,
+    op: ReduceOp | str,
     tag: int,
     operand_descriptor: ReduceOperandDescriptor | None,
     quantization_options: QuantizationOptions | None,
@@ -758,7 +772,7 @@ def _describe(
 ) -> tuple[OpArguments, Buffers]:
     """A reduce of two tensors, after all checks that Python can make, and its memory."""
     buffers = reduce_buffers(send, send if recv is None else recv)
-    require_kind("op", op, ReduceOp)
+    op = ReduceOp.of(op)
     tag = whole_number("tag", tag, 64)
     if operand_descriptor is not None:
         require_kind("operand_descriptor", operand_descriptor, ReduceOperandDescriptor)

@@ -50,6 +50,19 @@ class ReduceOp(Enum):
     BOR = _C.pcclBor
     BXOR = _C.pcclBxor
 
+    @classmethod
+    def of(cls, op: ReduceOp | str) -> ReduceOp:
+        """Returns the member that `op` is, or names: "sum", "AVG". TypeError: another kind; ValueError: no such name."""
+        if isinstance(op, cls):
+            return op
+        if not isinstance(op, str):
+            raise TypeError(f"op must be a ReduceOp or its name, not {type(op).__name__}")
+        try:
+            return cls[op.upper()]
+        except KeyError:
+            names = ", ".join(member.name.lower() for member in cls)
+            raise ValueError(f"op must be one of {names}, not {op!r}") from None
+
 
 class Attribute(Enum):
     """The numbers of the epoch that a communicator has adopted."""

@@ -326,7 +326,7 @@ class NamedCollectives:
         send: Tensor,
         recv: Tensor | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp | str = ReduceOp.SUM,
         root: int = 0,
         group: Group | None = None,
         tag: int | None = None,
@@ -344,7 +344,7 @@ class NamedCollectives:
         send: Tensor,
         recv: Tensor | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp | str = ReduceOp.SUM,
         root: int = 0,
         group: Group | None = None,
         tag: int | None = None,
@@ -357,14 +357,14 @@ class NamedCollectives:
         self,
         send: Tensor,
         recv: Tensor | None,
-        op: ReduceOp,
+        op: ReduceOp | str,
         root: int,
         group: Group | None,
         tag: int | None,
         survivors: bool,
     ) -> Call:
         group = self._group_of(group)
-        require_kind("op", op, ReduceOp)
+        op = ReduceOp.of(op)
         at_root = _rank("root", root, group) == group.rank
         source = one_buffer("send", send, written=at_root and recv is None)
         target = None
@@ -375,10 +375,10 @@ class NamedCollectives:
         return _call(Collective.REDUCE, group, tag, source, target, count=source.numel, op=op, root=root).going_on(survivors)
 
     def _all_reduce(
-        self, send: Tensor, recv: Tensor | None, op: ReduceOp, group: Group | None, tag: int | None, survivors: bool
+        self, send: Tensor, recv: Tensor | None, op: ReduceOp | str, group: Group | None, tag: int | None, survivors: bool
     ) -> Call:
         group = self._group_of(group)
-        require_kind("op", op, ReduceOp)
+        op = ReduceOp.of(op)
         source = one_buffer("send", send, written=recv is None)
         target = source if recv is None else one_buffer("recv", recv, written=True)
         check_alike(source, target)
@@ -532,7 +532,7 @@ class NamedCollectives:
         send: Parts,
         recv: Tensor,
         *,
-        op: ReduceOp,
+        op: ReduceOp | str = ReduceOp.SUM,
         counts: Sequence[int] | None = None,
         group: Group | None = None,
         tag: int | None = None,
@@ -550,7 +550,7 @@ class NamedCollectives:
         send: Parts,
         recv: Tensor,
         *,
-        op: ReduceOp,
+        op: ReduceOp | str = ReduceOp.SUM,
         counts: Sequence[int] | None = None,
         group: Group | None = None,
         tag: int | None = None,
@@ -562,13 +562,13 @@ class NamedCollectives:
         self,
         send: Parts,
         recv: Tensor,
-        op: ReduceOp,
+        op: ReduceOp | str,
         counts: Sequence[int] | None,
         group: Group | None,
         tag: int | None,
     ) -> Call:
         group = self._group_of(group)
-        require_kind("op", op, ReduceOp)
+        op = ReduceOp.of(op)
         whole, own = buffer_of(send, "send"), one_buffer("recv", recv, written=True)
         check_alike(whole, own)
         parts = divided(whole, "send", group, counts)

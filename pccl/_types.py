@@ -107,7 +107,7 @@ class ReduceDescriptor:
     quantization_options: QuantizationOptions
 
     def __post_init__(self) -> None:
-        require_kind("op", self.op, ReduceOp)
+        self.op = ReduceOp.of(self.op)
         require_kind("operand_descriptor", self.operand_descriptor, ReduceOperandDescriptor)
         require_kind("quantization_options", self.quantization_options, QuantizationOptions)
 

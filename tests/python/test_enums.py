@@ -1,5 +1,6 @@
 """Enumerations: the values of the contract (2.2, 3.2) and the conversions of data types."""
 
+import numpy as np
 import pytest
 
 import pccl
@@ -127,3 +128,22 @@ def test_every_result_has_a_meaning():
 
     for member in Result:
         assert error_for(member.value, "f").result is member
+
+
+@pytest.mark.parametrize("op", list(pccl.ReduceOp))
+def test_an_op_by_its_name(op):
+    assert pccl.ReduceOp.of(op) is pccl.ReduceOp.of(op.name) is pccl.ReduceOp.of(op.name.lower()) is op
+
+
+def test_a_wrong_op():
+    with pytest.raises(ValueError, match=r"one of sum, avg.*not 'mean'"):
+        pccl.ReduceOp.of("mean")
+    with pytest.raises(TypeError, match="not int"):
+        pccl.ReduceOp.of(0)
+    comm = pccl.Communicator("127.0.0.1:1")
+    with pytest.raises(ValueError, match="not 'mean'"):
+        comm.all_reduce(np.ones(3), op="mean")
+    with pytest.raises(ValueError, match="contradict"):
+        comm.all_reduce(np.ones(3), retry=True, survivors=False)
+    with pytest.raises(pccl.UsageError, match="not connected"):
+        comm.all_reduce(np.ones(3), survivors=True)

@@ -174,12 +174,13 @@ SIGNATURES = [
     ),
     (
         C.all_reduce,
-        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, residual=None, "
-        "group=None, timeout=None)",
+        "(send, recv=None, *, op=<ReduceOp.SUM: 0>, tag=0, operand_descriptor=None, quantization_options=None, retry=False, "
+        "residual=None, survivors=None, group=None, timeout=None)",
     ),
     (
         C.all_reduce_async,
-        "(send, recv=None, *, op, tag=0, operand_descriptor=None, quantization_options=None, retry=False, residual=None)",
+        "(send, recv=None, *, op=<ReduceOp.SUM: 0>, tag=0, operand_descriptor=None, quantization_options=None, retry=False, "
+        "residual=None, survivors=None)",
     ),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (C.wait_for_peers, "(peers, *, timeout=None)"),
