@@ -37,6 +37,9 @@ _SI_KERNEL = 128
 JOINED = "joined"
 """What a program tells when it has joined a run: from then on a failure is an error of its own."""
 
+READ_SECONDS = 0.5
+"""Between two looks at what the program tells, so that it never waits for room in the pipe."""
+
 SETTLE_SECONDS = 1.0
 """After which a run that was there still is, if it goes on: processes that are killed together do not die at one moment."""
 
@@ -92,6 +95,10 @@ class Child:
     def __init__(self, pid: int, pipe: int) -> None:
         self._pid = pid
         self._told = pipe
+        os.set_blocking(pipe, False)
+        self._rest = b""
+        self._masters = ""
+        self._joined = False
         self.status = 0
         self.asked = False
         """Whether it was asked to end."""
@@ -121,7 +128,10 @@ class Child:
     def wait(self) -> None:
         """Until it has ended; passes signals on."""
         while True:
-            info = signal.sigwaitinfo(SIGNALS)
+            info = signal.sigtimedwait(SIGNALS, READ_SECONDS)
+            self._read()
+            if info is None:
+                continue
             if info.si_signo != signal.SIGCHLD:
                 self.asked = self.asked or info.si_signo in ENDING
                 if info.si_code != _SI_KERNEL:
@@ -140,15 +150,29 @@ class Child:
 
     def told(self) -> Told:
         """What it has told, once it has ended."""
-        os.set_blocking(self._told, False)
-        try:
-            words = os.read(self._told, 1 << 16).decode().split()
-        except BlockingIOError:  # a child of the child has inherited the pipe
-            words = []
-        finally:
-            os.close(self._told)
-        masters = [word for word in words if word != JOINED]
-        return Told(masters[-1] if masters else "", JOINED in words)
+        self._read()
+        self._take(self._rest)  # a word without an end of line
+        os.close(self._told)
+        return Told(self._masters, self._joined)
+
+    def _read(self) -> None:
+        """Takes what it has told since the last call. Only the newest masters count."""
+        while True:
+            try:
+                chunk = os.read(self._told, 1 << 16)
+            except BlockingIOError:
+                return
+            if not chunk:
+                return
+            *words, self._rest = (self._rest + chunk).split(b"\n")
+            for word in words:
+                self._take(word)
+
+    def _take(self, word: bytes) -> None:
+        if word == JOINED.encode():
+            self._joined = True
+        elif word:
+            self._masters = word.decode()
 
 
 def joining(environment: Mapping[str, str], masters: str) -> dict[str, str]:

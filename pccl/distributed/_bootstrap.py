@@ -105,7 +105,8 @@ def _tell_supervisor(word: str) -> None:
     global _pipe
     _pipe = os.environ.pop("PCCL_SUPERVISOR_PIPE", "") or _pipe  # programs that this one starts do not have the pipe
     if _pipe:
-        with contextlib.suppress(OSError):  # the supervisor has ended, which is no matter of this process
+        with contextlib.suppress(OSError):  # the supervisor has ended, or is stopped and the pipe is full
+            os.set_blocking(int(_pipe), False)
             os.write(int(_pipe), f"{word}\n".encode())
 
 

@@ -54,6 +54,15 @@ def test_a_kill_is_absorbed_while_others_go_on(run_of_others):
     assert "rank 3 was killed by SIGKILL; the others go on without it" in errors
 
 
+def test_a_program_that_tells_much_is_never_blocked(run_of_others):
+    """As one that makes thousands of groups: more than the pipe holds, and the last word counts."""
+    tell = r"[os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), b'127.0.0.1:%d\n' % (i + 1)) for i in range(20000)]"
+    code = f"import os; {tell}; {TELL}"
+    status, _, errors = end_of(supervisor(f"{code} os.kill(os.getpid(), 9)", run_of_others))
+    assert status == 0
+    assert "the others go on without it" in errors
+
+
 def test_a_kill_is_not_absorbed_where_nobody_goes_on():
     status, _, errors = end_of(supervisor("import os; os.kill(os.getpid(), 9)"))
     assert status == -signal.SIGKILL
