@@ -140,6 +140,15 @@ pcclResult_t pccl_ext_comm_stop(pcclComm_t *comm) {
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_comm_event_fd(const pcclComm_t *comm, int *fd_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(fd_out);
+    int fd = communicator_events(comm->communicator);
+    if (fd < 0) return detail_fail(pcclInternalError, "the system refused a descriptor for events: %s", strerror(-fd));
+    *fd_out = fd;
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_comm_uuid(const pcclComm_t *comm, pcclRankUuid_t *out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);

@@ -115,6 +115,20 @@ pcclResult_t pccl_ticket_wait(struct pccl_ticket *ticket, int milliseconds);
 // stay un-awaited until then. For other tickets, and a second time, it does nothing; NULL is allowed.
 void pccl_ticket_free(struct pccl_ticket *ticket);
 
+// Sets *fd_out to a descriptor that polls readable whenever a call of this communicator ends: an operation, a multi, a
+// vote, a connect, a round of shared state, and all that are open when the communicator dies or is stopped. An event
+// loop watches it in place of a thread in each wait:
+//   1. When it is readable, read 8 bytes from it. It does not block; EAGAIN is harmless.
+//   2. Then call pccl_ticket_wait(ticket, 0) for each open ticket. pcclTimedOut: that one goes on.
+// One event may stand for several ends, and an event may come without one. The descriptor is readable at first, so no
+// end is missed before the first request.
+// A multi launches further operations, and a round of shared state hashes its tensors, inside pccl_ticket_wait only:
+// give a round one wait on a thread first.
+// The first request makes the descriptor, further ones return the same, and reconnecting keeps it. Destroying the
+// communicator closes it; take it out of event loops before. In a forked child it is closed.
+// pcclInternalError: the system refused a descriptor.
+pcclResult_t pccl_ext_comm_event_fd(const pcclComm_t *comm, int *fd_out);
+
 // Of the round of shared state under way on this communicator, or of the last one that ended; all 0 before the first.
 struct pccl_sync_report {
     uint64_t tx_bytes, rx_bytes, rx_leaves; // tx_bytes is known at the end

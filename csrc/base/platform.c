@@ -125,6 +125,7 @@ bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t dea
 int wake_open(void) { return descriptor_event(); }
 
 void wake_signal(int wake) {
+    if (wake < 0) return;
     int saved = errno;
     uint64_t one = 1;
     // A full counter is already readable, so a refused write loses nothing.

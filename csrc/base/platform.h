@@ -58,7 +58,7 @@ bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t dea
 
 // A wake-up: a descriptor that polls readable after wake_signal until wake_clear.
 int wake_open(void);        // negative when the system refuses; closed by descriptor_close
-void wake_signal(int wake); // async-signal-safe, never blocks
+void wake_signal(int wake); // async-signal-safe, never blocks; ignores a negative one
 void wake_clear(int wake);
 
 #endif

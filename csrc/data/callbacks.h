@@ -2,6 +2,7 @@
 #ifndef PCCL_DATA_CALLBACKS_H
 #define PCCL_DATA_CALLBACKS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +20,8 @@ struct engine_callbacks {
     // The engine is dead, or others would wait for this member for ever: memory or descriptors were refused, or, if
     // `why` is not "", a device has failed.
     void (*failed)(void *context, const char *why);
+    // A wake-up (base/platform) that the engine signals when a call ends; negative: nobody listens. NULL is allowed.
+    const atomic_int *events;
 };
 
 #endif

@@ -77,6 +77,7 @@ static void ended(void *context, struct op *op) {
     if (op->parent == NULL) sights_ended(&engine->sights, op->posted_ns, platform_now_ns());
     if (op->parent == NULL) device_release(op->args.queue);
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
+    if (op->parent == NULL && engine->callbacks.events != NULL) wake_signal(atomic_load(engine->callbacks.events));
 }
 
 static void put_back(struct op *op, struct device_queue *queue) {

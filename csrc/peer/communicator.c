@@ -131,6 +131,18 @@ pcclResult_t communicator_links(struct communicator *c, struct link_report *out,
     return communicator_finish(c, code);
 }
 
+int communicator_events(struct communicator *c) {
+    communicator_begin(c);
+    int fd = atomic_load(&c->events);
+    if (fd == -1) {
+        fd = wake_open();
+        if (fd >= 0) atomic_store(&c->events, fd);
+        if (fd >= 0) wake_signal(fd); // calls may have ended before
+    }
+    communicator_finish(c, pcclSuccess);
+    return fd;
+}
+
 bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE && count >= 1 && count <= WIRE_MAX_MASTERS;
@@ -164,6 +176,7 @@ struct communicator *communicator_new(const struct communicator_params *params) 
     struct communicator *c = calloc(1, sizeof *c);
     if (c == NULL) return NULL;
     c->params = *params;
+    atomic_init(&c->events, -1);
     c->wake = wake_open();
     if (c->wake < 0 || !platform_cond_init(&c->changed)) {
         descriptor_close(c->wake);
@@ -175,6 +188,7 @@ struct communicator *communicator_new(const struct communicator_params *params) 
 }
 
 void communicator_free(struct communicator *c) {
+    descriptor_close(atomic_load(&c->events));
     descriptor_close(c->wake);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);

@@ -10,6 +10,7 @@
 #define PCCL_PEER_COMMUNICATOR_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -70,6 +71,7 @@ struct communicator {
     char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
     struct master_link *master;  // of control.c
     int wake;                    // the control thread's
+    atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
     struct ticket ticket;
     struct share *share;     // of share.c
     struct told *told;       // of ops.c; made at first use
@@ -98,6 +100,9 @@ struct wire_id communicator_id(struct communicator *c);
 void communicator_state(struct communicator *c, char *out, size_t capacity);
 // What the links to the other members of its group are like; up to `capacity` are written.
 pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out);
+// A descriptor that becomes readable whenever a call ends; made at the first request, closed by communicator_free.
+// Readable at first. Negative: -errno.
+int communicator_events(struct communicator *c);
 // Between these two it is not freed, though that may be under way: for a call that makes several of the others.
 void communicator_enter(struct communicator *c);
 void communicator_exit(struct communicator *c);

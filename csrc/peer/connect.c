@@ -108,6 +108,7 @@ void connect_stop(struct communicator *c) {
     while (c->renewing) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
     pthread_mutex_unlock(&c->lock);
     wake_signal(c->wake);
+    wake_signal(atomic_load(&c->events)); // an open ticket ends
     // LEAVE first, links after it: then nobody wonders why they broke.
     control_join(c->control);
     if (c->engine != NULL) engine_stop(c->engine);

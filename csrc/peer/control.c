@@ -323,7 +323,8 @@ static void failed(void *control, const char *why) {
 }
 
 struct engine_callbacks control_callbacks(struct control *t) {
-    return (struct engine_callbacks){.context = t, .to_master = to_master, .link_down = link_down, .failed = failed};
+    return (struct engine_callbacks){
+        .context = t, .to_master = to_master, .link_down = link_down, .failed = failed, .events = &t->c->events};
 }
 
 // Takes what it has told. False: it has failed, and nothing is known for sure any more.

@@ -34,6 +34,7 @@ void ticket_end(struct communicator *c, int code, uint64_t value, const struct m
     c->ticket.value = value;
     if (view != NULL) c->ticket.view = *view;
     pthread_cond_broadcast(&c->changed);
+    wake_signal(atomic_load(&c->events));
 }
 
 static bool is_unanswered(const struct communicator *c) {

@@ -1,5 +1,8 @@
 // Tickets: calls that are begun once and waited for in pieces, by the functions of ext.h.
+#include <poll.h>
+
 #include "api/api.h"
+#include "base/platform.h"
 #include "run.h"
 
 enum { SOON = 30 };
@@ -180,10 +183,95 @@ static void test_names_are_checked_by_every_begin(void) {
     end_run(&run);
 }
 
+static bool is_readable(int fd, int milliseconds) {
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    return poll(&poll_fd, 1, milliseconds) == 1;
+}
+
+// Ends a ticket as an event loop does: it looks at the ticket only after an event, and never blocks in it.
+static pcclResult_t end_by_events(int fd, struct pccl_ticket *ticket) {
+    while (pccl_ticket_wait(ticket, 0) == pcclTimedOut) {
+        REQUIRE(is_readable(fd, CALM_MS));
+        wake_clear(fd);
+    }
+    return ticket->result;
+}
+
+static void test_events(void) {
+    struct run run;
+    check_case("events of calls");
+    start_master(&run);
+    pcclComm_t *a = new_comm(run.port, 0), *b = new_comm(run.port, 0);
+    int fd = -1, again = -1;
+    CHECK_EQ(pccl_ext_comm_event_fd(a, NULL), pcclInvalidArgument);
+    CHECK_EQ(pccl_ext_comm_event_fd(NULL, &fd), pcclInvalidArgument);
+    REQUIRE(pccl_ext_comm_event_fd(a, &fd) == pcclSuccess);
+    REQUIRE(pccl_ext_comm_event_fd(a, &again) == pcclSuccess);
+    CHECK_EQ(again, fd);
+    CHECK(is_readable(fd, 0)); // calls may have ended before
+    wake_clear(fd);
+    CHECK(!is_readable(fd, 0));
+
+    struct pccl_ticket at_a, at_b, vote;
+    REQUIRE(pccl_begin_connect(a, &at_a) == pcclSuccess);
+    CHECK_EQ(end_by_events(fd, &at_a), pcclSuccess);
+    join_by_tickets(a, b);
+
+    check_case("events of operations that end in another order than they began");
+    float x[2] = {1, 2}, y[2] = {10, 20};
+    pcclReduceDescriptor_t first = sum_of(1, 1), second = sum_of(1, 2);
+    struct pccl_ticket other;
+    REQUIRE(pccl_begin_reduce(&x[0], &x[0], &first, a, NULL, &at_a) == pcclSuccess);
+    REQUIRE(pccl_begin_reduce(&x[1], &x[1], &second, a, NULL, &other) == pcclSuccess);
+    while (is_readable(fd, 0)) wake_clear(fd);
+    CHECK_EQ(pccl_ticket_wait(&at_a, 0), pcclTimedOut);
+    REQUIRE(pccl_begin_reduce(&y[1], &y[1], &second, b, NULL, &at_b) == pcclSuccess);
+    CHECK_EQ(end(pcclSuccess, &at_b), pcclSuccess);
+    CHECK_EQ(end_by_events(fd, &other), pcclSuccess);
+    CHECK_EQ(pccl_ticket_wait(&at_a, 0), pcclTimedOut);
+    REQUIRE(pccl_begin_reduce(&y[0], &y[0], &first, b, NULL, &at_b) == pcclSuccess);
+    CHECK_EQ(end_by_events(fd, &at_a), pcclSuccess);
+    CHECK_EQ(end(pcclSuccess, &at_b), pcclSuccess);
+    CHECK(x[0] == 11 && x[1] == 22);
+
+    check_case("events of a multi");
+    pcclReduceOpDescriptor_t ops[2] = {{&x[0], &x[0], first}, {&x[1], &x[1], second}};
+    REQUIRE(pccl_begin_multi(ops, NULL, 2, a, 1, &other) == pcclSuccess);
+    for (uint64_t i = 0; i < 2; i++) {
+        pcclReduceOptions_t retry = {.size = sizeof retry, .retry = true};
+        REQUIRE(pccl_begin_reduce(&y[i], &y[i], i == 0 ? &first : &second, b, &retry, &at_b) == pcclSuccess);
+        while (pccl_ticket_wait(&at_b, 0) == pcclTimedOut) {
+            if (is_readable(fd, SOON)) wake_clear(fd);
+            pccl_ticket_wait(&other, 0);
+        }
+        CHECK_EQ(at_b.result, pcclSuccess);
+    }
+    CHECK_EQ(end_by_events(fd, &other), pcclSuccess);
+    pccl_ticket_free(&other);
+
+    check_case("events of an operation that the loss of a member ends, and of a vote that a stop ends");
+    REQUIRE(pccl_begin_reduce(&x[0], &x[0], &first, a, NULL, &at_a) == pcclSuccess);
+    CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
+    CHECK_EQ(end_by_events(fd, &at_a), pcclRankConnectionLost);
+    REQUIRE(pcclUpdateTopology(a) == pcclSuccess);
+    b = new_comm(run.port, 0);
+    join_by_tickets(a, b);
+    REQUIRE(pccl_begin_reduce(&x[0], &x[0], &first, a, NULL, &at_a) == pcclSuccess);
+    REQUIRE(pccl_begin_pending(a, &vote) == pcclSuccess);
+    while (is_readable(fd, 0)) wake_clear(fd);
+    CHECK_EQ(pccl_ext_comm_stop(a), pcclSuccess);
+    CHECK_EQ(end_by_events(fd, &at_a), pcclRankConnectionLost);
+    CHECK_EQ(end_by_events(fd, &vote), pcclMasterConnectionFailed);
+    CHECK_EQ(pcclDestroyCommunicator(a), pcclSuccess);
+    CHECK_EQ(pcclDestroyCommunicator(b), pcclSuccess);
+    CHECK_EQ(pcclDestroyMaster(run.master), pcclSuccess);
+}
+
 int main(void) {
     REQUIRE(pcclInit() == pcclSuccess);
     test_tickets();
     test_tickets_in_threads();
     test_names_are_checked_by_every_begin();
+    test_events();
     return check_status();
 }
