@@ -24,11 +24,12 @@ class Master:
     """The master of the run, or a standby."""
 
     def address(self) -> str:
-        """One that is free on its node."""
+        """Reserves an address of its node, which `serve` listens on."""
         host = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+        self.reserved = socket.socket()  # bound until the master listens, so that nobody else gets the port meanwhile
+        self.reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.reserved.bind((host, 0))
+        return f"{host}:{self.reserved.getsockname()[1]}"
 
     def serve(self, address: str, masters: str) -> None:
         """Runs until `stop`. When Ray has started it again, it makes this call again."""

@@ -67,6 +67,48 @@ def test_all_are_given_the_same_masters():
         assert f"--advertise={name}:48148" in arguments
 
 
+def pods():
+    return {one["metadata"]["name"]: one["spec"]["template"] for one in manifests() if "template" in one.get("spec", {})}
+
+
+@pytest.mark.parametrize("name", pods())
+def test_pods_have_no_privileges(name):
+    """What the restricted Pod Security Standard demands, and a root file system that cannot be written."""
+    spec = pods()[name]["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] != 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    for one in spec["containers"]:
+        allowed = one["securityContext"]
+        assert allowed["allowPrivilegeEscalation"] is False
+        assert allowed["readOnlyRootFilesystem"] is True
+        assert allowed["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("name", pods())
+def test_only_pods_of_the_run_reach_a_pod(name):
+    labels = pods()[name]["metadata"]["labels"]
+    [policy] = [
+        one["spec"]
+        for one in named("NetworkPolicy").values()
+        if one["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    ]
+    assert policy["policyTypes"] == ["Ingress"]
+    [rule] = policy["ingress"]
+    [port] = rule["ports"]
+    assert port["port"] == pods()[name]["spec"]["containers"][0]["ports"][0]["containerPort"]
+    callers = {
+        other
+        for other, pod in pods().items()
+        for source in rule["from"]
+        if source["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    }
+    workers, masters = set(named("Job")), set(named("Deployment"))
+    assert all(source.keys() == {"podSelector"} for source in rule["from"])
+    assert callers == (workers if name in workers else workers | masters)
+
+
 def test_the_commands_survive_the_loss_of_a_worker_and_of_the_master():
     pytest.importorskip("torch")
     ports = dict(zip(named("Deployment"), free_ports(2), strict=True))
