@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#define LOG_COMPONENT "config"
 #include "api/api.h"
 
 #include <errno.h>
@@ -125,7 +126,8 @@ static pcclResult_t find_codec(const pcclReduceDescriptor_t *descriptor, const p
 }
 
 static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
-    return (uintptr_t)a < (uintptr_t)b + b_bytes && (uintptr_t)b < (uintptr_t)a + a_bytes;
+    uintptr_t from = (uintptr_t)a, to = (uintptr_t)b; // no end is computed: it could wrap
+    return from < to ? to - from < a_bytes : from - to < b_bytes;
 }
 
 static pcclResult_t check_residuals(const void *send, const void *recv, const pcclReduceDescriptor_t *descriptor,
@@ -138,9 +140,9 @@ static pcclResult_t check_residuals(const void *send, const void *recv, const pc
                            red_op_name((int)descriptor->op));
     if (out == NULL)
         return detail_fail(pcclInvalidArgument, "residual_in is given without residual_out, which takes what is left");
-    size_t bytes = count * sizeof *out;
     if (count > PTRDIFF_MAX / sizeof *out)
         return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    size_t bytes = count * sizeof *out;
     if (overlap(out, bytes, send, tensor) || overlap(out, bytes, recv, tensor) ||
         (in != NULL && (overlap(out, bytes, in, bytes) || overlap(in, bytes, recv, tensor))))
         return detail_fail(pcclInvalidArgument,
@@ -161,8 +163,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
     if (count > (size_t)PTRDIFF_MAX / size)
         return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
-    uintptr_t from = (uintptr_t)send, to = (uintptr_t)recv, bytes = count * size;
-    if (from != to && from < to + bytes && to < from + bytes)
+    if (send != recv && overlap(send, count * size, recv, count * size))
         return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
     if (count > 0) RETURN_IF_FAILED(api_check_devices(send, recv));
     RETURN_IF_FAILED(check_residuals(send, recv, descriptor, options));
@@ -230,6 +231,8 @@ pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pc
     REQUIRE_COMM(comm);
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
     if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
+    if (count > PTRDIFF_MAX / sizeof *descriptors)
+        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
     if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
     struct call_args *reduces = calloc(count, sizeof *reduces);
     if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
@@ -281,6 +284,19 @@ static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
 
 pcclResult_t api_check_state(const pcclSharedState_t *state) {
     if (state->count == 0) return detail_fail(pcclInvalidArgument, "the shared state has no entries");
-    for (size_t i = 0; i < state->count; i++) RETURN_IF_FAILED(check_entry(&state->infos[i], i));
+    if (state->count > PTRDIFF_MAX / sizeof *state->infos)
+        return detail_fail(pcclInvalidArgument, "count %zu of the shared state is more than memory can hold",
+                           state->count);
+    size_t total = 0;
+    for (size_t i = 0; i < state->count; i++) {
+        const pcclTensorInfo_t *info = &state->infos[i];
+        RETURN_IF_FAILED(check_entry(info, i));
+        size_t bytes = info->count * dtype_size((int)info->datatype);
+        if (bytes > PTRDIFF_MAX - total)
+            return detail_fail(pcclInvalidArgument,
+                               "entry \"%.200s\" has %zu bytes: with the entries before it, more than memory can hold",
+                               info->name, bytes);
+        total += bytes;
+    }
     return check_names(state);
 }

@@ -97,6 +97,33 @@ static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t
     return pcclSuccess;
 }
 
+// That a tensor with as many elements as all these counts together fits into memory. counts NULL: `count` for each.
+static pcclResult_t check_sum(const pcclCollective_t *what, const char *name, const size_t *counts, uint32_t members) {
+    uint64_t most = (uint64_t)PTRDIFF_MAX / dtype_size((int)what->datatype), total = 0;
+    for (uint32_t rank = 0; rank < members; rank++) {
+        size_t count = counts == NULL ? what->count : counts[rank];
+        if (count > most || total > most - count)
+            return detail_fail(pcclInvalidArgument,
+                               "%s is %zu for member %u: the tensor has more elements than memory can hold (%llu)",
+                               name, count, rank, (unsigned long long)most);
+        total += count;
+    }
+    return pcclSuccess;
+}
+
+// Afterwards no sum of counts, and no product with the size of an element, can wrap.
+static pcclResult_t check_counts(const pcclCollective_t *what) {
+    const size_t *counts = counts_of(what);
+    uint32_t members = what->group->group->count;
+    if (what->kind == pcclCollectiveBarrier) return pcclSuccess;
+    if (!plan_collective((uint8_t)what->kind)->divided || what->kind == pcclCollectiveSend)
+        return check_sum(what, "count", NULL, 1);
+    if (what->kind == pcclCollectiveAllToAllV)
+        RETURN_IF_FAILED(check_sum(what, "recv_counts", what->recv_counts, members));
+    const char *name = counts == NULL ? "count" : counts == what->send_counts ? "send_counts" : "recv_counts";
+    return check_sum(what, name, counts, members);
+}
+
 // ---- parts ----
 static uint64_t share(const pcclCollective_t *what, const size_t *counts, uint32_t rank) {
     return counts == NULL ? what->count : counts[rank];
@@ -214,7 +241,7 @@ static pcclResult_t check_buffers(const pcclCollective_t *what, uint64_t in, uin
     if (in == 0 || out == 0) return pcclSuccess;
     uintptr_t from = (uintptr_t)what->sendbuf, to = (uintptr_t)what->recvbuf;
     RETURN_IF_FAILED(api_check_devices(what->sendbuf, what->recvbuf));
-    if (from >= to + out * element || to >= from + in * element) return pcclSuccess;
+    if (from > to ? from - to >= out * element : to > from && to - from >= in * element) return pcclSuccess;
     bool reduce = what->kind == pcclCollectiveAllReduce || what->kind == pcclCollectiveReduce;
     if (reduce && from == to) return pcclSuccess;
     return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be %s",
@@ -277,6 +304,7 @@ pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcc
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
     RETURN_IF_FAILED(check_enumerators(&what));
     RETURN_IF_FAILED(check_members(&what, comm));
+    RETURN_IF_FAILED(check_counts(&what));
     struct call_args args;
     pcclResult_t code = fill(&what, &args);
     args.group = group_get(what.group->group);
