@@ -37,8 +37,13 @@ static socklen_t address_of(struct sockaddr_un *out, const uint8_t name[DOOR_NAM
     *out = (struct sockaddr_un){.sun_family = AF_UNIX}; // the first byte of the path is 0: abstract
     char *at = out->sun_path + 1;
     memcpy(at, prefix, sizeof prefix - 1);
-    memcpy(at + sizeof prefix - 1, name, DOOR_NAME_BYTES);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + sizeof prefix - 1 + DOOR_NAME_BYTES);
+    at += sizeof prefix - 1;
+    static const char digits[] = "0123456789abcdef"; // the kernel prints names as they are, in /proc/net/unix
+    for (int i = 0; i < DOOR_NAME_BYTES; i++) {
+        *at++ = digits[name[i] >> 4];
+        *at++ = digits[name[i] & 15];
+    }
+    return (socklen_t)(at - (char *)out);
 }
 
 static bool watch(const struct door *door, int fd) {
