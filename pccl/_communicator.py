@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
+from pccl import _log
 from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
@@ -85,6 +86,7 @@ class Communicator(NamedCollectives):
         master_recovery_limit: float | None = None,
     ) -> None:
         super().__init__()
+        _log.attach()
         self._endpoints = parse_endpoints(address)
         self._endpoint = self._endpoints[0]
         self._recovery_ms: int | None = None
@@ -124,6 +126,7 @@ class Communicator(NamedCollectives):
         patience = Deadline(master_patience(wait_for_master))
         join_only = not may_begin(begin)
         failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
+        _log.attach()
         with self._alone("pcclConnect"):
             for attempt in itertools.count(1):
                 if attempt > n_attempts and patience.passed():

@@ -11,6 +11,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
+from pccl import _log
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
 from pccl._enums import Result
@@ -86,6 +87,7 @@ class MasterNode:
 
     def run(self) -> None:
         """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""
+        _log.attach()
         call(self._handle, "pcclRunMaster")
         self._running = True
         _running.add(self)

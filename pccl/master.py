@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
+from pccl._files import open_log
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
 
@@ -112,7 +113,7 @@ def serve_in_background(log: str | None, run: Callable[[Callable[[], None]], int
     the end of the file `log`, or nowhere. What it says before it listens goes where this process prints.
     """
     try:
-        target = os.open(log or os.devnull, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        target = open_log(log) if log else os.open(os.devnull, os.O_WRONLY)
     except OSError as error:
         print(f"pccl master cannot write its log to {log}: {error.strerror}", file=sys.stderr)
         return 1

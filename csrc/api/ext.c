@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "base/log_capture.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "device/cuda_driver.h"
@@ -16,6 +18,9 @@
 #include "peer/share.h"
 #include "state/content.h"
 #include "api/api.h"
+
+_Static_assert(sizeof((struct pccl_log_line){0}.text) == LOG_TEXT_BYTES, "a line fits");
+_Static_assert(sizeof((struct pccl_log_line){0}.component) == LOG_COMPONENT_BYTES, "a component fits");
 
 const char *pccl_ext_detail(void) { return detail_get(); }
 
@@ -237,6 +242,28 @@ bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity) {
 const void *pccl_ext_cuda_fatbin(void) { return cuda_kernels_bytes(); }
 
 bool pccl_ext_is_at_gpu(const void *memory) { return device_of(memory) == &cuda_device; }
+
+int pccl_ext_log_begin(void) { return log_capture_begin(); }
+
+void pccl_ext_log_end(void) { log_capture_end(); }
+
+bool pccl_ext_log_take(struct pccl_log_line *out) {
+    struct log_line line;
+    if (!log_capture_take(&line)) return false;
+    *out = (struct pccl_log_line){.time_ns = line.time_ns, .level = line.level, .dropped = line.dropped};
+    memcpy(out->component, line.component, sizeof out->component);
+    memcpy(out->text, line.text, sizeof out->text);
+    return true;
+}
+
+void pccl_ext_log_write(const struct pccl_log_line *line) {
+    struct log_line out = {.time_ns = line->time_ns, .level = line->level};
+    memcpy(out.component, line->component, sizeof out.component);
+    memcpy(out.text, line->text, sizeof out.text);
+    log_write_captured(&out);
+}
+
+void pccl_ext_log_prefer(int level) { log_prefer((enum log_level)level); }
 
 bool pccl_ext_has_lz4(void) {
 #ifdef PCCL_HAVE_LZ4

@@ -260,6 +260,30 @@ struct pccl_links {
 pcclResult_t pccl_ext_links(const pcclComm_t *comm, struct pccl_links **out);
 void pccl_ext_links_free(struct pccl_links *links); // NULL is allowed
 
+// ---- log ----
+
+// A line of the log, for a program with a log of its own.
+struct pccl_log_line {
+    int64_t time_ns;    // since 1970
+    int level;          // 0 TRACE, DEBUG, INFO, NOTICE, WARN, ERR, 6 FATAL
+    uint32_t dropped;   // lines before this one that found the queue full
+    char component[16]; // "master", "peer" or "config"
+    char text[960];
+};
+
+// Queues log lines of this process from now on, in place of writing them to standard error. Returns a descriptor that
+// polls readable when there are lines: read 8 bytes, then take all lines. Negative: the system refuses, or this is a
+// forked child of a process that queues. The library's threads never wait for the reader.
+int pccl_ext_log_begin(void);
+// Lines go to standard error again. Those in the queue stay to be taken.
+void pccl_ext_log_end(void);
+// False: there is none.
+bool pccl_ext_log_take(struct pccl_log_line *out);
+// Writes a line that was taken to standard error.
+void pccl_ext_log_write(const struct pccl_log_line *line);
+// Sets the least level of the log, 7 for none, unless PCCL_LOG_LEVEL names one.
+void pccl_ext_log_prefer(int level);
+
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
 

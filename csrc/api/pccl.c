@@ -1,5 +1,6 @@
 // The public functions: each checks its arguments in the contract's order, calls one module and returns its error.
 #define _GNU_SOURCE
+#define LOG_COMPONENT "config"
 #include "pccl.h"
 
 #include <ctype.h>

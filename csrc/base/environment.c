@@ -1,3 +1,4 @@
+#define LOG_COMPONENT "config"
 #include "base/environment.h"
 
 #include <stdlib.h>

@@ -1,7 +1,11 @@
-// Logging to stderr, filtered by PCCL_LOG_LEVEL: TRACE, DEBUG, INFO, WARN, NOTICE, ERR, FATAL or NONE, in any letter
-// case. NOTICE is the default: errors, and what whoever runs a job wants to know of it. An unknown value is told once,
-// and the default is used. One line per call, written with a single write; control characters in it become '?'. Any
+// The log, filtered by PCCL_LOG_LEVEL: TRACE, DEBUG, INFO, NOTICE, WARN, ERR, FATAL or NONE, in any letter case. NOTICE
+// is the default: errors, warnings, and events that the operator of a job wants to know. An unknown value is reported
+// once, and the default is used. Lines go to standard error (base/log_output), or to the program (base/log_capture).
+// A line that finds no room there is dropped and counted; no call blocks. Control characters in a line become '?'. Any
 // thread.
+//
+// A file names its component before it includes this header, unless it belongs to a peer: #define LOG_COMPONENT
+// "master"
 #ifndef PCCL_BASE_LOG_H
 #define PCCL_BASE_LOG_H
 
@@ -9,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum log_level { LOG_TRACE, LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_NOTICE, LOG_ERR, LOG_FATAL, LOG_NONE };
+enum log_level { LOG_TRACE, LOG_DEBUG, LOG_INFO, LOG_NOTICE, LOG_WARN, LOG_ERR, LOG_FATAL, LOG_NONE };
 
 // For lines that others can cause: at most `lines` of them in `seconds`. The first line after that says how many were
 // left out. Guarded by the caller.
@@ -20,20 +24,30 @@ struct log_limit {
 };
 
 int log_enabled(enum log_level level);
-void log_write(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void log_write_limited(struct log_limit *limit, enum log_level level, const char *format, ...)
+// Sets the least level that is written, unless PCCL_LOG_LEVEL names one.
+void log_prefer(enum log_level level);
+void log_write(enum log_level level, const char *component, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+void log_write_limited(struct log_limit *limit, enum log_level level, const char *component, const char *format, ...)
+    __attribute__((format(printf, 4, 5)));
+struct log_line;
+// Writes a captured line to standard error.
+void log_write_captured(const struct log_line *line);
 // Replaces control characters, which a terminal would obey.
 void log_clean(char *text, size_t length);
 
+#ifndef LOG_COMPONENT
+#define LOG_COMPONENT "peer"
+#endif
+
 #define LOG(level, ...) \
     do { \
-        if (log_enabled(level)) log_write(level, __VA_ARGS__); \
+        if (log_enabled(level)) log_write(level, LOG_COMPONENT, __VA_ARGS__); \
     } while (0)
 
 #define LOG_LIMITED(limit, level, ...) \
     do { \
-        if (log_enabled(level)) log_write_limited(limit, level, __VA_ARGS__); \
+        if (log_enabled(level)) log_write_limited(limit, level, LOG_COMPONENT, __VA_ARGS__); \
     } while (0)
 
 #endif

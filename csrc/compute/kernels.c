@@ -1,3 +1,4 @@
+#define LOG_COMPONENT "config"
 #include "compute/kernels.h"
 
 #include "base/log.h"

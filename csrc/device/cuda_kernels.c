@@ -1,3 +1,4 @@
+#define LOG_COMPONENT "config"
 #include "device/cuda_kernels.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
 #define _GNU_SOURCE
+#define LOG_COMPONENT "master"
 #include "master/master.h"
 
 #include <errno.h>
@@ -111,7 +112,7 @@ static void conn_send(struct master *master, struct conn *conn, const uint8_t *f
     if (conn->broken) return;
     int error = conn_out_send(&conn->out, conn->stream, from, length);
     bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
-    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "master: a peer does not read what the master sends");
+    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "a peer does not read what the master sends");
     if (error != 0 || full) conn_break(conn);
     if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
@@ -146,7 +147,7 @@ static void conn_start_closing(struct master *master, struct conn *conn) {
 static void carry_out(struct master *master, const struct actions *actions) {
     for (size_t i = 0; i < actions->log_count; i++)
         LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level,
-                    "master: %s", actions->logs[i].text);
+                    "%s", actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct actions_send *send = &actions->sends[i];
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
@@ -207,8 +208,7 @@ static struct conn *conn_open(struct master *master, struct transport *stream, e
 }
 
 static void tell_shortage(struct master *master, int error) {
-    LOG_LIMITED(&master->shortage_log, LOG_ERR, "master: cannot accept connections for the moment: %s",
-                strerror(error));
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections for the moment: %s", strerror(error));
     if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
 }
 
@@ -477,7 +477,7 @@ static void *thread_main(void *context) {
     uint32_t peers = mind_peer_count(master->mind);
     if (!detached) say_farewell(master);
     close_all(master);
-    LOG(LOG_NOTICE, "master: stopped, %u peers: %s", peers,
+    LOG(LOG_NOTICE, "stopped, %u peers: %s", peers,
         detached ? "the run waits for another master, or for this one to come back" : "the run has ended");
     pthread_mutex_lock(&master->lock);
     master->ended = true;

@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from pccl._files import open_log_file
+
 
 class EventLog:
     """Written line by line, so that a run that is killed leaves what it had."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("wb", buffering=0)
+        self._file = open_log_file(path, append=False)
         self.epoch = time.monotonic()  # until the run has formed, its beginning
 
     def write(self, event: str, at: float, **fields: Any) -> None:

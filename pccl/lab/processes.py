@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from pccl._files import open_log_file
+
 READ_BYTES = 1 << 16
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -110,7 +112,7 @@ class Nursery:
         command = [sys.executable, "-P", "-m", "pccl.lab.nursery"]
         arguments = [str(theirs.fileno()), str(answers_in), ",".join(self._modules)]
         paths = os.pathsep.join([*self._paths, *filter(None, [os.environ.get("PYTHONPATH")])])
-        with (self._folder / "nursery.log").open("wb") as log:
+        with open_log_file(self._folder / "nursery.log", append=False) as log:
             self._process = subprocess.Popen(
                 [*command, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -146,7 +148,7 @@ class Nursery:
     async def start(self, life: str, task: dict[str, Any], log: Path, environment: Mapping[str, str] | None = None) -> Child:
         """A new process that runs `life`, which is `module:function`, as `function(task, socket)`."""
         ours, theirs = socket.socketpair()
-        with log.open("ab") as file, theirs:
+        with open_log_file(log) as file, theirs:
             order = {"life": life, "task": task, "environment": dict(environment or {})}
             async with self._lock:
                 socket.send_fds(self._orders, [json.dumps(order).encode()], [theirs.fileno(), file.fileno()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 import pccl
+from pccl._files import open_log
 from pccl.lab.folder import alone_in, make_writable
 from pccl.lab.ranges import Range
 from pccl.lab.signals import InterruptedRunError, Interruption
@@ -175,7 +177,7 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         make_writable(out)
         if given["replay"] and log.resolve() == given["replay"].resolve():
             log = log.with_name("replay.jsonl")
-        log.open("a").close()
+        os.close(open_log(log))
     except OSError as error:
         raise click.UsageError(f"cannot write to {error.filename or out}: {error.strerror}") from None
     fields = {name: given[name] for name in RECORDED} | {"seconds": seconds, "keep_going": given["keep_going"]}
