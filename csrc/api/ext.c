@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/environment.h"
 #include "base/log.h"
 #include "base/log_capture.h"
 #include "base/platform.h"
@@ -242,6 +243,12 @@ bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity) {
 const void *pccl_ext_cuda_fatbin(void) { return cuda_kernels_bytes(); }
 
 bool pccl_ext_is_at_gpu(const void *memory) { return device_of(memory) == &cuda_device; }
+
+const char *pccl_ext_environment(size_t index, const char **meaning_out) {
+    const struct environment_variable *variable = environment_variable(index);
+    if (variable != NULL && meaning_out != NULL) *meaning_out = variable->meaning;
+    return variable == NULL ? NULL : variable->name;
+}
 
 int pccl_ext_log_begin(void) { return log_capture_begin(); }
 

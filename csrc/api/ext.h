@@ -284,6 +284,9 @@ void pccl_ext_log_write(const struct pccl_log_line *line);
 // Sets the least level of the log, 7 for none, unless PCCL_LOG_LEVEL names one.
 void pccl_ext_log_prefer(int level);
 
+// The environment variable at this index, in alphabetical order; `meaning_out` may be NULL. NULL beyond the last.
+const char *pccl_ext_environment(size_t index, const char **meaning_out);
+
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
 

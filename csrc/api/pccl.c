@@ -10,6 +10,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/environment.h"
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "device/cuda_driver.h"
@@ -102,6 +103,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     RETURN_IF_FAILED(api_initialized());
     REQUIRE_NOT_NULL(params);
     REQUIRE_NOT_NULL(comm_out);
+    environment_report_unknown();
     uint32_t lanes = params->p2p_connection_pool_size;
     struct communicator_params inside = {.group = params->peer_group,
                                          .lanes = lanes == 0               ? DEFAULT_LANES
@@ -376,6 +378,7 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
 
 pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
     REQUIRE_MASTER(master);
+    environment_report_unknown();
     pthread_mutex_lock(&master->lock);
     pcclResult_t code = run_locked(master);
     pthread_mutex_unlock(&master->lock);

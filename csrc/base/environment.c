@@ -1,10 +1,120 @@
 #define LOG_COMPONENT "config"
 #include "base/environment.h"
 
+#include <pthread.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
+
+extern char **environ;
+
+enum { NAME_MOST = 64, ALIKE_MOST = 6 }; // a name that takes more changes resembles nothing
+
+static const char prefix[] = "PCCL_";
+
+static const struct environment_variable variables[] = {
+    {"PCCL_CONGESTION_CONTROL", "congestion control of connections to other hosts"},
+    {"PCCL_CONNECT_TIMEOUT_S", "how long a program waits for a master, in seconds"},
+    {"PCCL_CPU_LEVEL", "instruction set of the kernels; for tests"},
+    {"PCCL_CUDA_DRIVER", "a library in place of the CUDA driver"},
+    {"PCCL_CUDA_KERNELS", "a file with kernels for GPUs, or off"},
+    {"PCCL_CUDA_REDUCE", "gpu or host: where chunks on a GPU are reduced"},
+    {"PCCL_FAKE_DEVICE", "1: tensors lie on the device of tests/fakes"},
+    {"PCCL_FAKE_DEVICE_FAILS", "when the device of tests/fakes fails"},
+    {"PCCL_FAKE_TRANSPORT", "how the transport of tests/fakes behaves"},
+    {"PCCL_GPU_LIMIT_SECONDS", "time limit of the tests on a GPU"},
+    {"PCCL_HASH_THREADS", "threads that hash a shared state"},
+    {"PCCL_HEARTBEAT_LIMIT_MS", "silence in ms after which a master expels a peer"},
+    {"PCCL_JOIN", "1: this process joins a run; pccl sets it for restarted workers"},
+    {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
+    {"PCCL_LOG_LEVEL", "least level of the log"},
+    {"PCCL_LZ4", "0: shared state is never sent compressed"},
+    {"PCCL_MASTER", "masters of the run, host:port,host:port"},
+    {"PCCL_MASTERS", "further masters, tried after the one that the program names"},
+    {"PCCL_MASTER_LOG", "log file of a master that torch.distributed starts"},
+    {"PCCL_MASTER_ON_SIGTERM", "detach or end"},
+    {"PCCL_MASTER_RECOVERY_MS", "how long a peer waits for a lost master, in ms"},
+    {"PCCL_MAX_CONCURRENT_COLLECTIVE_OPS", "accepted for PCCL's sake, without effect"},
+    {"PCCL_MULTIPLEX_CHUNK_SIZE", "accepted for PCCL's sake, without effect"},
+    {"PCCL_NUM_BENCHMARK_CONNECTIONS", "accepted for PCCL's sake, without effect"},
+    {"PCCL_PEER", "number of this peer; pccl launch sets it"},
+    {"PCCL_PEERS", "number of peers that were started; pccl launch sets it"},
+    {"PCCL_PORT", "port of the masters in examples/slurm"},
+    {"PCCL_RESTARTS", "how often a lost worker is started again"},
+    {"PCCL_SAME_HOST_MEMORY", "0: peers on one host do not share memory"},
+    {"PCCL_SEGMENTED_MIN_BYTES", "bytes from which an operation in retry mode is divided"},
+    {"PCCL_STRICT", "1: a loss is an error in torch.distributed"},
+    {"PCCL_SUPERVISED", "1: a supervisor runs this process; pccl sets it"},
+    {"PCCL_SUPERVISOR_PIPE", "descriptor of the supervisor; pccl sets it"},
+    {"PCCL_TEST_PATIENCE", "factor on the deadlines of tests"},
+};
+
+enum { COUNT = sizeof variables / sizeof variables[0] };
+
+const struct environment_variable *environment_variable(size_t index) {
+    return index < COUNT ? &variables[index] : NULL;
+}
+
+static bool is_known(const char *name, size_t length) {
+    for (size_t i = 0; i < COUNT; i++)
+        if (strlen(variables[i].name) == length && memcmp(variables[i].name, name, length) == 0) return true;
+    return false;
+}
+
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+// How many letters have to be added, removed or replaced (Levenshtein), behind the prefix of both.
+static uint32_t changes(const char *a, size_t a_length, const char *b) {
+    uint32_t row[NAME_MOST + 1];
+    size_t b_length = strlen(b);
+    for (size_t k = 0; k <= b_length; k++) row[k] = (uint32_t)k;
+    for (size_t i = 1; i <= a_length; i++) {
+        uint32_t before = row[0];
+        row[0] = (uint32_t)i;
+        for (size_t k = 1; k <= b_length; k++) {
+            uint32_t replaced = before + (a[i - 1] != b[k - 1]);
+            before = row[k];
+            row[k] = smaller(replaced, smaller(row[k], row[k - 1]) + 1);
+        }
+    }
+    return row[b_length];
+}
+
+// NULL: none is similar.
+static const char *similar(const char *name, size_t length) {
+    const char *best = NULL;
+    uint32_t least = ALIKE_MOST + 1;
+    size_t skip = sizeof prefix - 1;
+    for (size_t i = 0; length <= NAME_MOST && i < COUNT; i++) {
+        const char *other = variables[i].name;
+        bool begins = length > skip + 3 && strncmp(other, name, length) == 0;
+        uint32_t apart = begins ? 1 : changes(name + skip, length - skip, other + skip);
+        if (apart < least && (begins || apart * 2 < strlen(other + skip))) {
+            best = other;
+            least = apart;
+        }
+    }
+    return best;
+}
+
+static void report_unknown(void) {
+    for (char **entry = environ; entry != NULL && *entry != NULL; entry++) {
+        const char *end = strchr(*entry, '=');
+        if (end == NULL || strncmp(*entry, prefix, sizeof prefix - 1) != 0) continue;
+        size_t length = (size_t)(end - *entry);
+        if (is_known(*entry, length)) continue;
+        const char *meant = similar(*entry, length);
+        LOG(LOG_WARN, "the environment variable %.*s is unknown and ignored%s%s%s; `pccl info` lists all", (int)length,
+            *entry, meant == NULL ? "" : " (did you mean ", meant == NULL ? "" : meant, meant == NULL ? "" : "?)");
+    }
+}
+
+void environment_report_unknown(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, report_unknown);
+}
 
 bool environment_allows(const char *name) {
     const char *value = getenv(name);

@@ -1,8 +1,19 @@
-// Switches in the environment.
+// The variables of the environment that have a meaning here, for all parts of the project, and switches among them.
 #ifndef PCCL_BASE_ENVIRONMENT_H
 #define PCCL_BASE_ENVIRONMENT_H
 
 #include <stdbool.h>
+#include <stddef.h>
+
+struct environment_variable {
+    const char *name, *meaning;
+};
+
+// The variable at this index, in alphabetical order; NULL beyond the last.
+const struct environment_variable *environment_variable(size_t index);
+
+// Logs each variable that begins with PCCL_ and has no meaning, with the name that it resembles. Once per process.
+void environment_report_unknown(void);
 
 // False: this variable is 0. Unset and 1 are true, as is anything else, which is reported and ignored.
 bool environment_allows(const char *name);

@@ -28,13 +28,14 @@ def command(address: str | None, as_json: bool) -> None:
     answers, the rest is shown all the same, and the status is 1.
     """
     facts = _facts()
+    facts_of_json = {**facts, "environment": {name: os.environ.get(name) for name in environment()}}
     masters = None if address is None else top.Masters(address)
     if as_json:
         try:
             if masters is not None:
-                facts["links"] = links.plain(masters.ask_once())
+                facts_of_json["links"] = links.plain(masters.ask_once())
         finally:
-            click.echo(json.dumps(facts, indent=2))
+            click.echo(json.dumps(facts_of_json, indent=2))
         return
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
@@ -43,8 +44,22 @@ def command(address: str | None, as_json: bool) -> None:
         table.add_row(name, "not installed" if value is None else str(value))
     console = top.standard_output()
     console.print(table)
+    variables = Table("variable", "value", "meaning", box=None, title="Environment", title_justify="left")
+    for name, meaning in environment().items():
+        variables.add_row(name, os.environ.get(name, "-"), meaning)
+    console.print(variables)
     if masters is not None:
         console.print(links.render(masters.ask_once()))
+
+
+def environment() -> dict[str, str]:
+    """Returns the meaning of each environment variable that pccl reads, by its name."""
+    meaning, found = _ffi.new("char const **"), {}
+    index = 0
+    while (name := _C.pccl_ext_environment(index, meaning)) != _ffi.NULL:
+        found[_ffi.string(name).decode()] = _ffi.string(meaning[0]).decode()
+        index += 1
+    return found
 
 
 def _facts() -> dict[str, object]:
