@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,26 +11,47 @@ from torch import nn
 
 
 def has_state(value: object) -> bool:
-    """True if `value` has the methods `state_dict` and `load_state_dict`."""
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    """True if `value` has the methods `state_dict` and `load_state_dict`, or is a random number generator."""
+    return (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")) or _generator(value) is not None
 
 
 def object_state(value: Any) -> dict[str, Any]:
-    """The `state_dict` of an object, and the numbers of the optimizers that it steers.
+    """The `state_dict` of an object or the state of a generator, and the numbers of the optimizers that the object steers.
 
     A schedule computes the next learning rate from the one in its optimizer, which is not in the `state_dict` of the schedule.
     """
-    return {"state": value.state_dict(), "groups": [groups_of(optimizer) for optimizer in _optimizers(value)]}
+    generator = _generator(value)
+    state = value.state_dict() if generator is None else generator[0](value)
+    return {"state": state, "groups": [groups_of(optimizer) for optimizer in _optimizers(value)]}
 
 
 def load_object_state(value: Any, told: Mapping[str, Any], name: str) -> None:
     """Loads what `object_state` returned at another peer. ValueError: the object here is another one; `name` tells which."""
-    optimizers = list(_optimizers(value))
+    optimizers = _optimizers(value)
     if len(optimizers) != len(told["groups"]):
         raise ValueError(f"{name} steers {len(optimizers)} optimizers here, and {len(told['groups'])} at the other peers")
-    value.load_state_dict(told["state"])
+    generator = _generator(value)
+    if generator is None:
+        value.load_state_dict(told["state"])
+    else:
+        generator[1](value, told["state"])
     for optimizer, groups in zip(optimizers, told["groups"], strict=True):
         load_groups(optimizer, groups, f"the optimizer of {name}")
+
+
+_Generator = tuple[Callable[[Any], Any], Callable[[Any, Any], object]]
+
+
+def _generator(value: object) -> _Generator | None:
+    """How to get and set the state of a random number generator; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return lambda one: one.get_state(), lambda one, state: one.set_state(state)
+    if isinstance(value, random.Random):
+        return lambda one: one.getstate(), lambda one, state: one.setstate(state)
+    inside = getattr(value, "bit_generator", None)  # NumPy's, which need not be imported
+    if type(inside).__module__.startswith("numpy.random"):
+        return lambda one: one.bit_generator.state, lambda one, state: setattr(one.bit_generator, "state", state)
+    return None
 
 
 def groups_of(optimizer: Any) -> list[dict[str, Any]]:
@@ -53,15 +75,33 @@ def load_groups(optimizer: Any, groups: list[dict[str, Any]], name: str) -> None
                 group[key] = value
 
 
-def _optimizers(value: Any) -> Iterator[Any]:
-    """The optimizers that a schedule, or a wrapper of one, steers; none for an optimizer itself."""
-    if hasattr(value, "param_groups"):
+def _optimizers(value: Any) -> list[Any]:
+    """The optimizers that an object refers to, such as a schedule or a wrapper of several; none for an optimizer itself."""
+    found: list[Any] = []
+    if not isinstance(value, nn.Module) and not hasattr(value, "param_groups"):
+        _collect_optimizers(value, found, set(), DEPTH)
+    return found
+
+
+DEPTH = 4
+"""How many references lead from an object to the optimizers that it steers, at most."""
+
+
+def _collect_optimizers(value: Any, found: list[Any], seen: set[int], depth: int) -> None:
+    if id(value) in seen or depth < 0:
         return
-    found = getattr(value, "optimizer", None)
-    several = getattr(value, "optimizers", None)
-    for one in several if isinstance(several, (list, tuple)) else [found]:
-        if hasattr(one, "param_groups"):
-            yield one
+    seen.add(id(value))
+    if isinstance(getattr(value, "param_groups", None), list):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _collect_optimizers(one, found, seen, depth - 1)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _collect_optimizers(one, found, seen, depth - 1)
+    elif not isinstance(value, (nn.Module, type, torch.Tensor)) and hasattr(value, "__dict__"):
+        for one in vars(value).values():
+            _collect_optimizers(one, found, seen, depth - 1)
 
 
 def extra_states(module: nn.Module) -> dict[str, Any]:
