@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,7 @@ class SharedState:
         self._state = _ffi.new("pcclSharedState_t *", (0, len(tensor_infos), self._infos))
         self._scalars: list[Scalar] = []
         self._checks: list[Callable[[], str | None]] = []
+        self._loaded: int | None = None
         self.extra: MutableMapping[str, Any] = {}
         """What `from_module` was given as `extra`, by name. Numbers are read and written here."""
 
@@ -102,6 +104,7 @@ class SharedState:
     def push_revision(self) -> None:
         """Adds 1 to the revision: once per step, after the state has changed."""
         self.revision += 1
+        self._loaded = None
 
     def hash(self) -> str:
         """The parity hash of all contents that must be equal: 32 hex digits, the same for the same bytes on every peer."""
@@ -111,6 +114,42 @@ class SharedState:
         if result != _C.pcclSuccess:
             raise error_for(result, "SharedState.hash", last_detail())
         return f"{high[0]:016x}{low[0]:016x}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The revision, and the tensors and arrays by name: those of the state themselves, not copies."""
+        self._collect("SharedState.state_dict")
+        return {"revision": self.revision, "tensors": self._owners()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copies what `state_dict` returned into the tensors, and sets the revision.
+
+        Call it before the first sync. When a group syncs for the first time the highest revision wins, whoever has it, and a
+        peer whose loaded state is replaced logs a warning. ValueError: the state has other names, shapes or data types; nothing
+        is changed then.
+        """
+        from pccl.state._entries import copy_by_name  # torch is not imported before it is needed
+
+        self._collect("SharedState.load_state_dict")
+        copy_by_name(self._owners(), state["tensors"])
+        for scalar in self._scalars:
+            scalar.store()
+        self.revision = self._loaded = int(state["revision"])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `state_dict` to the folder `path` . After a crash the folder is the old one or the new one."""
+        from pccl.state import save
+
+        save(self.state_dict(), path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Loads what `save` wrote, like `load_state_dict`. FileNotFoundError: there is none. CheckpointError: it is damaged."""
+        from pccl.state import load
+
+        self.load_state_dict(load(path))
+
+    def _owners(self) -> dict[str, Any]:
+        """The tensors and arrays of the entries that were made from some."""
+        return {info.name: info._owner for info in self._tensor_infos if info._owner is not None}
 
     def to_c(self) -> Any:
         """As a `pcclSharedState_t *`, which lives as long as this object."""
@@ -134,6 +173,11 @@ class SharedState:
         """After the tensors were received: the other way round."""
         for scalar in self._scalars:
             scalar.store()
+        if self._loaded is not None:
+            from pccl.state import warn_if_overridden
+
+            warn_if_overridden(self._loaded, self.revision, "SharedState")
+            self._loaded = None
 
     def __repr__(self) -> str:
         entries = [f"{info.name!r}: {info.numel} x {info.dtype.name}" for info in self._tensor_infos[:SHOWN_ENTRIES]]

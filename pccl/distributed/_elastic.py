@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import torch
@@ -20,30 +22,41 @@ from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
 from pccl.distributed._training import Training
-from pccl.state import LIMIT_BYTES, decode, encode
+from pccl.state import LIMIT_BYTES, decode, encode, load, save, warn_if_overridden
+from pccl.state._entries import Entries, require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
+from pccl.state._split import with_tensors, without_tensors
 
 ATTEMPTS = 20
 """To bring a newcomer up to date, while members die."""
 
 _TAG = digest("Elastic.sync")
-"""Of what is broadcast in a sync; the next number too. No process group has a call under way then."""
+"""Of the calls in a sync, and the next two numbers. No process group has a call under way then."""
 
 
-_OWN = frozenset({"_values", "_training", "_every", "_calls", "_revision", "_known"})
+_OWN = frozenset({"_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded"})
 """Attributes of an Elastic that are no values."""
+
+_LARGE_BYTES = 1 << 16
+"""A buffer, or a tensor in a value, that has as many travels only to a newcomer that lacks it; a smaller one with the values."""
+
+
+_begun: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+"""Groups whose first sync is over."""
 
 
 class Elastic:
     """A model and its optimizer in a training whose processes may be lost, and others join.
 
     All processes call `sync` at the top of each step. It lets those in that wait, and brings them up to date out of the memory of
-    the others: parameters and optimizer state; buffers and `values` are those of rank 0.
+    the others: parameters and optimizer state; buffers and `values` are those of the member that has been there for longest.
 
     `values` are what else a newcomer needs, such as `step=0`; they are attributes. One with `state_dict` and `load_state_dict`,
     such as a scheduler, is brought up to date by these; any other is replaced. What they consist of are numbers, strings,
     tensors, arrays, and lists, tuples, dicts and sets of these; `pccl.state.allow` adds a class. The learning rates of the
-    optimizer that a scheduler steers come along.
+    optimizer that a scheduler steers come along. Generators of random numbers are values too.
+
+    `save` and `load` are for the loss of all processes: a run begins with the checkpoint of the highest step, whoever has it.
 
     `every`: only each so many calls of `sync` look whether somebody waits.
     """
@@ -61,8 +74,11 @@ class Elastic:
         self._training = Training(model, optimizers)
         self._every = every
         self._calls = 0
+        self._steps = 0
         self._revision = 0
+        self._round = 1
         self._known: tuple[UUID, ...] = ()
+        self._loaded: int | None = None
 
     def sync(self, timeout: timedelta | None = None) -> bool:
         """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
@@ -78,10 +94,14 @@ class Elastic:
         if _bootstrap.to_join():
             self._join(group, _bootstrap.to_join(), seconds)
             looks = True  # as the members do after they have let it in
+        elif group not in _begun:
+            self._begin(group, seconds)
+        _begun.add(group)
         if looks:
             while group.communicator.are_peers_pending(timeout=seconds):
                 self._admit(group, seconds)
         self._calls += 1
+        self._steps += 1
         changed = group.members != self._known
         self._known = group.members
         return changed
@@ -93,19 +113,34 @@ class Elastic:
         self._revision += 1
         told = bytes(encode(self._described(group)))  # before anybody is let in: what cannot be packed is an error on all alike
         comm.update_topology(timeout=seconds)
-        self._bring_up_to_date(group, told, seconds)
+        self._bring_up_to_date(group, lambda: told, seconds)
+
+    def _begin(self, group: ProcessGroup, seconds: float) -> None:
+        """The first sync of a run: if somebody has loaded a checkpoint, all begin with that of the highest step."""
+        if group.communicator.world_size > 1:
+            self._bring_up_to_date(group, lambda: bytes(encode(self._described(group))), seconds)
+        self._loaded = None
 
     def _described(self, group: ProcessGroup) -> dict[str, Any]:
-        """What a newcomer is told; all but the buffers and values are the same on all members."""
+        """What a newcomer is told."""
+        skeleton, large, digest = self._own()
         return {
             "revision": self._revision,
+            "round": self._round,
+            "steps": self._steps,
             "members": group.members,
             "training": self._training.outline(),
-            "values": {
-                name: (has_state(value), object_state(value) if has_state(value) else value)
-                for name, value in self._values.items()
-            },
+            "own": skeleton,
+            "large": large.layout(),
+            "digest": digest,
         }
+
+    def _own(self) -> tuple[Any, Entries, str]:
+        """What is each member's own: the small part as a tree, the large tensors, and their hash."""
+        own = {"training": self._training.own(), "values": {name: _described_value(one) for name, one in self._values.items()}}
+        skeleton, places = without_tensors(own, least_bytes=_LARGE_BYTES)
+        large = Entries({name: tensor.detach() for name, (_, tensor) in places.items()})
+        return skeleton, large, large.state.hash() if large.state is not None else ""
 
     # ---- at a newcomer ----
 
@@ -114,7 +149,7 @@ class Elastic:
         try:
             told = bytes(encode(self._described(group))) if _bootstrap.to_begin() else b""
             comm.connect(timeout=seconds)
-            self._bring_up_to_date(group, told, seconds, new=True)
+            self._bring_up_to_date(group, (lambda: told) if told else None, seconds, new=True)
         except BaseException as error:
             comm.close()  # whatever went wrong, members must not wait for this process
             if not isinstance(error, Exception):
@@ -122,12 +157,13 @@ class Elastic:
             raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
         _bootstrap.joined()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        self._training.take(told["training"])
-        if self._values.keys() != told["values"].keys():
-            name = min(self._values.keys() ^ told["values"].keys())
-            raise ValueError(f"value {name!r} is not given to Elastic by all processes")
-        for name, (is_object, content) in told["values"].items():
+    def _take_own(self, own: dict[str, Any]) -> None:
+        self._training.take_own(own["training"])
+        require_same_names(self._values, own["values"], "value")
+        self._take_values(own["values"])
+
+    def _take_values(self, values: Mapping[str, Any]) -> None:
+        for name, (is_object, content) in values.items():
             if is_object != has_state(self._values[name]):
                 raise ValueError(f"value {name!r} has the method state_dict in some processes only")
             if is_object:
@@ -137,45 +173,124 @@ class Elastic:
 
     # ---- at all ----
 
-    def _bring_up_to_date(self, group: ProcessGroup, told: bytes, seconds: float, new: bool = False) -> None:
-        """Makes all who are there members of the group, with the content that the first of them tells.
+    def _bring_up_to_date(
+        self, group: ProcessGroup, told: Callable[[], bytes] | None, seconds: float, *, new: bool = False
+    ) -> None:
+        """Makes all who are there members of the group, with the content that one of them tells.
 
-        `told` is what a member tells; a newcomer (`new`) nothing, or what the run is to begin with if nobody else is there.
-        All see the same losses in the same calls, so all make the same attempts.
+        In a run that goes on that is the member that has been there for longest; in one that begins, the one with the highest
+        step. `told` makes what this process would tell; a newcomer (`new`) has it only if it may begin a run. All see the same
+        losses in the same calls, so all make the same attempts.
         """
         comm = group.communicator
         touched = False  # by a run that goes on: then it is too late to begin one
         for attempt in range(ATTEMPTS):
             try:
                 here = comm.members
-                heard = _broadcast(comm, here, told, seconds)
-                if not heard:
+                standing = _Standing(told is not None, self._revision, self._loaded is not None, self._progress(), new)
+                all_here = _gather(comm, here, standing, seconds)
+                if not any(one.revision or one.loaded or one.new for one in all_here):
+                    return  # a run begins, and nobody has loaded a checkpoint
+                best = max(all_here, key=_Standing.order)
+                root = all_here.index(best)
+                if not best.tells:
                     raise JoinError("nobody is there any more who could bring it up to date: the run has ended")
-                content = decode(heard)
+                content = decode(_broadcast(comm, here, root, told, seconds))
                 if content["revision"] == 0 and touched:
                     raise JoinError("all who had the state of the run are gone")
                 touched = new and content["revision"] > 0
-                if new:
-                    self._take(content)
-                self._share(comm, here, 0 if new else content["revision"], seconds)
+                is_root = here[root] == comm.uuid
+                behind = not is_root and (new or standing.order() != best.order())
+                self._share(comm, here, content, seconds, is_root=is_root, behind=behind)
                 break
             except (pccl.PeerLostError, pccl.CallAgainError, pccl.TooFewPeersError, _DisagreedError):
                 if attempt == ATTEMPTS - 1:
                     raise
                 comm.update_topology(timeout=seconds)
-        self._revision = content["revision"]
+        if behind:
+            warn_if_overridden(self._loaded, best.step, "Elastic")
+        self._loaded = None
+        self._revision = content["revision"] or 1
         self._calls = 0
         before = [member for member in content["members"] if member in here]
         group.attach(comm, [*before, *(member for member in here if member not in before)], self._revision)
         self._training.make_buckets_anew()
 
-    def _share(self, comm: pccl.Communicator, here: Sequence[UUID], revision: int, seconds: float) -> None:
-        shared = self._training.share()
-        if shared.state is None or len(here) == 1:
+    def _share(
+        self,
+        comm: pccl.Communicator,
+        here: Sequence[UUID],
+        content: dict[str, Any],
+        seconds: float,
+        *,
+        is_root: bool,
+        behind: bool,
+    ) -> None:
+        """Brings the tensors to those who lack them; one who is `behind` takes all of the content. Blocks until all have it."""
+        self._round = content["round"]
+        if behind:
+            self._training.take_outline(content["training"])
+        if len(here) > 1:
+            self._sync_entries(comm, self._training.entries(), self._round if not behind else 0, seconds)
+        _, large, digest = self._own()
+        if content["large"] and not is_root:
+            # A member whose own tensors are others than those of the root helps to pass these on, in copies.
+            keeps = not behind and digest != content["digest"]
+            large = large.fitted(content["large"], copy=keeps)
+        if len(here) > 1 and content["large"]:
+            same = is_root or (not behind and digest == content["digest"])
+            self._sync_entries(comm, large, self._round if same else 0, seconds)
+        if behind:
+            self._take_own(with_tensors(content["own"], large.tensors))
+            self._steps = content["steps"]
+
+    def _sync_entries(self, comm: pccl.Communicator, entries: Entries, revision: int, seconds: float) -> None:
+        if entries.state is None:
             return
-        shared.state.revision = revision
-        if comm.sync_shared_state(shared.state, timeout=seconds).rx_bytes:
-            shared.restore()
+        entries.state.revision = revision
+        if comm.sync_shared_state(entries.state, timeout=seconds).rx_bytes:
+            entries.restore()
+        self._round = entries.state.revision + 1  # what the master expects in the next one
+
+    def _progress(self) -> int:
+        """The step by which checkpoints are compared: the value `step`, or else the number of calls of `sync` of the run."""
+        step = self._values.get("step")
+        return step if type(step) is int and 0 <= step < 1 << 62 else self._steps
+
+    # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the model and of the optimizers as torch has it, and the values: plain values and tensors.
+
+        Tensors are those of the training itself, not copies.
+        """
+        values = {name: _described_value(value) for name, value in self._values.items()}
+        return {"steps": self._steps, "step": self._progress(), **self._training.state_dict(), "values": values}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` returned. Call it before the first `sync`, in any of the processes.
+
+        The run begins with the state of the process that has the highest `step`, the value, or has made most calls of `sync`;
+        one whose own gives way logs a warning. A process that joins a run that goes on gets the state of the members.
+
+        ValueError, RuntimeError: the state is that of another training; the model and the values are unspecified then.
+        """
+        require_same_names(self._values, state["values"], "value")
+        self._training.load_state_dict(state)
+        self._take_values(state["values"])
+        self._steps = state["steps"]
+        self._loaded = self._progress()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `state_dict` to the folder `path`, as `pccl.state.save` does. One process is enough; others need other paths.
+
+        After a crash the folder is the old one or the new one.
+        """
+        save(self.state_dict(), path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Loads what `save` wrote, like `load_state_dict`. FileNotFoundError: there is none. CheckpointError: it is damaged."""
+        self.load_state_dict(load(path))
 
     # ---- values ----
 
@@ -198,39 +313,85 @@ class _DisagreedError(Exception):
     """Members have seen different ones of several losses, and made groups of different members."""
 
 
-def _broadcast(comm: pccl.Communicator, here: Sequence[UUID], content: bytes, seconds: float) -> bytes:
-    """The content of the first of these members, which has been there for longest, on all of them."""
+class _Standing(NamedTuple):
+    """What one process tells all others before a state is handed over."""
+
+    tells: bool
+    revision: int
+    loaded: bool
+    step: int
+    new: bool
+
+    def order(self) -> tuple[bool, int, bool, int]:
+        """The one with the highest tells the others its state; the first of these if there are several.
+
+        Steps count at the beginning of a run only: later all members are at the same one.
+        """
+        step = self.step if self.loaded or not self.revision else 0
+        return self.tells and not (self.new and self.revision), self.revision, self.loaded, step
+
+
+def _gather(comm: pccl.Communicator, here: Sequence[UUID], own: _Standing, seconds: float) -> list[_Standing]:
+    """What each of these members tells, in their order."""
     if len(here) == 1:
-        return content
+        return [own]
+    send = torch.tensor([int(one) for one in own], dtype=torch.int64)
+    rows = torch.zeros(len(here), len(own), dtype=torch.int64)
+    _call(comm, comm.group(here), Collective.ALL_GATHER, send, rows, 0, _TAG, seconds)
+    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4])) for row in rows.tolist()]
+
+
+def _broadcast(
+    comm: pccl.Communicator, here: Sequence[UUID], root: int, told: Callable[[], bytes] | None, seconds: float
+) -> bytes:
+    """The content of one of these members, on all of them. An error of its own is one on all."""
     group = comm.group(here)
-    length = torch.tensor([len(content)])
-    _broadcast_tensor(comm, group, length, DataType.INT64, _TAG, seconds)
-    if not 0 <= int(length) <= LIMIT_BYTES:
-        raise JoinError(f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted")
-    if group.rank == 0:
-        body = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
-    else:
-        body = torch.empty(max(1, int(length)), dtype=torch.uint8)
-    if int(length):
-        _broadcast_tensor(comm, group, body, DataType.UINT8, _TAG + 1, seconds)
-    return body.numpy().tobytes() if int(length) else b""
+    body, failure = b"", None
+    if group.rank == root and told is not None:
+        try:
+            body = told()
+        except Exception as error:
+            failure = error
+    if len(here) > 1:
+        length = torch.tensor([-1 if failure else len(body)])
+        _call(comm, group, Collective.BROADCAST, length, length, root, _TAG + 1, seconds)
+        if not failure and not 0 < int(length) <= LIMIT_BYTES:
+            raise JoinError(
+                f"rank {root} cannot tell its state: see the error there"
+                if int(length) == -1
+                else f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted"
+            )
+    if failure:
+        raise failure
+    if len(here) == 1:
+        return body
+    tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(int(length), dtype=torch.uint8)
+    _call(comm, group, Collective.BROADCAST, tensor, tensor, root, _TAG + 2, seconds)
+    return tensor.numpy().tobytes()
 
 
-def _broadcast_tensor(
-    comm: pccl.Communicator, group: Any, tensor: torch.Tensor, dtype: DataType, tag: int, seconds: float
+def _call(
+    comm: pccl.Communicator,
+    group: Any,
+    kind: Collective,
+    send: torch.Tensor,
+    recv: torch.Tensor,
+    root: int,
+    tag: int,
+    seconds: float,
 ) -> None:
-    pointer = tensor.data_ptr()
     try:
         op = comm.launch(
-            Collective.BROADCAST,
+            kind,
             group=group,
             tag=tag & (1 << 64) - 1,
-            send=pointer,
-            recv=pointer,
-            dtype=dtype,
-            count=tensor.numel(),
+            send=send.data_ptr(),
+            recv=recv.data_ptr(),
+            dtype=DataType.INT64 if send.dtype == torch.int64 else DataType.UINT8,
+            count=send.numel(),
+            root=root,
             survivors=True,
-            keep=tensor,
+            keep=(send, recv),
         )
         op.wait(seconds)
     except pccl.UsageError as error:

@@ -1,8 +1,8 @@
-"""What a newcomer needs of a training: the tensors that all members hold alike, the rest by value, and DDP's buckets."""
+"""What a newcomer needs of a training, what a checkpoint of it holds, and DDP's buckets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl._state import SharedState
-from pccl._types import TensorInfo
-from pccl.state._module import _shareable
+from pccl.state._entries import COMPILED, Entries, require_same_names
 from pccl.state._objects import extra_states, groups_of, load_buffer, load_extra_states, load_groups
 
 SMALL = 16
@@ -33,41 +31,71 @@ class Training:
         self.model = model
         self.optimizers = optimizers
 
-    # ---- by value ----
+    # ---- alike on all members ----
 
     def outline(self) -> dict[str, Any]:
-        """All that is not in `entries`, and what that consists of."""
+        """What a newcomer needs in order to make the members' `entries`, and the small values beside them."""
         return {
-            "buffers": {name: buffer.detach().cpu() for name, buffer in self.model.named_buffers()},
-            "extra": extra_states(self.model),
+            "parameters": Entries(self._parameters()).layout(),
+            "trained": {name: parameter.requires_grad for name, parameter in self._parameters().items()},
             "optimizers": [_outline_of(optimizer) for optimizer in self.optimizers],
         }
 
-    def take(self, outline: dict[str, Any]) -> None:
+    def take_outline(self, outline: dict[str, Any]) -> None:
         """At a newcomer: sets what is there by value, and makes room for the rest. ValueError: its training is another one."""
-        buffers = dict(self.model.named_buffers())
-        if buffers.keys() != outline["buffers"].keys():
-            name = min(buffers.keys() ^ outline["buffers"].keys())
-            raise ValueError(f"buffer {name!r} is not in the models of all members: all have to make the same model")
-        for name, buffer in buffers.items():
-            load_buffer(buffer, outline["buffers"][name], name)
-        load_extra_states(self.model, outline["extra"])
+        parameters = self._parameters()
+        Entries(parameters).take_layout(outline["parameters"])
+        for name, trained in outline["trained"].items():  # the members have unfrozen layers since
+            parameters[name].requires_grad_(trained)
         if len(self.optimizers) != len(outline["optimizers"]):
             raise ValueError(f"the others have {len(outline['optimizers'])} optimizers, and this process {len(self.optimizers)}")
         for optimizer, other in zip(self.optimizers, outline["optimizers"], strict=True):
             _take_outline(optimizer, other)
 
-    # ---- alike on all members ----
-
-    def share(self) -> Shared:
+    def entries(self) -> Entries:
         """Parameters and large state of the optimizers, to be brought to the same bytes on all members."""
-        tensors = {f"parameter/{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        tensors = {name: parameter.detach() for name, parameter in self._parameters().items()}
         for number, optimizer in enumerate(self.optimizers):
             for place, parameter in enumerate(_parameters(optimizer)):
                 for key, value in sorted(optimizer.state.get(parameter, {}).items()):
                     if _is_large(value):
                         tensors[f"optimizer {number}/{place}/{key}"] = value.detach()
-        return Shared({name: tensor for name, tensor in tensors.items() if tensor.numel()})
+        return Entries(tensors)
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        return {f"parameter/{name.replace(COMPILED, '')}": one for name, one in self.model.named_parameters()}
+
+    # ---- each member's own ----
+
+    def own(self) -> dict[str, Any]:
+        """Buffers, and the extra state of modules."""
+        buffers = {name.replace(COMPILED, ""): buffer.detach() for name, buffer in self.model.named_buffers()}
+        return {"buffers": buffers, "extra": extra_states(self.model)}
+
+    def take_own(self, told: dict[str, Any]) -> None:
+        """At a newcomer: loads what `own` returned at a member. ValueError: its model is another one."""
+        buffers = {name.replace(COMPILED, ""): buffer for name, buffer in self.model.named_buffers()}
+        require_same_names(buffers, told["buffers"], "buffer")
+        for name, buffer in buffers.items():
+            load_buffer(buffer, told["buffers"][name], name)
+        load_extra_states(self.model, told["extra"])
+
+    # ---- checkpoints ----
+
+    def state_dict(self) -> dict[str, Any]:
+        """The `state_dict` of the model without its wrapper, and those of the optimizers."""
+        return {
+            "model": dict(_unwrapped(self.model).state_dict()),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` returned. ValueError or RuntimeError: it is that of another training."""
+        if len(self.optimizers) != len(state["optimizers"]):
+            raise ValueError(f"the checkpoint has {len(state['optimizers'])} optimizers, and this process {len(self.optimizers)}")
+        _unwrapped(self.model).load_state_dict(state["model"])
+        for optimizer, other in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(other)
 
     # ---- the wrapper ----
 
@@ -78,28 +106,13 @@ class Training:
                 _make_buckets_anew(module)
 
 
-class Shared:
-    """A shared state. Tensors that are not plain memory of this host are in it as copies."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        infos = [TensorInfo.from_torch(_shareable(self._plain(tensor)), name) for name, tensor in tensors.items()]
-        self.state = SharedState(infos) if infos else None
-
-    def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_cpu and tensor.is_contiguous():
-            return tensor
-        copy = tensor.cpu().contiguous()
-        if copy.data_ptr() == tensor.data_ptr():
-            return copy
-        self._copies.append((tensor, copy))
-        return copy
-
-    def restore(self) -> None:
-        """Brings what the copies have received to where it belongs."""
-        with torch.no_grad():
-            for tensor, copy in self._copies:
-                tensor.copy_(copy)
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel and `torch.compile`, so that checkpoints fit any wrapper."""
+    while True:
+        inside = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:

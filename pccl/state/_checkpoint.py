@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
 import tempfile
 import warnings
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pccl.state._tree import allow, decode, encode
+from pccl.state._split import with_tensors, without_tensors
+from pccl.state._tree import decode, encode
 
 TREE = "pccl"
 """The entry with all that is not a tensor, encoded as bytes."""
@@ -26,16 +27,6 @@ VERSION = 1
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be read: it is damaged, incomplete, or of another program. The state in memory is unchanged."""
-
-
-class _Place:
-    """Stands for a tensor in the encoded tree: the name of its entry."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-allow(_Place, lambda place: place.name, lambda name: _Place(str(name)), name="tensor at")
 
 
 def save(tree: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -50,9 +41,14 @@ def save(tree: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save as save_entries
 
     folder = Path(path).absolute()
-    tensors: dict[str, torch.Tensor] = {}
+    skeleton, places = without_tensors(dict(tree), reserved=TREE)
+    tensors = {name: _plain(tensor) for name, (_, tensor) in places.items()}
     entries: dict[str, Any] = {}
-    skeleton = _without_tensors(dict(tree), (), tensors, entries)
+    for name, (keys, _) in places.items():  # torch joins the keys of dicts to the same names
+        below = entries
+        for key in keys[:-1]:
+            below = below.setdefault(key, {})
+        below[keys[-1]] = tensors[name]
     sums = {name: _checksum(tensor) for name, tensor in tensors.items()}
     content = encode({"version": VERSION, "sums": sums, "tree": skeleton})
     # The sum in front of the encoded tree covers the tree itself.
@@ -100,7 +96,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     for name, total in told["sums"].items():
         if name not in tensors or _checksum(tensors[name]) != total:
             raise CheckpointError(f"the checkpoint {folder} is damaged: the checksum of {name} is wrong")
-    found: dict[str, Any] = _with_tensors(told["tree"], tensors)
+    found: dict[str, Any] = with_tensors(told["tree"], tensors)
     return found
 
 
@@ -123,41 +119,7 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-# ---- trees ----
-
-
-def _without_tensors(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor], entries: dict[str, Any]) -> Any:
-    """`value` with each tensor in its dicts, lists and tuples replaced by its place.
-
-    Adds the tensors to `tensors` by their names, and to `entries`, a tree of dicts, from which torch makes the same names.
-    """
-    kind = type(value)
-    if kind in (dict, OrderedDict):
-        return kind((key, _without_tensors(one, (*path, str(key)), tensors, entries)) for key, one in value.items())
-    if kind in (list, tuple):
-        return kind(_without_tensors(one, (*path, str(place)), tensors, entries) for place, one in enumerate(value))
-    if not isinstance(value, torch.Tensor):
-        return value
-    name = ".".join(path)
-    while name in tensors or name.split(".")[0] == TREE or not name:
-        name += "'"
-    tensors[name] = _plain(value)
-    if name == ".".join(path):
-        for key in path[:-1]:
-            entries = entries.setdefault(key, {})
-        entries[path[-1]] = tensors[name]
-    else:
-        entries[name] = tensors[name]
-    return _Place(name)
-
-
-def _with_tensors(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    kind = type(value)
-    if kind in (dict, OrderedDict):
-        return kind((key, _with_tensors(one, tensors)) for key, one in value.items())
-    if kind in (list, tuple):
-        return kind(_with_tensors(one, tensors) for one in value)
-    return tensors[value.name] if kind is _Place else value
+# ---- tensors ----
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,6 +157,10 @@ def _previous(folder: Path) -> Path:
 def _replace(folder: Path, temporary: Path) -> None:
     """Gives `temporary` the name `folder`. What had it goes away only afterwards."""
     with _locked(folder.parent):
+        if _exchanged(folder, temporary):
+            _sync_folder(folder.parent)
+            shutil.rmtree(temporary, ignore_errors=True)
+            return
         previous = _previous(folder)
         if folder.exists():
             shutil.rmtree(previous, ignore_errors=True)
@@ -202,6 +168,18 @@ def _replace(folder: Path, temporary: Path) -> None:
         temporary.rename(folder)
         _sync_folder(folder.parent)
         shutil.rmtree(previous, ignore_errors=True)
+
+
+def _exchanged(folder: Path, temporary: Path) -> bool:
+    """Exchanges the names of two folders at once. False: there is no `folder`, or the file system cannot do it."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(folder), _RENAME_EXCHANGE) == 0)
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""As in Linux's fcntl.h and fs.h."""
 
 
 def _remove_abandoned(folder: Path) -> None:

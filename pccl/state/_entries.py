@@ -50,6 +50,23 @@ class Entries:
                 resize(tensor, shape, name)
 
     @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors, by name."""
+        return self._tensors
+
+    def fitted(self, told: Mapping[str, Any], *, copy: bool = False) -> Entries:
+        """Returns entries of the members' `layout`: its own tensors, or copies of them, where they fit, and else new ones."""
+        found = {}
+        for name, (dtype, shape) in told.items():
+            own = self._tensors.get(name)
+            if own is None or own.dtype != dtype or own.shape != shape:
+                own = torch.empty(shape, dtype=dtype, device="cpu")
+            elif copy:
+                own = own.clone()
+            found[name] = own
+        return Entries(found)
+
+    @property
     def state(self) -> SharedState | None:
         """The shared state; None if no tensor has elements. Tensors on a GPU, or not contiguous, are in it as copies."""
         if self._state is None:
@@ -105,3 +122,18 @@ def require_same_names(own: Mapping[str, Any], told: Mapping[str, Any], what: st
     name = min(own.keys() ^ told.keys(), key=str)
     where = "in this process only" if name in own else "at the other members only"
     raise ValueError(f"{what} {name!r} is {where}: all members have to make the same model and state")
+
+
+@torch.no_grad()
+def copy_by_name(own: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    """Copies tensors and arrays into those of the same name. ValueError: names, shapes or data types differ; nothing changes."""
+    require_same_names(own, told, "tensor")
+    for name, tensor in own.items():
+        other = told[name]
+        if type(other) is not type(tensor) and not (isinstance(other, torch.Tensor) and isinstance(tensor, torch.Tensor)):
+            raise ValueError(f"{name} is a {type(tensor).__name__} here, and a {type(other).__name__} there")
+        if tensor.dtype != other.dtype or tuple(tensor.shape) != tuple(other.shape):
+            here, there = f"{tensor.dtype} of shape {tuple(tensor.shape)}", f"{other.dtype} of shape {tuple(other.shape)}"
+            raise ValueError(f"{name} is {here} here, and {there} there")
+    for name, tensor in own.items():
+        tensor[...] = told[name]

@@ -152,7 +152,7 @@ def _shareable(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory with a data type that entries can have."""
     if tensor.is_complex() and not tensor.is_conj():
         return torch.view_as_real(tensor)
-    if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+    if str(tensor.dtype).startswith("torch.float8"):
         return tensor.view(torch.uint8)
     return tensor
 

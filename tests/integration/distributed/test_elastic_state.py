@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # what the first optimizer of a process would import, for seconds
 import torch.distributed as dist
+import torch.distributed.checkpoint
 from performers import Performer, preload
 from torch import nn
 from torch.optim import lr_scheduler

@@ -76,7 +76,7 @@ def test_what_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["point"]
 
 
-CRASHES = ["dcp.save", "rename 1", "rename 2", "sync"]
+CRASHES = ["dcp.save", "rename 1", "rename 2", "sync", "exchange"]
 
 
 def crash(path: Path, where: str) -> None:
@@ -95,6 +95,10 @@ def crash(path: Path, where: str) -> None:
 
     if where == "dcp.save":
         dcp.FileSystemWriter.finish = die  # type: ignore[method-assign]
+    elif where == "exchange":
+        checkpoint._exchanged = die  # type: ignore[assignment]
+    elif where.startswith("rename"):  # as on file systems that cannot exchange names
+        checkpoint._exchanged = lambda *_: False  # type: ignore[assignment]
     elif where == "sync":
         checkpoint._sync_folder = die  # type: ignore[assignment]
     Path.rename = counted  # type: ignore[assignment,method-assign]
