@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import pccl.distributed
-from pccl.distributed import Elastic, JoinError
+from pccl.distributed import Elastic, JoinError, _elastic
 
 LIMIT = timedelta(seconds=20)
 preload(__name__)
@@ -61,6 +63,16 @@ class Raises:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.error is not None:
             raise self.error
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
 
 
 class Opaque:
@@ -118,6 +130,9 @@ class Member:
         while self.sync() < members:
             pass
         return dist.get_world_size()
+
+    def send_pickles(self, path: Path) -> None:
+        _elastic.encode = lambda _: bytearray(pickle.dumps(Bomb(path)))  # type: ignore[assignment]
 
     def hold_opaque(self) -> None:
         self.state.step = {"deep": [Opaque()]}
@@ -222,6 +237,18 @@ def test_a_value_that_cannot_be_sent_is_refused_by_name():
         fresh.tell("sync")
         with pytest.raises(AssertionError, match=r"step.*deep\[0\] is a .*Opaque.*pccl\.state\.allow"):
             old[0].ask("sync_until", 2)
+
+
+def test_a_member_that_sends_a_pickle_runs_nothing_at_a_newcomer(tmp_path):
+    with members(1) as (old, newcomer):
+        old[0].ask("send_pickles", tmp_path / "written")
+        fresh = newcomer()
+        fresh.ask("make")
+        fresh.tell("sync")
+        old[0].tell("sync_until", 2)
+        with pytest.raises(AssertionError, match=r"JoinError.*the state is"):
+            fresh.answer()
+        assert not (tmp_path / "written").exists()
 
 
 @pytest.mark.parametrize("name", ["sync", "_step", "_calls", "__class__"])
