@@ -112,7 +112,7 @@ static bool serve_requests(struct engine *engine) {
     engine_unlock(engine);
     engine_tell(engine);
     if (failed) engine->callbacks.failed(engine->callbacks.context, engine->why);
-    if (go_on && request_epoch) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, false);
+    if (go_on && request_epoch) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, WIRE_LINK_BROKEN);
     if (go_on && devices) go_on_with_devices(engine);
     if (go_on) begin_posted(engine);
     return go_on;
@@ -171,7 +171,7 @@ static void *run_next(void *argument) {
     struct lane *lane = same_host_give_up(engine);
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
     service_changed(engine, lane->peer, NEIGHBOUR_HANGS);
-    lane_break(lane, "its memory does not answer", true);
+    lane_break(lane, WIRE_LINK_SILENT, "its memory does not answer");
     return run(engine);
 }
 

@@ -76,7 +76,7 @@ void neighbour_schedule(struct neighbour *peer) {
         if (peer->lanes[i] != NULL) lane_schedule(peer->lanes[i]);
 }
 
-void lane_break(struct lane *lane, const char *why, bool silent) {
+void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why) {
     struct engine *engine = lane->engine;
     if (lane->broken) return;
     lane->broken = true;
@@ -95,7 +95,7 @@ void lane_break(struct lane *lane, const char *why, bool silent) {
     lane->retired = true;
     engine_unlock(engine);
     LOG(LOG_DEBUG, "link %u to %s broke: %s", lane->index, name, why);
-    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, silent);
+    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, reason);
 }
 
 // ---- receiving ----
@@ -172,7 +172,7 @@ static bool parse(struct lane *lane) {
     if (progress == PARSE_FAILS) {
         char why[48];
         snprintf(why, sizeof why, "malformed %s", wire_type_name(lane->in.header.type));
-        lane_break(lane, why, false);
+        lane_break(lane, WIRE_LINK_MALFORMED, why);
     }
     if (progress == PARSE_STARVES && lane->consumed > 0) {
         memmove(lane->buffer, lane->buffer + lane->consumed, lane->buffered - lane->consumed);
@@ -203,7 +203,7 @@ static bool lane_read(struct lane *lane) {
     ptrdiff_t got = transport_recvv(lane->stream, parts, count);
     if (got == -EAGAIN) return lane->readable = lane->stream->buffered;
     if (got <= 0) {
-        lane_break(lane, got == 0 ? "closed by the other side" : strerror((int)-got), false);
+        lane_break(lane, WIRE_LINK_BROKEN, got == 0 ? "closed by the other side" : strerror((int)-got));
         return false;
     }
     lane->silence.heard = true;
@@ -561,5 +561,5 @@ void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
     if (why == NULL) return;
     LOG(LOG_DEBUG, "link %u: %llu bytes are not acknowledged, %u segments were sent again", lane->index,
         (unsigned long long)lane->pace.gauge.queued, lane->pace.gauge.retransmits);
-    lane_break(lane, why, !ahead);
+    lane_break(lane, ahead ? WIRE_LINK_BROKEN : WIRE_LINK_SILENT, why);
 }

@@ -163,7 +163,7 @@ void lane_schedule(struct lane *lane);
 // Does what can be done now. False: nothing is left to do until an event.
 bool lane_step(struct lane *lane);
 // Takes the lane out of use; it is freed after the events at hand. Lock not held.
-void lane_break(struct lane *lane, const char *why, bool silent);
+void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why);
 // Drops the frames of large ops, or those of the service, in either direction. Lock held.
 void lane_drop_frames(struct lane *lane, bool service);
 // An epoch was entered: looks again at a frame that waits for it.

@@ -78,7 +78,7 @@ static void take_all_early(struct engine *engine, struct op *op, struct neighbou
         if (early == NULL) return;
         good = mover_take_early(engine, op, from, &early->head, early->block);
         free(early);
-        if (!good && direct != NULL) lane_break(direct, "malformed EARLY", false);
+        if (!good && direct != NULL) lane_break(direct, WIRE_LINK_MALFORMED, "malformed EARLY");
     }
 }
 

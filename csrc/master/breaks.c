@@ -12,10 +12,15 @@ enum {
     SILENCE_LIMITS = 4,
 };
 
-static struct breaks_pair *pair_of(struct breaks *breaks, uint16_t a, uint16_t b) {
+// NULL: memory was refused, and the desk starves.
+static struct breaks_pair *pair_of(struct breaks *breaks, struct desk *desk, uint16_t from, uint16_t to) {
+    uint16_t a = from < to ? from : to, b = from < to ? to : from;
     for (uint32_t i = 0; i < breaks->count; i++)
         if (breaks->pairs[i].a == a && breaks->pairs[i].b == b) return &breaks->pairs[i];
-    if (!GROW(breaks->pairs, breaks->capacity, breaks->count, FIRST_PAIRS)) return NULL;
+    if (!GROW(breaks->pairs, breaks->capacity, breaks->count, FIRST_PAIRS)) {
+        desk->starved = true;
+        return NULL;
+    }
     struct breaks_pair *pair = &breaks->pairs[breaks->count++];
     *pair = (struct breaks_pair){.a = a, .b = b};
     return pair;
@@ -23,6 +28,10 @@ static struct breaks_pair *pair_of(struct breaks *breaks, uint16_t a, uint16_t b
 
 static bool is_recently_silent(const struct desk *desk, const struct breaks_pair *pair) {
     return pair->silent_at != 0 && desk->now_ns < pair->silent_at + SILENCE_LIMITS * desk->limit_ns;
+}
+
+static bool is_disputed(const struct desk *desk, const struct breaks_pair *pair) {
+    return pair->malformed > 0 && desk->now_ns < pair->malformed_at_ns + BREAKS_DISPUTE_LIMITS * desk->limit_ns;
 }
 
 static void remove_pair(struct breaks *breaks, uint32_t index) {
@@ -39,13 +48,11 @@ static void hear(struct breaks *breaks, const struct desk *desk, bool first) {
 }
 
 void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused,
-                bool silent) {
+                enum wire_link_reason reason) {
+    bool silent = reason == WIRE_LINK_SILENT;
     uint16_t from = (uint16_t)desk_slot(desk, accuser), to = (uint16_t)desk_slot(desk, accused);
-    struct breaks_pair *pair = pair_of(breaks, from < to ? from : to, from < to ? to : from);
-    if (pair == NULL) {
-        desk->starved = true;
-        return;
-    }
+    struct breaks_pair *pair = pair_of(breaks, desk, from, to);
+    if (pair == NULL) return;
     bool *accuses = from < to ? &pair->a_accuses : &pair->b_accuses;
     if (!pair->pending) {
         actions_log(&desk->actions, LOG_WARN, "the link between %s and %s is down", desk_name(accuser).chars,
@@ -66,12 +73,25 @@ void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accu
     hear(breaks, desk, pair->failures < FAILURES_MAX);
 }
 
+void breaks_malformed(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused) {
+    struct breaks_pair *pair =
+        pair_of(breaks, desk, (uint16_t)desk_slot(desk, accuser), (uint16_t)desk_slot(desk, accused));
+    if (pair == NULL || pair->contested) return;
+    if (!is_disputed(desk, pair)) pair->malformed = 0;
+    pair->contested = true;
+    pair->malformed_at_ns = desk->now_ns;
+    if (pair->malformed < BREAKS_MALFORMED_PAIR_MAX) pair->malformed++;
+    actions_log(&desk->actions, LOG_WARN, "%s reports malformed data frames of %s", desk_name(accuser).chars,
+                desk_name(accused).chars);
+    hear(breaks, desk, pair->malformed < BREAKS_MALFORMED_PAIR_MAX);
+}
+
 void breaks_linked(struct breaks *breaks, struct desk *desk, struct desk_peer *peer) {
     peer->linked = true;
     for (uint32_t i = breaks->count; i-- > 0;) {
         struct breaks_pair *pair = &breaks->pairs[i];
         if (pair->pending || !desk->peers[pair->a].linked || !desk->peers[pair->b].linked) continue;
-        if (is_recently_silent(desk, pair)) {
+        if (is_recently_silent(desk, pair) || is_disputed(desk, pair)) {
             pair->failures = 0;
             pair->a_accuses = pair->b_accuses = false;
         } else {
@@ -95,7 +115,7 @@ static struct blame blame_of(const struct breaks *breaks, struct desk *desk, uin
     struct blame blame = {.peer = &desk->peers[slot]};
     for (uint32_t i = 0; i < breaks->count; i++) {
         const struct breaks_pair *pair = &breaks->pairs[i];
-        if ((pair->a != slot && pair->b != slot) || !is_living(desk, pair)) continue;
+        if ((pair->a != slot && pair->b != slot) || !is_living(desk, pair) || pair->contested) continue;
         blame.broken += pair->pending;
         blame.accusers += pair->a == slot ? pair->b_accuses : pair->a_accuses;
     }
@@ -113,12 +133,80 @@ static struct blame find_culprit(const struct breaks *breaks, struct desk *desk)
     struct blame worst = {0};
     for (uint32_t i = 0; i < breaks->count; i++) {
         const struct breaks_pair *pair = &breaks->pairs[i];
-        if (!pair->pending || pair->failures < FAILURES_MAX || !is_living(desk, pair)) continue;
+        if (!pair->pending || pair->failures < FAILURES_MAX || !is_living(desk, pair) || pair->contested) continue;
         struct blame ends[2] = {blame_of(breaks, desk, pair->a), blame_of(breaks, desk, pair->b)};
         for (uint32_t k = 0; k < 2; k++)
             if (is_worse(&ends[k], &worst)) worst = ends[k];
     }
     return worst;
+}
+
+// ---- disputes about malformed frames ----
+
+struct disputes {
+    uint32_t others, reports;
+};
+
+static struct disputes disputes_of(const struct breaks *breaks, const struct desk *desk, uint16_t slot) {
+    const struct desk_peer *peer = &desk->peers[slot];
+    struct disputes disputes = {0};
+    bool settled = false;
+    for (uint32_t i = 0; i < breaks->count; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i];
+        if ((pair->a != slot && pair->b != slot) || !is_living(desk, pair) || !is_disputed(desk, pair)) continue;
+        disputes.others++;
+        disputes.reports += pair->malformed;
+        const struct desk_peer *other = &desk->peers[pair->a == slot ? pair->b : pair->a];
+        settled |= desk->now_ns < peer->settled_until_ns && other->member.join_number <= peer->settled_join;
+    }
+    if (!settled) return disputes;
+    disputes.others++;
+    disputes.reports += BREAKS_MALFORMED_PAIR_MAX;
+    return disputes;
+}
+
+// The member with most disputes, of those with two or more; at a tie the one that joined later. NULL: nobody has.
+static struct desk_peer *find_disputed(const struct breaks *breaks, struct desk *desk, uint32_t *others) {
+    struct desk_peer *worst = NULL;
+    *others = 1;
+    for (uint32_t i = 0; i < 2 * breaks->count; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i / 2];
+        if (!is_living(desk, pair) || !is_disputed(desk, pair)) continue;
+        uint16_t slot = i % 2 == 0 ? pair->a : pair->b;
+        struct disputes disputes = disputes_of(breaks, desk, slot);
+        struct desk_peer *peer = &desk->peers[slot];
+        if (disputes.reports < BREAKS_MALFORMED_MAX || disputes.others < *others || disputes.others < 2) continue;
+        if (disputes.others == *others && worst != NULL && peer->member.join_number <= worst->member.join_number)
+            continue;
+        worst = peer;
+        *others = disputes.others;
+    }
+    return worst;
+}
+
+// Nobody knows which of the two is at fault. If the one that stays has another dispute, with a member that was here
+// already, that counts as its second.
+static void expel_later(struct desk *desk, const struct breaks_pair *pair) {
+    struct desk_peer *a = &desk->peers[pair->a], *b = &desk->peers[pair->b];
+    struct desk_peer *later = a->member.join_number > b->member.join_number ? a : b, *stays = later == a ? b : a;
+    stays->settled_until_ns = desk->now_ns + BREAKS_DISPUTE_LIMITS * desk->limit_ns;
+    for (uint32_t i = 0; i < desk->count; i++)
+        if (desk->order[i]->member.join_number > stays->settled_join)
+            stays->settled_join = desk->order[i]->member.join_number;
+    desk_expel(desk, later, "malformed data frames broke its links with %s %u times, and it joined later",
+               desk_name(stays).chars, pair->malformed);
+}
+
+static void expel_disputed(const struct breaks *breaks, struct desk *desk, const struct desk_group *group) {
+    uint32_t others;
+    for (struct desk_peer *peer; (peer = find_disputed(breaks, desk, &others)) != NULL;)
+        desk_expel(desk, peer, "malformed data frames on its links with %u of the %u other members", others,
+                   group->count - 1);
+    for (uint32_t i = 0; i < breaks->count; i++) {
+        const struct breaks_pair *pair = &breaks->pairs[i];
+        if (is_living(desk, pair) && is_disputed(desk, pair) && pair->malformed >= BREAKS_MALFORMED_PAIR_MAX)
+            expel_later(desk, pair);
+    }
 }
 
 // A member that nothing was heard of since may be dead, and its broken pairs speak against those who live. It will be
@@ -144,13 +232,16 @@ void breaks_tick(struct breaks *breaks, struct desk *desk, struct desk_group *gr
     for (struct blame culprit; (culprit = find_culprit(breaks, desk)).peer != NULL;)
         desk_expel(desk, culprit.peer, "its links failed twice: with %u of the %u other members, accused by %u",
                    culprit.broken, group->count - 1, culprit.accusers);
-    desk_change(desk, group); // where somebody was expelled, the loss makes the new epoch
+    expel_disputed(breaks, desk, group);
+    bool down = false; // not so if a malformed frame of an older group epoch was reported
+    for (uint32_t i = 0; i < breaks->count; i++) down |= breaks->pairs[i].pending;
+    if (down) desk_change(desk, group); // where somebody was expelled, the loss makes the new epoch
 }
 
 void breaks_begin(struct breaks *breaks) {
     breaks->due_ns = INT64_MAX;
     breaks->hearing_ns = 0;
-    for (uint32_t i = 0; i < breaks->count; i++) breaks->pairs[i].pending = false;
+    for (uint32_t i = 0; i < breaks->count; i++) breaks->pairs[i].pending = breaks->pairs[i].contested = false;
 }
 
 void breaks_forget(struct breaks *breaks, uint32_t slot) {

@@ -202,7 +202,7 @@ static void blame_accepted(struct candidate *candidate, struct desk *desk, struc
         for (uint32_t k = 0; k < candidate->count; k++) {
             struct desk_peer *from = candidate->order[i], *to = candidate->order[k];
             if (!reaches(candidate, desk, from, to))
-                breaks_add(&breaks[desk_group_slot(desk, from->group)], desk, from, to, false);
+                breaks_add(&breaks[desk_group_slot(desk, from->group)], desk, from, to, WIRE_LINK_BROKEN);
         }
 }
 

@@ -59,6 +59,10 @@ struct desk_peer {
     bool linked;              // all its links of the group epoch in force are complete
     bool reported;            // on the group epoch in force
     bool entered;             // an epoch that this master needs a quorum for (master/quorum)
+    // A dispute about malformed frames cost another member its place. It still counts against this one in disputes with
+    // members up to this join number (master/breaks).
+    uint64_t settled_join;
+    int64_t settled_until_ns;
 
     // of shared state
     bool committed;      // took part in the group's last commit

@@ -406,12 +406,14 @@ static void on_linked(struct run *run, struct desk_peer *peer, const struct wire
 static void on_link_down(struct run *run, struct desk_peer *peer, const struct wire_header *header,
                          const struct wire_link_down *down) {
     struct desk_group *group = peer->group;
-    if (header->epoch < group->group_epoch) return; // the links have been made again since
     struct desk_peer *accused = desk_member(&run->desk, group, &down->id);
+    if (accused != NULL && accused != peer && down->reason == WIRE_LINK_MALFORMED)
+        breaks_malformed(breaks_of(run, group), &run->desk, peer, accused);
+    if (header->epoch < group->group_epoch) return; // the links have been made again since
     if (accused == peer)
         desk_change(&run->desk, group);
     else if (accused != NULL)
-        breaks_add(breaks_of(run, group), &run->desk, peer, accused, down->silent == 1);
+        breaks_add(breaks_of(run, group), &run->desk, peer, accused, (enum wire_link_reason)down->reason);
 }
 
 static void on_moved(struct run *run, struct desk_peer *peer) {

@@ -218,7 +218,7 @@ static void visit_link_down(struct cursor *c, struct wire_link_down *m) {
     visit_id(c, &m->id);
     cursor_u32(c, &m->index);
     cursor_expect(c, m->index <= WIRE_MAX_LANES);
-    cursor_range(c, &m->silent, 0, 1);
+    cursor_range(c, &m->reason, WIRE_LINK_BROKEN, WIRE_LINK_MALFORMED);
 }
 
 static void visit_measure(struct cursor *c, struct wire_measure *m) {

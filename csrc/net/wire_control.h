@@ -145,12 +145,19 @@ struct wire_mismatch {
     struct wire_fingerprint theirs;
 };
 
+// Why a link is down. Every other value is refused.
+enum wire_link_reason {
+    WIRE_LINK_BROKEN,    // its connection ended, or could not be made in time
+    WIRE_LINK_SILENT,    // the connection stands, but nothing comes or goes on it
+    WIRE_LINK_MALFORMED, // a data frame came on it that no member of this version sends
+};
+
 struct wire_link_down {
     // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once,
     // nobody is accused
     struct wire_id id;
     uint32_t index;
-    uint8_t silent; // 1: the connection stood, but nothing came or went on it
+    uint8_t reason; // enum wire_link_reason
 };
 
 struct wire_measure {

@@ -30,7 +30,7 @@ enum {
 struct lost_link {
     struct wire_id id; // the own one: the data plane wants a fresh group epoch
     uint32_t index;
-    bool silent;
+    enum wire_link_reason reason;
 };
 
 struct control {
@@ -301,12 +301,12 @@ static void to_master(void *control, const struct wire_buffer *frames) {
     master_link_send(((struct control *)control)->c->master, frames);
 }
 
-static void link_down(void *control, const struct wire_id *id, uint32_t index, bool silent) {
+static void link_down(void *control, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
     struct control *t = control;
     pthread_mutex_lock(&t->c->lock);
     bool first = t->lost_count == 0; // for it the thread wakes, and takes all
     if (GROW(t->lost, t->lost_room, t->lost_count, LOST_LEAST))
-        t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .silent = silent};
+        t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .reason = reason};
     else
         t->failed = true;
     pthread_mutex_unlock(&t->c->lock);
@@ -347,11 +347,15 @@ static void lose_links(struct control *t, int64_t now) {
     if (t->links == NULL) return;
     if (!take_lost(t, &lost, &count)) die_of(t, t->why[0] != 0 ? t->why : no_memory);
     for (size_t i = 0; i < count && t->links != NULL; i++) {
-        // Made again meanwhile: then the news is old.
-        if (!wire_id_equal(&lost[i].id, member_id(t->c->mind)) &&
-            engine_has_link(t->c->engine, &lost[i].id, lost[i].index))
-            continue;
-        member_link_lost(event_begin(t), &lost[i].id, lost[i].index, lost[i].silent, now, &t->actions);
+        // If the link was made again meanwhile, its loss is old news, and only a malformed frame is reported.
+        bool again = !wire_id_equal(&lost[i].id, member_id(t->c->mind)) &&
+                     engine_has_link(t->c->engine, &lost[i].id, lost[i].index);
+        if (again && lost[i].reason != WIRE_LINK_MALFORMED) continue;
+        struct member *member = event_begin(t);
+        if (again)
+            member_malformed(member, &lost[i].id, lost[i].index, &t->actions);
+        else
+            member_link_lost(member, &lost[i].id, lost[i].index, lost[i].reason, now, &t->actions);
         event_end(t, now);
     }
     free(lost);

@@ -113,11 +113,16 @@ void member_link_failed(struct member *m, const struct wire_id *id, uint32_t ind
     if (m->phase != MEMBER_DEAD) mesh_link_failed(&m->mesh, &at, id, index, out);
 }
 
-void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, bool silent, int64_t now,
-                      struct member_output *out) {
+void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, enum wire_link_reason reason,
+                      int64_t now, struct member_output *out) {
     struct mesh_event at = event_of(m, now);
     if (m->phase == MEMBER_ACCEPTED || m->phase == MEMBER_REGISTERED)
-        mesh_link_lost(&m->mesh, &at, id, index, silent, out);
+        mesh_link_lost(&m->mesh, &at, id, index, reason, out);
+}
+
+void member_malformed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
+    struct mesh_event at = event_of(m, 0);
+    if (m->phase == MEMBER_ACCEPTED) mesh_malformed(&m->mesh, &at, id, index, out);
 }
 
 enum member_judgement member_judge_hello(const struct member *m, const struct wire_link_hello *hello) {

@@ -67,8 +67,10 @@ void member_link_up(struct member *member, const struct wire_id *id, uint32_t in
 // a dial
 void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out);
 // A link broke. The sender's own id: the data plane wants a fresh group epoch.
-void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, bool silent, int64_t now_ns,
-                      struct member_output *out);
+void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, enum wire_link_reason reason,
+                      int64_t now_ns, struct member_output *out);
+// A malformed frame came on a link that has been made again since.
+void member_malformed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out);
 void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
                      struct member_output *out);
 

@@ -32,6 +32,7 @@ struct neighbour {
     bool in[MESH_MEMBERSHIPS];
     bool lanes[MESH_MEMBERSHIPS]; // tensors go there, or come from there: links beyond the direct one are required
     uint64_t accused_in;          // number of the epoch in which the master was told
+    uint64_t malformed_in;        // the same, of malformed frames
     uint32_t latency_us;
     uint32_t link_count; // direct link and lanes of the pair
     uint32_t link_end;   // and spare lanes
@@ -289,18 +290,21 @@ void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struc
     check_complete(mesh, at, out);
 }
 
-static void send_link_down(const struct mesh_event *at, const struct wire_id *id, uint32_t index, bool silent,
-                           struct member_output *out) {
-    struct wire_link_down down = {.id = *id, .index = index, .silent = silent};
+static void send_link_down(const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                           enum wire_link_reason reason, struct member_output *out) {
+    struct wire_link_down down = {.id = *id, .index = index, .reason = (uint8_t)reason};
     wire_encode_link_down(&out->frames, at->header, &down);
 }
 
-// One failure of a pair is many broken connections; the master hears of it once per epoch.
-static void accuse(const struct mesh_event *at, struct neighbour *n, uint32_t index, bool silent,
+// Reports a neighbour to the master, once per epoch: one failure of a pair is many broken connections. A malformed
+// frame is reported in any case, so that a sender cannot hide it behind another break.
+static void accuse(const struct mesh_event *at, struct neighbour *n, uint32_t index, enum wire_link_reason reason,
                    struct member_output *out) {
-    if (n->accused_in == at->header.epoch) return;
+    bool malformed = reason == WIRE_LINK_MALFORMED;
+    if ((malformed ? n->malformed_in : n->accused_in) == at->header.epoch) return;
     n->accused_in = at->header.epoch;
-    send_link_down(at, &n->id, index, silent, out);
+    if (malformed) n->malformed_in = at->header.epoch;
+    send_link_down(at, &n->id, index, reason, out);
 }
 
 static void want_fresh_epoch(struct mesh *mesh, int64_t now) {
@@ -339,26 +343,34 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
     n->links[index].state = LINK_FAILED;
     // One that was dialled in an epoch before may have had to wait there for an epoch that never had it.
     if (index >= n->link_count) n->refuses |= n->links[index].made_in == mesh->group_epoch;
-    if (at->accepted && required_in(n, index, MESH_EPOCH)) accuse(at, n, index, false, out);
+    if (at->accepted && required_in(n, index, MESH_EPOCH)) accuse(at, n, index, WIRE_LINK_BROKEN, out);
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 
+void mesh_malformed(const struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                    struct member_output *out) {
+    struct neighbour *n = find_link(mesh, id, index);
+    if (n != NULL && at->accepted && n->in[MESH_EPOCH]) accuse(at, n, index, WIRE_LINK_MALFORMED, out);
+}
+
 void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                    bool silent, struct member_output *out) {
+                    enum wire_link_reason reason, struct member_output *out) {
     if (wire_id_equal(id, &mesh->self)) {
-        send_link_down(at, id, index, false, out);
+        send_link_down(at, id, index, WIRE_LINK_BROKEN, out);
         return;
     }
     struct neighbour *n = find_link(mesh, id, index);
+    if (reason == WIRE_LINK_MALFORMED) mesh_malformed(mesh, at, id, index, out);
     if (n == NULL || n->links[index].state != LINK_UP) return;
     n->links[index].state = LINK_FAILED;
     if (at->accepted && required_in(n, index, MESH_EPOCH)) {
         if (mesh->linked) mesh->linked_deadline = at->now_ns + at->limit_ns;
         mesh->linked = false;
-        if (!silent && at->now_ns < mesh->relinked_until && n->links[index].made_in < at->header.epoch)
+        if (reason == WIRE_LINK_BROKEN && at->now_ns < mesh->relinked_until &&
+            n->links[index].made_in < at->header.epoch)
             want_fresh_epoch(mesh, at->now_ns);
         else
-            accuse(at, n, index, silent, out);
+            accuse(at, n, index, reason, out);
     }
     // One that need not be there has carried bytes all the same. Spare lanes that break again and again are none.
     if (at->accepted && n->in[MESH_EPOCH] && !required_in(n, index, MESH_EPOCH)) want_fresh_epoch(mesh, at->now_ns);
@@ -377,7 +389,7 @@ static void accuse_missing(struct mesh *mesh, const struct mesh_event *at, struc
         struct neighbour *n = &mesh->neighbours[i];
         if (!misses(n, MESH_EPOCH, false)) continue;
         n->accused_in = 0;
-        accuse(at, n, 0, false, out);
+        accuse(at, n, 0, WIRE_LINK_BROKEN, out);
     }
 }
 
@@ -386,7 +398,7 @@ void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_out
     if (at->accepted && !mesh->linked && at->now_ns >= mesh->linked_deadline) accuse_missing(mesh, at, out);
     if (mesh->fresh_at == 0 || at->now_ns < mesh->fresh_at) return;
     mesh->fresh_at = 0;
-    send_link_down(at, &mesh->self, 0, false, out);
+    send_link_down(at, &mesh->self, 0, WIRE_LINK_BROKEN, out);
 }
 
 int64_t mesh_deadline(const struct mesh *mesh, bool accepted) {

@@ -86,7 +86,10 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
 void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                       struct member_output *out);
 void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                    bool silent, struct member_output *out);
+                    enum wire_link_reason reason, struct member_output *out);
+// Reports a malformed frame to the master, also of a link that need not be there or was made again since.
+void mesh_malformed(const struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                    struct member_output *out);
 void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_output *out);
 int64_t mesh_deadline(const struct mesh *mesh, bool accepted); // of the next tick; INT64_MAX = never
 

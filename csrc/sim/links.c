@@ -248,7 +248,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     p->ended |= 1U << event->from;
     struct wire_id other = sim_id_of(event->from, event->other_life);
     SIM_TRACE(s, "peer %d: link %u to %d is lost", event->slot + 1, index, event->from + 1);
-    member_link_lost(p->mind, &other, index, event->flag, s->now, &p->out);
+    member_link_lost(p->mind, &other, index, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now, &p->out);
 }
 
 // What is under way with that peer, as links_cancel does.

@@ -136,7 +136,8 @@ const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], con
         break;
     case WIRE_LINK_DOWN:
         if (wire_decode_link_down(body, header->length, &down))
-            snprintf(out + at, TEXT_BYTES - (size_t)at, " to %s", name_id(id, &down.id));
+            snprintf(out + at, TEXT_BYTES - (size_t)at, " to %s%s", name_id(id, &down.id),
+                     down.reason == WIRE_LINK_MALFORMED ? ", malformed" : "");
         break;
     case WIRE_EXPELLED:
     case WIRE_REFUSED:

@@ -47,8 +47,8 @@ static void to_master(void *context, const struct wire_buffer *frames) {
 }
 static void on_failed(void *context, const char *why) { (void)context, (void)why; }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
-    (void)context, (void)id, (void)index, (void)silent;
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
+    (void)context, (void)id, (void)index, (void)reason;
 }
 
 // ---- calls ----

@@ -429,7 +429,7 @@ static void step(struct fuzz *in) {
     case P_LINK_LOST:
         id = id_of(fuzz_u8(in));
         a = fuzz_u8(in);
-        member_link_lost(mind, &id, a & 127, a >> 7, now, &out);
+        member_link_lost(mind, &id, a & 63, (enum wire_link_reason)((a >> 6) % 3), now, &out);
         break;
     case P_MEASURED:
         id = id_of(fuzz_u8(in));

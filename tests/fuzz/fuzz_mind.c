@@ -409,7 +409,7 @@ static void mismatch(uint32_t conn, struct fuzz *in) {
 }
 
 static void link_down(uint32_t conn, uint32_t other, uint8_t index) {
-    struct wire_link_down message = {.id = id_of(other), .index = index};
+    struct wire_link_down message = {.id = id_of(other), .index = index & 63, .reason = (uint8_t)((index >> 6) % 3)};
     struct wire_buffer frame = {0};
     wire_encode_link_down(&frame, header_of(conn), &message);
     say(conn, &frame);

@@ -125,15 +125,16 @@ static inline void simple(char peer, enum wire_type type) {
 
 static inline void die(char peer) { act((inside = true, mind_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
-static inline void accuse(char peer, char accused, uint8_t silent) {
+static inline void accuse(char peer, char accused, enum wire_link_reason reason) {
     struct wire_buffer out = {0};
-    struct wire_link_down message = {.id = id_of(accused), .silent = silent};
+    struct wire_link_down message = {.id = id_of(accused), .reason = (uint8_t)reason};
     wire_encode_link_down(&out, head(peer), &message);
     say(peer, &out);
 }
 
-static inline void link_down(char peer, char accused) { accuse(peer, accused, 0); }
-static inline void silent(char peer, char accused) { accuse(peer, accused, 1); }
+static inline void link_down(char peer, char accused) { accuse(peer, accused, WIRE_LINK_BROKEN); }
+static inline void silent(char peer, char accused) { accuse(peer, accused, WIRE_LINK_SILENT); }
+static inline void malformed(char peer, char accused) { accuse(peer, accused, WIRE_LINK_MALFORMED); }
 
 // A segment stands above the 32 bits of a tag.
 #define SEGMENT(tag, segment) ((uint64_t)(segment) << 32 | (tag))

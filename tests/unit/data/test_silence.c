@@ -40,10 +40,10 @@ static atomic_bool stopping;
 static struct side sides[2];
 static uint64_t epoch;
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, bool silent) {
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
     (void)id, (void)index;
     struct side *side = context;
-    (*(silent ? &side->silent : &side->broken))++;
+    (*(reason == WIRE_LINK_SILENT ? &side->silent : &side->broken))++;
 }
 
 static void move(struct relay *relay, int from) {

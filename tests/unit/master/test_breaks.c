@@ -16,11 +16,15 @@ static void end(void) {
     close_desk();
 }
 
-// "ab" means that a misses its link to b; '!' behind it, that the link is silent.
+// "ab" means that a misses its link to b; '!' behind it, that the link is silent, '?' that it is malformed.
 static void miss(const char *words) {
-    for (; *words; words += words[2] == '!' ? 3 : 2) {
+    for (; *words; words += words[2] == '!' || words[2] == '?' ? 3 : 2) {
         while (*words == ' ') words++;
-        breaks_add(&breaks, &desk, peer(words[0]), peer(words[1]), words[2] == '!');
+        if (words[2] == '?') breaks_malformed(&breaks, &desk, peer(words[0]), peer(words[1]));
+        breaks_add(&breaks, &desk, peer(words[0]), peer(words[1]),
+                   words[2] == '!'   ? WIRE_LINK_SILENT
+                   : words[2] == '?' ? WIRE_LINK_MALFORMED
+                                     : WIRE_LINK_BROKEN);
     }
 }
 
@@ -34,7 +38,8 @@ static void tick(void) {
 static void mend(const char *linked) {
     desk.changed = false;
     breaks_begin(&breaks);
-    for (; *linked; linked++) breaks_linked(&breaks, &desk, peer(*linked));
+    for (; *linked; linked++)
+        if (peer(*linked) != NULL) breaks_linked(&breaks, &desk, peer(*linked));
 }
 
 static void test_first(void) {
@@ -110,10 +115,78 @@ static void test_silence(void) {
     end();
 }
 
+// Plays malformed reports, with all links made again after each, until somebody is gone. Returns the new epochs.
+static uint32_t dispute(const char *const *reports, uint32_t count) {
+    uint32_t epochs = 0;
+    for (; epochs < 20 && *gone() == 0; epochs++) {
+        miss(reports[epochs % count]);
+        tick();
+        if (*gone() != 0) break;
+        mend("abcd");
+    }
+    return epochs;
+}
+
+static void test_malformed(void) {
+    static const struct {
+        const char *name, *reports[2], *expelled;
+    } rows[] = {
+        {"a sender that two report, though it came first", {"ba? ca?", "ba? ca?"}, "a"},
+        {"the two report in turn, and the sender reports breaks as well", {"ba? ab", "ca? ac"}, "a"},
+        {"one that reports two others lies", {"ab?", "ac?"}, "a"},
+        {"a late one that accuses one member alone goes itself", {"ca?", "ca?"}, "c"},
+        {"of a pair that accuse each other the later", {"ab? ba?", "ba?"}, "b"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        begin(rows[i].name, "abcd");
+        CHECK(dispute(rows[i].reports, 2) < BREAKS_MALFORMED_PAIR_MAX);
+        CHECK_STR(gone(), rows[i].expelled);
+        end();
+    }
+    begin("one that cost another member its place is believed no second time", "abcd");
+    dispute((const char *const[]){"ac?"}, 1);
+    CHECK_STR(gone(), "c");
+    breaks_forget(&breaks, desk_slot(&desk, peer('c')));
+    desk_forget(&desk, peer('c'));
+    peers['c' - 'a'] = NULL;
+    mend("abd");
+    miss("ab?");
+    tick();
+    CHECK_STR(gone(), "a");
+    end();
+    begin("a sender that comes again does not spend that of the member it harms", "abc");
+    dispute((const char *const[]){"ac?"}, 1);
+    CHECK_STR(gone(), "c");
+    peer('a')->settled_join = 2; // the new one has joined since
+    breaks_forget(&breaks, desk_slot(&desk, peer('c')));
+    peer('c')->gone = false;
+    mend("abc");
+    CHECK_EQ(dispute((const char *const[]){"ac?"}, 1), BREAKS_MALFORMED_PAIR_MAX - 1);
+    CHECK_STR(gone(), "c");
+    end();
+    begin("reports far apart are counted anew", "ab");
+    for (uint32_t i = 0; i < 2 * BREAKS_MALFORMED_PAIR_MAX; i++) {
+        miss("ab?");
+        tick();
+        mend("ab");
+        desk.now_ns += BREAKS_DISPUTE_LIMITS * desk.limit_ns;
+    }
+    CHECK_STR(gone(), "");
+    end();
+    begin("a report of an older group epoch counts, and makes no new epoch", "abc");
+    breaks_malformed(&breaks, &desk, peer('b'), peer('a'));
+    tick();
+    CHECK(!desk.changed && breaks.count == 1 && breaks.pairs[0].malformed == 1);
+    breaks_malformed(&breaks, &desk, peer('b'), peer('a')); // once in a group epoch
+    CHECK_EQ(breaks.pairs[0].malformed, 1);
+    end();
+}
+
 int main(void) {
     test_first();
     test_second();
     test_word();
     test_silence();
+    test_malformed();
     return check_status();
 }

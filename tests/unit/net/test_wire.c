@@ -179,7 +179,7 @@ static void write_mismatch(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_link_down(struct wire_buffer *out, uint32_t size) {
-    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .silent = size % 2};
+    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .reason = size % 3};
     random_id(&down.id);
     wire_encode_link_down(out, random_header(), &down);
 }
@@ -619,6 +619,7 @@ static void test_bad_fields(void) {
         {WIRE_REPORT, 4 + 26, 4, false, "state 4"},
         {WIRE_REPORT, 4 + 27, 2, false, "small 2"},
         {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
+        {WIRE_LINK_DOWN, 20, WIRE_LINK_MALFORMED + 1, false, "reason 3"},
         {WIRE_MEASURE, 20, 0, true, "no duration"},
         {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
         {WIRE_SYNC_VOTE, 0, 3, false, "strategy 3"},

@@ -169,7 +169,7 @@ static void failed(struct bed *bed, uint8_t who, uint32_t index) {
 
 static void lost(struct bed *bed, uint8_t who, uint32_t index) {
     struct wire_id id = id_of(who);
-    member_link_lost(bed->member, &id, index, false, bed->now, fresh(bed));
+    member_link_lost(bed->member, &id, index, WIRE_LINK_BROKEN, bed->now, fresh(bed));
 }
 
 // After the grace a fresh group epoch is asked for.

@@ -72,7 +72,7 @@ static void up(uint8_t number, uint32_t index) {
 static void lost(uint8_t number, uint32_t index) {
     struct wire_id id = id_of(number);
     member_output_clear(&out);
-    mesh_link_lost(&mesh, &at, &id, index, false, &out);
+    mesh_link_lost(&mesh, &at, &id, index, WIRE_LINK_BROKEN, &out);
 }
 
 // A ring of four: the neighbours have lanes, the member opposite has a direct link alone.
