@@ -176,6 +176,15 @@ static bool take_back(struct run *run, const struct resumption *from) {
     return true;
 }
 
+// Whether the peer in whose name it comes is still heard over a connection of its own. The secret proves nothing,
+// because every peer is told it. A peer that has left that connection tries again, and its end or its silence comes
+// first.
+static bool is_heard_elsewhere(const struct run *run, struct desk *desk, const struct resumption *from) {
+    const struct desk_peer *peer = desk_of_id(desk, &from->resume->hello.id);
+    return peer != NULL && desk_run_equal(&from->run, &desk->run) && desk->by_conn[peer->conn] != 0 &&
+           desk->now_ns >= run->woken_until && desk->now_ns < peer->heard.at_ns + desk->limit_ns / 2;
+}
+
 static void refuse(struct mind *mind, const struct resumption *from, enum wire_type type, const char *why) {
     struct wire_header header = {.run = from->run.id, .generation = from->promised};
     actions_turn_away(&mind->run.desk.actions, from->conn, header, type, why);
@@ -218,6 +227,8 @@ const struct actions *mind_peer_resumed(struct mind *mind, int64_t now_ns, uint3
         refuse(mind, &from, WIRE_REFUSED, "malformed RESUME");
     else if (!is_secret(run, &from.run))
         refuse(mind, &from, WIRE_REFUSED, WRONG_SECRET);
+    else if (is_heard_elsewhere(run, desk, &from))
+        actions_close(&desk->actions, conn);
     else if (desk->peer_count > 0 && !young && !take_back(run, &from))
         refuse_resume(mind, &from);
     else

@@ -1179,12 +1179,16 @@ static void test_come_back(void) {
     begin("a member comes back before the end of its connection is seen");
     form("abc", 1);
     resume(&(struct says){.who = 'd', .is = 'a', .members = "abc", .number = 6, .generation = 2});
+    // as anybody can who was told the secret
+    CHECK(quiet("abc") && boxes['d' - 'a'].closed && !boxes[0].closed && !boxes[1].closed && !boxes[2].closed);
+    pass(LIMIT_MS / 2, "bc");
+    resume(&(struct says){.who = 'e', .is = 'a', .members = "abc", .number = 6, .generation = 2});
     CHECK(quiet("abc") && boxes[0].closed && boxes[1].closed && boxes[2].closed);
     come_back("bc", "abc", 6);
-    ASKED("dbc", 3);
-    promise("dbc", RUN, 3);
-    for (const char *p = "dbc"; *p; p++) RESUMED(*p);
-    epoch_at(__LINE__, "dbc", "abc", 7, WIRE_REASON_RELINK);
+    ASKED("ebc", 3);
+    promise("ebc", RUN, 3);
+    for (const char *p = "ebc"; *p; p++) RESUMED(*p);
+    epoch_at(__LINE__, "ebc", "abc", 7, WIRE_REASON_RELINK);
     end();
 
     begin("its loss is told, but nobody has entered that epoch: who has not, comes back, too");
@@ -1255,7 +1259,7 @@ static void test_come_back(void) {
 
     begin("of an older generation, or with another secret: as anybody else");
     form("ab", 1);
-    resume(&(struct says){.who = 'd', .is = 'a', .members = "ab"});
+    resume(&(struct says){.who = 'd', .members = "abd"});
     EXPELLED('d', "went on without");
     resume(&(struct says){.who = 'd', .is = 'a', .members = "ab", .number = 6, .generation = 2, .secret = 1});
     REFUSED('d', "its secret");
@@ -1266,6 +1270,9 @@ static void test_come_back(void) {
     form("ab", 1);
     hello('z', 1);
     TAKE('z', WIRE_WELCOME);
+    resume(&(struct says){.who = 'x', .is = 'z', .generation = 2});
+    CHECK(boxes['x' - 'a'].closed && !boxes['z' - 'a'].closed); // it is still heard
+    pass(LIMIT_MS / 2, "ab");
     resume(&(struct says){.who = 'y', .is = 'z', .generation = 2});
     TAKE('y', WIRE_WELCOME);
     CHECK(boxes['z' - 'a'].closed);
@@ -1309,6 +1316,7 @@ static void test_secrets(void) {
 
     begin("of a run that this master has given up it still knows the secret");
     form("ab", 1);
+    pass(LIMIT_MS / 2, "b");
     come_back("a", "ab", 6);
     CHECK(boxes[1].closed);
     resume(&(struct says){.who = 'd', .is = 'b', .members = "ab", .number = 6, .generation = 2, .secret = 1});
