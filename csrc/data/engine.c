@@ -112,7 +112,8 @@ static bool serve_requests(struct engine *engine) {
     engine_unlock(engine);
     engine_tell(engine);
     if (failed) engine->callbacks.failed(engine->callbacks.context, engine->why);
-    if (go_on && request_epoch) engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, WIRE_LINK_BROKEN);
+    if (go_on && request_epoch)
+        engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, WIRE_LINK_BROKEN);
     if (go_on && devices) go_on_with_devices(engine);
     if (go_on) begin_posted(engine);
     return go_on;
