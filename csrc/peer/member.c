@@ -1,6 +1,5 @@
-// What a peer knows of its run, and what it makes of each event. Beside it stand, each pure and with a state of its
-// own: the links (peer/mesh), what the next master would have to hear (peer/testament), the search for one
-// (peer/recovery).
+// What a peer knows of its run, and what it makes of each event. Its parts are pure, and each has a state of its own:
+// the links (peer/mesh), what the next master must hear (peer/testament), the search for one (peer/recovery).
 #define _GNU_SOURCE
 #include "peer/member.h"
 
@@ -87,7 +86,6 @@ static void die_of_garbage(struct member *m, const char *what, struct member_out
 // ---- links ----
 
 static int64_t limit_ns(const struct member *m) { return (int64_t)m->welcome.heartbeat_limit_ms * MS_NS; }
-
 int64_t member_link_limit_ns(const struct member *m) {
     // Shorter than the master's own limit, so that an answer that names somebody arrives before silence is punished.
     return arrival_wait_ns(&m->master, limit_ns(m)) * 3 / 4;
@@ -96,10 +94,7 @@ int64_t member_link_limit_ns(const struct member *m) {
 void member_round_trip(struct member *m, int64_t round_trip_ns) { m->master.round_trip_ns = round_trip_ns; }
 
 static struct mesh_event event_of(const struct member *m, int64_t now) {
-    return (struct mesh_event){.header = member_header(m),
-                               .accepted = m->phase == MEMBER_ACCEPTED,
-                               .limit_ns = member_link_limit_ns(m),
-                               .now_ns = now};
+    return (struct mesh_event){member_header(m), m->phase == MEMBER_ACCEPTED, member_link_limit_ns(m), now};
 }
 
 void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now,
@@ -122,7 +117,7 @@ void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index
 
 void member_malformed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
     struct mesh_event at = event_of(m, 0);
-    if (m->phase == MEMBER_ACCEPTED) mesh_malformed(&m->mesh, &at, id, index, out);
+    mesh_malformed(&m->mesh, &at, id, index, out);
 }
 
 enum member_judgement member_judge_hello(const struct member *m, const struct wire_link_hello *hello) {
