@@ -13,7 +13,7 @@ from pccl._communicator import Communicator
 from pccl.diloco._average import Average, Averaged, Averager
 from pccl.diloco._base import Round, Trainer, Weight
 from pccl.diloco._compression import Compression
-from pccl.diloco._outer import Outer, trained_parameters
+from pccl.diloco._outer import Outer, OuterOptimizer, trained_parameters
 
 
 class AsyncDiLoCo(Trainer):
@@ -42,6 +42,7 @@ class AsyncDiLoCo(Trainer):
         sync_every: int = 100,
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
+        outer_optimizer: OuterOptimizer | None = None,
         eager: float = 1.0,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
@@ -59,6 +60,7 @@ class AsyncDiLoCo(Trainer):
             sync_seconds=sync_seconds,
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
+            outer_optimizer=outer_optimizer,
             compression=compression,
             weight=weight,
             state=state,
@@ -68,7 +70,7 @@ class AsyncDiLoCo(Trainer):
         if not 0 <= eager <= 1:
             raise ValueError(f"eager must be from 0 to 1, not {eager}")
         self.eager = eager
-        self.outer = Outer(trained_parameters(model), device)
+        self.outer = Outer(trained_parameters(model), device, outer_optimizer)
         """The outer parameters and their momentum."""
         self._start = torch.empty_like(self.outer.parameters)  # what the inner steps begin with
         self._buffer = self.outer.buffer()  # of the average that is under way
@@ -89,6 +91,9 @@ class AsyncDiLoCo(Trainer):
 
     def _outers(self) -> list[Outer]:
         return [self.outer]
+
+    def _averagers(self) -> list[Averager]:
+        return [self._averager]
 
     def _round(self) -> Round:
         return self._outer_step_made(finishes=False)
@@ -124,7 +129,7 @@ class AsyncDiLoCo(Trainer):
     def _adopt(self) -> None:
         self.outer.from_host()
         self._buffer.zero_()
-        if self.outer_step:
+        if self._membership.joined:
             self._begin_again(0.0)  # as the members do after the meeting that has let this peer in
         else:
             self._start_from_outer()

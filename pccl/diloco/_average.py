@@ -27,6 +27,9 @@ TAG = 0xD110C0 << 32
 
 ROLL_TAG, _WEIGHTS_TAG, _FIRST_TAG = TAG, TAG + 1, TAG + 2
 
+START_TAG = TAG + (1 << 31)
+"""Of the reduces by which members agree on the state that a run begins with; the next number too."""
+
 
 @dataclass(frozen=True)
 class Averaged:
@@ -69,6 +72,20 @@ class Averager:
         kept = self._sparse or self._feedback
         residual: Tensor | None = kept.residual if kept else None  # type: ignore[assignment]  # of the kind that was given
         return residual
+
+    @property
+    def residual_weight(self) -> float:
+        """The sum of the weights that `residual` is in units of; 0 where members have none, or nothing was left out yet."""
+        return self._total_weight
+
+    def load_residual(self, residual: Tensor | None, weight: float) -> None:
+        """Sets `residual` and `residual_weight`. None, or a residual of another size: nothing was left out."""
+        own = self.residual
+        if own is None:
+            return
+        fits = residual is not None and residual.shape == own.shape
+        own.copy_(residual) if fits and residual is not None else own.zero_()
+        self._total_weight = weight if fits else 0.0
 
     def launch(
         self, comm: Communicator, buffer: Tensor, weight: float | None = None, weights: dict[UUID, float] | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import numbers
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +20,13 @@ from torch import Tensor, nn
 from pccl._communicator import Communicator
 from pccl._state import SharedState
 from pccl._types import Contributors, TensorInfo
-from pccl.diloco._average import Averaged
+from pccl.diloco import _checkpoint
+from pccl.diloco._average import Averaged, Averager
 from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
-from pccl.diloco._outer import Outer, local_memory, trained_parameters
+from pccl.diloco._outer import Outer, OuterOptimizer, local_memory, trained_parameters
 from pccl.diloco._state import State, Welcome
+from pccl.state import load, save
 
 _log = logging.getLogger("pccl.diloco")
 
@@ -80,6 +84,7 @@ class Trainer(ABC):
         sync_seconds: float | None,
         outer_lr: float | None,
         outer_momentum: float | None,
+        outer_optimizer: OuterOptimizer | None,
         compression: str | Compression | None,
         weight: Weight | None,
         state: Mapping[str, Any] | None,
@@ -112,6 +117,13 @@ class Trainer(ABC):
         self.communicator = communicator
         self.inner_optimizer = inner_optimizer
         self.compression = Compression.of(compression)
+        if outer_optimizer is not None:
+            if not callable(outer_optimizer):
+                kind = type(outer_optimizer).__name__
+                raise TypeError(f"outer_optimizer must be a class or function that makes an optimizer, not {kind}")
+            if outer_lr is not None or outer_momentum is not None:
+                raise ValueError("outer_lr and outer_momentum are not for an outer_optimizer: give it its own")
+        self._has_outer_optimizer = outer_optimizer is not None
         usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
         lr = usual_lr if outer_lr is None else _checked("outer_lr", outer_lr)
         momentum = usual_momentum if outer_momentum is None else _checked("outer_momentum", outer_momentum)
@@ -127,6 +139,7 @@ class Trainer(ABC):
         self._weight = weight
         self._shards = shards
         self._inside = self._closes = False
+        self._loaded: int | None = None  # the outer step of a checkpoint
         self._begin_round()
 
     # ---- for the user ----
@@ -157,6 +170,92 @@ class Trainer(ABC):
         self._begin_round()
         return self.last
 
+    def start(self) -> Self:
+        """Joins the run, as the beginning of the `with` block does: for programs that have no place for one. See `close`."""
+        return self.__enter__()
+
+    def close(self) -> None:
+        """Leaves the run, as the end of the `with` block does. Does nothing if `start` was not called, or the run was left."""
+        if self._inside:
+            self.__exit__(None, None, None)
+
+    # ---- checkpoints ----
+
+    def state_dict(self, *, inner_optimizer: bool = True) -> dict[str, Any]:
+        """What a peer needs to begin the run again after the loss of all: plain values, and copies of tensors on the CPU.
+
+        The outer parameters, their momentum or the state of the outer optimizer, the number of outer steps, the settings, what
+        compression has left out, frozen parameters and buffers of the model, the user's state, and the state of the inner
+        optimizer unless `inner_optimizer` is False. It lacks inner steps since the last outer step, and averages under way:
+        save after an outer step. No other peer takes part.
+        """
+        found: dict[str, Any] = _checkpoint.copied(self._described(inner_optimizer))
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` returned, before the `with` block, and sets the model to the outer parameters.
+
+        When a run begins, the members go on from the state with the highest outer step, whoever has it and whoever connects
+        first; a run under way goes on with its own. A peer whose loaded state gives way logs a warning. Give all peers
+        `peers=n`, so that the run does not begin before all have come.
+
+        The settings of the checkpoint replace those that this was made with, except `peers`. RuntimeError: inside of the `with`
+        block. ValueError names what the checkpoint has of another kind, shape or data type: nothing was loaded then. An error of
+        an object's own `load_state_dict` leaves this unspecified.
+        """
+        if self._inside or self._membership.joined:
+            raise RuntimeError("load a checkpoint before the run is joined: a member has the state of the run")
+        kind = type(self).__name__
+        if state.get("kind") != kind:
+            raise ValueError(f"this is a {kind}, and the state is that of {state.get('kind')}")
+        outer = _checkpoint.outer_tensors(self._outer_state, self._settings_name)
+        _checkpoint.require_same(outer, state["outer"], "outer state")
+        _checkpoint.require_model(self.model, state["model"])
+        _checkpoint.require_user_state(self.state, state["state"])
+        if state["inner_optimizer"] is not None:
+            self.inner_optimizer.load_state_dict(copy.deepcopy(state["inner_optimizer"]))
+        _checkpoint.load_user_state(self.state, state["state"])
+        _checkpoint.load_model_state(self.model, state["model"])
+        _checkpoint.load_tensors(outer, state["outer"], "outer state")
+        self._outer_state._restore()
+        for place, name in enumerate(SETTINGS):
+            own, saved = float(self._settings[place]), state["settings"][name]
+            if name != "peers" and own != saved:
+                _log.warning("%s is %g, as in the checkpoint, not %g", name, saved, own)
+                self._settings[place] = saved
+        _checkpoint.load_residuals(self._averagers(), state["residuals"])
+        for part in self._outers():
+            part.from_host()
+            part.write_model()
+        self._loaded = self.outer_step
+        self._begin_round()
+
+    def save(self, path: str | os.PathLike[str], *, inner_optimizer: bool = True) -> None:
+        """Writes `state_dict` to the folder `path`, in the format of `torch.distributed.checkpoint`: see `pccl.state.save`.
+
+        Each peer that saves needs a folder of its own. After a crash the folder is the old one or the new one.
+        """
+        save(self._described(inner_optimizer), path)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Loads what `save` has written, as `load_state_dict` does.
+
+        FileNotFoundError: there is no checkpoint. pccl.state.CheckpointError: it is damaged.
+        """
+        self.load_state_dict(load(path))
+
+    def _described(self, inner_optimizer: bool) -> dict[str, Any]:
+        return {
+            "kind": type(self).__name__,
+            "outer_step": self.outer_step,
+            "settings": dict(zip(SETTINGS, self._settings.tolist(), strict=True)),
+            "outer": _checkpoint.outer_tensors(self._outer_state, self._settings_name),
+            "residuals": _checkpoint.residuals(self._averagers()),
+            "model": _checkpoint.model_state(self.model),
+            "state": _checkpoint.user_state(self.state),
+            "inner_optimizer": self.inner_optimizer.state_dict() if inner_optimizer else None,
+        }
+
     @property
     def outer_step(self) -> int:
         """Outer steps that the run has made."""
@@ -179,6 +278,7 @@ class Trainer(ABC):
 
     @outer_lr.setter
     def outer_lr(self, value: float) -> None:
+        self._require_no_outer_optimizer("outer_lr")
         self._settings[0] = _checked("outer_lr", value)
 
     @property
@@ -188,6 +288,7 @@ class Trainer(ABC):
 
     @outer_momentum.setter
     def outer_momentum(self, value: float) -> None:
+        self._require_no_outer_optimizer("outer_momentum")
         self._settings[1] = _checked("outer_momentum", value)
 
     @property
@@ -210,11 +311,12 @@ class Trainer(ABC):
         if self._inside:
             raise RuntimeError(f"this {type(self).__name__} is in use already")
         before = self._settings.clone()
-        if self.outer_step == 0:  # a checkpoint may have been loaded since this was made
+        if self._loaded is None and self.outer_step == 0:  # the model may have been loaded since this was made
             for outer in self._outers():
                 outer.read_model()
         try:
-            self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._outer_step)
+            self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")])
+            self._tell_if_overridden()
             self._adopt()
         except BaseException:
             self.communicator.close()  # it may be a member already, for whom the others would wait
@@ -240,6 +342,10 @@ class Trainer(ABC):
     # ---- for the methods ----
 
     @abstractmethod
+    def _averagers(self) -> list[Averager]:
+        """Of all parts of the model, in the order of `_outers`."""
+
+    @abstractmethod
     def _outers(self) -> Iterable[Outer]:
         """The outer parameters of all parts of the model."""
 
@@ -253,6 +359,18 @@ class Trainer(ABC):
 
     def _leave(self) -> None:  # noqa: B027  # only some methods have something to bring to its end
         """Ends what is in flight, before this peer leaves."""
+
+    def _tell_if_overridden(self) -> None:
+        """Where the state that was loaded from a checkpoint is not that of the run."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and (self._membership.joined or loaded != self.outer_step):
+            text = "the state loaded from a checkpoint (outer step %d) is replaced by that of the run (outer step %d)"
+            _log.warning(text, loaded, self.outer_step)
+            _checkpoint.load_residuals(self._averagers(), None)
+
+    def _require_no_outer_optimizer(self, name: str) -> None:
+        if self._has_outer_optimizer:
+            raise RuntimeError(f"{name} is not for an outer_optimizer: set its own on all members after the same outer step")
 
     def _require_inside(self) -> None:
         if not self._inside:
@@ -270,19 +388,26 @@ class Trainer(ABC):
         """Makes the shared state, of the outer state that the method has, by name."""
         weights = "equal" if self._weight is None else "given"
         method = f"{type(self).__name__}, weights {weights}, compression {self.compression}, shards {self._shards}"
+        self._settings_name = f"settings of {method}"
         own = [
-            TensorInfo.from_torch(self._settings, f"settings of {method}"),
+            TensorInfo.from_torch(self._settings, self._settings_name),
             TensorInfo.from_torch(self._outer_step, "outer step"),
         ]
         own += [TensorInfo.from_torch(tensor, name) for name, tensor in outer.items()]
+        outers = list(self._outers())
+        collectors = [outer.optimizer_entries(f"fragment {at}/" if len(outers) > 1 else "") for at, outer in enumerate(outers)]
+        own += [info for one in collectors for info in one.infos]
         self._outer_state = SharedState(own)
         self._shared = SharedState([*own, *self.state.entries()])
-        self._membership = Membership(self.communicator, self._shared, Welcome(self.model, self.state), self._shards)
+        for state in (self._outer_state, self._shared):
+            state._scalars = [scalar for one in collectors for scalar in one.scalars]
+            state._checks = [check for one in collectors for check in one.checks]
+        welcome = Welcome(self.model, self.state)
+        self._membership = Membership(self.communicator, self._shared, welcome, self._outer_step, self._shards)
 
     def _meet(self, *, finishes: bool = False) -> Meeting:
         """Ends an outer step: all members get to the same state, those that come in here, too. `finishes`: nobody comes in."""
         self._outer_step += 1
-        self._shared.push_revision()
         meeting = self._membership.part() if finishes else self._membership.meet()
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state were not those of most members, and were replaced", meeting.rx_bytes)

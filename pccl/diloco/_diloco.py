@@ -13,7 +13,7 @@ from pccl._communicator import Communicator
 from pccl.diloco._average import Averager
 from pccl.diloco._base import Round, Trainer, Weight
 from pccl.diloco._compression import Compression
-from pccl.diloco._outer import Outer, trained_parameters
+from pccl.diloco._outer import Outer, OuterOptimizer, trained_parameters
 
 
 class DiLoCo(Trainer):
@@ -32,7 +32,8 @@ class DiLoCo(Trainer):
 
     The `with` block joins the run: it connects the communicator unless that was done, waits for the next outer step of the
     others, and takes over their state; who is first begins the run with its own model. Peers join and die as they like. A
-    communicator that was connected here is closed at its end; after an exception any is.
+    communicator that was connected here is closed at its end; after an exception any is. `start` and `close` take the place of
+    the block in programs that have none. `save` and `load` are for the loss of all peers.
 
     `sync_seconds` takes the place of `sync_every`: an outer step is due so many seconds after the last one, so that slower
     peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every`, `sync_seconds` and `peers` are those of the run:
@@ -40,6 +41,10 @@ class DiLoCo(Trainer):
     last outer step: a number, or a function that is called once per outer step; all peers give one, or none does.
     `compression`: see `Compression`. `outer_lr` and `outer_momentum` are 0.7 and 0.9 unless given, and 2 and 0 with sparse
     averages, in which what was left out before takes the place of the momentum.
+
+    `outer_optimizer`: another optimizer for outer steps, as a class of `torch.optim` or a function that makes one for the list of
+    outer parameters, such as `lambda params: torch.optim.SGD(params, lr=0.7, momentum=0.9, nesterov=True)`. Its state is part of
+    the outer state. Processors of different kinds may round its results differently; the check of parity repairs that.
 
     `state` is what a joiner needs beyond the model: tensors, arrays and numbers by name, which all members hold alike after each
     outer step, and objects with `state_dict` and `load_state_dict`, which a joiner loads. They are used through `diloco.state`.
@@ -61,6 +66,7 @@ class DiLoCo(Trainer):
         sync_every: int = 100,
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
+        outer_optimizer: OuterOptimizer | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
         sync_seconds: float | None = None,
@@ -77,13 +83,14 @@ class DiLoCo(Trainer):
             sync_seconds=sync_seconds,
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
+            outer_optimizer=outer_optimizer,
             compression=compression,
             weight=weight,
             state=state,
             peers=peers,
             shards=shards,
         )
-        self.outer = Outer(trained_parameters(model), device)
+        self.outer = Outer(trained_parameters(model), device, outer_optimizer)
         """The outer parameters and their momentum."""
         self._buffer = self.outer.buffer()
         self._averager = Averager(self.outer.size, self.compression)
@@ -91,6 +98,9 @@ class DiLoCo(Trainer):
 
     def _outers(self) -> list[Outer]:
         return [self.outer]
+
+    def _averagers(self) -> list[Averager]:
+        return [self._averager]
 
     def _round(self) -> Round:
         began = time.monotonic()

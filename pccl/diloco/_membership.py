@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
-from pccl._collectives import roll
 from pccl._communicator import Communicator
 from pccl._enums import Attribute
 from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError
 from pccl._state import SharedState, SharedStateSyncInfo
-from pccl.diloco._average import ROLL_TAG
+from pccl.diloco._average import START_TAG, exchange
 from pccl.diloco._state import Welcome
-from pccl.state import LIMIT_BYTES
+from pccl.state import LIMIT_BYTES, Start, highest_step
 
 ATTEMPTS = 20
 """To get the state of the run; another one is made only after a death."""
@@ -45,43 +44,51 @@ class Meeting:
 class Membership:
     """This peer's part in the run: `shared` is what all members hold alike, `welcome` what else a joiner gets.
 
-    `shards`: how many processes hold a model together, each in a peer group of its own.
+    `outer_step`, a tensor of one element, is part of `shared`. When a run begins, the members with the highest one pass their
+    state to the others. `shards`: how many processes hold a model together, each in a peer group of its own.
     """
 
-    def __init__(self, comm: Communicator, shared: SharedState, welcome: Welcome, shards: int = 1) -> None:
+    def __init__(
+        self, comm: Communicator, shared: SharedState, welcome: Welcome, outer_step: torch.Tensor, shards: int = 1
+    ) -> None:
         self._comm = comm
         self._shards = shards
         self._shared = shared
         self._welcome = welcome
+        self._outer_step = outer_step
         self._new = True
+        self._begun = False
+        self._revision = 0  # of the last sync
+        self._has_state = True  # False: a sync that failed may have overwritten parts of it
+        self.joined = False
+        """Whether the run was under way when this peer entered it."""
 
-    def enter(self, peers: torch.Tensor, outer_step: torch.Tensor) -> bool:
-        """Becomes a member, and waits, as long as no outer step was made, until the run has `peers` members of all groups.
+    def enter(self, peers: torch.Tensor) -> bool:
+        """Becomes a member, and waits, unless the run is under way, until it has `peers` members of all groups.
 
-        Whether it has connected the communicator. Both tensors, of one element, are part of the shared state, so that all members
-        take the same branch.
+        Returns whether it has connected the communicator. `peers`, of one element, is part of the shared state, so that all
+        members take the same branch.
         """
         connects = not _is_connected(self._comm)
         if connects:
             self._comm.connect()
-        self.meet()
+        self.meet(advances=False)
         pause = PAUSE_SECONDS
-        while int(outer_step) == 0 and self._comm.global_world_size < int(peers):
+        while not self.joined and self._comm.global_world_size < int(peers):
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_MOST_SECONDS)
-            self.meet()
+            self.meet(advances=False)
+        self._begun = True
         return connects
 
-    def meet(self) -> Meeting:
+    def meet(self, *, advances: bool = True) -> Meeting:
         """Lets in who waits, and makes the shared state the same bytes on all members. Waits for all of them.
 
-        A member that has changed the state pushes its revision first. JoinError: at a newcomer only. UsageError: this peer's
-        model or settings are others than those of the members; it is no member any more.
+        `advances`: all members have made an outer step since the last meeting. JoinError: at a newcomer, or where a run begins.
+        UsageError: this peer's model or settings are others than those of the members; it is no member any more.
         """
         admitted = self._admit()
-        info = self._sync()
-        if admitted:
-            self._bring_up_to_date()
+        info = self._elect_and_sync() if admitted else self._sync(self._revision + advances)
         self._new = False
         return Meeting(admitted, info.tx_bytes, info.rx_bytes)
 
@@ -93,7 +100,7 @@ class Membership:
         if self._comm.are_peers_pending():
             return Meeting(False, 0, 0)
         with contextlib.suppress(CallAgainError):
-            info = self._comm.sync_shared_state(self._shared)
+            info = self._sync_once(self._revision + 1)
             return Meeting(False, info.tx_bytes, info.rx_bytes)
         return Meeting(False, 0, 0)
 
@@ -134,35 +141,77 @@ class Membership:
 
     # ---- all members of the own peer group ----
 
-    def _sync(self) -> SharedStateSyncInfo:
+    def _sync_once(self, revision: int) -> SharedStateSyncInfo:
+        self._shared.revision = revision
+        info = self._comm.sync_shared_state(self._shared)
+        self._revision = self._shared.revision
+        return info
+
+    def _sync(self, revision: int) -> SharedStateSyncInfo:
+        """Where all members hold the state, and nobody has come."""
         failure: PCCLError | None = None
         for _ in range(ATTEMPTS):
             try:
-                return self._comm.sync_shared_state(self._shared)
+                return self._sync_once(revision)
+            except CallAgainError as error:  # on all members of the group alike
+                failure = error
+        raise _no_state(failure) from failure
+
+    def _elect_and_sync(self) -> SharedStateSyncInfo:
+        """Finds out who has the state of the run, or of the one that begins, and brings it to the others."""
+        failure: PCCLError | None = None
+        run_is_under_way = False
+        for _ in range(ATTEMPTS):
+            step = int(self._outer_step) if self._has_state else 0
+            start = highest_step(self._comm, step, begun=self._begun, tag=START_TAG)
+            revision = highest_step(self._comm, self._revision, begun=False, tag=START_TAG + 1).step
+            if run_is_under_way and not start.begun:
+                break  # all who were in it have died
+            run_is_under_way = start.begun
+            gives = self._has_state and start == Start(self._begun, step)
+            if start.begun or start.step or revision:  # the master lets a new state take over from a lost one above 0 only
+                revision += 1
+            try:
+                info = self._sync_once(revision if gives else 0)
             except CallAgainError as error:  # on all members of the group alike: those who had the state have died
                 failure = error
-        raise JoinError(f"this peer could not join the run: nobody is left who has its state ({failure})") from failure
+                self._has_state = gives
+                continue
+            self._has_state = True
+            self.joined = start.begun and not self._begun
+            self._bring_up_to_date(gives)
+            return info
+        raise _no_state(failure) from failure
 
-    def _bring_up_to_date(self) -> None:
-        """Gives newcomers what is not shared. Whoever has been there for longest gives it; if it dies, the next one does."""
+    def _bring_up_to_date(self, gives: bool) -> None:
+        """Passes on what is not shared. Of the members who can give it the longest-standing does; if it dies, the next one."""
         comm = self._comm
+        takes = self._new or not gives
         while True:
             with contextlib.suppress(PeerLostError):  # on all members of the group alike
-                if len(roll(comm, torch.ones(1, device="cpu"), ROLL_TAG)) == 1:
-                    return
-                gives = comm.rank == 0
-                content = self._welcome.give() if gives else bytearray()
+                told = exchange(comm, float(gives))
+                if len(told) == 1:
+                    if gives:
+                        return
+                    raise _no_state(None)
+                givers = [rank for rank, member in enumerate(comm._snapshot) if told.get(member)]
+                if not givers:
+                    raise _no_state(None)
+                content = self._welcome.give() if comm.rank == givers[0] else bytearray()
                 length = torch.tensor([len(content)], device="cpu")
-                comm.broadcast(length)
+                comm.broadcast(length, root=givers[0])
                 if not 0 <= int(length) <= LIMIT_BYTES:
                     raise JoinError(f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted")
-                body = torch.empty(int(length), dtype=torch.uint8, device="cpu")
-                if gives:
-                    body = torch.frombuffer(content, dtype=torch.uint8)
-                comm.broadcast(body)
-                if self._new and not gives:
+                body = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(int(length), dtype=torch.uint8)
+                comm.broadcast(body, root=givers[0])
+                if takes and not content:
                     self._welcome.take(body.numpy().tobytes())
                 return
+
+
+def _no_state(failure: PCCLError | None) -> JoinError:
+    why = "" if failure is None else f" ({failure})"
+    return JoinError(f"this peer could not join the run: nobody is left who has its state{why}")
 
 
 def _is_connected(comm: Communicator) -> bool:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from pccl.state._module import Collector, make_state
+
+OuterOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""A class of `torch.optim`, or a function that makes an optimizer for the outer parameters it is given."""
 
 CHUNK = 1 << 18
 """Elements that an outer step works on at a time, so that they stay in the cache."""
@@ -50,7 +55,12 @@ class Outer:
     other members: the same memory if `device` is the CPU, and copies otherwise (`to_host`, `from_host`).
     """
 
-    def __init__(self, parameters: Sequence[tuple[str, Tensor]], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        parameters: Sequence[tuple[str, Tensor]],
+        device: torch.device | str = "cpu",
+        optimizer: OuterOptimizer | None = None,
+    ) -> None:
         self.device = torch.empty(0, device=device).device  # with its index, as parameters have it
         self.parts: list[Part] = []
         self.size = 0
@@ -61,9 +71,18 @@ class Outer:
         self._pinned = self.device.type == "cuda" or any(part.parameter.is_cuda for part in self.parts)
         self.parameters = self._on_device()
         self.momentum = self._on_device()
+        if optimizer is not None:
+            self.momentum = self.momentum[:0].clone()
         self.host_parameters = self.parameters if self.device.type == "cpu" else self.buffer()
-        self.host_momentum = self.momentum if self.device.type == "cpu" else self.buffer()
+        self.host_momentum = self.momentum if self.device.type == "cpu" else self.buffer()[: self.momentum.numel()].clone()
         self.read_model()
+        self._leaves: list[nn.Parameter] = []
+        self.optimizer: torch.optim.Optimizer | None = None
+        """The outer optimizer; None: Nesterov momentum."""
+        if optimizer is not None:
+            views = ((self.parameters[part.begin : part.end].view(inner.shape)) for part, inner in self._inner())
+            self._leaves = [nn.Parameter(view) for view in views]
+            self.optimizer = _made(optimizer, self._leaves)
 
     def buffer(self) -> Tensor:
         """Zeros of shape (size,) in fp32 on the CPU, pinned if the model or the outer parameters are on a GPU."""
@@ -73,7 +92,17 @@ class Outer:
         """What all members hold alike, by name and shape: views of `host_parameters`, and `host_momentum`."""
         for part, inner in self._inner():
             yield f"{prefix}parameter/{part.name} {tuple(inner.shape)}", self.host_parameters[part.begin : part.end]
-        yield f"{prefix}momentum", self.host_momentum
+        if self.optimizer is None:
+            yield f"{prefix}momentum", self.host_momentum
+
+    def optimizer_entries(self, prefix: str = "") -> Collector:
+        """The state and the numbers of the outer optimizer, which all members hold alike; no entries without one."""
+        collector = Collector()
+        if self.optimizer is not None:
+            collector.add_optimizer(self.optimizer)
+            for info in collector.infos:
+                info.name = f"{prefix}outer {type(self.optimizer).__name__}/{info.name.removeprefix('optimizer/')}"
+        return collector
 
     # ---- between the model and the flat tensors ----
 
@@ -151,10 +180,18 @@ class Outer:
     def step(self, gradient: Tensor, lr: float, momentum: float) -> None:
         """An outer step with the averaged pseudo-gradient, fp32 of shape (size,) on the CPU, which is used up.
 
-        Nesterov momentum by the formula of torch.optim.SGD(nesterov=True): m = momentum * m + g, p = p - lr * (g + momentum * m).
+        An outer optimizer has its own `lr` and `momentum`. Without one it is Nesterov momentum by the formula of
+        torch.optim.SGD(nesterov=True): m = momentum * m + g, p = p - lr * (g + momentum * m).
         Each operation rounds by itself, so that all processors and GPUs end with the same bits.
         """
         gradient = gradient.to(self.device)
+        if self.optimizer is not None:
+            for part, leaf in zip(self.parts, self._leaves, strict=True):
+                leaf.grad = gradient[part.begin : part.end].view(leaf.shape)
+            self.optimizer.step()
+            for leaf in self._leaves:
+                leaf.grad = None
+            return
         scratch = torch.empty(min(CHUNK, self.size), dtype=torch.float32, device=self.device)
         for begin in range(0, self.size, CHUNK):
             chunk = slice(begin, min(begin + CHUNK, self.size))
@@ -193,6 +230,34 @@ class Outer:
                 copied.append(torch.cuda.current_stream(device).record_event())
         for event in copied:
             event.synchronize()
+
+
+def _made(optimizer: OuterOptimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An outer optimizer with its state. TypeError, ValueError: it is none, or not one for exactly these parameters."""
+    made = optimizer(parameters)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"outer_optimizer must return a torch.optim.Optimizer, not {type(made).__name__}")
+    held = [parameter for group in made.param_groups for parameter in group["params"]]
+    if {id(one) for one in held} != {id(one) for one in parameters}:
+        raise ValueError("outer_optimizer must make an optimizer for exactly the parameters that it is given")
+    if hasattr(made, "_init_group"):
+        make_state(made)
+        return made
+    # Other optimizers make their state in their first step: that of a gradient of 0, which is undone in the parameters.
+    before = [parameter.detach().clone() for parameter in parameters]
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.zero_()  # weight decay adds nothing to the state then
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            made.step()
+        except TypeError as error:
+            raise ValueError(f"outer_optimizer {type(made).__name__} cannot make a step without a closure: {error}") from None
+        finally:
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+                parameter.grad = None
+    return made
 
 
 def local_memory(tensor: Tensor) -> Tensor:

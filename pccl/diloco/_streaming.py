@@ -18,7 +18,7 @@ from pccl.diloco._average import Average, Averaged, Averager, exchange
 from pccl.diloco._base import Round, Trainer, Weight, require_whole
 from pccl.diloco._compression import Compression
 from pccl.diloco._fragments import Fragments, fragments_of, layers_of
-from pccl.diloco._outer import Outer
+from pccl.diloco._outer import Outer, OuterOptimizer
 
 FRAGMENTS, OVERLAP = 4, 5
 """Unless they are given, or the model has fewer layers, or a round has no more steps."""
@@ -79,6 +79,7 @@ class StreamingDiLoCo(Trainer):
         mixing: float = 0.5,
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
+        outer_optimizer: OuterOptimizer | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
         sync_seconds: float | None = None,
@@ -95,6 +96,7 @@ class StreamingDiLoCo(Trainer):
             sync_seconds=sync_seconds,
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
+            outer_optimizer=outer_optimizer,
             compression=compression,
             weight=weight,
             state=state,
@@ -117,7 +119,7 @@ class StreamingDiLoCo(Trainer):
         self.fragments: list[Fragment] = []
         """In the order of their launches."""
         for at, parameters in enumerate(fragments_of(model, fragments, pattern)):
-            outer = Outer(parameters, device)
+            outer = Outer(parameters, device, outer_optimizer)
             self.fragments.append(Fragment(outer, Averager(outer.size, self.compression, tag=at), outer.buffer()))
             shared |= outer.entries(f"fragment {at}/")
         self._share(shared)
@@ -220,6 +222,9 @@ class StreamingDiLoCo(Trainer):
 
     def _outers(self) -> list[Outer]:
         return [fragment.outer for fragment in self.fragments]
+
+    def _averagers(self) -> list[Averager]:
+        return [fragment.averager for fragment in self.fragments]
 
     def _adopt(self) -> None:
         self._from_host()
