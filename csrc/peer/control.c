@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "device/device.h"
+#include "net/socket.h"
 #include "peer/link.h"
 #include "peer/master_link.h"
 #include "peer/share.h"
