@@ -21,8 +21,19 @@ from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
 from pccl._links import Link, links_of
 from pccl._loader import load_native_module
-from pccl._named import NamedCollectives
-from pccl._ops import AsyncReduceHandle, Multi, Op, OpArguments, Reaper, contributors, op_arguments, reduce_info, stop
+from pccl._named import CollectiveHandle, NamedCollectives
+from pccl._ops import (
+    AsyncReduceHandle,
+    Multi,
+    Op,
+    OpArguments,
+    Reaper,
+    contributors,
+    op_arguments,
+    reduce_info,
+    request_cancel,
+    stop,
+)
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import Buffers, reduce_buffers, require_kind
 from pccl._types import (
@@ -419,6 +430,44 @@ class Communicator(NamedCollectives):
             self._reaper.watch(handle, launched)
         self._forget(launched.tag, launched)
         return handle
+
+    def cancel(self, tag: int | None = 0, *, timeout: float | None = None) -> bool:
+        """Ends the operation in flight with this tag on all members alike, and waits for its end.
+
+        It is an `all_reduce_async`, or a call that a timeout or Ctrl-C cut short; with None a collective without a tag. True:
+        every member gets OperationCancelledError, also one that calls it later; inputs are as at launch and the tag is free.
+        False: it had succeeded, and the result is in its tensor. Any other end raises its error. UsageError: no operation of
+        this member has the tag. `timeout` in seconds: PCCLTimeoutError. Other operations in flight are redone.
+        """
+        deadline = Deadline(timeout)
+        op = self._unfinished.get(tag)
+        if not isinstance(op, Op):
+            op = next((one for one in list(self._live_ops) if isinstance(one, Op) and one.tag == tag), None)
+        if op is not None:
+            return self._cancel(op, deadline)
+        found = [(key, handle) for key, handle in list(self._cut_short.items()) if handle.tag == tag]
+        if not found:
+            text = f"no operation of this member with tag {tag} is in flight: use cancel() of its handle, if it has one"
+            raise error_for(INVALID_USAGE, "pcclCancel", text)
+        cancelled = [self._cancel_named(key, handle, deadline) for key, handle in found]
+        return any(cancelled)
+
+    def _cancel(self, op: Op, deadline: Deadline) -> bool:
+        handle = None if op.dropped is None else op.dropped()
+        if handle is not None:
+            return handle.cancel(timeout=deadline.remaining())
+        with self._alone("pcclCancel", op.one_caller, f"the reduce of tag {op.tag}, of another thread"):
+            request_cancel(self._handle, op)
+            result = op.wait(self._handle, deadline)
+            if result not in (SUCCESS, Result.CANCELLED.value):
+                op.check()
+        self._forget(op.tag, op)
+        return result != SUCCESS
+
+    def _cancel_named(self, key: tuple[Any, ...], handle: CollectiveHandle, deadline: Deadline) -> bool:
+        cancelled = handle.cancel(deadline.remaining())
+        self._cut_short.pop(key, None)
+        return cancelled
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: float | None = None

@@ -32,6 +32,7 @@ class Result(Enum):
     UPDATE_TOPOLOGY_FAILED = _C.pcclUpdateTopologyFailed
     TOPOLOGY_OPTIMIZATION_FAILED = _C.pcclTopologyOptimizationFailed
     TIMED_OUT = _C.pcclTimedOut
+    CANCELLED = _C.pcclCancelled
 
 
 class ReduceOp(Enum):

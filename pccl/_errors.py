@@ -7,6 +7,7 @@ PCCLError                  any failure; `result` is the code, `detail` says what
 │   └── ConnectError       all attempts of `connect` failed
 ├── JoinError              this process could not join a run (also a RuntimeError): start it again, or give up
 ├── CallAgainError         the vote or the round had no result, on all peers alike: call again
+├── OperationCancelledError  a member cancelled the operation: it ended so on all members
 ├── UsageError             the program is wrong: fix the call
 ├── SystemRefusedError     no memory, threads or descriptors: nothing was started
 └── PCCLTimeoutError       the caller's own `timeout` ran out (also a TimeoutError): repeat the call to wait on
@@ -146,6 +147,10 @@ class CallAgainError(PCCLError):
     """The vote or the round ended without a result on all peers alike, and nothing changed."""
 
 
+class OperationCancelledError(PCCLError):
+    """A member cancelled the operation, and it ended so on all members. The input is unchanged, and the tag is free."""
+
+
 class UsageError(PCCLError):
     """The call is wrong, in itself or at this moment."""
 
@@ -198,6 +203,7 @@ _CLASSES: dict[int, type[PCCLError]] = {
     _C.pcclUpdateTopologyFailed: CallAgainError,
     _C.pcclTopologyOptimizationFailed: CallAgainError,
     _C.pcclTimedOut: PCCLTimeoutError,
+    _C.pcclCancelled: OperationCancelledError,
 }
 
 

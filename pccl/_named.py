@@ -16,8 +16,9 @@ from uuid import UUID
 from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
 from pccl._enums import ReduceOp, Result
-from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
+from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
 from pccl._gpu import common_stream, hold_stream
+from pccl._ops import request_cancel
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
 from pccl._tensors import InputDigest, require, require_kind
 
@@ -137,6 +138,12 @@ class CollectiveHandle:
         self._number: int | None = None
         self._op: CollectiveOp | None = None
         self._input: InputDigest | None = None
+        self._cancelled = False
+
+    @property
+    def tag(self) -> int | None:
+        """The tag that the caller gave."""
+        return self._call.tag
 
     def begin(self) -> CollectiveHandle:
         """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
@@ -178,6 +185,8 @@ class CollectiveHandle:
                 try:
                     if not self._op.begun:
                         self._op.launch()
+                        if self._cancelled:
+                            request_cancel(self._comm._handle, self._op)
                     info = self._op.wait(deadline.remaining())
                 except PeerLostError as error:
                     self._begin_again(error)
@@ -201,6 +210,21 @@ class CollectiveHandle:
         op = self._op
         if self._info is None and op is not None and not op.ended:
             hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")
+
+    def cancel(self, timeout: float | None = None) -> bool:
+        """Ends the collective on all members alike, and waits for its end.
+
+        True: every member gets OperationCancelledError, also one that calls it later. Tensors to be sent are then as at launch,
+        others are unspecified. False: it had succeeded. Any other end raises its error. `timeout` in seconds: PCCLTimeoutError.
+        """
+        self._cancelled = True
+        if self._info is None and self._op is not None:
+            request_cancel(self._comm._handle, self._op)
+        try:
+            self.wait(timeout)
+        except OperationCancelledError:
+            return True
+        return False
 
     def note_input(self) -> None:
         """Takes the digest of the input. Called when a call times out."""

@@ -22,9 +22,10 @@ from pccl._calls import (
     NativeHandle,
     OpTicket,
     Ticket,
+    call,
 )
 from pccl._enums import DeviceType, Result
-from pccl._errors import PCCLError, PCCLTimeoutError, error_for
+from pccl._errors import PCCLError, PCCLTimeoutError, UsageError, error_for
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._loader import load_native_module
@@ -246,6 +247,13 @@ def told(comm: Any, tag: int) -> tuple[Contributors, ...]:
     return tuple(found)
 
 
+def request_cancel(handle: NativeHandle, op: Any) -> None:
+    """Asks to cancel an operation on all members. Its wait tells how it ended. Nothing happens to one that has ended."""
+    if op.in_flight:
+        with contextlib.suppress(UsageError):  # it ended meanwhile
+            call(handle, "pcclCancel", op.tag)
+
+
 def stop(live: set[Any], comm: Any) -> None:
     """Before a communicator is destroyed: ends its ops, and finds out how these have ended."""
     _C.pccl_ext_comm_stop(comm)
@@ -379,6 +387,16 @@ class AsyncReduceHandle:
             error.contributors = info.contributors
             raise error
         return info
+
+    def cancel(self, *, timeout: float | None = None) -> bool:
+        """Ends the operation on all members alike, and waits for its end.
+
+        True: every member gets OperationCancelledError, also one that calls it later; the input is as at launch and the tag is
+        free. False: it ended otherwise, as `wait` tells. `timeout` in seconds: PCCLTimeoutError, and it is cancelled later.
+        """
+        if self._outcome is None:
+            request_cancel(self._handle, self._op)
+        return bool(self.wait(timeout=timeout)[1] == Result.CANCELLED.value)
 
     def done(self) -> bool:
         """Whether the op has ended, well or not; does not wait."""

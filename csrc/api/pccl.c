@@ -247,6 +247,12 @@ pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
     return ops_hold(reduce_handle->comm->communicator, reduce_handle->tag, stream);
 }
 
+pcclResult_t pcclCancel(const pcclComm_t *comm, uint64_t tag) {
+    RETURN_IF_FAILED(api_initialized());
+    REQUIRE_COMM(comm);
+    return ops_cancel(comm->communicator, tag);
+}
+
 pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                              const pcclComm_t *comm, const pcclReduceOptions_t *PCCL_NULLABLE options,
                              pcclReduceInfo_t *PCCL_NULLABLE reduce_info_out) {

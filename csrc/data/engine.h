@@ -67,6 +67,9 @@ int64_t engine_watch(struct engine *engine);
 // or CALL_REFUSED, with its text in base/detail. May block for as long as the device takes nothing more into the
 // stream.
 enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream);
+// Asks to end the op of this tag on all members with CALL_CANCELLED, and returns at once; engine_wait tells how it
+// ended. CALL_UNKNOWN: there is no such op.
+enum call_result engine_cancel(struct engine *engine, uint64_t tag);
 // Whether this member has sent a signal or an input for an op of this tag that is not posted here.
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member);
 // Number of un-awaited ops.

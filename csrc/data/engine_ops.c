@@ -151,6 +151,15 @@ static void accuse(void *context, const struct wire_mismatch *mismatch) {
     engine_wake(engine);
 }
 
+static void cancel(void *context, const struct wire_op_name *name) {
+    struct engine *engine = context;
+    struct wire_header header = engine_header(engine);
+    struct wire_cancel message = {*name};
+    header.epoch = name->epoch;
+    wire_encode_cancel(&engine->for_master, header, &message);
+    engine_wake(engine);
+}
+
 static void request_epoch(void *context) {
     struct engine *engine = context;
     engine->request_epoch = true;
@@ -162,8 +171,8 @@ static void put(void *context, struct block *block) { block_put(context, block);
 static void failed(void *context) { engine_fail(context); }
 
 struct op_driver engine_driver(struct engine *engine) {
-    return (struct op_driver){engine,      member, start,   signal_op, release,       fill, ended, forget,
-                              acknowledge, supply, drained, accuse,    request_epoch, put,  failed};
+    return (struct op_driver){engine,      member, start,   signal_op, release,       fill, ended,  forget,
+                              acknowledge, supply, drained, accuse,    request_epoch, put,  failed, cancel};
 }
 
 // ---- callers ----
@@ -305,6 +314,14 @@ enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream) 
     enum call_result result = op == NULL ? CALL_UNKNOWN : hold(engine, op, stream);
     engine_unlock(engine);
     return result;
+}
+
+enum call_result engine_cancel(struct engine *engine, uint64_t tag) {
+    engine_lock(engine);
+    struct op *op = book_find(&engine->book, tag);
+    if (op != NULL) book_cancel(&engine->book, op);
+    engine_unlock(engine);
+    return op == NULL ? CALL_UNKNOWN : CALL_OK;
 }
 
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member) {

@@ -76,7 +76,8 @@ typedef enum pcclResult_t {
     pcclUpdateTopologyFailed = 11,       // the vote passed, but the old epoch stands: call again
     pcclTopologyOptimizationFailed = 12, // the vote passed, but the old order stands: call again
     // the caller's own bound on the wait ran out; the call goes on, repeat it to wait on
-    pcclTimedOut = 13
+    pcclTimedOut = 13,
+    pcclCancelled = 14 // a member cancelled the operation, and it ended so on all members
 } pcclResult_t;
 
 typedef enum pcclDataType_t {
@@ -383,6 +384,12 @@ PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_
 // cannot do so, or the stream captures a CUDA graph.
 PCCL_EXPORT pcclResult_t pcclStreamWaitAsyncReduce(const pcclAsyncReduceOp_t *reduce_handle,
                                                    void *PCCL_NULLABLE stream);
+
+// Asks to end the operation in flight with this tag on all members of the group, and returns at once. Await the
+// operation afterwards: it ends on all members alike, with pcclCancelled or with success. Members that have not called
+// it yet get pcclCancelled when they do. After pcclCancelled the input is as at launch and the tag is free. Other
+// operations in flight in the group are redone. pcclInvalidArgument: no un-awaited operation has this tag.
+PCCL_EXPORT pcclResult_t pcclCancel(const pcclComm_t *comm, uint64_t tag);
 
 // Reduces all ops in retry mode (pcclAllReduceEx): what is not complete when a member is lost is redone among the
 // survivors. At most `max_in_flight` run at once; equal tags run one after another. All descriptors are checked before

@@ -436,6 +436,7 @@ union message {
     struct wire_op_done done;
     struct wire_report report;
     struct wire_mismatch mismatch;
+    struct wire_cancel cancel;
     struct wire_link_down link_down;
     struct wire_measured measured;
     struct wire_sync_vote sync_vote;
@@ -451,6 +452,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     case WIRE_DONE: return wire_decode_op_done(body, length, &out->done);
     case WIRE_REPORT: out->report.ops = run->reported; return wire_decode_report(body, length, &out->report);
     case WIRE_MISMATCH: return wire_decode_mismatch(body, length, &out->mismatch);
+    case WIRE_CANCEL: return wire_decode_cancel(body, length, &out->cancel);
     case WIRE_LINK_DOWN: return wire_decode_link_down(body, length, &out->link_down);
     case WIRE_MEASURED: return wire_decode_measured(body, length, &out->measured);
     case WIRE_SYNC_VOTE: return wire_decode_sync_vote(body, length, &out->sync_vote);
@@ -475,6 +477,7 @@ static void on_member_message(struct run *run, struct desk_peer *peer, const str
     case WIRE_DONE: verdicts_done(verdicts, desk, peer, header, &message->done); return;
     case WIRE_REPORT: verdicts_report(verdicts, desk, peer, header, &message->report); return;
     case WIRE_MISMATCH: verdicts_mismatch(desk, peer, header, &message->mismatch); return;
+    case WIRE_CANCEL: verdicts_cancel(desk, peer, header, &message->cancel); return;
     case WIRE_LINK_DOWN: on_link_down(run, peer, header, &message->link_down); return;
     case WIRE_MEASURED:
         if (run->phase == RUN_SURVEY) survey_measured(&run->survey, desk, peer, &message->measured); // else late

@@ -151,6 +151,28 @@ void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct w
     desk_change(desk, group);
 }
 
+// ---- cancel ----
+
+// Members that have begun the op keep it until the reports on the new epoch are in: if one of them completed it, all
+// get COMMIT. Like a mismatch it goes out before the new epoch.
+void verdicts_cancel(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+                     const struct wire_cancel *cancel) {
+    if (!is_current(desk, peer, header)) return;
+    if (cancel->name.epoch != header->epoch) {
+        desk_expel(desk, peer, "CANCEL for an op of another epoch");
+        return;
+    }
+    struct wire_verdict verdict;
+    char text[WIRE_MAX_TEXT + 1];
+    init_verdict(&verdict, &cancel->name, WIRE_VERDICT_CANCEL);
+    snprintf(text, sizeof text, "%.48s cancelled the operation with tag %llu", desk_name(peer).chars,
+             (unsigned long long)cancel->name.tag);
+    set_text(&verdict, text);
+    encode(desk, peer->group->group_epoch, &verdict);
+    desk_send_group(desk, peer->group);
+    desk_change(desk, peer->group);
+}
+
 // ---- reports and verdicts ----
 
 // By a master before, and not all have heard of it.
@@ -212,7 +234,9 @@ void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_p
         enum wire_op_state state = resume->past[i].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
         enum op_table_result noted = op_table_note(&verdicts->past, &resume->past[i].name, peer->rank, state, &entry);
         if (noted == OP_TABLE_NO_MEMORY) desk->starved = true;
-        if (noted == OP_TABLE_OK) entry->other = resume->past[i].other;
+        if (noted != OP_TABLE_OK) continue;
+        entry->other = resume->past[i].other;
+        entry->cancelled |= resume->past[i].kind == WIRE_VERDICT_CANCEL;
     }
 }
 
@@ -231,9 +255,11 @@ void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, stru
     for (struct op_entry *entry; (entry = op_table_next(&verdicts->past, &cursor)) != NULL;) {
         struct wire_verdict verdict;
         if (entry->open == 0 || !lacks_mismatch(verdicts, peer, resume, last, entry)) continue;
-        init_verdict(&verdict, &entry->name, WIRE_VERDICT_MISMATCH);
+        init_verdict(&verdict, &entry->name, entry->cancelled ? WIRE_VERDICT_CANCEL : WIRE_VERDICT_MISMATCH);
         verdict.other = entry->other;
-        set_text(&verdict, "members gave different arguments for this op, as was found before the master was lost");
+        set_text(&verdict, entry->cancelled ? "a member cancelled the operation before the master was lost"
+                                            : "members gave different arguments for this op, as was found before the "
+                                              "master was lost");
         encode(desk, desk->number, &verdict);
         desk_send(desk, peer);
     }

@@ -13,7 +13,7 @@ struct verdicts {
     struct op_table done;    // large ops of which some members are done
     struct op_table reports; // on the group epoch in force
     uint32_t missing;        // reports
-    // Verdicts of the master before: DONE = COMMIT, OPEN = MISMATCH, by those that have them.
+    // Verdicts of the master before: DONE = COMMIT, OPEN = MISMATCH or CANCEL, by those that have them.
     struct op_table past;
 };
 
@@ -25,6 +25,8 @@ void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_pee
                    const struct wire_header *header, const struct wire_op_done *done);
 void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
                        const struct wire_mismatch *mismatch);
+void verdicts_cancel(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+                     const struct wire_cancel *cancel);
 void verdicts_report(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
                      const struct wire_header *header, const struct wire_report *report);
 

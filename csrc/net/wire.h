@@ -79,6 +79,7 @@ enum wire_type {
     WIRE_TELEMETRY, // peer -> master: what I have seen of my ops and my links of late
     WIRE_DIAGNOSE,  // anybody -> master, the first frame of a connection, empty body: what have your members seen?
     WIRE_MATRIX,    // the answer
+    WIRE_CANCEL,    // peer -> master: end this op on all members, unless all have completed it
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted

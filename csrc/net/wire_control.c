@@ -187,7 +187,7 @@ static void visit_op_done(struct cursor *c, struct wire_op_done *m) {
 
 static void visit_verdict(struct cursor *c, struct wire_verdict *m) {
     visit_op_name(c, &m->name);
-    cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_WHOLE);
+    cursor_range(c, &m->kind, WIRE_VERDICT_COMMIT, WIRE_VERDICT_CANCEL);
     visit_id(c, &m->supplier);
     cursor_u16(c, &m->other);
     visit_text(c, &m->text);
@@ -213,6 +213,8 @@ static void visit_mismatch(struct cursor *c, struct wire_mismatch *m) {
     visit_id(c, &m->other);
     wire_visit_fingerprint(c, &m->theirs);
 }
+
+static void visit_cancel(struct cursor *c, struct wire_cancel *m) { visit_op_name(c, &m->name); }
 
 static void visit_link_down(struct cursor *c, struct wire_link_down *m) {
     visit_id(c, &m->id);
@@ -282,7 +284,8 @@ static void visit_sync_end(struct cursor *c, struct wire_sync_end *m) {
 static void visit_past(struct cursor *c, struct wire_past *past) {
     visit_op_name(c, &past->name);
     cursor_u8(c, &past->kind);
-    cursor_expect(c, past->kind == WIRE_VERDICT_COMMIT || past->kind == WIRE_VERDICT_MISMATCH);
+    cursor_expect(c, past->kind == WIRE_VERDICT_COMMIT || past->kind == WIRE_VERDICT_MISMATCH ||
+                         past->kind == WIRE_VERDICT_CANCEL);
     cursor_u16(c, &past->other);
 }
 

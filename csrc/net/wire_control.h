@@ -102,6 +102,9 @@ enum wire_verdict_kind {
     // only the modes differ: who runs this op (tag and sequence; whatever segment) in segments begins again with the
     // whole
     WIRE_VERDICT_WHOLE,
+    // a member cancelled the op: pcclCancelled, unless COMMIT follows; a member that has not begun it ends its next op
+    // of this tag and list
+    WIRE_VERDICT_CANCEL,
 };
 
 struct wire_verdict {
@@ -136,6 +139,10 @@ struct wire_op_report {
 struct wire_report {
     uint32_t count;
     struct wire_op_report *ops; // decode: caller's array of 2 * WIRE_MAX_LIVE_OPS
+};
+
+struct wire_cancel {
+    struct wire_op_name name;
 };
 
 struct wire_mismatch {
@@ -275,7 +282,7 @@ struct wire_loss {
     uint32_t members, group_members, groups, largest_group; // each >= 1
 };
 
-// A verdict that ended an op for good, without a supplier: COMMIT or MISMATCH.
+// A verdict that ended an op for good, without a supplier: COMMIT, MISMATCH or CANCEL.
 struct wire_past {
     struct wire_op_name name;
     uint8_t kind;   // wire_verdict_kind
@@ -408,6 +415,7 @@ struct wire_matrix {
     X(verdict, VERDICT) \
     X(report, REPORT) \
     X(mismatch, MISMATCH) \
+    X(cancel, CANCEL) \
     X(link_down, LINK_DOWN) \
     X(measure, MEASURE) \
     X(measured, MEASURED) \

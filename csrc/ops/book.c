@@ -241,6 +241,7 @@ static void begin(struct book *book, struct op *op) {
         return;
     }
     compare_unexpected(book, op);
+    if ((op->parent != NULL ? op->parent : op)->cancel) book->driver.cancel(book->driver.context, &op->name);
     bool small = op->path == PLAN_SMALL;
     op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
     if ((small && (op->retained = retained_new(op->team->count)) == NULL) ||
@@ -302,7 +303,7 @@ static void start(struct book *book, struct op *op) {
     // What cannot go on is lost as soon as no newer epoch is known: others have been told of a mismatch of a later
     // call.
     if (book_may_go_on(book, op) && book_take_mismatch(book, op, loss))
-        book_end(book, op, CALL_MISMATCH);
+        book_end(book, op, op->ending);
     else if (loss != 0)
         book_end_lost(book, op);
     else if (segments == 1)
@@ -333,6 +334,17 @@ enum call_result book_post(struct book *book, const struct call_args *args, size
     return CALL_OK;
 }
 
+// An op without a name, or without a verdict in the epoch in force, is cancelled when it begins there.
+void book_cancel(struct book *book, struct op *call) {
+    if (call->phase == OP_ENDED || call->cancel) return;
+    call->cancel = true;
+    for (struct op *part = segments_part(call, NULL); part != NULL; part = segments_part(call, part))
+        if (op_has_begun(part) && !part->frozen) {
+            book->driver.cancel(book->driver.context, &part->name);
+            return;
+        }
+}
+
 void book_take(struct book *book, struct op *op, struct call_outcome *out) {
     *out = op->outcome;
     if (out->result == CALL_OK && op->segments == NULL && op->args.retry) out->epoch = op->name.epoch;
@@ -360,7 +372,7 @@ void book_remove_segments(struct book *book, struct op *parent, bool restore) {
 // Of an op, or a segment, that does not run here, and that was begun here in this epoch and is over: a member that
 // sends nothing to another one is not waited for by it. Segments of one sequence are begun one after another, and after
 // a loss each as its verdict comes.
-static bool is_over(const struct book *book, const struct wire_op *head) {
+bool book_is_over(const struct book *book, const struct wire_op *head) {
     if (head->sequence > tag_counter_last(&book->counters, head->tag)) return false;
     const struct op *call = book_find(book, head->tag);
     return call == NULL || !segments_lack(call, book->now->group_epoch, head->sequence, head->segment);
@@ -376,7 +388,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     } else if (op != NULL && team_place(op->team, from) == GROUP_NOBODY) {
         if (block != NULL) driver->put(driver->context, block);
         return false; // it names the same members, and is none of them
-    } else if ((op == NULL && !is_over(book, head)) || (op != NULL && op->phase == OP_QUEUED)) {
+    } else if ((op == NULL && !book_is_over(book, head)) || (op != NULL && op->phase == OP_QUEUED)) {
         struct unexpected unexpected = {
             .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
         // Nobody can grant more to a member that has not begun.

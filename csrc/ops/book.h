@@ -53,6 +53,8 @@ void book_fini(struct book *book);
 enum call_result book_post(struct book *book, const struct call_args *args, size_t element, uint64_t adopted,
                            struct op **out);
 struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none
+// Asks to end the call on all members with CALL_CANCELLED. It still ends well if a member has completed it.
+void book_cancel(struct book *book, struct op *call);
 // Of a call that has ended and whose input is put back: takes it.
 void book_take(struct book *book, struct op *op, struct call_outcome *out);
 // Before leaving: acknowledges everything, and asks the others to do likewise. All has drained when `retained.count` is

@@ -12,12 +12,14 @@ void book_note_loss(struct book *book, uint64_t epoch) {
 }
 
 // ---- mismatches ----
+static enum call_result ending_of(const struct op *op) { return op->parent == NULL ? op->ending : op->parent->ending; }
+
 // Ends an op that was found to differ: now, or when the epoch that follows freezes it.
 static void end_mismatched(struct book *book, struct op *op) {
     bool waiting = op->phase == OP_WAITING;
     if (waiting) op_list_remove(&book->waiting, op);
     if (waiting || op->frozen)
-        book_end(book, op, CALL_MISMATCH);
+        book_end(book, op, ending_of(op));
     else
         op->mismatched = true;
 }
@@ -55,20 +57,53 @@ static bool is_meant(const struct book *book, const struct op *op, const struct 
 
 // The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it
 // before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
+static void mark_cancelled(struct book *book, struct op *op) {
+    if (op->phase == OP_WAITING) {
+        op_list_remove(&book->waiting, op);
+        book_end(book, op, CALL_CANCELLED);
+    } else if (op_has_begun(op)) {
+        op->cancelled = true;
+    }
+}
+
+// A segment that is not begun here is complete nowhere, so no further one begins.
+static void cancel_call(struct book *book, struct op *call) {
+    struct segments *s = call->segments;
+    if (s == NULL) {
+        mark_cancelled(book, call);
+        return;
+    }
+    s->undivide = false;
+    if (s->next < s->count && s->failure == CALL_OK) s->failure = CALL_CANCELLED;
+    for (int i = 0; call->phase != OP_ENDED && i < PLAN_SEGMENTS_AHEAD; i++)
+        if (s->ops[i] != NULL) mark_cancelled(book, s->ops[i]);
+}
+
+// An op of the epoch in force that has ended here has ended everywhere, or will: its cancellation came too late.
+static bool came_too_late(const struct book *book, const struct wire_verdict *verdict) {
+    const struct wire_op_name *name = &verdict->name;
+    struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .segment = name->segment};
+    return verdict->kind == WIRE_VERDICT_CANCEL && name->epoch == book->now->group_epoch && book_is_over(book, &head);
+}
+
 static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
     struct op *op = book_find(book, verdict->name.tag);
     if (op != NULL && is_meant(book, op, verdict)) {
         memcpy(op->outcome.text, text, sizeof text);
-        end_call_mismatched(book, op);
-    } else if (!mismatches_add(&book->mismatches, verdict, text)) {
+        op->ending = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
+        if (op->ending == CALL_CANCELLED)
+            cancel_call(book, op);
+        else
+            end_call_mismatched(book, op);
+    } else if (!came_too_late(book, verdict) && !mismatches_add(&book->mismatches, verdict, text)) {
         book->driver.failed(book->driver.context);
     }
 }
 
 bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss) {
-    return mismatches_take(&book->mismatches, call->args.tag, op_list(call), loss, call->outcome.text);
+    return mismatches_take(&book->mismatches, call->args.tag, op_list(call), loss, call->outcome.text, &call->ending);
 }
 
 static bool has_begun(const struct op *call) {
@@ -87,7 +122,9 @@ static void end_if_mismatched(struct book *book, struct op *op) {
 // ---- entering an epoch ----
 static void freeze(struct book *book, struct op *op) {
     if (op_has_begun(op) && op->mismatched) {
-        book_end(book, op, CALL_MISMATCH);
+        book_end(book, op, ending_of(op));
+    } else if (op->phase == OP_QUEUED && op->cancelled) {
+        book_end(book, op, CALL_CANCELLED); // not begun here, so complete nowhere
     } else if (op->phase == OP_QUEUED) {
         // Nobody has heard of it: it simply begins later.
         book_release(book, op);
@@ -189,6 +226,10 @@ bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report
 static void redo(struct book *book, struct op *op) {
     // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
     struct op *call = op->parent != NULL ? op->parent : op;
+    if (op->cancelled) {
+        book_end(book, op, CALL_CANCELLED);
+        return;
+    }
     if (!book_may_go_on(book, op)) {
         book_end_lost(book, op); // and not with what the others have called since
         return;
@@ -203,11 +244,11 @@ static void redo(struct book *book, struct op *op) {
 }
 
 static void on_abort(struct book *book, struct op *op) {
-    if (op->args.retry || op->args.group != NULL)
+    if (op->args.retry || op->args.group != NULL || op->cancelled)
         redo(book, op); // or ends it, if it cannot go on without those that are lost
     else if (book_take_mismatch(book, op, book_first_loss(book, op->adopted)))
         // as for those that had begun this call under a later name, before the loss
-        book_end(book, op, CALL_MISMATCH);
+        book_end(book, op, ending_of(op));
     else
         book_end_lost(book, op);
 }
@@ -243,7 +284,8 @@ void book_verdict(struct book *book, const struct wire_verdict *verdict) {
     case WIRE_VERDICT_REDO:
         if (op != NULL && op->frozen) redo(book, op);
         break;
-    case WIRE_VERDICT_MISMATCH: on_mismatch(book, verdict); break;
+    case WIRE_VERDICT_MISMATCH:
+    case WIRE_VERDICT_CANCEL: on_mismatch(book, verdict); break;
     case WIRE_VERDICT_WHOLE:
         if (call != NULL && call->segments != NULL && op_list(call) == verdict->name.list)
             segments_undivide(call, &verdict->name);

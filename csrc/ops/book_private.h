@@ -7,8 +7,9 @@
 uint64_t book_first_loss(const struct book *book, uint64_t adopted); // 0: none since
 // The loss that ends an op, as its caller counts on all members; 0: none, or it counts on none.
 uint64_t book_counted_loss(const struct book *book, const struct op *op);
-// Whether the call ends with a mismatch that others were told of; then its text tells.
-bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss);
+// Ends the call if others were told of a mismatch or a cancellation of it.
+bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss); // sets `call->ending`
+bool book_is_over(const struct book *book, const struct wire_op *head);
 // Whether those of its group that are members suffice.
 bool book_may_go_on(const struct book *book, const struct op *op);
 void book_begin(struct book *book, struct op *op); // now, or when the links are there

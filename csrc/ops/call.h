@@ -67,6 +67,7 @@ enum call_result {
     CALL_IN_PROGRESS, // engine_wait: the deadline passed, the op goes on; `text` says what it waits for
     CALL_LOST,        // ABORT: `epoch` names the group epoch to adopt. Retry mode: no other member is left
     CALL_MISMATCH,    // `text` names both sides
+    CALL_CANCELLED,   // by a member, which `text` names
     CALL_DEAD,        // the communicator is dead
     CALL_TAG_LIVE,    // engine_post: the tag is live
     CALL_TOO_MANY,    // engine_post: WIRE_MAX_LIVE_OPS ops are live

@@ -57,6 +57,7 @@ struct op_driver {
     void (*request_epoch)(void *context);                                // a fresh group epoch is wanted
     void (*put)(void *context, struct block *block);                     // lets go of a reference
     void (*failed)(void *context); // memory was refused, and others would wait for this member for ever
+    void (*cancel)(void *context, const struct wire_op_name *name); // CANCEL, for the master
 };
 
 #endif

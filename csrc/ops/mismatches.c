@@ -10,6 +10,7 @@ struct mismatch_verdict {
     uint64_t tag, epoch; // of the op's name
     uint32_t list;
     uint16_t other;
+    uint8_t kind;
     char text[WIRE_MAX_TEXT + 1];
 };
 
@@ -29,6 +30,7 @@ bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *wh
     verdict->epoch = what->name.epoch;
     verdict->list = what->name.list;
     verdict->other = what->other;
+    verdict->kind = what->kind;
     memcpy(verdict->text, text, sizeof verdict->text);
     while (*last != NULL) last = &(*last)->next;
     *last = verdict;
@@ -41,12 +43,13 @@ bool mismatch_concerns(uint32_t own, uint32_t list, uint16_t other) {
 }
 
 bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list, uint64_t loss,
-                     char text[WIRE_MAX_TEXT + 1]) {
+                     char text[WIRE_MAX_TEXT + 1], enum call_result *result) {
     for (struct mismatch_verdict **at = &mismatches->first; *at != NULL; at = &(*at)->next) {
         const struct mismatch_verdict *verdict = *at;
         if (verdict->tag != tag || !mismatch_concerns(list, verdict->list, verdict->other)) continue;
         if (loss != 0 && loss <= verdict->epoch) continue;
         memcpy(text, verdict->text, sizeof verdict->text);
+        *result = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
         remove_at(mismatches, at);
         return true;
     }

@@ -3,6 +3,7 @@
 #define PCCL_OPS_MISMATCHES_H
 
 #include "net/wire_control.h"
+#include "ops/call.h"
 
 struct mismatch_verdict;
 
@@ -20,8 +21,9 @@ bool mismatch_concerns(uint32_t own, uint32_t list, uint16_t other);
 // Whether a call with this tag, over this list, ends with the oldest one of them; then `text` tells. Of that and
 // `loss`, the first loss since the caller's epoch (0: none), whichever came first for those that had begun the op
 // counts.
+// `result`: CALL_MISMATCH or CALL_CANCELLED.
 bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list, uint64_t loss,
-                     char text[WIRE_MAX_TEXT + 1]);
+                     char text[WIRE_MAX_TEXT + 1], enum call_result *result);
 void mismatches_clear(struct mismatches *mismatches);
 
 #endif

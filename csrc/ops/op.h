@@ -45,12 +45,15 @@ struct op {
     bool frozen;     // begun in an older epoch, no verdict yet
     bool accused;    // a mismatch was reported
     bool mismatched; // and confirmed: ends when the epoch that follows freezes it
+    bool cancel;     // of a call: its caller cancels it, and asks the master to, in each epoch in which it begins
+    bool cancelled;  // the master has said so: ends with the verdict that follows, unless that is COMMIT
     bool restart;    // the input has to be put back before it is moved again
     uint64_t adopted;
     struct wire_op_name name;
     uint32_t contributors;
     uint64_t tx_bytes, rx_bytes;
     struct retained *retained; // small: made ready, so that completion cannot fail
+    enum call_result ending;   // of a call: MISMATCH or CANCELLED, as the master's verdict on it says
     struct call_outcome outcome;
 
     // the driver's

@@ -150,6 +150,14 @@ pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream) {
     return communicator_finish(c, hold_locked(c, tag, stream));
 }
 
+pcclResult_t ops_cancel(struct communicator *c, uint64_t tag) {
+    communicator_begin(c);
+    pcclResult_t code = communicator_check_usable(c);
+    if (code == pcclSuccess && engine_cancel(c->engine, tag) != CALL_OK)
+        code = detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
+    return communicator_finish(c, code);
+}
+
 static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,
                             struct call_info *out) {
     // In retry mode every end names an epoch, and all members the same.
@@ -170,6 +178,7 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
         return detail_fail(pcclRankConnectionLost,
                            "a member of the group was lost: the input is unchanged, launch the op again");
     case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
+    case CALL_CANCELLED: return detail_fail(pcclCancelled, "%s: the input is unchanged", outcome->text);
     case CALL_DEAD:
         if (outcome->text[0] != 0) return detail_fail(pcclInternalError, "the communicator is dead: %s", outcome->text);
         return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);

@@ -19,6 +19,8 @@ pcclResult_t ops_launch(struct communicator *c, const struct call_args *args);
 pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline_ns, struct call_info *out);
 // What is put into this stream from now on waits for the end of the op, and the host does not.
 pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream);
+// Asks to cancel the op on all members; ops_await tells how it ended. pcclInvalidArgument: there is no such op.
+pcclResult_t ops_cancel(struct communicator *c, uint64_t tag);
 // Range number `index` of the op of this tag that was to tell its contributors and was taken last; the ids go to
 // `ids_out` alone. False: there is none, or no such range; the last OPS_TOLD_MAX tags are known.
 bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,

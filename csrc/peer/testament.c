@@ -78,9 +78,16 @@ void testament_note_sync(struct testament *t, const struct wire_sync_end *end) {
 
 void testament_note_verdict(struct testament *t, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
-    bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH;
+    bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH ||
+                verdict->kind == WIRE_VERDICT_CANCEL;
     // ABORT and REDO follow from what members report; a supplier is found anew.
     if (!ends || !wire_id_equal(&verdict->supplier, &nobody)) return;
+    // COMMIT may follow CANCEL, and counts then.
+    for (uint32_t i = 0; i < t->past_count; i++)
+        if (wire_op_name_equal(&t->past[i].name, &verdict->name)) {
+            if (t->past[i].kind == WIRE_VERDICT_CANCEL) t->past[i].kind = verdict->kind;
+            return;
+        }
     t->past[t->past_next] = (struct wire_past){verdict->name, verdict->kind, verdict->other};
     t->past_next = (t->past_next + 1) % WIRE_MAX_PAST;
     if (t->past_count < WIRE_MAX_PAST) t->past_count++;

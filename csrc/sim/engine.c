@@ -111,6 +111,16 @@ static void accuse(void *context, const struct wire_mismatch *mismatch) {
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
+static void cancel(void *context, const struct wire_op_name *name) {
+    struct engine_model *e = context;
+    struct wire_header header = mover_header(e);
+    header.epoch = name->epoch;
+    struct wire_cancel message = {*name};
+    struct wire_buffer frame = {0};
+    wire_encode_cancel(&frame, header, &message);
+    sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
+}
+
 static void request_epoch(void *context) {
     struct engine_model *e = context;
     sim_fail(e->sim, "bounded memory", "peer %d has too many tags", e->slot + 1);
@@ -146,8 +156,9 @@ static void judge_contributors(struct engine_model *e, const struct call *call, 
 
 void engine_model_begin(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
-    struct op_driver driver = {e,           member, mover_start, mover_signal, mover_release, mover_fill, ended, forget,
-                               acknowledge, supply, drained,     accuse,       request_epoch, put,        failed};
+    struct op_driver driver = {e,      member,      mover_start, mover_signal, mover_release, mover_fill,    ended,
+                               forget, acknowledge, supply,      drained,      accuse,        request_epoch, put,
+                               failed, cancel};
     e->sim = s;
     e->slot = slot;
     book_init(&e->book, &driver, mover_work_bytes);

@@ -213,7 +213,7 @@ void judge_commit(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_
 }
 
 void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, const struct wire_verdict *verdict) {
-    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH"};
+    static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH", "WHOLE", "CANCEL"};
     const struct process *p = &s->processes[slot];
     struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
     if (instance == NULL || instance_tainted(s, instance)) return;

@@ -87,7 +87,7 @@ static void name_report(char out[TEXT_BYTES], int at, const struct wire_report *
 
 const char *trace_frame_name(const struct pccl_sim *s, char out[TEXT_BYTES], const struct wire_header *header,
                              const uint8_t *body) {
-    static const char *const verdicts[] = {"?", "commit", "abort", "redo", "mismatch"},
+    static const char *const verdicts[] = {"?", "commit", "abort", "redo", "mismatch", "whole", "cancel"},
                              *const votes[] = {"?", "update", "pending", "optimize"},
                              *const reasons[] = {"?", "update", "loss", "relink", "order"};
     int at = snprintf(out, TEXT_BYTES, "%s [%llu]", wire_type_name(header->type), (unsigned long long)header->epoch);

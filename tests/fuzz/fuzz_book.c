@@ -121,6 +121,8 @@ static void accuse(void *context, const struct wire_mismatch *mismatch) {
     MUST(!wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs));
 }
 
+static void cancel(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
+
 static void request_epoch(void *context) { (void)context; }
 
 static void failed(void *context) {
@@ -348,9 +350,9 @@ static void run_event(struct fuzz *in) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const struct op_driver driver = {NULL,    member_of, start,         signal_for,  release,
-                                            fill,    on_end,    forget,        acknowledge, supply,
-                                            drained, accuse,    request_epoch, put,         failed};
+    static const struct op_driver driver = {NULL,          member_of, start,       signal_for, release, fill,
+                                            on_end,        forget,    acknowledge, supply,     drained, accuse,
+                                            request_epoch, put,       failed,      cancel};
     struct fuzz in = {data, data + size};
     plan_segmented_min = 4 * PLAN_SEGMENT_MIN;
     for (uint32_t i = 0; i < OTHERS; i++) others[i] = (struct op_member){.id = id_of(i), .rank = UINT32_MAX};

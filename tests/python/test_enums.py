@@ -55,6 +55,7 @@ VALUES = {
         "UPDATE_TOPOLOGY_FAILED": 11,
         "TOPOLOGY_OPTIMIZATION_FAILED": 12,
         "TIMED_OUT": 13,
+        "CANCELLED": 14,
     },
 }
 

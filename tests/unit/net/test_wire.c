@@ -170,6 +170,12 @@ static void write_report(struct wire_buffer *out, uint32_t size) {
     wire_encode_report(out, random_header(), &report);
 }
 
+static void write_cancel(struct wire_buffer *out, uint32_t size) {
+    (void)size;
+    struct wire_cancel cancel = {random_name()};
+    wire_encode_cancel(out, random_header(), &cancel);
+}
+
 static void write_mismatch(struct wire_buffer *out, uint32_t size) {
     (void)size;
     struct wire_mismatch mismatch = {
@@ -377,6 +383,7 @@ AGAIN(outcome)
 AGAIN(op_done)
 AGAIN(verdict)
 AGAIN(mismatch)
+AGAIN(cancel)
 AGAIN(link_down)
 AGAIN(measure)
 AGAIN(measured)
@@ -501,6 +508,7 @@ static const struct message {
     {WIRE_VERDICT, WIRE_MAX_MEMBERS, write_verdict, again_verdict},
     {WIRE_REPORT, 2 * WIRE_MAX_LIVE_OPS, write_report, again_report},
     {WIRE_MISMATCH, 0, write_mismatch, again_mismatch},
+    {WIRE_CANCEL, 0, write_cancel, again_cancel},
     {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
     {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
     {WIRE_MEASURED, 0, write_measured, again_measured},

@@ -129,8 +129,9 @@ static inline void failed(void *context) {
 }
 
 static inline void begin(void) {
-    static const struct op_driver driver = {NULL,        member, start,   signal_op, release,       fill, ended, forget,
-                                            acknowledge, supply, drained, accuse,    request_epoch, put,  failed};
+    static const struct op_driver driver = {NULL,          member, start,       signal_op, release, fill,
+                                            ended,         forget, acknowledge, supply,    drained, accuse,
+                                            request_epoch, put,    failed,      cancel};
     said[0] = '\0';
     started_count = 0;
     for (uint8_t i = 0; i < MEMBERS; i++) others[i] = (struct op_member){.id.bytes = {i}, .rank = UINT32_MAX};
