@@ -23,11 +23,14 @@ enum { BOOK_LOSSES_MAX = WIRE_MAX_MEMBERS };
 
 struct book {
     struct op_driver driver;
-    size_t work_bytes;                // of the driver, behind each op
-    const struct epoch *now;          // in force; epoch_none() before the first
-    struct op_member **members;       // of it, by rank, NULL at the own rank; owned
-    struct team *team;                // all of it, for calls without a group; of an older epoch until one is begun
-    bool ready;                       // its links are there, and no newer one is known
+    size_t work_bytes;          // of the driver, behind each op
+    const struct epoch *now;    // in force; epoch_none() before the first
+    struct op_member **members; // of it, by rank, NULL at the own rank; owned
+    struct team *team;          // all of it, for calls without a group; of an older epoch until one is begun
+    bool ready;                 // its links are there, and no newer one is known
+    // Group epoch in which a cancellation was told: nothing begins in it any more. A member that ended its call at once
+    // would otherwise give its next op the name of the cancelled one, which others may still be running.
+    uint64_t cancelled_in;
     uint64_t losses[BOOK_LOSSES_MAX]; // group epochs in which members were lost, in order
     uint32_t loss_count;
 

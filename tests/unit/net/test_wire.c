@@ -150,7 +150,7 @@ static void write_op_done(struct wire_buffer *out, uint32_t size) {
 static void write_verdict(struct wire_buffer *out, uint32_t size) {
     static struct wire_verdict verdict;
     verdict.name = random_name();
-    verdict.kind = (uint8_t)(1 + below(WIRE_VERDICT_WHOLE));
+    verdict.kind = (uint8_t)(1 + below(WIRE_VERDICT_CANCEL));
     random_id(&verdict.supplier);
     verdict.other = (uint16_t)check_random(&seed);
     verdict.text.length = (uint16_t)(size < WIRE_MAX_TEXT ? size : WIRE_MAX_TEXT);
@@ -620,7 +620,7 @@ static void test_bad_fields(void) {
         {WIRE_VOTE, 0, 4, false, "kind 4"},
         {WIRE_OUTCOME, 0, 4, false, "kind 4"},
         {WIRE_VERDICT, 26, 0, false, "kind 0"},
-        {WIRE_VERDICT, 26, 6, false, "kind 6"},
+        {WIRE_VERDICT, 26, 7, false, "kind 7"},
         {WIRE_REPORT, 0, UINT32_MAX, true, "huge count"},
         {WIRE_REPORT, 0, 2 * WIRE_MAX_LIVE_OPS + 1, true, "count above the limit"},
         {WIRE_REPORT, 4 + 26, 0, false, "state 0"},
@@ -728,7 +728,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_MATRIX) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_CANCEL) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
