@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pccl._communicator import Communicator
-from pccl.diloco._average import Average, Averaged, Averager
-from pccl.diloco._base import Round, Trainer, Weight
+from pccl.diloco._average import Average, Averaged, Averager, is_finite
+from pccl.diloco._base import SYNC_EVERY, Round, Setting, Trainer, Weight
 from pccl.diloco._compression import Compression
 from pccl.diloco._outer import Outer, OuterOptimizer, trained_parameters
 
@@ -39,9 +39,9 @@ class AsyncDiLoCo(Trainer):
         communicator: Communicator,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        sync_every: int = 100,
-        outer_lr: float | None = None,
-        outer_momentum: float | None = None,
+        sync_every: int = SYNC_EVERY,
+        outer_lr: Setting | None = None,
+        outer_momentum: Setting | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         eager: float = 1.0,
         compression: str | Compression | None = None,
@@ -121,7 +121,9 @@ class AsyncDiLoCo(Trainer):
 
     def _begin_again(self, weight: float) -> None:
         """Sets the model to what the next inner steps begin with, and launches the average of what is in the buffer."""
-        self._start.copy_(self.outer.parameters).sub_(self._buffer.to(self.outer.device), alpha=self.eager)
+        self._start.copy_(self.outer.parameters)
+        if is_finite(self._buffer):
+            self._start.sub_(self._buffer.to(self.outer.device), alpha=self.eager)
         self.outer.rounded(self._start)
         self.outer.write_model(self._start)
         self._under_way = self._averager.launch(self.communicator, self._buffer, weight)
@@ -139,5 +141,6 @@ class AsyncDiLoCo(Trainer):
         self.outer.write_model(self._start)
 
     def _leave(self) -> None:
+        self._drop_inner_steps()
         if self._under_way is not None:
             self.finish()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from pccl.diloco._compression import Compression
 TAG = 0xD110C0 << 32
 """Of the first of the reduces here; a program's own reduces have to use other tags."""
 
+_log = logging.getLogger("pccl.diloco")
+
 ROLL_TAG, _WEIGHTS_TAG, _FIRST_TAG = TAG, TAG + 1, TAG + 2
 
 START_TAG = TAG + (1 << 31)
@@ -38,6 +42,8 @@ class Averaged:
     contributors: tuple[Contributors, ...]
     tx_bytes: int = 0
     rx_bytes: int = 0
+    not_finite: frozenset[UUID] = frozenset()
+    """Members whose values had a NaN or an infinity, and counted with weight 0."""
 
 
 class Average(Protocol):
@@ -97,16 +103,24 @@ class Averager:
         weights are 0. The weights are exchanged before the launch, which waits for that: whoever is in a range, everyone knows
         its weight. `weights` are those that were exchanged before (`exchange`), if no member has come since. A peer that is
         alone has its own values as the average. After an error other than the death of members `buffer` is unspecified.
+
+        Values that are not finite count as zeros with weight 0. `wait` tells whose they were.
         """
+        finite = is_finite(buffer)
+        if not finite:
+            _log.warning("the pseudo-gradient of this peer is not finite: it counts with weight 0 in this average")
+            buffer.zero_()
         if self._sparse is not None:
-            return _Sparse(self._sparse.average_async(comm, buffer, weight=1.0 if weight is None else weight), buffer.numel())
+            own = (1.0 if weight is None else weight) if finite else 0.0
+            refused = frozenset() if finite else frozenset([comm.uuid])
+            return _Sparse(self._sparse.average_async(comm, buffer, weight=own), buffer.numel(), refused)
         self._launched += 1
-        options = self._compression.options(comm.uuid.int + self._launched)
+        options = self._compression.options((comm.uuid.int + self._launched) ^ self._tag)
         if weight is None:
-            return _Dense(comm, buffer, None, self._tag, options, self._feedback)
+            return _Dense(comm, buffer, None, self._tag, options, self._feedback, finite=finite)
         weights = exchange(comm, weight) if weights is None else weights
         feedback = self._feedback if self._weigh_residual(sum(weights.values())) else None
-        return _Dense(comm, buffer, weights, self._tag, options, feedback)
+        return _Dense(comm, buffer, weights, self._tag, options, feedback, finite=finite)
 
     def _weigh_residual(self, total: float) -> bool:
         """What was left out of an average stays as much of the next one, whose weights add up to `total`. False: it has none."""
@@ -128,11 +142,15 @@ class _Dense:
         tag: int,
         options: QuantizationOptions | None,
         feedback: ErrorFeedback | None,
+        *,
+        finite: bool,
     ) -> None:
+        self._comm = comm
         self._buffer = buffer
         self._feedback = feedback
         self._own = comm.uuid
         self._weights = weights
+        self._finite = finite
         if weights is not None:
             buffer.mul_(weights[self._own])
         op = ReduceOp.AVG if weights is None else ReduceOp.SUM
@@ -145,41 +163,65 @@ class _Dense:
     def wait(self) -> Averaged:
         tx = rx = 0
         ranges: Sequence[Contributors] = ()
+        kept: Tensor | None = None  # the residual that the sum has taken in
         if self._handle is not None:
             try:
                 info = self._handle.result()
                 ranges, tx, rx = info.contributors, info.tx_bytes, info.rx_bytes
+                kept = None if self._feedback is None else self._feedback.pair[1]
             except TooFewPeersError as error:  # all others have died: what is not reduced is as it was
                 ranges = error.contributors
                 if self._feedback is not None:
+                    kept = self._feedback.residual.clone()
                     self._feedback.keep(ranges)
         alone = frozenset([self._own])
         found = [Contributors(one.start, one.stop, one.peers or alone) for one in ranges]
         found = found or [Contributors(0, self._buffer.numel(), alone)]
-        if self._weights is not None:
-            for one in found:
-                self._divide(self._buffer[one.start : one.stop], one.peers)
-        return Averaged(tuple(found), tx, rx)
+        told = exchange(self._comm, float(self._finite))
+        not_finite = frozenset(peer for peer, finite in told.items() if not finite)
+        for one in found:
+            self._divide(slice(one.start, one.stop), one.peers, one.peers - not_finite, kept)
+        return Averaged(tuple(found), tx, rx, not_finite)
 
-    def _divide(self, values: Tensor, peers: frozenset[UUID]) -> None:
-        assert self._weights is not None
-        total = sum(weight for peer, weight in self._weights.items() if peer in peers)
-        if total > 0:
-            values.div_(total)
-        else:
+    def _divide(self, part: slice, peers: frozenset[UUID], finite: frozenset[UUID], kept: Tensor | None) -> None:
+        """Makes the average of those of `peers` whose values are finite: of a sum with weights, of an average without them.
+
+        What compression has left out of a sum stays in units of all weights that were exchanged, T. Where members with the
+        weights W are left, the sum is divided by W. So has been what was kept from before, which is in units of T: what that is
+        too much by, T/W - 1 of it, is taken back.
+        """
+        values = self._buffer[part]
+        if self._weights is None:
+            if finite and finite != peers:
+                values.mul_(len(peers) / len(finite))
+            return
+        total = sum(weight for peer, weight in self._weights.items() if peer in finite)
+        if total == 0:
             values.zero_()
+            return
+        values.div_(total)
+        told = sum(self._weights.values())
+        if self._feedback is not None and kept is not None and total != told:
+            self._feedback.residual[part].sub_(kept[part]).mul_(told / total).add_(kept[part])
 
 
 class _Sparse:
     """By an exchange of the largest elements."""
 
-    def __init__(self, handle: SparseHandle, size: int) -> None:
+    def __init__(self, handle: SparseHandle, size: int, not_finite: frozenset[UUID]) -> None:
         self._handle = handle
         self._size = size
+        self._not_finite = not_finite  # this peer alone is known
 
     def wait(self) -> Averaged:
         info = self._handle.wait()
-        return Averaged((Contributors(0, self._size, frozenset(info.contributors)),), info.tx_bytes, info.rx_bytes)
+        whole = Contributors(0, self._size, frozenset(info.contributors))
+        return Averaged((whole,), info.tx_bytes, info.rx_bytes, self._not_finite)
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether no value is a NaN or an infinity."""
+    return values.numel() == 0 or all(math.isfinite(float(one)) for one in torch.aminmax(values))
 
 
 def exchange(comm: Communicator, weight: float) -> dict[UUID, float]:

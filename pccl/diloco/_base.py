@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from pccl.state import load, save
 _log = logging.getLogger("pccl.diloco")
 
 Weight = float | Callable[[], float]
+
+Setting = float | Callable[[int], float]
+"""A number, or a function of the number of the outer step, from 1 on."""
 
 SETTINGS = ("outer_lr", "outer_momentum", "sync_every", "sync_seconds", "peers")
 """Those of the run, in which a joiner's own give way."""
@@ -69,10 +73,24 @@ class Round:
     """For the check of parity, and for newcomers."""
     seconds: float
     """All of the outer step."""
+    not_finite: frozenset[UUID] = frozenset()
+    """Members whose pseudo-gradient was not finite, and counted with weight 0. Sparse averages tell of this peer alone."""
+
+    def __str__(self) -> str:
+        moved = f"{self.tx_bytes / 1e6:.2f} MB sent"
+        wrong = f", {len(self.not_finite)} not finite" if self.not_finite else ""
+        return f"outer step {self.outer_step}: {self.world_size} members, {moved}, {self.seconds:.2f} s{wrong}"
+
+
+SYNC_EVERY = 100
+"""Inner steps of a round, unless they are given."""
 
 
 class Trainer(ABC):
     """A part in a run in which members average their models by outer steps. The base of all methods."""
+
+    _one_of_both = True
+    """Whether `sync_seconds` makes `sync_every` meaningless."""
 
     def __init__(
         self,
@@ -82,8 +100,8 @@ class Trainer(ABC):
         *,
         sync_every: int,
         sync_seconds: float | None,
-        outer_lr: float | None,
-        outer_momentum: float | None,
+        outer_lr: Setting | None,
+        outer_momentum: Setting | None,
         outer_optimizer: OuterOptimizer | None,
         compression: str | Compression | None,
         weight: Weight | None,
@@ -109,6 +127,8 @@ class Trainer(ABC):
             raise ValueError(f"sync_every must be 1 or more steps of the inner optimizer, not {sync_every}")
         if sync_seconds is not None and not 0 < sync_seconds < math.inf:
             raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
+        if sync_seconds is not None and sync_every != SYNC_EVERY and self._one_of_both:
+            raise ValueError(f"give sync_every={sync_every} or sync_seconds={sync_seconds:g}, not both")
         if peers < 1:
             raise ValueError(f"peers must be 1 or more, not {peers}")
         if shards < 1:
@@ -125,8 +145,9 @@ class Trainer(ABC):
                 raise ValueError("outer_lr and outer_momentum are not for an outer_optimizer: give it its own")
         self._has_outer_optimizer = outer_optimizer is not None
         usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
-        lr = usual_lr if outer_lr is None else _checked("outer_lr", outer_lr)
-        momentum = usual_momentum if outer_momentum is None else _checked("outer_momentum", outer_momentum)
+        self._functions = {0: outer_lr if callable(outer_lr) else None, 1: outer_momentum if callable(outer_momentum) else None}
+        lr = usual_lr if outer_lr is None else _value_of("outer_lr", outer_lr, 1)
+        momentum = usual_momentum if outer_momentum is None else _value_of("outer_momentum", outer_momentum, 1)
         self.state = State(state)
         """What the user adds to the state of the run: see `state=` of the class."""
         self.last: Round | None = None
@@ -138,6 +159,7 @@ class Trainer(ABC):
             _checked("weight", weight)
         self._weight = weight
         self._shards = shards
+        self._callbacks: list[Callable[[Round], object]] = []
         self._inside = self._closes = False
         self._loaded: int | None = None  # the outer step of a checkpoint
         self._begin_round()
@@ -166,8 +188,13 @@ class Trainer(ABC):
         settings differ. After an error, and after Ctrl-C, the outer state is unspecified: leave the `with` block, and join anew.
         """
         self._require_inside()
+        for place, function in self._functions.items():
+            if function is not None:
+                self._settings[place] = _value_of(SETTINGS[place], function, self.outer_step + 1)
         self.last = self._round()
         self._begin_round()
+        for callback in list(self._callbacks):
+            callback(self.last)
         return self.last
 
     def start(self) -> Self:
@@ -256,6 +283,14 @@ class Trainer(ABC):
             "inner_optimizer": self.inner_optimizer.state_dict() if inner_optimizer else None,
         }
 
+    def on_round(self, callback: Callable[[Round], object]) -> Callable[[], None]:
+        """Calls `callback` with the Round after each outer step of this peer. Returns a function that ends this.
+
+        What it raises comes out of `step` or `synchronize`, after the outer step was made.
+        """
+        self._callbacks.append(callback)
+        return lambda: self._callbacks.remove(callback)
+
     @property
     def outer_step(self) -> int:
         """Outer steps that the run has made."""
@@ -273,22 +308,29 @@ class Trainer(ABC):
 
     @property
     def outer_lr(self) -> float:
-        """The learning rate of outer steps. To change it, set it on all members after the same outer step."""
+        """The learning rate of outer steps.
+
+        To change it in a run, give a function of the number of the outer step as `outer_lr`: then a joiner has it, too. If it is
+        set here, all members have to set it after the same outer step, and one that joins there makes its first step with the
+        value before, which the check of parity repairs.
+        """
         return float(self._settings[0])
 
     @outer_lr.setter
     def outer_lr(self, value: float) -> None:
         self._require_no_outer_optimizer("outer_lr")
+        self._require_constant(0)
         self._settings[0] = _checked("outer_lr", value)
 
     @property
     def outer_momentum(self) -> float:
-        """The Nesterov momentum of outer steps. To change it, set it on all members after the same outer step."""
+        """The Nesterov momentum of outer steps; what is said of `outer_lr` holds for it."""
         return float(self._settings[1])
 
     @outer_momentum.setter
     def outer_momentum(self, value: float) -> None:
         self._require_no_outer_optimizer("outer_momentum")
+        self._require_constant(1)
         self._settings[1] = _checked("outer_momentum", value)
 
     @property
@@ -322,7 +364,7 @@ class Trainer(ABC):
             self.communicator.close()  # it may be a member already, for whom the others would wait
             raise
         for name, own, theirs in zip(SETTINGS, before.tolist(), self._settings.tolist(), strict=True):
-            if own != theirs:
+            if own != theirs and self._functions.get(SETTINGS.index(name)) is None:
                 _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, own)
         self._inside = True
         self._begin_round()
@@ -372,6 +414,16 @@ class Trainer(ABC):
         if self._has_outer_optimizer:
             raise RuntimeError(f"{name} is not for an outer_optimizer: set its own on all members after the same outer step")
 
+    def _drop_inner_steps(self) -> None:
+        """Where the `with` block ends in the middle of a round: all members end with the outer parameters."""
+        if self._inner_steps:
+            text = "%d inner steps since the last outer step are dropped: call synchronize() on all members to average them"
+            _log.warning(text, self._inner_steps)
+
+    def _require_constant(self, place: int) -> None:
+        if self._functions[place] is not None:
+            raise RuntimeError(f"{SETTINGS[place]} is a function of the outer step, and cannot be set")
+
     def _require_inside(self) -> None:
         if not self._inside:
             name = type(self).__name__
@@ -387,7 +439,8 @@ class Trainer(ABC):
     def _share(self, outer: Mapping[str, Tensor]) -> None:
         """Makes the shared state, of the outer state that the method has, by name."""
         weights = "equal" if self._weight is None else "given"
-        method = f"{type(self).__name__}, weights {weights}, compression {self.compression}, shards {self._shards}"
+        functions = "".join(f", {SETTINGS[place]} a function" for place, one in self._functions.items() if one is not None)
+        method = f"{type(self).__name__}{functions}, weights {weights}, compression {self.compression}, shards {self._shards}"
         self._settings_name = f"settings of {method}"
         own = [
             TensorInfo.from_torch(self._settings, self._settings_name),
@@ -427,6 +480,7 @@ class Trainer(ABC):
             reduce_seconds=reduce_seconds,
             meet_seconds=meet_seconds,
             seconds=time.monotonic() - began,
+            not_finite=averaged.not_finite,
         )
 
     def _own_weight(self) -> float | None:
@@ -449,8 +503,12 @@ def _checked(name: str, given: float) -> float:
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not 0 <= value <= torch.finfo(torch.float32).max:
-        raise ValueError(f"{name} must be a number from 0 on, not {given!r}")
+        raise ValueError(f"{name} must be a non-negative number, not {given!r}")
     return value
+
+
+def _value_of(name: str, given: Setting, outer_step: int) -> float:
+    return _checked(name, given(outer_step) if callable(given) else given)
 
 
 def _storage(parameter: Tensor) -> int:

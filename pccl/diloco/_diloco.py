@@ -11,7 +11,7 @@ from torch import nn
 
 from pccl._communicator import Communicator
 from pccl.diloco._average import Averager
-from pccl.diloco._base import Round, Trainer, Weight
+from pccl.diloco._base import SYNC_EVERY, Round, Setting, Trainer, Weight
 from pccl.diloco._compression import Compression
 from pccl.diloco._outer import Outer, OuterOptimizer, trained_parameters
 
@@ -50,8 +50,10 @@ class DiLoCo(Trainer):
     outer step, and objects with `state_dict` and `load_state_dict`, which a joiner loads. They are used through `diloco.state`.
 
     `device` has outer parameters and momentum, 8 bytes for each parameter; with another one than the CPU there is a copy of them
-    on the CPU. `peers`: a new run begins when so many are there. `shards`: how many processes hold a model together
-    (`fully_shard`), each in a peer group of its own, in which its shard is averaged; they join together.
+    on the CPU. The average takes 4 more bytes there, error feedback and sparse averages another 8.
+
+    `peers`: a new run begins when so many are there. `shards`: how many processes hold a model together (`fully_shard`), each in
+    a peer group of its own, in which its shard is averaged; they join together.
 
     Only parameters that require a gradient are averaged, each once where modules share it; a joiner gets frozen ones and
     buffers of the longest-standing member.
@@ -63,9 +65,9 @@ class DiLoCo(Trainer):
         communicator: Communicator,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        sync_every: int = 100,
-        outer_lr: float | None = None,
-        outer_momentum: float | None = None,
+        sync_every: int = SYNC_EVERY,
+        outer_lr: Setting | None = None,
+        outer_momentum: Setting | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
@@ -117,6 +119,10 @@ class DiLoCo(Trainer):
             self.outer.from_host()
         self.outer.write_model()
         return self._report(averaged, meeting, began=began, reduce_seconds=reduced - reducing, meet_seconds=met - meeting_began)
+
+    def _leave(self) -> None:
+        self._drop_inner_steps()
+        self.outer.write_model()
 
     def _adopt(self) -> None:
         self.outer.from_host()

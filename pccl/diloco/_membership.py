@@ -7,6 +7,7 @@ the members do; that is why a peer begins with one, too.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass
 
@@ -30,6 +31,11 @@ PAUSE_SECONDS = 0.01
 """Between the meetings of peers that wait for more to come; doubled up to PAUSE_MOST_SECONDS."""
 
 PAUSE_MOST_SECONDS = 0.2
+
+SAY_SECONDS = 10.0
+"""After which a peer says for how many others it waits, each time."""
+
+_log = logging.getLogger("pccl.diloco")
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,14 @@ class Membership:
             self._comm.connect()
         self.meet(advances=False)
         pause = PAUSE_SECONDS
+        said = time.monotonic()
         while not self.joined and self._comm.global_world_size < int(peers):
             time.sleep(pause)
             pause = min(2 * pause, PAUSE_MOST_SECONDS)
+            if time.monotonic() - said > SAY_SECONDS:
+                said = time.monotonic()
+                here = self._comm.global_world_size
+                _log.warning("%d of the %d peers with which the run begins are here; waiting for the others", here, int(peers))
             self.meet(advances=False)
         self._begun = True
         return connects

@@ -40,6 +40,8 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
             continue
         if not parameter.is_floating_point():
             raise TypeError(f"parameter {name} is {parameter.dtype}: only floating-point parameters can be averaged")
+        if parameter.dtype is torch.float64:
+            raise TypeError(f"parameter {name} is torch.float64, and outer parameters are float32: convert the model to float32")
         if parameter.is_meta:
             raise ValueError(f"parameter {name} is on the meta device: give it memory first, as model.to_empty(device=...) does")
         found.append((name.replace(COMPILED, ""), parameter))

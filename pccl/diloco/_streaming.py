@@ -15,7 +15,7 @@ from torch import nn
 from pccl._communicator import Communicator
 from pccl._types import Contributors
 from pccl.diloco._average import Average, Averaged, Averager, exchange
-from pccl.diloco._base import Round, Trainer, Weight, require_whole
+from pccl.diloco._base import SYNC_EVERY, Round, Setting, Trainer, Weight, require_whole
 from pccl.diloco._compression import Compression
 from pccl.diloco._fragments import Fragments, fragments_of, layers_of
 from pccl.diloco._outer import Outer, OuterOptimizer
@@ -66,19 +66,21 @@ class StreamingDiLoCo(Trainer):
     as on all members.
     """
 
+    _one_of_both = False  # overlap is a share of sync_every
+
     def __init__(
         self,
         model: nn.Module,
         communicator: Communicator,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        sync_every: int = 100,
+        sync_every: int = SYNC_EVERY,
         fragments: Fragments | None = None,
         pattern: str = "strided",
         overlap: int | None = None,
         mixing: float = 0.5,
-        outer_lr: float | None = None,
-        outer_momentum: float | None = None,
+        outer_lr: Setting | None = None,
+        outer_momentum: Setting | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         compression: str | Compression | None = None,
         weight: Weight | None = None,
@@ -208,7 +210,12 @@ class StreamingDiLoCo(Trainer):
         if meeting.rx_bytes:
             self._from_host()
         done = self._averaged
-        averaged = Averaged(self._contributors(), sum(one.tx_bytes for one in done), sum(one.rx_bytes for one in done))
+        averaged = Averaged(
+            self._contributors(),
+            sum(one.tx_bytes for one in done),
+            sum(one.rx_bytes for one in done),
+            frozenset().union(*(one.not_finite for one in done)),
+        )
         return self._report(averaged, meeting, began=began - self._spent, reduce_seconds=self._waited, meet_seconds=met - began)
 
     def _contributors(self) -> tuple[Contributors, ...]:
@@ -231,6 +238,7 @@ class StreamingDiLoCo(Trainer):
         self._write_model()
 
     def _leave(self) -> None:
+        self._drop_inner_steps()
         for fragment in self.fragments:
             if fragment.under_way is not None:
                 self._apply(fragment)

@@ -207,7 +207,7 @@ def test_a_joiner_with_other_objects_is_not_waited_for(master):
 
 
 def test_slower_peers_make_fewer_steps(master):
-    peers = [Peer(master, seed, simple, sync_seconds=0.2, peers=2, weight=1.0) for seed in (1, 2)]
+    peers = [Peer(master, seed, simple, sync_every=100, sync_seconds=0.2, peers=2, weight=1.0) for seed in (1, 2)]
     together(*(peer.enter for peer in peers))
     make = peers[1].optimizer.step
 

@@ -1,0 +1,180 @@
+"""Corners of DiLoCo: values that are not finite, settings that change, the end in mid-round, deaths of weighted members."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from performers import PATIENCE
+from test_diloco_models import Peer, Tied, master, simple, together  # noqa: F401 - a fixture
+
+import pccl
+from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, StreamingDiLoCo, _membership
+from pccl.diloco._average import Averager, exchange
+
+KINDS = [(DiLoCo, {}), (AsyncDiLoCo, {}), (StreamingDiLoCo, {"fragments": 2, "overlap": 1})]
+
+
+def spoil(peer: Peer) -> None:
+    with torch.no_grad():
+        for parameter in peer.model.parameters():
+            parameter[0] = math.nan
+
+
+@pytest.mark.parametrize("weight", [None, 2.0])
+@pytest.mark.parametrize("compression", [None, "int8", "sparse"])
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_a_member_that_is_not_finite_counts_with_weight_0(master, kind, settings, compression, weight, caplog):  # noqa: F811
+    if kind is StreamingDiLoCo and compression == "sparse":
+        pytest.skip("StreamingDiLoCo has no sparse averages")
+    peers = [Peer(master, seed, simple, kind, peers=2, compression=compression, weight=weight, **settings) for seed in (1, 2)]
+    together(*(peer.enter for peer in peers))
+    bad, good = peers
+    for _ in range(3):
+        if bad.diloco.outer_step == 1:
+            spoil(bad)
+        together(*(peer.round for peer in peers))
+    if kind is AsyncDiLoCo:
+        together(*(peer.diloco.finish for peer in peers))
+    assert bad.diloco.parity == good.diloco.parity
+    for peer in peers:
+        assert all(torch.isfinite(outer.parameters).all() for outer in peer.diloco._outers())
+    assert "not finite: it counts with weight 0" in caplog.text
+    for peer in peers:
+        peer.comm.close()
+
+
+def test_the_others_learn_whose_values_were_not_finite(master):  # noqa: F811
+    peers = [Peer(master, seed, simple, peers=3, outer_lr=1.0, outer_momentum=0.0) for seed in (1, 2, 3)]
+    together(*(peer.enter for peer in peers))
+    before = peers[1].diloco.outer.parameters.clone()
+    with torch.no_grad():
+        for peer, change in zip(peers, (math.inf, 1.0, 3.0), strict=True):
+            for parameter in peer.model.parameters():
+                parameter.add_(change)
+    rounds = together(*(peer.diloco.synchronize for peer in peers))
+    assert all(one.not_finite == {peers[0].comm.uuid} for one in rounds)
+    assert "1 not finite" in str(rounds[1])
+    torch.testing.assert_close(peers[1].diloco.outer.parameters, before + 2.0)  # the mean of the finite ones
+    for peer in peers:
+        peer.comm.close()
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_the_end_in_mid_round_is_the_same_model_on_all(master, kind, settings, caplog):  # noqa: F811
+    make = Tied if kind is DiLoCo else simple
+    peers = [Peer(master, seed, make, kind, peers=2, **{"sync_every": 4, **settings}) for seed in (1, 2)]
+
+    def train(peer: Peer) -> None:
+        with peer.diloco:
+            peer.round()
+            for step in range(2):
+                for group in peer.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.data.add_(peer.seed * (step + 1.0))
+                assert peer.diloco.step() is None
+
+    together(*(functools.partial(train, peer) for peer in peers))
+    for (name, own), (_, other) in zip(*(peer.model.named_parameters() for peer in peers), strict=True):
+        assert torch.equal(own, other) or not own.requires_grad, name
+    assert "2 inner steps since the last outer step are dropped" in caplog.text
+
+
+def test_a_learning_rate_that_is_a_function_is_right_at_a_joiner(master, caplog):  # noqa: F811
+    def make(seed: int) -> Peer:
+        return Peer(master, seed, simple, outer_lr=lambda step: 0.9**step, outer_momentum=lambda step: 0.5 + 0.01 * step)
+
+    first, second = make(1), make(2)
+    first.enter()
+    first.round()
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.enter)
+        while not first.round().admitted:
+            pass
+        joining.result(PATIENCE)
+    for _ in range(3):
+        told = together(first.round, second.round)
+        assert [one.repaired_bytes for one in told] == [0, 0]
+        assert first.diloco.parity == second.diloco.parity
+        assert first.diloco.outer_lr == second.diloco.outer_lr == pytest.approx(0.9 ** told[0].outer_step)
+    with pytest.raises(RuntimeError, match="outer_lr is a function"):
+        first.diloco.outer_lr = 1.0
+    assert "outer_lr is" not in caplog.text
+    for peer in (first, second):
+        peer.comm.close()
+
+
+def test_settings_that_exclude_each_other_and_float64(master):  # noqa: F811
+    peer = Peer(master, 1, simple)
+    for kind in (DiLoCo, AsyncDiLoCo):
+        with pytest.raises(ValueError, match=r"sync_every=10 or sync_seconds=5, not both"):
+            kind(peer.model, peer.comm, peer.optimizer, sync_every=10, sync_seconds=5)
+    model = simple().double()
+    with pytest.raises(TypeError, match=r"parameter 0.weight is torch.float64.*convert the model to float32"):
+        DiLoCo(model, peer.comm, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_rounds_are_told_to_callbacks(master):  # noqa: F811
+    peer = Peer(master, 1, simple)
+    heard: list[str] = []
+    end = peer.diloco.on_round(lambda done: heard.append(str(done)))
+    peer.enter()
+    peer.round()
+    end()
+    peer.round()
+    assert heard == [f"outer step 1: 1 members, 0.00 MB sent, {heard[0].split(', ')[-1]}"]
+    peer.comm.close()
+
+
+def test_a_peer_says_for_how_many_it_waits(master, monkeypatch, caplog):  # noqa: F811
+    monkeypatch.setattr(_membership, "SAY_SECONDS", 0.0)
+    caplog.set_level(logging.WARNING)
+    first, second = (Peer(master, seed, simple, peers=2) for seed in (1, 2))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(first.enter)
+        while "1 of the 2 peers with which the run begins are here" not in caplog.text:
+            assert not waiting.done()
+        second.enter()
+        waiting.result(PATIENCE)
+    for peer in (first, second):
+        peer.comm.close()
+
+
+@pytest.mark.parametrize("compression", ["int4", Compression("int4", stochastic=True, block=64), "int8"])
+def test_error_feedback_is_exact_when_a_weighted_member_dies_after_the_weights(master, compression):  # noqa: F811
+    weights, rounds, dies = [1.0, 2.0, 30.0], 8, 3
+    given = torch.randn(rounds, 3, 1000, generator=torch.Generator().manual_seed(3))
+    ends: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def peer(number: int) -> None:
+        with pccl.Communicator(master) as comm:
+            comm.connect()
+            comm.wait_for_peers(3)
+            averager = Averager(1000, Compression.of(compression))
+            applied = torch.zeros(1000, dtype=torch.float64)
+            for at in range(rounds):
+                if number == 2 and at == dies:
+                    exchange(comm, weights[number])
+                    return
+                buffer = given[at, number].clone()
+                averager.launch(comm, buffer, weights[number]).wait()
+                applied += buffer.double()
+            assert averager.residual is not None
+            ends[number] = applied, averager.residual.double() / averager._total_weight
+            comm.are_peers_pending()
+
+    together(*(functools.partial(peer, number) for number in range(3)))
+    assert torch.equal(ends[0][0], ends[1][0])
+    owed = torch.zeros(1000, dtype=torch.float64)
+    for at in range(rounds):
+        present = range(3) if at < dies else range(2)
+        owed += sum(weights[one] * given[at, one].double() for one in present) / sum(weights[one] for one in present)
+    held = ends[0][0] + ends[0][1] + ends[1][1]
+    # What the dead member has kept is lost with it: as much as its last rounding error at most.
+    lost = given[:dies, 2].abs().max() * weights[2] / sum(weights) / 7
+    assert (owed - held).abs().max() <= 1.5 * lost
+    assert (owed - ends[0][0]).abs().max() < 2.0
