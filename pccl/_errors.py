@@ -186,6 +186,7 @@ _MEANINGS: dict[int, str] = {
     _C.pcclUpdateTopologyFailed: "the vote came to no new epoch; call again",
     _C.pcclTopologyOptimizationFailed: "the vote came to no new order; call again",
     _C.pcclTimedOut: "the timeout ran out; call again to wait on",
+    _C.pcclCancelled: "a member cancelled the operation; the input is unchanged",
 }
 """What a code means, for errors of which nothing else is known."""
 
