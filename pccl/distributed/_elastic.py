@@ -148,7 +148,7 @@ class Elastic:
         comm = group.communicator
         try:
             told = bytes(encode(self._described(group))) if _bootstrap.to_begin() else b""
-            comm.connect(timeout=seconds)
+            comm.connect(timeout=seconds, begin=_bootstrap.to_begin())
             self._bring_up_to_date(group, (lambda: told) if told else None, seconds, new=True)
         except BaseException as error:
             comm.close()  # whatever went wrong, members must not wait for this process

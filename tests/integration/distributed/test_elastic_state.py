@@ -266,3 +266,21 @@ def test_an_attribute_that_is_no_value_is_refused():
 
 def test_join_error_is_what_a_newcomer_gets():
     assert issubclass(JoinError, RuntimeError)
+
+
+def test_a_newcomer_begins_a_run_only_if_the_program_says_so(monkeypatch):
+    """PCCL_JOIN=1 is what a restarted worker has."""
+    monkeypatch.setenv("PCCL_JOIN", "1")
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        for begin in (False, True):
+            pccl.distributed.join(f"127.0.0.1:{master.port}", begin=begin, timeout=timedelta(seconds=60))
+            model = torch.nn.Linear(2, 2)
+            elastic = pccl.distributed.Elastic(model, torch.optim.SGD(model.parameters(), 0.1), step=0)
+            try:
+                if begin:
+                    assert elastic.sync()
+                else:
+                    with pytest.raises(pccl.distributed.JoinError, match="no run goes on"):
+                        elastic.sync()
+            finally:
+                torch.distributed.destroy_process_group()
