@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
+import subprocess
+import sys
 
 import pytest
-from peers import Background, address_of, form
+from peers import ENVIRONMENT, Background, address_of, form
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLTimeoutError, _waits
 from pccl.lab.ports import free_ports
@@ -84,55 +85,66 @@ def test_a_list_of_masters_is_searched_for_a_run_to_join() -> None:
         joining.result()
 
 
-def test_a_peer_says_that_it_begins_a_run(master: MasterNode, capfd: pytest.CaptureFixture[str]) -> None:
-    with Communicator(address_of(master)) as first, Communicator(address_of(master)) as second:
-        first.connect()
-        assert capfd.readouterr().err.count("begins a new run") == 1
-        joining = Background(lambda: second.connect(timeout=PATIENCE))
-        form(first, 2)
-        joining.result()
-        assert "begins a new run" not in capfd.readouterr().err
+def said(code: str, address: str, **environment: str) -> str:
+    """What a process of its own logs; pytest configures `logging`, which takes the core's lines from standard error."""
+    code = f"import sys, threading\nfrom pccl import Communicator, MasterNode\naddress = sys.argv[1]\n{code}"
+    command = [sys.executable, "-c", code, address]
+    ended = subprocess.run(command, env={**ENVIRONMENT, **environment}, capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
 
 
-def test_survivors_say_whom_they_lost(master: MasterNode, capfd: pytest.CaptureFixture[str]) -> None:
-    with Communicator(address_of(master)) as first, Communicator(address_of(master)) as second:
-        first.connect()
-        joining = Background(lambda: second.connect(timeout=PATIENCE))
-        form(first, 2)
-        joining.result()
-        name = str(second.uuid)[:8]
-        second.close()
-        first.update_topology(timeout=PATIENCE)
-    assert f"peer {name}, 127.0.0.1:" in (said := capfd.readouterr().err)
-    assert said.count("lost; members left in the group: 1") == 1
+TWO_PEERS = """
+with Communicator(address) as first, Communicator(address) as second:
+    first.connect()
+    joining = threading.Thread(target=second.connect)
+    joining.start()
+    first.wait_for_peers(2)
+    joining.join()
+    print(f"name {str(second.uuid)[:8]}", file=sys.stderr, flush=True)
+    second.close()
+    first.update_topology()
+"""
+
+
+def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> None:
+    text = said(TWO_PEERS, address_of(master))
+    before, _, after = text.partition("name ")
+    assert before.count("begins a new run") == text.count("begins a new run") == 1
+    assert f"peer {after[:8]}, 127.0.0.1:" in after
+    assert after.count("lost; members left in the group: 1") == 1
+
+
+LATE_MASTER = """
+from pccl import _communicator
+_communicator.PAUSE_SECONDS = 0.01
+tried, attempts, attempt = threading.Event(), [], Communicator._attempt
+
+def counted(*arguments):
+    attempts.append(0)
+    if len(attempts) == 20:
+        tried.set()
+    attempt(*arguments)
+
+Communicator._attempt = counted
+with Communicator(address) as comm:
+    connecting = threading.Thread(target=lambda: comm.connect(1, wait_for_master=PATIENCE))
+    connecting.start()
+    assert tried.wait(30)
+    with MasterNode(address):
+        connecting.join()
+        assert comm.alive
+        comm.close()
+"""
 
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
-def test_a_peer_waits_for_a_master_that_starts_later(
-    how: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("pccl._communicator.PAUSE_SECONDS", 0.01)
-    if how == "environment":
-        monkeypatch.setenv("PCCL_CONNECT_TIMEOUT_S", str(PATIENCE))
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    tried = threading.Event()
-    attempt = Communicator._attempt
-
-    def counted(comm: Communicator, *arguments: object) -> None:
-        counted.calls += 1
-        if counted.calls == 20:
-            tried.set()
-        attempt(comm, *arguments)
-
-    counted.calls = 0
-    monkeypatch.setattr(Communicator, "_attempt", counted)
-    with Communicator(address) as comm:
-        connecting = Background(lambda: comm.connect(1, wait_for_master=PATIENCE if how == "argument" else None))
-        assert tried.wait(PATIENCE)
-        with MasterNode(address):
-            connecting.result()
-            comm.close()
-    assert capfd.readouterr().err.count("connect failed: could not connect to the master") == 1
+def test_a_peer_waits_for_a_master_that_starts_later(how: str) -> None:
+    """And logs once why it cannot connect."""
+    environment = {"PCCL_CONNECT_TIMEOUT_S": str(PATIENCE)} if how == "environment" else {}
+    code = LATE_MASTER.replace("PATIENCE", "None" if environment else str(PATIENCE))
+    text = said(code, f"127.0.0.1:{free_ports(1)[0]}", **environment)
+    assert text.count("connect failed: could not connect to the master") == 1
 
 
 def test_the_wait_for_a_master_ends(monkeypatch: pytest.MonkeyPatch) -> None:
