@@ -453,7 +453,7 @@ def test_the_guide_has_a_standby(tmp_path):
     assert quoted is not None
     masters = quoted[1]
     logs = [tmp_path / "first", tmp_path / "second"]
-    first, second = (start_program(*pair, PCCL_LOG_LEVEL="WARN") for pair in zip(commands, logs, strict=True))
+    first, second = (start_program(*pair, PCCL_LOG_LEVEL="NOTICE") for pair in zip(commands, logs, strict=True))
     with killed_at_the_end(first, second):
         for log in logs:
             wait_for_text(log, "listening on")
