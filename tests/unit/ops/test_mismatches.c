@@ -13,7 +13,10 @@ static void add(uint64_t epoch, uint32_t list, uint16_t other) {
 
 static bool take(uint64_t tag, uint32_t list, uint64_t loss) {
     char text[WIRE_MAX_TEXT + 1];
-    return mismatches_take(&mismatches, tag, list, loss, text);
+    enum call_result result;
+    bool taken = mismatches_take(&mismatches, tag, list, loss, text, &result);
+    CHECK(!taken || result == CALL_MISMATCH);
+    return taken;
 }
 
 int main(void) {
