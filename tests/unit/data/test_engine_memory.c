@@ -144,8 +144,9 @@ static size_t length_of(const struct claim *claim) {
 static socklen_t door_address(struct sockaddr_un *out) {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(out->sun_path + 1, "pccl-", 5);
-    memcpy(out->sun_path + 6, offered, sizeof offered);
-    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 6 + sizeof offered);
+    char *at = out->sun_path + 6;
+    for (size_t i = 0; i < sizeof offered; i++) at += sprintf(at, "%02x", offered[i]);
+    return (socklen_t)(at - (char *)out);
 }
 
 // With a descriptor, unless that is -1.
