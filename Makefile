@@ -20,11 +20,12 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-frameworks test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
 	@echo 'make test    all tests; make test-compat: the C tests that are programs written for PCCL'
+	@echo 'make test-frameworks  accelerate, transformers, Lightning, DeepSpeed, Ray Train and torchft on pccl; downloads them'
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, the model where spin is there, and 100,000 seeds of the simulator'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
 	@echo 'make stress  harm a run of real processes for half a minute; make soak: for MINUTES=10, for each of STRESS_SEEDS="1 2", once'
@@ -86,6 +87,18 @@ test-compat: .venv/ready
 
 test-python: .venv/built
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q --durations=25 tests
+
+# Training frameworks against gloo, with kills and newcomers, in an environment of their own; FRAMEWORKS='-k lightning' for some.
+FRAMEWORKS_VENV ?= .venv-frameworks
+$(FRAMEWORKS_VENV)/ready: tests/frameworks/requirements.txt
+	@tools/preflight.sh $(PYTHON)
+	test -x $(FRAMEWORKS_VENV)/bin/python || $(PYTHON) -m venv $(FRAMEWORKS_VENV)
+	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --requirement tests/frameworks/requirements.txt
+	touch $@
+
+test-frameworks: $(FRAMEWORKS_VENV)/ready
+	$(FRAMEWORKS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-build-isolation --config-settings=build-dir=build/frameworks .
+	FRAMEWORKS_TABLE=$(abspath build/frameworks.md) $(FRAMEWORKS_VENV)/bin/python -m pytest -q --durations=0 tests/frameworks $(FRAMEWORKS)
 
 # ---- checks ----
 

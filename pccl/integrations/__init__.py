@@ -1,0 +1,8 @@
+"""Adapters for training frameworks: each module needs the framework that it is named after, and imports it when it is imported.
+
+    pccl.integrations.accelerate      follow(accelerator)
+    pccl.integrations.transformers    ElasticCallback(trainer) for transformers.Trainer
+    pccl.integrations.lightning       ElasticCallback() for lightning.Trainer
+
+Frameworks read their rank and the world size once. These adapters correct both after each change of the membership.
+"""

@@ -1,0 +1,97 @@
+"""A callback that lets a Lightning Trainer survive the loss of processes, and newcomers join it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+import pccl.distributed
+from pccl.integrations._retry import retry_after_loss
+
+
+class ElasticCallback(Callback):  # type: ignore[misc]  # without types
+    """Keeps a Lightning Trainer's ranks right after a loss, lets newcomers join, and moves the role of rank 0.
+
+        dist.init_process_group("pccl")     # before the Trainer, so that a restarted process finds its rank
+        Trainer(strategy=DDPStrategy(process_group_backend="pccl"), callbacks=[ElasticCallback()]).fit(module, loader)
+
+    Newcomers join at the beginning of an epoch. They get the module, the optimizers, the schedules, the progress of the loops
+    and the states of the callbacks. When rank 0 is lost, the next rank writes checkpoints and logs.
+    """
+
+    def __init__(self) -> None:
+        self._elastic: pccl.distributed.Elastic | None = None
+        self._unsubscribe: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begins to follow the membership."""
+        schedules = {f"schedule_{number}": one.scheduler for number, one in enumerate(trainer.lr_scheduler_configs)}
+        self._elastic = pccl.distributed.Elastic(
+            trainer.strategy.model, trainer.optimizers, progress=_Progress(trainer), callbacks=_States(trainer), **schedules
+        )
+        strategy = trainer.strategy
+        strategy.all_gather = retry_after_loss(strategy.all_gather)
+        self._unsubscribe = pccl.distributed.on_change(lambda change: _renumber())
+        if not pccl.distributed.is_joining():
+            _renumber()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets newcomers in."""
+        self.sync()
+
+    def sync(self) -> bool:
+        """Lets newcomers in; at a newcomer, joins. Returns True if the membership changed since the last call.
+
+        All members have to call it at the same point of an epoch's beginning.
+        """
+        assert self._elastic is not None, "training has not begun"
+        changed = self._elastic.sync()
+        if changed:
+            _renumber()
+        return changed
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ends to follow the membership."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+
+
+def _renumber() -> None:
+    """Tells Lightning the rank and the world size of the moment; its cluster environment reads these variables."""
+    if dist.is_initialized():
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(dist.get_rank()), str(dist.get_world_size())
+        rank_zero_only.rank = dist.get_rank()
+
+
+class _Progress:
+    """The progress of the training loops."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = self._trainer.fit_loop.state_dict()
+        return told
+
+    def load_state_dict(self, told: dict[str, Any]) -> None:
+        self._trainer.fit_loop.load_state_dict(told)
+
+
+class _States:
+    """The states of the callbacks that have one."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {one.state_key: one.state_dict() for one in self._trainer.callbacks if one.state_dict()}
+
+    def load_state_dict(self, told: dict[str, Any]) -> None:
+        for one in self._trainer.callbacks:
+            if one.state_key in told:
+                one.load_state_dict(told[one.state_key])

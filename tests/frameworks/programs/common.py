@@ -1,0 +1,82 @@
+"""What the programs share: the switches in their environment, the death of a rank, and the report of each process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BACKEND = os.environ.get("BACKEND", "gloo")
+STEPS = int(os.environ.get("STEPS", "12"))
+KILL_STEP = 4
+JOIN_STEP = 7
+"""At which the members wait for a newcomer, in a run that a newcomer is to join."""
+MEMBERS = int(os.environ.get("MEMBERS", "2"))
+KILL_RANK = int(os.environ.get("KILL_RANK", "-1"))
+JOINS = os.environ.get("JOINS") == "1"
+NEWCOMER = os.environ.get("PCCL_JOIN") == "1"
+FIRST_RANK = int(os.environ.get("RANK", "0"))
+REPORTS = Path(os.environ.get("REPORTS", "."))
+
+torch.set_num_threads(1)
+
+_losses: list[float] = []
+
+
+def step_ends(number: int, loss: Any) -> None:
+    """Keeps the loss of a step. Kills this process if the run wants it to die here."""
+    _losses.append(float(loss))
+    if not NEWCOMER and FIRST_RANK == KILL_RANK and number == KILL_STEP:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def admit_newcomer(step: int, sync: Any) -> None:
+    """At the step where a newcomer is due, calls `sync` until it has joined."""
+    if JOINS and not NEWCOMER and step >= JOIN_STEP:
+        limit = time.monotonic() + 120
+        while dist.get_world_size() < MEMBERS:
+            if time.monotonic() > limit:
+                raise TimeoutError("no newcomer joined within 120 s")
+            sync()
+            time.sleep(0.02)
+
+
+def finish(model: torch.nn.Module, **more: Any) -> None:
+    """Writes the report of this process."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    report = {
+        "first_rank": FIRST_RANK,
+        "newcomer": NEWCOMER,
+        "backend": dist.get_backend() if dist.is_initialized() else "",
+        "rank": dist.get_rank() if dist.is_initialized() else 0,
+        "world_size": dist.get_world_size() if dist.is_initialized() else 1,
+        "losses": _losses,
+        "weights": digest.hexdigest(),
+        **more,
+    }
+    path = REPORTS / f"{os.getpid()}.json"
+    path.with_suffix(".new").write_text(json.dumps(report))
+    path.with_suffix(".new").rename(path)
+
+
+def batch(step: int, rank: int, rows: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that no other rank has in this step."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(rows, 16, generator=generator)
+    return x, x[:, :4].argmax(1)
+
+
+def classifier(norm: bool = True) -> torch.nn.Module:
+    """A small model, the same in each process."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 64), *([torch.nn.BatchNorm1d(64)] if norm else []), torch.nn.ReLU(), torch.nn.Linear(64, 4)]
+    return torch.nn.Sequential(*layers)

@@ -1,0 +1,42 @@
+"""DeepSpeed with ZeRO-0: its engine reduces the gradients."""
+
+import common
+import deepspeed
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    deepspeed.init_distributed(dist_backend=common.BACKEND)
+    model = common.classifier(norm=False)
+    settings = {
+        "train_micro_batch_size_per_gpu": 16,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 0},
+    }
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    elastic = None
+    if common.BACKEND == "pccl":
+        import pccl.distributed
+
+        elastic = pccl.distributed.Elastic(engine.module, getattr(optimizer, "optimizer", optimizer), step=0)
+    step = 0
+    while step < common.STEPS:
+        if elastic is not None:
+            elastic.sync()
+            step = elastic.step
+            common.admit_newcomer(step, elastic.sync)
+        x, y = common.batch(step, dist.get_rank())
+        loss = torch.nn.functional.cross_entropy(engine(x), y)
+        engine.backward(loss)
+        common.step_ends(step, loss.item())
+        engine.step()
+        step += 1
+        if elastic is not None:
+            elastic.step = step
+    common.finish(engine.module)
+
+
+if __name__ == "__main__":
+    main()
