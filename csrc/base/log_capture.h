@@ -19,7 +19,7 @@ struct log_line {
 };
 
 // Begins to queue lines, or goes on with it. Returns a descriptor that polls readable when there are some, or -errno.
-// It is closed only in a forked child, which writes to standard error again.
+// The descriptor is closed only in a forked child, which writes to standard error again.
 int log_capture_begin(void);
 // Lines go to standard error again. Those that are queued stay to be taken.
 void log_capture_end(void);

@@ -186,9 +186,9 @@ class _Dense:
     def _divide(self, part: slice, peers: frozenset[UUID], finite: frozenset[UUID], kept: Tensor | None) -> None:
         """Makes the average of those of `peers` whose values are finite: of a sum with weights, of an average without them.
 
-        What compression has left out of a sum stays in units of all weights that were exchanged, T. Where members with the
-        weights W are left, the sum is divided by W. So has been what was kept from before, which is in units of T: what that is
-        too much by, T/W - 1 of it, is taken back.
+        The residual of compression is in units of T, the sum of all weights that were exchanged. If the members that are left
+        have the weights W, the sum is divided by W, and so is the residual that it has taken in. The excess, T/W - 1 of that
+        residual, is taken back here.
         """
         values = self._buffer[part]
         if self._weights is None:
@@ -225,9 +225,9 @@ def is_finite(values: Tensor) -> bool:
 
 
 def exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
-    """The weights of all members, rounded to fp32, in an order that is the same on all. Waits for all of them.
+    """Exchanges a number, such as a weight. Returns that of each member, rounded to fp32. Waits for all members.
 
-    Who the members are, all of them learn from one reduce: from then on they agree on each one's place.
+    All members learn from one reduce who takes part, and so agree on each one's place.
     """
     here = sorted(roll(comm, torch.ones(1, device="cpu"), ROLL_TAG))
     weights = torch.zeros(len(here), dtype=torch.float64, device="cpu")

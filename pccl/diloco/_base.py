@@ -286,7 +286,7 @@ class Trainer(ABC):
     def on_round(self, callback: Callable[[Round], object]) -> Callable[[], None]:
         """Calls `callback` with the Round after each outer step of this peer. Returns a function that ends this.
 
-        What it raises comes out of `step` or `synchronize`, after the outer step was made.
+        An exception of the callback leaves `step` or `synchronize`; the outer step was made by then.
         """
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback)

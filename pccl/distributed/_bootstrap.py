@@ -275,7 +275,7 @@ class _Board:
             self._store.wait(keys, timedelta(seconds=max(self.deadline.remaining() or 0.0, 0.001)))
 
     def _pauses(self) -> Iterator[None]:
-        """Comes again and again until the deadline, at growing intervals."""
+        """Yields until the deadline, at growing intervals."""
         pause = 0.001
         while not self.deadline.passed():
             yield

@@ -12,7 +12,8 @@ from accelerate.utils import operations
 import pccl.distributed
 from pccl.integrations._retry import retry_after_loss
 
-_GATHERS = ("_gpu_gather", "_gpu_gather_object", "gather_object", "broadcast_object_list", "gather")
+_GATHERS = ("_gpu_gather", "_gpu_gather_object")
+"""What all gathers of accelerate call, and look up in their module each time."""
 
 T = TypeVar("T")
 

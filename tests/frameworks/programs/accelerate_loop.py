@@ -15,18 +15,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    elastic = None
-    if common.BACKEND == "pccl":
-        import pccl.distributed
-
-        elastic = pccl.distributed.Elastic(model, optimizer, step=0, schedule=schedule)
     means = []
-    step = 0
-    while step < common.STEPS:
-        if elastic is not None:
-            elastic.sync()
-            step = elastic.step
-            common.admit_newcomer(step, elastic.sync)
+    for step in common.steps(model, optimizer, schedule=schedule):
         x, y = common.batch(step, accelerator.process_index)
         loss = torch.nn.functional.cross_entropy(model(x), y)
         accelerator.backward(loss)
@@ -35,10 +25,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        step += 1
-        if elastic is not None:
-            elastic.step = step
-        if step % 3 == 0:
+        if step % 3 == 2:
             means.append(accelerator.reduce(torch.ones(1), "mean").item())
             assert accelerator.gather(torch.ones(1)).numel() == accelerator.num_processes
     common.finish(model, means=means, processes=accelerator.num_processes, rate=schedule.get_last_lr())

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,21 @@ def admit_newcomer(step: int, sync: Any) -> None:
                 raise TimeoutError("no newcomer joined within 120 s")
             sync()
             time.sleep(0.02)
+
+
+def steps(model: torch.nn.Module, optimizer: Any, **values: Any) -> Iterator[int]:
+    """Yields the number of each step to make. Under pccl, Elastic lets newcomers in before each of them."""
+    if BACKEND != "pccl":
+        yield from range(STEPS)
+        return
+    import pccl.distributed
+
+    elastic = pccl.distributed.Elastic(model, optimizer, step=0, **values)
+    while elastic.step < STEPS:
+        elastic.sync()
+        admit_newcomer(elastic.step, elastic.sync)
+        yield elastic.step
+        elastic.step += 1
 
 
 def finish(model: torch.nn.Module, **more: Any) -> None:

@@ -16,25 +16,12 @@ def main() -> None:
         "zero_optimization": {"stage": 0},
     }
     engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
-    elastic = None
-    if common.BACKEND == "pccl":
-        import pccl.distributed
-
-        elastic = pccl.distributed.Elastic(engine.module, getattr(optimizer, "optimizer", optimizer), step=0)
-    step = 0
-    while step < common.STEPS:
-        if elastic is not None:
-            elastic.sync()
-            step = elastic.step
-            common.admit_newcomer(step, elastic.sync)
+    for step in common.steps(engine.module, getattr(optimizer, "optimizer", optimizer)):
         x, y = common.batch(step, dist.get_rank())
         loss = torch.nn.functional.cross_entropy(engine(x), y)
         engine.backward(loss)
         common.step_ends(step, loss.item())
         engine.step()
-        step += 1
-        if elastic is not None:
-            elastic.step = step
     common.finish(engine.module)
 
 

@@ -15,18 +15,8 @@ def main() -> None:
     fabric.launch()
     model = common.classifier()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
-    elastic = None
-    if common.BACKEND == "pccl":
-        import pccl.distributed
-
-        elastic = pccl.distributed.Elastic(model, optimizer, step=0)
-    step = 0
     sums = []
-    while step < common.STEPS:
-        if elastic is not None:
-            elastic.sync()
-            step = elastic.step
-            common.admit_newcomer(step, elastic.sync)
+    for step in common.steps(model, optimizer):
         x, y = common.batch(step, dist.get_rank())
         loss = torch.nn.functional.cross_entropy(model(x), y)
         fabric.backward(loss)
@@ -34,13 +24,10 @@ def main() -> None:
         common.step_ends(step, loss.item())
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
-        if elastic is not None:
-            elastic.step = step
-        if step % 3 == 0:
+        if step % 3 == 2:
             sums.append(fabric.all_reduce(torch.ones(1), reduce_op="mean").item())
             assert fabric.all_gather(torch.ones(1)).numel() == dist.get_world_size()
-    fabric.save(common.REPORTS / "fabric.ckpt", {"model": model, "step": step})
+    fabric.save(common.REPORTS / "fabric.ckpt", {"model": model, "step": common.STEPS})
     common.finish(model, means=sums)
 
 

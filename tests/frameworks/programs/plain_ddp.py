@@ -11,17 +11,7 @@ def main() -> None:
     model = DistributedDataParallel(common.classifier())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, common.STEPS)
-    elastic = None
-    if common.BACKEND == "pccl":
-        import pccl.distributed
-
-        elastic = pccl.distributed.Elastic(model, optimizer, step=0, schedule=schedule)
-    step = 0
-    while step < common.STEPS:
-        if elastic is not None:
-            elastic.sync()
-            step = elastic.step
-            common.admit_newcomer(step, elastic.sync)
+    for step in common.steps(model, optimizer, schedule=schedule):
         x, y = common.batch(step, dist.get_rank())
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
@@ -29,9 +19,6 @@ def main() -> None:
         common.step_ends(step, loss.item())
         optimizer.step()
         schedule.step()
-        step += 1
-        if elastic is not None:
-            elastic.step = step
     common.finish(model, rate=schedule.get_last_lr())
     dist.destroy_process_group()
 
