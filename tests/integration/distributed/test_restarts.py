@@ -12,6 +12,8 @@ import pytest
 
 LIMIT = 100
 
+# Ranks share one standard output. With PYTHONUNBUFFERED=1 print() writes the line's end separately: two lines may run together.
+
 RESTARTED = """
 import os, signal, sys, time
 import torch, torch.distributed as dist
@@ -84,7 +86,7 @@ dist.init_process_group("pccl")
 joining = pccl.distributed.is_joining()
 net = DistributedDataParallel(torch.nn.Linear(2, 1))
 if joining:
-    print("environment", os.environ["RANK"], os.environ["WORLD_SIZE"], flush=True)
+    print(f"environment {os.environ['RANK']} {os.environ['WORLD_SIZE']}", flush=True)
     for name, call in (
         ("all_reduce", lambda: dist.all_reduce(torch.ones(1))),
         ("all_gather", lambda: dist.all_gather([torch.ones(1)], torch.ones(1))),
@@ -92,9 +94,9 @@ if joining:
     ):
         try:
             call()
-            print("alone", name, flush=True)
+            print(f"alone {name}", flush=True)
         except (RuntimeError, ValueError) as error:
-            print("refused", name, "has not joined it yet" in str(error), flush=True)
+            print(f"refused {name} {'has not joined it yet' in str(error)}", flush=True)
 else:
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -127,7 +129,7 @@ def torchrun(
 def test_a_job_that_torchrun_restarts_is_whole_each_time(tmp_path, when):
     restarts = 2
     told = torchrun(tmp_path, RESTARTED, str(restarts), when, before=(f"--max-restarts={restarts}",))
-    lines = re.findall(r"attempt (\d) rank (\d): \[(.*?), .* of (\d)", told)
+    lines = re.findall(r"attempt (\d) rank (\d): \[([^],]*)[^]]*\] of (\d)", told)
     last = [line for line in lines if line[0] == str(restarts)]
     assert sorted(line[1] for line in last) == ["0", "1", "2"], told
     assert {line[2:] for line in lines} == {("6.0", "3")}, told
