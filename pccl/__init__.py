@@ -5,7 +5,7 @@
         comm.wait_for_peers(2)
         comm.all_reduce(gradients, op=pccl.ReduceOp.AVG)
 
-**Run**: Communicator, its collectives and handles (AsyncReduceHandle, CollectiveHandle), Group, MasterNode.
+**Run**: Communicator, its collectives and handles (Handle, AsyncReduceHandle, CollectiveHandle), Group, MasterNode.
 **Reduces**: ReduceOp, DataType, ReduceInfo, CollectiveInfo, Contributors, ErrorFeedback, QuantizationOptions,
 QuantizationAlgorithm; descriptors: ReduceDescriptor, ReduceOpDescriptor, ReduceOperandDescriptor, DistributionHint.
 **Shared state**: SharedState, TensorInfo, SharedStateSyncInfo, SharedStateSyncStrategy, SyncProgress, DeviceType.

@@ -60,10 +60,11 @@ class Deadline:
         return self._end is not None and time.monotonic() >= self._end
 
     def slice_ms(self) -> int:
-        """The next piece of the wait, in milliseconds, at least 1."""
+        """The next piece of the wait, in milliseconds; 0: no time is left."""
         if self._end is None:
             return SLICE_MS
-        return max(1, min(SLICE_MS, int((self._end - time.monotonic()) * 1000) + 1))
+        left = self._end - time.monotonic()
+        return 0 if left <= 0 else min(SLICE_MS, int(left * 1000) + 1)
 
     def sleep(self, seconds: float) -> None:
         """Sleeps, but not beyond the deadline."""

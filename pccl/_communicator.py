@@ -19,6 +19,7 @@ from pccl._diagnosis import Diagnosis, diagnose
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._feedback import ErrorFeedback
+from pccl._handle import Events
 from pccl._links import Link, links_of
 from pccl._loader import load_native_module
 from pccl._named import CollectiveHandle, NamedCollectives
@@ -182,6 +183,7 @@ class Communicator(NamedCollectives):
         Handles tell which ops had ended well before.
         """
         self._handle.close()
+        self._events.closed()
         self._reaper.stop()
         self._unfinished.clear()
         self._cut_short.clear()
@@ -411,17 +413,36 @@ class Communicator(NamedCollectives):
         residual: ErrorFeedback | None = None,
         survivors: bool | None = None,
     ) -> AsyncReduceHandle:
-        """Launches `all_reduce` and returns at once. Both tensors belong to the op until the handle's `wait` has returned.
+        """Launches `all_reduce` and returns at once.
 
-        So does `residual`, which changes in that `wait`.
+        Tensors on the CPU are copied: `send` here, and the result into `recv` where its end is seen, as by the handle's `wait`.
+        So the result is that of the values at launch on all members, whatever the program does with `send` meanwhile. Both
+        copies take memory until then: twice the tensor, or once if `retry` is given and the reduce is in place. Tensors on a
+        GPU belong to the operation until its end is seen, and so does `residual`, which changes there.
 
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
-        a member is reported by `wait`; with `retry` it is none (see `all_reduce`).
+        a member is reported by the handle; with `retry` it is none (see `all_reduce`). UsageError of the handle: the memory of
+        `recv` was freed, resized or replaced meanwhile.
         """
         retry = _going_on(retry, survivors)
-        arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
+        described = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
+        return self._launch_reduce(*described, private=True)
+
+    def _all_reduce_borrowing(
+        self,
+        tensor: Tensor,
+        *,
+        op: ReduceOp,
+        tag: int,
+        quantization_options: QuantizationOptions | None,
+        residual: ErrorFeedback | None,
+    ) -> AsyncReduceHandle:
+        """As `all_reduce_async` in place with `retry`, for a tensor of this package's own: nothing is copied."""
+        return self._launch_reduce(*_describe(tensor, None, op, tag, None, quantization_options, True, residual), private=False)
+
+    def _launch_reduce(self, arguments: OpArguments, buffers: Buffers, *, private: bool) -> AsyncReduceHandle:
         self._reaper.start()
-        launched = self._begin(arguments, buffers, "pcclAllReduceAsync")
+        launched = self._begin(arguments, buffers, "pcclAllReduceAsync", private=private)
         with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
             handle = AsyncReduceHandle(self, self._handle, launched)
             if launched.begin(self._handle) != SUCCESS:
@@ -609,6 +630,7 @@ class Communicator(NamedCollectives):
         self._pointer = pointer
         self._ip = ip
         self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, functools.partial(stop, self._live_ops))
+        self._events = Events(self._handle)
         self._reaper = Reaper(self._handle, self._unfinished)
 
     def _attempt(self, deadline: Deadline, join_only: bool) -> None:
@@ -735,7 +757,7 @@ class Communicator(NamedCollectives):
         if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
             del self._unfinished[key]  # not `pop`, as whose result a signal could come
 
-    def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool = False) -> Op:
+    def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
 
         From before its launch on it is kept for a repetition of the call, wherever a signal ends this one. With `private` a
@@ -749,7 +771,7 @@ class Communicator(NamedCollectives):
         residual = arguments[5]
         if residual is not None:
             residual.check_idle()
-        fresh = Op(self._pointer, arguments, buffers, self._live_ops, name, private=private)
+        fresh = Op(self._pointer, arguments, buffers, self._live_ops, name, pool=self._pool if private else None)
         if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
             self._unfinished[fresh.tag] = fresh
         return fresh

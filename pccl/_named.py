@@ -16,11 +16,12 @@ from uuid import UUID
 from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
 from pccl._enums import ReduceOp, Result
-from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
 from pccl._gpu import common_stream, hold_stream
+from pccl._handle import Events, Handle
 from pccl._ops import request_cancel
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
-from pccl._tensors import InputDigest, require, require_kind
+from pccl._tensors import InputDigest, RoomPool, overlap, require, require_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,12 +73,34 @@ class Call:
         self.survivors = survivors
         return self
 
-    def make_private(self) -> None:
+    def make_private(self, pool: RoomPool) -> None:
         """Moves the collective to private memory: the program may get its tensors back before the collective has ended."""
+        if self._is_refused():
+            return
         for name, buffer in (("send", self.loads), ("recv", self.stores)):
             if buffer is not None:
-                buffer.make_private()
+                buffer.make_private(pool)
                 self.arguments[name] = buffer.pointer
+
+    def end(self, pool: RoomPool) -> None:
+        """Gives private memory back, once the collective has ended."""
+        for buffer in (self.loads, self.stores):
+            if buffer is not None:
+                buffer.end(pool)
+
+    def _is_refused(self) -> bool:
+        """Whether the tensors overlap as the library does not allow it. It would see nothing of that in private memory."""
+        send, recv = self.loads, self.stores
+        if send is None or recv is None or send is recv or send.is_private or recv.is_private:
+            return False
+        if self.kind in (Collective.REDUCE, Collective.ALL_REDUCE) and send.range == recv.range:
+            return False
+        if self.kind is Collective.ALL_GATHER:
+            rank, counts = self.group.rank, self.arguments.get("recv_counts")
+            before = sum(counts[:rank]) if counts else self.arguments["count"] * rank
+            if send.pointer == recv.pointer + before * recv.dtype.itemsize:
+                return False
+        return overlap(send.range, recv.range)
 
     def input_digest(self) -> InputDigest | None:
         """Digest of the input; None: there is none, or the collective may write to it."""
@@ -126,14 +149,13 @@ class Tags:
         return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
 
 
-class CollectiveHandle:
-    """A collective in flight, to be waited for. It keeps its tensors until it has ended."""
+class CollectiveHandle(Handle[CollectiveInfo]):
+    """A collective in flight. It keeps its tensors until it has ended."""
 
     def __init__(self, comm: NamedCollectives, call: Call) -> None:
+        super().__init__(comm._events)
         self._comm = comm
         self._call = call
-        self._one_waiter = threading.Lock()
-        self._info: CollectiveInfo | None = None
         self._root = call.group.members[call.arguments["root"]] if "root" in call.arguments else None
         self._number: int | None = None
         self._op: CollectiveOp | None = None
@@ -145,16 +167,22 @@ class CollectiveHandle:
         """The tag that the caller gave."""
         return self._call.tag
 
+    @classmethod
+    def launched(cls, comm: NamedCollectives, call: Call) -> CollectiveHandle:
+        """Launches a collective on private memory, whatever the program does with its tensors until the end."""
+        call.make_private(comm._pool)
+        return cls(comm, call).begin()
+
     def begin(self) -> CollectiveHandle:
         """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
         call, tags = self._call, self._comm._tags
         sequence = call.sequence()
+        if self._op is None and call.loads is not None:
+            call.loads.load()
         with tags.lock:
             if self._number is None:
                 self._number = 0 if sequence is None else tags.next[sequence]
             if self._op is None:
-                if call.loads is not None:
-                    call.loads.load()
                 self._op = self._prepare(call.group)
             if not self._op.begun:
                 if sequence is not None:
@@ -167,37 +195,27 @@ class CollectiveHandle:
                     raise
         return self
 
-    def wait(self, timeout: float | None = None) -> CollectiveInfo:
-        """Waits for the end, and raises what the method without `_async` raises.
+    def _advance(self, deadline: Deadline) -> CollectiveInfo:
+        while True:
+            assert self._op is not None  # begun
+            try:
+                if not self._op.begun:
+                    self._op.launch()
+                    if self._cancelled:
+                        request_cancel(self._comm._handle, self._op)
+                info = self._op.wait(deadline.remaining())
+            except PeerLostError as error:
+                self._begin_again(error)
+                continue
+            if self._call.stores is not None:
+                self._call.stores.store(self._call.kind.name.lower())
+            self._call.end(self._comm._pool)
+            return info
 
-        `timeout` in seconds: PCCLTimeoutError, and the collective goes on.
-        """
-        deadline = Deadline(timeout)
-        left = deadline.remaining()
-        taken: list[bool] = []
-        try:
-            # Into a list by C: a signal between the lock and the `try` would leave it locked for ever.
-            taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
-            if not taken[0]:
-                raise PCCLTimeoutError(Result.TIMED_OUT, "wait", "another thread waits for this collective: call wait again")
-            while self._info is None:
-                assert self._op is not None  # begun
-                try:
-                    if not self._op.begun:
-                        self._op.launch()
-                        if self._cancelled:
-                            request_cancel(self._comm._handle, self._op)
-                    info = self._op.wait(deadline.remaining())
-                except PeerLostError as error:
-                    self._begin_again(error)
-                    continue
-                if self._call.stores is not None:
-                    self._call.stores.store()
-                self._info = info
-            return self._info
-        finally:
-            if taken and taken[0]:
-                self._one_waiter.release()
+    def _request_cancel(self) -> None:
+        self._cancelled = True
+        if not self._ended and self._op is not None:
+            request_cancel(self._comm._handle, self._op)
 
     def wait_stream(self, stream: Stream | None = None) -> None:
         """As `AsyncReduceHandle.wait_stream`, for a collective whose tensors are at a GPU.
@@ -208,23 +226,8 @@ class CollectiveHandle:
             text = "a stream cannot wait for a collective with survivors, which may be begun again: give survivors=False, or wait"
             raise UsageError(Result.INVALID_USAGE, "wait_stream", text)
         op = self._op
-        if self._info is None and op is not None and not op.ended:
+        if not self._ended and op is not None and not op.ended:
             hold_stream(self._comm._handle, op.tag, stream, self._call.arguments["stream"], "wait_stream")
-
-    def cancel(self, timeout: float | None = None) -> bool:
-        """Ends the collective on all members alike, and waits for its end.
-
-        True: every member gets OperationCancelledError, also one that calls it later. Tensors to be sent are then as at launch,
-        others are unspecified. False: it had succeeded. Any other end raises its error. `timeout` in seconds: PCCLTimeoutError.
-        """
-        self._cancelled = True
-        if self._info is None and self._op is not None:
-            request_cancel(self._comm._handle, self._op)
-        try:
-            self.wait(timeout)
-        except OperationCancelledError:
-            return True
-        return False
 
     def note_input(self) -> None:
         """Takes the digest of the input. Called when a call times out."""
@@ -232,18 +235,8 @@ class CollectiveHandle:
 
     def check_input(self) -> None:
         """Raises UsageError if the input changed since the call timed out."""
-        if self._input is not None and self._info is None:
+        if self._input is not None and not self._ended:
             self._input.check(self._call.kind.name.lower())
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not; does not wait."""
-        try:
-            self.wait(0)
-        except PCCLTimeoutError:
-            return False
-        except PCCLError:
-            return True
-        return True
 
     def _prepare(self, group: Group) -> CollectiveOp:
         assert self._number is not None
@@ -268,7 +261,7 @@ class CollectiveHandle:
         self._op = self._prepare(self._comm.group(left))
 
     def __repr__(self) -> str:
-        state = "in flight" if self._info is None else "ended"
+        state = "ended" if self._ended else "in flight"
         return f"<CollectiveHandle of {self._call.kind.name.lower()}: {state}>"
 
 
@@ -295,7 +288,8 @@ class NamedCollectives:
 
     **Waiting.** With `timeout` (seconds) a PCCLTimeoutError ends the call, but not the collective: the same call, repeated, waits
     on. Tensors on the CPU are then as before the call; a repeat with other contents raises UsageError. The methods with `_async`
-    return at once; the tensors belong to the collective until the handle's `wait` has returned.
+    return at once. They copy tensors on the CPU, and results come into these where the handle tells the end; tensors on a GPU
+    belong to the collective until then. Both take the memory of the tensors once more.
     """
 
     if TYPE_CHECKING:
@@ -308,6 +302,7 @@ class NamedCollectives:
 
         _prepare: Callable[..., CollectiveOp]
         _handle: NativeHandle
+        _events: Events
 
         def posted(self, tag: int, member: UUID) -> bool: ...
 
@@ -315,6 +310,7 @@ class NamedCollectives:
         self._tags = Tags()
         self._cut_short: dict[tuple[Any, ...], CollectiveHandle] = {}
         self._everyone: Everyone | None = None
+        self._pool = RoomPool()
 
     # ---- one to all, all to one ----
 
@@ -338,7 +334,7 @@ class NamedCollectives:
         self, tensor: Tensor, root: int = 0, *, group: Group | None = None, tag: int | None = None, survivors: bool = True
     ) -> CollectiveHandle:
         """Launches `broadcast` and returns at once."""
-        return CollectiveHandle(self, self._broadcast(tensor, root, group, tag, survivors)).begin()
+        return CollectiveHandle.launched(self, self._broadcast(tensor, root, group, tag, survivors))
 
     def _broadcast(self, tensor: Tensor, root: int, group: Group | None, tag: int | None, survivors: bool) -> Call:
         group = self._group_of(group)
@@ -375,7 +371,7 @@ class NamedCollectives:
         survivors: bool = True,
     ) -> CollectiveHandle:
         """Launches `reduce` and returns at once."""
-        return CollectiveHandle(self, self._reduce(send, recv, op, root, group, tag, survivors)).begin()
+        return CollectiveHandle.launched(self, self._reduce(send, recv, op, root, group, tag, survivors))
 
     def _reduce(
         self,
@@ -437,7 +433,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `gather` and returns at once."""
-        return CollectiveHandle(self, self._gather(send, recv, root, counts, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._gather(send, recv, root, counts, group, tag))
 
     def _gather(
         self,
@@ -487,7 +483,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `scatter` and returns at once."""
-        return CollectiveHandle(self, self._scatter(send, recv, root, counts, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._scatter(send, recv, root, counts, group, tag))
 
     def _scatter(
         self,
@@ -541,7 +537,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `all_gather` and returns at once."""
-        return CollectiveHandle(self, self._all_gather(send, recv, counts, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._all_gather(send, recv, counts, group, tag))
 
     def _all_gather(self, send: Tensor, recv: Parts, counts: Sequence[int] | None, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
@@ -580,7 +576,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `reduce_scatter` and returns at once."""
-        return CollectiveHandle(self, self._reduce_scatter(send, recv, op, counts, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._reduce_scatter(send, recv, op, counts, group, tag))
 
     def _reduce_scatter(
         self,
@@ -629,7 +625,7 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `all_to_all` and returns at once."""
-        return CollectiveHandle(self, self._all_to_all(send, recv, send_counts, recv_counts, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._all_to_all(send, recv, send_counts, recv_counts, group, tag))
 
     def _all_to_all(
         self,
@@ -666,7 +662,7 @@ class NamedCollectives:
 
     def barrier_async(self, *, group: Group | None = None, tag: int | None = None, survivors: bool = True) -> CollectiveHandle:
         """Launches `barrier` and returns at once."""
-        return CollectiveHandle(self, self._barrier(group, tag, survivors)).begin()
+        return CollectiveHandle.launched(self, self._barrier(group, tag, survivors))
 
     def _barrier(self, group: Group | None, tag: int | None, survivors: bool) -> Call:
         return _call(Collective.BARRIER, self._group_of(group), tag, None, None).going_on(survivors)
@@ -686,7 +682,7 @@ class NamedCollectives:
 
     def send_async(self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `send` and returns at once."""
-        return CollectiveHandle(self, self._send(tensor, to, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._send(tensor, to, group, tag))
 
     def _send(self, tensor: Tensor, to: int, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
@@ -714,7 +710,7 @@ class NamedCollectives:
 
     def recv_async(self, tensor: Tensor, source: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `recv` from one member and returns at once."""
-        return CollectiveHandle(self, self._recv(tensor, source, group, tag)).begin()
+        return CollectiveHandle.launched(self, self._recv(tensor, source, group, tag))
 
     def _recv(self, tensor: Tensor, source: int, group: Group | None, tag: int | None) -> Call:
         group = self._group_of(group)
@@ -774,7 +770,7 @@ class NamedCollectives:
             handle.check_input()
         else:
             if timeout is not None:
-                call.make_private()
+                call.make_private(self._pool)
             handle = self._cut_short[key] = CollectiveHandle(self, call)
         try:
             info = handle.begin().wait(deadline.remaining())

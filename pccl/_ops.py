@@ -28,8 +28,9 @@ from pccl._enums import DeviceType, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, UsageError, error_for
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
+from pccl._handle import Handle
 from pccl._loader import load_native_module
-from pccl._tensors import Buffers, InputDigest, copy_memory, new_memory
+from pccl._tensors import Buffers, InputDigest, Room, RoomPool, check_in_place, copy_memory, overlap
 from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
 
 if TYPE_CHECKING:
@@ -81,29 +82,34 @@ class Op(OpTicket):
         "_contributors",
         "_digestible",
         "_input",
+        "_itemsize",
         "_live",
-        "_private",
+        "_pool",
         "_residuals",
+        "_rooms",
         "arguments",
         "dropped",
+        "lost",
         "stream",
         "tag",
     )
 
     def __init__(
-        self, comm: Any, arguments: OpArguments, buffers: Buffers, live: set[Any], name: str, *, private: bool = False
+        self, comm: Any, arguments: OpArguments, buffers: Buffers, live: set[Any], name: str, *, pool: RoomPool | None = None
     ) -> None:
+        """With `pool`, the op works on memory of its own, and the tensors of the CPU are copied at its begin and its end."""
         send, recv, numbers, retry, blocks, residual = arguments
-        self._private: tuple[Any, int, int] | None = None  # owner, address and bytes of the result
+        self._pool = pool
+        self._rooms: tuple[Room, ...] = ()  # of the input and the result; one for both if segments are reduced in place
         self._input: InputDigest | None = None
-        self._bytes = size = buffers.numel * buffers.dtype.itemsize
+        self._itemsize = buffers.dtype.itemsize
+        self._bytes = size = buffers.numel * self._itemsize
         self._digestible = buffers.device is DeviceType.CPU
-        if private and size > 0 and self._digestible:
-            self._private = (*new_memory(size), size)
-            recv = self._private[1]
-            if send == buffers.recv:
-                copy_memory(recv, send, size)
-                send = recv
+        refused = send != recv and overlap((send, size), (recv, size))  # by the library, unless the op has memory of its own
+        if pool is not None and size > 0 and self._digestible and not refused:
+            self._rooms = (pool.take(size),) if retry and send == recv else (pool.take(size), pool.take(size))
+            copy_memory(self._rooms[0].address, send, size)
+            send, recv = self._rooms[0].address, self._rooms[-1].address
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         addresses = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
         options = _options(retry, blocks, residual, buffers.stream)
@@ -115,6 +121,7 @@ class Op(OpTicket):
         self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
         self._contributors: tuple[Contributors, ...] = ()
         self.dropped: DroppedHandle | None = None  # of the newest handle
+        self.lost = ""  # why the result is not in the program's tensor
 
     def begin(self, handle: NativeHandle) -> int:
         """As that of every ticket; from before on the tensors are held."""
@@ -130,7 +137,7 @@ class Op(OpTicket):
     def note_input(self) -> None:
         """Takes the digest of the input, if the operation does not write to the program's tensor. Call it at a timeout."""
         send, recv = self.arguments[:2]
-        if self._input is None and self._digestible and (self._private is not None or send != recv):
+        if self._input is None and self._digestible and (self._rooms or send != recv):
             self._input = InputDigest([(send, self._bytes)])
 
     def check_input(self) -> None:
@@ -139,11 +146,21 @@ class Op(OpTicket):
             self._input.check(self.name)
 
     def _store(self, *, success: bool) -> None:
-        """Copies a private result to the program's tensor. After a failure with `retry` the completed ranges count."""
-        send, recv = self.arguments[:2]
-        if self._private is not None and (success or (self.arguments[3] and send == recv)):
-            copy_memory(recv, self._private[1], self._private[2])
-        self._private = None
+        """Copies a private result to the program's tensor. After a failure with `retry` the completed ranges count.
+
+        UsageError: the tensor has lost its memory.
+        """
+        if not self._rooms or self._pool is None or not isinstance(self.keep, tuple):
+            return
+        recv, result, size = self.arguments[1], self._rooms[-1].address, self._itemsize
+        ranges = [(0, self._bytes // size)] if success else [(one.start, one.stop) for one in self._contributors if one.peers]
+        if ranges:
+            check_in_place(self.keep[1], recv, self._bytes, self.name)
+        for start, stop in ranges:
+            copy_memory(recv + start * size, result + start * size, (stop - start) * size)
+        rooms, self._rooms = self._rooms, ()
+        for room in rooms:
+            self._pool.give(room)
 
     def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
         """As that of every ticket; at its end the tensors are let go.
@@ -154,10 +171,15 @@ class Op(OpTicket):
         if result != TIMED_OUT and not self.in_flight:
             if self.arguments[3] and not handle.closed:
                 self._contributors = contributors(handle, self.tag)
-            self._store(success=result == SUCCESS)
+            try:
+                self._store(success=result == SUCCESS)
+            except UsageError as error:
+                self.lost = error.detail
             self._let_go(success=result == SUCCESS)
             self.keep = None
             self.dropped = None
+            if self.lost:
+                result = self._ended(INVALID_USAGE, self.lost)
         return result
 
     def settle(self) -> None:
@@ -321,20 +343,21 @@ class Reaper:
         return self._kept.get(op.tag) is not op and op.dropped is dropped
 
 
-class AsyncReduceHandle:
+class AsyncReduceHandle(Handle[ReduceInfo]):
     """An all-reduce in flight. It keeps its tensors, and its communicator, until the op has ended.
 
-    Dropped without a `wait`, the op goes on, its tensors stay alive, and it is awaited in the background.
+    `wait` is that of PCCL 1.0, which never raises for a failed operation. `result`, `await` and all else are those of every
+    handle. Dropped without a `wait`, the op goes on, its tensors stay alive, and it is awaited in the background.
     """
 
     def __init__(self, communicator: Communicator, handle: NativeHandle, op: Op) -> None:
+        super().__init__(communicator._events)
         self._communicator = communicator
         self._handle = handle
         self._op = op
         self._outcome: tuple[bool, int, ReduceInfo] | None = None
-        self._one_waiter = threading.Lock()
 
-    def wait(self, *, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:
+    def wait(self, *, timeout: float | None = None) -> tuple[bool, int, ReduceInfo]:  # type: ignore[override]
         """Waits until the op has ended: (success, status, info), where status is the value of a `Result`.
 
         Never raises for a failed op (`result` does); its info is all 0, its input is as at launch (with `retry` only in
@@ -347,25 +370,32 @@ class AsyncReduceHandle:
             return self._outcome
         if self._handle.inherited:
             raise error_for(INVALID_USAGE, "pcclAwaitAsyncReduce", self._handle.inherited_text)
-        left = deadline.remaining()
-        taken: list[bool] = []
-        try:
-            # Into a list by C, as results are: a signal between the lock and the `try` would leave it locked for ever.
-            taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
-            if not taken[0]:
-                raise self._timed_out()
-            if self._outcome is None:
-                result = self._op.wait(self._handle, deadline)
-                if result == TIMED_OUT:
-                    raise self._timed_out()
-                if result == INVALID_USAGE and self._handle.closed:
-                    result = Result.RANK_CONNECTION_LOST.value  # cancelled, as the ops of a dead communicator are
-                success = result == SUCCESS
-                self._outcome = (success, result, self._op.info() if success else self._op.failure_info())
-            return self._outcome
-        finally:
-            if taken and taken[0]:
-                self._one_waiter.release()
+        self._complete(deadline)
+        if self._error is not None:
+            outcome = False, self._error.result.value, ReduceInfo(0, 0, 0, contributors=self._error.contributors)
+        else:
+            assert self._info is not None
+            outcome = True, SUCCESS, self._info
+        self._outcome = self._outcome or outcome
+        return self._outcome
+
+    def _advance(self, deadline: Deadline) -> ReduceInfo:
+        if self._handle.inherited:
+            raise error_for(INVALID_USAGE, "pcclAwaitAsyncReduce", self._handle.inherited_text)
+        result = self._op.wait(self._handle, deadline)
+        if result == TIMED_OUT:
+            raise self._timed_out()
+        if result == INVALID_USAGE and self._handle.closed:
+            result = Result.RANK_CONNECTION_LOST.value  # cancelled, as the ops of a dead communicator are
+        if result == SUCCESS:
+            return self._op.info()
+        error = error_for(result, "pcclAwaitAsyncReduce", self._op.detail)
+        error.contributors = self._op.failure_info().contributors
+        raise error
+
+    def _request_cancel(self) -> None:
+        if not self._ended:
+            request_cancel(self._handle, self._op)
 
     def wait_stream(self, stream: Stream | None = None) -> None:
         """Lets a stream wait for the op, and not the host: what is put into it from now on runs when the op has ended.
@@ -376,35 +406,8 @@ class AsyncReduceHandle:
         such as torch.cuda.synchronize(): it can keep the op from ending. INVALID_USAGE: the tensors are at no GPU, the CUDA
         driver is older than 11.7, or the stream captures a CUDA graph.
         """
-        if self._outcome is None and not self._op.ended:
+        if not self._ended and not self._op.ended:
             hold_stream(self._handle, self._op.tag, stream, self._op.stream, "pcclStreamWaitAsyncReduce")
-
-    def result(self, *, timeout: float | None = None) -> ReduceInfo:
-        """As `wait`, but gives the info alone and raises the error of a failed op, as `Communicator.all_reduce` does."""
-        success, status, info = self.wait(timeout=timeout)
-        if not success:
-            error = error_for(status, "pcclAwaitAsyncReduce", self._op.detail)
-            error.contributors = info.contributors
-            raise error
-        return info
-
-    def cancel(self, *, timeout: float | None = None) -> bool:
-        """Ends the operation on all members alike, and waits for its end.
-
-        True: every member gets OperationCancelledError, also one that calls it later; the input is as at launch and the tag is
-        free. False: it ended otherwise, as `wait` tells. `timeout` in seconds: PCCLTimeoutError, and it is cancelled later.
-        """
-        if self._outcome is None:
-            request_cancel(self._handle, self._op)
-        return bool(self.wait(timeout=timeout)[1] == Result.CANCELLED.value)
-
-    def done(self) -> bool:
-        """Whether the op has ended, well or not; does not wait."""
-        try:
-            self.wait(timeout=0)
-        except PCCLTimeoutError:
-            return False
-        return True
 
     def _timed_out(self) -> PCCLTimeoutError:
         goes_on = f"the op of tag {self._op.tag} goes on"
@@ -412,5 +415,7 @@ class AsyncReduceHandle:
         return PCCLTimeoutError(Result.TIMED_OUT, "pcclAwaitAsyncReduce", text)
 
     def __repr__(self) -> str:
-        state = "in flight" if self._outcome is None else f"ended with {self._outcome[1]}"
+        state = "in flight"
+        if self._ended:
+            state = f"ended with {SUCCESS if self._error is None else self._error.result.value}"
         return f"<AsyncReduceHandle tag {self._op.tag}: {state}>"

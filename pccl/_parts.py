@@ -17,6 +17,10 @@ from pccl._errors import ArgumentError
 from pccl._gpu import common_stream, is_gpu_array
 from pccl._tensors import (
     Memory,
+    Room,
+    RoomPool,
+    check_in_place,
+    check_writable,
     copy_memory,
     gpu_memory,
     is_numpy_array,
@@ -31,6 +35,8 @@ from pccl._tensors import (
 def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
     if is_torch_tensor(tensor):
         memory = torch_memory(tensor, role)
+        if written:
+            check_writable(tensor, role)
     elif is_numpy_array(tensor):
         if written and not tensor.flags.writeable:
             raise ValueError(f"{role} is read-only: pass an array that can be written")
@@ -40,6 +46,11 @@ def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
     else:
         raise ValueError(f"{role} must be a torch.Tensor, a numpy.ndarray or an array at a GPU, not {type(tensor).__name__}")
     return memory
+
+
+def _size_of(tensor: Any) -> int:
+    """Elements of a tensor of any kind."""
+    return int(tensor.numel() if is_torch_tensor(tensor) else tensor.size)
 
 
 @dataclass
@@ -52,7 +63,10 @@ class Buffer:
     counts: list[int] | None  # elements of each tensor of a list
     owner: Any
     parts: list[tuple[int, int]] = field(default_factory=list)  # address and bytes, where the memory is not theirs
+    adjacent: list[tuple[int, int]] = field(default_factory=list)  # the same, of a list whose memory is theirs
     stream: int | None = None  # of a GPU, after whose work so far it may be used; None: at once
+    memory: Any = None  # what keeps memory of its own alive
+    room: Room | None = None  # that `make_private` took
 
     def load(self) -> Buffer:
         """Fills memory of its own from the tensors."""
@@ -62,24 +76,31 @@ class Buffer:
             at += size
         return self
 
-    def store(self) -> None:
-        """Fills the tensors from memory of its own."""
+    def store(self, name: str) -> None:
+        """Fills the tensors from memory of its own. UsageError, in the name of this call: a tensor has lost its memory."""
         at = self.pointer
-        for address, size in self.parts:
+        owners = [owner for owner in self.owner if _size_of(owner) > 0] if isinstance(self.owner, list) else [self.owner]
+        for owner, (address, size) in zip(owners, self.parts, strict=bool(self.parts)):
+            check_in_place(owner, address, size, name)
             copy_memory(address, at, size)
             at += size
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """Addresses and sizes in bytes of the program's tensors."""
-        return self.parts or [(self.pointer, self.numel * self.dtype.itemsize)]
+        return self.parts or self.adjacent or [self.range]
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Address and size in bytes of the memory that the operation uses."""
+        return self.pointer, self.numel * self.dtype.itemsize
 
     @property
     def is_private(self) -> bool:
         """Whether the operation works on memory of this object, and the program's tensors are copied."""
         return bool(self.parts)
 
-    def make_private(self) -> None:
+    def make_private(self, pool: RoomPool) -> None:
         """Moves the operation to memory of this object, so that it never touches the program's tensors.
 
         `load` and `store` copy. Tensors on a GPU stay as they are.
@@ -87,9 +108,16 @@ class Buffer:
         if self.parts or self.stream is not None or self.numel == 0:
             return
         ranges = self.ranges
-        room, self.pointer = new_memory(ranges[0][1])
-        self.owner = (room, self.owner)
+        self.room = pool.take(self.range[1])
+        self.pointer = self.room.address
         self.parts = ranges
+
+    def end(self, pool: RoomPool) -> None:
+        """Gives private memory back, once the operation has ended."""
+        room, self.room = self.room, None
+        if room is not None:
+            self.parts = []  # nothing is copied out of it any more
+            pool.give(room)
 
 
 def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
@@ -116,9 +144,10 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
         raise ArgumentError(
             f"the tensors of {role} are at a GPU: they must lie one behind the other, as the parts of one tensor do"
         )
+    made.adjacent = filled
     if gaps:
         room, made.pointer = new_memory(sum(sizes))
-        made.owner = (room, made.owner)
+        made.memory = room
         made.parts = filled
     return made
 

@@ -36,6 +36,7 @@ from pccl._errors import SystemRefusedError as SystemRefusedError
 from pccl._errors import TooFewPeersError as TooFewPeersError
 from pccl._errors import UsageError as UsageError
 from pccl._feedback import ErrorFeedback as ErrorFeedback
+from pccl._handle import Handle as Handle
 from pccl._links import Link as Link
 from pccl._master import MasterNode as MasterNode
 from pccl._named import CollectiveHandle as CollectiveHandle

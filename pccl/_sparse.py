@@ -16,6 +16,7 @@ from pccl._calls import UNBOUNDED, Deadline
 from pccl._collectives import Collective, CollectiveInfo, Group, roll
 from pccl._enums import DataType
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
+from pccl._handle import Handle
 from pccl._loader import load_native_module
 from pccl._named import Call, CollectiveHandle
 from pccl._parts import Buffer, check_size, one_buffer
@@ -171,28 +172,27 @@ class SparseAverage:
             self._residual, self._spare, self._pending = after, before, None
 
 
-class SparseHandle:
-    """An exchange in flight. Every one has to be waited for."""
+class SparseHandle(Handle[SparseInfo]):
+    """An exchange in flight. Each has to be waited for: `result` and `residual` change where its end is seen."""
 
     def __init__(
         self, owner: SparseAverage, comm: Communicator, message: bytearray, target: Buffer, weight: float, tag: int | None
     ) -> None:
+        super().__init__(comm._events)
         self._owner = owner
         self._comm = comm
         self._message = message
         self._target = target
         self._weight = weight
         self._tag = tag
-        self._info: SparseInfo | None = None
+        self._cancelled = False
         self._members: tuple[UUID, ...] = ()
         self._roll = _zeros(owner._residual, (1,))
         self._room: bytearray | None = None  # for the messages of all members, by rank
         self._op: CollectiveHandle | None = None  # None: this peer is alone
 
-    def wait(self, timeout: float | None = None) -> SparseInfo:
-        """Waits for the end, and raises what `SparseAverage.average` raises."""
-        deadline = Deadline(timeout)
-        while self._info is None:
+    def _advance(self, deadline: Deadline) -> SparseInfo:
+        while True:
             try:
                 self._launch(deadline)
                 try:
@@ -207,12 +207,12 @@ class SparseHandle:
                 self._owner._end(self, committed=False)
                 raise
             self._owner._end(self, committed=self._weight > 0)
-            self._info = info
-        return self._info
+            return info
 
-    def done(self) -> bool:
-        """Whether it has ended, well or not, or has to be made again by `wait`; does not wait."""
-        return self._info is not None or self._room is None or self._op is None or self._op.done()
+    def _request_cancel(self) -> None:
+        self._cancelled = True
+        if self._op is not None:
+            self._op._request_cancel()
 
     def _launch(self, deadline: Deadline) -> None:
         """Launches the all-gather, unless it was launched: a signal may come between any two steps."""
@@ -220,6 +220,8 @@ class SparseHandle:
             self._members, self._op, self._room = self._prepared(self._group(deadline))
         if self._op is not None:
             self._op.begin()
+            if self._cancelled:
+                self._op._request_cancel()
 
     def _group(self, deadline: Deadline) -> Group:
         """All members, or after a loss those that are left."""

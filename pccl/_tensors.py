@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from pccl._errors import ArgumentError, UsageError
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import load_native_module
 
-_ffi, _ = load_native_module()
+_ffi, _C = load_native_module()
 
 
 class Memory(NamedTuple):
@@ -43,17 +44,90 @@ class Buffers(NamedTuple):
 
 _uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
 
+ALIGNMENT = 64
+
 
 def new_memory(size: int) -> tuple[Any, int]:
-    """Uninitialised memory of `size` bytes: its owner and its address."""
-    owner = _uncleared("char[]", max(size, 1))
-    return owner, int(_ffi.cast("uintptr_t", owner))
+    """Returns uninitialised memory of `size` bytes: its owner and its address."""
+    owner = _uncleared("char[]", size + ALIGNMENT)
+    return owner, -(-int(_ffi.cast("uintptr_t", owner)) // ALIGNMENT) * ALIGNMENT
 
 
 def copy_memory(to: int, source: int, size: int) -> None:
-    """Copies `size` bytes between two addresses of the CPU's memory."""
-    if size > 0:
-        _ffi.memmove(_ffi.cast("char *", to), _ffi.cast("char *", source), size)
+    """Copies `size` bytes between two addresses of the CPU's memory, which do not overlap. Other threads run meanwhile."""
+    _C.pccl_ext_copy(_ffi.cast("void *", to), _ffi.cast("void *", source), size)
+
+
+class Room(NamedTuple):
+    """Memory of an operation's own."""
+
+    owner: Any
+    address: int
+    size: int
+
+
+class RoomPool:
+    """Rooms of operations that have ended, for the next ones: fresh pages cost as much as a copy. Any thread may use it."""
+
+    LEAST = 1 << 20
+    """Bytes of a room that is kept."""
+
+    KEPT = 4
+    """The most rooms that are kept."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rooms: list[Room] = []
+
+    def take(self, size: int) -> Room:
+        """Returns a room of at least `size` bytes."""
+        with self._lock:
+            fits = [room for room in self._rooms if room.size >= size]
+            if fits and size >= self.LEAST:
+                best = min(fits, key=_size_of)
+                self._rooms.remove(best)
+                return best
+        return Room(*new_memory(size), size)
+
+    def give(self, room: Room) -> None:
+        """Takes back the room of an operation that has ended. The oldest one goes if there are too many."""
+        if room.size >= self.LEAST:
+            with self._lock:
+                self._rooms = [*self._rooms[1 - self.KEPT :], room]
+
+
+def _size_of(room: Room) -> int:
+    return room.size
+
+
+def check_in_place(owner: Any, address: int, size: int, name: str) -> None:
+    """Raises UsageError if a tensor no longer has this memory. `name` is the call's name."""
+    if is_torch_tensor(owner):
+        storage = owner.untyped_storage()
+        there = owner.data_ptr() == address and storage.data_ptr() <= address <= storage.data_ptr() + storage.nbytes() - size
+    elif is_numpy_array(owner):
+        there = owner.ctypes.data == address and owner.nbytes >= size
+    else:
+        there = True
+    if size > 0 and not there:
+        text = (
+            "the memory of a tensor that receives was freed, resized or replaced while the operation was in flight, "
+            "so the result is lost here: keep it until the end"
+        )
+        raise UsageError(Result.INVALID_USAGE, name, text)
+
+
+def check_writable(tensor: Any, role: str) -> None:
+    """Raises ValueError if a torch tensor on the CPU lies over memory that is mapped read-only, of which torch knows nothing."""
+    if not is_torch_tensor(tensor) or not tensor.is_cpu or tensor.numel() == 0 or tensor.untyped_storage().resizable():
+        return  # what torch has allocated can be resized, and written
+    if not _C.pccl_ext_can_write(_ffi.cast("void *", tensor.data_ptr()), tensor.numel() * tensor.element_size()):
+        raise ValueError(f"{role} lies over memory that is mapped read-only: pass a tensor that can be written")
+
+
+def overlap(first: tuple[int, int], second: tuple[int, int]) -> bool:
+    """Whether two ranges of memory, addresses and bytes, have bytes in common."""
+    return max(first[0], second[0]) < min(sum(first), sum(second))
 
 
 class InputDigest:
@@ -179,6 +253,7 @@ def torch_buffers(send: Any, recv: Any) -> Buffers:
     for name, tensor in (("send", send), ("recv", recv)):
         if not is_torch_tensor(tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    check_writable(recv, "recv")
     if not (send.is_cpu and recv.is_cpu):
         require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}: they must be on one device")
     return _pair(send, recv, torch_memory)

@@ -9,16 +9,20 @@
 #include "base/log.h"
 #include "base/log_capture.h"
 #include "base/platform.h"
+#include "base/stream.h"
 #include "compute/kernels.h"
 #include "device/cuda_driver.h"
 #include "device/gpu.h"
 #include "device/device.h"
+#include "device/memory.h"
 #include "master/inquiry.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
 #include "peer/share.h"
 #include "state/content.h"
 #include "api/api.h"
+
+enum { STREAM_LEAST = 1 << 20 }; // bytes of a copy that goes past the caches
 
 _Static_assert(sizeof((struct pccl_log_line){0}.text) == LOG_TEXT_BYTES, "a line fits");
 _Static_assert(sizeof((struct pccl_log_line){0}.component) == LOG_COMPONENT_BYTES, "a component fits");
@@ -271,6 +275,15 @@ void pccl_ext_log_write(const struct pccl_log_line *line) {
 }
 
 void pccl_ext_log_prefer(int level) { log_prefer((enum log_level)level); }
+
+bool pccl_ext_can_write(void *memory, size_t bytes) { return memory_can_be_written(memory, bytes); }
+
+void pccl_ext_copy(void *to, const void *from, size_t bytes) {
+    if (bytes >= STREAM_LEAST)
+        stream_copy(to, from, bytes);
+    else if (bytes > 0)
+        memcpy(to, from, bytes);
+}
 
 bool pccl_ext_has_lz4(void) {
 #ifdef PCCL_HAVE_LZ4

@@ -287,6 +287,11 @@ void pccl_ext_log_prefer(int level);
 // The environment variable at this index, in alphabetical order; `meaning_out` may be NULL. NULL beyond the last.
 const char *pccl_ext_environment(size_t index, const char **meaning_out);
 
+// Whether these bytes of the CPU's memory are mapped writable, by the first and the last of them.
+bool pccl_ext_can_write(void *memory, size_t bytes);
+// Copies memory of the CPU; the two do not overlap. Callers need not hold the interpreter's lock meanwhile.
+void pccl_ext_copy(void *to, const void *from, size_t bytes);
+
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
 

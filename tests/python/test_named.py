@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pccl import Collective, CollectiveInfo, Group, PCCLTimeoutError, PeerLostError, ReduceOp, Result, UsageError
+from pccl._handle import Events
 from pccl._named import NamedCollectives
 
 torch = pytest.importorskip("torch")
@@ -44,6 +45,7 @@ class SomeOp:
 
 class SomeComm(NamedCollectives):
     members = _snapshot = MEMBERS
+    _events = Events(None)  # told of nothing
 
     def __init__(self):
         super().__init__()

@@ -188,7 +188,7 @@ SIGNATURES = [
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),
     (pccl.AsyncReduceHandle.wait, "(*, timeout=None)"),
-    (pccl.AsyncReduceHandle.result, "(*, timeout=None)"),
+    (pccl.AsyncReduceHandle.result, "(timeout=None)"),
     (pccl.AsyncReduceHandle.done, "()"),
     (pccl.ReduceOperandDescriptor, "(datatype, distribution_hint=<DistributionHint.NONE: 0>)"),
     (

@@ -52,6 +52,14 @@ static void copy_own(struct op *op) {
         stream_copy(result, own, bytes);
 }
 
+// What goes to this member. An all-gather sends one piece to all, so it sends the copy in the own result: then all get
+// the same bytes, also if the program writes to its input meanwhile.
+static const uint8_t *piece_to(const struct op *op, uint32_t place) {
+    const struct call_part *own = part_from(op, op->team->place);
+    if (op->args.fingerprint.kind == PLAN_ALL_GATHER) return (const uint8_t *)op->args.recv + own->at * op->element;
+    return (const uint8_t *)op->args.send + part_to(op, place)->at * op->element;
+}
+
 static bool begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct pieces *p = op->work;
@@ -138,7 +146,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct wire_op head;
     op_head(op, &head);
     head.offset = link->next;
-    const uint8_t *from = (const uint8_t *)op->args.send + (part->at + link->next) * op->element;
+    const uint8_t *from = piece_to(op, place) + link->next * op->element;
     struct frame *frame = link->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
                                       : mover_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) link->next += elements;
