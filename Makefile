@@ -154,15 +154,17 @@ bench: .venv/built
 demo: .venv/built
 	$(BIN)/pccl demo
 
+# Each run has a folder of its own.
+STRESS_OUT := stress-out/$(shell date +%Y%m%d-%H%M%S)
 stress: .venv/built
-	$(BIN)/pccl stress
+	$(BIN)/pccl stress --out $(STRESS_OUT)
 
 MASTER_LOSS_TRIALS ?= 1000
 soak: .venv/built
-	for seed in $(STRESS_SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out stress-out/soak-$$seed || exit 1; done
-	$(BIN)/pccl stress --minutes $(MINUTES) --peers 4 --standbys 1 --out stress-out/soak-standby
-	for work in diloco async streaming; do $(BIN)/pccl stress --minutes $(MINUTES) --workload $$work --out stress-out/soak-$$work || exit 1; done
-	cat stress-out/soak-*/summary.md
+	for seed in $(STRESS_SEEDS); do $(BIN)/pccl stress --minutes $(MINUTES) --seed $$seed --out $(STRESS_OUT)/soak-$$seed || exit 1; done
+	$(BIN)/pccl stress --minutes $(MINUTES) --peers 4 --standbys 1 --out $(STRESS_OUT)/soak-standby
+	for work in diloco async streaming; do $(BIN)/pccl stress --minutes $(MINUTES) --workload $$work --out $(STRESS_OUT)/soak-$$work || exit 1; done
+	cat $(STRESS_OUT)/soak-*/summary.md
 	PCCL_TEST_PATIENCE=120 MASTER_LOSS_TRIALS=$(MASTER_LOSS_TRIALS) $(BIN)/python -m pytest -n $(JOBS) -q tests/chaos/test_master_loss.py -k test_kills
 
 # A test that fails here has a cause, in the library or in itself; JITTER_THREAD=pccl:master and the like narrow it down (tests/jitter/jitter.c).

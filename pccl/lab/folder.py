@@ -16,15 +16,18 @@ def make_writable(folder: Path) -> None:
     tempfile.TemporaryFile(dir=folder).close()
 
 
+def find_file(folder: Path, *patterns: str) -> Path | None:
+    """Returns a file of these patterns that is not empty; None: the folder has none."""
+    found = (path for pattern in patterns for path in sorted(folder.glob(pattern)))
+    return next((path for path in found if path.stat().st_size > 0), None)
+
+
 @contextlib.contextmanager
-def alone_in(folder: Path, *leftovers: str) -> Iterator[None]:
-    """The block is the only run that writes there, without the files of an earlier one. BlockingIOError: another one does."""
+def alone_in(folder: Path) -> Iterator[None]:
+    """The block is the only run that writes there. BlockingIOError: another one does."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for pattern in leftovers:
-            for old in folder.glob(pattern):
-                old.unlink()
         yield
     finally:
         os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from click.core import ParameterSource
 
 import pccl
 from pccl._files import open_log
-from pccl.lab.folder import alone_in, make_writable
+from pccl.lab.folder import alone_in, find_file, make_writable
 from pccl.lab.ranges import Range
 from pccl.lab.signals import InterruptedRunError, Interruption
 from pccl.stress.backends import BACKENDS, OTHERS
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from pccl.stress.options import Recording
 
 MOST_BASELINE_SECONDS = 20.0
+RESULTS = ("events.jsonl", "summary.*", "throughput.png", "peer-*.log", "master-*.log")
+"""Files of a run that another one would overwrite."""
+
 RECORDED = ("peers", "seed", "every", "rates", "elements", "beat", "backend", "workload", "standbys")
 """Fields of Options that are also options of the command. The log of a run has them, and how long it was."""
 
@@ -105,7 +109,7 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
     type=click.Path(file_okay=False, path_type=Path),
     default="stress-out",
     show_default=True,
-    help="folder for all files",
+    help="folder for all files, without results of another run",
 )
 @click.option(
     "--log", type=click.Path(dir_okay=False, path_type=Path), help="the events, as JSON lines  [default: OUT/events.jsonl]"
@@ -171,12 +175,13 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
             if named and option.name in (*RECORDED, "seconds", "minutes"):
                 raise click.UsageError(f"--replay takes {option.opts[0]} from the log")
     seconds = given["minutes"] * 60 if given["minutes"] is not None else given["seconds"] or 30.0
-    out: Path = given["out"]
-    log: Path = given["log"] or out / "events.jsonl"
+    out, log = _places(given["out"], given["log"], given["replay"])
     try:
         make_writable(out)
-        if given["replay"] and log.resolve() == given["replay"].resolve():
-            log = log.with_name("replay.jsonl")
+        if found := find_file(out, *RESULTS):
+            raise click.UsageError(f"{out} has results of another run, such as {found.name}: name another folder with --out")
+        if log.is_file() and log.stat().st_size > 0:
+            raise click.UsageError(f"{log} is the log of another run: name another file with --log")
         os.close(open_log(log))
     except OSError as error:
         raise click.UsageError(f"cannot write to {error.filename or out}: {error.strerror}") from None
@@ -196,6 +201,15 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         raise click.UsageError(f"the log lacks something: {error}") from None
 
 
+def _places(out: Path, log: Path | None, replayed: Path | None) -> tuple[Path, Path]:
+    """Returns the folder and the log of a run. What repeats a log of the same folder gets a folder and a log inside it."""
+    if replayed is None or replayed.resolve().parent != out.resolve():
+        return out, log or out / "events.jsonl"
+    names = ("replay" if number == 1 else f"replay-{number}" for number in itertools.count(1))
+    name = next(name for name in names if not (out / name).exists() and not (out / f"{name}.jsonl").exists())
+    return out / name, log or out / f"{name}.jsonl"
+
+
 def _loop_factory(console: Console) -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         uvloop = importlib.import_module("uvloop")
@@ -213,7 +227,7 @@ def run(options: Options, recording: Recording | None = None, *, by_steps: bool 
     console = Console()
     faults = recording.faults if recording is not None else options.faults()
     try:
-        with alone_in(options.out, "peer-*.log", "master-*.log"), asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
+        with alone_in(options.out), asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
             return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
     except BlockingIOError:
         raise click.UsageError(f"another run writes to {options.out}: give this one another folder with --out") from None

@@ -58,6 +58,27 @@ def test_a_folder_has_one_run_at_a_time(tmp_path):
     assert "another run writes to" in result.output
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "summary.json", "throughput.png", "peer-1.log", "master-2.log", "other.log"])
+def test_results_of_another_run_are_not_overwritten(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("a result\n")
+    log = ["--log", str(path)] if name == "other.log" else []
+    result = CliRunner().invoke(main, ["stress", "--out", str(tmp_path), "--seconds", "1", *log])
+    assert result.exit_code == 2
+    assert name in result.output
+    assert ("--log" if log else "--out") in result.output
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {name: "a result\n"}
+
+
+def test_a_replay_has_files_of_its_own(tmp_path):
+    log = tmp_path / "events.jsonl"
+    assert command._places(tmp_path, None, log) == (tmp_path / "replay", tmp_path / "replay.jsonl")
+    (tmp_path / "replay.jsonl").touch()
+    (tmp_path / "replay-2").mkdir()
+    assert command._places(tmp_path, None, log) == (tmp_path / "replay-3", tmp_path / "replay-3.jsonl")
+    assert command._places(tmp_path / "other", None, log) == (tmp_path / "other", tmp_path / "other" / "events.jsonl")
+
+
 def test_other_backends_need_a_checkout(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "OTHERS", tmp_path / "nothing")
     monkeypatch.setattr(backends.Backend, "missing", lambda *_: [])
