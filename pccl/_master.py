@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import socket
 import sys
+import warnings
 import weakref
 from enum import Enum
 from types import TracebackType
@@ -38,8 +39,9 @@ class MasterNode:
     serves one run after the other. A master runs once, in a thread of its own. In a `with` statement it runs, and at the end
     stops and is waited for.
 
-    When the last reference dies, and at the end of the interpreter, a running master goes on serving: the process waits
-    until it was interrupted; Ctrl-C interrupts it.
+    When the last reference dies, and at the end of the interpreter, a running master goes on serving, as in PCCL 1.0: that
+    thread waits until it was interrupted; Ctrl-C interrupts it. After 0.5 s a line on stderr and a ResourceWarning say so. Call
+    `close`, or use a `with` statement.
     """
 
     def __init__(
@@ -157,11 +159,19 @@ class MasterNode:
                 if self._end().proceed(self._handle, patience) == TIMED_OUT:
                     patience = UNBOUNDED
                     print("a pccl master is still running; press Ctrl-C to stop it", file=sys.stderr, flush=True)
+                    self._warn()
                     continue
                 self._running = False
             except KeyboardInterrupt:
                 if _C.pcclInterruptMaster(self._pointer) != SUCCESS:
                     self._running = False
+
+    def _warn(self) -> None:
+        """Warns that nobody has closed this master, and says where it serves."""
+        host = str(self._endpoint).rpartition(":")[0]
+        text = f"the master at {host}:{self.port} still serves, and nobody has closed it: call close(), or use a with statement"
+        with contextlib.suppress(ResourceWarning):  # an error would end the wait
+            warnings.warn(text, ResourceWarning, stacklevel=3, source=self)
 
 
 class RunState(Enum):

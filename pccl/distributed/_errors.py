@@ -22,6 +22,10 @@ else:
     _BackendError = dist.DistBackendError
 
 
+CLOSED_BY_PEER = "Connection closed by peer"
+"""gloo's words for a loss, which programs and torchft look for."""
+
+
 class CollectiveError(PCCLError, _BackendError):
     """A collective failed on every member of the group that called it."""
 
@@ -33,8 +37,7 @@ class PeerLostError(pccl.PeerLostError, CollectiveError):
     """
 
     def __init__(self, call: str, detail: str, ranks: tuple[int, ...], members: tuple[UUID, ...]) -> None:
-        # The words in parentheses are gloo's: programs and torchft look for them.
-        super().__init__(Result.RANK_CONNECTION_LOST, call, f"{detail} (Connection closed by peer)")
+        super().__init__(Result.RANK_CONNECTION_LOST, call, f"{detail} ({CLOSED_BY_PEER})")
         self.ranks = ranks
         self.members = members
 
@@ -51,4 +54,7 @@ def translated(error: PCCLError, call: str, members: Sequence[UUID]) -> Collecti
     if isinstance(error, pccl.PCCLTimeoutError):
         what, _, _ = text.partition("; what it waited for goes on")
         return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")
+    lost = isinstance(error, (pccl.PeerLostError, pccl.ConnectionFailedError))  # also a lost master, and an expulsion
+    if lost and CLOSED_BY_PEER not in text:
+        text = f"{text} ({CLOSED_BY_PEER})"
     return CollectiveError(error.result, call, text)

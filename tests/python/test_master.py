@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -102,14 +103,16 @@ def test_the_last_reference_waits_for_the_end():
     served = []
 
     def interrupt_later():
-        time.sleep(0.4)
+        time.sleep(1.0)
         served.append(can_connect(port))
         C.pcclInterruptMaster(pointer)
 
     thread = threading.Thread(target=interrupt_later)
     thread.start()
-    del master
-    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ResourceWarning)  # which must not end the wait
+        del master
+        gc.collect()
     assert served == [True]  # so it was not over before
     thread.join()
     assert not can_connect(port)
@@ -163,6 +166,27 @@ def test_a_shell_that_is_left_says_what_it_waits_for():
     shell.send_signal(signal.SIGINT)
     assert shell.communicate(timeout=30) == ("", "")
     assert shell.returncode == 0
+
+
+@pytest.mark.parametrize("end", ["del master", ""], ids=["dropped", "at exit"])
+def test_a_master_that_nobody_closes_is_warned_of(end):
+    code = "import pccl; master = pccl.MasterNode('127.0.0.1:0'); master.run(); "
+    code += f"print(f'listening on :{{master.port}}', flush=True)\n{end}"
+    process = start("-W", "always", "-c", code)
+    port = port_of(process)
+    lines = iter(process.stderr.readline, "")
+    warned = next(line for line in lines if "ResourceWarning" in line)
+    assert f"the master at 127.0.0.1:{port} still serves" in warned
+    assert "call close(), or use a with statement" in warned
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_master_that_was_stopped_is_not_warned_of():
+    code = "import pccl; m = pccl.MasterNode('127.0.0.1:0'); m.run(); m.interrupt(); del m; pccl.MasterNode('127.0.0.1:0')"
+    _, err = start("-W", "always", "-c", code).communicate(timeout=60)
+    assert "ResourceWarning" not in err
 
 
 def test_a_forked_child_leaves_the_master_alone():
