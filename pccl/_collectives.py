@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,14 +47,20 @@ class Collective(Enum):
 class CollectiveInfo(NamedTuple):
     """What a collective did.
 
-    `contributors` is how many members took part; `ranges` tells who is in which elements of a result, where members were
-    lost on the way of a collective that goes on without them, and is empty otherwise.
+    `world_size` is how many members took part, as in `ReduceInfo`. `ranges` tells who is in which elements of a result, where
+    members were lost on the way of a collective that goes on without them, and is empty otherwise.
     """
 
-    contributors: int
+    world_size: int
     tx_bytes: int
     rx_bytes: int
     ranges: tuple[Contributors, ...] = ()
+
+    @property
+    def contributors(self) -> int:
+        """The former name of `world_size`. Elsewhere `contributors` are the members in each range of a result."""
+        warnings.warn("CollectiveInfo.contributors is now called world_size", DeprecationWarning, stacklevel=2)
+        return self.world_size
 
 
 def roll(comm: Communicator, value: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:

@@ -386,7 +386,7 @@ class Communicator(NamedCollectives):
             if (operand_descriptor, quantization_options, residual) != (None, None, None):
                 raise ValueError("a reduce of a group takes no operand_descriptor, no quantization_options and no residual")
             done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
-            return ReduceInfo(done.contributors, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
+            return ReduceInfo(done.world_size, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         deadline = Deadline(timeout)
         arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         running = self._begin(arguments, buffers, "pcclAllReduce", private=timeout is not None)
@@ -496,7 +496,8 @@ class Communicator(NamedCollectives):
         """Reduces all with `retry` (see `all_reduce`): a loss costs what was not complete, which is redone among the survivors.
 
         At most `max_in_flight` run at once. TooFewPeersError: alone, before or after. The info adds up the bytes of all; its
-        world size is that of the group at the end. Who is in which range of which op: `get_contributors(tag)`.
+        world size is that of the group at the end. Who is in which range of which op: `get_contributors(tag)`. With `timeout`
+        as `all_reduce`.
         """
         deadline = Deadline(timeout)
         wanted = list(descriptors)
@@ -504,10 +505,17 @@ class Communicator(NamedCollectives):
             require_kind("each descriptor", descriptor, ReduceOpDescriptor)
         key = (max_in_flight, *map(op_arguments, wanted))
         multi = self._unfinished.get(key)
-        if multi is None:
-            multi = self._unfinished[key] = Multi(self._pointer, wanted, max_in_flight)
+        if isinstance(multi, Multi):
+            multi.check_input()
+        else:
+            pool = None if timeout is None else self._pool
+            multi = self._unfinished[key] = Multi(self._pointer, wanted, max_in_flight, pool=pool)
         with self._alone(multi.name, multi.one_caller, "the same call of another thread"):
-            self._complete(key, multi, deadline)
+            try:
+                self._complete(key, multi, deadline)
+            except PCCLTimeoutError:
+                multi.note_input()
+                raise
             info = reduce_info(multi.c.info)
         self._forget(key, multi)
         return info

@@ -282,7 +282,7 @@ class NamedCollectives:
     and threads that share a group give tags.
 
     **Death.** With `survivors`, where there is such a parameter, a collective goes on without members that are lost, and the info
-    has the number of `contributors`. Otherwise, and always when the root is lost, it ends with PeerLostError on all
+    has the `world_size` that is left. Otherwise, and always when the root is lost, it ends with PeerLostError on all
     surviving members; `ranks` names the lost. Tensors to be received are unspecified then, and those to be sent as before
     unless they share memory with these.
 

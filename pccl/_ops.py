@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import sys
 import threading
@@ -223,18 +224,73 @@ class Op(OpTicket):
 class Multi(Ticket):
     """One all_reduce_multiple_with_retry, from before its launch until its end."""
 
-    __slots__ = ()
+    __slots__ = ("_descriptors", "_input", "_pool", "_rooms")
 
-    def __init__(self, comm: Any, descriptors: list[ReduceOpDescriptor], max_in_flight: int) -> None:
+    def __init__(
+        self, comm: Any, descriptors: list[ReduceOpDescriptor], max_in_flight: int, *, pool: RoomPool | None = None
+    ) -> None:
+        """With `pool`, the operations work on memory of their own, unless their tensors overlap each other."""
+        self._descriptors = descriptors
+        self._input: InputDigest | None = None
+        self._pool = pool
+        self._rooms: list[Room] = []
+        if pool is not None and _are_apart(descriptors):
+            for descriptor in descriptors:
+                size = _input_of(descriptor)[1]
+                self._rooms.append(pool.take(size))
+                copy_memory(self._rooms[-1].address, descriptor.sendbuf_ptr, size)
         array = _ffi.new("pcclReduceOpDescriptor_t[]", len(descriptors))
         options = _ffi.new("pcclReduceOptions_t[]", len(descriptors))
         for c_descriptor, c_options, descriptor in zip(array, options, descriptors, strict=True):
             descriptor.to_c_inpl(c_descriptor)
             _set_blocks(c_options, descriptor.reduce_descriptor.quantization_options.blocks)
             c_options.stream = _ffi.cast(_VOID, descriptor.stream)
+        for c_descriptor, room in zip(array, self._rooms, strict=False):
+            c_descriptor.sendbuf = c_descriptor.recvbuf = _ffi.cast(_VOID, room.address)
         arguments = (array, options, len(descriptors), comm, max_in_flight)
         super().__init__("pcclAllReduceMultipleWithRetry", "pccl_begin_multi", *arguments, keep=descriptors)
         self.c = _ffi.gc(self.c, _C.pccl_ticket_free)
+
+    def note_input(self) -> None:
+        """Takes the digest of the inputs, if the operations do not write to the program's tensors. Call it at a timeout."""
+        if self._input is None and self._rooms:
+            self._input = InputDigest(map(_input_of, self._descriptors))
+
+    def check_input(self) -> None:
+        """Raises UsageError if the inputs changed since the call timed out."""
+        if self._input is not None and self.in_flight:
+            self._input.check(self.name)
+
+    def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
+        """As that of every ticket. At its end results come into the program's tensors; inputs where there is no result."""
+        result = super().wait(handle, deadline, watch)
+        if result != TIMED_OUT and not self.in_flight and self._pool is not None:
+            for descriptor, room in zip(self._descriptors, self._rooms, strict=False):
+                copy_memory(descriptor.recvbuf_ptr, room.address, _input_of(descriptor)[1])
+            rooms, self._rooms = self._rooms, []
+            for room in rooms:
+                self._pool.give(room)
+        return result
+
+
+def _input_of(descriptor: ReduceOpDescriptor) -> tuple[int, int]:
+    """Address and bytes of the input."""
+    wanted = descriptor.reduce_descriptor
+    return descriptor.sendbuf_ptr, wanted.count * wanted.operand_descriptor.datatype.itemsize
+
+
+def _are_apart(descriptors: list[ReduceOpDescriptor]) -> bool:
+    """Whether no tensor is at a GPU or overlaps another one, but for inputs that are reduced in place."""
+    ranges: set[tuple[int, int]] = set()
+    for descriptor in descriptors:
+        send, size = _input_of(descriptor)
+        if size > 0 and (send == 0 or descriptor.recvbuf_ptr == 0 or _C.pccl_ext_is_at_gpu(_ffi.cast(_VOID, send))):
+            return False
+        found = {(send, size), (descriptor.recvbuf_ptr, size)}
+        if found & ranges:
+            return False
+        ranges |= found
+    return all(first[0] + first[1] <= second[0] for first, second in itertools.pairwise(sorted(ranges)))
 
 
 def op_arguments(descriptor: ReduceOpDescriptor) -> OpArguments:

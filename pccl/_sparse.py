@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -80,12 +81,18 @@ def decode_add(form: bytes | bytearray | memoryview, total: Tensor, *, k: int = 
 
 
 class SparseInfo(NamedTuple):
-    """What an average was made of: `weights[i]` is that of `contributors[i]`, by rank."""
+    """What an average was made of: `weights[i]` is that of `members[i]`, by rank."""
 
-    contributors: tuple[UUID, ...]
+    members: tuple[UUID, ...]
     weights: tuple[float, ...]
     tx_bytes: int
     rx_bytes: int
+
+    @property
+    def contributors(self) -> tuple[UUID, ...]:
+        """The former name of `members`. Elsewhere `contributors` are the members in each range of a result."""
+        warnings.warn("SparseInfo.contributors is now called members", DeprecationWarning, stacklevel=2)
+        return self.members
 
 
 class SparseAverage:

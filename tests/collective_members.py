@@ -297,7 +297,7 @@ class Member:
             return -1, len(error.ranks)
 
     def send_value(self, to: int, count: int, value: float) -> int:
-        return self.comm.send(np.full(count, value, np.float32), to, timeout=PATIENCE).contributors
+        return self.comm.send(np.full(count, value, np.float32), to, timeout=PATIENCE).world_size
 
     def _group(self, wish: Wish) -> Group:
         if wish.members:  # the same for all, whoever has heard of a loss meanwhile
@@ -323,12 +323,12 @@ class Member:
             return buffers, receive
         if wish.launched:
             handle = getattr(self.comm, wish.kind + "_async")(*buffers.tensors, **options)
-            return buffers, lambda: handle.wait(PATIENCE).contributors
+            return buffers, lambda: handle.wait(PATIENCE).world_size
         method = getattr(self.comm, wish.kind)
 
         def call() -> int:
             info = method(*buffers.tensors, timeout=PATIENCE, **options)
-            contributors: int = info.world_size if wish.kind == "all_reduce" else info.contributors
+            contributors: int = info.world_size
             return contributors
 
         return buffers, call

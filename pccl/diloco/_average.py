@@ -215,7 +215,7 @@ class _Sparse:
 
     def wait(self) -> Averaged:
         info = self._handle.wait()
-        whole = Contributors(0, self._size, frozenset(info.contributors))
+        whole = Contributors(0, self._size, frozenset(info.members))
         return Averaged((whole,), info.tx_bytes, info.rx_bytes, self._not_finite)
 
 

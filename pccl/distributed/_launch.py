@@ -259,7 +259,7 @@ class CoreCall:
     def _wait(self, timeout: float | None) -> None:
         try:
             info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
-            if info.contributors != len(self._group.members):
+            if info.world_size != len(self._group.members):
                 self._adopt(info)
         except pccl.PeerLostError as error:
             self._recover(error, timeout)

@@ -52,9 +52,9 @@ class Averager:
         """Gives the number of contributors, the average and the residual."""
         result = np.empty(NUMEL, np.float32)
         info = self.average.average(self.comm, gradient(self.number, step), result, weight=weight(self.number), timeout=PATIENCE)
-        assert len(info.contributors) == len(info.weights)
-        assert info.tx_bytes <= (len(info.contributors) - 1) * (form_bytes(NUMEL, K) + 24)
-        return len(info.contributors), result.tobytes(), self.average.residual.tobytes()
+        assert len(info.members) == len(info.weights)
+        assert info.tx_bytes <= (len(info.members) - 1) * (form_bytes(NUMEL, K) + 24)
+        return len(info.members), result.tobytes(), self.average.residual.tobytes()
 
     def die_in_step(self, step: int, delay: float) -> None:
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -74,7 +74,7 @@ class Averager:
         with contextlib.suppress(pccl.UsageError):
             self.average.average(self.comm, result)
             same = False
-        return same, len(handle.wait(PATIENCE).contributors) > 0
+        return same, len(handle.wait(PATIENCE).members) > 0
 
     def differ(self, k: int) -> bool:
         """Whether members with another k are told so, without a trace in the residual."""

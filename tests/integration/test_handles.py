@@ -167,7 +167,7 @@ def test_a_callback_of_a_dropped_handle_runs(pair):
     pair[0].broadcast_async(np.ones(2)).add_done_callback(lambda handle: told.put(handle.result()))
     gc.collect()
     pair[1].broadcast(np.ones(2))
-    assert told.get(timeout=PATIENCE).contributors == 2
+    assert told.get(timeout=PATIENCE).world_size == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,6 +13,8 @@ from performers import PATIENCE
 import pccl
 from pccl import Communicator, MasterNode, ReduceOp
 
+NONE = pccl.QuantizationAlgorithm.NONE
+
 SIZES = [2, 20_000, 3_000_000]
 """Elements: small (in one frame), small (in several), large."""
 
@@ -75,6 +77,44 @@ def test_a_repeat_with_changed_contents_is_refused(size, retry, named):
 
     run(hasty, late)
     assert results == [[11.0], [11.0]]
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "apart"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_repeat_of_several_reduces_with_changed_contents_is_refused(size, in_place):
+    """All of its tensors are as before the call until it succeeds."""
+    timed_out, results = threading.Event(), []
+
+    def reduces(comm: Communicator, value: int, timeout: float | None) -> list[np.ndarray]:
+        numbers, wanted = pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT), []
+        for tag in range(3):
+            kind = pccl.ReduceDescriptor(size, ReduceOp.SUM, tag, numbers, pccl.QuantizationOptions(algorithm=NONE))
+            send = arrays.setdefault((comm.rank, tag), np.full(size, value + tag, np.float32))
+            recv = send if in_place else arrays.setdefault((comm.rank, tag, "result"), np.zeros_like(send))
+            wanted.append((recv, pccl.ReduceOpDescriptor.from_numpy(send, recv, kind)))
+        comm.all_reduce_multiple_with_retry([one for _, one in wanted], timeout=timeout)
+        return [recv for recv, _ in wanted]
+
+    arrays: dict[object, np.ndarray] = {}
+
+    def hasty(comm: Communicator) -> None:
+        with pytest.raises(pccl.PCCLTimeoutError):
+            reduces(comm, 1, 0.1)
+        changed = arrays[comm.rank, 2]
+        assert (changed == 3).all()
+        changed[-1] = 100
+        with pytest.raises(pccl.UsageError, match="input changed"):
+            reduces(comm, 1, 0.1)
+        timed_out.set()
+        changed[-1] = 3
+        results.append([np.unique(one).tolist() for one in reduces(comm, 1, PATIENCE)])
+
+    def late(comm: Communicator) -> None:
+        assert timed_out.wait(PATIENCE)
+        results.append([np.unique(one).tolist() for one in reduces(comm, 10, None)])
+
+    run(hasty, late)
+    assert results == [[[11.0], [13.0], [15.0]]] * 2
 
 
 @pytest.mark.parametrize("size", SIZES[:2])

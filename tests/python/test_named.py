@@ -254,7 +254,7 @@ def test_done_and_repr(comm):
     assert not handle.done()
     assert repr(handle) == "<CollectiveHandle of barrier: in flight>"
     assert handle.done()
-    assert handle.wait().contributors == 3
+    assert handle.wait().world_size == 3
     assert repr(handle) == "<CollectiveHandle of barrier: ended>"
     comm.ends[:] = [PeerLostError(Result.RANK_CONNECTION_LOST, "wait")]
     comm.members = MEMBERS[:2]

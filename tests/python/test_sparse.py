@@ -138,7 +138,7 @@ def test_alone():
             gradient = random_tensor(step, 5000).reshape(50, 100)
             shadow += gradient
             info = average.average(comm, gradient, weight=2)
-            assert info.contributors == (comm.uuid,)
+            assert info.members == (comm.uuid,)
             assert info.weights == (2,)
             shadow -= gradient
         before = average.residual.copy()
