@@ -14,6 +14,7 @@ from pccl._enums import DataType, ReduceOp
 from pccl._errors import PeerLostError, TooFewPeersError, error_for
 from pccl._loader import load_native_module
 from pccl._ops import contributors, told
+from pccl._tensors import storages_of
 from pccl._types import Contributors
 
 if TYPE_CHECKING:
@@ -150,7 +151,11 @@ class CollectiveOp(OpTicket):
             ),
         )
         super().__init__(
-            kind.name.lower().replace("_", "-"), "pccl_begin_collective", what, pointer, keep=(keep, sends, receives, group)
+            kind.name.lower().replace("_", "-"),
+            "pccl_begin_collective",
+            what,
+            pointer,
+            keep=(keep, storages_of(keep), sends, receives, group),
         )
         self.tag = tag
         self._comm = comm

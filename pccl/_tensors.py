@@ -117,6 +117,13 @@ def check_in_place(owner: Any, address: int, size: int, name: str) -> None:
         raise UsageError(Result.INVALID_USAGE, name, text)
 
 
+def storages_of(owner: Any) -> tuple[Any, ...]:
+    """Returns what holds the memory of torch tensors, which `set_` or an assignment to `data` takes away from them."""
+    if isinstance(owner, (tuple, list)):
+        return tuple(storage for one in owner for storage in storages_of(one))
+    return (owner.untyped_storage(),) if is_torch_tensor(owner) else ()
+
+
 def check_writable(tensor: Any, role: str) -> None:
     """Raises ValueError if a torch tensor on the CPU lies over memory that is mapped read-only, of which torch knows nothing."""
     if not is_torch_tensor(tensor) or not tensor.is_cpu or tensor.numel() == 0 or tensor.untyped_storage().resizable():

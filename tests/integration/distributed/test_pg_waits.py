@@ -203,3 +203,23 @@ def lost_twice(call: str) -> object:
 @pytest.mark.parametrize("call", ["recv", "broadcast"])
 def test_errors_name_the_ranks_at_the_call(call: str) -> None:
     assert ranks.run(lost_twice, 3, call, dead=(0, 2))[1] == (1,)
+
+
+def replace_while_reduced() -> list[float]:
+    """The memory that the reduce reads and writes must not become another tensor's."""
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.full((2_000_000,), 1.0 + dist.get_rank())
+    if dist.get_rank() == 1:
+        store.wait(["replaced"])
+    work = dist.all_reduce(tensor, async_op=True)
+    if dist.get_rank() == 0:
+        tensor.data = torch.zeros(3)
+    others = [torch.full((2_000_000,), 7.0) for _ in range(4)]
+    store.set("replaced", "")
+    work.wait()
+    return [float(one.min()) for one in others] + [float(one.max()) for one in others] + tensor.unique().tolist()
+
+
+def test_a_tensor_that_is_replaced_while_it_is_reduced() -> None:
+    results = ranks.run(replace_while_reduced, 2)
+    assert results == [[7.0] * 8 + [0.0], [7.0] * 8 + [3.0]]
