@@ -32,10 +32,11 @@ static void end_call_mismatched(struct book *book, struct op *call) {
     }
 }
 
-// It ends with the epoch that follows, whatever is said of later ones.
-static bool is_mismatched(const struct op *call) {
+// Returns whether the call ends with the epoch that follows, whatever verdicts of later epochs say: those are about the
+// next call of its tag, which other members have begun.
+static bool is_ending(const struct op *call) {
     const struct op *part = call;
-    while (part != NULL && !part->mismatched) part = segments_part((struct op *)call, part);
+    while (part != NULL && !part->mismatched && !part->cancelled) part = segments_part((struct op *)call, part);
     return part != NULL;
 }
 
@@ -46,7 +47,7 @@ static bool is_meant(const struct book *book, const struct op *op, const struct 
     // What it is in that epoch is seen when that is entered: perhaps it is lost, and the others have called again.
     if (op->args.group != NULL && !op_has_begun(op) && name->epoch > book->now->group_epoch) return false;
     if (op->segments != NULL)
-        return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_mismatched(op));
+        return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_ending(op));
     if (op->phase == OP_WAITING) {
         // It is the call that was mismatched, unless the others have lost that one before and made it again.
         uint64_t loss = book_counted_loss(book, op);
@@ -130,9 +131,11 @@ static void freeze(struct book *book, struct op *op) {
     } else if (op->phase == OP_QUEUED && op->cancelled) {
         book_end(book, op, CALL_CANCELLED); // not begun here, so complete nowhere
     } else if (op->phase == OP_QUEUED) {
-        // Nobody has heard of it: it simply begins later.
+        // Nobody has heard of it: it begins later, unless a verdict of an epoch in between has ended it for the others.
         book_release(book, op);
         book_wait_for_links(book, op);
+        if (op->parent == NULL && op->args.group == NULL && book_take_mismatch(book, op, book_counted_loss(book, op)))
+            end_mismatched(book, op);
     } else if (op_has_begun(op)) {
         op->frozen = true;
         book_release(book, op);

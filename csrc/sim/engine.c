@@ -240,6 +240,7 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
     uint32_t calls = call->calls + 1;
     *call = *what;
     call->result = CALL_IN_PROGRESS;
+    if (call->cancel_at != INT64_MAX) sim_push_for(s, slot, EVENT_PROGRAM, call->cancel_at);
     call->calls = calls;
     static uint8_t nothing;
     struct call_args args = {.send = &nothing,
@@ -269,6 +270,12 @@ bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     struct engine_model *e = engine_of(s, slot);
     struct call *call = &e->calls[tag];
     struct op *op = book_find(&e->book, call->tag);
+    if (op != NULL && call->result == CALL_IN_PROGRESS && s->now >= call->cancel_at) {
+        SIM_TRACE(s, "peer %d: cancels op %u", slot + 1, tag);
+        call->cancel_at = INT64_MAX;
+        s->counts[COUNT_CANCELS]++;
+        book_cancel(&e->book, op);
+    }
     if (call->result != CALL_IN_PROGRESS || op == NULL || op->phase != OP_ENDED || is_dead(op))
         return call->result != CALL_IN_PROGRESS;
     struct call_outcome outcome;
@@ -278,10 +285,12 @@ bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     s->counts[COUNT_OPS_OK] += call->result == CALL_OK;
     s->counts[COUNT_OPS_LOST] += call->result == CALL_LOST;
     s->counts[COUNT_MISMATCHES] += call->result == CALL_MISMATCH;
+    s->counts[COUNT_CANCELLED] += call->result == CALL_CANCELLED;
     SIM_TRACE(s, "peer %d: op %u ends: %s", slot + 1, tag,
-              call->result == CALL_OK     ? "ok"
-              : call->result == CALL_LOST ? "lost"
-                                          : "mismatch");
+              call->result == CALL_OK          ? "ok"
+              : call->result == CALL_LOST      ? "lost"
+              : call->result == CALL_CANCELLED ? "cancelled"
+                                               : "mismatch");
     judge_contributors(e, call, outcome.contributors);
     free(outcome.contributors);
     return true;

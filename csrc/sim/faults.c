@@ -23,6 +23,7 @@ static void draw_later_traits(struct pccl_sim *s) {
     s->in_part = (draw >> 8) % 4 == 0;
     if (s->config.faults == 0 && (draw >> 16) % 12 == 0)
         s->faults = (draw >> 32) % 4 == 0 ? PCCL_SIM_APART : s->faults | PCCL_SIM_APART;
+    if (s->config.faults == 0 && (draw >> 40) % 6 == 0) s->faults |= PCCL_SIM_CANCEL;
 }
 
 void sim_draw_faults(struct pccl_sim *s) {

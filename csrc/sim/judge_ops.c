@@ -165,8 +165,11 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
                  op->contributors, op->holds, op->contributors == op->holds ? ", and is not their sum" : "");
 }
 
+// Programs call again after a loss and after a mismatch alike.
+static bool is_agreed(uint8_t outcome) { return outcome == OUTCOME_OK || outcome == OUTCOME_CANCELLED; }
+
 void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
-    static const char *const names[] = {"none", "success", "a loss", "a mismatch"};
+    static const char *const names[] = {"none", "success", "a loss", "a mismatch", "a cancellation"};
     const struct process *p = &s->processes[slot];
     if (op->name.epoch == 0) return; // never begun
     struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
@@ -179,7 +182,7 @@ void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
     if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];
-        bool differs = theirs != OUTCOME_NONE && theirs != mine && (theirs == OUTCOME_OK || mine == OUTCOME_OK);
+        bool differs = theirs != OUTCOME_NONE && theirs != mine && (is_agreed(theirs) || is_agreed(mine));
         if (!differs || !judge_alive_member(s, instance->run, other, instance->lives[other])) continue;
         sim_fail(s, "agreement", "op (%llu, %llu, %u) ends at peer %d with %s, at peer %d with %s",
                  (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1,
@@ -216,6 +219,7 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, con
     static const char *const kinds[] = {"none", "COMMIT", "ABORT", "REDO", "MISMATCH", "WHOLE", "CANCEL"};
     const struct process *p = &s->processes[slot];
     struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
+    if (verdict->kind == WIRE_VERDICT_CANCEL) return; // the verdict that ends the op follows
     if (instance == NULL || instance_tainted(s, instance)) return;
     uint64_t generation = member_header(p->mind).generation;
     // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched

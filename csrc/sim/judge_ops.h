@@ -6,7 +6,7 @@
 
 enum { INSTANCES_MOST = 1 << 12, INSTANCE_SLOTS = 1 << 10, RINGS_MOST = 256 };
 
-enum outcome { OUTCOME_NONE, OUTCOME_OK, OUTCOME_LOST, OUTCOME_MISMATCH };
+enum outcome { OUTCOME_NONE, OUTCOME_OK, OUTCOME_LOST, OUTCOME_MISMATCH, OUTCOME_CANCELLED };
 
 // An op at one peer, as the judge is shown it.
 struct judged_op {

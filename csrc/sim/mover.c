@@ -126,10 +126,11 @@ struct judged_op mover_shown(const struct engine_model *e, const struct op *op) 
                               .contributors = m->contributors,
                               .shards = m->shards,
                               .results = m->results,
-                              .outcome = op->phase != OP_ENDED ? OUTCOME_NONE
-                                         : result == CALL_OK   ? OUTCOME_OK
-                                         : result == CALL_LOST ? OUTCOME_LOST
-                                                               : OUTCOME_MISMATCH};
+                              .outcome = op->phase != OP_ENDED      ? OUTCOME_NONE
+                                         : result == CALL_OK        ? OUTCOME_OK
+                                         : result == CALL_LOST      ? OUTCOME_LOST
+                                         : result == CALL_CANCELLED ? OUTCOME_CANCELLED
+                                                                    : OUTCOME_MISMATCH};
 }
 
 // ---- small ops ----

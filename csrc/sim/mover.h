@@ -25,6 +25,7 @@ struct call {
     uint32_t variant, bytes;
     uint64_t input;
     uint64_t epoch;                  // to adopt, or 0
+    int64_t cancel_at;               // INT64_MAX: never
     uint32_t calls;                  // with this tag in this phase of the program
     uint32_t members[SEGMENTS_MOST]; // slots that are in each segment; 0: it is not committed
     // of a call over a list

@@ -16,7 +16,9 @@
 enum {
     SYNC_TRIES = 3, // then the program helps itself
     SETTLE_MS = 500,
-    LOOK_MS = 5
+    LOOK_MS = 5,
+    CANCELS_IN = 12, // calls, one is cancelled
+    CANCEL_MS = 8    // after its beginning at most
 };
 
 static const uint32_t sizes[] = {1 << 10, 1 << 16, 200 << 10, 1 << 20, 1 << 22, SEGMENTS_MOST << 21};
@@ -147,7 +149,9 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
         variant = 1 + slot;
         s->counts[COUNT_MISUSES]++;
     }
+    bool cancels = s->faulty && (s->faults & PCCL_SIM_CANCEL) != 0 && sim_chance(s, CANCELS_IN);
     struct call made = {.tag = tag,
+                        .cancel_at = cancels ? s->now + (int64_t)sim_below(s, CANCEL_MS * MS_NS) : INT64_MAX,
                         .retry = (what >> 32) % 3 == 0,
                         .variant = variant,
                         .bytes = sizes[what % (sizeof sizes / sizeof sizes[0])],
@@ -182,9 +186,9 @@ static void reduce(struct pccl_sim *s, int slot) {
     for (uint32_t i = 0; i < program->tags; i++) post(s, slot, (first + i) % program->tags);
 }
 
-// Over a list that has lost somebody whom it needs nobody calls again.
+// Nobody calls again over a list that has lost somebody whom it needs, nor what was cancelled.
 static bool is_over(const struct call *call) {
-    return call->result == CALL_OK || (call->count > 0 && call->result == CALL_LOST);
+    return call->result == CALL_OK || call->result == CALL_CANCELLED || (call->count > 0 && call->result == CALL_LOST);
 }
 
 // Waits for all, then repeats those that were lost or were given other arguments.

@@ -30,7 +30,8 @@ enum pccl_sim_fault {
     PCCL_SIM_BLOCK = 8192,
     PCCL_SIM_MEMORY = 16384, // memory is refused to a mind
     PCCL_SIM_APART = 32768,  // two peers that reach everybody else cannot reach each other
-    PCCL_SIM_ALL = 65535,
+    PCCL_SIM_CANCEL = 65536, // programs cancel operations, at any time
+    PCCL_SIM_ALL = 131071,
 };
 
 struct pccl_sim_config {

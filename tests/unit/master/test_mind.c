@@ -734,9 +734,12 @@ static void test_runs(void) {
     uint64_t first = run;
     die('a');
     EPOCH("b", LOSS, 3, 3, "b");
+    CHECK(!mind_completed(m));
     simple('b', WIRE_LEAVE);
     CHECK_EQ(mind_next_deadline(m), INT64_MAX);
+    CHECK(mind_completed(m)); // a member left by itself
     CHECK_EQ(join('b', 3), 1);
+    CHECK(!mind_completed(m));
     CHECK(run != first && run != 0);
     EPOCH("b", UPDATE, 1, 1, "b");
     end();

@@ -129,6 +129,25 @@ static void test_mismatch(void) {
     end();
 }
 
+static void test_cancel(void) {
+    begin("all hear of a cancellation at once, and an epoch follows", "abc", 0);
+    struct wire_cancel message = {op(EPOCH, 1)};
+    verdicts_cancel(&desk, peer('c'), &header, &message);
+    CHECK_STR(told(WIRE_VERDICT), "abc");
+    CHECK_EQ(verdict_sent().kind, WIRE_VERDICT_CANCEL);
+    CHECK(verdict_sent().text.length > 0 && desk.changed);
+    message.name = op(EPOCH - 1, 1);
+    verdicts_cancel(&desk, peer('b'), &header, &message);
+    CHECK_STR(gone(), "b");
+    end();
+    begin("one that comes after its epoch is void", "abc", 0);
+    header.epoch = EPOCH - 1;
+    verdicts_cancel(&desk, peer('c'), &header, &message);
+    CHECK_STR(told(WIRE_VERDICT), "");
+    CHECK_STR(gone(), "");
+    end();
+}
+
 static void test_mismatch_texts(void) {
     static const struct {
         struct wire_fingerprint what;
@@ -204,6 +223,7 @@ int main(void) {
     test_reports();
     test_done();
     test_mismatch();
+    test_cancel();
     test_mismatch_texts();
     test_recall();
     return check_status();

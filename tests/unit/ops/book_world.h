@@ -118,7 +118,10 @@ static inline void accuse(void *context, const struct wire_mismatch *mismatch) {
     say("accuse %d ", mismatch->other.bytes[0]);
 }
 
-static inline void cancel(void *context, const struct wire_op_name *name) { (void)context, (void)name; }
+static inline void cancel(void *context, const struct wire_op_name *name) {
+    (void)context;
+    say("cancel %d ", (int)name->tag);
+}
 
 static inline void request_epoch(void *context) {
     (void)context;

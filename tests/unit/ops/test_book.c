@@ -209,6 +209,57 @@ static void test_mismatch(void) {
     end();
 }
 
+static void test_cancel(void) {
+    begin();
+    check_case("the master is asked to cancel an op in each epoch in which it begins");
+    enter(1, 2);
+    book_links_ready(&book);
+    struct op *op = post(1, LARGE, false);
+    book_cancel(&book, op);
+    book_cancel(&book, op);
+    check_said("start 1.0 cancel 1 ");
+    enter(2, 2);
+    verdict(WIRE_VERDICT_REDO, op);
+    said[0] = '\0';
+    book_links_ready(&book);
+    check_said("cancel 1 start 1.0 again ");
+    check_case("it ends with the verdict after the cancellation, and nothing begins in between");
+    verdict(WIRE_VERDICT_CANCEL, op);
+    struct op *later = post(2, LARGE, false);
+    book_links_ready(&book);
+    check_said("");
+    enter(3, 2);
+    said[0] = '\0';
+    verdict(WIRE_VERDICT_REDO, op);
+    CHECK_EQ(op->outcome.result, CALL_CANCELLED);
+    CHECK_EQ(later->phase, OP_WAITING);
+    end();
+    begin();
+    check_case("a call that waits for its links ends at once; a second cancellation is for the next call of the tag");
+    enter(1, 2);
+    op = post(1, LARGE, false);
+    struct wire_verdict cancelled = {.kind = WIRE_VERDICT_CANCEL, .name = {1, 1, 1, 0, 0}};
+    book_verdict(&book, &cancelled);
+    CHECK_EQ(op->outcome.result, CALL_CANCELLED);
+    free(take(op).contributors);
+    cancelled.name.epoch = 2;
+    book_verdict(&book, &cancelled);
+    op = post(1, LARGE, false);
+    CHECK_EQ(op->outcome.result, CALL_CANCELLED);
+    end();
+    begin();
+    check_case("a call in segments that was cancelled leaves a later cancellation to the next call");
+    enter(1, 2);
+    book_links_ready(&book);
+    op = post(1, DIVIDED, true);
+    cancelled.name = started[0]->name;
+    book_verdict(&book, &cancelled);
+    cancelled.name.epoch = 2; // of a member that has called again
+    book_verdict(&book, &cancelled);
+    CHECK_EQ(book.mismatches.count, 1);
+    end();
+}
+
 static void test_two_mismatches(void) {
     begin();
     check_case("the others' next call is mismatched too, before the epoch that ends the one under way is entered");
@@ -409,6 +460,7 @@ int main(void) {
     test_supply();
     test_unexpected();
     test_mismatch();
+    test_cancel();
     test_two_mismatches();
     test_list_lost();
     test_list_goes_on();

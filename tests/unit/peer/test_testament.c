@@ -51,6 +51,17 @@ static void test_verdicts(void) {
     CHECK_EQ(past[WIRE_MAX_PAST - 1].name.tag, WIRE_MAX_PAST + 4);
 }
 
+static void test_cancellations(void) {
+    testament_init(&t);
+    struct wire_verdict verdict = {.kind = WIRE_VERDICT_CANCEL, .name = {.epoch = 3, .tag = 7, .sequence = 1}};
+    testament_note_verdict(&t, &verdict);
+    REQUIRE(tell().past_count == 1);
+    CHECK_EQ(past[0].kind, WIRE_VERDICT_CANCEL);
+    verdict.kind = WIRE_VERDICT_COMMIT; // a member had completed it
+    testament_note_verdict(&t, &verdict);
+    for (uint32_t i = 0; i < tell().past_count; i++) CHECK_EQ(past[i].kind, WIRE_VERDICT_COMMIT);
+}
+
 static void test_barriers(void) {
     testament_init(&t);
     struct wire_outcome outcome = {.kind = WIRE_VOTE_PENDING, .code = pcclSuccess, .value = 1};
@@ -185,6 +196,7 @@ static void test_adoption(void) {
 
 int main(void) {
     test_verdicts();
+    test_cancellations();
     test_barriers();
     test_rounds();
     test_members();
