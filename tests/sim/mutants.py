@@ -1,11 +1,14 @@
-"""Deliberate bugs of the protocol: each is one replacement in one shipped source, and the simulator must find it.
+"""Deliberate bugs: each is one replacement in one shipped source, and the simulator, or the C test that it names, must find it.
 
 `python tests/sim/mutants.py` prints how many seeds each one takes; `... NAME` builds that one and shows the report.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
     "csrc/base/descriptor.c",
     "csrc/base/grow.c",
-    "csrc/base/log.c",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/base/log*.c")),
     "csrc/base/platform.c",
     "csrc/net/arrival.c",
     "csrc/peer/seek.c",
@@ -49,7 +52,9 @@ SOURCES = [
     ),
 ]
 FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
-FORK, BLOCK, MEMORY, APART = 4096, 8192, 16384, 32768  # as in csrc/sim/sim.h
+BREAK, MISUSE, MASTER, FORK, BLOCK, MEMORY = 16, 512, 2048, 4096, 8192, 16384  # as in csrc/sim/sim.h
+APART, CANCEL = 32768, 65536
+TEST_SECONDS = 60
 LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
 
 
@@ -64,6 +69,7 @@ class Mutant:
     first: int = 1  # seed, of those that `make check-sim` plays: a later one where the bug is rare
     seeds: int = 8000  # within so many it must be found
     faults: int = 0  # by their numbers in sim.h; 0: by the seed
+    test: str = ""  # below tests/unit: the C test that must fail, in place of the simulator
 
 
 MUTANTS = [
@@ -489,6 +495,241 @@ MUTANTS = [
         old="return collective->survives && op->args.retry &&",
         new="return collective->survives &&",
     ),
+    # ---- cancellation ----
+    Mutant(
+        name="cancel_asked_once",  # an operation that begins in a later epoch is not cancelled there
+        file="ops/book.c",
+        old="if ((op->parent != NULL ? op->parent : op)->cancel) book->driver.cancel(book->driver.context, &op->name);",
+        new="",
+        test="ops/test_book.c",
+    ),
+    Mutant(
+        name="cancel_spares_those_that_wait",  # a member that has not begun the operation begins it afterwards
+        file="ops/book_epochs.c",
+        old="op_list_remove(&book->waiting, op); book_end(book, op, CALL_CANCELLED); } else if",
+        new="} else if",
+        faults=CANCEL,
+        seeds=2000,
+    ),
+    Mutant(
+        name="begins_after_a_cancellation",  # in the same epoch, under the name of the operation that was cancelled
+        file="ops/book.c",
+        old="if (book->cancelled_in == book->now->group_epoch && book->cancelled_in != 0) return;",
+        new="",
+        faults=CANCEL,
+        seeds=4000,
+    ),
+    Mutant(
+        name="cancelled_is_redone",
+        file="ops/book_epochs.c",
+        old="if (op->cancelled) { book_end(book, op, CALL_CANCELLED); return; }",
+        new="",
+        faults=CANCEL,
+        seeds=2000,
+    ),
+    Mutant(
+        name="cancelled_twice",  # a call that ends takes a cancellation of the next call of its tag for its own
+        file="ops/book_epochs.c",
+        old="!part->mismatched && !part->cancelled)",
+        new="!part->mismatched)",
+        first=2001,
+        faults=CANCEL | MISUSE | BREAK,
+        seeds=1000,
+    ),
+    Mutant(
+        name="queued_misses_its_end",  # an operation that was never moved begins again though the others have ended it
+        file="ops/book_epochs.c",
+        old="if (op->parent == NULL && op->args.group == NULL && book_take_mismatch(book, op, book_counted_loss(book, op)))",
+        new="if (op->phase == OP_ENDED)",
+        first=501,
+        faults=CANCEL | MISUSE | BREAK,
+        seeds=1000,
+    ),
+    Mutant(
+        name="cancel_without_an_epoch",  # nothing ends the operation at those who have begun it
+        file="master/verdicts.c",
+        old="desk_send_group(desk, peer->group); desk_change(desk, peer->group); }",
+        new="desk_send_group(desk, peer->group);\n}",
+        faults=CANCEL,
+        seeds=500,
+    ),
+    Mutant(
+        name="cancel_forgotten",  # the next master takes a cancellation for a mismatch
+        file="master/verdicts.c",
+        old="entry->cancelled ? WIRE_VERDICT_CANCEL : WIRE_VERDICT_MISMATCH",
+        new="WIRE_VERDICT_MISMATCH",
+        faults=CANCEL | MASTER,
+    ),
+    Mutant(
+        name="commit_after_cancel_forgotten",  # the next master hears of the cancellation and not of the COMMIT after it
+        file="peer/testament.c",
+        old="if (t->past[i].kind == WIRE_VERDICT_CANCEL) t->past[i].kind = verdict->kind;",
+        new="",
+        test="peer/test_testament.c",
+    ),
+    Mutant(
+        name="cancel_of_another_epoch",
+        file="master/verdicts.c",
+        old="if (cancel->name.epoch != header->epoch) {",
+        new="if (cancel->name.epoch > UINT64_MAX - 1) {",
+        test="master/test_verdicts.c",
+    ),
+    # ---- members that send malformed frames, and RESUME ----
+    Mutant(
+        name="malformed_frames_are_forgiven",
+        file="master/breaks.c",
+        old="if (pair->malformed < BREAKS_MALFORMED_PAIR_MAX) pair->malformed++;",
+        new="",
+        test="master/test_breaks.c",
+    ),
+    Mutant(
+        name="malformed_frames_blame_the_older",
+        file="master/breaks.c",
+        old='desk_expel(desk, later, "malformed',
+        new='desk_expel(desk, (struct desk_peer *)stays, "malformed',
+        test="master/test_breaks.c",
+    ),
+    Mutant(
+        name="resume_in_the_name_of_the_living",  # anybody who knows the secret of the run ends a membership
+        file="master/mind.c",
+        old="desk->now_ns < peer->heard.at_ns + desk->limit_ns / 2;",
+        new="desk->now_ns < peer->heard.at_ns;",
+        test="master/test_mind_recovery.c",
+    ),
+    Mutant(
+        name="never_completed",  # a supervisor cannot tell the end of a run from its loss
+        file="master/mind.c",
+        old="mind_activity(mind) == WIRE_IDLE && mind->run.completed;",
+        new="false;",
+        test="master/test_mind.c",
+    ),
+    # ---- links, what is seen of them, and states that differ ----
+    Mutant(
+        name="silence_is_life",
+        file="data/silence.c",
+        old='return "silent";',
+        new="return NULL;",
+        test="data/test_silence.c",
+    ),
+    Mutant(
+        name="waits_for_an_epoch_without_end",
+        file="data/silence.c",
+        old='return "its epoch does not come";',
+        new="return NULL;",
+        test="data/test_silence.c",
+    ),
+    Mutant(
+        name="a_byte_is_progress",  # a link that takes next to nothing counts as alive
+        file="data/silence.c",
+        old="drained < silence->goal",
+        new="drained == 0",
+        test="data/test_silence.c",
+    ),
+    Mutant(
+        name="queue_by_the_worst",  # one late heartbeat counts as a queue
+        file="data/sight.c",
+        old="sight->travel_us[(count - 1) / 2]",
+        new="sight->travel_us[count - 1]",
+        test="data/test_sight.c",
+    ),
+    Mutant(
+        name="queue_below_zero",
+        file="data/sight.c",
+        old="travel_us <= least_us ? 0 : ",
+        new="",
+        test="data/test_sight.c",
+    ),
+    Mutant(
+        name="speed_of_an_instant",  # less time than the kernel measures in
+        file="data/pace.c",
+        old="if (!first && busy_us < BUSY_LEAST_US) return;",
+        new="",
+        test="data/test_pace.c",
+    ),
+    Mutant(
+        name="frames_out_of_line",
+        file="data/pace.c",
+        old="FRAME_LEAST, PACE_CHUNK_MAX) / CHUNK_ALIGN * CHUNK_ALIGN",
+        new="FRAME_LEAST, PACE_CHUNK_MAX)",
+        test="data/test_pace.c",
+    ),
+    Mutant(
+        name="links_of_the_lost",  # a candidate still waits for links with a member that is lost
+        file="peer/mesh.c",
+        old="if (n != NULL) n->in[MESH_CANDIDATE] = false;",
+        new="(void)n;",
+        test="peer/test_mesh.c",
+    ),
+    Mutant(
+        name="spread_without_lanes",  # where tensors go from all to all
+        file="peer/mesh.c",
+        old="n->lanes[membership] = spread ||",
+        new="n->lanes[membership] =",
+        test="peer/test_mesh.c",
+    ),
+    Mutant(
+        name="drops_candidates",
+        file="peer/mesh.c",
+        old="if (n->in[MESH_EPOCH] || n->in[MESH_CANDIDATE]) {",
+        new="if (n->in[MESH_EPOCH]) {",
+        test="peer/test_mesh.c",
+    ),
+    Mutant(
+        name="accuses_again_and_again",
+        file="peer/mesh.c",
+        old="if ((malformed ? n->malformed_in : n->accused_in) == at->header.epoch) return;",
+        new="",
+        test="peer/test_mesh.c",
+    ),
+    Mutant(
+        name="the_last_difference_unseen",
+        file="state/outline.c",
+        old="i <= shorter >> shift; i++",
+        new="i < shorter >> shift; i++",
+        test="state/test_outline.c",
+    ),
+    Mutant(
+        name="neighbours_are_unfinished",  # memory that ends where unfinished memory begins
+        file="state/unfinished.c",
+        old="set->ranges[low].begin < end;",
+        new="set->ranges[low].begin <= end;",
+        test="state/test_unfinished.c",
+    ),
+    Mutant(
+        name="finished_with_its_neighbour",
+        file="state/unfinished.c",
+        old="if (gone->ranges[k].begin > rest.begin)",
+        new="if (gone->ranges[k].begin > rest.end)",
+        test="state/test_unfinished.c",
+    ),
+    Mutant(
+        name="hashes_of_any_content",  # a donor's list is not compared with what was elected
+        file="state/sync_receive.c",
+        old="if (wire_hash_equal(&root, &sync->plan->content)) {",
+        new="if (sync->hashes > 0) {",
+        test="state/test_sync.c",
+    ),
+    Mutant(
+        name="hash_donor_for_ever",  # one that sent wrong hashes is asked again
+        file="state/sync_receive.c",
+        old="sync->hashes_bad[donor] == DELTA_WRONG_LEAVES) continue;",
+        new="sync->hashes_bad[donor] == UINT8_MAX) continue;",
+        test="state/test_sync.c",
+    ),
+    Mutant(
+        name="asks_the_silent_donor",  # one that stalls is not replaced
+        file="state/sync_receive.c",
+        old="delta_shun(sync->delta, i);",
+        new="",
+        test="state/test_sync.c",
+    ),
+    Mutant(
+        name="writes_what_is_read_only",
+        file="state/sync_receive.c",
+        old="if (leaf < end && (entry->read_only ||",
+        new="if (leaf < end && (entry->leaf_count == 0 ||",
+        test="state/test_sync.c",
+    ),
 ]
 
 
@@ -499,7 +740,8 @@ def run(*command: str | Path) -> None:
 
 def compile_one(source: str | Path, out: Path, *, here: Path | None = None) -> Path:
     """Compiles one source; `here`: the folder that its includes are relative to."""
-    run(shutil.which("cc") or "cc", *FLAGS, *(["-iquote", here] if here else []), "-c", source, "-o", out)
+    level = [flag for name in LEVELS if Path(source).stem.endswith(f"_{name}") for flag in LEVEL_FLAGS[name]]
+    run(shutil.which("cc") or "cc", *FLAGS, *level, *(["-iquote", here] if here else []), "-c", source, "-o", out)
     return out
 
 
@@ -524,6 +766,11 @@ def link(objects: dict[str, Path], out: Path) -> Path:
 
 def build(mutant: Mutant, objects: dict[str, Path], folder: Path) -> Path:
     """The program with the bug in it."""
+    return link({**objects, f"csrc/{mutant.file}": change(mutant, folder)}, folder / mutant.name)
+
+
+def change(mutant: Mutant, folder: Path) -> Path:
+    """Compiles the source with the bug in it."""
     source = ROOT / "csrc" / mutant.file
     text = source.read_text(encoding="utf-8")
     place = re.compile(r"\s+".join(map(re.escape, mutant.old.split())))  # wherever the formatter breaks lines
@@ -532,8 +779,54 @@ def build(mutant: Mutant, objects: dict[str, Path], folder: Path) -> Path:
         raise ValueError(f"mutant {mutant.name}: its place occurs {count} times in csrc/{mutant.file}")
     changed = folder / f"{mutant.name}.c"
     changed.write_text(changed_text, encoding="utf-8")
-    mine = compile_one(changed, folder / f"{mutant.name}.o", here=source.parent)
-    return link({**objects, f"csrc/{mutant.file}": mine}, folder / mutant.name)
+    return compile_one(changed, folder / f"{mutant.name}.o", here=source.parent)
+
+
+#: Of the kernels for instruction sets, as in CMakeLists.txt.
+LEVEL_FLAGS = {
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"],
+    "neon": [],
+}
+LEVELS = {"x86_64": ["avx2", "avx512"], "aarch64": ["neon"]}.get(platform.machine(), [])
+
+#: What a test in C links beside its mutant.
+LIBRARY = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "csrc").rglob("*.c")
+    if path.relative_to(ROOT / "csrc").parts[0] != "sim"
+    and (path.stem.rpartition("_")[2] not in LEVEL_FLAGS or path.stem.rpartition("_")[2] in LEVELS)
+)
+
+
+def compile_library(folder: Path) -> Path:
+    """Makes the archive of the core for the tests in C."""
+    objects = [folder / (source.replace("/", "_") + ".core.o") for source in LIBRARY]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(compile_one, LIBRARY, objects))
+    image = folder / "image.c"  # of the kernels for GPUs: none
+    image.write_text('#include "device/cuda_kernels.h"\nconst struct cuda_image cuda_image;\n', encoding="utf-8")
+    objects.append(compile_one(image, folder / "image.o"))
+    archive = folder / "core.a"
+    run(shutil.which("ar") or "ar", "rcs", archive, *objects)
+    return archive
+
+
+def build_test(mutant: Mutant | None, test: str, archive: Path, folder: Path) -> Path:
+    """Returns a C test with a bug in it; None: without one."""
+    changed = [] if mutant is None else [change(mutant, folder)]
+    name = Path(test).stem if mutant is None else mutant.name
+    source = compile_one(f"tests/unit/{test}", folder / f"{name}.test.o", here=(ROOT / "tests/unit" / test).parent)
+    run(shutil.which("cc") or "cc", source, *changed, archive, "-o", folder / name, "-pthread", "-ldl", "-lm")
+    return folder / name
+
+
+def passes(program: Path) -> bool:
+    """Whether a C test passes. One that a bug hangs does not."""
+    try:
+        return subprocess.run([program], capture_output=True, check=False, timeout=TEST_SECONDS).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 def hunt(program: Path, first: int, seeds: int, faults: int = 0) -> tuple[int | None, str]:
@@ -550,8 +843,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         objects = compile_all(folder)
+        library: Path | None = None
         for mutant in MUTANTS:
             if sys.argv[1:] and mutant.name not in sys.argv[1:]:
+                continue
+            if mutant.test:
+                library = library or compile_library(folder)
+                verdict = "passes" if passes(build_test(mutant, mutant.test, library, folder)) else "fails"
+                print(f"{mutant.name:28} {mutant.test} {verdict}", flush=True)
                 continue
             found, said = hunt(build(mutant, objects, folder), mutant.first, mutant.seeds, mutant.faults)
             told = next((line for line in said.splitlines() if line.startswith("seed ")), "not found")

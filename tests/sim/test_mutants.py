@@ -1,4 +1,4 @@
-"""The simulator finds every deliberate bug of mutants.py within the seeds stated there, and nothing where there is none."""
+"""The simulator, or a C test, finds every deliberate bug of mutants.py, and nothing where there is none."""
 
 import fcntl
 import os
@@ -10,17 +10,27 @@ import pytest
 pytestmark = [pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"), pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory):
+def made_once(tmp_path_factory, name, make):
+    """Makes something in a folder that all workers share."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"  # once for all workers
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "whole").exists():
-            mutants.compile_all(folder)
+            make(folder)
             (folder / "whole").touch()
-    return mutants.objects_in(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    return mutants.objects_in(made_once(tmp_path_factory, "objects", mutants.compile_all))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return made_once(tmp_path_factory, "library", mutants.compile_library) / "core.a"
 
 
 def test_passes_without_a_bug(objects, tmp_path):
@@ -28,7 +38,17 @@ def test_passes_without_a_bug(objects, tmp_path):
     assert found is None, said
 
 
-@pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [one for one in mutants.MUTANTS if not one.test], ids=lambda mutant: mutant.name)
 def test_finds(mutant, objects, tmp_path):
     found, said = mutants.hunt(mutants.build(mutant, objects, tmp_path), mutant.first, mutant.seeds, mutant.faults)
     assert found is not None, f"{mutant.seeds} seeds pass in spite of it: {said.splitlines()[-2:]}"
+
+
+@pytest.mark.parametrize("test", sorted({one.test for one in mutants.MUTANTS if one.test}))
+def test_a_c_test_passes_without_a_bug(test, library, tmp_path):
+    assert mutants.passes(mutants.build_test(None, test, library, tmp_path))
+
+
+@pytest.mark.parametrize("mutant", [one for one in mutants.MUTANTS if one.test], ids=lambda mutant: mutant.name)
+def test_a_c_test_finds(mutant, library, tmp_path):
+    assert not mutants.passes(mutants.build_test(mutant, mutant.test, library, tmp_path)), f"{mutant.test} passes in spite of it"
