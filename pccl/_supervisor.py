@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -39,6 +41,9 @@ JOINED = "joined"
 
 READ_SECONDS = 0.5
 """Between two looks at what the program tells, so that it never waits for room in the pipe."""
+
+STALL_SECONDS = 1.0
+"""For how long it tries to write a line: a reader that is stopped stops neither the program nor its supervisor."""
 
 SETTLE_SECONDS = 1.0
 """After which a run that was there still is, if it goes on: processes that are killed together do not die at one moment."""
@@ -210,7 +215,10 @@ def _state_of_run(masters: str) -> RunState:
 
 def _say(text: str) -> None:
     rank = os.environ.get("RANK")
-    print(f"pccl supervisor: {'the program' if rank is None else f'rank {rank}'} {text}", file=sys.stderr, flush=True)
+    line = f"pccl supervisor: {'the program' if rank is None else f'rank {rank}'} {text}\n"
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+        if select.select([], [2], [], STALL_SECONDS)[1]:  # then it has room for a line
+            os.write(2, line.encode())
 
 
 def main() -> None:

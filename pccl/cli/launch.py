@@ -11,7 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
@@ -27,6 +29,12 @@ GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
 
 READ_BYTES = 1 << 16
+
+ROOM_BYTES = 16 << 20
+"""How much output waits for a slow reader of a standard stream, before lines are dropped."""
+
+STALL_SECONDS = 10.0
+"""After which output is dropped at the end, if nobody reads any of it."""
 
 RESTARTS = 10
 """Of each peer, where --restart stands without a number."""
@@ -83,6 +91,8 @@ def command(
     the run of the others or fails. Each line that they print has their number before it. Options behind the program are the
     program's; a "--" right behind it is left out.
 
+    A slow reader of the output stops neither the peers nor this command: lines beyond 16 MiB are dropped and counted.
+
     A peer that dies is not replaced unless --restart says so, and only while another one runs. Ctrl-C and SIGTERM are passed on
     to the peers. Those that take more than 10 s to end are killed, and all are at a second Ctrl-C.
 
@@ -116,7 +126,9 @@ def _master(address: str | None) -> Iterator[str]:
 class Peer:
     """One of the processes, and what it prints."""
 
-    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str], stdout: Printer, stderr: Printer
+    ) -> None:
         self.number = number
         self.process = subprocess.Popen(
             command,
@@ -129,8 +141,8 @@ class Peer:
         )
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        streams = ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
-        self.outputs = [Output(number, source, target.buffer) for source, target in streams]
+        streams = ((self.process.stdout, stdout), (self.process.stderr, stderr))
+        self.outputs = [Output(number, source, target) for source, target in streams]
         self.ended = os.pidfd_open(self.process.pid)
         """Readable once the process has ended."""
 
@@ -147,7 +159,7 @@ class Peer:
 class Output:
     """A stream of a peer, printed line by line."""
 
-    def __init__(self, number: int, source: IO[bytes], target: IO[bytes]) -> None:
+    def __init__(self, number: int, source: IO[bytes], target: Printer) -> None:
         self.source = source
         self._prefix = f"[{number}] ".encode()
         self._target = target
@@ -173,8 +185,68 @@ class Output:
 
     def _print(self, lines: list[bytes]) -> None:
         if lines:
-            self._target.write(b"".join(self._prefix + line + b"\n" for line in lines))
-            self._target.flush()
+            self._target.print(b"".join(self._prefix + line + b"\n" for line in lines))
+
+
+class Printer:
+    """A standard stream of the command. A thread writes to it, so that its reader may be slow or stopped.
+
+    After ROOM_BYTES that nobody has read, lines are dropped, and counted in a line of their own.
+    """
+
+    def __init__(self, target: IO[str]) -> None:
+        target.flush()
+        self._target = target.fileno()
+        self._name = str(target.name).strip("<>")
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._written = 0
+        self._dropped = 0
+        self._error: OSError | None = None
+        self._changed = threading.Condition()
+        threading.Thread(target=self._work, name=f"pccl:{self._name}", daemon=True).start()
+
+    def print(self, lines: bytes) -> None:
+        """Queues whole lines and returns at once. OSError: the stream was closed at its other end."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            if self._bytes + len(lines) > ROOM_BYTES:
+                self._dropped += lines.count(b"\n")
+                return
+            if self._dropped > 0:
+                text = f"pccl launch: {self._dropped} lines are missing here: the reader of {self._name} was too slow\n"
+                lines, self._dropped = text.encode() + lines, 0
+            self._waiting.append(lines)
+            self._bytes += len(lines)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits until all is written, or until nobody has read anything for STALL_SECONDS."""
+        with self._changed:
+            written = -1
+            while self._bytes > 0 and self._error is None and written != self._written:
+                written = self._written
+                self._changed.wait_for(lambda: self._bytes == 0 or self._error is not None, STALL_SECONDS)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                lines = memoryview(self._waiting.popleft())
+            while lines:
+                try:
+                    count = os.write(self._target, lines[:READ_BYTES])
+                except OSError as error:
+                    with self._changed:
+                        self._error = error
+                        self._changed.notify_all()
+                    return
+                lines = lines[count:]
+                with self._changed:
+                    self._bytes -= count
+                    self._written += count
+                    self._changed.notify_all()
 
 
 class Launch:
@@ -192,6 +264,9 @@ class Launch:
         self._told: signal.Signals | None = None
         self._deadline = math.inf
         self._selector = selectors.DefaultSelector()
+        self._stdout = Printer(sys.stdout)
+        together = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+        self._stderr = self._stdout if together else Printer(sys.stderr)  # one writer for one file, so that lines stay whole
 
     def run(self) -> int:
         """Starts the peers, and returns the exit status when the last has ended. None outlives it, whatever is raised."""
@@ -217,6 +292,8 @@ class Launch:
                         self._selector.unregister(key.fileobj)
                 if not ready:
                     self._kill()
+            self._stdout.close()
+            self._stderr.close()
             return self._status()
         finally:
             self._kill()
@@ -230,7 +307,8 @@ class Launch:
             waker.close()
 
     def _start(self, number: int, extra: Mapping[str, str]) -> None:
-        peer = self._peers[number] = Peer(number, self._command, {**self._environment, "PCCL_PEER": str(number), **extra})
+        environment = {**self._environment, "PCCL_PEER": str(number), **extra}
+        peer = self._peers[number] = Peer(number, self._command, environment, self._stdout, self._stderr)
         self._selector.register(peer.ended, selectors.EVENT_READ, peer)
         for output in peer.outputs:
             self._selector.register(output.source, selectors.EVENT_READ, output)
@@ -246,7 +324,7 @@ class Launch:
         if status != 0:
             again = self._restarts[peer.number] > 0 and self._told is None and bool(self._peers)
             then = "; it is started anew" if again else ""
-            print(f"pccl launch: peer {peer.number} {how_ended(status)}{then}", file=sys.stderr, flush=True)
+            self._stderr.print(f"pccl launch: peer {peer.number} {how_ended(status)}{then}\n".encode())
             if again:
                 self._restarts[peer.number] -= 1
                 self._start(peer.number, {JOIN_VARIABLE: "1"})

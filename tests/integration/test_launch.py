@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from launched import EXAMPLES, Launched
 from performers import PATIENCE
 
 pytest.importorskip("click")
+
+from pccl.cli.launch import Printer
 
 LAUNCH = [sys.executable, "-m", "pccl", "launch"]
 
@@ -205,3 +210,57 @@ def test_the_example_trains(method):
         assert one.end(2 * PATIENCE) == 0, one.lines
     last = [[line for line in one.lines if line.startswith(f"[{number}] outer step")][-1] for number in range(2)]
     assert len({line.partition("validation")[2] for line in last}) == 1, one.lines
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stopped_reader_stops_nobody(tmp_path, stream, monkeypatch):
+    """The peers print far more than a pipe and the command's own memory hold, and nobody reads a byte of it."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, pathlib, sys\n"
+        f"for _ in range(24): sys.{stream}.write('x' * ((1 << 20) - 1) + '\\n')\n"
+        f"pathlib.Path({str(tmp_path)!r}, 'done' + os.environ['PCCL_PEER']).touch()\n"
+        "import time\n"
+        "while True: time.sleep(1)\n"
+    )
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: subprocess.PIPE}
+    with subprocess.Popen([*LAUNCH, "--nproc", "2", str(program)], **pipes) as command:
+        try:
+            limit = time.monotonic() + PATIENCE
+            while not all((tmp_path / f"done{number}").exists() for number in range(2)):
+                assert time.monotonic() < limit, "the peers wait for a reader"
+                time.sleep(0.05)
+            command.send_signal(signal.SIGTERM)
+            assert command.wait(PATIENCE) == 128 + signal.SIGTERM
+        finally:
+            command.kill()
+
+
+def test_all_lines_come_in_order(launch):
+    program = """
+        for line in range(20000):
+            print("line", line, "x" * 100)
+    """
+    one = launch(program, options=("--nproc", "1"))
+    assert one.end() == 0
+    assert [line.split()[2] for line in one.lines if line.startswith("[0] line")] == [str(number) for number in range(20000)]
+
+
+def test_lines_that_were_dropped_are_counted(monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setattr("pccl.cli.launch.ROOM_BYTES", 1 << 17)
+    with open(writer, "w") as target:
+        printer = Printer(target)
+        for _ in range(16):
+            printer.print(b"x" * ((1 << 15) - 1) + b"\n")
+        text = b""
+        while len(text) < 1 << 17:  # then there is room again
+            text += os.read(reader, 1 << 15)
+        printer.print(b"the last\n")
+        while not text.endswith(b"the last\n"):
+            text += os.read(reader, 1 << 15)
+        printer.close()
+    os.close(reader)
+    dropped, last = text.decode().splitlines()[-2:]
+    assert re.fullmatch(r"pccl launch: \d+ lines are missing here: the reader of .* was too slow", dropped)
+    assert last == "the last"
