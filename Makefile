@@ -199,4 +199,4 @@ gpu-bench: .venv/built
 	$(BIN)/python bench/gpu.py --out gpu-out/bench
 
 clean:
-	rm -rf build dist gpu-out demo-out stress-out pccl/*.so
+	rm -rf build dist gpu-out demo-out stress-out pccl/*.so pccl/spawned_master

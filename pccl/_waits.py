@@ -25,10 +25,14 @@ class WaitLog:
         self._began = time.monotonic()
         self._next = self._began + FIRST_SECONDS
 
+    def is_due(self) -> bool:
+        """Whether `tell` would log."""
+        return time.monotonic() >= self._next
+
     def tell(self, text: str) -> None:
         """Logs what the call waits for, if it is time to; to be called again and again while it waits."""
-        now = time.monotonic()
-        if now >= self._next:
+        if self.is_due():
+            now = time.monotonic()
             self._next = now + AGAIN_SECONDS
             _log.warning("%s: has waited for %.0f s: %s", self._call, now - self._began, text)
 

@@ -10,27 +10,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import subprocess
-import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
+from pccl import _native
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._enums import Result
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError
+from pccl._files import open_log
 from pccl._master import RunState, run_state
 from pccl._supervisor import JOINED, restore_environment
+from pccl._waits import FIRST_SECONDS, WaitLog
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -41,6 +44,9 @@ MASTERS_MOST = 3
 UNTIL_EMPTY_SECONDS = 15
 """After which a master that a job has started ends when nobody is there: longer than peers take to notice that another master
 is silent and to come to this one."""
+
+LISTENS = "pccl master listens"
+"""What the program of a master prints once it does."""
 
 ATTEMPTS = 1000
 """To connect; the deadline comes first."""
@@ -219,6 +225,7 @@ class _Board:
         self._store = store
         self._timeout = timeout
         self._attempt = ""
+        self.log = WaitLog("init_process_group")
 
     def meet(self, place: Place) -> list[Place]:
         """Begins an attempt with all other ranks. Returns the place of each."""
@@ -235,7 +242,7 @@ class _Board:
     def _lead(self, own: Place) -> dict[str, Any]:
         """At rank 0: names attempts until all ranks take part in one."""
         ranks = range(1, self.world_size)
-        self._wait([_place_key(rank) for rank in ranks])
+        self._wait([_place_key(rank) for rank in ranks], self._not_called)
         attempt: dict[str, Any] = {"places": []}
         wrong_since = 0.0
         for _ in self._pauses():
@@ -256,7 +263,7 @@ class _Board:
 
     def _follow(self, own: Place) -> dict[str, Any]:
         """At other ranks: takes part in the attempts that rank 0 names, until one begins."""
-        self._wait([_ATTEMPT_KEY])
+        self._wait([_ATTEMPT_KEY], self._not_called)
         name = ""
         for _ in self._pauses():
             attempt = json.loads(self._store.get(_ATTEMPT_KEY))
@@ -270,22 +277,33 @@ class _Board:
                     return dict(attempt)
         raise BootstrapError(self._missing("place", None))
 
-    def _wait(self, keys: list[str]) -> None:
-        if keys:
-            self._store.wait(keys, timedelta(seconds=max(self.deadline.remaining() or 0.0, 0.001)))
+    def _wait(self, keys: list[str], waits_for: Callable[[], str]) -> None:
+        """Waits until the store has the keys; logs after 10 s whom it waits for."""
+        while keys:
+            left = self.deadline.remaining() or 0.0
+            try:
+                self._store.wait(keys, timedelta(seconds=max(0.001, min(left, FIRST_SECONDS))))
+                return
+            except RuntimeError:
+                if self.deadline.passed():
+                    raise
+                self._store.check(keys)  # raises if the store is lost
+                self.log.tell(waits_for())
 
     def _pauses(self) -> Iterator[None]:
-        """Yields until the deadline, at growing intervals."""
+        """Yields until the deadline, at growing intervals; logs after 10 s which ranks are missing."""
         pause = 0.001
         while not self.deadline.passed():
             yield
+            if self.log.is_due():
+                self.log.tell(self.not_here())
             self.deadline.sleep(pause)
             pause = min(2 * pause, 0.05)
 
     def exchange(self, name: str, text: str) -> list[str]:
         """Tells all ranks a text. Returns that of each."""
         self.tell(name, self.rank, text)
-        return [self.read(name, rank) for rank in range(self.world_size)]
+        return [self.read(name, rank, rank) for rank in range(self.world_size)]
 
     def tell(self, name: str, number: int, text: str) -> None:
         """Writes a text that all ranks can read."""
@@ -294,33 +312,53 @@ class _Board:
         except RuntimeError as error:
             raise BootstrapError(f"rank {self.rank} cannot write to the store of init_process_group: {error}") from None
 
-    def read(self, name: str, number: int) -> str:
-        """A text that some rank writes, or has written."""
+    def read(self, name: str, number: int, writer: int) -> str:
+        """Returns a text that the rank `writer` writes, or has written."""
         key = _key(self._attempt, name, number)
         try:
-            self._wait([key])
+            self._wait([key], lambda: f"rank {self.rank} waits for rank {writer}")
             return str(self._store.get(key).decode())
         except RuntimeError as error:  # DistStoreError and DistNetworkError
-            raise BootstrapError(self._missing(name, error)) from None
+            raise BootstrapError(self._missing(name, error, f"rank {writer}")) from None
 
-    def _missing(self, name: str, error: RuntimeError | None) -> str:
+    def has_told(self, name: str, rank: int) -> bool:
+        """Returns whether a rank has told a text. False if the store is lost."""
+        try:
+            return bool(self._store.check([_key(self._attempt, name, rank)]))
+        except RuntimeError:
+            return False
+
+    def not_here(self) -> str:
+        """Returns which ranks have not called init_process_group, or else do not take part in this attempt."""
+        return self._not_called() if self._away() else "all ranks have called init_process_group, but not all have met"
+
+    def _not_called(self) -> str:
+        return f"{_ranks(self._away(), self.world_size)} not called init_process_group"
+
+    def _away(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if not self._store.check([_place_key(rank)])]
+
+    def _missing(self, name: str, error: RuntimeError | None, whom: str = "the other ranks") -> str:
         limit = f"{self._timeout.total_seconds():g} s (the timeout of init_process_group)"
         try:
-            there = [self._store.check([_place_key(rank)]) for rank in range(self.world_size)]
+            away = self._away()
         except RuntimeError:
             return f"rank {self.rank} has lost the store of init_process_group, which rank 0 or its launcher serves: {error}"
         if name != "place":
-            return f"rank {self.rank} has waited {limit} for another rank, which has ended or hangs: see what the others print"
-        away = ", ".join(str(rank) for rank in range(self.world_size) if not there[rank])
-        others = {_read(self._store.get(_place_key(rank)).decode()).world_size for rank in range(self.world_size) if there[rank]}
-        if others - {self.world_size}:
-            return _disagree(self.world_size, self.rank, min(others - {self.world_size}), "others")
+            return f"rank {self.rank} has waited {limit} for {whom}, which has ended or hangs: see what it prints"
+        there = [_read(self._store.get(_place_key(rank)).decode()) for rank in range(self.world_size) if rank not in away]
+        others = {place.world_size for place in there} - {self.world_size}
+        if others:
+            return _disagree(self.world_size, self.rank, min(others), "others")
         if not away:
             return f"rank {self.rank} has waited {limit} for the other ranks, which have ended or hang: see what the others print"
-        return (
-            f"after {limit}, ranks {away} of {self.world_size} have not called init_process_group: "
-            "start them, or give all ranks a smaller world size"
-        )
+        return f"after {limit}, {self._not_called()}: start them, or give all ranks a smaller world size"
+
+
+def _ranks(ranks: Sequence[int], world_size: int) -> str:
+    """Returns ranks as the subject of a sentence in the perfect tense."""
+    listed = ", ".join(str(rank) for rank in ranks)
+    return f"ranks {listed} of {world_size} have" if len(ranks) != 1 else f"rank {listed} of {world_size} has"
 
 
 _ATTEMPT_KEY = "pccl/attempt"
@@ -413,11 +451,11 @@ def _start_masters(board: _Board, places: Sequence[Place]) -> tuple[str, list[st
         for number in own:
             address = "127.0.0.1" if local else places[board.rank].address
             board.tell("master", number, f"{address}:{_reserve(stack, address)}")
-        listed = [board.read("master", number) for number in range(len(starters))]
+        listed = [board.read("master", number, rank) for number, rank in enumerate(starters)]
         for number in own:
             board.tell("started", number, _start_master(listed[number], ",".join(listed), board.deadline))
     for number, rank in enumerate(starters):
-        problem = board.read("started", number)
+        problem = board.read("started", number, rank)
         if problem:
             raise BootstrapError(f"rank {rank} could not start the master {listed[number]}: {problem}")
     return ",".join(listed), [listed[number] for number in own]
@@ -441,31 +479,38 @@ def _reserve(stack: contextlib.ExitStack, address: str) -> int:
 
 
 def _start_master(address: str, listed: str, deadline: Deadline) -> str:
-    """Starts a master as a process of its own; gives "" or what went wrong.
+    """Starts a master as a process of its own. Returns "" once it listens, or what went wrong.
 
-    It outlives this one, keeps none of its files open, and ends by itself once nobody is there. Its log goes to the file named
-    by PCCL_MASTER_LOG, if there is one.
+    The master outlives this process, keeps none of its files open, and ends by itself once nobody is there. Its log goes to the
+    file named by PCCL_MASTER_LOG, if there is one.
     """
-    command = [sys.executable, "-m", "pccl.master", "--listen", address, "--masters", listed]
-    command += ["--until-empty", str(UNTIL_EMPTY_SECONDS), "--background", "--on-sigterm", "detach"]
-    if os.environ.get("PCCL_MASTER_LOG"):
-        command += ["--log", os.environ["PCCL_MASTER_LOG"]]
-    # The path of this package, for a program that has put it on sys.path by itself.
-    path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    log = os.environ.get("PCCL_MASTER_LOG")
+    try:
+        target = open_log(log) if log else os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        return f"it cannot write its log to {log}: {error.strerror}"
+    command = [str(Path(_native.__file__).with_name("spawned_master")), "--log", str(target)]
+    command += ["--until-empty", str(1000 * UNTIL_EMPTY_SECONDS), "--listen", address, "--masters", listed]
     try:
         begun = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            errors="replace",
+            cwd="/",
+            pass_fds=(target,),
             timeout=deadline.remaining(),
         )
     except subprocess.TimeoutExpired:
         return "it did not listen within the timeout of init_process_group"
     except OSError as error:
         return str(error)
-    return "" if begun.returncode == 0 else begun.stderr.strip() or f"it ended with status {begun.returncode}"
+    finally:
+        os.close(target)
+    said = begun.stdout.strip()
+    return "" if said.endswith(LISTENS) else said or f"it ended without a word (status {begun.returncode})"
 
 
 # ---- the run ----
@@ -484,23 +529,43 @@ def _join_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[s
         )
         board.tell("run", 0, problem)
     else:
-        problem = board.read("run", 0)
+        problem = board.read("run", 0, 0)
     if problem == JOIN:
         return JOIN
     if problem:
         raise BootstrapError(problem)
+
+    def not_here() -> str:
+        away = [rank for rank in range(board.world_size) if not board.has_told("connected", rank)]
+        return f"{_ranks(away, board.world_size)} not joined the run at {addresses}"
+
     try:
         if board.rank != 0:
-            comm.connect(ATTEMPTS, timeout=board.deadline.remaining())
-        comm.wait_for_peers(board.world_size, timeout=board.deadline.remaining())
+            _patiently(board, functools.partial(comm.connect, ATTEMPTS), not_here)
+        board.tell("connected", board.rank, "")
+        _patiently(board, functools.partial(comm.wait_for_peers, board.world_size), not_here)
         # A vote: when it has ended, all are in the epoch that has all of them, and a standby can take it up without rank 0.
-        comm.are_peers_pending(timeout=board.deadline.remaining())
+        _patiently(board, comm.are_peers_pending, lambda: "not all ranks have voted")
     except PCCLTimeoutError as error:
         text = f"rank {board.rank} has waited at the master {addresses} for the timeout of init_process_group: {error.detail}"
         raise BootstrapError(text) from None
     except PCCLError as error:
         raise BootstrapError(f"rank {board.rank} cannot connect to the master {addresses}: {error}") from None
     return ""
+
+
+def _patiently(board: _Board, call: Callable[..., object], waits_for: Callable[[], str]) -> None:
+    """Makes a call that takes a timeout and may be repeated after it; logs every 10 s, then every minute, for whom it waits."""
+    while True:
+        left = board.deadline.remaining() or 0.0
+        try:
+            call(timeout=min(left, FIRST_SECONDS / 2))
+            return
+        except PCCLTimeoutError:
+            if board.deadline.passed():
+                raise
+            if board.log.is_due():
+                board.log.tell(waits_for())
 
 
 def _connect_first(comm: Communicator, addresses: str, own: Sequence[str], deadline: Deadline) -> None:

@@ -7,6 +7,9 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -188,6 +191,76 @@ def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
     assert (members, started[2:]) == ((comm.uuid,), started[:2])
     comm.close()
     end_masters(_bootstrap.masters())
+
+
+def test_a_master_starts_without_an_interpreter():
+    """What its start costs counts on a machine whose processors are all busy."""
+    with job(["0"]) as [rank]:
+        rank.ask("connect")
+        for pid in master_pids(rank.ask("masters")):
+            assert os.readlink(f"/proc/{pid}/exe").endswith("/pccl/spawned_master")
+            assert os.getsid(pid) == pid
+            files = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+            assert {name for name in files if name.startswith(("/", "pipe"))} == {os.devnull}
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_the_log_of_the_masters(monkeypatch, tmp_path):
+    monkeypatch.setenv("PCCL_MASTER_LOG", str(tmp_path / "log"))
+    comm, _ = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+    comm.close()
+    end_masters(_bootstrap.masters())
+    assert "master" in (tmp_path / "log").read_text()
+    monkeypatch.setenv("PCCL_MASTER_LOG", str(tmp_path / "none" / "log"))
+    with pytest.raises(_bootstrap.BootstrapError, match=r"could not start the master .* it cannot write its log to .*none/log"):
+        _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
+
+
+def test_a_master_that_cannot_start_is_told_with_the_reason():
+    deadline = _bootstrap.Deadline(PATIENCE)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "address is in use" in _bootstrap._start_master(address, address, deadline)
+    assert "arguments" in _bootstrap._start_master("127.0.0.1:9", "127.0.0.1:10", deadline)
+
+
+def test_a_timeout_of_one_second_holds_on_a_busy_machine():
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    try:
+        for _ in range(3):
+            with job(["0"] * 2) as ranks:
+                assert together(ranks, "masters") == ["", ""]  # both processes run
+                answers = together(ranks, "connect", 1.0)
+                assert len(answers[0]) == len(set(answers[0])) == 2, answers
+                end_masters(ranks[0].ask("masters"))
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_ranks_that_have_not_called_are_named_while_it_waits(own, monkeypatch, caplog):
+    monkeypatch.setattr(_bootstrap, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
+    with pytest.raises(_bootstrap.BootstrapError, match=f"rank {1 - own} of 2 has not called"):
+        _bootstrap.connect(dist.HashStore(), own, 2, timedelta(seconds=1))
+    assert f"rank {1 - own} of 2 has not called init_process_group" in caplog.text
+
+
+@pytest.mark.parametrize(("own", "text"), [(0, "rank 1 of 2 has not joined the run at"), (1, "rank 1 waits for rank 0")])
+def test_ranks_that_hang_are_named_while_it_waits(own, text, monkeypatch, caplog):
+    """The other rank has met this one, and does no more."""
+    monkeypatch.setattr(_bootstrap, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.2)
+    store, deadline = dist.HashStore(), _bootstrap.Deadline(PATIENCE)
+    other = _bootstrap._Board(store, 1 - own, 2, deadline, timedelta(seconds=PATIENCE))
+    thread = threading.Thread(target=other.meet, args=(_bootstrap._own_place(store, 2),))
+    thread.start()
+    with pytest.raises(_bootstrap.BootstrapError):
+        _bootstrap.connect(store, own, 2, timedelta(seconds=3))
+    thread.join()
+    assert text in caplog.text
 
 
 def test_a_master_of_the_environment_is_used():
