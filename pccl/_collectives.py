@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
@@ -13,6 +13,7 @@ from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, Na
 from pccl._enums import DataType, ReduceOp
 from pccl._errors import PeerLostError, TooFewPeersError, error_for
 from pccl._loader import load_native_module
+from pccl._names import name_of, rank_label, with_names
 from pccl._ops import contributors, told
 from pccl._tensors import storages_of
 from pccl._types import Contributors
@@ -226,8 +227,17 @@ class CollectiveOp(OpTicket):
         error = error_for(result, self.name, self.detail)
         if isinstance(error, PeerLostError):
             living = set(self._comm.members)
-            error.ranks = tuple(rank for rank, member in enumerate(self._members) if member not in living)
+            name_lost(error, self._handle, self._members, living)
         return error
+
+
+def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID], living: Collection[UUID]) -> None:
+    """Tells an error which of the members of its call are lost."""
+    lost = [(rank, member) for rank, member in enumerate(members) if member not in living]
+    error.ranks = tuple(rank for rank, _ in lost)
+    error.names = tuple(name_of(handle, member) for _, member in lost)
+    labels = {rank: rank_label(rank, name, member) for (rank, member), name in zip(lost, error.names, strict=True)}
+    error.detail = with_names(error.detail, labels)
 
 
 def members_of(handle: NativeHandle, *, snapshot: bool = False) -> tuple[UUID, ...]:

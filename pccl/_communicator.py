@@ -23,6 +23,7 @@ from pccl._handle import Events
 from pccl._links import Link, links_of
 from pccl._loader import load_native_module
 from pccl._named import CollectiveHandle, NamedCollectives
+from pccl._names import check_name, name_of
 from pccl._ops import (
     AsyncReduceHandle,
     Multi,
@@ -84,6 +85,9 @@ class Communicator(NamedCollectives):
     to each ring neighbour, 0 = the library decides: four, and more to one that is far away. Nothing touches the network
     before `connect`. In a `with` statement it is closed at the end, and connects not by itself.
 
+    `name` is what logs, errors and tables call this peer, beside its uuid: 1 to 63 bytes of printable UTF-8 (ValueError). None:
+    the environment variable PCCL_PEER_NAME, or the host name. Peers may have the same name.
+
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.
@@ -96,6 +100,7 @@ class Communicator(NamedCollectives):
         p2p_connection_pool_size: int = 0,
         *,
         master_recovery_limit: float | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         _log.attach()
@@ -104,6 +109,7 @@ class Communicator(NamedCollectives):
         self._recovery_ms: int | None = None
         if master_recovery_limit is not None:
             self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
+        self._name = None if name is None else check_name(name)
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
@@ -547,6 +553,19 @@ class Communicator(NamedCollectives):
         call(self._handle, "pccl_ext_comm_uuid", out)
         return UUID(bytes=bytes(out.data))
 
+    @property
+    def name(self) -> str:
+        """What logs, errors and tables call this peer; see the constructor."""
+        return name_of(self._handle, self.uuid)
+
+    @property
+    def peer_names(self) -> dict[UUID, str]:
+        """The names of the peer group's members as they are now, by uuid, in the order of `members`; "" for one without a name.
+
+        Raises what `members` raises.
+        """
+        return {uuid: name_of(self._handle, uuid) for uuid in self.members}
+
     # ---- collectives over groups ----
 
     @property
@@ -628,6 +647,8 @@ class Communicator(NamedCollectives):
         try:
             if self._recovery_ms is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, self._recovery_ms), "pcclCreateCommunicator")
+            if self._name is not None:
+                PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
         except BaseException:
             _C.pcclDestroyCommunicator(pointer)
             raise

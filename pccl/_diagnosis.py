@@ -12,6 +12,7 @@ from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
 from pccl._enums import Result
 from pccl._errors import ConnectError, PCCLError
 from pccl._loader import load_native_module
+from pccl._names import text_of
 
 _ffi, _C = load_native_module()
 
@@ -68,6 +69,7 @@ class MemberReport:
     oldest_seconds: float  # since the first of them was launched
     still_seconds: float  # since anything of an op came, went or ended
     begins_seconds: float  # how much later than the first of its group it begins an op, on average
+    name: str = ""  # what logs call it; empty: it has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,7 @@ def _uuid(uuid: Any) -> UUID:
 def _member(c: Any) -> MemberReport:
     return MemberReport(
         uuid=_uuid(c.uuid),
+        name=text_of(c.name),
         group=c.group,
         address=_ffi.string(c.address).decode(),
         silent_seconds=c.silent_s,
@@ -232,5 +235,5 @@ def _finding(c: Any) -> Finding:
         usual=c.usual,
         cost=c.cost,
         confidence=c.confidence,
-        text=_ffi.string(c.text).decode(),
+        text=text_of(c.text),
     )

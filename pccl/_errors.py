@@ -111,10 +111,12 @@ class PCCLError(Exception):
 class PeerLostError(PCCLError):
     """The op was aborted because a member of the group was lost. Launched again, it runs among the survivors.
 
-    `ranks`: of a collective over a group, the ranks of the members that are lost.
+    `ranks` and `names`: of a collective over a group, the ranks and names of the members that are lost. A name is "" if the
+    member has none.
     """
 
     ranks: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class TooFewPeersError(PCCLError):

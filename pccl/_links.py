@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pccl._calls import NativeHandle, call
 from pccl._loader import load_native_module
+from pccl._names import rank_label, text_of
 
 _ffi, _C = load_native_module()
 
@@ -39,6 +40,7 @@ class Link:
     buffer_limited_seconds: float  # of these, while the own send buffer was full
     limit_bytes_per_second: float  # that the lanes together may send at most, so that no long queue stays; 0: as fast as they can
     reason: str  # why so many lanes are in use
+    name: str = ""  # what logs call the other member; empty: it has none
 
     @property
     def lanes_spare(self) -> int:
@@ -47,10 +49,10 @@ class Link:
 
     def __str__(self) -> str:
         if self.by_memory:
-            return f"rank {self.rank} ({self.uuid.hex[:8]}): {self.reason}"
+            return f"{rank_label(self.rank, self.name, self.uuid)}: {self.reason}"
         lanes = f"{self.lanes_in_use} of {self.lanes} lanes" if self.lanes else "no lanes"
         return (
-            f"rank {self.rank} ({self.uuid.hex[:8]}): {lanes}, {self.congestion_control or 'unknown'}, "
+            f"{rank_label(self.rank, self.name, self.uuid)}: {lanes}, {self.congestion_control or 'unknown'}, "
             f"{self.shortest_round_trip_seconds * 1e3:.1f} ms, {self.bytes_per_second * 8e-6:.0f} Mbit/s: {self.reason}"
         )
 
@@ -69,6 +71,7 @@ def links_of(handle: NativeHandle) -> tuple[Link, ...]:
 def _link(c: Any) -> Link:
     return Link(
         uuid=UUID(bytes=bytes(_ffi.buffer(c.uuid.data))),
+        name=text_of(c.name),
         address=_ffi.string(c.address).decode(),
         rank=c.rank,
         connected=c.connected,

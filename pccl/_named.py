@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pccl._calls import Deadline, whole_number
-from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group
+from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group, name_lost
 from pccl._enums import ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
 from pccl._gpu import common_stream, hold_stream
@@ -251,7 +251,7 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         call = self._call
         living = self._comm.members
         named = (call.caller_group or call.group).members
-        error.ranks = tuple(rank for rank, member in enumerate(named) if member not in living)
+        name_lost(error, self._comm._handle, named, living)
         root = self._root
         if not (call.of_everyone and call.survivors) or (root is not None and root not in living):
             raise error
@@ -743,7 +743,7 @@ class NamedCollectives:
             if not any(sender in living for sender, _ in pairs if sender != pairs[group.rank][0]):
                 error = error_for(Result.RANK_CONNECTION_LOST.value, "recv", "all other members of the group were lost")
                 assert isinstance(error, PeerLostError)
-                error.ranks = tuple(rank for rank in range(group.size) if rank != group.rank)
+                name_lost(error, self._handle, group.members, self.members)
                 raise error
             if deadline.passed():
                 raise PCCLTimeoutError(Result.TIMED_OUT, "recv", "no member has sent anything: call recv again to wait on")

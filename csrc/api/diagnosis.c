@@ -177,6 +177,7 @@ static void take_member(const struct wire_matrix_member *from, struct pccl_diagn
         .oldest_s = seconds(ops->oldest_us),
         .still_s = seconds(ops->still_us),
     };
+    memcpy(out->name, from->member.name.chars, sizeof out->name);
     socket_address_format(out->address, sizeof out->address, &from->member.address);
 }
 

@@ -16,6 +16,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 #include "master/inquiry.h"
+#include "net/peer_name.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
 #include "peer/share.h"
@@ -112,6 +113,32 @@ pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
     return communicator_set_join_only(comm->communicator, join_only)
                ? pcclSuccess
                : detail_fail(pcclInvalidUsage, "whether a peer may begin a run is set before connect");
+}
+
+pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
+    struct wire_name clean = {{0}};
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(name);
+    size_t length = strnlen(name, WIRE_MAX_NAME + 1);
+    if (length == 0 || !peer_name_is_clean(name, length))
+        return detail_fail(pcclInvalidArgument,
+                           "the name of a peer must have 1 to %d bytes of printable UTF-8, and no space at an end",
+                           WIRE_MAX_NAME);
+    memcpy(clean.chars, name, length);
+    return communicator_set_name(comm->communicator, &clean)
+               ? pcclSuccess
+               : detail_fail(pcclInvalidUsage, "the name of a peer is set before connect");
+}
+
+pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity) {
+    struct wire_name name = {{0}};
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(uuid);
+    REQUIRE_NOT_NULL(out);
+    if (capacity == 0) return detail_fail(pcclInvalidArgument, "capacity must not be 0");
+    communicator_peer_name(comm->communicator, (const struct wire_id *)(const void *)uuid, &name);
+    snprintf(out, capacity, "%s", name.chars);
+    return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,

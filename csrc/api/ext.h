@@ -40,6 +40,13 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms);
 // Whether the next connect fails where no run goes on, rather than begin one; before connect. pcclInvalidUsage:
 // connected or connecting.
 pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
+// The name of this peer for logs, errors and tables; before connect. Unless set, it is that of PCCL_PEER_NAME, or the
+// host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
+// or connecting.
+pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
+// The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
+// that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
+pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
 // The masters of the run, the one at `self` is this; before it runs. The first begins new runs, all take up runs whose
 // members come to them.
 pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
@@ -172,6 +179,7 @@ bool pccl_ext_is_at_gpu(const void *memory);
 // A member. Sums are over the last seconds in which ops of it ended.
 struct pccl_diagnosis_member {
     pcclRankUuid_t uuid;
+    char name[64];
     uint64_t join_number;
     uint32_t group;
     char address[64];
@@ -231,6 +239,7 @@ void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis); // NULL is allow
 // the connections there are, since each was made.
 struct pccl_link {
     pcclRankUuid_t uuid;
+    char name[64];
     char address[64];    // where other members reach it
     uint32_t rank;       // in the group
     bool connected;      // false: the connection is being made again

@@ -31,6 +31,7 @@ static void take(const struct link_report *from, struct pccl_link *out) {
         .limit_bytes_per_s = from->limit_bytes_per_s,
     };
     memcpy(out->uuid.data, from->member.id.bytes, sizeof out->uuid.data);
+    memcpy(out->name, from->member.name.chars, sizeof out->name);
     memcpy(out->congestion, from->congestion, sizeof out->congestion);
     socket_address_format(out->address, sizeof out->address, &from->member.address);
     snprintf(out->reason, sizeof out->reason, "%s", pace_reason_text(from->reason));

@@ -17,6 +17,7 @@
 #include "peer/connect.h"
 #include "peer/retry.h"
 #include "peer/share.h"
+#include "net/peer_name.h"
 #include "net/socket.h"
 #include "ops/plan.h"
 #include "api/api.h"
@@ -93,6 +94,19 @@ static void read_congestion_control(void) {
             name, allowed[0] == 0 ? "nothing" : allowed);
 }
 
+// PCCL_PEER_NAME, or the name of the host.
+static struct wire_name default_name(void) {
+    const char *name = getenv("PCCL_PEER_NAME");
+    if (name == NULL || *name == 0) return peer_name_of_host();
+    struct wire_name clean = peer_name_clean(name, strlen(name));
+    if (!peer_name_is_clean(name, strlen(name)))
+        LOG(LOG_ERR,
+            "PCCL_PEER_NAME=%.80s is no name, \"%s\" is used: up to %d bytes of printable UTF-8 are, without a "
+            "space at an end",
+            name, clean.chars, WIRE_MAX_NAME);
+    return clean.chars[0] != 0 ? clean : peer_name_of_host();
+}
+
 // Two neighbours at most take an eighth of the descriptors that the process may have.
 static uint32_t spare_lanes(void) {
     uint64_t part = descriptor_limit() / SPARE_PART;
@@ -109,7 +123,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                          .lanes = lanes == 0               ? DEFAULT_LANES
                                                   : lanes < WIRE_MAX_LANES ? lanes
                                                                            : WIRE_MAX_LANES,
-                                         .spare_lanes = lanes == 0 ? spare_lanes() : 0};
+                                         .spare_lanes = lanes == 0 ? spare_lanes() : 0,
+                                         .name = default_name()};
     inside.master_count = 1;
     inside.recovery_limit_ms =
         api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);

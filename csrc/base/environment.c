@@ -41,6 +41,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_NUM_BENCHMARK_CONNECTIONS", "accepted for PCCL's sake, without effect"},
     {"PCCL_PEER", "number of this peer; pccl launch sets it"},
     {"PCCL_PEERS", "number of peers that were started; pccl launch sets it"},
+    {"PCCL_PEER_NAME", "name of this peer in logs, errors and tables; the host name unless set"},
     {"PCCL_PORT", "port of the masters in examples/slurm"},
     {"PCCL_RESTARTS", "how often a lost worker is started again"},
     {"PCCL_SAME_HOST_MEMORY", "0: peers on one host do not share memory"},

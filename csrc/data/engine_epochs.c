@@ -21,8 +21,11 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
     const struct epoch_ring *ring = &epoch->ring;
     bool known = true;
     engine_lock(engine);
-    for (uint32_t i = 0; i < ring->count; i++)
-        known = known && (i == ring->rank || neighbour_get(engine, &ring->members[i].id) != NULL);
+    for (uint32_t i = 0; i < ring->count && known; i++) {
+        struct neighbour *peer = i == ring->rank ? NULL : neighbour_get(engine, &ring->members[i].id);
+        if (peer != NULL) peer->name = ring->members[i].name;
+        known = i == ring->rank || peer != NULL;
+    }
     if (known) {
         epoch_put(engine->pending);
         engine->pending = epoch_get(epoch);

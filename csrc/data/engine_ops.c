@@ -233,7 +233,7 @@ static void say_what_for(const struct op *op, char *out, size_t capacity) {
 // An op that gets on is large, or its links are slow: that is no wait. Lets go of the lock while it writes. The op
 // stays: somebody waits for it.
 static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
-    char why[160];
+    char why[480];
     int64_t waited_ns = now_ns - op->posted_ns, most_ns = TELL_MOST_MS * MS_NS;
     uint64_t tag = op->args.tag;
     const char *name = op_collective(op)->name;

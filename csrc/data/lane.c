@@ -85,16 +85,15 @@ void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why
     lane->in.to = NULL;
     route.changed(engine, lane->peer, NEIGHBOUR_LINK_DOWN);
     struct wire_id id = lane->peer->member.id;
-    char name[NEIGHBOUR_NAME_BYTES];
-    neighbour_name(name, lane->peer);
     engine_lock(engine);
+    struct peer_label label = neighbour_label(lane->peer);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;
     // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
     bool report = current && !lane->retired && !engine->dead;
     lane->retired = true;
     engine_unlock(engine);
-    LOG(LOG_DEBUG, "link %u to %s broke: %s", lane->index, name, why);
+    LOG(LOG_DEBUG, "link %u to %s broke: %s", lane->index, label.chars, why);
     if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, reason);
 }
 
@@ -282,10 +281,9 @@ static void tune(struct lane *lane) {
     bool changed = tuned && pace_lanes_step(&peer->pace, &total, available, now_ns);
     if (tuned) throttle(peer, &total, now_ns);
     if (changed) neighbour_schedule(peer);
+    struct peer_label label = neighbour_label(peer);
     engine_unlock(lane->engine);
-    char name[NEIGHBOUR_NAME_BYTES];
-    if (changed)
-        LOG(LOG_DEBUG, "%u of %u lanes to %s are in use", peer->pace.in_use, available, neighbour_name(name, peer));
+    if (changed) LOG(LOG_DEBUG, "%u of %u lanes to %s are in use", peer->pace.in_use, available, label.chars);
 }
 
 // ---- sending ----
@@ -457,11 +455,7 @@ void lane_note_events(struct lane *lane, uint32_t events) {
 }
 
 // ---- neighbours ----
-const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer) {
-    const uint8_t *id = peer->member.id.bytes;
-    snprintf(out, NEIGHBOUR_NAME_BYTES, "peer %02x%02x%02x%02x", id[0], id[1], id[2], id[3]);
-    return out;
-}
+struct peer_label neighbour_label(const struct neighbour *peer) { return peer_label(&peer->member.id, &peer->name); }
 
 void neighbour_send(struct neighbour *peer, struct frame *frame) {
     struct lane *lane = peer->lanes[0];

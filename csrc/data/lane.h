@@ -10,10 +10,11 @@
 #include "data/throttle.h"
 #include "device/door.h"
 #include "device/memory.h"
+#include "net/peer_name.h"
 #include "net/transport.h"
 #include "ops/driver.h"
 
-enum { LANE_BUFFER_BYTES = 16 * 1024, NEIGHBOUR_NAME_BYTES = 16 };
+enum { LANE_BUFFER_BYTES = 16 * 1024 };
 
 // The memory shared with a neighbour (data/box), of the epoch in force; all 0: there are none. Made and
 // ended under the lock, by the thread but for `box_make`; the rest is the thread's.
@@ -28,6 +29,7 @@ struct boxes {
 // and on the thread only where that is said; all others read.
 struct neighbour {
     struct op_member member; // first: what the book knows of it; rank UINT32_MAX: it is no member
+    struct wire_name name;   // empty before the first epoch with it
     struct neighbour *next;
     struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link
     uint32_t lane_end;                      // no lane has this index, or a higher one
@@ -180,7 +182,7 @@ void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);
 
 // ---- neighbours; lock held ----
 static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
-const char *neighbour_name(char out[NEIGHBOUR_NAME_BYTES], const struct neighbour *peer); // any thread, no lock needed
+struct peer_label neighbour_label(const struct neighbour *peer);
 // There may be work for its lanes. Thread.
 void neighbour_schedule(struct neighbour *peer);
 // The lane of this index, or the one that stands in for it; NULL: there is none.

@@ -78,10 +78,9 @@ void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t i
     engine_lock(engine);
     struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], stream)) {
-        char name[NEIGHBOUR_NAME_BYTES];
-        neighbour_name(name, peer);
+        struct peer_label label = neighbour_label(peer);
         engine_unlock(engine);
-        LOG(LOG_WARN, "refused a connection in the name of %s, whose link lives and has another address", name);
+        LOG(LOG_WARN, "refused a connection in the name of %s, whose link lives and has another address", label.chars);
         transport_free(stream);
         return;
     }

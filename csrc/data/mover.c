@@ -179,9 +179,8 @@ void mover_offer(struct engine *engine, const struct op *op, struct neighbour *t
 
 bool mover_waits_for_next(const struct op *op, char *out, size_t capacity) {
     const struct moving *moving = op->work;
-    char name[NEIGHBOUR_NAME_BYTES];
     if (moving->next_ready) return false;
-    snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_successor(op)));
+    snprintf(out, capacity, "%s has not begun it", neighbour_label(mover_successor(op)).chars);
     return true;
 }
 

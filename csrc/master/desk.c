@@ -102,18 +102,16 @@ void desk_set_vote(struct desk *desk, struct desk_peer *peer, uint8_t kind) {
     desk_begin_wait(desk, peer);
 }
 
-struct desk_text desk_name(const struct desk_peer *peer) {
-    const uint8_t *id = peer->member.id.bytes;
-    struct desk_text out;
-    snprintf(out.chars, sizeof out.chars, "peer %02x%02x%02x%02x (join %llu)", id[0], id[1], id[2], id[3],
-             (unsigned long long)peer->member.join_number);
-    return out;
+struct peer_label desk_name(const struct desk_peer *peer) {
+    char join[PEER_LABEL_MORE];
+    snprintf(join, sizeof join, "join %llu", (unsigned long long)peer->member.join_number);
+    return peer_label_with(&peer->member.id, &peer->member.name, join);
 }
 
 struct desk_text desk_place(const struct desk_peer *peer) {
     char address[64];
     struct desk_text out;
-    snprintf(out.chars, sizeof out.chars, "%.48s at %s", desk_name(peer).chars,
+    snprintf(out.chars, sizeof out.chars, "%s at %s", desk_name(peer).chars,
              socket_address_format(address, sizeof address, &peer->member.address));
     return out;
 }

@@ -9,6 +9,7 @@
 #include "base/platform.h"
 #include "master/actions.h"
 #include "net/arrival.h"
+#include "net/peer_name.h"
 
 enum {
     DESK_ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
@@ -142,11 +143,11 @@ void desk_heard(struct desk *desk, struct desk_peer *peer, int64_t now_ns);
 void desk_set_vote(struct desk *desk, struct desk_peer *peer, uint8_t kind);
 // Somebody's wait begins.
 void desk_begin_wait(struct desk *desk, struct desk_peer *peer);
-// "peer 01020304 (join 5)", and the same "at 10.0.0.1:999".
+// "peer host-a (01020304, join 5)", and the same "at 10.0.0.1:999".
 struct desk_text {
-    char chars[128];
+    char chars[PEER_LABEL_BYTES + 64];
 };
-struct desk_text desk_name(const struct desk_peer *peer);
+struct peer_label desk_name(const struct desk_peer *peer);
 struct desk_text desk_place(const struct desk_peer *peer);
 
 // ---- groups ----

@@ -29,7 +29,7 @@ struct rounds_group {
     bool ahead;      // a vote was ahead of E
     uint64_t number; // from ELECTED on
     struct election_result result;
-    struct desk_text failed; // a receiver could not get its state: who; "" otherwise
+    struct peer_label failed; // a receiver could not get its state: who; "" otherwise
 };
 
 struct rounds {

@@ -375,7 +375,8 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
                                  .join_number = run->next_join++,
                                  .group = hello->group,
                                  .lanes = hello->lanes,
-                                 .address = *source};
+                                 .address = *source,
+                                 .name = hello->name};
     member.address.port = hello->port;
     struct desk_peer *peer = desk_add(desk, conn, &member);
     peer->masters = hello->masters;

@@ -52,6 +52,7 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
         digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
         digest = mix(digest, numbers, sizeof numbers);
         digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
+        digest = mix(digest, (const uint8_t *)member->name.chars, sizeof member->name.chars);
     }
     return digest;
 }
@@ -60,7 +61,8 @@ static bool is_same_member(const struct wire_member *a, const struct wire_member
     return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group &&
            a->lanes == b->lanes && a->share == b->share && a->site == b->site &&
            a->address.family == b->address.family && a->address.port == b->address.port &&
-           memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0;
+           memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0 &&
+           memcmp(a->name.chars, b->name.chars, sizeof a->name.chars) == 0;
 }
 
 static bool is_same_epoch(const struct claim *claim, const struct wire_resume *resume) {

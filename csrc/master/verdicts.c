@@ -114,10 +114,9 @@ static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mis
     struct wire_fingerprint told = message->theirs;
     told.layout = message->mine.layout;
     bool same = wire_fingerprint_same_op(&message->mine, &told);
-    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %.48s gave %s, %.48s gave %s%s",
-             (unsigned long long)message->name.tag, desk_name(mine).chars,
-             describe(my_arguments, sizeof my_arguments, &message->mine), desk_name(theirs).chars,
-             describe(their_arguments, sizeof their_arguments, &message->theirs),
+    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %s gave %s, %s gave %s%s", (unsigned long long)message->name.tag,
+             desk_name(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
+             desk_name(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs),
              same ? " with other members, another root or other sizes of parts" : "");
 }
 
@@ -165,7 +164,7 @@ void verdicts_cancel(struct desk *desk, struct desk_peer *peer, const struct wir
     struct wire_verdict verdict;
     char text[WIRE_MAX_TEXT + 1];
     init_verdict(&verdict, &cancel->name, WIRE_VERDICT_CANCEL);
-    snprintf(text, sizeof text, "%.48s cancelled the operation with tag %llu", desk_name(peer).chars,
+    snprintf(text, sizeof text, "%s cancelled the operation with tag %llu", desk_name(peer).chars,
              (unsigned long long)cancel->name.tag);
     set_text(&verdict, text);
     encode(desk, peer->group->group_epoch, &verdict);

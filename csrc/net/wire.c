@@ -7,7 +7,8 @@
 enum {
     ADDRESS = 1 + 16 + 2,
     ID = WIRE_ID_BYTES,
-    MEMBER = ID + 8 + 4 + 4 + ADDRESS + 2 + 2,
+    NAME = 1, // with a name of no bytes
+    MEMBER = ID + 8 + 4 + 4 + ADDRESS + 2 + 2 + NAME,
     EPOCH = 6 * 8 + 3 * 4,
     FINGERPRINT = 8 + 4 + 5,
     OP_NAME = 8 + 8 + 4 + 2 + 4,
@@ -25,21 +26,22 @@ enum {
     OPS_SEEN = 8 * 8,
     MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN + 4,
     MATRIX_EDGE = 2 + 2 + SEEN,
-    RESUME = HELLO + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM,
+    RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM,
 };
 
 // Bytes of the longest lists.
 enum {
     FOREIGN_HELLO = 256, // a hello of another version may be longer; it gets an answer, not silence
     IDS = WIRE_MAX_MEMBERS * ID,
-    MEMBERS = WIRE_MAX_MEMBERS * MEMBER,
+    MEMBERS = WIRE_MAX_MEMBERS * (MEMBER + WIRE_MAX_NAME),
+    MATRIX_MEMBERS = WIRE_MAX_MEMBERS * (MATRIX_MEMBER + WIRE_MAX_NAME),
     REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 2),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
     SOURCES = WIRE_MAX_MEMBERS * (ID + 8),
     SIZES = WIRE_MAX_MEMBERS * (4 + 4),
     PAST = WIRE_MAX_PAST * (OP_NAME + 1 + 2),
     LOSSES = WIRE_MAX_MEMBERS * (8 + 4 * 4),
-    RESUME_LISTS = OUTLINE + SIZES + MEMBERS + PAST + LOSSES,
+    RESUME_LISTS = WIRE_MAX_NAME + OUTLINE + SIZES + MEMBERS + PAST + LOSSES,
 };
 
 // The lengths that a body of each type can have, so that a header alone tells how much must be buffered.
@@ -85,7 +87,7 @@ static const struct {
     EXACT(SYNC_DIFFERS, 8 + 8),
     RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),
     EXACT(DIAGNOSE, 0),
-    RANGE(MATRIX, 4 + 4 + 4, WIRE_MAX_MEMBERS *MATRIX_MEMBER + WIRE_MAX_EDGES * MATRIX_EDGE),
+    RANGE(MATRIX, 4 + 4 + 4, MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE),
     EXACT(CANCEL, OP_NAME),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
@@ -115,7 +117,7 @@ _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdi
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
-_Static_assert(12 + WIRE_MAX_MEMBERS * MATRIX_MEMBER + WIRE_MAX_EDGES * MATRIX_EDGE <= WIRE_MAX_CONTROL_BYTES,
+_Static_assert(12 + MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE <= WIRE_MAX_CONTROL_BYTES,
                "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }

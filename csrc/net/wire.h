@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 11,
+    WIRE_VERSION = 12,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 48,
@@ -25,9 +25,10 @@ enum {
     WIRE_ID_BYTES = 16,
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
+    WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_LIVE_OPS = 4096, // per communicator
     WIRE_MAX_LANES = 256,
-    WIRE_MAX_CONTROL_BYTES = 1 << 18,
+    WIRE_MAX_CONTROL_BYTES = 1 << 19,
     WIRE_MAX_DATA_BYTES = 1 << 20,
     WIRE_MAX_MEASURE_MS = 10000,
     WIRE_SYNC_MAX_HASHES = WIRE_MAX_DATA_BYTES / 8, // leaf hashes in one SYNC_HASHES
@@ -140,6 +141,11 @@ struct wire_hash { // 128 bits, as struct hash128
     uint64_t low, high;
 };
 
+// A peer's name, clean as net/peer_name says, with zeros behind it. Empty: it has none.
+struct wire_name {
+    char chars[WIRE_MAX_NAME + 1];
+};
+
 struct wire_text {
     uint16_t length;
     char chars[WIRE_MAX_TEXT];
@@ -183,6 +189,7 @@ struct wire_member {
     // of an epoch, equal in all epochs with one group epoch (ops/plan):
     uint16_t share; // of large tensors that this member reduces, in proportion to those of the others; all 0: even ones
     uint16_t site;  // members of a group with one number, not 0, are near each other
+    struct wire_name name;
 };
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);

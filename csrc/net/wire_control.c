@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "net/wire_control.h"
 
+#include "net/peer_name.h"
 #include "net/roster.h"
 
 // ---- parts of messages ----
@@ -46,6 +47,15 @@ static void visit_text(struct cursor *c, struct wire_text *text) {
     if (!c->bad) cursor_bytes(c, text->chars, text->length);
 }
 
+// The length, and the bytes.
+static void visit_name(struct cursor *c, struct wire_name *name) {
+    uint8_t length = c->writes ? (uint8_t)strnlen(name->chars, WIRE_MAX_NAME) : 0;
+    if (!c->writes) *name = (struct wire_name){{0}};
+    cursor_range(c, &length, 0, WIRE_MAX_NAME);
+    if (!c->bad) cursor_bytes(c, name->chars, length);
+    if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(name->chars, length));
+}
+
 static bool names_twice(const struct wire_epoch *epoch) {
     uint16_t sorted[WIRE_MAX_MEMBERS];
     roster_sort(epoch->members, epoch->count, sorted);
@@ -62,6 +72,7 @@ static void visit_member(struct cursor *c, struct wire_member *member) {
     visit_address(c, &member->address);
     cursor_u16(c, &member->share);
     cursor_u16(c, &member->site);
+    visit_name(c, &member->name);
 }
 
 static void visit_epoch(struct cursor *c, struct wire_epoch *epoch) {
@@ -126,7 +137,7 @@ static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *lo
 
 // ---- messages, in the order of their numbers ----
 
-static void visit_hello(struct cursor *c, struct wire_hello *m) {
+static void visit_identity(struct cursor *c, struct wire_hello *m) {
     static const struct wire_id nobody;
     cursor_u16(c, &m->version);
     if (cursor_judges(c) && m->version != WIRE_VERSION) { // whatever follows
@@ -141,6 +152,16 @@ static void visit_hello(struct cursor *c, struct wire_hello *m) {
     cursor_range(c, &m->masters, 1, WIRE_MAX_MASTERS);
     cursor_range(c, &m->join_only, 0, 1);
     cursor_expect(c, m->port != 0 && !wire_id_equal(&m->id, &nobody));
+}
+
+// A peer without a name ends its HELLO before it.
+static void visit_hello(struct cursor *c, struct wire_hello *m) {
+    visit_identity(c, m);
+    if (cursor_judges(c) && m->version != WIRE_VERSION) return;
+    bool named = c->writes ? m->name.chars[0] != 0 : c->at != c->end;
+    if (named) visit_name(c, &m->name);
+    if (!c->writes && !named) m->name = (struct wire_name){{0}};
+    if (named) cursor_expect(c, m->name.chars[0] != 0);
 }
 
 static void visit_welcome(struct cursor *c, struct wire_welcome *m) {
@@ -290,8 +311,9 @@ static void visit_past(struct cursor *c, struct wire_past *past) {
 }
 
 static void visit_resume(struct cursor *c, struct wire_resume *m) {
-    visit_hello(c, &m->hello);
+    visit_identity(c, &m->hello);
     if (cursor_judges(c) && m->hello.version != WIRE_VERSION) return;
+    visit_name(c, &m->hello.name);
     cursor_u64(c, &m->generation);
     cursor_u64(c, &m->join_number);
     cursor_bytes(c, m->secret, sizeof m->secret);

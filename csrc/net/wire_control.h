@@ -29,6 +29,7 @@ struct wire_hello {
     uint16_t port;     // where this peer listens for links
     uint8_t masters;   // in the peer's list, 1..WIRE_MAX_MASTERS
     uint8_t join_only; // 1: refuse this peer rather than begin a run with it
+    struct wire_name name;
 };
 
 struct wire_welcome {

@@ -78,6 +78,7 @@ struct member *communicator_new_member(const struct communicator *c, const struc
     member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);
     member_set_spare_lanes(mind, c->params.spare_lanes);
     member_set_join_only(mind, c->params.join_only);
+    member_set_name(mind, &c->params.name);
     return mind;
 }
 
@@ -103,6 +104,18 @@ struct wire_id communicator_id(struct communicator *c) {
     if (c->mind != NULL && !c->renewing) id = *member_id(c->mind);
     communicator_finish(c, pcclSuccess);
     return id;
+}
+
+bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out) {
+    communicator_begin(c);
+    const struct epoch *epoch = c->mind != NULL && !c->renewing ? member_epoch(c->mind) : NULL;
+    struct wire_id self = epoch == NULL ? (struct wire_id){{0}} : *member_id(c->mind);
+    const struct wire_name *name = wire_id_equal(id, &self) ? &c->params.name : departed_name(&c->departed, id);
+    for (uint32_t i = 0; epoch != NULL && i < epoch->count && name == NULL; i++)
+        if (wire_id_equal(&epoch->everyone[i].id, id)) name = &epoch->everyone[i].name;
+    if (name != NULL) *out = *name;
+    communicator_finish(c, pcclSuccess);
+    return name != NULL;
 }
 
 void communicator_state(struct communicator *c, char *out, size_t capacity) {
@@ -166,6 +179,14 @@ bool communicator_set_join_only(struct communicator *c, bool join_only) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;
     if (may) c->params.join_only = join_only;
+    communicator_finish(c, pcclSuccess);
+    return may;
+}
+
+bool communicator_set_name(struct communicator *c, const struct wire_name *name) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE;
+    if (may) c->params.name = *name;
     communicator_finish(c, pcclSuccess);
     return may;
 }

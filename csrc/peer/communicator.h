@@ -17,6 +17,7 @@
 
 #include "data/engine.h"
 #include "pccl.h"
+#include "peer/departed.h"
 #include "peer/member.h"
 
 struct link_report;
@@ -34,6 +35,7 @@ struct communicator_params {
     uint32_t lanes;       // 1..WIRE_MAX_LANES
     uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
     bool join_only;       // refused where no run goes on
+    struct wire_name name;
 };
 
 enum communicator_phase {
@@ -69,6 +71,7 @@ struct communicator {
     struct engine *engine;       // of this connect attempt; stays while connected
     char reason[MEMBER_TEXT];    // why the attempt failed, or the communicator died
     char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
+    struct departed departed;    // of this attempt and those before
     struct master_link *master;  // of control.c
     int wake;                    // the control thread's
     atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
@@ -90,12 +93,16 @@ bool communicator_set_masters(struct communicator *c, const struct wire_address 
 bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms);
 // For the next connect, likewise: whether it fails where no run goes on, rather than begin one.
 bool communicator_set_join_only(struct communicator *c, bool join_only);
+// For the next connect, likewise: the name of this peer, which is clean.
+bool communicator_set_name(struct communicator *c, const struct wire_name *name);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.
 pcclResult_t communicator_view(struct communicator *c, struct member_view *out);
 // The id that this peer has in the run; all 0 before it has connected.
 struct wire_id communicator_id(struct communicator *c);
+// The name of a peer: of a member of the run, or of one that was lost not long ago. False: it is not known.
+bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
 // Live state in a few words, cut to `capacity` > 0.
 void communicator_state(struct communicator *c, char *out, size_t capacity);
 // What the links to the other members of its group are like; up to `capacity` are written.

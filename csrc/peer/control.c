@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "device/device.h"
+#include "net/peer_name.h"
 #include "net/socket.h"
 #include "peer/link.h"
 #include "peer/master_link.h"
@@ -195,17 +196,19 @@ static bool is_in(const struct epoch_ring *ring, const struct wire_id *id) {
     return false;
 }
 
-// Logs which members of the group are lost.
+// Logs and notes which members of the group are lost.
 static void note_epoch(struct control *t, const struct epoch *epoch) {
     const struct epoch *known = t->known;
     char address[64];
     for (uint32_t i = 0; epoch->lost && known != NULL && known->run == epoch->run && i < known->ring.count; i++) {
         const struct wire_member *member = &known->ring.members[i];
-        const uint8_t *id = member->id.bytes;
         if (is_in(&epoch->ring, &member->id)) continue;
-        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "peer %02x%02x%02x%02x, %s, lost; members left in the group: %u", id[0],
-                    id[1], id[2], id[3], socket_address_format(address, sizeof address, &member->address),
-                    epoch->ring.count);
+        pthread_mutex_lock(&t->c->lock);
+        departed_note(&t->c->departed, &member->id, &member->name, epoch->group_epoch);
+        pthread_mutex_unlock(&t->c->lock);
+        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s, %s, lost; members left in the group: %u",
+                    peer_label(&member->id, &member->name).chars,
+                    socket_address_format(address, sizeof address, &member->address), epoch->ring.count);
     }
     t->known = epoch_get(epoch);
     epoch_put(known);
@@ -279,8 +282,7 @@ static void take_link_events(struct control *t, int64_t now) {
     struct link_event event;
     while (t->links != NULL && links_next(t->links, &event)) {
         if (event.kind == LINK_EVENT_UP) {
-            LOG(LOG_DEBUG, "link %u to peer %02x%02x%02x%02x is up", event.index, event.id.bytes[0], event.id.bytes[1],
-                event.id.bytes[2], event.id.bytes[3]);
+            LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
             engine_add_link(t->c->engine, &event.id, event.index, event.stream);
         }
         struct member *mind = event_begin(t);

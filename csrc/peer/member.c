@@ -19,8 +19,7 @@
 struct member {
     enum member_phase phase;
     struct wire_id id;
-    uint32_t group;
-    bool join_only;           // must not begin a run
+    struct wire_hello hello;  // what masters are told; `port` and `masters` are set then
     uint64_t run, generation; // of the epoch in force
     struct wire_welcome welcome;
     char text[MEMBER_TEXT];
@@ -316,13 +315,10 @@ static void give_up(struct member *m, struct member_output *out) {
 }
 
 static struct wire_hello hello_of(const struct member *m, uint16_t port) {
-    return (struct wire_hello){.version = WIRE_VERSION,
-                               .id = m->id,
-                               .group = m->group,
-                               .lanes = m->mesh.lanes,
-                               .port = port,
-                               .masters = (uint8_t)m->recovery.masters,
-                               .join_only = m->join_only};
+    struct wire_hello hello = m->hello;
+    hello.port = port;
+    hello.masters = (uint8_t)m->recovery.masters;
+    return hello;
 }
 
 void member_resume(struct member *m, uint16_t port, bool earlier, enum member_tensors tensors,
@@ -442,7 +438,7 @@ static bool take_answer(struct member *m, const struct wire_header *header, cons
         return true;
     case WIRE_RESUMED:
         if (header->run != m->run || header->generation != r->promised) return true;
-        if (!recovery_take_resumed(r, body, header->length, m->group)) return false;
+        if (!recovery_take_resumed(r, body, header->length, m->hello.group)) return false;
         m->welcome.heartbeat_limit_ms = r->resumed.heartbeat_limit_ms;
         member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
         return true;
@@ -489,12 +485,13 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     testament_init(&m->testament);
     recovery_init(&m->recovery, 0, 1);
     m->id = *id;
-    m->group = group;
+    m->hello = (struct wire_hello){.version = WIRE_VERSION, .id = *id, .group = group, .lanes = m->mesh.lanes};
     return m;
 }
 
 void member_set_spare_lanes(struct member *m, uint32_t spare) { mesh_set_spare(&m->mesh, spare); }
-void member_set_join_only(struct member *m, bool join_only) { m->join_only = join_only; }
+void member_set_join_only(struct member *m, bool join_only) { m->hello.join_only = join_only; }
+void member_set_name(struct member *m, const struct wire_name *name) { m->hello.name = *name; }
 
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
     recovery_init(&m->recovery, limit_ms, masters);

@@ -160,6 +160,8 @@ pcclResult_t ops_cancel(struct communicator *c, uint64_t tag) {
 
 static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,
                             struct call_info *out) {
+    char lost[WIRE_MAX_TEXT];
+    uint32_t count = departed_tell(&c->departed, member_adopted(c->mind)->group_epoch, lost, sizeof lost);
     // In retry mode every end names an epoch, and all members the same.
     if (outcome->epoch != 0) member_adopt_loss(c->mind, outcome->epoch);
     if (outcome->contributors != NULL) keep_told(c, tag, outcome->contributors);
@@ -176,7 +178,8 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
             return detail_fail(pcclTooFewPeers,
                                "no other member of the group is left: admit newcomers with update_topology");
         return detail_fail(pcclRankConnectionLost,
-                           "a member of the group was lost: the input is unchanged, launch the op again");
+                           "a member of the group was lost%s%s: the input is unchanged, launch the op again",
+                           count > 0 ? ", " : "", lost);
     case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
     case CALL_CANCELLED: return detail_fail(pcclCancelled, "%s: the input is unchanged", outcome->text);
     case CALL_DEAD:

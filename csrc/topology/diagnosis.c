@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "net/peer_name.h"
 #include "topology/beginnings.h"
 #include "topology/usual.h"
 
@@ -63,16 +64,11 @@ static const struct wire_matrix_member *member_at(const struct view *view, uint1
     return &view->matrix->members[place];
 }
 
-struct name {
-    char chars[48];
-};
-
-static struct name name_of(const struct view *view, uint16_t place) {
-    struct name name;
-    const uint8_t *id = member_at(view, place)->member.id.bytes;
-    snprintf(name.chars, sizeof name.chars, "peer %02x%02x%02x%02x (place %u of the ring)", id[0], id[1], id[2], id[3],
-             place - view->first);
-    return name;
+static struct peer_label name_of(const struct view *view, uint16_t place) {
+    const struct wire_member *member = &member_at(view, place)->member;
+    char ring[PEER_LABEL_MORE];
+    snprintf(ring, sizeof ring, "place %u of the ring", place - view->first);
+    return peer_label_with(&member->id, &member->name, ring);
 }
 
 static int by_size(const void *a, const void *b) {
@@ -160,7 +156,7 @@ static void tell_hung(struct view *view, uint16_t place, const struct waiting *w
     struct diagnosis_finding *finding = add(view, DIAGNOSIS_HUNG, place, place);
     if (finding == NULL) return;
     double silent = seconds(member->silent_us);
-    struct name name = name_of(view, place);
+    struct peer_label name = name_of(view, place);
     finding->value = mute ? silent : waiting->longest;
     finding->usual = mute ? threshold : waiting->usual;
     finding->cost = 1;
@@ -453,7 +449,7 @@ static void judge_slow(struct view *view, const struct wire_matrix_edge *edge) {
     struct side sender = side_of(view, edge, true), receiver = side_of(view, edge, false);
     double here = rate(edge) / 1e6, looks = 100 * pressed(edge), others = 100 * middle(view, pressed);
     double full = (double)edge->seen.window_us / (double)edge->seen.busy_us;
-    struct name from = name_of(view, edge->from), to = name_of(view, edge->to);
+    struct peer_label from = name_of(view, edge->from), to = name_of(view, edge->to);
     struct diagnosis_finding *finding;
     if (full > WINDOW_LEAST) {
         finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -26,18 +27,18 @@ def render(diagnosis: Diagnosis) -> RenderableType:
             "one member, which has told nothing of its" if count == 1 else f"{count} members, which have told nothing of their"
         )
         return Text(f"the run has {which} links yet")
-    rates = _rates(diagnosis)
+    rates, names = _rates(diagnosis), _names(diagnosis)
     table = Table(box=None, header_style="bold")
-    table.add_column("from", no_wrap=True)
-    table.add_column("to", no_wrap=True)
+    for name in ("from", "to"):
+        table.add_column(name, overflow="fold", min_width=8)
     for name in ("round trip ms", "Mbit/s", "sent again", "lanes"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("why so many lanes", overflow="fold")
     for link in links[:ROWS_MOST]:
         rate = rates(link)
         table.add_row(
-            short(link.member),
-            short(link.other),
+            f"{short(link.member)} {names[link.member]}",
+            f"{short(link.other)} {names[link.other]}",
             f"{link.round_trip_seconds * 1e3:.1f}",
             "-" if rate is None else f"{rate * 8e-6:.1f}",
             share(link.retransmits, link.segments, digits=2),
@@ -50,11 +51,13 @@ def render(diagnosis: Diagnosis) -> RenderableType:
 
 def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """The same of all links, for `json`."""
-    rates = _rates(diagnosis)
+    rates, names = _rates(diagnosis), _names(diagnosis)
     return [
         {
             "from": str(link.member),
             "to": str(link.other),
+            "from_name": names[link.member],
+            "to_name": names[link.other],
             "round_trip_seconds": link.round_trip_seconds,
             "bytes_per_second": rates(link) or 0.0,
             "retransmitted_share": link.retransmits / link.segments if link.segments > 0 else 0.0,
@@ -64,6 +67,10 @@ def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         }
         for link in _links(diagnosis)
     ]
+
+
+def _names(diagnosis: Diagnosis) -> dict[UUID, str]:
+    return {member.uuid: member.name for member in diagnosis.members}
 
 
 def _rates(diagnosis: Diagnosis) -> Callable[[EdgeReport], float | None]:

@@ -165,6 +165,9 @@ class _Report:
 def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
     table = Table(box=None, header_style="bold")
     _add_id(table, "member")
+    have_names = any(member.name for member in diagnosis.members)
+    if have_names:
+        table.add_column("name", overflow="fold")
     table.add_column("address", overflow="fold")
     names = ["ops/s", "op ms", "in ops", "begins ms", "live", "waits s", "silent s"]
     _add_numbers(table, names if narrow else [*names, "group", "thread"], narrow)
@@ -173,7 +176,8 @@ def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
         facts = _facts(member)
         if narrow:
             facts = facts[:-2]
-        table.add_row(short(member.uuid), member.address, *facts, style="red" if member.uuid in named else None)
+        who = [short(member.uuid), *([member.name] if have_names else []), member.address]
+        table.add_row(*who, *facts, style="red" if member.uuid in named else None)
     return table
 
 

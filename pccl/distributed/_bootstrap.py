@@ -159,7 +159,9 @@ def meant_to_join(addresses: str | None, *, begin: bool = False) -> Iterator[Non
         _meant = None
 
 
-def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> tuple[Communicator, tuple[UUID, ...]]:
+def connect(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta, name: str | None = None
+) -> tuple[Communicator, tuple[UUID, ...]]:
     """Connects this process to its job; gives the communicator and the ids of all ranks, in the order of the ranks.
 
     A process that is to join a run that goes on is alone until its first `Elastic.sync`: its communicator is not connected, and
@@ -168,9 +170,9 @@ def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     latest after `timeout`.
     """
     if _meant is not None:
-        return _newcomer(_meant)
+        return _newcomer(_meant, name)
     if os.environ.get("PCCL_JOIN", "") == "1":
-        made = _newcomer(os.environ.get("PCCL_MASTER", ""))
+        made = _newcomer(os.environ.get("PCCL_MASTER", ""), name)
         restore_environment()
         return made
     board = _Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
@@ -179,11 +181,11 @@ def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     places = board.meet(place)
     given = next((one.masters for one in places if one.masters), "")
     addresses, own = (given, []) if given else _start_masters(board, places)
-    comm = Communicator(addresses)
+    comm = Communicator(addresses, name=name)
     try:
         if _join_run(comm, board, addresses, own) == JOIN:
             comm.close()
-            return _newcomer(addresses)
+            return _newcomer(addresses, name)
         members = tuple(UUID(text) for text in board.exchange("member", str(comm.uuid)))
     except BaseException:
         comm.close()
@@ -192,13 +194,13 @@ def connect(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
     return comm, members
 
 
-def _newcomer(addresses: str) -> tuple[Communicator, tuple[UUID, ...]]:
+def _newcomer(addresses: str, name: str | None) -> tuple[Communicator, tuple[UUID, ...]]:
     """A communicator that is to be connected later, and a group of this process alone."""
     global _to_join
     if not addresses:
         raise BootstrapError("a process that joins needs the masters of the run: PCCL_MASTER=host:port, or join('host:port')")
     try:
-        comm = Communicator(addresses)
+        comm = Communicator(addresses, name=name)
     except (ValueError, AssertionError) as error:
         raise BootstrapError(f"the masters of the run to join: {error}") from None
     _to_join = addresses

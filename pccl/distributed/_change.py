@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
+
+from pccl._names import peer_label
 
 _log = logging.getLogger("pccl.distributed")
 
@@ -19,11 +21,13 @@ class Change:
     world_size: int
     """The number of members from now on."""
     members: tuple[UUID, ...]
-    """Their names in the run, by rank."""
+    """Their uuids in the run, by rank."""
     lost: tuple[UUID, ...]
     """Members that were there before and are no more."""
     joined: tuple[UUID, ...]
     """Members that were not there before."""
+    names: dict[UUID, str] = field(default_factory=dict, hash=False)
+    """What logs and errors call the members, the lost ones too: host names, unless the program sets others."""
 
 
 _callbacks: dict[object, Callable[[Change], None]] = {}
@@ -51,7 +55,7 @@ def on_change(callback: Callable[[Change], None]) -> Callable[[], None]:
 def tell(change: Change) -> None:
     """Calls the callbacks."""
     if change.lost:
-        lost = ", ".join(str(one)[:8] for one in change.lost)
+        lost = ", ".join(peer_label(change.names.get(one, ""), one) for one in change.lost)
         _log.warning("peer %s lost; %d members go on, this is rank %d", lost, change.world_size, change.rank)
     for callback in list(_callbacks.values()):
         try:

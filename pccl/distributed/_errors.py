@@ -5,7 +5,7 @@ So a program catches them by either name: `except dist.DistBackendError`, which 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -13,6 +13,7 @@ import torch.distributed as dist
 import pccl
 from pccl._enums import Result
 from pccl._errors import PCCLError
+from pccl._names import rank_label, with_ranks
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -33,10 +34,17 @@ class CollectiveError(PCCLError, _BackendError):
 class PeerLostError(pccl.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
 
-    `ranks` are the ranks that they had in the group when the call was made, `members` are their names in the run.
+    `ranks` are the ranks that they had in the group when the call was made, `members` are their uuids in the run, `names` what
+    logs call them.
     """
 
-    def __init__(self, call: str, detail: str, ranks: tuple[int, ...], members: tuple[UUID, ...]) -> None:
+    def __init__(
+        self, call: str, detail: str, ranks: tuple[int, ...], members: tuple[UUID, ...], names: Mapping[UUID, str] | None = None
+    ) -> None:
+        self.names = tuple((names or {}).get(member, "") for member in members)
+        labels = {rank: rank_label(rank, name, one) for rank, name, one in zip(ranks, self.names, members, strict=False)}
+        if not any(label in detail for label in labels.values()):
+            detail = f"{detail}; lost: {', '.join(labels.values())}" if labels else detail
         super().__init__(Result.RANK_CONNECTION_LOST, call, f"{detail} ({CLOSED_BY_PEER})")
         self.ranks = ranks
         self.members = members
@@ -46,11 +54,9 @@ class CollectiveTimeoutError(pccl.PCCLTimeoutError, CollectiveError):
     """Not every member of the group joined a collective within the timeout of the call or of the group."""
 
 
-def translated(error: PCCLError, call: str, members: Sequence[UUID]) -> CollectiveError:
+def translated(error: PCCLError, call: str, members: Sequence[UUID], names: Mapping[UUID, str]) -> CollectiveError:
     """The error of the core as one of this module, with the name of the call that it ended, and ranks for peers."""
-    text = error.detail or str(error)
-    for rank, member in enumerate(members):
-        text = text.replace(f"peer {str(member)[:8]}", f"rank {rank}")
+    text = with_ranks(error.detail or str(error), members, names)
     if isinstance(error, pccl.PCCLTimeoutError):
         what, _, _ = text.partition("; what it waited for goes on")
         return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")

@@ -42,6 +42,8 @@ class Options:
 
     strict: bool | None = None
     """Whether a call raises PeerLostError after a loss, where it would go on among the survivors; None: as PCCL_STRICT says."""
+    name: str | None = None
+    """What logs and errors call this process, as in `Communicator(name=)`. A group of some members shares that of all."""
 
 
 class ProcessGroup(PointToPoint):
@@ -288,6 +290,7 @@ def _tell(world: ProcessGroup) -> None:
             members=now.members,
             lost=tuple(one for one in before if one not in now.members),
             joined=tuple(one for one in now.members if one not in before),
+            names=world._launcher.names(dict.fromkeys((*now.members, *before))),
         )
     )
 
@@ -322,7 +325,7 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
         return above.subgroup(asked.store, asked.global_ranks_in_group, asked.timeout)
     strict = os.environ.get("PCCL_STRICT", "0") not in ("", "0") if options.strict is None else options.strict
     name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
-    communicator, members = _bootstrap.connect(asked.store, asked.group_rank, asked.group_size, asked.timeout)
+    communicator, members = _bootstrap.connect(asked.store, asked.group_rank, asked.group_size, asked.timeout, options.name)
     own = members[asked.group_rank if len(members) == asked.group_size else 0]  # else it joins a run, and is alone until then
     launcher = Launcher(communicator, name, View(members, own), strict=strict)
     return ProcessGroup(asked.store, launcher, Completer(), asked.timeout)

@@ -29,7 +29,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
@@ -39,6 +39,7 @@ import pccl
 from pccl._collectives import Collective
 from pccl._enums import DataType, Result
 from pccl._errors import PCCLError
+from pccl._names import name_of
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import stream_of, synchronize
 from pccl.distributed._view import View
@@ -264,7 +265,7 @@ class CoreCall:
         except pccl.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
-            raise translated(error, self._name, self._members) from error
+            raise translated(error, self._name, self._members, self._launcher.names(self._members)) from error
 
     def _adopt(self, info: CollectiveInfo) -> None:
         """Takes out whom the op was ended without."""
@@ -289,7 +290,8 @@ class CoreCall:
                 self._repeated.wait(timeout)
                 return
         ranks = tuple(rank for rank, member in enumerate(self._members) if member in lost)
-        raise PeerLostError(self._name, error.detail, ranks, tuple(self._members[rank] for rank in ranks)) from None
+        members = tuple(self._members[rank] for rank in ranks)
+        raise PeerLostError(self._name, error.detail, ranks, members, self._launcher.names(members)) from None
 
     @property
     def origin(self) -> Origin | None:
@@ -394,6 +396,10 @@ class Launcher:
         self._last.clear()
         self._founders: Group | None = None
         self._living: Group | None = None
+
+    def names(self, members: Iterable[UUID]) -> dict[UUID, str]:
+        """What logs call these members, the lost ones too; "" for one that is not known."""
+        return {member: name_of(self.communicator._handle, member) for member in members}
 
     def lose(self, lost: Collection[UUID]) -> None:
         """Takes members out that an op was ended without: at once, or when the view is read."""
@@ -580,7 +586,7 @@ class Launcher:
         try:
             op = self.communicator.launch(kind, group=group, survivors=survivors, **arguments)
         except PCCLError as error:
-            raise translated(error, name, self.view.members) from error
+            raise translated(error, name, self.view.members, self.names(self.view.members)) from error
         return CoreCall(self, name, number, group, op, scaled, again, survivors=survivors)
 
     def _announce(self, name: str, group: Group, tag: int, *, survivors: bool = False) -> None:

@@ -38,8 +38,9 @@ class FromAny(Later):
                 return True
         others = [(rank, member) for rank, member in enumerate(view.members) if member != view.own]
         if not any(member in living for _, member in others):
-            lost, names = tuple(rank for rank, _ in others), tuple(member for _, member in others)
-            raise PeerLostError("recv", "no other member of the group is left that could send", lost, names)
+            ranks, lost = tuple(rank for rank, _ in others), tuple(member for _, member in others)
+            detail = "no other member of the group is left that could send"
+            raise PeerLostError("recv", detail, ranks, lost, launcher.names(lost))
         return False
 
 

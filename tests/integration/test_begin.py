@@ -101,7 +101,7 @@ with Communicator(address) as first, Communicator(address) as second:
     joining.start()
     first.wait_for_peers(2)
     joining.join()
-    print(f"name {str(second.uuid)[:8]}", file=sys.stderr, flush=True)
+    print(f"name {second.name} ({str(second.uuid)[:8]})", file=sys.stderr, flush=True)
     second.close()
     first.update_topology()
 """
@@ -111,7 +111,7 @@ def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> No
     text = said(TWO_PEERS, address_of(master))
     before, _, after = text.partition("name ")
     assert before.count("begins a new run") == text.count("begins a new run") == 1
-    assert f"peer {after[:8]}, 127.0.0.1:" in after
+    assert f"peer {after.splitlines()[0]}, 127.0.0.1:" in after
     assert after.count("lost; members left in the group: 1") == 1
 
 

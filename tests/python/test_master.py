@@ -291,7 +291,10 @@ def test_what_a_master_logs_unless_told_otherwise():
                 while first.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
                     first.update_topology(timeout=30)
                 joined.result()
-            names = [f"peer {comm.uuid.hex[:8]} (join {place}) at 127.0.0.1:" for place, comm in enumerate((first, second), 1)]
+            names = [
+                f"peer {comm.name} ({comm.uuid.hex[:8]}, join {place}) at 127.0.0.1:"
+                for place, comm in enumerate((first, second), 1)
+            ]
         first.update_topology(timeout=30)
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as stranger:
             stranger.sendall(hello(version=1))

@@ -162,7 +162,7 @@ def test_packages_for_torch_say_what_to_install(package):
 C = pccl.Communicator
 SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
-    (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None)"),
+    (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, name=None)"),
     (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None)"),
     (C.get_attribute, "(attribute)"),
     (C.update_topology, "(*, timeout=None)"),

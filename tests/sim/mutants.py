@@ -27,6 +27,7 @@ SOURCES = [
     "csrc/net/arrival.c",
     "csrc/peer/seek.c",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/compute/*.c")),
+    "csrc/net/peer_name.c",
     "csrc/net/roster.c",
     "csrc/net/socket.c",
     "csrc/net/wire.c",

@@ -207,12 +207,12 @@ static bool waits_for(const struct op *op, char *out, size_t capacity) {
     const struct team *now = op->team;
     uint32_t missing = 0;
     size_t at = 0;
-    char names[NAMES * NEIGHBOUR_NAME_BYTES + 8] = "", name[NEIGHBOUR_NAME_BYTES];
+    char names[NAMES * PEER_LABEL_BYTES] = "";
     if (direct->parts == NULL || op->contributors != now->count) return false;
     for (uint32_t i = 0; i < now->count; i++) {
         if (i == now->place || direct->parts[i].block != NULL || missing++ >= NAMES) continue;
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
-                               neighbour_name(name, mover_peer(op, i)));
+                               neighbour_label(mover_peer(op, i)).chars);
     }
     snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, now->count, names,
              missing > NAMES ? ", ..." : "");

@@ -254,10 +254,9 @@ static bool misses(const struct op *op, uint32_t place) {
 }
 
 static bool waits_for(const struct op *op, char *out, size_t capacity) {
-    char name[NEIGHBOUR_NAME_BYTES];
     for (uint32_t i = 0; i < op->team->count; i++) {
         if (i == op->team->place || !misses(op, i)) continue;
-        snprintf(out, capacity, "%s has not begun it", neighbour_name(name, mover_peer(op, i)));
+        snprintf(out, capacity, "%s has not begun it", neighbour_label(mover_peer(op, i)).chars);
         return true;
     }
     return false;

@@ -249,3 +249,27 @@ def alone_in_the_middle_of_a_step() -> list[float]:
 
 def test_what_was_divided_for_two_is_an_average_of_the_one_that_is_left() -> None:
     assert ranks.run(alone_in_the_middle_of_a_step, 2, dead=(1,))[0] == [0.0, 0.0]
+
+
+def named_loss() -> object:
+    rank = dist.get_rank()
+    changes: list[pccl.distributed.Change] = []
+    pccl.distributed.on_change(changes.append)
+    if rank == 1:
+        ranks.die()
+    try:
+        dist.all_gather_into_tensor(torch.zeros(6), torch.full((2,), float(rank)))
+    except pccl.distributed.PeerLostError as error:
+        [change] = changes
+        return error.names, str(error), [change.names[one] for one in change.lost], list(change.names.values())
+    raise AssertionError("no error")
+
+
+def test_a_loss_is_told_by_name() -> None:
+    results = ranks.run(named_loss, 3, dead=(1,), environment={"PCCL_PEER_NAME": "host-a"})
+    for rank in (0, 2):
+        names, text, lost, all_names = results[rank]
+        assert names == ("host-a",)
+        assert "rank 1 (host-a, " in text
+        assert lost == ["host-a"]
+        assert all_names == ["host-a"] * 3

@@ -39,6 +39,16 @@ static struct wire_op_name random_name(void) {
                                  (uint16_t)check_random(&seed), (uint32_t)check_random(&seed)};
 }
 
+static struct wire_name a_name(void) { return (struct wire_name){{(char)('a' + below(26))}}; }
+
+// Every other member has one.
+static struct wire_name random_member_name(void) {
+    struct wire_name name = {{0}};
+    size_t length = below(2) ? below(WIRE_MAX_NAME + 1) : 0;
+    for (size_t i = 0; i < length; i++) name.chars[i] = (char)('!' + below(94));
+    return name;
+}
+
 static struct wire_header random_header(void) {
     return (struct wire_header){
         .run = check_random(&seed), .generation = check_random(&seed), .epoch = check_random(&seed)};
@@ -68,7 +78,8 @@ static struct wire_epoch random_epoch(uint32_t count) {
                                           .lanes = 1 + (uint32_t)below(WIRE_MAX_LANES),
                                           .address = random_address(),
                                           .share = (uint16_t)check_random(&seed),
-                                          .site = (uint16_t)check_random(&seed)};
+                                          .site = (uint16_t)check_random(&seed),
+                                          .name = random_member_name()};
         random_id(&members[i].id);
     }
     return epoch;
@@ -99,7 +110,8 @@ static void write_hello(struct wire_buffer *out, uint32_t size) {
                                .lanes = 1 + size % WIRE_MAX_LANES,
                                .port = (uint16_t)(1 + below(65535)),
                                .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS)),
-                               .join_only = (uint8_t)below(2)};
+                               .join_only = (uint8_t)below(2),
+                               .name = a_name()};
     random_id(&hello.id);
     wire_encode_hello(out, random_header(), &hello);
 }
@@ -286,11 +298,12 @@ static struct wire_loss *random_losses(uint32_t count) {
 }
 
 static void write_resume(struct wire_buffer *out, uint32_t size) {
-    struct wire_resume resume = {.hello = {.version = WIRE_VERSION, .lanes = 1, .port = 1, .masters = 2},
-                                 .generation = check_random(&seed),
-                                 .join_number = check_random(&seed),
-                                 .vote = (uint8_t)below(5),
-                                 .accepted = size > 0};
+    struct wire_resume resume = {
+        .hello = {.version = WIRE_VERSION, .lanes = 1, .port = 1, .masters = 2, .name = a_name()},
+        .generation = check_random(&seed),
+        .join_number = check_random(&seed),
+        .vote = (uint8_t)below(5),
+        .accepted = size > 0};
     random_id(&resume.hello.id);
     fill(resume.secret, sizeof resume.secret);
     resume.sync_vote = (struct wire_sync_vote){
@@ -567,7 +580,8 @@ static void test_wrong_lengths(void) {
         size_t length = frame.length - WIRE_HEADER_BYTES;
         for (size_t cut = 0; cut < length; cut++) {
             check_case("%s cut to %zu of %zu", wire_type_name((uint16_t)message->type), cut, length);
-            CHECK(!again_exact(message, &out, frame.bytes + WIRE_HEADER_BYTES, cut));
+            bool nameless = message->type == WIRE_HELLO && cut == 30;
+            CHECK_EQ(again_exact(message, &out, frame.bytes + WIRE_HEADER_BYTES, cut), nameless);
         }
         check_case("%s with a trailing byte", wire_type_name((uint16_t)message->type));
         uint8_t *longer = calloc(1, length + 1);
@@ -582,9 +596,10 @@ static void test_wrong_lengths(void) {
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
     enum {
-        MEMBER = 55,
+        MEMBER = 56,    // without a name
+        HELLO_NAME = 2, // with its length
         EPOCH = 60,
-        RESUME_VOTE = 30 + 8 + 8 + 16,
+        RESUME_VOTE = 30 + HELLO_NAME + 8 + 8 + 16,
         RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
         RESUME_BARRIER = RESUME_ACCEPTED + 1 + 1 + 1 + 8
     };
@@ -600,6 +615,12 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 28, 0, false, "no masters"},
         {WIRE_HELLO, 28, WIRE_MAX_MASTERS + 1, false, "too many masters"},
         {WIRE_HELLO, 29, 2, false, "join only 2"},
+        {WIRE_HELLO, 30, 0, false, "a name of no bytes"},
+        {WIRE_HELLO, 30, WIRE_MAX_NAME + 1, false, "a name that is too long"},
+        {WIRE_HELLO, 31, 0x1b, false, "a control character in a name"},
+        {WIRE_HELLO, 31, 0xff, false, "a name that is not UTF-8"},
+        {WIRE_HELLO, 31, ' ', false, "a space at the end of a name"},
+        {WIRE_RESUME, 31, '\n', false, "a line end in a name"},
         {WIRE_WELCOME, 24, 0, true, "no heartbeat limit"},
         {WIRE_WELCOME, 28, 5, false, "unknown family"},
         {WIRE_REFUSED, 0, 0xffff, true, "text length"},

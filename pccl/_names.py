@@ -1,0 +1,70 @@
+"""How texts call peers: by their names, which several may share, and the first eight digits of their uuids."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from pccl._calls import NativeHandle, call
+from pccl._errors import ArgumentError, PCCLError
+from pccl._loader import load_native_module
+
+_ffi, _C = load_native_module()
+
+NAME_BYTES = 64
+"""A name and the zero behind it."""
+
+
+def check_name(name: str) -> bytes:
+    """Returns a name as C takes it. ValueError: nothing could be called so."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, not {type(name).__name__}")
+    encoded = name.encode("utf-8", "surrogatepass")
+    if not 1 <= len(encoded) < NAME_BYTES or not name.isprintable() or name != name.strip():
+        raise ArgumentError(f"name must have 1 to 63 bytes of printable UTF-8 and no space at an end, not {name!r}")
+    return encoded
+
+
+def name_of(handle: NativeHandle, uuid: UUID) -> str:
+    """Returns the name of a member, or of one that was lost not long ago.
+
+    "" for a peer that is not known or has no name, and after `close`: a text without a name is better than none.
+    """
+    c_uuid = _ffi.new("pcclRankUuid_t *", (list(uuid.bytes),))
+    out = _ffi.new("char[]", NAME_BYTES)
+    with contextlib.suppress(PCCLError):
+        call(handle, "pccl_ext_peer_name", c_uuid, out, NAME_BYTES)
+    return text_of(out)
+
+
+def text_of(chars: object) -> str:
+    """Returns a text of C with names in it, which may be cut inside a character."""
+    text: bytes = _ffi.string(chars)
+    return text.decode("utf-8", "replace")
+
+
+def peer_label(name: str, uuid: UUID) -> str:
+    """Returns "host-a (ab12cdef)", or "ab12cdef" for a peer without a name."""
+    return f"{name} ({uuid.hex[:8]})" if name else uuid.hex[:8]
+
+
+def rank_label(rank: int, name: str, uuid: UUID) -> str:
+    """Returns "rank 3 (host-a, ab12cdef)", or "rank 3 (ab12cdef)"."""
+    return f"rank {rank} ({name}, {uuid.hex[:8]})" if name else f"rank {rank} ({uuid.hex[:8]})"
+
+
+def with_ranks(text: str, members: Sequence[UUID], names: Mapping[UUID, str]) -> str:
+    """Returns a text of C with ranks in place of "peer": "rank 3 (host-a, ab12cdef)"."""
+    for rank, member in enumerate(members):
+        short = member.hex[:8]
+        if names.get(member):
+            text = text.replace(f"peer {names[member]} ({short}", f"rank {rank} ({names[member]}, {short}")
+        text = text.replace(f"peer {short}", f"rank {rank}")
+    return text
+
+
+def with_names(text: str, labels: Mapping[int, str]) -> str:
+    """Returns a text with labels in place of "rank 3"."""
+    return re.sub(r"\brank (\d+)\b(?! \()", lambda found: labels.get(int(found[1]), found[0]), text)
