@@ -40,8 +40,8 @@ def test_a_newcomer_is_told_whose_update_it_waits_for(tmp_path):
 @pytest.mark.parametrize(
     ("count", "why"),
     [
-        (10, r"nothing has come for it from 1 of 2 members: peer \w{8}"),
-        (4_000_000, r"(peer \w{8} has not begun it|other members have yet to send)"),
+        (10, r"nothing has come for it from 1 of 2 members: peer \S+ \(\w{8}\)"),
+        (4_000_000, r"(peer \S+ \(\w{8}\) has not begun it|other members have yet to send)"),
     ],
 )
 def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):

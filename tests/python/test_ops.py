@@ -227,7 +227,7 @@ def test_a_dropped_op_frees_its_tensors_when_it_has_ended(pair):
 def test_a_timeout_names_the_members_from_whom_nothing_has_come(pair):
     first, second = pair
     array = np.ones(100)
-    missing = r"nothing has come for it from 1 of 2 members: peer \w{8}; "
+    missing = r"nothing has come for it from 1 of 2 members: peer \S+ \(\w{8}\); "
     with pytest.raises(pccl.PCCLTimeoutError, match=missing + "what it waited for goes on: repeat the call"):
         first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=0.2)
     handle = launch(first, 8)
