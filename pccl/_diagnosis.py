@@ -34,6 +34,12 @@ class FindingKind(enum.Enum):
     """The member does nothing, and the others wait for it in an op."""
 
 
+COUNTS_ONLY = (
+    "The run has {peers} members, in epoch {epoch}. The master shows members, links and findings only to those who may see them. "
+    "To see them, run this command as the master's user on the master's host, or call diagnose() in a member."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that makes ops slow."""
@@ -105,6 +111,9 @@ class Diagnosis:
     members: tuple[MemberReport, ...]  # in the order of the ring, group by group
     edges: tuple[EdgeReport, ...]  # of very many members, a part
     heartbeat_limit_seconds: float
+    counts_only: bool = False  # the master takes the caller for a stranger, and told no more than the two counts below
+    peer_count: int = 0  # members of the run; 0: the master serves no run
+    epoch: int = 0  # in force
 
     def to_json(self) -> dict[str, Any]:
         """The same in what `json` writes: ids as text, kinds in lower case."""
@@ -113,9 +122,14 @@ class Diagnosis:
             "members": [_plain(member) for member in self.members],
             "edges": [_plain(edge) for edge in self.edges],
             "heartbeat_limit_seconds": self.heartbeat_limit_seconds,
+            "counts_only": self.counts_only,
+            "peer_count": self.peer_count,
+            "epoch": self.epoch,
         }
 
     def __str__(self) -> str:
+        if self.counts_only:
+            return COUNTS_ONLY.format(peers=self.peer_count, epoch=self.epoch)
         return "\n".join(finding.text for finding in self.findings) or "nothing is found to make ops slow"
 
 
@@ -127,7 +141,7 @@ def _plain(item: Any) -> dict[str, Any]:
 
 
 def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
-    """Asks the master at this address. No members: it serves no run. ConnectError: no master answers there."""
+    """Asks the master at this address. No peers: it serves no run. ConnectError: no master answers there."""
     deadline = Deadline(timeout)
     try:
         addresses = resolve(endpoint, deadline)
@@ -172,7 +186,8 @@ def _take(pointer: Any) -> Diagnosis:
         members = tuple(_member(pointer.members[i]) for i in range(pointer.member_count))
         edges = tuple(_edge(pointer.edges[i], members) for i in range(pointer.edge_count))
         findings = tuple(_finding(pointer.findings[i]) for i in range(pointer.finding_count))
-        return Diagnosis(findings, members, edges, pointer.heartbeat_limit_s)
+        counts = pointer.counts_only, pointer.peer_count, pointer.epoch
+        return Diagnosis(findings, members, edges, pointer.heartbeat_limit_s, *counts)
     finally:
         _C.pccl_ext_diagnosis_free(pointer)
 

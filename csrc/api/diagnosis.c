@@ -48,13 +48,13 @@ static void take_finding(const struct answer *answer, const struct diagnosis_fin
 // A question to the masters of a list, one after another, until one serves the run.
 struct pccl_inquiry {
     struct wire_address masters[WIRE_MAX_MASTERS];
-    uint32_t count, at;    // of them; asked now
-    bool own;              // of a communicator: the run that has this member
-    struct wire_id self;   // likewise
-    int64_t end_ns;        // of all of it
-    int64_t turn_ns;       // of the master that is asked now: each has a part of the time left
-    struct inquiry *asked; // NULL: nobody yet
-    int error;             // the last one
+    uint32_t count, at;        // of them; asked now
+    bool own;                  // of a communicator: the run that has this member
+    struct wire_diagnose self; // likewise
+    int64_t end_ns;            // of all of it
+    int64_t turn_ns;           // of the master that is asked now: each has a part of the time left
+    struct inquiry *asked;     // NULL: nobody yet
+    int error;                 // the last one
     struct answer answer;
 };
 
@@ -76,7 +76,6 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
     struct communicator *c = comm->communicator;
-    struct wire_id self = communicator_id(c);
     struct pccl_inquiry *inquiry = NULL;
     RETURN_IF_FAILED(communicator_usable(c));
     RETURN_IF_FAILED(inquiry_new(limit_ms, &inquiry));
@@ -84,9 +83,12 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     communicator_begin(c);
     inquiry->count = c->params.master_count;
     memcpy(inquiry->masters, c->params.masters, sizeof inquiry->masters);
+    if (c->mind != NULL && !c->renewing) {
+        inquiry->self.id = *member_id(c->mind);
+        memcpy(inquiry->self.secret, member_welcome(c->mind)->secret, sizeof inquiry->self.secret);
+    }
     communicator_finish(c, pcclSuccess);
     inquiry->own = true;
-    inquiry->self = self;
     *out = inquiry;
     return pcclSuccess;
 }
@@ -108,9 +110,11 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
 static bool take_turn(struct pccl_inquiry *inquiry, int64_t until_ns) {
     struct wire_matrix *matrix = &inquiry->answer.matrix;
     *matrix = (struct wire_matrix){.members = inquiry->answer.members, .edges = inquiry->answer.edges};
-    inquiry->error = inquiry->asked == NULL ? inquiry_begin(&inquiry->masters[inquiry->at], &inquiry->asked) : 0;
+    inquiry->error = inquiry->asked == NULL ? inquiry_begin(&inquiry->masters[inquiry->at],
+                                                            inquiry->own ? &inquiry->self : NULL, &inquiry->asked)
+                                            : 0;
     if (inquiry->error == 0) inquiry->error = inquiry_wait(inquiry->asked, until_ns, matrix);
-    return inquiry->error == 0 && (!inquiry->own || names(matrix, &inquiry->self));
+    return inquiry->error == 0 && (!inquiry->own || names(matrix, &inquiry->self.id));
 }
 
 static pcclResult_t without_answer(const struct pccl_inquiry *inquiry) {
@@ -219,6 +223,9 @@ static struct pccl_diagnosis *make(const struct answer *answer) {
     if (good) {
         made->member_count = matrix->member_count;
         made->edge_count = matrix->edge_count;
+        made->counts_only = matrix->counts_only;
+        made->peer_count = matrix->peers;
+        made->epoch = matrix->epoch;
         made->heartbeat_limit_s = matrix->heartbeat_limit_ms / 1e3;
         made->finding_count = diagnosis_make(matrix, found, begins_s);
         for (size_t i = 0; i < made->finding_count; i++) take_finding(answer, &found[i], &made->findings[i]);

@@ -214,6 +214,9 @@ struct pccl_diagnosis_edge {
 
 struct pccl_diagnosis {
     double heartbeat_limit_s;
+    bool counts_only;    // the master told a stranger no more than what follows
+    uint32_t peer_count; // members of the run
+    uint64_t epoch;
     size_t member_count, edge_count, finding_count;
     struct pccl_diagnosis_member *members;
     struct pccl_diagnosis_edge *edges;
@@ -225,7 +228,8 @@ struct pccl_inquiry;
 // Of the run of this communicator, whose master is asked and has `limit_ms` to answer. As pcclDiagnose. Any thread; the
 // communicator may be destroyed meanwhile.
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_inquiry **out);
-// Of the run that this master serves; no members: it serves none. Needs no pcclInit.
+// Of the run that this master serves; no peers: it serves none. A master of the same user on this host tells
+// everything, any other one counts only. Needs no pcclInit.
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
                                          struct pccl_inquiry **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.

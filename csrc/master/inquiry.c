@@ -7,6 +7,7 @@
 
 #include "base/platform.h"
 #include "net/conn.h"
+#include "net/local.h"
 #include "net/transport.h"
 
 // 0 once one of the events is there, or the connection has ended.
@@ -62,11 +63,12 @@ static int hear(struct inquiry *inquiry, enum wire_type answer, int64_t deadline
     }
 }
 
-static int begin(struct inquiry *inquiry, const struct wire_address *master, enum wire_type question) {
+static int dial(struct inquiry *inquiry, const struct wire_address *master, bool local) {
+    int fd = local ? local_dial(master) : -1;
     *inquiry = (struct inquiry){0};
-    int error = transport_dial(master, &inquiry->stream);
-    if (error == 0) wire_encode_empty(&inquiry->out.bytes, (struct wire_header){0}, question);
-    return error;
+    if (fd < 0) return transport_dial(master, &inquiry->stream);
+    inquiry->stream = transport_new(fd);
+    return inquiry->stream == NULL ? -ENOMEM : 0;
 }
 
 static int carry_on(struct inquiry *inquiry, enum wire_type answer, int64_t deadline_ns, void *out) {
@@ -82,21 +84,27 @@ static void end(struct inquiry *inquiry) {
 
 int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, struct wire_status_is *out) {
     struct inquiry inquiry;
-    int error = begin(&inquiry, master, WIRE_STATUS);
+    int error = dial(&inquiry, master, false);
     if (error != 0) return error;
+    wire_encode_empty(&inquiry.out.bytes, (struct wire_header){0}, WIRE_STATUS);
     error = carry_on(&inquiry, WIRE_STATUS_IS, deadline_ns, out);
     end(&inquiry);
     return error;
 }
 
-int inquiry_begin(const struct wire_address *master, struct inquiry **out) {
+int inquiry_begin(const struct wire_address *master, const struct wire_diagnose *proof, struct inquiry **out) {
     struct inquiry *inquiry = malloc(sizeof *inquiry);
-    int error = inquiry == NULL ? -ENOMEM : begin(inquiry, master, WIRE_DIAGNOSE);
-    if (error == 0)
-        *out = inquiry;
-    else
+    int error = inquiry == NULL ? -ENOMEM : dial(inquiry, master, proof == NULL);
+    if (error != 0) {
         free(inquiry);
-    return error;
+        return error;
+    }
+    if (proof != NULL)
+        wire_encode_diagnose(&inquiry->out.bytes, (struct wire_header){0}, proof);
+    else
+        wire_encode_empty(&inquiry->out.bytes, (struct wire_header){0}, WIRE_DIAGNOSE);
+    *out = inquiry;
+    return 0;
 }
 
 int inquiry_wait(struct inquiry *inquiry, int64_t deadline_ns, struct wire_matrix *out) {

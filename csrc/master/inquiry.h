@@ -13,8 +13,9 @@ int inquiry_ask(const struct wire_address *master, int64_t deadline_ns, struct w
 // Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct inquiry;
 
-// 0 or -errno. Waits for nothing.
-int inquiry_begin(const struct wire_address *master, struct inquiry **out);
+// 0 or -errno. Waits for nothing. `proof` is that of a member. NULL: of somebody else, who is told everything by a
+// master of the same user on this host, and counts by any other one.
+int inquiry_begin(const struct wire_address *master, const struct wire_diagnose *proof, struct inquiry **out);
 // As inquiry_ask; after -ETIMEDOUT it can be waited for again. `members` and `edges` of `out` are the caller's.
 int inquiry_wait(struct inquiry *inquiry, int64_t deadline_ns, struct wire_matrix *out);
 void inquiry_end(struct inquiry *inquiry); // NULL is allowed

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/listener.h"
+#include "net/local.h"
 #include "net/socket.h"
 #include "master/master_private.h"
 #include "master/mind.h"
@@ -20,6 +21,7 @@ enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
     ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
     TOKEN_LISTENER = ACTIONS_MAX_CONNS,
+    TOKEN_LOCAL,
     TOKEN_WAKE,
     EVENTS, // all at once, so that a tick comes after everything that has arrived
 };
@@ -49,7 +51,7 @@ struct master {
 
     // The rest is the thread's.
     int poller;
-    struct listener listener;
+    struct listener listener, local; // local: of this host and user (net/local)
     int64_t now_ns;
     struct mind *mind;
     // the other masters of the list; set before the thread begins
@@ -212,13 +214,13 @@ static void tell_shortage(struct master *master, int error) {
     if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
 }
 
-static void accept_some(struct master *master) {
+static void accept_some(struct master *master, struct listener *listener) {
     for (uint32_t i = 0; i < LISTENER_TURN; i++) {
         struct transport *stream;
         struct wire_address source;
-        int error = listener_accept(&master->listener, &stream, &source, master->now_ns);
-        if (listener_pauses(&master->listener)) tell_shortage(master, -error);
-        if (error == -EAGAIN || listener_pauses(&master->listener)) return;
+        int error = listener_accept(listener, &stream, &source, master->now_ns);
+        if (listener_pauses(listener)) tell_shortage(master, -error);
+        if (error == -EAGAIN || listener_pauses(listener)) return;
         if (error != 0) continue; // that connection was gone before it was accepted
         if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
             conn_close(master, oldest(master, CONN_ANONYMOUS));
@@ -288,13 +290,13 @@ static void end_if_idle(struct master *master) {
 
 // ---- reading ----
 
-static void answer(struct master *master, struct conn *conn, uint16_t question) {
+static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind),
                                     .completed = mind_completed(master->mind)};
-    if (question == WIRE_STATUS)
+    if (header->type == WIRE_STATUS)
         wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
     else
-        mind_describe(master->mind, master->now_ns, &conn->out.bytes);
+        mind_describe(master->mind, master->now_ns, header, body, conn->source.family == 0, &conn->out.bytes);
     conn_flush(master, conn);
     conn_start_closing(master, conn);
 }
@@ -312,7 +314,7 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         return;
     }
     if (header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE) {
-        answer(master, conn, header->type);
+        answer(master, conn, header, body);
         return;
     }
     if (!wire_decode_hello(body, header->length, &hello)) {
@@ -342,6 +344,7 @@ static void take_frames(struct master *master, struct conn *conn) {
         const uint8_t *body;
         conn_carries_fn *carries = conn->state == CONN_KNOWN   ? conn_carries_control
                                    : conn->state == CONN_ASKED ? conn_carries_answer
+                                   : conn->source.family == 0  ? conn_carries_question
                                                                : conn_carries_first;
         enum conn_next next = conn_in_next(&conn->in, carries, &header, &body);
         if (next == CONN_MORE) return;
@@ -387,17 +390,13 @@ static void conn_read(struct master *master, struct conn *conn) {
 
 // ---- the loop ----
 
-static bool has_limit(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
-}
-
 static bool some_have_limits(const struct master *master) {
     return master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] + master->conn_count[CONN_ASKED] > 0;
 }
 
 static int64_t next_deadline(struct master *master) {
-    int64_t next = platform_earlier(platform_earlier(mind_next_deadline(master->mind), master->listener.resumes_ns),
-                                    master->looks_ns);
+    int64_t next = platform_earlier(mind_next_deadline(master->mind), master->looks_ns);
+    next = platform_earlier(next, platform_earlier(master->listener.resumes_ns, master->local.resumes_ns));
     if (!master->asks) next = platform_earlier(next, master->ends_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
@@ -406,6 +405,7 @@ static int64_t next_deadline(struct master *master) {
 
 static void act_on_time(struct master *master) {
     listener_tick(&master->listener, master->now_ns);
+    listener_tick(&master->local, master->now_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
             conn_close(master, &master->conns[i]);
@@ -437,7 +437,9 @@ static void serve(struct master *master) {
             if (token == TOKEN_WAKE)
                 wake_clear(master->wake);
             else if (token == TOKEN_LISTENER)
-                accept_some(master);
+                accept_some(master, &master->listener);
+            else if (token == TOKEN_LOCAL)
+                accept_some(master, &master->local);
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
@@ -466,6 +468,7 @@ static void close_all(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
     listener_close(&master->listener);
+    listener_close(&master->local);
     descriptor_close(master->poller);
     master->poller = -1;
 }
@@ -495,6 +498,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = -1;
     master->listener = listener_closed(-1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
+    master->local = listener_closed(-1, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
     master->looks_ns = INT64_MAX;
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
@@ -528,11 +532,13 @@ static int open_all(struct master *master) {
     master->poller = descriptor_epoll();
     if (master->poller < 0) return master->poller;
     master->listener = listener_closed(master->poller, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
+    master->local = listener_closed(master->poller, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
     int error = listener_open(&master->listener, socket_listen(&master->address));
     if (error != 0) return error;
     struct wire_address bound;
     if (!socket_local_address(master->listener.fd, &bound)) return -EIO;
     master->address.port = bound.port;
+    listener_open(&master->local, local_listen(bound.port)); // without it, processes of this host get counts only
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     uint8_t random[MIND_RANDOM_BYTES];

@@ -24,7 +24,7 @@ struct conn {
     bool connects;       // ASKED: nothing can be sent yet
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
     int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
-    struct wire_address source;
+    struct wire_address source; // family 0: over the local socket
     struct conn_in in;
     struct conn_out out;
     bool wants_write;
@@ -34,11 +34,18 @@ static inline bool conn_hears(const struct conn *conn) {
     return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
 }
 
-// What is read from a connection: of another master, and as the first frame of a stranger.
+static inline bool has_limit(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
+}
+
+// What is read from a connection: of another master; as the first frame over the local socket, which only asks; and as
+// the first frame of a stranger.
 static inline bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+static inline bool conn_carries_question(const struct wire_header *header) {
+    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE;
+}
 static inline bool conn_carries_first(const struct wire_header *header) {
-    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || header->type == WIRE_STATUS ||
-           header->type == WIRE_DIAGNOSE;
+    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
 }
 
 #endif

@@ -296,7 +296,7 @@ static void describe_member(const struct matrix_row *row, const struct desk_peer
 }
 
 static void make_answer(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
-    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS)};
+    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS), .epoch = desk->number};
     uint32_t each = desk->count == 0 ? 0 : WIRE_MAX_EDGES / desk->count;
     if (each < EDGES_LEAST) each = EDGES_LEAST;
     answer.members = calloc(desk->count + 1, sizeof *answer.members);
@@ -313,9 +313,18 @@ static void make_answer(const struct matrix *matrix, struct desk *desk, int64_t 
             told++;
         }
     }
+    answer.peers = answer.member_count;
     wire_encode_matrix(out, desk_header(desk), &answer);
     free(answer.members);
     free(answer.edges);
+}
+
+void matrix_count(const struct desk *desk, struct wire_buffer *out) {
+    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
+                                 .counts_only = 1,
+                                 .peers = desk->count,
+                                 .epoch = desk->number};
+    wire_encode_matrix(out, (struct wire_header){0}, &answer);
 }
 
 void matrix_describe(struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {

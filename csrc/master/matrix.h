@@ -55,9 +55,11 @@ void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_pee
 // What is seen of each edge of a group since its group epoch began, count x count; `edges` has room for that. False:
 // too little since the last time that this was true, or the group has more members than SHARES_MOST.
 bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges);
-// Appends the answer to DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most, for anybody may
-// ask: the members of the epoch in force, and what they see of each other. Of very many members each tells of a few
-// alone, its neighbours in the ring first.
+// Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
+void matrix_count(const struct desk *desk, struct wire_buffer *out);
+// Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most: the
+// members of the epoch in force, and what they see of each other. Of very many members each tells of a few alone, its
+// neighbours in the ring first.
 void matrix_describe(struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out);
 
 #endif

@@ -366,8 +366,21 @@ void mind_set_random(struct mind *mind, const uint8_t random[MIND_RANDOM_BYTES])
 
 uint32_t mind_peer_count(const struct mind *mind) { return mind->run.desk.peer_count; }
 
-void mind_describe(struct mind *mind, int64_t now_ns, struct wire_buffer *out) {
-    matrix_describe(&mind->run.matrix, &mind->run.desk, now_ns, out);
+// An accepted one: a newcomer is told the secret, but has not been let in.
+static bool proves_member(struct desk *desk, const struct wire_header *header, const uint8_t *body) {
+    struct wire_diagnose proof;
+    if (!wire_decode_diagnose(body, header->length, &proof)) return false;
+    const struct desk_peer *peer = desk_of_id(desk, &proof.id);
+    return peer != NULL && peer->accepted && memcmp(proof.secret, desk->run.secret, sizeof proof.secret) == 0;
+}
+
+void mind_describe(struct mind *mind, int64_t now_ns, const struct wire_header *header, const uint8_t *body,
+                   bool trusted, struct wire_buffer *out) {
+    struct desk *desk = &mind->run.desk;
+    if (trusted || proves_member(desk, header, body))
+        matrix_describe(&mind->run.matrix, desk, now_ns, out);
+    else
+        matrix_count(desk, out);
 }
 
 uint64_t mind_epoch(const struct mind *mind) { return mind->run.desk.number; }

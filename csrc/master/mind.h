@@ -78,8 +78,10 @@ enum wire_activity mind_activity(const struct mind *mind);
 // Whether nobody is there, and the last run ended after a member had left by itself: its work is done.
 bool mind_completed(const struct mind *mind);
 uint32_t mind_peer_count(const struct mind *mind);
-// The answer to DIAGNOSE, appended as one frame.
-void mind_describe(struct mind *mind, int64_t now_ns, struct wire_buffer *out);
+// Appends the answer to DIAGNOSE as one frame. `trusted`: the sender may know everything. Others prove with the body
+// that they are members, or are told counts.
+void mind_describe(struct mind *mind, int64_t now_ns, const struct wire_header *header, const uint8_t *body,
+                   bool trusted, struct wire_buffer *out);
 uint64_t mind_epoch(const struct mind *mind);
 
 #endif

@@ -59,8 +59,8 @@ static bool describe_newcomer(const struct desk *desk, const struct desk_peer *p
                  (unsigned)(behind_ns / SECOND_NS) + 1);
     else if (missing->count > 0)
         snprintf(text, WIRE_MAX_TEXT,
-                 "waiting to be admitted: %u of %u members %s not called update_topology for %u s: %s", missing->count,
-                 missing->of, missing->count == 1 ? "has" : "have", seconds, missing->names);
+                 "waiting to be admitted: %u of %u members %s not called update_topology for %u s: %.380s",
+                 missing->count, missing->of, missing->count == 1 ? "has" : "have", seconds, missing->names);
     return behind_ns > 0 || missing->count > 0;
 }
 
@@ -69,7 +69,7 @@ static bool describe_member(const struct desk *desk, const struct desk_peer *pee
     struct missing missing;
     find_missing(desk, peer->vote, peer->vote == WIRE_VOTE_SYNC ? peer->group : NULL, &missing);
     if (missing.count == 0) return false;
-    snprintf(text, WIRE_MAX_TEXT, "%s waits for %u of %u members for %u s: %s", call_of(peer->vote), missing.count,
+    snprintf(text, WIRE_MAX_TEXT, "%s waits for %u of %u members for %u s: %.380s", call_of(peer->vote), missing.count,
              missing.of, seconds, missing.names);
     return true;
 }

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
+#include "net/local.h"
 
 enum {
     BACKLOG = 1024,
@@ -241,6 +242,10 @@ int socket_accept(int listener, struct wire_address *from) {
     socklen_t length = sizeof source;
     int fd = descriptor_accept(listener, (struct sockaddr *)&source, &length);
     if (fd < 0) return fd;
+    if (source.ss_family == AF_UNIX && local_is_trusted(fd)) {
+        *from = (struct wire_address){0};
+        return fd;
+    }
     if (!socket_address_from_sockaddr(from, (struct sockaddr *)&source)) {
         descriptor_close(fd);
         return -EAFNOSUPPORT;
@@ -271,9 +276,13 @@ int socket_connect_result(int fd) {
     if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return -errno;
     if (error != 0) return -error;
     struct wire_address local, remote;
-    if (!socket_remote_address(fd, &remote)) return -EINPROGRESS;
+    struct sockaddr_storage end;
+    length = sizeof end;
+    if (getpeername(fd, (struct sockaddr *)&end, &length) != 0) return -EINPROGRESS;
     // A dial to a port of this host where nobody listens can meet itself when the kernel picks that port as its source.
-    if (socket_local_address(fd, &local) && memcmp(&local, &remote, sizeof local) == 0) return -ECONNREFUSED;
+    if (socket_remote_address(fd, &remote) && socket_local_address(fd, &local) &&
+        memcmp(&local, &remote, sizeof local) == 0)
+        return -ECONNREFUSED;
     return 0;
 }
 

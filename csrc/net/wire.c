@@ -25,6 +25,7 @@ enum {
     SEEN = 14 * 8 + 2 + 1,
     OPS_SEEN = 8 * 8,
     MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN + 4,
+    MATRIX = 4 + 1 + 4 + 8 + 4 + 4,
     MATRIX_EDGE = 2 + 2 + SEEN,
     RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM,
 };
@@ -86,8 +87,8 @@ static const struct {
     TEXT(WAITING),
     EXACT(SYNC_DIFFERS, 8 + 8),
     RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),
-    EXACT(DIAGNOSE, 0),
-    RANGE(MATRIX, 4 + 4 + 4, MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE),
+    RANGE(DIAGNOSE, 0, ID + 16),
+    RANGE(MATRIX, MATRIX, MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE),
     EXACT(CANCEL, OP_NAME),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
@@ -117,7 +118,7 @@ _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdi
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
-_Static_assert(12 + MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE <= WIRE_MAX_CONTROL_BYTES,
+_Static_assert(MATRIX + MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE <= WIRE_MAX_CONTROL_BYTES,
                "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }

@@ -78,9 +78,11 @@ enum wire_type {
     // master -> peer: where your list of entries begins to differ from the elected one; EXPELLED follows
     WIRE_SYNC_DIFFERS,
     WIRE_TELEMETRY, // peer -> master: what I have seen of my ops and my links of late
-    WIRE_DIAGNOSE,  // anybody -> master, the first frame of a connection, empty body: what have your members seen?
-    WIRE_MATRIX,    // the answer
-    WIRE_CANCEL,    // peer -> master: end this op on all members, unless all have completed it
+    // anybody -> master, the first frame of a connection: what have your members seen? Strangers send no body, and are
+    // told counts
+    WIRE_DIAGNOSE,
+    WIRE_MATRIX, // the answer
+    WIRE_CANCEL, // peer -> master: end this op on all members, unless all have completed it
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted

@@ -391,9 +391,18 @@ static void visit_telemetry(struct cursor *c, struct wire_telemetry *m) {
     }
 }
 
+static void visit_diagnose(struct cursor *c, struct wire_diagnose *m) {
+    visit_id(c, &m->id);
+    cursor_bytes(c, m->secret, sizeof m->secret);
+}
+
 static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     cursor_u32(c, &m->heartbeat_limit_ms);
+    cursor_range(c, &m->counts_only, 0, 1);
+    cursor_u32(c, &m->peers);
+    cursor_u64(c, &m->epoch);
     cursor_count(c, &m->member_count, WIRE_MAX_MEMBERS);
+    cursor_expect(c, m->peers <= WIRE_MAX_MEMBERS && m->member_count == (m->counts_only ? 0 : m->peers));
     EACH(c, i, m->member_count) {
         visit_member(c, &m->members[i].member);
         visit_number(c, &m->members[i].silent_us);

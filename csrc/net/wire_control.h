@@ -395,9 +395,18 @@ struct wire_matrix_edge {
     struct wire_seen seen;
 };
 
+// Proves that the sender is a member: strangers know no id of a member.
+struct wire_diagnose {
+    struct wire_id id;  // of the sender
+    uint8_t secret[16]; // of the run
+};
+
 struct wire_matrix {
     uint32_t heartbeat_limit_ms;
-    uint32_t member_count; // 0: the master serves no run
+    uint8_t counts_only;   // 1: to a stranger, without members and edges
+    uint32_t peers;        // members of the run; 0: the master serves no run
+    uint64_t epoch;        // in force
+    uint32_t member_count; // `peers`, unless counts only: 0
     uint32_t edge_count;
     struct wire_matrix_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
     struct wire_matrix_edge *edges;     // decode: caller's array of WIRE_MAX_EDGES
@@ -429,6 +438,7 @@ struct wire_matrix {
     X(resumed, RESUMED) \
     X(status_is, STATUS_IS) \
     X(telemetry, TELEMETRY) \
+    X(diagnose, DIAGNOSE) \
     X(matrix, MATRIX)
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)

@@ -18,6 +18,8 @@ ROWS_MOST = 32
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """A table of the links that carry most."""
+    if diagnosis.counts_only and diagnosis.peer_count:
+        return Text(str(diagnosis))
     if not diagnosis.members:
         return Text(NO_RUN)
     links = _links(diagnosis)

@@ -106,7 +106,7 @@ class Masters:
             except ConnectError as error:
                 failures.append(error)
                 continue
-            if told.members:
+            if told.members or told.peer_count:
                 self._endpoints.remove(endpoint)
                 self._endpoints.insert(0, endpoint)
                 return told
@@ -142,6 +142,8 @@ def _print(console: Console, diagnosis: Diagnosis, as_json: bool) -> None:
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """The tables and what is found."""
+    if diagnosis.counts_only and diagnosis.peer_count:
+        return Text(str(diagnosis))
     return _Report(diagnosis) if diagnosis.members else Text(NO_RUN)
 
 

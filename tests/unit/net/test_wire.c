@@ -465,6 +465,8 @@ static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
 
 static void write_matrix(struct wire_buffer *out, uint32_t size) {
     struct wire_matrix message = {.heartbeat_limit_ms = 5000,
+                                  .peers = size,
+                                  .epoch = check_random(&seed),
                                   .member_count = size,
                                   .edge_count = size < 2                ? 0
                                                 : size < WIRE_MAX_EDGES ? size
@@ -596,6 +598,7 @@ static void test_wrong_lengths(void) {
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
     enum {
+        MATRIX = 25,    // without members and edges
         MEMBER = 56,    // without a name
         HELLO_NAME = 2, // with its length
         EPOCH = 60,
@@ -677,9 +680,11 @@ static void test_bad_fields(void) {
         {WIRE_TELEMETRY, 7, 1, false, "a span beyond the limit"},
         {WIRE_TELEMETRY, 64, WIRE_MAX_SEEN + 1, true, "too many others"},
         {WIRE_TELEMETRY, 68 + 16 + 7, 1, false, "more bytes than the limit"},
-        {WIRE_MATRIX, 4, WIRE_MAX_MEMBERS + 1, true, "too many members"},
-        {WIRE_MATRIX, 8 + 5 * (MEMBER + 84), WIRE_MAX_EDGES + 1, true, "too many edges"},
-        {WIRE_MATRIX, 12 + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
+        {WIRE_MATRIX, MATRIX - 8, WIRE_MAX_MEMBERS + 1, true, "too many members"},
+        {WIRE_MATRIX, 4, 1, false, "counts with members"},
+        {WIRE_MATRIX, 5, 4, true, "another number of members"},
+        {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 84), WIRE_MAX_EDGES + 1, true, "too many edges"},
+        {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -755,8 +760,8 @@ static void test_headers(void) {
     in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
-    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_GENERATION, WIRE_PROMISE,
-                                           WIRE_BYE,       WIRE_MOVED, WIRE_STATUS,     WIRE_LINK_ACK};
+    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE,  WIRE_GENERATION, WIRE_PROMISE, WIRE_BYE,
+                                           WIRE_MOVED,     WIRE_STATUS, WIRE_DIAGNOSE,   WIRE_LINK_ACK};
     for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
         struct wire_buffer frame = {0};
         write_empty(&frame, empty[i]);
