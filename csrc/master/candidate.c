@@ -7,6 +7,10 @@
 
 enum { ADMITTED_LINES = 16 }; // of the log
 
+static const char NARROW[] =
+    ": small packets pass, but large ones are lost; set the same MTU on all of the path, or set "
+    "net.ipv4.tcp_mtu_probing=1 on both hosts";
+
 void candidate_init(struct candidate *candidate) { memset(candidate, 0, offsetof(struct candidate, order)); }
 
 // Newcomers go to the end of their group, in the order in which they came.
@@ -97,6 +101,7 @@ void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t k
             peer->regrouped = changes;
             peer->answered = peer->hopeless = false;
             memset(candidate->unreachable[desk_slot(desk, peer)], 0, sizeof candidate->unreachable[0]);
+            memset(candidate->narrow[desk_slot(desk, peer)], 0, sizeof candidate->narrow[0]);
             if (candidate->count > 1) desk_send(desk, peer);
         }
     }
@@ -108,6 +113,13 @@ static bool reaches(const struct candidate *candidate, const struct desk *desk, 
                     const struct desk_peer *to) {
     uint32_t slot = desk_slot(desk, to);
     return !(candidate->unreachable[desk_slot(desk, from)][slot / 64] >> (slot % 64) & 1);
+}
+
+// Whether one of two peers has told that large packets are lost between them.
+static bool is_narrow(const struct candidate *candidate, const struct desk *desk, const struct desk_peer *a,
+                      const struct desk_peer *b) {
+    uint32_t from = desk_slot(desk, a), to = desk_slot(desk, b);
+    return (candidate->narrow[from][to / 64] >> (to % 64) & 1) || (candidate->narrow[to][from / 64] >> (from % 64) & 1);
 }
 
 // All accepted peers have answered, and wait for newcomers alone. Those to whom one of them has no link are left out,
@@ -131,6 +143,7 @@ void candidate_linked(struct candidate *candidate, struct desk *desk, struct des
         if (other == NULL || other == peer || !other->listed || other->member.group != peer->member.group) continue;
         uint32_t slot = desk_slot(desk, other);
         candidate->unreachable[desk_slot(desk, peer)][slot / 64] |= UINT64_C(1) << (slot % 64);
+        candidate->narrow[desk_slot(desk, peer)][slot / 64] |= (uint64_t)linked->narrow[i] << (slot % 64);
     }
     peer->answered = true;
     candidate->unanswered--;
@@ -190,7 +203,8 @@ static bool exclude_newcomers(struct candidate *candidate, struct desk *desk, st
         if (!peer->answered || (obstacle != NULL && obstacle->accepted))
             strikes_add(strikes, &peer->member.address, desk->now_ns);
         if (obstacle != NULL)
-            desk_expel(desk, peer, "no data connection between this peer and %s", desk_name(obstacle).chars);
+            desk_expel(desk, peer, "no data connection between this peer and %s%s", desk_name(obstacle).chars,
+                       is_narrow(candidate, desk, peer, obstacle) ? NARROW : "");
         else if (!peer->answered)
             desk_expel(desk, peer, "did not report its links in time");
     }

@@ -22,6 +22,7 @@ struct candidate {
     struct desk_peer *order[WIRE_MAX_MEMBERS];
     uint16_t share[WIRE_MAX_MEMBERS], site[WIRE_MAX_MEMBERS]; // by the place in `order`
     uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];  // from slot, to slot, as answered
+    uint64_t narrow[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];       // likewise, of those: large packets are lost
 };
 
 enum candidate_verdict {

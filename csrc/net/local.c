@@ -30,12 +30,6 @@ int local_listen(uint16_t port) {
     return -error;
 }
 
-bool local_is_trusted(int fd) {
-    struct ucred who;
-    socklen_t length = sizeof who;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
-}
-
 // Only addresses of this host can be bound.
 static bool is_of_host(const struct wire_address *address) {
     struct wire_address any_port = *address;
@@ -54,7 +48,7 @@ int local_dial(const struct wire_address *master) {
     if (!is_of_host(master)) return -EHOSTUNREACH;
     int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
     if (fd < 0) return fd;
-    int error = connect(fd, (struct sockaddr *)&name, length) != 0 ? errno : local_is_trusted(fd) ? 0 : EACCES;
+    int error = connect(fd, (struct sockaddr *)&name, length) != 0 ? errno : socket_is_of_user(fd) ? 0 : EACCES;
     if (error == 0) return fd;
     descriptor_close(fd);
     return -error;

@@ -10,8 +10,6 @@
 
 // Returns a listening socket for the master at this TCP port, or -errno.
 int local_listen(uint16_t port);
-// Whether the process at the other end of a connection is of our user.
-bool local_is_trusted(int fd);
 // Connects to the socket of the master at this address, at once. Returns the socket, or -errno: the address is not of
 // this host, there is no such socket, or it is of another user.
 int local_dial(const struct wire_address *master);

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "base/descriptor.h"
-#include "net/local.h"
 
 enum {
     BACKLOG = 1024,
@@ -237,12 +236,18 @@ int socket_listen_from(const struct wire_address *address, uint16_t first, uint1
     return fd;
 }
 
+bool socket_is_of_user(int fd) {
+    struct ucred who;
+    socklen_t length = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
+}
+
 int socket_accept(int listener, struct wire_address *from) {
     struct sockaddr_storage source;
     socklen_t length = sizeof source;
     int fd = descriptor_accept(listener, (struct sockaddr *)&source, &length);
     if (fd < 0) return fd;
-    if (source.ss_family == AF_UNIX && local_is_trusted(fd)) {
+    if (source.ss_family == AF_UNIX && socket_is_of_user(fd)) {
         *from = (struct wire_address){0};
         return fd;
     }

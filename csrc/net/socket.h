@@ -26,6 +26,8 @@ bool socket_address_parse(const char *text, size_t length, struct wire_address *
 int socket_listen(const struct wire_address *address);
 // Listens on the first free port from `first` upward (wraps to any free port after 65535). Writes the port used.
 int socket_listen_from(const struct wire_address *address, uint16_t first, uint16_t *port);
+// Whether the process at the other end of a local connection is of our user.
+bool socket_is_of_user(int fd);
 // Accepts one connection, with the options of every connection set. -EAGAIN when none waits. `from` has family 0 for a
 // local socket of our user (net/local); those of other users are refused.
 int socket_accept(int listener, struct wire_address *from);

@@ -58,7 +58,7 @@ static const struct {
     EXACT(WELCOME, 8 + 16 + 4 + ADDRESS),
     TEXT(REFUSED),
     RANGE(CANDIDATE, 4 + EPOCH, MEMBERS),
-    RANGE(LINKED, 4 + 4 + 4, IDS),
+    RANGE(LINKED, 4 + 4 + 4, IDS + WIRE_MAX_MEMBERS),
     RANGE(EPOCH, 1 + EPOCH + QUORUM, MEMBERS),
     EXACT(VOTE, 1),
     EXACT(OUTCOME, 1 + 1 + 8),
@@ -111,6 +111,8 @@ static const struct {
     DATA(CHUNK_IN),
     EXACT(TAKEN, WIRE_OP_BYTES),
     DATA(EARLY),
+    EXACT(LINK_HEARD, 0),
+    EXACT(LINK_PADDING, WIRE_PADDING_BYTES),
 };
 
 _Static_assert(4 + EPOCH + MEMBERS <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");

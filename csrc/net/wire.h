@@ -35,9 +35,10 @@ enum {
     WIRE_SYNC_MAX_LEAVES = 64,                      // leaves asked for by one SYNC_ASK
     WIRE_MAX_OUTLINE = 512,                         // hashes in one outline
     WIRE_MAX_PAST = WIRE_MAX_LIVE_OPS,              // verdicts told in a RESUME
-    WIRE_MAX_MASTERS = 16,                          // in a peer's or a master's list
-    WIRE_MAX_SEEN = 32,                             // other members that one TELEMETRY speaks of
-    WIRE_MAX_EDGES = 992,                           // in one MATRIX: all of 32 members
+    WIRE_PADDING_BYTES = 12 << 10, // of LINK_PADDING: more than a jumbo frame, less than TCP sends at first
+    WIRE_MAX_MASTERS = 16,         // in a peer's or a master's list
+    WIRE_MAX_SEEN = 32,            // other members that one TELEMETRY speaks of
+    WIRE_MAX_EDGES = 992,          // in one MATRIX: all of 32 members
 };
 
 enum wire_type {
@@ -85,7 +86,7 @@ enum wire_type {
     WIRE_CANCEL, // peer -> master: end this op on all members, unless all have completed it
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
-    WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the link is accepted
+    WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted
     // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory; chain and
     // pieces:
     // extra = 2 when I have the receiver's box; pieces: offset = elements that I expect
@@ -119,6 +120,9 @@ enum wire_type {
     WIRE_CHUNK_IN,
     WIRE_TAKEN, // direct link: these slots of your box are free again; offset = a bit for each
     WIRE_EARLY, // a chunk as WIRE_CHUNK, sent before READY
+    // links, without struct wire_op
+    WIRE_LINK_HEARD,   // acceptor -> dialer, empty body: the hello is accepted
+    WIRE_LINK_PADDING, // both ways, zeros: a path that loses large packets loses it
 };
 
 struct wire_header {

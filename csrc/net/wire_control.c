@@ -182,6 +182,7 @@ static void visit_linked(struct cursor *c, struct wire_linked *m) {
     cursor_u32(c, &m->attempt);
     cursor_u32(c, &m->latency_us);
     visit_ids(c, &m->count, m->unreachable);
+    EACH(c, i, m->count) cursor_range(c, &m->narrow[i], 0, 1);
 }
 
 static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {

@@ -49,6 +49,7 @@ struct wire_linked {
     uint32_t latency_us; // worst half round trip of this peer's links
     uint32_t count;
     struct wire_id unreachable[WIRE_MAX_MEMBERS];
+    uint8_t narrow[WIRE_MAX_MEMBERS]; // of each of them: 1: small frames reach it, LINK_PADDING does not
 };
 
 enum wire_reason {

@@ -67,3 +67,10 @@ static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {
 }
 
 WIRE_DEFINE(link_hello, LINK_HELLO)
+
+void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header) {
+    static uint8_t zeros[WIRE_PADDING_BYTES]; // only read
+    struct cursor c = wire_begin(out);
+    cursor_bytes(&c, zeros, sizeof zeros);
+    wire_end(&c, header, WIRE_LINK_PADDING);
+}

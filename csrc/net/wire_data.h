@@ -43,6 +43,7 @@ void wire_place_encode(uint8_t out[WIRE_PLACE_BYTES], uint64_t address);
 uint64_t wire_place_decode(const uint8_t in[WIRE_PLACE_BYTES]);
 
 WIRE_DECLARE(link_hello, LINK_HELLO)
+void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header);
 
 // ---- shared state ----
 

@@ -288,6 +288,8 @@ static void take_link_events(struct control *t, int64_t now) {
         struct member *mind = event_begin(t);
         if (event.kind == LINK_EVENT_UP)
             member_link_up(mind, &event.id, event.index, event.latency_us, now, &t->actions);
+        else if (event.kind == LINK_EVENT_NARROW)
+            member_link_narrow(mind, &event.id);
         else if (event.kind == LINK_EVENT_FAILED)
             member_link_failed(mind, &event.id, event.index, &t->actions);
         else if (event.outgoing)

@@ -14,14 +14,13 @@
 #include "net/gauge.h"
 #include "net/listener.h"
 #include "net/socket.h"
+#include "peer/measurement.h"
 
 enum {
     SCRATCH_BYTES = 1 << 18,
     TURN_BYTES = 1 << 20, // one measurement moves no more per wake-up, so that control frames are not held up
-    SAMPLES = 256,
-    SAMPLE_NS = 4000000,
-    PAUSE_MS = 100,  // of the listener when the process is out of descriptors
-    TELL_MS = 10000, // between two lines of the log on that
+    PAUSE_MS = 100,       // of the listener when the process is out of descriptors
+    TELL_MS = 10000,      // between two lines of the log on that
     UNKNOWN_LEAST = 16,
     WITHIN_HOST_US = 500, // at most
     ADDRESS_SLOTS = 256,
@@ -29,24 +28,13 @@ enum {
 
 enum connection_state {
     DIALING,     // connect under way
-    AWAIT_ACK,   // hello sent, or in `output`
+    AWAIT_ACK,   // hello and padding sent, or in `output`
     AWAIT_HELLO, // accepted, unknown
     PARKED,      // hello came early
-    ANSWERING,   // accepted; the ACK is in `output`
-    FLOODING,    // outgoing measurement
-    MEASURING,   // incoming measurement
-};
-
-struct sample {
-    int64_t at;
-    uint64_t bytes;
-};
-
-struct measurement {
-    uint64_t bytes;
-    int64_t last;
-    uint32_t count;
-    struct sample samples[SAMPLES];
+    AWAIT_PADDING,
+    ANSWERING, // accepted; the ACK is in `output`
+    FLOODING,  // outgoing measurement
+    MEASURING, // incoming measurement
 };
 
 struct connection {
@@ -54,7 +42,9 @@ struct connection {
     struct transport *stream;
     uint32_t slot, round; // name it in epoll data; `round` tells a reused slot apart
     int64_t deadline, since;
+    int64_t narrow_at;            // when padding that has not come counts as lost; INT64_MAX: it does not
     uint32_t duration_ms;         // FLOODING
+    bool padded;                  // AWAIT_ACK: the padding has come
     uint8_t from;                 // accepted: slot of the address
     struct wire_link_hello hello; // sent, or received from AWAIT_HELLO on
     struct conn_in input;         // frame being received, and not one byte beyond
@@ -143,7 +133,8 @@ static struct connection *connection_new(struct links *links, struct transport *
                              .slot = slot,
                              .round = ++links->round,
                              .deadline = deadline,
-                             .since = platform_now_ns()};
+                             .since = platform_now_ns(),
+                             .narrow_at = INT64_MAX};
     links->slots[slot] = c;
     if (!connection_watch(links, c, events)) {
         connection_free(links, c);
@@ -177,6 +168,17 @@ static void push_failure(struct links *links, const struct wire_link_hello *hell
                                .index = hello->index,
                                .outgoing = probe};
     push_event(links, &event);
+}
+
+// The other side has heard the hello, or has said it: small packets pass. Large ones have half of the time left.
+static void await_padding(struct connection *c, int64_t now) { c->narrow_at = now + (c->deadline - now) / 2; }
+
+static void tell_narrow(struct links *links, struct connection *c) {
+    struct link_event event = {.kind = LINK_EVENT_NARROW,
+                               .id = c->state == AWAIT_PADDING ? c->hello.from : c->hello.to,
+                               .index = c->hello.index};
+    c->narrow_at = INT64_MAX;
+    if (c->hello.kind == WIRE_LINK_DATA) push_event(links, &event);
 }
 
 static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
@@ -259,16 +261,19 @@ static void connect_on(struct links *links, struct connection *c) {
     }
     c->state = AWAIT_ACK;
     wire_encode_link_hello(&c->output.bytes, link_header(links), &c->hello);
+    wire_encode_link_padding(&c->output.bytes, link_header(links));
     send_hello(links, c);
 }
 
-static bool is_ack(const struct wire_header *header) { return header->type == WIRE_LINK_ACK; }
+static bool is_answer(const struct wire_header *header) {
+    return header->type == WIRE_LINK_HEARD || header->type == WIRE_LINK_PADDING || header->type == WIRE_LINK_ACK;
+}
 
 static void take_ack(struct links *links, struct connection *c, int64_t now) {
     struct wire_header header;
     const uint8_t *body;
     enum conn_next next = CONN_MORE;
-    while (next == CONN_MORE) {
+    while (next == CONN_MORE || (next == CONN_FRAME && header.type != WIRE_LINK_ACK)) {
         // What follows the ACK belongs to the data plane.
         ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
         if (got == -EAGAIN) return;
@@ -276,10 +281,12 @@ static void take_ack(struct links *links, struct connection *c, int64_t now) {
             fail_dial(links, c, got == 0 ? "the other side closed" : strerror((int)-got));
             return;
         }
-        next = conn_in_next(&c->input, is_ack, &header, &body);
+        next = conn_in_next(&c->input, is_answer, &header, &body);
+        if (next == CONN_FRAME && header.type == WIRE_LINK_HEARD) await_padding(c, now);
+        if (next == CONN_FRAME && header.type == WIRE_LINK_PADDING) c->padded = true;
     }
-    if (next == CONN_MALFORMED) {
-        fail_dial(links, c, "the answer is no LINK_ACK");
+    if (next == CONN_MALFORMED || !c->padded) {
+        fail_dial(links, c, "the answer is no LINK_ACK behind padding");
     } else if (c->hello.kind == WIRE_LINK_PROBE) {
         c->state = FLOODING;
         c->deadline = now + (int64_t)c->duration_ms * MS_NS;
@@ -310,21 +317,9 @@ static void end_flood(struct links *links, struct connection *c) {
     connection_free(links, c);
 }
 
-// The rate of the later two thirds: the start of a connection tells of its window and of token buckets, not of the
-// link.
-static uint64_t measured_rate(const struct measurement *m) {
-    if (m->count == 0) return 0;
-    int64_t begin = m->samples[0].at + (m->last - m->samples[0].at) / 3;
-    struct sample from = m->samples[0];
-    for (uint32_t i = 1; i < m->count && m->samples[i].at <= begin; i++) from = m->samples[i];
-    if (m->last - from.at < SAMPLE_NS) from = (struct sample){.at = m->samples[0].at}; // all came in one go
-    int64_t span = m->last - from.at > MS_NS ? m->last - from.at : MS_NS;
-    return (uint64_t)((double)(m->bytes - from.bytes) * 1e9 / (double)span);
-}
-
 static void end_measurement(struct links *links, struct connection *c) {
     struct link_event event = {
-        .kind = LINK_EVENT_MEASURED, .id = c->hello.from, .bytes_per_s = measured_rate(c->measurement)};
+        .kind = LINK_EVENT_MEASURED, .id = c->hello.from, .bytes_per_s = measurement_rate(c->measurement)};
     connection_free(links, c);
     push_event(links, &event);
 }
@@ -339,10 +334,7 @@ static void measure(struct links *links, struct connection *c, int64_t now) {
             return;
         }
         total += (size_t)got;
-        m->bytes += (uint64_t)got;
-        m->last = now = platform_now_ns();
-        bool due = m->count == 0 || now - m->samples[m->count - 1].at >= SAMPLE_NS;
-        if (due && m->count < SAMPLES) m->samples[m->count++] = (struct sample){.at = now, .bytes = m->bytes};
+        measurement_note(m, (uint64_t)got, now = platform_now_ns());
     }
 }
 
@@ -405,6 +397,30 @@ static void answer(struct links *links, struct connection *c) {
     c->deadline = platform_now_ns() + LINKS_PROBE_MS * MS_NS;
 }
 
+static bool is_padding(const struct wire_header *header) { return header->type == WIRE_LINK_PADDING; }
+
+// Says that the hello is heard, and answers when the padding behind it is here.
+static void take_padding(struct links *links, struct connection *c) {
+    bool good = connection_flush(links, c);
+    while (good && conn_out_waiting(&c->output) == 0) {
+        struct wire_header header;
+        const uint8_t *body;
+        ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
+        if (got == -EAGAIN) return;
+        enum conn_next next = got > 0 ? conn_in_next(&c->input, is_padding, &header, &body) : CONN_MALFORMED;
+        good = next != CONN_MALFORMED;
+        if (next != CONN_FRAME) continue;
+        wire_encode_link_padding(&c->output.bytes, link_header(links));
+        wire_encode_empty(&c->output.bytes, link_header(links), WIRE_LINK_ACK);
+        c->state = ANSWERING;
+        c->narrow_at = INT64_MAX;
+        c->deadline = platform_now_ns() + LINKS_UNKNOWN_MS * MS_NS;
+        answer(links, c);
+        return;
+    }
+    if (!good) connection_free(links, c);
+}
+
 // Acts on a judgement of a complete hello. True: the connection stays parked.
 static void act_on_hello(struct links *links, struct connection *c, enum member_judgement judgement) {
     if (judgement == MEMBER_PARK) {
@@ -419,10 +435,11 @@ static void act_on_hello(struct links *links, struct connection *c, enum member_
         connection_free(links, c);
         return;
     }
-    wire_encode_empty(&c->output.bytes, link_header(links), WIRE_LINK_ACK);
-    c->state = ANSWERING;
-    c->deadline = platform_now_ns() + LINKS_UNKNOWN_MS * MS_NS;
-    answer(links, c);
+    wire_encode_empty(&c->output.bytes, link_header(links), WIRE_LINK_HEARD);
+    c->state = AWAIT_PADDING;
+    c->deadline = platform_now_ns() + links->park_limit;
+    await_padding(c, platform_now_ns());
+    take_padding(links, c);
 }
 
 static bool is_hello(const struct wire_header *header) { return header->type == WIRE_LINK_HELLO; }
@@ -533,6 +550,7 @@ static void advance(struct links *links, struct connection *c, int64_t now) {
         break;
     case AWAIT_HELLO: take_hello(links, c); break;
     case PARKED: connection_free(links, c); break; // it gave up
+    case AWAIT_PADDING: take_padding(links, c); break;
     case ANSWERING: answer(links, c); break;
     case FLOODING: flood(links, c); break;
     case MEASURING: measure(links, c, now); break;
@@ -564,6 +582,7 @@ void links_tick(struct links *links, int64_t now) {
     listener_tick(&links->listener, now);
     for (uint32_t i = 0; i < links->slot_count; i++) {
         struct connection *c = links->slots[i];
+        if (c != NULL && now >= c->narrow_at) tell_narrow(links, c);
         if (c != NULL && now >= c->deadline) time_out(links, c);
     }
 }
@@ -571,6 +590,7 @@ void links_tick(struct links *links, int64_t now) {
 int64_t links_deadline(const struct links *links) {
     int64_t at = links->listener.resumes_ns;
     for (uint32_t i = 0; i < links->slot_count; i++)
-        if (links->slots[i] != NULL && links->slots[i]->deadline < at) at = links->slots[i]->deadline;
+        if (links->slots[i] != NULL)
+            at = platform_earlier(at, platform_earlier(links->slots[i]->deadline, links->slots[i]->narrow_at));
     return at;
 }

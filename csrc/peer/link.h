@@ -32,6 +32,7 @@ struct links;
 enum link_event_kind {
     LINK_EVENT_UP,       // `stream` now belongs to the receiver of the event
     LINK_EVENT_FAILED,   // a dial
+    LINK_EVENT_NARROW,   // small frames pass between this peer and `id`, but padding seems to be lost
     LINK_EVENT_MEASURED, // bytes_per_s from `id` to this peer; or 0 because a probe to `id` failed, then `outgoing`
 };
 

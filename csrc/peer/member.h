@@ -66,6 +66,8 @@ int64_t member_deadline(const struct member *member);
 enum member_judgement member_judge_hello(const struct member *member, const struct wire_link_hello *hello);
 void member_link_up(struct member *member, const struct wire_id *id, uint32_t index, uint32_t latency_us,
                     int64_t now_ns, struct member_output *out);
+// Large packets seem to be lost on the way to a member, or from there.
+void member_link_narrow(struct member *member, const struct wire_id *id);
 // a dial
 void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out);
 // A link broke. The sender's own id: the data plane wants a fresh group epoch.

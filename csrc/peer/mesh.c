@@ -38,6 +38,7 @@ struct neighbour {
     uint32_t link_end;   // and spare lanes
     uint32_t spare_end;  // and those of them that are made in the epoch in force
     bool refuses;        // spare lanes
+    bool narrow;         // large packets seem to be lost on the way
     uint64_t spare_lost; // number of the epoch in which one of them was lost; 0: none was
     struct link *links;
 };
@@ -254,8 +255,10 @@ static void dial_spares(struct mesh *mesh, const struct mesh_event *at, struct m
 static void name_missing(struct mesh *mesh, enum mesh_membership membership, bool failed) {
     mesh->answer.count = 0;
     for (size_t i = 0; i < mesh->count; i++)
-        if (misses(&mesh->neighbours[i], membership, failed))
+        if (misses(&mesh->neighbours[i], membership, failed)) {
+            mesh->answer.narrow[mesh->answer.count] = mesh->neighbours[i].narrow;
             mesh->answer.unreachable[mesh->answer.count++] = mesh->neighbours[i].id;
+        }
 }
 
 static void send_linked(struct mesh *mesh, const struct mesh_event *at, uint32_t attempt, struct member_output *out) {
@@ -324,11 +327,17 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
     // The other side made it again before this side saw it break: what was sent on the old one may be lost.
     bool replaced = link->state == LINK_UP && at->accepted && n->in[MESH_EPOCH];
     link->state = LINK_UP;
+    n->narrow = false;
     link->made_in = at->header.epoch;
     if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
     if (replaced) want_fresh_epoch(mesh, at->now_ns);
     dial_spare(mesh, at, n, out);
     check_complete(mesh, at, out);
+}
+
+void mesh_link_narrow(struct mesh *mesh, const struct wire_id *id) {
+    struct neighbour *n = find(mesh, id);
+    if (n != NULL) n->narrow = true;
 }
 
 void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,

@@ -36,6 +36,7 @@ TAKES, CODING = HEADER + 25, HEADER + 43
 """Where an ASK says which codings the asker takes, and a LEAF which one it has."""
 LZ4 = 1
 HELLO, LINK_HELLO, LINK_ACK, HASHES, ASK, LEAVES = 1, 64, 65, 78, 79, 80
+LINK_TESTS = 85, 86  # LINK_HEARD, LINK_PADDING
 SIZES = [3 << 20, 5, 0, 400_000, 1 << 20]
 
 ONE = os.environ.get("CHAOS_SEED")
@@ -377,7 +378,7 @@ def test_any_flip(monkeypatch, seed):
     def tamper(outward: bool, kind: int, frame: bytearray) -> None:
         nonlocal passed
         with lock:
-            if outward < outward_only or kind in (LINK_HELLO, LINK_ACK) or done:
+            if outward < outward_only or kind in (LINK_HELLO, LINK_ACK, *LINK_TESTS) or done:
                 return
             passed += len(frame)
             if passed > at:

@@ -117,10 +117,10 @@ static void say_frame(uint32_t end, bool ack) {
                                     .from = id_of(1 + (how >> 1 & 3)),
                                     .to = id_of(0),
                                     .index = how >> 3 & 3};
-    if (ack)
-        wire_encode_empty(&frame, header, WIRE_LINK_ACK);
-    else
-        wire_encode_link_hello(&frame, header, &hello);
+    if (ack) wire_encode_empty(&frame, header, WIRE_LINK_HEARD);
+    if (!ack) wire_encode_link_hello(&frame, header, &hello);
+    if ((how & 0x80) == 0) wire_encode_link_padding(&frame, header);
+    if (ack) wire_encode_empty(&frame, header, WIRE_LINK_ACK);
     if (frame.failed) return;
     if (how & 0x20) frame.bytes[fuzz_u8(&in) % frame.length] ^= (uint8_t)(1 + fuzz_u8(&in) % 255);
     size_t length = how & 0x40 ? fuzz_u8(&in) % (frame.length + 1) : frame.length;

@@ -134,6 +134,7 @@ static void write_linked(struct wire_buffer *out, uint32_t size) {
     linked.latency_us = (uint32_t)check_random(&seed);
     linked.count = size;
     for (uint32_t i = 0; i < size; i++) random_id(&linked.unreachable[i]);
+    for (uint32_t i = 0; i < size; i++) linked.narrow[i] = (uint8_t)below(2);
     wire_encode_linked(out, random_header(), &linked);
 }
 

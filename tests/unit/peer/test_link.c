@@ -56,6 +56,7 @@ static void say_hello(struct transport *stream) {
     struct wire_buffer frame = {0};
     struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
     wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
+    wire_encode_link_padding(&frame, (struct wire_header){.run = 7});
     CHECK(far_end_write(stream, frame.bytes, frame.length));
     wire_buffer_fini(&frame);
 }
@@ -94,6 +95,90 @@ static void test_shortage(struct links *links, const struct wire_address *nobody
     int failed = 0;
     while (links_next(links, &event)) failed += event.kind == LINK_EVENT_FAILED;
     CHECK_EQ(failed, 20);
+}
+
+// Says a part of what a dialer says first.
+static void say_begin(struct transport *stream, size_t bytes) {
+    struct wire_buffer frame = {0};
+    struct wire_link_hello hello = {.version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = other, .to = self};
+    wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
+    size_t small = frame.length;
+    wire_encode_link_padding(&frame, (struct wire_header){.run = 7});
+    CHECK(far_end_write(stream, frame.bytes, bytes == 0 ? small : frame.length - bytes));
+    wire_buffer_fini(&frame);
+}
+
+// Lets time pass until there is nothing to wait for. Returns what happened: N narrow, F failed, U up.
+static void let_time_pass(struct links *links, char out[8]) {
+    struct link_event event;
+    size_t count = 0;
+    while (links_deadline(links) != INT64_MAX) links_tick(links, links_deadline(links));
+    while (links_next(links, &event) && count < 7) {
+        CHECK(wire_id_equal(&event.id, &other));
+        out[count++] = event.kind == LINK_EVENT_NARROW ? 'N' : event.kind == LINK_EVENT_FAILED ? 'F' : 'U';
+        transport_free(event.stream);
+    }
+    out[count] = 0;
+}
+
+// Large packets do not come: the hello alone, or not the last byte of the padding behind it.
+static void test_narrow_to_acceptor(void) {
+    struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}};
+    for (size_t missing = 0; missing < 2; missing++) {
+        check_case("padding does not come here: %zu", missing);
+        int epoll = descriptor_epoll();
+        uint16_t port;
+        char happened[8];
+        struct links *links = links_new(epoll, 100, &self, judge, NULL);
+        REQUIRE(links != NULL && links_listen(links, &any, &port) == 0);
+        links_identify(links, &(struct link_identity){.self = self, .run = 7});
+        struct transport *dialer = dial_from(1, port);
+        say_begin(dialer, missing);
+        turn(links, epoll);
+        let_time_pass(links, happened);
+        CHECK_STR(happened, "N");
+        transport_free(dialer);
+        links_free(links);
+        descriptor_close(epoll);
+    }
+}
+
+// The far end answers a dial with these frames.
+static void test_narrow_to_dialer(void) {
+    static const struct {
+        const char *says, *happens; // H heard, P padding, A ack
+    } rows[] = {{"", "F"}, {"H", "NF"}, {"HP", "NF"}, {"HPA", "U"}, {"HA", "F"}, {"A", "F"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("answers %s", rows[i].says);
+        int epoll = descriptor_epoll();
+        struct wire_address address = {.family = 4, .bytes = {127, 0, 0, 1}}, from;
+        int listener = socket_listen(&address);
+        REQUIRE(listener >= 0 && socket_local_address(listener, &address));
+        char happened[8];
+        struct links *links = links_new(epoll, 100, &self, judge, NULL);
+        REQUIRE(links != NULL);
+        links_identify(links, &(struct link_identity){.self = self, .run = 7});
+        links_dial(links, &other, 0, &address, platform_now_ns() + 3600 * SECOND_NS);
+        turn(links, epoll);
+        int fd = socket_accept(listener, &from);
+        REQUIRE(fd >= 0);
+        struct transport *stream = transport_new(fd);
+        struct wire_buffer frames = {0};
+        for (const char *at = rows[i].says; *at != 0; at++) {
+            if (*at == 'H') wire_encode_empty(&frames, (struct wire_header){.run = 7}, WIRE_LINK_HEARD);
+            if (*at == 'P') wire_encode_link_padding(&frames, (struct wire_header){.run = 7});
+            if (*at == 'A') wire_encode_empty(&frames, (struct wire_header){.run = 7}, WIRE_LINK_ACK);
+        }
+        if (frames.length > 0) CHECK(far_end_write(stream, frames.bytes, frames.length));
+        wire_buffer_fini(&frames);
+        turn(links, epoll);
+        let_time_pass(links, happened);
+        CHECK_STR(happened, rows[i].happens);
+        transport_free(stream);
+        links_free(links);
+        descriptor_close(listener);
+        descriptor_close(epoll);
+    }
 }
 
 int main(void) {
@@ -139,5 +224,7 @@ int main(void) {
     for (int i = 0; i < STRANGERS; i++) transport_free(strangers[i]);
     links_free(links);
     close(epoll);
+    test_narrow_to_acceptor();
+    test_narrow_to_dialer();
     return check_status();
 }

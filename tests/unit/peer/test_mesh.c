@@ -168,9 +168,11 @@ static void test_candidate(void) {
     CHECK_EQ(count(MEMBER_DIAL), 1); // one dial may fail
     CHECK(!says(WIRE_LINKED));
     member_output_clear(&out);
+    mesh_link_narrow(&mesh, &id);
     mesh_link_failed(&mesh, &at, &id, 0, &out);
     CHECK(says(WIRE_LINKED) && !mesh.candidate.open);
     CHECK_EQ(mesh.answer.count, 1);
+    CHECK_EQ(mesh.answer.narrow[0], 1);
     CHECK_EQ(mesh.answer.attempt, 4);
     member_output_clear(&out);
     mesh_end_candidate(&mesh, &out);
