@@ -46,7 +46,7 @@ def test_finds(mutant, objects, tmp_path):
 
 @pytest.mark.parametrize("test", sorted({one.test for one in mutants.MUTANTS if one.test}))
 def test_a_c_test_passes_without_a_bug(test, library, tmp_path):
-    assert mutants.passes(mutants.build_test(None, test, library, tmp_path))
+    assert mutants.passes(mutants.build_test(None, test, library, tmp_path), 240)
 
 
 @pytest.mark.parametrize("mutant", [one for one in mutants.MUTANTS if one.test], ids=lambda mutant: mutant.name)
