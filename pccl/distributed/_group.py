@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -46,6 +47,21 @@ class Options:
     """What logs and errors call this process, as in `Communicator(name=)`. A group of some members shares that of all."""
 
 
+class _Block(threading.local):
+    """The block of torch's `_coalescing_manager` that a thread is in: torch does not say when an exception ends one."""
+
+    generator: Any = None
+
+
+def _block_of_caller() -> Any:
+    """Returns the generator behind the block that begins, or None if it is not known."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_coalescing_manager":
+        frame = frame.f_back
+    enter = None if frame is None else frame.f_back  # of contextlib
+    return None if enter is None else getattr(enter.f_locals.get("self"), "gen", None)
+
+
 class ProcessGroup(PointToPoint):
     """A process group over one communicator per process.
 
@@ -78,6 +94,7 @@ class ProcessGroup(PointToPoint):
         self._backward = _NO_BACKWARD
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
+        self._block = _Block()
         self._told = launcher.view.members  # to those who asked for changes
         itself = weakref.ref(self)
         launcher.on_loss = lambda lost: _after_loss(itself(), lost)
@@ -225,11 +242,17 @@ class ProcessGroup(PointToPoint):
         self.barrier(None, timeout).wait()
 
     def _start_coalescing(self, device: torch.device) -> None:
-        self._coalescing.works = []
+        self._coalescing.works, self._block.generator = [], _block_of_caller()
 
     def _end_coalescing(self, device: torch.device) -> Work:
         begun, self._coalescing.works = self._coalescing.works or [], None
+        self._block.generator = None
         return Work(self._completer, [work.as_call() for work in begun], self._timeout, [work.outcome for work in begun])
+
+    def _work(self, *arguments: Any, **named: Any) -> Work:
+        if self._block.generator is not None and self._block.generator.gi_frame is None:  # an exception has ended the block
+            self._coalescing.works = self._block.generator = None
+        return super()._work(*arguments, **named)
 
     # ---- its end ----
 
@@ -237,6 +260,7 @@ class ProcessGroup(PointToPoint):
         """Leaves the run, if this is the group of all; what others have under way with this member ends as after a loss."""
         if self._group_of_all is None:
             self._launcher.communicator.close()  # with which all calls end, so that their futures are completed
+            self._launcher.forget_unfinished()
             self._completer.stop()
 
     def abort(self) -> None:

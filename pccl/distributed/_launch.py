@@ -329,7 +329,8 @@ class CoreCall:
 
 
 _unfinished: dict[CoreCall, None] = {}
-"""Calls that are not awaited yet, and need more of all members if they end with a loss."""
+"""Calls that are not awaited yet, and need more of all members if they end with a loss. One table for all groups of the process:
+members may wait in another order for calls of groups that have communicators of their own."""
 
 _advancing = threading.RLock()
 TURN_SECONDS = 0.05
@@ -425,6 +426,12 @@ class Launcher:
             with self._lock:
                 lost, self._unpublished = self._unpublished, frozenset()
             self.lose(lost)
+
+    def forget_unfinished(self) -> None:
+        """Forgets the calls of this communicator that nobody awaited: it is closed, so they need nothing of other members."""
+        for call in tuple(_unfinished):
+            if call._launcher.communicator is self.communicator:
+                _unfinished.pop(call, None)
 
     def agree(self, name: str, number: int) -> CoreCall:
         """Begins to agree on who was lost in a call."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +16,8 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils.data import DistributedSampler
+
+from pccl.distributed import _launch
 
 
 def functional_collectives() -> None:
@@ -46,6 +50,36 @@ def coalesced() -> None:
             dist.all_gather_into_tensor(output, torch.full((2,), float(rank)))
     manager.wait()
     assert all(output.tolist() == [float(r) for r in range(size) for _ in range(2)] for output in outputs)
+
+
+def coalesced_after_an_exception() -> None:
+    """torch does not end a block that an exception leaves. Later calls are none of it: it would keep their tensors."""
+    device, tensor = torch.device("cpu"), torch.ones(1)
+    group = dist.group.WORLD
+    with contextlib.suppress(KeyError), dist._coalescing_manager(device=device):
+        dist.broadcast(tensor, 0)
+        raise KeyError
+    works = [dist.broadcast(tensor, 0, async_op=True) for _ in range(3)]
+    kept = [weakref.ref(work) for work in works]
+    for work in works:
+        work.wait()
+    del works, work
+    assert [ref() for ref in kept] == [None] * 3
+    with dist._coalescing_manager(device=device, async_ops=True) as manager:
+        dist.broadcast(tensor, 0, async_op=True)
+    manager.wait()
+    begun = group._end_coalescing(device)  # outside of a block
+    assert len(begun._calls) == 0
+
+
+def unawaited() -> None:
+    """Calls that nobody awaits are not kept beyond their group."""
+    dist.all_reduce(torch.ones(1))
+    work = dist.group.WORLD.all_gather_single(torch.empty(dist.get_world_size()), torch.ones(1))
+    assert len(_launch._unfinished) == 1
+    dist.group.WORLD.shutdown()
+    assert len(_launch._unfinished) == 0
+    del work
 
 
 def dtensors() -> None:
@@ -152,7 +186,20 @@ def batches_of_messages() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("part", [functional_collectives, coalesced, dtensors, objects, groups, messages, batches_of_messages])
+@pytest.mark.parametrize(
+    "part",
+    [
+        functional_collectives,
+        coalesced,
+        coalesced_after_an_exception,
+        unawaited,
+        dtensors,
+        objects,
+        groups,
+        messages,
+        batches_of_messages,
+    ],
+)
 def test_works(part: Callable[[], None], size: int) -> None:
     ranks.run(part, size)
 
