@@ -136,8 +136,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         if tensors[0].is_sparse:
             return self._sparse_all_reduce(tensors[0], opts, timeout, divisor)
         work = self._all_reduce(tensors, opts, timeout, divisor)
-        # Of the built-in hooks of DDP the one that compresses to float16 chains to the future in C++.
-        work.for_cpp = tensors[0].dtype is torch.float16 and _callers.reducer_of_ddp(frame)
+        work.for_cpp = _callers.reducer_of_ddp(frame)
         return work
 
     @announced

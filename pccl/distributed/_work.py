@@ -57,7 +57,7 @@ class Work(dist.Work):
         self._ended = False
         self._error: Exception | None = None
         self.for_cpp = False
-        """Whether C++ reads the future, and wants a list of tensors of its own kind in it, not one of Python's."""
+        """Whether the reducer of DDP reads the future in C++."""
         self.dropped = False
         """Whether the program has dropped it: then it cannot know when the call has ended, and nor do other members."""
         self._future: torch.futures.Future[Any] | None = None
@@ -130,12 +130,21 @@ class Work(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
         if self._future is None:
-            future: Any = self._completer.future_of(self)
-            self._plain = future
-            if self.for_cpp and not self.devices():  # a future of torch.jit cannot have tensors at a GPU in it
-                future = torch.jit.fork(_compiled(), future, self.outcome)  # type: ignore[no-untyped-call]
-            self._future = future
+            self._plain = self._completer.future_of(self)
+            self._future = self._plain if not self.for_cpp else self._future_for_cpp(self._plain)
         return self._future
+
+    def _future_for_cpp(self, plain: Future) -> Any:
+        """Returns a future that is right for C++.
+
+        torch keeps the exception of a Python future as its value. C++ takes that for tensors, and crashes. An exception in a
+        callback becomes an error in C++, too.
+        """
+        future: Any = torch._C.Future.then(plain, _value_or_raise)
+        # Of the hooks in C++ the one that compresses to float16 wants a list of tensors of C++, which cannot be on a GPU.
+        if any(tensor.dtype is torch.float16 for tensor in _tensors(self.outcome)) and not self.devices():
+            future = torch.jit.fork(_compiled(), future, self.outcome)  # type: ignore[no-untyped-call]
+        return future
 
     def settle(self, future: Future) -> None:
         """Gives a future the outcome of the call, which has ended. Returns once the future is complete, whoever completes it."""
@@ -196,6 +205,10 @@ class Work(dist.Work):
         return self._source
 
     _source_rank = source_rank
+
+
+def _value_or_raise(future: Any) -> Any:
+    return future.value()
 
 
 def _tensors_after(future: torch.jit.Future[int], tensors: list[torch.Tensor]) -> list[torch.Tensor]:

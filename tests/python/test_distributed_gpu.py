@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from pccl.distributed import _tensors  # noqa: E402 - which imports torch
+from pccl.distributed._futures import Future  # noqa: E402
 from pccl.distributed._launch import ENDED, _alone  # noqa: E402
 from pccl.distributed._work import Completer, Work  # noqa: E402
 
@@ -93,9 +94,13 @@ def test_what_is_done_at_the_end_comes_before_what_the_program_does_next():
 
 
 def test_a_future_of_tensors_at_a_gpu_is_never_one_of_jit():
-    work = Work(SimpleNamespace(future_of=lambda work: work), [], 1.0, [at_gpu(2)])  # type: ignore[arg-type]
+    plain = Future(None)
+    halves = [torch.ones(2, dtype=torch.float16).as_subclass(OnGpu)]
+    work = Work(SimpleNamespace(future_of=lambda work: plain), [], 1.0, halves)  # type: ignore[arg-type]
     work.for_cpp = True
-    assert work.get_future() is work
+    future = work.get_future()  # one of jit would wait here
+    plain.set_result(work.outcome)
+    assert future.value() is halves
 
 
 def test_tensors_of_the_cpu_need_no_stream():

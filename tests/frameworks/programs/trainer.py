@@ -55,9 +55,10 @@ def main() -> None:
         from pccl.integrations.transformers import ElasticCallback
 
         class Admit(ElasticCallback):
-            def on_step_begin(self, args, state, control, **more):
-                super().on_step_begin(args, state, control, **more)
-                common.admit_newcomer(state.global_step, self.sync)
+            def sync(self):
+                changed = super().sync()
+                common.admit_newcomer(trainer.state.global_step, super().sync)
+                return changed
 
         trainer.add_callback(Admit(trainer))
     trainer.train()

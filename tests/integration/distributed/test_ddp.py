@@ -187,3 +187,25 @@ def uneven() -> list[torch.Tensor]:
 def test_join_of_ranks_with_uneven_inputs() -> None:
     one, other = ranks.run(uneven, 2)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def backward_of_a_sum_that_fails(way: str) -> bool:
+    net = DistributedDataParallel(torch.nn.Linear(200, 2), bucket_cap_mb=0.001)
+    if way == "hook":
+        net.register_comm_hook(None, default_hooks.allreduce_hook)
+    if way == "fp16 hook":
+        net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if way == "built-in fp16":
+        net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    net(torch.ones(1, 200)).sum().backward()
+    tensors = [torch.ones(7), torch.ones(7)]
+    fails = (lambda: dist.all_gather(tensors, torch.ones(7))) if dist.get_rank() == 1 else net(torch.ones(1, 200)).sum().backward
+    with pytest.raises(RuntimeError, match="all-gather"):
+        fails()
+    return True
+
+
+@pytest.mark.parametrize("way", ["reducer", "hook", "fp16 hook", "built-in fp16"])
+def test_a_backward_raises_what_its_sum_ended_with(way: str) -> None:
+    """torch reads the future of the sum in C++, where the exception of a Python future looks like a value."""
+    assert ranks.run(backward_of_a_sum_that_fails, 2, way) == [True, True]
