@@ -578,7 +578,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         if ranks:
             lost = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} of {size}"
             detail = f"{text}: {lost} left since; read the world size again, and repeat the call"
-            raise PeerLostError(name, detail, ranks, members)
+            raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
         raise kind(f"{name}: {text}")
 
     def _announce(self, name: str) -> None:
