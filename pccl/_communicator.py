@@ -418,37 +418,26 @@ class Communicator(NamedCollectives):
         retry: bool = False,
         residual: ErrorFeedback | None = None,
         survivors: bool | None = None,
+        copy: bool = True,
     ) -> AsyncReduceHandle:
         """Launches `all_reduce` and returns at once.
 
         Tensors on the CPU are copied: `send` here, and the result into `recv` where its end is seen, as by the handle's `wait`.
         So the result is that of the values at launch on all members, whatever the program does with `send` meanwhile. Both
-        copies take memory until then: twice the tensor, or once if `retry` is given and the reduce is in place. Tensors on a
-        GPU belong to the operation until its end is seen, and so does `residual`, which changes there.
+        copies take memory until then: twice the tensor, or once if `retry` is given and the reduce is in place.
+
+        With `copy=False`, which is faster for large tensors, and on a GPU both tensors belong to the operation until its end is
+        seen. `residual` always does, and changes there. A program that writes to them, frees or replaces them meanwhile has a
+        wrong result or crashes, and the others may have different results.
 
         Errors of the launch are raised here: TooFewPeersError when alone, UsageError for a tag that is in flight. The loss of
         a member is reported by the handle; with `retry` it is none (see `all_reduce`). UsageError of the handle: the memory of
         `recv` was freed, resized or replaced meanwhile.
         """
         retry = _going_on(retry, survivors)
-        described = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
-        return self._launch_reduce(*described, private=True)
-
-    def _all_reduce_borrowing(
-        self,
-        tensor: Tensor,
-        *,
-        op: ReduceOp,
-        tag: int,
-        quantization_options: QuantizationOptions | None,
-        residual: ErrorFeedback | None,
-    ) -> AsyncReduceHandle:
-        """As `all_reduce_async` in place with `retry`, for a tensor of this package's own: nothing is copied."""
-        return self._launch_reduce(*_describe(tensor, None, op, tag, None, quantization_options, True, residual), private=False)
-
-    def _launch_reduce(self, arguments: OpArguments, buffers: Buffers, *, private: bool) -> AsyncReduceHandle:
+        arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         self._reaper.start()
-        launched = self._begin(arguments, buffers, "pcclAllReduceAsync", private=private)
+        launched = self._begin(arguments, buffers, "pcclAllReduceAsync", private=copy)
         with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
             handle = AsyncReduceHandle(self, self._handle, launched)
             if launched.begin(self._handle) != SUCCESS:

@@ -6,7 +6,9 @@ and must not vanish under `python -O`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import mmap
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -44,18 +46,34 @@ class Buffers(NamedTuple):
 
 _uncleared = _ffi.new_allocator(should_clear_after_alloc=False)
 
-ALIGNMENT = 64
+CACHE_LINE = 64
+
+GIL_COPY_MAX = 64 << 10
+"""Bytes: larger copies let other threads run meanwhile."""
+
+HUGE_PAGE = 2 << 20
+"""Bytes. Memory of this size and more lies in huge pages: a neighbour on this host reads it several times as fast."""
 
 
 def new_memory(size: int) -> tuple[Any, int]:
     """Returns uninitialised memory of `size` bytes: its owner and its address."""
-    owner = _uncleared("char[]", size + ALIGNMENT)
-    return owner, -(-int(_ffi.cast("uintptr_t", owner)) // ALIGNMENT) * ALIGNMENT
+    owner: Any
+    if size >= HUGE_PAGE:
+        mapped = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        owner, alignment = _ffi.from_buffer(mapped), HUGE_PAGE
+    else:
+        owner, alignment = _uncleared("char[]", size + CACHE_LINE), CACHE_LINE
+    return owner, -(-int(_ffi.cast("uintptr_t", owner)) // alignment) * alignment
 
 
 def copy_memory(to: int, source: int, size: int) -> None:
-    """Copies `size` bytes between two addresses of the CPU's memory, which do not overlap. Other threads run meanwhile."""
-    _C.pccl_ext_copy(_ffi.cast("void *", to), _ffi.cast("void *", source), size)
+    """Copies `size` bytes between two addresses of the CPU's memory, which do not overlap."""
+    if size < GIL_COPY_MAX:
+        _ffi.memmove(_ffi.cast("void *", to), _ffi.cast("void *", source), size)
+    else:
+        _C.pccl_ext_copy(_ffi.cast("void *", to), _ffi.cast("void *", source), size)
 
 
 class Room(NamedTuple):

@@ -156,8 +156,8 @@ class _Dense:
         op = ReduceOp.AVG if weights is None else ReduceOp.SUM
         self._handle: AsyncReduceHandle | None = None
         with contextlib.suppress(TooFewPeersError):
-            self._handle = comm._all_reduce_borrowing(
-                buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, residual=feedback
+            self._handle = comm.all_reduce_async(
+                buffer, op=op, tag=_FIRST_TAG + tag, quantization_options=options, retry=True, residual=feedback, copy=False
             )
 
     def wait(self) -> Averaged:

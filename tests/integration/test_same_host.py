@@ -111,7 +111,7 @@ for _ in range(5):
 fcntl.ioctl(faults, UFFDIO_API, struct.pack("<QQQ", 0xAA, 0, 0))
 place = struct.pack("<QQ", x.ctypes.data + PAGE, BYTES - 2 * PAGE)
 fcntl.ioctl(faults, UFFDIO_REGISTER, place + struct.pack("<QQ", 1, 0))
-handle = comm.all_reduce_async(x, np.empty_like(x), op=ReduceOp.SUM)
+handle = comm.all_reduce_async(x, np.empty_like(x), op=ReduceOp.SUM, copy=False)
 print("posted", flush=True)
 sys.stdin.readline()
 fcntl.ioctl(faults, UFFDIO_UNREGISTER, place)  # whoever waits gets pages of zeros

@@ -180,7 +180,7 @@ SIGNATURES = [
     (
         C.all_reduce_async,
         "(send, recv=None, *, op=<ReduceOp.SUM: 0>, tag=0, operand_descriptor=None, quantization_options=None, retry=False, "
-        "residual=None, survivors=None)",
+        "residual=None, survivors=None, copy=True)",
     ),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (C.wait_for_peers, "(peers, *, timeout=None)"),
