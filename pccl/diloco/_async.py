@@ -51,6 +51,7 @@ class AsyncDiLoCo(Trainer):
         device: torch.device | str = "cpu",
         peers: int = 1,
         shards: int = 1,
+        begin: bool | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -66,6 +67,7 @@ class AsyncDiLoCo(Trainer):
             state=state,
             peers=peers,
             shards=shards,
+            begin=begin,
         )
         if not 0 <= eager <= 1:
             raise ValueError(f"eager must be from 0 to 1, not {eager}")

@@ -25,7 +25,7 @@ from pccl.diloco import _checkpoint
 from pccl.diloco._average import Averaged, Averager
 from pccl.diloco._compression import Compression
 from pccl.diloco._membership import Meeting, Membership
-from pccl.diloco._outer import Outer, OuterOptimizer, local_memory, trained_parameters
+from pccl.diloco._outer import Outer, OuterOptimizer, local_memory, named_parameters, trained_parameters
 from pccl.diloco._state import State, Welcome
 from pccl.state import load, save
 
@@ -108,6 +108,7 @@ class Trainer(ABC):
         state: Mapping[str, Any] | None,
         peers: int,
         shards: int,
+        begin: bool | None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -116,7 +117,8 @@ class Trainer(ABC):
         if not isinstance(inner_optimizer, torch.optim.Optimizer):
             raise TypeError(f"inner_optimizer must be a torch.optim.Optimizer, not {type(inner_optimizer).__name__}")
         held = {_storage(parameter) for group in inner_optimizer.param_groups for parameter in group["params"]}
-        if not any(_storage(parameter) in held for _, parameter in trained_parameters(model)):
+        self._trained = dict(trained_parameters(model))
+        if not any(_storage(parameter) in held for parameter in self._trained.values()):
             text = "inner_optimizer has no parameter of the model that requires a gradient"
             raise ValueError(f"{text}: make it of model.parameters(), after the model was sharded or moved")
         for name, whole in (("sync_every", sync_every), ("peers", peers), ("shards", shards)):
@@ -133,6 +135,9 @@ class Trainer(ABC):
             raise ValueError(f"peers must be 1 or more, not {peers}")
         if shards < 1:
             raise ValueError(f"shards must be 1 or more, not {shards}")
+        if begin is not None and not isinstance(begin, bool):
+            raise TypeError(f"begin must be True, False or None, not {begin!r}")
+        self._begin = begin
         self.model = model
         self.communicator = communicator
         self.inner_optimizer = inner_optimizer
@@ -160,7 +165,7 @@ class Trainer(ABC):
         self._weight = weight
         self._shards = shards
         self._callbacks: list[Callable[[Round], object]] = []
-        self._inside = self._closes = False
+        self._inside = self._closes = self._warned_of_batch_norm = False
         self._loaded: int | None = None  # the outer step of a checkpoint
         self._begin_round()
 
@@ -185,9 +190,11 @@ class Trainer(ABC):
 
         Waits for all members. Their deaths are no errors, and neither is the loss of the master while one comes back, or a
         standby takes over. ConnectionFailedError: this peer is no longer part of the run. UsageError: the members' models or
-        settings differ. After an error, and after Ctrl-C, the outer state is unspecified: leave the `with` block, and join anew.
+        settings differ. ValueError names a trained parameter of the model that has changed; nothing was averaged then.
+        After any other error, and after Ctrl-C, the outer state is unspecified: leave the `with` block, and join anew.
         """
         self._require_inside()
+        self._require_same_model()
         for place, function in self._functions.items():
             if function is not None:
                 self._settings[place] = _value_of(SETTINGS[place], function, self.outer_step + 1)
@@ -352,12 +359,13 @@ class Trainer(ABC):
     def __enter__(self) -> Self:
         if self._inside:
             raise RuntimeError(f"this {type(self).__name__} is in use already")
+        self._require_same_model()
         before = self._settings.clone()
         if self._loaded is None and self.outer_step == 0:  # the model may have been loaded since this was made
             for outer in self._outers():
                 outer.read_model()
         try:
-            self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")])
+            self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._begin)
             self._tell_if_overridden()
             self._adopt()
         except BaseException:
@@ -367,6 +375,7 @@ class Trainer(ABC):
             if own != theirs and self._functions.get(SETTINGS.index(name)) is None:
                 _log.warning("%s is %g, as in the run that this peer has joined, not %g", name, theirs, own)
         self._inside = True
+        self._warn_of_batch_norm()
         self._begin_round()
         return self
 
@@ -423,6 +432,29 @@ class Trainer(ABC):
     def _require_constant(self, place: int) -> None:
         if self._functions[place] is not None:
             raise RuntimeError(f"{SETTINGS[place]} is a function of the outer step, and cannot be set")
+
+    def _require_same_model(self) -> None:
+        """ValueError: a parameter that is trained now was not when this was made, or the other way round, or was replaced."""
+        now = {name: one for name, one in named_parameters(self.model) if one.requires_grad}
+        changed = sorted(name for name in self._trained.keys() | now.keys() if self._trained.get(name) is not now.get(name))
+        if not changed:
+            return
+        name = changed[0]
+        what = "is not trained any more" if name not in now else "was replaced" if name in self._trained else "is trained now"
+        others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        kind = type(self).__name__
+        raise ValueError(
+            f"parameter {name} {what}{others}, unknown to this {kind}: leave the run on all members, and make a new {kind}"
+        )
+
+    def _warn_of_batch_norm(self) -> None:
+        """Tells once that running statistics are each peer's own."""
+        kept = (name for name, module in self.model.named_modules() if getattr(module, "running_mean", None) is not None)
+        names = [] if self._warned_of_batch_norm else [*kept]
+        self._warned_of_batch_norm = True
+        if names:
+            text = "the running statistics of %d normalisation layers, such as %r, are not averaged: each peer has its own"
+            _log.warning(text, len(names), names[0])
 
     def _require_inside(self) -> None:
         if not self._inside:

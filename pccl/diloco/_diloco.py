@@ -52,11 +52,13 @@ class DiLoCo(Trainer):
     `device` has outer parameters and momentum, 8 bytes for each parameter; with another one than the CPU there is a copy of them
     on the CPU. The average takes 4 more bytes there, error feedback and sparse averages another 8.
 
-    `peers`: a new run begins when so many are there. `shards`: how many processes hold a model together (`fully_shard`), each in
-    a peer group of its own, in which its shard is averaged; they join together.
+    `peers`: a new run begins when so many are there. `begin=False`: this peer joins a run or fails, as in `Communicator.connect`.
+    `shards`: how many processes hold a model together (`fully_shard`), each in a peer group of its own, in which its shard is
+    averaged; they join together.
 
     Only parameters that require a gradient are averaged, each once where modules share it; a joiner gets frozen ones and
-    buffers of the longest-standing member.
+    buffers of the longest-standing member. Running statistics of batch norm are not averaged. A parameter that is frozen,
+    unfrozen or replaced later is an error.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class DiLoCo(Trainer):
         device: torch.device | str = "cpu",
         peers: int = 1,
         shards: int = 1,
+        begin: bool | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -91,6 +94,7 @@ class DiLoCo(Trainer):
             state=state,
             peers=peers,
             shards=shards,
+            begin=begin,
         )
         self.outer = Outer(trained_parameters(model), device, outer_optimizer)
         """The outer parameters and their momentum."""

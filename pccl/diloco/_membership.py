@@ -69,15 +69,15 @@ class Membership:
         self.joined = False
         """Whether the run was under way when this peer entered it."""
 
-    def enter(self, peers: torch.Tensor) -> bool:
+    def enter(self, peers: torch.Tensor, begin: bool | None = None) -> bool:
         """Becomes a member, and waits, unless the run is under way, until it has `peers` members of all groups.
 
         Returns whether it has connected the communicator. `peers`, of one element, is part of the shared state, so that all
-        members take the same branch.
+        members take the same branch. `begin`: see Communicator.connect.
         """
         connects = not _is_connected(self._comm)
         if connects:
-            self._comm.connect()
+            self._comm.connect(begin=begin)
         self.meet(advances=False)
         pause = PAUSE_SECONDS
         said = time.monotonic()

@@ -29,13 +29,19 @@ class Part(NamedTuple):
     end: int
 
 
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All parameters, by the names that they have before the model is compiled."""
+    for name, parameter in model.named_parameters():
+        yield name.replace(COMPILED, ""), parameter
+
+
 def trained_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
     """The parameters that take part in outer steps: those that require a gradient, each once where modules share it.
 
     TypeError for parameters that are not of a floating-point type, ValueError when there is none or one has no memory.
     """
     found: list[tuple[str, Tensor]] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if not parameter.requires_grad:
             continue
         if not parameter.is_floating_point():
@@ -44,7 +50,7 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
             raise TypeError(f"parameter {name} is torch.float64, and outer parameters are float32: convert the model to float32")
         if parameter.is_meta:
             raise ValueError(f"parameter {name} is on the meta device: give it memory first, as model.to_empty(device=...) does")
-        found.append((name.replace(COMPILED, ""), parameter))
+        found.append((name, parameter))
     if not found:
         raise ValueError("the model has no parameter that requires a gradient: there is nothing to average")
     return found

@@ -89,6 +89,7 @@ class StreamingDiLoCo(Trainer):
         device: torch.device | str = "cpu",
         peers: int = 1,
         shards: int = 1,
+        begin: bool | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -104,6 +105,7 @@ class StreamingDiLoCo(Trainer):
             state=state,
             peers=peers,
             shards=shards,
+            begin=begin,
         )
         if self.compression.method == "sparse":
             raise ValueError("compression 'sparse' is not for StreamingDiLoCo: take 'int8', 'int4' or 'e3m0'")
@@ -185,6 +187,7 @@ class StreamingDiLoCo(Trainer):
         self._spent += time.monotonic() - began
 
     def _launch(self, fragment: Fragment) -> None:
+        self._require_same_model()
         if self._made == 1:  # the first of the round: until its end nobody comes in, so that this is done once
             self._weight_now = self._own_weight()
             if self._weight_now is not None:

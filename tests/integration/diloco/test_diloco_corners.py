@@ -108,6 +108,62 @@ def test_a_learning_rate_that_is_a_function_is_right_at_a_joiner(master, caplog)
         peer.comm.close()
 
 
+def unfreeze(model: torch.nn.Module) -> str:
+    model[0].weight.requires_grad_(True)  # type: ignore[union-attr, operator]
+    return "parameter 0.weight is trained now"
+
+
+def freeze(model: torch.nn.Module) -> str:
+    model[2].weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+    return "parameter 2.weight is not trained any more"
+
+
+def replace(model: torch.nn.Module) -> str:
+    model[2] = torch.nn.Linear(8, 6)  # type: ignore[operator]
+    return r"parameter 2.bias was replaced \(and 1 more\)"
+
+
+@pytest.mark.parametrize("change", [unfreeze, freeze, replace])
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_a_model_that_changes_in_a_run_is_refused_by_name(master, kind, settings, change):  # noqa: F811
+    def make() -> torch.nn.Module:
+        model = torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 8), torch.nn.Linear(8, 6))
+        model[0].weight.requires_grad_(False)
+        return model
+
+    peer = Peer(master, 1, make, kind, **settings)
+    peer.enter()
+    peer.round()
+    before = peer.diloco.outer_step
+    text = change(peer.model)
+    with pytest.raises(ValueError, match=rf"{text}.*make a new {kind.__name__}"):
+        peer.round()
+    assert peer.diloco.outer_step == before
+    peer.diloco.close()
+    with pytest.raises(ValueError, match=text):
+        peer.enter()
+
+
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_a_peer_that_may_not_begin_a_run_joins_or_fails(master, kind, settings, monkeypatch):  # noqa: F811
+    for case in ("begin=False", "PCCL_JOIN"):
+        if case == "PCCL_JOIN":
+            monkeypatch.setenv("PCCL_JOIN", "1")
+        late = Peer(master, 1, simple, kind, **({"begin": False} if case == "begin=False" else {}), **settings)
+        with pytest.raises(pccl.ConnectError, match="no run"):
+            late.diloco.start()
+        monkeypatch.delenv("PCCL_JOIN", raising=False)
+    with pytest.raises(TypeError, match="begin must be"):
+        Peer(master, 1, simple, kind, begin=1, **settings)
+
+
+def test_running_statistics_are_said_not_to_be_averaged(master, caplog):  # noqa: F811
+    peer = Peer(master, 1, lambda: torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16)))
+    peer.diloco.start()
+    peer.diloco.close()
+    assert caplog.text.count("running statistics of 1 normalisation layers, such as '1', are not averaged") == 1
+
+
 def test_settings_that_exclude_each_other_and_float64(master):  # noqa: F811
     peer = Peer(master, 1, simple)
     for kind in (DiLoCo, AsyncDiLoCo):
