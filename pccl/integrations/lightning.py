@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch.utils._pytree import tree_leaves
 
 import pccl.distributed
 from pccl.integrations._retry import retry_after_loss
@@ -26,6 +27,15 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # without types
     def __init__(self) -> None:
         self._elastic: pccl.distributed.Elastic | None = None
         self._unsubscribe: Any = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lets a newcomer prepare its data by itself: the members have compared the lengths of theirs when they began."""
+        reduce = trainer.strategy.reduce
+
+        def reduce_with_members(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            return tensor if pccl.distributed.is_joining() else reduce(tensor, *args, **kwargs)
+
+        trainer.strategy.reduce = reduce_with_members
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begins to follow the membership."""
@@ -79,7 +89,16 @@ class _Progress:
         return told
 
     def load_state_dict(self, told: dict[str, Any]) -> None:
-        self._trainer.fit_loop.load_state_dict(told)
+        loop = self._trainer.fit_loop
+        loop.load_state_dict(told)
+        # A newcomer begins this epoch with the members. Lightning believes that it resumes one, and would skip its batches.
+        loop.epoch_loop.restarting = False
+        loop._resuming_from_checkpoint = False
+        epoch = loop.epoch_progress.current.processed
+        for loader in tree_leaves(self._trainer.train_dataloader):
+            set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
 
 class _States:

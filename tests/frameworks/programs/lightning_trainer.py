@@ -43,7 +43,7 @@ class Watch(Callback):
     def __init__(self, elastic) -> None:
         self._elastic = elastic
 
-    def on_train_batch_start(self, trainer, module, batch, number):
+    def on_train_epoch_start(self, trainer, module):
         if self._elastic is not None:
             common.admit_newcomer(trainer.global_step, self._elastic.sync)
 
