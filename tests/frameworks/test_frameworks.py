@@ -92,7 +92,8 @@ def test_survivors_of_a_kill_train_to_the_end(case, tmp_path):
             survivors = {report["first_rank"] for report in job.reports}
             assert survivors == {0, 1, 2} - {rank}, show(job)
             assert {report["world_size"] for report in job.reports} == {2}, show(job)
-        else:
+        else:  # the survivors had trained to the end before all began again
+            job.reports = [report for report in job.reports if report["restarted"]]
             assert len(job.reports) == 3, show(job)
         assert len(job.weights()) == 1, show(job)
         check_roles(case, job)

@@ -16,7 +16,8 @@ def train(settings: dict) -> None:
     context = ray.train.get_context()
     common.FIRST_RANK = context.get_world_rank()
     marker = common.REPORTS / "killed"
-    if marker.exists():
+    restarted = marker.exists()
+    if restarted:
         common.KILL_RANK = -1
     model = ray.train.torch.prepare_model(common.classifier())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -29,7 +30,7 @@ def train(settings: dict) -> None:
             marker.touch()
         common.step_ends(step, loss.item())
         optimizer.step()
-    common.finish(model)
+    common.finish(model, restarted=restarted)
 
 
 def main() -> None:
