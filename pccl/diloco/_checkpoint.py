@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pccl.diloco._outer import COMPILED, local_memory
-from pccl.diloco._state import State
+from pccl.diloco._state import State, buffers, frozen_parameters
 from pccl.state import extra_states, load_extra_states, load_object_state, object_state
 from pccl.state._entries import resize
 
@@ -115,9 +114,7 @@ def copied(tree: Any) -> Any:
 
 
 def _unshared(model: nn.Module) -> dict[str, torch.Tensor]:
-    frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
-    found = frozen | dict(model.named_buffers())
-    return {name.replace(COMPILED, ""): local_memory(tensor) for name, tensor in found.items()}
+    return {name: tensor.detach() for name, tensor in (frozen_parameters(model) | buffers(model)).items()}
 
 
 def _require_names(own: Mapping[str, Any], told: Mapping[str, Any], what: str) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from pccl._enums import Attribute
 from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
-from pccl.diloco._state import Welcome
-from pccl.state import LIMIT_BYTES, Start, highest_step
+from pccl.diloco._state import Welcome, digest
+from pccl.state import LIMIT_BYTES, Entries, Start, decode, highest_step
 
 ATTEMPTS = 20
 """To get the state of the run; another one is made only after a death."""
@@ -198,8 +199,8 @@ class Membership:
         """Passes on what is not shared. Of the members who can give it the longest-standing does; if it dies, the next one."""
         comm = self._comm
         takes = self._new or not gives
-        while True:
-            with contextlib.suppress(PeerLostError):  # on all members of the group alike
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(PeerLostError, CallAgainError):  # on all members of the group alike
                 told = exchange(comm, float(gives))
                 if len(told) == 1:
                     if gives:
@@ -208,16 +209,37 @@ class Membership:
                 givers = [rank for rank, member in enumerate(comm._snapshot) if told.get(member)]
                 if not givers:
                     raise _no_state(None)
-                content = self._welcome.give() if comm.rank == givers[0] else bytearray()
+                is_giver = comm.rank == givers[0]
+                content = bytearray(self._welcome.give() if is_giver else b"")
                 length = torch.tensor([len(content)], device="cpu")
                 comm.broadcast(length, root=givers[0])
                 if not 0 <= int(length) <= LIMIT_BYTES:
                     raise JoinError(f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted")
                 body = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(int(length), dtype=torch.uint8)
                 comm.broadcast(body, root=givers[0])
-                if takes and not content:
-                    self._welcome.take(body.numpy().tobytes())
+                self._share(decode(body.numpy().tobytes()), is_giver=is_giver, takes=takes and not is_giver)
                 return
+        raise _no_state(None)
+
+    def _share(self, told: dict[str, Any], *, is_giver: bool, takes: bool) -> None:
+        """Brings frozen parameters and buffers to those who lack them. Blocks until all members have what they take."""
+        frozen, own = self._welcome.frozen(), self._welcome.buffers()
+        if takes:
+            self._welcome.prepare(told)
+        self._sync_entries(frozen, gives=not takes)
+        same = is_giver or (not takes and digest(own) == told["digest"])
+        # A member whose buffers differ from the giver's keeps them, and helps to pass those on, in copies.
+        self._sync_entries(own if same or takes else own.fitted(told["buffers"], copy=True), gives=same)
+        if takes:
+            self._welcome.take(told)
+
+    def _sync_entries(self, entries: Entries, *, gives: bool) -> None:
+        if entries.state is None:
+            return
+        entries.state.revision = self._revision + 1 if gives else 0
+        if self._comm.sync_shared_state(entries.state).rx_bytes:
+            entries.restore()
+        self._revision = entries.state.revision
 
 
 def _no_state(failure: PCCLError | None) -> JoinError:

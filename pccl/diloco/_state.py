@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pccl._types import TensorInfo
-from pccl.diloco._outer import COMPILED, local_memory
-from pccl.state import decode, encode, load_object_state, object_state
+from pccl.diloco._outer import COMPILED, local_memory, named_parameters
+from pccl.state import Entries, encode, load_object_state, object_state
+from pccl.state._entries import require_same_names
 from pccl.state._module import Extra
 from pccl.state._objects import extra_states, load_extra_states
 
@@ -76,29 +76,28 @@ class Welcome:
         self._state = state
         encode({"objects": self._objects()})  # what cannot be packed is an error here, not when somebody joins
 
-    def give(self) -> bytearray:
-        """All of it, for `take` in another process."""
-        tensors = {name: tensor.cpu() for name, tensor in self._tensors().items()}
-        return encode({"tensors": tensors, "objects": self._objects(), "extra": extra_states(self._model)})
+    def frozen(self) -> Entries:
+        """The frozen parameters, which all members hold alike."""
+        return Entries(frozen_parameters(self._model))
 
-    @torch.no_grad()
-    def take(self, content: bytes) -> None:
-        """At a joiner. ValueError: its model or its state is another one, or the content is malformed."""
-        told = decode(content)
-        for what, own, other in (
-            ("frozen parameter or buffer", self._tensors(), told["tensors"]),
-            ("object of the state", self._state.objects, told["objects"]),
-        ):
-            if own.keys() != other.keys():
-                name = min(own.keys() ^ other.keys())
-                raise ValueError(f"{what} {name!r} is not in the training of all members: all have to make the same one")
-        for name, tensor in self._tensors().items():
-            other = told["tensors"][name]
-            if tensor.shape != other.shape:
-                raise ValueError(
-                    f"{name} has the shape {tuple(tensor.shape)} here, and {tuple(other.shape)} at the other members"
-                )
-            tensor.copy_(other)
+    def buffers(self) -> Entries:
+        """The buffers, which are each member's own."""
+        return Entries(buffers(self._model))
+
+    def give(self) -> bytes:
+        """All but the tensors, for `take` in another process."""
+        own = self.buffers()
+        layouts = {"frozen": self.frozen().layout(), "buffers": own.layout(), "digest": digest(own)}
+        return bytes(encode({**layouts, "objects": self._objects(), "extra": extra_states(self._model)}))
+
+    def prepare(self, told: Mapping[str, Any]) -> None:
+        """At a joiner, before it gets the tensors: ValueError names what its model or its state has of another kind."""
+        self.frozen().take_layout(told["frozen"])
+        self.buffers().take_layout(told["buffers"])
+        require_same_names(self._state.objects, told["objects"], "object of the state")
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """At a joiner that has the tensors: loads the rest. ValueError: the content is malformed."""
         for name, value in self._state.objects.items():
             load_object_state(value, told["objects"][name], f"object {name!r} of the state")
         load_extra_states(self._model, told["extra"])
@@ -106,7 +105,21 @@ class Welcome:
     def _objects(self) -> dict[str, Any]:
         return {name: object_state(value) for name, value in self._state.objects.items()}
 
-    def _tensors(self) -> dict[str, Tensor]:
-        frozen = {name: one for name, one in self._model.named_parameters() if not one.requires_grad}
-        found = frozen | dict(self._model.named_buffers())
-        return {name.replace(COMPILED, ""): local_memory(tensor) for name, tensor in found.items()}
+
+def digest(entries: Entries) -> str:
+    """The hash of the content of all tensors."""
+    return "" if entries.state is None else entries.state.hash()
+
+
+def frozen_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters that do not take part in outer steps, by name; of sharded ones the shard of this process."""
+    return {name: _local(one) for name, one in named_parameters(model) if not one.requires_grad}
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers by name; of sharded ones the shard of this process."""
+    return {name.replace(COMPILED, ""): _local(one) for name, one in model.named_buffers()}
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return local_memory(tensor) if hasattr(tensor, "to_local") else tensor

@@ -144,6 +144,53 @@ def test_a_model_that_changes_in_a_run_is_refused_by_name(master, kind, settings
         peer.enter()
 
 
+class Frozen(torch.nn.Module):
+    """A small model beside large frozen layers, one of which another peer may have loaded from elsewhere."""
+
+    def __init__(self, other: bool) -> None:
+        super().__init__()
+        self.net = simple()
+        self.frozen = torch.nn.ModuleList(torch.nn.Linear(512, 512, bias=False).requires_grad_(False) for _ in range(3))
+        self.register_buffer("table", torch.full((512, 512), 3.0))
+        for at, layer in enumerate(self.frozen):
+            layer.weight.fill_(at + other * (at == 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_a_joiner_receives_only_the_frozen_layers_that_differ(master, kind, settings, other):  # noqa: F811
+    layer = 512 * 512 * 4
+    first, second = (
+        Peer(master, 1, lambda: Frozen(False), kind, **settings),
+        Peer(master, 2, lambda: Frozen(other), kind, **settings),
+    )
+    received = []
+    sync = second.comm.sync_shared_state
+
+    def counted(*arguments: object, **more: object) -> object:
+        info = sync(*arguments, **more)  # type: ignore[arg-type]
+        received.append(info.rx_bytes)
+        return info
+
+    second.comm.sync_shared_state = counted  # type: ignore[method-assign, assignment]
+    first.enter()
+    first.model.table[0, 0] = 5  # each member's own: a joiner gets it
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(second.enter)
+        while not first.round().admitted:
+            pass
+        joining.result(PATIENCE)
+    for own, theirs in zip(first.model.frozen.parameters(), second.model.frozen.parameters(), strict=True):
+        assert torch.equal(own, theirs)
+    assert second.model.table[0, 0] == 5
+    assert sum(received) < (0.5 + other) * layer, received
+    for peer in (first, second):
+        peer.comm.close()
+
+
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
 def test_a_peer_that_may_not_begin_a_run_joins_or_fails(master, kind, settings, monkeypatch):  # noqa: F811
     for case in ("begin=False", "PCCL_JOIN"):

@@ -198,7 +198,7 @@ def test_a_joiner_with_other_objects_is_not_waited_for(master):
         joining = pool.submit(second.enter)
         while not first.round().admitted:
             pass
-        with pytest.raises(ValueError, match="object of the state 'optimizer' is not in the training of all"):
+        with pytest.raises(ValueError, match="object of the state 'optimizer' is at the other members only"):
             joining.result(PATIENCE)
     assert not second.comm.alive
     first.round()

@@ -11,6 +11,7 @@ from torch import nn
 from pccl.diloco._compression import Compression
 from pccl.diloco._outer import CHUNK, Outer, trained_parameters
 from pccl.diloco._state import State, Welcome
+from pccl.state import decode
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -212,12 +213,19 @@ def test_a_joiner_gets_frozen_parameters_buffers_and_objects():
     old(torch.randn(8, 2))
     old_state["schedule"].last_epoch = 7
     new, new_state = make(2)
-    Welcome(new, new_state).take(Welcome(old, old_state).give())
-    assert torch.equal(old[0].weight, new[0].weight)
-    assert torch.equal(old[1].running_mean, new[1].running_mean)
+    told = decode(Welcome(old, old_state).give())
+    joiner = Welcome(new, new_state)
+    joiner.prepare(told)
+    assert {*joiner.frozen().tensors, *joiner.buffers().tensors} == {*told["frozen"], *told["buffers"]}
+    joiner.take(told)
     assert new_state["schedule"].last_epoch == 7
     with pytest.raises(ValueError, match="schedule"):
-        Welcome(new, State(None)).take(Welcome(old, old_state).give())
+        Welcome(new, State(None)).prepare(told)
+    new[1].running_mean.resize_(0)
+    joiner.prepare(told)
+    assert new[1].running_mean.shape == (2,)
+    with pytest.raises(ValueError, match=r"1\.num_batches_tracked"):
+        Welcome(nn.Sequential(new[0], nn.BatchNorm1d(2, track_running_stats=False)), new_state).prepare(told)
 
 
 def test_compression_is_by_name():
