@@ -121,10 +121,10 @@ static void say_frame(uint32_t end, bool ack) {
     if (!ack) wire_encode_link_hello(&frame, header, &hello);
     if ((how & 0x80) == 0) wire_encode_link_padding(&frame, header);
     if (ack) wire_encode_empty(&frame, header, WIRE_LINK_ACK);
-    if (frame.failed) return;
-    if (how & 0x20) frame.bytes[fuzz_u8(&in) % frame.length] ^= (uint8_t)(1 + fuzz_u8(&in) % 255);
-    size_t length = how & 0x40 ? fuzz_u8(&in) % (frame.length + 1) : frame.length;
-    say(end, frame.bytes, length);
+    if (!frame.failed) {
+        if (how & 0x20) frame.bytes[fuzz_u8(&in) % frame.length] ^= (uint8_t)(1 + fuzz_u8(&in) % 255);
+        say(end, frame.bytes, how & 0x40 ? fuzz_u8(&in) % (frame.length + 1) : frame.length);
+    }
     wire_buffer_fini(&frame);
 }
 
