@@ -324,6 +324,12 @@ enum call_result engine_cancel(struct engine *engine, uint64_t tag) {
     return op == NULL ? CALL_UNKNOWN : CALL_OK;
 }
 
+void engine_voted(struct engine *engine, uint64_t group_epoch) {
+    engine_lock(engine);
+    mismatches_voted(&engine->book.mismatches, group_epoch);
+    engine_unlock(engine);
+}
+
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member) {
     engine_lock(engine);
     bool posted = unexpected_has(&engine->book.unexpected, tag, member);

@@ -23,6 +23,7 @@ static void remove_at(struct mismatches *mismatches, struct mismatch_verdict **a
 
 bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *what,
                     const char text[WIRE_MAX_TEXT + 1]) {
+    if (what->name.epoch < mismatches->since) return true;
     struct mismatch_verdict *verdict = calloc(1, sizeof *verdict), **last = &mismatches->first;
     if (verdict == NULL) return false;
     if (mismatches->count == WIRE_MAX_LIVE_OPS) remove_at(mismatches, &mismatches->first);
@@ -54,6 +55,15 @@ bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list,
         return true;
     }
     return false;
+}
+
+void mismatches_voted(struct mismatches *mismatches, uint64_t group_epoch) {
+    mismatches->since = group_epoch;
+    for (struct mismatch_verdict **at = &mismatches->first; *at != NULL;)
+        if ((*at)->epoch < group_epoch)
+            remove_at(mismatches, at);
+        else
+            at = &(*at)->next;
 }
 
 void mismatches_clear(struct mismatches *mismatches) {

@@ -10,10 +10,11 @@ struct mismatch_verdict;
 struct mismatches {
     struct mismatch_verdict *first; // owned
     uint32_t count;
+    uint64_t since; // group epoch: see mismatches_voted
 };
 
-// Of more than WIRE_MAX_LIVE_OPS the oldest is dropped: it was of lists that this member is not in. False: memory was
-// refused.
+// Nothing for what is older than the last vote. Of more than WIRE_MAX_LIVE_OPS the oldest is dropped: it was of lists
+// that this member is not in. False: memory was refused.
 bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *verdict,
                     const char text[WIRE_MAX_TEXT + 1]);
 // Whether a verdict of a mismatch is about ops of this list: each of both sides had one.
@@ -24,6 +25,10 @@ bool mismatch_concerns(uint32_t own, uint32_t list, uint16_t other);
 // `result`: CALL_MISMATCH or CALL_CANCELLED.
 bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list, uint64_t loss,
                      char text[WIRE_MAX_TEXT + 1], enum call_result *result);
+// The program has ended a vote that led to this group epoch. A member votes when its own calls have ended, so those of
+// verdicts on older epochs that this member did not make are not made any more: its next ones meet others, perhaps of
+// newcomers, who know of no such verdict.
+void mismatches_voted(struct mismatches *mismatches, uint64_t group_epoch);
 void mismatches_clear(struct mismatches *mismatches);
 
 #endif

@@ -440,7 +440,8 @@ static bool take_answer(struct member *m, const struct wire_header *header, cons
         return true;
     case WIRE_RESUMED:
         if (header->run != m->run || header->generation != r->promised) return true;
-        if (!recovery_take_resumed(r, body, header->length, m->hello.group)) return false;
+        if (!recovery_take_resumed(r, body, header->length, m->hello.group, testament_newest(&m->testament)))
+            return false;
         m->welcome.heartbeat_limit_ms = r->resumed.heartbeat_limit_ms;
         member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
         return true;

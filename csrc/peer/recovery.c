@@ -45,10 +45,22 @@ static uint32_t rank_before(const struct member_view *now, uint32_t group_world)
     return group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
 }
 
-static struct member_view view_of_barrier(const struct wire_barrier *barrier, uint32_t group) {
-    // Any group epoch from the last loss up to the end of the vote gives the same: no loss lies between.
-    struct member_view view = {
-        .number = barrier->epoch, .group_epoch = barrier->epoch, .groups = barrier->count, .rank = MEMBER_NO_RANK};
+// A group epoch from the last loss up to the end of the vote. The one in force at its end may be newer, which RESUMED
+// does not tell; the losses that the program counts on are the same, and a verdict on an op of after the vote is not of
+// an older one.
+static uint64_t group_epoch_of(const struct wire_resumed *resumed, uint64_t known) {
+    for (uint32_t i = 0; i < resumed->loss_count; i++)
+        if (resumed->losses[i].epoch > known && resumed->losses[i].epoch <= resumed->barrier.epoch)
+            known = resumed->losses[i].epoch;
+    return known == 0 || known > resumed->barrier.epoch ? resumed->barrier.epoch : known;
+}
+
+static struct member_view view_of_barrier(const struct wire_resumed *resumed, uint32_t group, uint64_t known) {
+    const struct wire_barrier *barrier = &resumed->barrier;
+    struct member_view view = {.number = barrier->epoch,
+                               .group_epoch = group_epoch_of(resumed, known),
+                               .groups = barrier->count,
+                               .rank = MEMBER_NO_RANK};
     for (uint32_t i = 0; i < barrier->count; i++) {
         uint32_t size = barrier->sizes[i].count;
         view.global_world += size;
@@ -58,13 +70,13 @@ static struct member_view view_of_barrier(const struct wire_barrier *barrier, ui
     return view;
 }
 
-bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group) {
+bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group, uint64_t known) {
     if (!wire_decode_resumed(body, length, &r->resumed)) return false;
     r->state = RECOVERY_RESUMED;
     r->waits_until = INT64_MAX;
     r->late.barrier = r->resumed.barrier_ended;
     r->late.sync = r->resumed.sync_ended;
-    r->late.view = view_of_barrier(&r->resumed.barrier, group);
+    r->late.view = view_of_barrier(&r->resumed, group, known);
     return true;
 }
 

@@ -53,8 +53,9 @@ void recovery_begin(struct recovery *r, const char *why, int64_t now_ns);
 void recovery_tell(struct recovery *r, bool earlier, int64_t limit_ns, int64_t now_ns);
 // A master gathers for this generation. True: it is promised, and waited for; who leaves now breaks its majority.
 bool recovery_promise(struct recovery *r, uint64_t generation, int64_t limit_ns, int64_t now_ns);
-// RESUMED of the generation that was promised. False: malformed.
-bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group);
+// RESUMED of the generation that was promised, for a member of `group` that knows of its group epoch `known`, or of a
+// loss in it; 0: of none. False: malformed.
+bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group, uint64_t known);
 // WAITING. False: malformed.
 bool recovery_take_waiting(struct recovery *r, const uint8_t *body, size_t length);
 void recovery_end(struct recovery *r);

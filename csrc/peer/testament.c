@@ -119,6 +119,11 @@ void testament_adopt_loss(struct testament *t, uint64_t group_epoch) {
     if (found != NULL && found->number >= t->adopted.number) t->adopted = *found;
 }
 
+uint64_t testament_newest(const struct testament *t) {
+    uint64_t entered = t->epoch_count == 0 ? 0 : t->epochs[t->epoch_count - 1]->group_epoch;
+    return entered > t->lost_epoch ? entered : t->lost_epoch;
+}
+
 const struct epoch_ring *testament_members(const struct testament *t) {
     uint32_t i = t->epoch_count;
     while (i > 0 && t->epochs[i - 1]->group_epoch > t->adopted.group_epoch) i--;

@@ -55,6 +55,8 @@ void testament_note_loss(struct testament *t, const struct member_view *view);
 void testament_adopt(struct testament *t, const struct member_view *view);
 // Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
 void testament_adopt_loss(struct testament *t, uint64_t group_epoch);
+// The newest group epoch that is known, entered or of a loss; 0: none.
+uint64_t testament_newest(const struct testament *t);
 // The own group as the program has adopted it. NULL: its members are not known, because some were lost together with a
 // master.
 const struct epoch_ring *testament_members(const struct testament *t);

@@ -20,7 +20,9 @@ static pcclResult_t collect(struct communicator *c, uint64_t *value) {
         return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in %s", name);
     if (c->ticket.code == pcclSuccess) {
         *value = c->ticket.value;
-        if (!vote_is_pending(c)) member_adopt(c->mind, &c->ticket.view);
+        if (vote_is_pending(c)) return pcclSuccess;
+        member_adopt(c->mind, &c->ticket.view);
+        engine_voted(c->engine, c->ticket.view.group_epoch);
         return pcclSuccess;
     }
     if (communicator_is_dead(c))

@@ -233,9 +233,14 @@ static void after_update(struct pccl_sim *s, int slot) {
         begin_reduces(s, slot);
 }
 
+static void adopt(struct process *p, const struct member_view *view) {
+    member_adopt(p->mind, view);
+    mismatches_voted(&p->engine->book.mismatches, view->group_epoch);
+}
+
 static void pass_update(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
-    member_adopt(p->mind, &action->view);
+    adopt(p, &action->view);
     p->program->key_number = action->view.number;
     p->program->key_round = 0;
     p->program->roster = roster_pass(s, slot, action->view.number);
@@ -268,7 +273,7 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
     } else if (kind == WIRE_VOTE_PENDING) {
         after_update(s, slot);
     } else {
-        if (action->code == 0) member_adopt(p->mind, &action->view);
+        if (action->code == 0) adopt(p, &action->view);
         begin_reduces(s, slot);
     }
 }

@@ -57,7 +57,7 @@ class Progress:
     """How far it is; written by the threads under the lock, read by anybody."""
 
     done: int = 0
-    events: int = 0  # about
+    events: int = 0
     reports: list[str] = field(default_factory=list)  # of failing seeds
     counts: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)  # why it could not go on
@@ -127,11 +127,13 @@ class Runner:
             "trace_fd": 1 if plan.trace else -1,
         }
         state = int(_C.pccl_sim_begin(sim, _ffi.new("struct pccl_sim_config *", config)))
+        seen = counts_of(sim)["events"]
         while state == _C.PCCL_SIM_RUNNING and not self._stop.is_set():
             state = int(_C.pccl_sim_go(sim, EVENTS_PER_CALL))
-            if state == _C.PCCL_SIM_RUNNING:
-                with self._lock:
-                    self.progress.events += EVENTS_PER_CALL
+            events = counts_of(sim)["events"]
+            with self._lock:
+                self.progress.events += events - seen
+            seen = events
         return state
 
 

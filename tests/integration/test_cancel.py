@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from peers import form
+from peers import address_of, form
 from test_timeouts import SIZES, run
 
 import pccl
@@ -78,6 +79,43 @@ def test_calls_that_timed_out():
         comm.barrier(timeout=PATIENCE)
 
     run(canceller, late)
+
+
+def test_a_cancelled_call_of_the_dead_is_not_one_with_newcomers():
+    """The only survivor never made that call; its next one with this tag is another one, with a newcomer."""
+    alone = threading.Event()
+
+    def gone(address: str) -> None:
+        with Communicator(address) as comm:
+            comm.connect()
+            form(comm, 2)
+            handle = comm.all_reduce_async(np.ones(4, np.float32), op=ReduceOp.SUM, tag=3)
+            assert handle.cancel(timeout=PATIENCE)
+
+    def total(comm: Communicator) -> list[float]:
+        form(comm, 2)
+        data = np.ones(4, np.float32)
+        comm.all_reduce(data, op=ReduceOp.SUM, tag=3, timeout=PATIENCE)
+        return data.tolist()
+
+    def survivor(address: str) -> list[float]:
+        with Communicator(address) as comm:
+            comm.connect()
+            form(comm, 2)
+            with pytest.raises(pccl.PeerLostError):
+                comm.all_reduce(np.ones(4, np.float32), op=ReduceOp.SUM, tag=4, timeout=PATIENCE)
+            alone.set()
+            return total(comm)
+
+    def newcomer(address: str) -> list[float]:
+        assert alone.wait(PATIENCE)
+        with Communicator(address) as comm:
+            comm.connect()
+            return total(comm)
+
+    with MasterNode("127.0.0.1:0") as master, ThreadPoolExecutor() as pool:
+        _, *results = [pool.submit(part, address_of(master)) for part in (gone, survivor, newcomer)]
+        assert [result.result(2 * PATIENCE) for result in results] == [[2.0] * 4] * 2
 
 
 def play(seed: int, steps: int = 6) -> None:

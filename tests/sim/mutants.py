@@ -547,6 +547,13 @@ MUTANTS = [
         seeds=1000,
     ),
     Mutant(
+        name="newcomers_meet_old_verdicts",  # a member takes a verdict on an operation of the dead for one of its next
+        file="ops/mismatches.c",
+        old="if ((*at)->epoch < group_epoch)",
+        new="if ((*at)->epoch < 1)",
+        test="ops/test_book.c",
+    ),
+    Mutant(
         name="cancel_without_an_epoch",  # nothing ends the operation at those who have begun it
         file="master/verdicts.c",
         old="desk_send_group(desk, peer->group); desk_change(desk, peer->group); }",

@@ -257,6 +257,13 @@ static void test_cancel(void) {
     cancelled.name.epoch = 2; // of a member that has called again
     book_verdict(&book, &cancelled);
     CHECK_EQ(book.mismatches.count, 1);
+    check_case("a vote ends what it may not concern any more");
+    mismatches_voted(&book.mismatches, 2);
+    CHECK_EQ(book.mismatches.count, 1);
+    mismatches_voted(&book.mismatches, 3);
+    CHECK_EQ(book.mismatches.count, 0);
+    book_verdict(&book, &cancelled); // from a master that took over
+    CHECK_EQ(book.mismatches.count, 0);
     end();
 }
 

@@ -65,9 +65,12 @@ static void test_resumed(void) {
     recovery_init(&r, RECOVERY_MS, 1);
     recovery_begin(&r, "it broke", 0);
     recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 0);
-    CHECK(!recovery_take_resumed(&r, body, length - 1, 4));
+    CHECK(!recovery_take_resumed(&r, body, length - 1, 4, 5));
     CHECK_EQ(r.state, RECOVERY_TOLD);
-    REQUIRE(recovery_take_resumed(&r, body, length, 4));
+    REQUIRE(recovery_take_resumed(&r, body, length, 4, 0));
+    CHECK_EQ(r.late.view.group_epoch, 7); // of a newcomer, who came with the vote
+    REQUIRE(recovery_take_resumed(&r, body, length, 4, 5));
+    CHECK_EQ(r.late.view.group_epoch, 5); // the loss in 8 is of after the vote
     CHECK_EQ(r.state, RECOVERY_RESUMED);
     CHECK(!recovery_is_unheard(&r) && r.late.barrier && !r.late.sync);
     CHECK_EQ(r.late.view.number, 7);
