@@ -289,7 +289,7 @@ void book_begin_segments(struct book *book, struct op *parent) {
 }
 
 void book_links_ready(struct book *book) {
-    if (book->cancelled_in == book->now->group_epoch && book->cancelled_in != 0) return; // another epoch follows
+    if (book->ended_in == book->now->group_epoch && book->ended_in != 0) return; // another epoch follows
     book->ready = true;
     retained_supply(&book->retained, &book->driver);
     struct op_list waiting = book->waiting;

@@ -28,9 +28,9 @@ struct book {
     struct op_member **members; // of it, by rank, NULL at the own rank; owned
     struct team *team;          // all of it, for calls without a group; of an older epoch until one is begun
     bool ready;                 // its links are there, and no newer one is known
-    // Group epoch in which a cancellation was told: nothing begins in it any more. A member that ended its call at once
-    // would otherwise give its next op the name of the cancelled one, which others may still be running.
-    uint64_t cancelled_in;
+    // Group epoch in which a mismatch or a cancellation was told: nothing begins in it any more. A member that ended
+    // its call at once would otherwise give its next op the name of that one, which others may still be running.
+    uint64_t ended_in;
     uint64_t losses[BOOK_LOSSES_MAX]; // group epochs in which members were lost, in order
     uint32_t loss_count;
 

@@ -91,10 +91,8 @@ static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
     struct op *op = book_find(book, verdict->name.tag);
-    if (verdict->kind == WIRE_VERDICT_CANCEL) {
-        book->cancelled_in = verdict->name.epoch;
-        if (verdict->name.epoch == book->now->group_epoch) book->ready = false;
-    }
+    book->ended_in = verdict->name.epoch;
+    if (verdict->name.epoch == book->now->group_epoch) book->ready = false;
     if (op != NULL && is_meant(book, op, verdict)) {
         memcpy(op->outcome.text, text, sizeof text);
         op->ending = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;

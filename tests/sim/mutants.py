@@ -515,7 +515,7 @@ MUTANTS = [
     Mutant(
         name="begins_after_a_cancellation",  # in the same epoch, under the name of the operation that was cancelled
         file="ops/book.c",
-        old="if (book->cancelled_in == book->now->group_epoch && book->cancelled_in != 0) return;",
+        old="if (book->ended_in == book->now->group_epoch && book->ended_in != 0) return;",
         new="",
         faults=CANCEL,
         seeds=4000,
