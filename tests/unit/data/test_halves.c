@@ -318,11 +318,13 @@ static void test_survivors(bool in_place, int64_t commits, int op) {
 
 static void test_all(void) {
 #ifdef __SANITIZE_THREAD__ // which takes minutes for larger ones, whose threads do the same
-    static const uint64_t counts[] = {0, 1, 1000, 65537, 300001};
+    static const uint64_t counts[] = {0, 1, 1000, 65537};
+    enum { STEP = PEERS_MAX - 2 };
 #else
     static const uint64_t counts[] = {0, 1, 1000, 65537, 300001, 1200000};
+    enum { STEP = 1 };
 #endif
-    for (uint32_t peers = 2; peers <= PEERS_MAX; peers++) {
+    for (uint32_t peers = 2; peers <= PEERS_MAX; peers += STEP) {
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
             test_sizes(peers, 1 + peers % 3, counts[i], i % 2 == 0 ? pcclSum : pcclAvg);
         test_unequal_parts(peers);
