@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group, name_lost
-from pccl._enums import ReduceOp, Result
+from pccl._enums import DeviceType, ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
 from pccl._gpu import common_stream, hold_stream
 from pccl._handle import Events, Handle
@@ -105,7 +105,7 @@ class Call:
     def input_digest(self) -> InputDigest | None:
         """Digest of the input; None: there is none, or the collective may write to it."""
         loads, stores = self.loads, self.stores
-        if loads is None or loads.stream is not None or (loads is stores and not loads.is_private):
+        if loads is None or loads.device is not DeviceType.CPU or (loads is stores and not loads.is_private):
             return None
         return InputDigest(loads.ranges)
 

@@ -48,11 +48,6 @@ def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
     return memory
 
 
-def _size_of(tensor: Any) -> int:
-    """Elements of a tensor of any kind."""
-    return int(tensor.numel() if is_torch_tensor(tensor) else tensor.size)
-
-
 @dataclass
 class Buffer:
     """A tensor, or a list of tensors as one piece of memory."""
@@ -61,7 +56,8 @@ class Buffer:
     numel: int
     dtype: DataType
     counts: list[int] | None  # elements of each tensor of a list
-    owner: Any
+    owner: Any  # the tensor, or those of a list that have elements
+    device: DeviceType
     parts: list[tuple[int, int]] = field(default_factory=list)  # address and bytes, where the memory is not theirs
     adjacent: list[tuple[int, int]] = field(default_factory=list)  # the same, of a list whose memory is theirs
     stream: int | None = None  # of a GPU, after whose work so far it may be used; None: at once
@@ -79,7 +75,7 @@ class Buffer:
     def store(self, name: str) -> None:
         """Fills the tensors from memory of its own. UsageError, in the name of this call: a tensor has lost its memory."""
         at = self.pointer
-        owners = [owner for owner in self.owner if _size_of(owner) > 0] if isinstance(self.owner, list) else [self.owner]
+        owners = self.owner if isinstance(self.owner, list) else [self.owner]
         for owner, (address, size) in zip(owners, self.parts, strict=bool(self.parts)):
             check_in_place(owner, address, size, name)
             copy_memory(address, at, size)
@@ -105,7 +101,7 @@ class Buffer:
 
         `load` and `store` copy. Tensors on a GPU stay as they are.
         """
-        if self.parts or self.stream is not None or self.numel == 0:
+        if self.parts or self.device is not DeviceType.CPU or self.numel == 0:
             return
         ranges = self.ranges
         self.room = pool.take(self.range[1])
@@ -123,7 +119,7 @@ class Buffer:
 def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     if not isinstance(value, (list, tuple)):
         memory = _memory(value, role, written=written)
-        return Buffer(memory.pointer, memory.numel, memory.dtype, None, value, stream=memory.stream)
+        return Buffer(memory.pointer, memory.numel, memory.dtype, None, value, memory.device, stream=memory.stream)
     require(len(value) > 0, f"{role} is an empty list: it must have a tensor for each member of the group")
     memories = [_memory(tensor, f"{role}[{at}]", written=written) for at, tensor in enumerate(value)]
     dtype = memories[0].dtype
@@ -135,7 +131,8 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
         require(memory.dtype is dtype, f"{role}[0] is {dtype.name} and {role}[{at}] {memory.dtype.name}: they must be alike")
     sizes = [memory.numel * dtype.itemsize for memory in memories]
     filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
-    made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, list(value))
+    made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, [], device)
+    made.owner = [tensor for tensor, size in zip(value, sizes, strict=True) if size > 0]
     made.counts = [memory.numel for memory in memories]
     if device is not DeviceType.CPU:
         made.stream = common_stream((f"{role}[{at}]", memory.stream) for at, memory in enumerate(memories))

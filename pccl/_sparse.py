@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pccl._calls import UNBOUNDED, Deadline
 from pccl._collectives import Collective, CollectiveInfo, Group, roll
-from pccl._enums import DataType
+from pccl._enums import DataType, DeviceType
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
 from pccl._handle import Handle
 from pccl._loader import load_native_module
@@ -245,8 +245,8 @@ class SparseHandle(Handle[SparseInfo]):
         if group.size == 1:
             return group.members, None, room
         address = int(_ffi.cast("uintptr_t", _ffi.from_buffer(room)))
-        own = Buffer(address + group.rank * size, size, DataType.UINT8, None, room)
-        whole = Buffer(address, len(room), DataType.UINT8, None, room)
+        own = Buffer(address + group.rank * size, size, DataType.UINT8, None, room, DeviceType.CPU)
+        whole = Buffer(address, len(room), DataType.UINT8, None, room, DeviceType.CPU)
         arguments = {"dtype": DataType.UINT8, "count": size, "send": own.pointer, "recv": whole.pointer}
         call = Call(Collective.ALL_GATHER, group, arguments, own, whole, self._tag)
         return group.members, CollectiveHandle(self._comm, call), room

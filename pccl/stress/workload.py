@@ -140,6 +140,8 @@ def plan_training(workload: str, seed: int, elements: int) -> TrainingPlan:
     settings: dict[str, Any] = {"sync_every": every, "outer_lr": rng.choice([0.3, 0.7, 1.0]), "peers": rng.randint(1, 2)}
     if rng.random() < 0.25:
         settings["sync_seconds"] = round(rng.uniform(*SYNC_SECONDS), 3)
+        if workload != "streaming":  # the others take one of both
+            del settings["sync_every"]
     compressions = {name: rate for name, rate in COMPRESSIONS.items() if workload != "streaming" or name != "sparse"}
     compression: dict[str, Any] = {"method": rng.choices(list(compressions), list(compressions.values()))[0]}
     match compression["method"]:
