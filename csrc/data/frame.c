@@ -8,6 +8,7 @@ bool frame_has_epoch(uint16_t type) { return type < WIRE_SYNC_ASK_HASHES || type
 void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
                       const struct wire_op *head) {
     struct wire_op padded = *head;
+    frame->lead = padded.lead = 0;
     padded.padding = wire_padding(frame->length);
     struct wire_header header = engine_header(engine);
     header.length = WIRE_OP_BYTES + frame->length + padded.padding;
@@ -15,6 +16,23 @@ void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t
     header.epoch = epoch;
     wire_header_encode(frame->head, &header);
     wire_op_encode(frame->head + WIRE_HEADER_BYTES, &padded);
+}
+
+void frame_align(struct frame *frame) {
+    enum { WORTH_IT = 4096 }; // a short copy is fast at every distance
+    uint8_t lead = (uintptr_t)frame->payload % WIRE_ALIGN;
+    bool fits = frame->length >= WORTH_IT && frame->length + 2 * WIRE_ALIGN <= WIRE_MAX_DATA_BYTES;
+    if (lead == 0 || !fits || frame->lead != 0) return;
+    struct wire_header header;
+    struct wire_op op;
+    wire_header_decode(frame->head, &header);
+    wire_op_decode(frame->head + WIRE_HEADER_BYTES, &op);
+    header.length -= op.padding;
+    frame->lead = op.lead = lead;
+    op.padding = wire_padding(lead + frame->length);
+    header.length += lead + op.padding;
+    wire_header_encode(frame->head, &header);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, &op);
 }
 
 struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,

@@ -26,9 +26,10 @@ enum {
 // A frame to be sent.
 struct frame {
     struct frame *next;
-    uint8_t head[FRAME_HEAD_BYTES];
+    uint8_t head[FRAME_HEAD_BYTES + WIRE_ALIGN]; // with room for the zero bytes of frame_align
     const uint8_t *payload; // a window of the tensors of `op`, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
+    uint8_t lead;           // zero bytes in front of it, see frame_align
     uint32_t copied;        // bytes that were copied for it into a box
     uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
     uint64_t fence;         // of the device of `op`: the payload is there when it has passed; 0: it is there
@@ -69,6 +70,12 @@ struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type,
 // Writes the head again, when the payload has changed.
 void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
                       const struct wire_op *head);
+// Returns how many bytes of `frame` come before its payload.
+static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_HEAD_BYTES + frame->lead; }
+// Puts zero bytes in front of a large payload, so that the kernel copies it to an address equal to its own modulo
+// WIRE_ALIGN: docs/decisions/frames-are-aligned.md. To be called before the first byte is sent; a second call has no
+// effect.
+void frame_align(struct frame *frame);
 // Lock held.
 void frame_free(struct engine *engine, struct frame *frame);
 void frame_push(struct frame_queue *queue, struct frame *frame);

@@ -115,8 +115,9 @@ static enum progress take_head(struct lane *lane) {
     const uint8_t *at = lane->buffer + lane->consumed;
     if (!wire_header_decode(at, &in->header) || in->header.length < WIRE_OP_BYTES ||
         in->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &in->head) ||
-        in->header.length - WIRE_OP_BYTES < in->head.padding)
+        in->header.length - WIRE_OP_BYTES < (uint32_t)in->head.lead + in->head.padding)
         return PARSE_FAILS;
+    if (lane->buffered - lane->consumed < FRAME_HEAD_BYTES + in->head.lead) return PARSE_STARVES;
     engine_lock(engine);
     struct wire_header now = engine_header(engine);
     bool has_epoch = frame_has_epoch(in->header.type), ahead = has_epoch && in->header.epoch > now.epoch, good = true;
@@ -125,13 +126,13 @@ static enum progress take_head(struct lane *lane) {
     } else if (has_epoch && in->header.run != now.run) {
         good = false;
     } else {
-        in->length = in->header.length - WIRE_OP_BYTES - in->head.padding;
+        in->length = in->header.length - WIRE_OP_BYTES - in->head.lead - in->head.padding;
         in->got = 0;
         in->op = NULL;
         in->to = NULL;
         in->service = false;
         good = route.place(engine, in);
-        lane->consumed += FRAME_HEAD_BYTES;
+        lane->consumed += FRAME_HEAD_BYTES + in->head.lead;
         lane->receiving = LANE_PAYLOAD;
     }
     engine_unlock(engine);
@@ -193,9 +194,10 @@ static bool lane_read(struct lane *lane) {
         size_t rest = lane->in.length - lane->in.got;
         parts[count++] = (struct iovec){lane->in.to + lane->in.got, rest};
         wanted += rest;
-        // Behind a large payload comes another: its head alone, so that its payload too goes where it belongs without a
-        // copy.
-        if (lane->in.length > LANE_BUFFER_BYTES) room = lane->in.head.padding + FRAME_HEAD_BYTES;
+        // Another large payload usually follows, aligned alike. Read its head only, so that the kernel copies the
+        // payload to its destination.
+        const struct wire_op *head = &lane->in.head;
+        if (lane->in.length > LANE_BUFFER_BYTES) room = head->padding + FRAME_HEAD_BYTES + head->lead;
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;
@@ -292,13 +294,13 @@ static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
     // Its device wakes the thread.
     if (frame->fence != 0 && device_passed(frame->op->args.queue, frame->fence) != DEVICE_DONE) return false;
-    size_t end = FRAME_HEAD_BYTES + frame->length, total = end + wire_padding(frame->length);
+    if (lane->sent == 0) frame_align(frame);
+    size_t begin = frame_head_bytes(frame), end = begin + frame->length, total = end + wire_padding(end);
     while (lane->sent < total) {
         struct iovec parts[3];
         int count = 0;
-        if (lane->sent < FRAME_HEAD_BYTES)
-            parts[count++] = (struct iovec){frame->head + lane->sent, FRAME_HEAD_BYTES - lane->sent};
-        size_t skip = lane->sent > FRAME_HEAD_BYTES ? lane->sent - FRAME_HEAD_BYTES : 0;
+        if (lane->sent < begin) parts[count++] = (struct iovec){frame->head + lane->sent, begin - lane->sent};
+        size_t skip = lane->sent > begin ? lane->sent - begin : 0;
         if (frame->length > skip)
             parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
         if (end < total) parts[count++] = (struct iovec){zeros, lane->sent < end ? total - end : total - lane->sent};

@@ -18,10 +18,11 @@ enum {
     WIRE_VERSION = 12,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
-    WIRE_OP_BYTES = 48,
+    WIRE_OP_BYTES = 64,
+    WIRE_OP_RESERVED_BYTES = 15, // zero, at the end of those
     WIRE_ACK_BYTES = 24,
     WIRE_PLACE_BYTES = 8,
-    WIRE_ALIGN = 16, // data frames are a multiple of this long: docs/decisions/frames-are-aligned.md
+    WIRE_ALIGN = 32, // data frames are a multiple of this long: docs/decisions/frames-are-aligned.md
     WIRE_ID_BYTES = 16,
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,

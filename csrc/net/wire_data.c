@@ -10,8 +10,13 @@ CURSOR_INLINE void visit_op(struct cursor *c, struct wire_op *op) {
     cursor_u32(c, &op->sequence);
     cursor_u64(c, &op->offset);
     cursor_u32(c, &op->extra);
+    cursor_u8(c, &op->lead);
     cursor_u8(c, &op->padding);
-    cursor_expect(c, op->padding < WIRE_ALIGN);
+    // Reserved bytes make the head a multiple of WIRE_ALIGN: docs/decisions/frames-are-aligned.md
+    static const uint8_t zeros[WIRE_OP_RESERVED_BYTES];
+    uint8_t reserved[WIRE_OP_RESERVED_BYTES] = {0};
+    cursor_bytes(c, reserved, sizeof reserved);
+    cursor_expect(c, op->lead < WIRE_ALIGN && op->padding < WIRE_ALIGN && memcmp(reserved, zeros, sizeof zeros) == 0);
 }
 
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op) {

@@ -24,12 +24,12 @@ struct wire_op {
     uint32_t sequence;
     uint64_t offset; // in elements from the start of the segment, or as the type says
     uint32_t extra;  // as the type says, else 0
-    uint8_t padding; // bytes behind the payload, less than WIRE_ALIGN
+    uint8_t lead;    // zero bytes between this head and the payload, less than WIRE_ALIGN
+    uint8_t padding; // zero bytes behind the payload, less than WIRE_ALIGN
 };
 
-static inline uint8_t wire_padding(size_t payload) {
-    return (uint8_t)((WIRE_ALIGN - payload % WIRE_ALIGN) % WIRE_ALIGN);
-}
+// Returns how many bytes `length` lacks to a multiple of WIRE_ALIGN.
+static inline uint8_t wire_padding(size_t length) { return (uint8_t)((WIRE_ALIGN - length % WIRE_ALIGN) % WIRE_ALIGN); }
 
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op);
 bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out);

@@ -88,7 +88,7 @@ struct heard {
 };
 
 static const struct heard *hear(const struct world *world) {
-    static _Alignas(float) uint8_t bytes[WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES];
+    static _Alignas(WIRE_ALIGN) uint8_t bytes[WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES];
     static struct heard heard;
     struct pollfd polled[LANES];
     for (int i = 0; i < LANES; i++) polled[i] = (struct pollfd){.fd = world->ends[i]->fd, .events = POLLIN};
@@ -97,8 +97,8 @@ static const struct heard *hear(const struct world *world) {
     struct transport *end = world->ends[heard.lane];
     REQUIRE(far_end_read(end, bytes, WIRE_HEADER_BYTES) && wire_header_decode(bytes, &heard.header));
     REQUIRE(far_end_read(end, bytes, heard.header.length) && wire_op_decode(bytes, &heard.head));
-    heard.payload = (const float *)(const void *)(bytes + WIRE_OP_BYTES);
-    heard.count = (heard.header.length - WIRE_OP_BYTES - heard.head.padding) / sizeof(float);
+    heard.payload = (const float *)(const void *)(bytes + WIRE_OP_BYTES + heard.head.lead);
+    heard.count = (heard.header.length - WIRE_OP_BYTES - heard.head.lead - heard.head.padding) / sizeof(float);
     return &heard;
 }
 

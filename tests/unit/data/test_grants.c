@@ -34,7 +34,7 @@ static struct wire_header hear(struct world *world, struct wire_op *head) {
     REQUIRE(far_end_read(world->ends[OWNER], bytes, WIRE_HEADER_BYTES) && wire_header_decode(bytes, &header));
     REQUIRE(far_end_read(world->ends[OWNER], bytes, header.length) && wire_op_decode(bytes, head));
     if (header.type == WIRE_CHUNK || header.type == WIRE_CODES)
-        world->came += header.length - WIRE_OP_BYTES - head->padding;
+        world->came += header.length - WIRE_OP_BYTES - head->lead - head->padding;
     return header;
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "data/core.h"
 #include "data/engine.h"
 #include "enter_epoch.h"
 #include "data/frame.h"
@@ -52,17 +53,22 @@ static bool breaks(struct world *world, int within_ms) {
 }
 
 // ---- frames ----
-static uint8_t bytes[FRAME_HEAD_BYTES + COUNT * sizeof(float) + WIRE_ALIGN];
+static uint8_t bytes[FRAME_HEAD_BYTES + COUNT * sizeof(float) + 2 * WIRE_ALIGN];
 
-static size_t build(uint16_t type, uint64_t epoch, uint64_t tag, size_t payload) {
-    struct wire_op head = {.tag = tag, .fingerprint = what, .sequence = 1, .padding = wire_padding(payload)};
+static size_t build_behind(uint16_t type, uint64_t epoch, uint64_t tag, size_t payload, uint8_t lead) {
+    struct wire_op head = {.tag = tag, .fingerprint = what, .sequence = 1, .lead = lead};
+    head.padding = wire_padding(lead + payload);
     struct wire_header header = {.run = RUN, .generation = 1, .epoch = epoch, .type = type};
-    header.length = (uint32_t)(WIRE_OP_BYTES + payload + head.padding);
+    header.length = (uint32_t)(WIRE_OP_BYTES + lead + payload + head.padding);
     wire_header_encode(bytes, &header);
     wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
     for (size_t i = 0; i < payload / sizeof(float); i++)
-        memcpy(bytes + FRAME_HEAD_BYTES + i * sizeof(float), &(float){(float)i}, sizeof(float));
+        memcpy(bytes + FRAME_HEAD_BYTES + lead + i * sizeof(float), &(float){(float)i}, sizeof(float));
     return WIRE_HEADER_BYTES + header.length;
+}
+
+static size_t build(uint16_t type, uint64_t epoch, uint64_t tag, size_t payload) {
+    return build_behind(type, epoch, tag, payload, 0);
 }
 
 static void tell(struct world *world, size_t length) {
@@ -101,7 +107,8 @@ static void test_pieces(void) {
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
         check_case("a frame in pieces of %zu bytes", pieces[i]);
         post(&world, i);
-        tell_in_pieces(&world, build(WIRE_SMALL, 1, i, sizeof world.send), pieces[i]);
+        tell_in_pieces(&world, build_behind(WIRE_SMALL, 1, i, sizeof world.send, i % 2 == 0 ? 0 : WIRE_ALIGN - 1),
+                       pieces[i]);
         expect_sum(&world, i);
         // padding behind a payload, and a frame behind padding
         tell_in_pieces(&world, build(WIRE_LINK_HEARTBEAT, 1, 0, 0), pieces[i]);
@@ -141,14 +148,16 @@ static void test_malformed(void) {
         uint64_t run;
         uint16_t type;
         uint32_t length;
-        uint8_t padding;
+        uint8_t padding, lead;
     } rows[] = {
-        {"a body without a head", RUN, WIRE_READY, WIRE_OP_BYTES - 1, 0},
-        {"more than a frame holds", RUN, WIRE_SMALL, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1, 0},
-        {"more padding than body", RUN, WIRE_READY, WIRE_OP_BYTES, 1},
-        {"a type that nobody owns", RUN, UINT16_MAX, WIRE_OP_BYTES, 0},
-        {"a payload where there is none", RUN, WIRE_READY, WIRE_OP_BYTES + 64, 0},
-        {"another run", RUN + 1, WIRE_READY, WIRE_OP_BYTES, 0},
+        {"a body without a head", RUN, WIRE_READY, WIRE_OP_BYTES - 1, 0, 0},
+        {"more than a frame holds", RUN, WIRE_SMALL, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1, 0, 0},
+        {"more padding than body", RUN, WIRE_READY, WIRE_OP_BYTES, 1, 0},
+        {"more zeros before the payload than body", RUN, WIRE_READY, WIRE_OP_BYTES + 1, 1, 1},
+        {"more zeros before the payload than there may be", RUN, WIRE_READY, WIRE_OP_BYTES + 64, 0, WIRE_ALIGN},
+        {"a type that nobody owns", RUN, UINT16_MAX, WIRE_OP_BYTES, 0, 0},
+        {"a payload where there is none", RUN, WIRE_READY, WIRE_OP_BYTES + 64, 0, 0},
+        {"another run", RUN + 1, WIRE_READY, WIRE_OP_BYTES, 0, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
@@ -158,7 +167,7 @@ static void test_malformed(void) {
         post(&world, 1);
         tell(&world, build(WIRE_SMALL, 1, 1, sizeof world.send));
         expect_sum(&world, 1);
-        struct wire_op head = {.padding = rows[i].padding};
+        struct wire_op head = {.padding = rows[i].padding, .lead = rows[i].lead};
         struct wire_header header = {
             .run = rows[i].run, .generation = 1, .epoch = 1, .type = rows[i].type, .length = rows[i].length};
         wire_header_encode(bytes, &header);
@@ -169,8 +178,36 @@ static void test_malformed(void) {
     }
 }
 
+static void test_alignment(void) {
+    enum { LENGTH = 65536 + 12 };
+    static _Alignas(WIRE_ALIGN) uint8_t payload[LENGTH + 2 * WIRE_ALIGN];
+    struct world world;
+    begin(&world);
+    for (size_t at = 0; at < 2 * WIRE_ALIGN; at++) {
+        check_case("a payload at %zu", at);
+        engine_lock(world.engine);
+        struct frame *frame = frame_new(world.engine, WIRE_CHUNK, &(struct wire_op){.tag = 1}, LENGTH);
+        REQUIRE(frame != NULL);
+        frame->payload = payload + at;
+        for (int again = 0; again < 2; again++) {
+            frame_align(frame);
+            struct wire_header header;
+            struct wire_op op;
+            REQUIRE(wire_header_decode(frame->head, &header) && wire_op_decode(frame->head + WIRE_HEADER_BYTES, &op));
+            CHECK_EQ((FRAME_HEAD_BYTES + op.lead) % WIRE_ALIGN, at % WIRE_ALIGN);
+            CHECK_EQ((WIRE_HEADER_BYTES + header.length) % WIRE_ALIGN, 0);
+            CHECK_EQ(header.length, WIRE_OP_BYTES + op.lead + LENGTH + op.padding);
+            CHECK_EQ(frame_head_bytes(frame), FRAME_HEAD_BYTES + op.lead);
+        }
+        frame_free(world.engine, frame);
+        engine_unlock(world.engine);
+    }
+    end(&world);
+}
+
 int main(void) {
     test_pieces();
+    test_alignment();
     test_epochs();
     test_malformed();
     return check_status();

@@ -117,7 +117,8 @@ static const struct heard *hear(const struct world *world, int link) {
     static uint8_t padding[WIRE_ALIGN], bytes[FRAME_HEAD_BYTES];
     read_bytes(world, link, bytes, sizeof bytes);
     REQUIRE(wire_header_decode(bytes, &heard.header) && wire_op_decode(bytes + WIRE_HEADER_BYTES, &heard.head));
-    heard.length = heard.header.length - WIRE_OP_BYTES - heard.head.padding;
+    heard.length = heard.header.length - WIRE_OP_BYTES - heard.head.lead - heard.head.padding;
+    read_bytes(world, link, padding, heard.head.lead);
     read_bytes(world, link, heard.payload, heard.length);
     read_bytes(world, link, padding, heard.head.padding);
     return &heard;

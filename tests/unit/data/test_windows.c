@@ -30,7 +30,7 @@ static void hear(int lane) {
     beats[lane] += header.type == WIRE_LINK_HEARTBEAT;
     if (header.type != WIRE_CHUNK) return;
     REQUIRE(wire_op_decode(bytes, &head));
-    came += header.length - WIRE_OP_BYTES - head.padding;
+    came += header.length - WIRE_OP_BYTES - head.lead - head.padding;
 }
 
 static void hear_any(void) {
