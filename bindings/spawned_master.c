@@ -1,8 +1,9 @@
 // A master in a process of its own, for pccl.distributed: an interpreter would take many times as long to start, which
 // counts on a machine whose processors are all busy.
 //
-//     spawned_master --log DESCRIPTOR --until-empty MILLISECONDS --listen IP:PORT --masters IP:PORT,...
+//     spawned_master --log DESCRIPTOR --until-empty MILLISECONDS --listen IP:PORT --masters IP:PORT,... [--new]
 //
+// With --new, nobody was ever at its address, so that newcomers do not wait for members of an earlier run.
 // Returns at once. The master continues in a session of its own: SIGTERM detaches it, SIGINT ends the run. Its output
 // is that of the program until it listens, then the descriptor: one line "pccl master listens", or the reason why it
 // cannot.
@@ -21,6 +22,7 @@ enum { MOST_MASTERS = 16 };
 struct options {
     int log;
     uint32_t until_empty_ms;
+    bool new;
     const char *listen;
     ccoip_socket_address_t masters[MOST_MASTERS];
     size_t count, place; // of this one
@@ -55,7 +57,8 @@ static bool take_masters(struct options *options, const char *list) {
 }
 
 static bool take_options(struct options *options, int count, char **words) {
-    if (count != 9 || strcmp(words[1], "--log") != 0 || strcmp(words[3], "--until-empty") != 0 ||
+    options->new = count == 10 && strcmp(words[9], "--new") == 0;
+    if (count != 9 + options->new || strcmp(words[1], "--log") != 0 || strcmp(words[3], "--until-empty") != 0 ||
         strcmp(words[5], "--listen") != 0 || strcmp(words[7], "--masters") != 0)
         return false;
     options->log = atoi(words[2]);
@@ -69,6 +72,7 @@ static int serve(const struct options *options) {
     if (result == pcclSuccess)
         result = pccl_ext_master_set_list(master, options->masters, options->count, options->place);
     if (result == pcclSuccess) result = pccl_ext_master_set_idle_limit(master, options->until_empty_ms);
+    if (result == pcclSuccess && options->new) result = pccl_ext_master_set_new(master);
     if (result == pcclSuccess) result = pcclRunMaster(master);
     if (result != pcclSuccess) {
         const char *detail = pccl_ext_detail();

@@ -21,6 +21,7 @@ struct pcclMasterInstanceState_t {
     pthread_mutex_t lock; // of everything but a look at `master`
     struct wire_address address;
     uint32_t heartbeat_limit_ms, idle_limit_ms;
+    bool new;                                      // nobody was ever at its address
     struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
     uint32_t master_count, self;
     _Atomic(struct master *) master; // NULL until it runs; read by signal handlers

@@ -63,6 +63,15 @@ pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32
     return running ? detail_fail(pcclInvalidUsage, "the idle limit is set before the master runs") : pcclSuccess;
 }
 
+pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master) {
+    REQUIRE_MASTER(master);
+    pthread_mutex_lock(&master->lock);
+    bool running = atomic_load(&master->master) != NULL;
+    if (!running) master->new = true;
+    pthread_mutex_unlock(&master->lock);
+    return running ? detail_fail(pcclInvalidUsage, "a master is new before it runs") : pcclSuccess;
+}
+
 pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out,
                                      bool *completed) {
     struct wire_address master;

@@ -25,6 +25,10 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
 // on: 1 to 86,400,000 ms, before it runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms);
 
+// Nobody was ever at the master's address, so newcomers need not wait for members of an earlier run; before it runs.
+// pcclInvalidUsage: was run.
+pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
+
 // Asks a master of any process whether it has a run: peers, or members that have come to resume theirs. `completed`: it
 // has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`.
 // pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.

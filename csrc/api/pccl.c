@@ -388,6 +388,7 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     if (master != NULL && instance->master_count > 0)
         master_set_list(master, instance->masters, instance->master_count, instance->self);
     if (master != NULL) master_set_idle_limit(master, instance->idle_limit_ms);
+    if (master != NULL && instance->new) master_set_new(master);
     int error = master == NULL ? -ENOMEM : master_run(master);
     if (error != 0) {
         master_free(master);

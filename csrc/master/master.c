@@ -39,7 +39,7 @@ enum ending {
 struct master {
     struct wire_address address;
     uint32_t heartbeat_limit_ms;
-    bool standby;
+    bool standby, new;
     int wake;
     atomic_int ending; // enum ending
 
@@ -48,7 +48,6 @@ struct master {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool ended; // guarded by `lock`
-
     // The rest is the thread's.
     int poller;
     struct listener listener, local; // local: of this host and user (net/local)
@@ -526,6 +525,7 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
     master->standby = self > 0;
 }
 
+void master_set_new(struct master *master) { master->new = true; }
 void master_set_idle_limit(struct master *master, uint32_t limit_ms) { master->idle_limit_ms = limit_ms; }
 
 static int open_all(struct master *master) {
@@ -547,7 +547,7 @@ static int open_all(struct master *master) {
     master->mind = mind_new(master->heartbeat_limit_ms, random, master->now_ns);
     if (master->mind == NULL) return -ENOMEM;
     mind_set_standby(master->mind, master->standby);
-    mind_expect_survivors(master->mind, master->now_ns + MASTER_YOUNG_MS * MS_NS);
+    if (!master->new) mind_expect_survivors(master->mind, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
 }
 

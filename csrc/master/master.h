@@ -35,6 +35,8 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
 // Before it runs: it ends by itself once neither it nor another master of its list has had a peer for so long, from its
 // beginning on. 0, as without this: it never does.
 void master_set_idle_limit(struct master *master, uint32_t limit_ms);
+// Before it runs: nobody was ever at its address, so newcomers wait for no members of an earlier run.
+void master_set_new(struct master *master);
 // Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
 int master_run(struct master *master);
 // The port that a running master is bound to.

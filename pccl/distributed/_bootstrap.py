@@ -455,7 +455,7 @@ def _start_masters(board: _Board, places: Sequence[Place]) -> tuple[str, list[st
             board.tell("master", number, f"{address}:{_reserve(stack, address)}")
         listed = [board.read("master", number, rank) for number, rank in enumerate(starters)]
         for number in own:
-            board.tell("started", number, _start_master(listed[number], ",".join(listed), board.deadline))
+            board.tell("started", number, _start_master(listed[number], ",".join(listed), board.deadline, new=True))
     for number, rank in enumerate(starters):
         problem = board.read("started", number, rank)
         if problem:
@@ -480,8 +480,10 @@ def _reserve(stack: contextlib.ExitStack, address: str) -> int:
     return port
 
 
-def _start_master(address: str, listed: str, deadline: Deadline) -> str:
+def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = False) -> str:
     """Starts a master as a process of its own. Returns "" once it listens, or what went wrong.
+
+    `new`: nobody was ever at this address, so nobody has to wait for members of an earlier run.
 
     The master outlives this process, keeps none of its files open, and ends by itself once nobody is there. Its log goes to the
     file named by PCCL_MASTER_LOG, if there is one.
@@ -493,6 +495,7 @@ def _start_master(address: str, listed: str, deadline: Deadline) -> str:
         return f"it cannot write its log to {log}: {error.strerror}"
     command = [str(Path(_native.__file__).with_name("spawned_master")), "--log", str(target)]
     command += ["--until-empty", str(1000 * UNTIL_EMPTY_SECONDS), "--listen", address, "--masters", listed]
+    command += ["--new"] if new else []
     try:
         begun = subprocess.run(
             command,
