@@ -22,11 +22,11 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-frameworks test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
-	@echo 'make test    all tests; make test-compat: the C tests that are programs written for PCCL'
+	@echo 'make test    all tests; make test-compat: the C tests that are programs written for PCCL; make mutants: all deliberate bugs'
 	@echo 'make test-frameworks  accelerate, transformers, Lightning, DeepSpeed, Ray Train and torchft on pccl; downloads them'
 	@echo 'make check   lint, types, the C tests under sanitizers, a short run of the fuzzers, the model where spin is there, and 100,000 seeds of the simulator'
 	@echo 'make fuzz    fuzz every target for FUZZ_SECONDS=600; FUZZ_TARGETS="fuzz_member" for some'
@@ -89,6 +89,10 @@ test-compat: .venv/ready
 
 test-python: .venv/built
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q --durations=25 tests
+
+# All deliberate bugs; `make test` takes a third.
+mutants: .venv/ready
+	PCCL_MUTANTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q tests/sim/test_mutants.py
 
 # Training frameworks against gloo, with kills and newcomers, in an environment of their own; FRAMEWORKS='-k lightning' for some.
 FRAMEWORKS_VENV ?= .venv-frameworks

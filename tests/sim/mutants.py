@@ -73,7 +73,7 @@ class Mutant:
     test: str = ""  # below tests/unit: the C test that must fail, in place of the simulator
 
 
-MUTANTS = [
+MUTANTS: list[Mutant] = [
     Mutant(
         name="commit_early",  # before all members are done
         file="master/verdicts.c",

@@ -54,6 +54,9 @@ def run(*arguments):
         123832,  # a list of members that was read in a changed frame, and went to all others
         133351,  # a mismatched op whose name a member uses once more, and nobody meets it there
         154818,  # an epoch of which nobody is left, told to two, while one that was expelled goes on
+        61394,  # a cancelled call of the dead, which the only survivor took for its next one with newcomers
+        126606,  # one of after a vote whose end a member heard from the next master
+        220644,  # a call that began under the name of the mismatched one before it
     ],
 )
 def test_seed_passes(seed):
