@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # or it writes a token into the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-START = 150
+START = 300
 """Seconds for Ray to start itself and its actors."""
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Logs:
         assert all(len(set(parameters)) == 1 for parameters in new.values())
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_killed_actors_are_replaced():
     # Ray makes sockets in the folder, whose names must be short.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
