@@ -37,7 +37,6 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
 }
 
 static void links_are_ready(struct engine *engine) {
-    engine->book.ready = true;
     same_host_offer(engine);
     book_links_ready(&engine->book);
 }

@@ -131,7 +131,7 @@ void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct w
     }
     if (!is_current(desk, peer, header)) return;
     const struct desk_peer *other = desk_member(desk, group, &mismatch->other);
-    if (other == NULL || other == peer || mismatch->name.epoch > header->epoch) {
+    if (other == NULL || other == peer || mismatch->name.epoch != header->epoch) {
         desk_expel(desk, peer, "MISMATCH with a peer or an op that never was");
         return;
     }

@@ -2,7 +2,6 @@
 
 #include "base/detail.h"
 #include "peer/master_link.h"
-#include "peer/master_link.h"
 
 static pcclResult_t collect(struct communicator *c, uint64_t *value);
 

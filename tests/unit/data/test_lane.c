@@ -178,6 +178,23 @@ static void test_malformed(void) {
     }
 }
 
+static void test_after_a_cancellation(void) {
+    check_case("nothing begins in an epoch in which a cancellation was told, though its links come after that");
+    struct world world;
+    begin(&world);
+    post(&world, 1);
+    tell(&world, build(WIRE_SMALL, 1, 1, sizeof world.send));
+    expect_sum(&world, 1); // the epoch is in force
+    struct wire_verdict cancelled = {.kind = WIRE_VERDICT_CANCEL, .name = {.epoch = 1, .tag = 3, .sequence = 1}};
+    engine_verdict(world.engine, &cancelled);
+    engine_links_ready(world.engine, 1);
+    post(&world, 2);
+    engine_lock(world.engine);
+    CHECK_EQ(book_find(&world.engine->book, 2)->phase, OP_WAITING);
+    engine_unlock(world.engine);
+    end(&world);
+}
+
 static void test_alignment(void) {
     enum { LENGTH = 65536 + 12 };
     static _Alignas(WIRE_ALIGN) uint8_t payload[LENGTH + 2 * WIRE_ALIGN];
@@ -208,6 +225,7 @@ static void test_alignment(void) {
 int main(void) {
     test_pieces();
     test_alignment();
+    test_after_a_cancellation();
     test_epochs();
     test_malformed();
     return check_status();
