@@ -12,8 +12,8 @@ CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
 C_FILES = $(shell git ls-files '*.c' '*.h' '*.cu')
 # Tests without threads, which the thread sanitizer has nothing to say about and slows down most, and one that races on purpose.
 PURE := changed_inputs|kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline|shares|mind_|sparse|pairs|block|cod(ec|ing)
-# Tests whose threads are those of others, and which take a minute each there.
-REPEATED := refused|engine_cuda|lane_cuda|reduce_on_host
+# Tests whose threads are those of others: one that counts how often threads wake, and some that take a minute each there.
+REPEATED := handovers|refused|engine_cuda|lane_cuda|reduce_on_host
 SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli.info import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
 BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc bindings -type f)
 
