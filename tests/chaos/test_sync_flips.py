@@ -28,8 +28,9 @@ from pccl import Communicator, MasterNode, PCCLError, ReduceOp, SharedState, Ten
 from pccl.cli.info import lz4_missing
 
 HEADER = 32
-HEAD = HEADER + 48
-"""Bytes of a data frame before its payload."""
+HEAD = HEADER + 64
+LEAD, PADDING = HEADER + 47, HEADER + 48
+"""Where the head of a data frame tells of zero bytes before its payload, and behind it."""
 PORT = HEADER + 26
 """Where a HELLO names the port."""
 TAKES, CODING = HEADER + 25, HEADER + 43
@@ -44,6 +45,14 @@ SEEDS = [int(ONE)] if ONE else range(60)
 
 Tamper = Callable[[bool, int, bytearray], None]
 """Is told whether the donor sends it, its type, and the frame, which it may change."""
+
+Position = Callable[[bytearray], int]
+"""The place in a frame that is flipped."""
+
+
+def payload(frame: bytearray) -> range:
+    """The places of its bytes."""
+    return range(HEAD + frame[LEAD], len(frame) - frame[PADDING])
 
 
 class Relay:
@@ -117,7 +126,7 @@ def _pump(source: socket.socket, target: socket.socket, outward: bool, tamper: T
             one.shutdown(socket.SHUT_RDWR)
 
 
-def flip_once(wanted: int, skip: int, position: Callable[[int], int], bit: int = 3, most: int = 1) -> tuple[Tamper, list[int]]:
+def flip_once(wanted: int, skip: int, position: Position, bit: int = 3, most: int = 1) -> tuple[Tamper, list[int]]:
     """Flips a bit in a frame of this type that the donor sends; and a list that tells of each."""
     done: list[int] = []
     lock = threading.Lock()
@@ -130,7 +139,7 @@ def flip_once(wanted: int, skip: int, position: Callable[[int], int], bit: int =
                 return
             seen += 1
             if seen > skip:
-                frame[position(len(frame))] ^= 1 << bit
+                frame[position(frame)] ^= 1 << bit
                 done.append(len(frame))
 
     return tamper, done
@@ -208,11 +217,11 @@ def check_repaired(members: list[Holding], answers: list[Any], received: list[in
 
 
 @pytest.mark.parametrize("donors", [1, 2])
-@pytest.mark.parametrize(("skip", "place"), [(0, HEAD), (5, -1), (0, HEAD + 100)])
+@pytest.mark.parametrize(("skip", "place"), [(0, 0), (5, -1), (0, 100)])
 def test_a_flipped_leaf_is_fetched_again(monkeypatch, donors, skip, place):
     contents = [A] * donors + [B]
     with group(monkeypatch, contents) as (relay, members):
-        relay.tamper, done = flip_once(LEAVES, skip if donors == 1 else 0, lambda length: place if place > 0 else length + place)
+        relay.tamper, done = flip_once(LEAVES, skip if donors == 1 else 0, lambda frame: payload(frame)[place])
         links = relay.connections
         answers = on_all(members, Holding.sync)
         assert len(done) == 1
@@ -224,7 +233,7 @@ def test_two_receivers_and_flips_for_both(monkeypatch):
     with group(monkeypatch, [A, A, B, B]) as (relay, members):
         for member in members[:2]:
             member.state.revision = 4
-        relay.tamper, done = flip_once(LEAVES, 0, lambda length: length // 2, most=2)
+        relay.tamper, done = flip_once(LEAVES, 0, lambda frame: len(frame) // 2, most=2)
         check_repaired(members, on_all(members, Holding.sync), [0, 0, TOTAL, TOTAL])
         assert len(done) >= 1
 
@@ -235,7 +244,7 @@ def test_a_flipped_hash_list(monkeypatch, donors):
     with group(monkeypatch, contents) as (relay, members):
         for member in members[:donors]:
             member.state.revision = 4
-        relay.tamper, done = flip_once(HASHES, 0, lambda length: length - 3)
+        relay.tamper, done = flip_once(HASHES, 0, lambda frame: payload(frame)[-3])
         check_repaired(members, on_all(members, Holding.sync), [0] * donors + [TOTAL] * 2)
         assert len(done) == 1
 
@@ -250,7 +259,7 @@ def test_a_flipped_header_costs_a_connection_at_most(monkeypatch, wanted, place,
     """Or a frame, which is missed when nothing comes for the limit."""
     with group(monkeypatch, [A, A, B], limit=2.0) as (relay, members):
         # the list comes from the first donor or from the other one
-        relay.tamper, done = flip_once(wanted, 0, lambda length: place, bit)
+        relay.tamper, done = flip_once(wanted, 0, lambda _: place, bit)
         check_repaired(members, on_all(members, Holding.sync), [0, 0, TOTAL])
         assert done or wanted == HASHES
 
@@ -258,7 +267,7 @@ def test_a_flipped_header_costs_a_connection_at_most(monkeypatch, wanted, place,
 @pytest.mark.parametrize("place", [2, 31])
 def test_a_flipped_header_of_the_only_donor(monkeypatch, place):
     with group(monkeypatch, [A, B], lanes=1) as (relay, members):
-        relay.tamper, done = flip_once(LEAVES, 2, lambda length: place, 7)
+        relay.tamper, done = flip_once(LEAVES, 2, lambda _: place, 7)
         links = relay.connections
         check_repaired(members, on_all(members, Holding.sync), [0, TOTAL])
         assert done
@@ -268,7 +277,7 @@ def test_a_flipped_header_of_the_only_donor(monkeypatch, place):
 def test_flips_without_end(monkeypatch):
     """The only donor cannot get a single leaf through: both are told so, and the next sync finds a good network again."""
     with group(monkeypatch, [A, B]) as (relay, members):
-        relay.tamper, done = flip_once(LEAVES, 0, lambda length: length - 1, most=1 << 30)
+        relay.tamper, done = flip_once(LEAVES, 0, lambda frame: payload(frame)[-1], most=1 << 30)
         assert on_all(members, Holding.sync) == ["NO_SHARED_STATE_AVAILABLE"] * 2
         assert len(done) >= 2
         assert members[0].holds(A)
@@ -281,7 +290,7 @@ def test_flips_without_end(monkeypatch):
 def test_a_bad_network_to_one_of_two_donors(monkeypatch):
     """It is given up, and the rest comes from the other one."""
     with group(monkeypatch, [A, A, B]) as (relay, members):
-        relay.tamper, done = flip_once(LEAVES, 0, lambda length: HEAD, most=1 << 30)
+        relay.tamper, done = flip_once(LEAVES, 0, lambda frame: payload(frame)[0], most=1 << 30)
         check_repaired(members, on_all(members, Holding.sync), [0, 0, TOTAL])
         # what was on its way when the second one was found, and no more
         assert 2 <= len(done) <= 2 + (8 << 20) // LEAF
@@ -318,7 +327,8 @@ def repacked(packed: Callable[[int], bytes], most: int = 1 << 30) -> tuple[Tampe
         takes |= kind == ASK and bool(frame[TAKES] & 1 << LZ4)
         if takes and outward and kind == LEAVES and len(frame) > HEAD + 10_000 and len(done) < most:
             frame[CODING] = LZ4
-            frame[HEAD:] = packed(len(frame) - HEAD)
+            frame[HEAD:] = packed(len(payload(frame)))
+            frame[LEAD] = frame[PADDING] = 0
             struct.pack_into("<I", frame, 0, len(frame) - HEADER)
             done.append(len(frame))
 
