@@ -179,9 +179,9 @@ def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
     """As where 15 s pass before the rank that has started them comes to connect."""
     start, started = _bootstrap._start_master, []
 
-    def start_and_end(address, listed, deadline):
+    def start_and_end(address, listed, deadline, *, new=False):
         started.append(address)
-        problem = start(address, listed, deadline)
+        problem = start(address, listed, deadline, new=new)
         if len(started) == 2:
             end_masters(listed)
         return problem
