@@ -92,7 +92,7 @@ test-python: .venv/built
 
 # All deliberate bugs; `make test` takes a third.
 mutants: .venv/ready
-	PCCL_MUTANTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q tests/sim/test_mutants.py
+	TEST_MUTANTS=all $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q tests/sim/test_mutants.py
 
 # Training frameworks against gloo, with kills and newcomers, in an environment of their own; FRAMEWORKS='-k lightning' for some.
 FRAMEWORKS_VENV ?= .venv-frameworks

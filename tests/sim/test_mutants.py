@@ -1,6 +1,6 @@
 """The simulator, or a C test, finds every deliberate bug of mutants.py, and nothing where there is none.
 
-A run takes a third of them, another one whenever the core has changed. PCCL_MUTANTS=all (`make mutants`) takes all.
+A run takes a third of them, another one whenever the core has changed. TEST_MUTANTS=all (`make mutants`) takes all.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C c
 
 def chosen() -> list[mutants.Mutant]:
     """The deliberate bugs of this run."""
-    if os.environ.get("PCCL_MUTANTS") == "all":
+    if os.environ.get("TEST_MUTANTS") == "all":
         return mutants.MUTANTS
     core = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((mutants.ROOT / "csrc").rglob("*.[ch]"))))
     return mutants.MUTANTS[core.digest()[0] % 3 :: 3]
