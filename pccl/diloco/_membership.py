@@ -234,12 +234,8 @@ class Membership:
             self._welcome.take(told)
 
     def _sync_entries(self, entries: Entries, *, gives: bool) -> None:
-        if entries.state is None:
-            return
-        entries.state.revision = self._revision + 1 if gives else 0
-        if self._comm.sync_shared_state(entries.state).rx_bytes:
-            entries.restore()
-        self._revision = entries.state.revision
+        reached = entries.sync(self._comm, self._revision + 1 if gives else 0)
+        self._revision = self._revision if reached is None else reached
 
 
 def _no_state(failure: PCCLError | None) -> JoinError:

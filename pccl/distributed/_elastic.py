@@ -245,12 +245,9 @@ class Elastic:
             self._steps = content["steps"]
 
     def _sync_entries(self, comm: pccl.Communicator, entries: Entries, revision: int, seconds: float) -> None:
-        if entries.state is None:
-            return
-        entries.state.revision = revision
-        if comm.sync_shared_state(entries.state, timeout=seconds).rx_bytes:
-            entries.restore()
-        self._round = entries.state.revision + 1  # what the master expects in the next one
+        reached = entries.sync(comm, revision, seconds)
+        if reached is not None:
+            self._round = reached + 1  # what the master expects in the next one
 
     def _progress(self) -> int:
         """The step by which checkpoints are compared: the value `step`, or else the number of calls of `sync` of the run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -11,6 +11,9 @@ from torch import nn
 from pccl._state import SharedState
 from pccl._types import TensorInfo
 from pccl.state._module import _shareable
+
+if TYPE_CHECKING:
+    from pccl._communicator import Communicator
 
 COMPILED = "_orig_mod."
 """What `torch.compile` puts into names. Peers with and without it may train together."""
@@ -77,6 +80,18 @@ class Entries:
             ]
             self._state = SharedState(infos) if infos else None
         return self._state
+
+    def sync(self, comm: Communicator, revision: int, timeout: float | None = None) -> int | None:
+        """Brings the tensors to `revision`; 0: this peer lacks them. Returns the revision then; None: no tensor has elements.
+
+        Raises what `Communicator.sync_shared_state` does.
+        """
+        if self.state is None:
+            return None
+        self.state.revision = revision
+        if comm.sync_shared_state(self.state, timeout=timeout).rx_bytes:
+            self.restore()
+        return self.state.revision
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -129,10 +129,9 @@ def torchrun(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_job_that_torchrun_restarts_is_whole_each_time(tmp_path, when):
-    restarts = RESTARTS
-    told = torchrun(tmp_path, RESTARTED, str(restarts), when, before=(f"--max-restarts={restarts}",))
+    told = torchrun(tmp_path, RESTARTED, str(RESTARTS), when, before=(f"--max-restarts={RESTARTS}",))
     lines = re.findall(r"attempt (\d+) rank (\d): \[([^],]*)[^]]*\] of (\d)", told)
-    last = [line for line in lines if line[0] == str(restarts)]
+    last = [line for line in lines if line[0] == str(RESTARTS)]
     assert sorted(line[1] for line in last) == ["0", "1", "2"], told
     assert {line[2:] for line in lines} == {("6.0", "3")}, told
     assert told.count("pccl.distributed.run") >= 1  # the warning of rank 0
