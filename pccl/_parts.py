@@ -131,9 +131,9 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
         require(memory.dtype is dtype, f"{role}[0] is {dtype.name} and {role}[{at}] {memory.dtype.name}: they must be alike")
     sizes = [memory.numel * dtype.itemsize for memory in memories]
     filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
-    made = Buffer(filled[0][0] if filled else 0, sum(memory.numel for memory in memories), dtype, None, [], device)
-    made.owner = [tensor for tensor, size in zip(value, sizes, strict=True) if size > 0]
-    made.counts = [memory.numel for memory in memories]
+    owners = [tensor for tensor, size in zip(value, sizes, strict=True) if size > 0]
+    counts = [memory.numel for memory in memories]
+    made = Buffer(filled[0][0] if filled else 0, sum(counts), dtype, counts, owners, device)
     if device is not DeviceType.CPU:
         made.stream = common_stream((f"{role}[{at}]", memory.stream) for at, memory in enumerate(memories))
     gaps = [after for before, after in itertools.pairwise(filled) if before[0] + before[1] != after[0]]

@@ -5,17 +5,21 @@
 
 bool frame_has_epoch(uint16_t type) { return type < WIRE_SYNC_ASK_HASHES || type > WIRE_LINK_HEARTBEAT; }
 
+static void write_head(struct frame *frame, struct wire_header *header, struct wire_op *op, uint8_t lead) {
+    frame->lead = op->lead = lead;
+    op->padding = wire_padding(lead + frame->length);
+    header->length = WIRE_OP_BYTES + lead + frame->length + op->padding;
+    wire_header_encode(frame->head, header);
+    wire_op_encode(frame->head + WIRE_HEADER_BYTES, op);
+}
+
 void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
                       const struct wire_op *head) {
-    struct wire_op padded = *head;
-    frame->lead = padded.lead = 0;
-    padded.padding = wire_padding(frame->length);
+    struct wire_op op = *head;
     struct wire_header header = engine_header(engine);
-    header.length = WIRE_OP_BYTES + frame->length + padded.padding;
-    header.type = type;
     header.epoch = epoch;
-    wire_header_encode(frame->head, &header);
-    wire_op_encode(frame->head + WIRE_HEADER_BYTES, &padded);
+    header.type = type;
+    write_head(frame, &header, &op, 0);
 }
 
 void frame_align(struct frame *frame) {
@@ -27,12 +31,7 @@ void frame_align(struct frame *frame) {
     struct wire_op op;
     wire_header_decode(frame->head, &header);
     wire_op_decode(frame->head + WIRE_HEADER_BYTES, &op);
-    header.length -= op.padding;
-    frame->lead = op.lead = lead;
-    op.padding = wire_padding(lead + frame->length);
-    header.length += lead + op.padding;
-    wire_header_encode(frame->head, &header);
-    wire_op_encode(frame->head + WIRE_HEADER_BYTES, &op);
+    write_head(frame, &header, &op, lead);
 }
 
 struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,

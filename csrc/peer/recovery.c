@@ -46,8 +46,8 @@ static uint32_t rank_before(const struct member_view *now, uint32_t group_world)
 }
 
 // A group epoch from the last loss up to the end of the vote. The one in force at its end may be newer, which RESUMED
-// does not tell; the losses that the program counts on are the same, and a verdict on an op of after the vote is not of
-// an older one.
+// does not tell; the losses that the program counts on are the same, and no op that begins after the vote has a verdict
+// in an older one.
 static uint64_t group_epoch_of(const struct wire_resumed *resumed, uint64_t known) {
     for (uint32_t i = 0; i < resumed->loss_count; i++)
         if (resumed->losses[i].epoch > known && resumed->losses[i].epoch <= resumed->barrier.epoch)
