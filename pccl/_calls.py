@@ -119,18 +119,17 @@ class NativeHandle:
     the process that this one is a fork of. `noun` is what texts call it.
     """
 
-    __slots__ = ("_closed", "_destroy", "_destroyed", "_destroying", "_lock", "_owner", "_pointer", "_stop", "_users", "noun")
+    __slots__ = ("_closed", "_destroy", "_destroyed", "_destroying", "_owner", "_stop", "_users", "noun", "pointer")
 
     def __init__(
         self, noun: str, pointer: Any, destroy: Callable[[Any], int], stop: Callable[[Any], object] | None = None
     ) -> None:
         self.noun = noun
-        self._pointer = pointer
+        self.pointer = pointer
         self._destroy = destroy
         self._stop = stop  # what comes before; again, if a signal has cut it short
         self._owner = _forks
-        self._lock = threading.Lock()  # protects _users and _closed
-        self._users = 0
+        self._users: list[None] = []  # one for each; a list, for `append` and `pop` need no lock
         self._closed = False
         self._destroying = threading.RLock()  # protects _destroyed; a signal handler may close too
         self._destroyed: list[int] = []  # what C returned, once it has
@@ -156,17 +155,16 @@ class NativeHandle:
         return f"the {self.noun} is that of the process that this one was forked from: create one after the fork"
 
     def __enter__(self) -> Any:
-        if self.inherited:  # asked without the lock, which a thread of the parent may have held
+        if self._owner != _forks:
             raise ClosedError(self.inherited_text)
-        with self._lock:
-            if self._closed:
-                raise ClosedError(f"the {self.noun} is closed")
-            self._users += 1
-        return self._pointer
+        self._users.append(None)  # before it looks at `_closed`; `close` does both in the other order, so one sees the other
+        if self._closed:
+            self._users.pop()
+            raise ClosedError(f"the {self.noun} is closed")
+        return self.pointer
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
+        self._users.pop()
 
     def close(self) -> None:
         """Frees the object, once; whoever calls it meanwhile, or after a signal has cut it short, waits for that too.
@@ -176,8 +174,7 @@ class NativeHandle:
         if self.inherited:
             self._closed = True
             return
-        with self._lock:
-            self._closed = True
+        self._closed = True
         # Bounded: a signal between the two halves of a `with` may leave a user behind that is none, and a daemon thread
         # never returns once the interpreter is going down. A caller that is still inside C is sent out by destroy.
         limit = Deadline(0 if sys.is_finalizing() else DRAIN_SECONDS)
@@ -186,8 +183,8 @@ class NativeHandle:
         with self._destroying:
             if not self._destroyed:
                 if self._stop is not None:
-                    self._stop(self._pointer)
-                self._destroyed.extend(map(self._destroy, (self._pointer,)))  # by C: no signal comes in between
+                    self._stop(self.pointer)
+                self._destroyed.extend(map(self._destroy, (self.pointer,)))  # by C: no signal comes in between
 
     def await_closed(self, deadline: Deadline) -> bool:
         """Waits for the end of a `close` that has begun. False: the deadline has passed first."""

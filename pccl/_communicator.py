@@ -37,7 +37,7 @@ from pccl._ops import (
     stop,
 )
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
-from pccl._tensors import Buffers, reduce_buffers, require_kind
+from pccl._tensors import Buffers, plain_memory, reduce_buffers, require_kind
 from pccl._types import (
     Contributors,
     QuantizationOptions,
@@ -45,6 +45,7 @@ from pccl._types import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     check_fits,
+    plain_numbers,
     reduce_numbers,
 )
 from pccl._waits import WaitLog, master_patience, may_begin
@@ -69,6 +70,9 @@ FORM_GRACE_SECONDS = 0.5
 """How long a vote of `wait_for_peers` may outlast its deadline: five of the others' pauses."""
 
 STATE_BYTES = 256
+
+SPARES_MAX = 4
+"""Of ops that have ended: so many threads may reduce at a time and find one."""
 
 SHOWN_TAGS = 8
 """In a text."""
@@ -116,6 +120,7 @@ class Communicator(NamedCollectives):
         # Calls whose result was not delivered: under way, or cut short and not repeated yet. Those of ops by their tags.
         self._unfinished: dict[object, Ticket] = {}
         self._live_ops: set[Op | CollectiveOp] = set()
+        self._spares: list[Any] = []  # plain ops that have succeeded
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
         self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
@@ -192,6 +197,7 @@ class Communicator(NamedCollectives):
         self._events.closed()
         self._reaper.stop()
         self._unfinished.clear()
+        self._spares.clear()
         self._cut_short.clear()
         for op in list(self._live_ops):
             op.dropped = None  # which holds the op in turn
@@ -393,6 +399,10 @@ class Communicator(NamedCollectives):
                 raise ValueError("a reduce of a group takes no operand_descriptor, no quantization_options and no residual")
             done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
             return ReduceInfo(done.world_size, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
+        if operand_descriptor is None and quantization_options is None and residual is None and timeout is None:
+            done = self._reduce_plain(send, recv, op, tag, retry)
+            if done is not None:
+                return done
         deadline = Deadline(timeout)
         arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         running = self._begin(arguments, buffers, "pcclAllReduce", private=timeout is not None)
@@ -403,7 +413,8 @@ class Communicator(NamedCollectives):
                 running.note_input()
                 raise
             info = running.info()
-        self._forget(running.tag, running)
+            plain = running.is_plain
+        self._forget(running.tag, running, spare=plain)
         return info
 
     def all_reduce_async(
@@ -770,10 +781,15 @@ class Communicator(NamedCollectives):
         self._forget(name, ticket)
         return value
 
-    def _forget(self, key: object, ticket: Ticket) -> None:
-        """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""
+    def _forget(self, key: object, ticket: Ticket, *, spare: bool = False) -> None:
+        """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote.
+
+        `spare`: the ticket is a plain op that has succeeded, and is kept for the next one.
+        """
         if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
-            del self._unfinished[key]  # not `pop`, as whose result a signal could come
+            del self._unfinished[key]  # neither `pop` nor, below, `append`, as whose result a signal could come
+            if spare and not self._spares[SPARES_MAX - 1 :]:
+                self._spares[:0] = (ticket,)
 
     def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
@@ -793,6 +809,33 @@ class Communicator(NamedCollectives):
         if op is None or not op.in_flight:  # else the tag is in flight, and the launch is refused
             self._unfinished[fresh.tag] = fresh
         return fresh
+
+    def _reduce_plain(self, send: Tensor, recv: Tensor | None, op: ReduceOp | str, tag: int, retry: bool) -> ReduceInfo | None:
+        """`all_reduce` without other options, in few steps: Python would take longer than the network to reduce a small tensor.
+
+        None: it was not made, or its end is not known, or is no success; the call has to be made in full, which takes it up.
+        """
+        source = plain_memory(send, "send")
+        target = source if recv is None or recv is send else plain_memory(recv, "recv")
+        if source is None or target is None or source[1:] != target[1:] or type(tag) is not int or tag >> 64:
+            return None
+        address, count, dtype = source
+        arguments = address, target[0], plain_numbers(count, ReduceOp.of(op), tag, dtype), retry, None, None
+        handle = self._handle
+        try:
+            running: Op = self._spares.pop()
+        except IndexError:
+            return None
+        running.renew(handle.pointer, arguments, dtype.itemsize, (send, send if recv is None else recv))
+        running.one_caller.acquire()  # nobody else has the op before it is published
+        try:
+            if self._unfinished.setdefault(tag, running) is not running or not running.run(handle):
+                return None
+            info = running.info()
+        finally:
+            running.one_caller.release()
+        self._forget(tag, running, spare=True)
+        return info
 
     def _pending_text(self) -> str:
         """Which ops have not been awaited, and how to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import queue
 import sys
@@ -42,6 +43,8 @@ _ffi, _C = load_native_module()
 
 # addresses of send and recv, descriptor, retry, QuantizationOptions.blocks, error feedback
 OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None, ErrorFeedback | None]
+
+UUID_BYTES = 16
 
 _VOID = _ffi.typeof("void *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
@@ -123,6 +126,43 @@ class Op(OpTicket):
         self._contributors: tuple[Contributors, ...] = ()
         self.dropped: DroppedHandle | None = None  # of the newest handle
         self.lost = ""  # why the result is not in the program's tensor
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it was given neither options other than `retry` nor memory of its own, and its tensors are the CPU's."""
+        return self._pool is None and self.arguments[4:] == (None, None) and self.stream == DEFAULT_STREAM and self._digestible
+
+    def renew(self, comm: Any, arguments: OpArguments, itemsize: int, keep: tuple[Any, Any]) -> None:
+        """Makes a plain op that has succeeded into another plain one, which is not begun: in place of a new one, which costs more."""
+        self.c.kind, self.c.result, self.result = 0, TIMED_OUT, TIMED_OUT
+        self._contributors = ()
+        self._input = self._last = None
+        self.keep = keep
+        if arguments != self.arguments or self._arguments[3] is not comm:
+            send, recv, numbers, retry, _, _ = arguments
+            options = _RETRY if retry else _ffi.NULL
+            self._arguments = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.new(_DESCRIPTOR, numbers), comm, options
+            self.tag = numbers[2]
+            self._itemsize, self._bytes = itemsize, numbers[0] * itemsize
+            self.arguments = arguments
+
+    def run(self, handle: NativeHandle) -> bool:
+        """Begins a plain op and waits for it, in one call of C. True: it has succeeded.
+
+        False: `begin` and `wait`, called as ever, tell what has become of it.
+        """
+        self._live.add(self)
+        with contextlib.suppress(ClosedError), handle as comm:
+            if _C.pccl_reduce(*self._arguments, self.c, SLICE_MS) == SUCCESS:
+                if self.arguments[3]:
+                    self._contributors = told(comm, self.tag)
+                self.result = SUCCESS
+                self._live.discard(self)
+                self.keep = None
+                return True
+        if not self.c.kind:
+            self._live.discard(self)
+        return False
 
     def begin(self, handle: NativeHandle) -> int:
         """As that of every ticket; from before on the tensors are held."""
@@ -318,11 +358,16 @@ def told(comm: Any, tag: int) -> tuple[Contributors, ...]:
     while _C.pcclGetReduceContributors(comm, tag, len(found), c_range, _ffi.NULL, 0) == SUCCESS:
         uuids = _ffi.new(_UUIDS, c_range.contributors)
         _C.pcclGetReduceContributors(comm, tag, len(found), c_range, uuids, len(uuids))
-        peers = frozenset(UUID(bytes=bytes(uuid.data)) for uuid in uuids)
+        peers = _peers(bytes(_ffi.buffer(uuids)))
         found.append(Contributors(c_range.begin, c_range.end, peers))
         if len(found) == c_range.ranges:
             break
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=64)
+def _peers(uuids: bytes) -> frozenset[UUID]:
+    return frozenset(UUID(bytes=uuids[start : start + UUID_BYTES]) for start in range(0, len(uuids), UUID_BYTES))
 
 
 def request_cancel(handle: NativeHandle, op: Any) -> None:

@@ -273,6 +273,30 @@ def reduce_buffers(send: Any, recv: Any) -> Buffers:
     )
 
 
+def plain_memory(tensor: Any, role: str) -> tuple[int, int, DataType] | None:
+    """Address, elements and type of a tensor that needs no further check: contiguous, of torch or numpy itself, on the CPU, and
+    for torch in memory that torch has allocated. None: any other object, which `reduce_buffers` has to judge.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and type(tensor) is numpy.ndarray:
+        flags = tensor.flags
+        return numpy_memory(tensor, role)[:3] if flags.c_contiguous and flags.writeable else None
+    if (
+        torch is None
+        or type(tensor) is not torch.Tensor
+        or not tensor.is_cpu
+        or tensor.layout is not torch.strided
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+        or not tensor.untyped_storage().resizable()
+    ):
+        return None
+    try:
+        return tensor.data_ptr(), tensor.numel(), DataType.from_torch_dtype(tensor.dtype)
+    except ValueError:
+        return None
+
+
 def torch_buffers(send: Any, recv: Any) -> Buffers:
     """The memory of two torch tensors."""
     for name, tensor in (("send", send), ("recv", recv)):

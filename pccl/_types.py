@@ -96,6 +96,15 @@ def reduce_numbers(
     )
 
 
+def plain_numbers(count: int, op: ReduceOp, tag: int, dtype: DataType) -> ReduceNumbers:
+    """The same of a reduce without options."""
+    return count, op._value_, tag, (dtype._value_, _NO_HINT), _NOT_QUANTISED
+
+
+_NO_HINT: int = DistributionHint.NONE.value
+_NOT_QUANTISED: tuple[int, int] = DataType.UINT8.value, QuantizationAlgorithm.NONE.value
+
+
 @dataclass
 class ReduceDescriptor:
     """A reduce of `count` elements, named by its `tag`: any 64-bit number."""

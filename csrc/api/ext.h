@@ -110,6 +110,10 @@ pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *sh
 // Launches; in retry mode the op tells its contributors, too. `options` may be NULL: none.
 pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
                                const pcclComm_t *comm, const pcclReduceOptions_t *options, struct pccl_ticket *ticket);
+// The same, and then pccl_ticket_wait(ticket, milliseconds), if it was launched. Returns the result of either.
+pcclResult_t pccl_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                         const pcclComm_t *comm, const pcclReduceOptions_t *options, struct pccl_ticket *ticket,
+                         int milliseconds);
 // Launches a collective over a group; one with `survivors` tells its contributors, too.
 pcclResult_t pccl_begin_collective(const pcclCollective_t *collective, const pcclComm_t *comm,
                                    struct pccl_ticket *ticket);

@@ -149,3 +149,10 @@ void pccl_ticket_free(struct pccl_ticket *ticket) {
     retry_free(ticket->multi);
     ticket->multi = NULL;
 }
+
+pcclResult_t pccl_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
+                         const pcclComm_t *comm, const pcclReduceOptions_t *options, struct pccl_ticket *ticket,
+                         int milliseconds) {
+    RETURN_IF_FAILED(pccl_begin_reduce(sendbuf, recvbuf, descriptor, comm, options, ticket));
+    return pccl_ticket_wait(ticket, milliseconds);
+}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import pccl
 from pccl import Communicator, MasterNode, ReduceOp
@@ -128,6 +129,39 @@ def test_an_interrupt_at_any_point_of_a_launch_loses_no_op(pair):
     assert 10 < done < 300  # points
 
 
+@pytest.mark.parametrize("retry", [False, True])
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("make", [np.full, torch.full])
+def test_an_interrupt_at_any_point_of_a_reduce_is_repeated(pair, make, fresh, retry):
+    """Neither the first reduce, nor one that uses the memory of an op before it, is made twice, and none is lost."""
+    first, second = pair
+
+    def reduced(comm, array):
+        return comm.all_reduce(array, op=ReduceOp.SUM, tag=5, retry=retry)
+
+    for at in range(300):
+        mine, other = make((100,), 1.0), make((100,), 2.0 + at)
+        thread = threading.Thread(target=reduced, args=(second, other))
+        thread.start()
+        if fresh:
+            first._spares.clear()
+        try:
+            with Interrupted(at) as interrupted:
+                reduced(first, mine)
+        except InterruptError:
+            info = reduced(first, mine)
+            assert info.world_size == 2
+            assert [len(one.peers) for one in info.contributors] == [2] * retry
+        thread.join()
+        assert (mine == 3 + at).all()
+        assert not first._unfinished
+        assert len(first._spares) <= 4
+        assert not first._live_ops
+        if not interrupted.raised:
+            break
+    assert 10 < at < 300  # points
+
+
 def test_an_interrupt_at_any_point_of_a_wait_is_repeated(pair):
     first, second = pair
     for at in range(300):
@@ -219,6 +253,94 @@ def test_a_dropped_op_frees_its_tensors_when_it_has_ended(pair):
     assert reduce(second, 3) == 2
     vote(first, second)
     assert not first._live_ops
+
+
+# ---- ops that are used again ----
+
+NUMPY_OF = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def test_a_reduce_has_nothing_of_the_one_before(pair):
+    random = np.random.default_rng(7)
+
+    def reduced(comm, turn, rank, ends):
+        of = np.random.default_rng(turn)
+        dtype, op = of.choice(["int32", "int64", "float32", "float64"]), str(of.choice(list(NUMPY_OF)))
+        both = of.integers(1, 5, (2, of.integers(0, 300))).astype(dtype)
+        send, recv, tag = both[rank].copy(), np.zeros_like(both[rank]), int(of.integers(0, 3)) << int(of.choice([0, 62]))
+        in_place, in_torch, retry = (bool(of.integers(0, 2)) for _ in range(3))
+        tensors = [torch.from_numpy(one).clone() if in_torch else one for one in (send, recv)]
+        info = comm.all_reduce(*tensors[: 1 if in_place else 2], op=op, tag=tag, retry=retry)
+        found = tensors[0 if in_place else 1]
+        assert (np.asarray(found) == NUMPY_OF[op](*both)).all()
+        assert in_place or (np.asarray(tensors[0]) == both[rank]).all()
+        assert info.world_size == 2
+        assert [(one.start, one.stop) for one in info.contributors] == [(0, both.shape[1])] * retry
+        ends.append(info.tx_bytes)
+
+    for turn in random.integers(0, 1 << 30, 200):
+        ends = []
+        threads = [threading.Thread(target=reduced, args=(comm, turn, rank, ends)) for rank, comm in enumerate(pair)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        assert len(ends) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"tag": -1}, ValueError),
+        ({"tag": 1 << 64}, ValueError),
+        ({"tag": 1.0}, TypeError),
+        ({"op": "mean"}, ValueError),
+        ({"op": 1}, TypeError),
+        ({"recv": np.zeros(99)}, AssertionError),
+        ({"recv": np.zeros(100, np.int64)}, AssertionError),
+        ({"recv": torch.zeros(100)}, ValueError),
+        ({"send": np.zeros((100, 2))[:, 0]}, AssertionError),
+        ({"send": np.zeros(100, np.complex64)}, AssertionError),
+        ({"send": torch.zeros(100, dtype=torch.complex64)}, ValueError),
+        ({"send": torch.zeros(100, 2)[:, 0]}, AssertionError),
+        ({"send": torch.zeros(100, device="meta")}, AssertionError),
+        ({"send": np.zeros(100, np.bool_), "op": "avg"}, pccl.PCCLError),
+        ({"send": [1.0]}, ValueError),
+        ({"retry": True, "survivors": False}, ValueError),
+    ],
+)
+def test_wrong_arguments_are_refused_alike_at_first_and_later(pair, arguments, error):
+    first, second = pair
+    texts = []
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            first.all_reduce(**{"send": np.zeros(100), **arguments})
+        texts.append(str(caught.value))
+        thread = threading.Thread(target=second.all_reduce, args=(np.ones(100),))
+        thread.start()
+        first.all_reduce(np.ones(100))
+        thread.join()
+    assert texts[0] == texts[1]
+    assert not first._unfinished
+
+
+def test_a_reduce_after_others_that_fails_leaves_the_input(pair):
+    first, second = pair
+    array = torch.ones(100)
+    for _ in range(2):
+        thread = threading.Thread(target=second.all_reduce, args=(np.ones(100, np.float32),))
+        thread.start()
+        first.all_reduce(array.clone())
+        thread.join()
+    second.close()
+    with pytest.raises((pccl.PeerLostError, pccl.TooFewPeersError)):
+        first.all_reduce(array)
+    with pytest.raises(pccl.TooFewPeersError):
+        first.all_reduce(array)
+    assert (array == 1).all()
+    first.close()
+    with pytest.raises(pccl.UsageError, match="the communicator is closed"):
+        first.all_reduce(array)
 
 
 # ---- handles ----
