@@ -163,7 +163,8 @@ static void test_sizes(uint32_t peers, uint32_t lanes, uint64_t count, int op) {
     struct halves h = all_of(world_new(peers, lanes), PLAN_REDUCE_SCATTER, count);
     h.op = op;
     test_done(h);
-    for (uint32_t root = 0; root < peers; root++)
+    // Roots do not differ but for their place, so of the large ones the first and the last are enough.
+    for (uint32_t root = 0; root < peers; root += count > 100000 ? peers - 1 : 1)
         for (int in_place = 0; in_place < 2; in_place++) {
             h = all_of(world_new(peers, lanes), PLAN_REDUCE, count);
             h.root = root;
@@ -321,7 +322,7 @@ static void test_all(void) {
     static const uint64_t counts[] = {0, 1, 1000, 65537};
     enum { STEP = PEERS_MAX - 2 };
 #else
-    static const uint64_t counts[] = {0, 1, 1000, 65537, 300001, 1200000};
+    static const uint64_t counts[] = {0, 1, 1000, 65537, 300001};
     enum { STEP = 1 };
 #endif
     for (uint32_t peers = 2; peers <= PEERS_MAX; peers += STEP) {

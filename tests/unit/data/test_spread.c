@@ -10,7 +10,7 @@
 #ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same
 enum { ROUNDS = 1, TYPES = pcclUint16 + 1, LONG = 1500001 };
 #else
-enum { ROUNDS = 5, TYPES = KERNEL_DTYPES, LONG = 12000001 };
+enum { ROUNDS = 2, TYPES = KERNEL_DTYPES, LONG = 12000001 };
 #endif
 
 enum { LARGE = PLAN_SMALL_MAX + 1 };
