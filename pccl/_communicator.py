@@ -400,9 +400,9 @@ class Communicator(NamedCollectives):
             done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
             return ReduceInfo(done.world_size, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         if operand_descriptor is None and quantization_options is None and residual is None and timeout is None:
-            done = self._reduce_plain(send, recv, op, tag, retry)
-            if done is not None:
-                return done
+            reduced = self._reduce_plain(send, recv, op, tag, retry)
+            if reduced is not None:
+                return reduced
         deadline = Deadline(timeout)
         arguments, buffers = _describe(send, recv, op, tag, operand_descriptor, quantization_options, retry, residual)
         running = self._begin(arguments, buffers, "pcclAllReduce", private=timeout is not None)

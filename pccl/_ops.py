@@ -133,7 +133,7 @@ class Op(OpTicket):
         return self._pool is None and self.arguments[4:] == (None, None) and self.stream == DEFAULT_STREAM and self._digestible
 
     def renew(self, comm: Any, arguments: OpArguments, itemsize: int, keep: tuple[Any, Any]) -> None:
-        """Makes a plain op that has succeeded into another plain one, which is not begun: in place of a new one, which costs more."""
+        """Makes a plain operation that has succeeded into another plain one that is not begun. A new ticket would cost more."""
         self.c.kind, self.c.result, self.result = 0, TIMED_OUT, TIMED_OUT
         self._contributors = ()
         self._input = self._last = None
