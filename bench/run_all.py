@@ -14,6 +14,7 @@ from harness import ROOT, Row
 
 BENCHMARKS = [
     "allreduce",
+    "small_ops",
     "collectives",
     "distributed",
     "concurrent_ops",

@@ -46,6 +46,9 @@ class Collective(Enum):
     SEND = _C.pcclCollectiveSend
 
 
+_TEXTS = {kind: kind.name.lower().replace("_", "-") for kind in Collective}
+
+
 class CollectiveInfo(NamedTuple):
     """What a collective did.
 
@@ -152,7 +155,7 @@ class CollectiveOp(OpTicket):
             ),
         )
         super().__init__(
-            kind.name.lower().replace("_", "-"),
+            _TEXTS[kind],
             "pccl_begin_collective",
             what,
             pointer,
@@ -204,8 +207,7 @@ class CollectiveOp(OpTicket):
 
     def _poll(self, milliseconds: int) -> None:
         with self.one_caller:  # several threads may wait, and ask `done`
-            if self.c.result == TIMED_OUT:
-                super()._poll(milliseconds)
+            _C.pccl_ticket_wait(self.c, milliseconds)  # which gives a result again that it has given
 
     def settle(self) -> None:
         """As that of every op; one with `survivors` tells its contributors."""

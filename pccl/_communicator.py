@@ -45,7 +45,6 @@ from pccl._types import (
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     check_fits,
-    plain_numbers,
     reduce_numbers,
 )
 from pccl._waits import WaitLog, master_patience, may_begin
@@ -819,19 +818,20 @@ class Communicator(NamedCollectives):
         target = source if recv is None or recv is send else plain_memory(recv, "recv")
         if source is None or target is None or source[1:] != target[1:] or type(tag) is not int or tag >> 64:
             return None
-        address, count, dtype = source
-        arguments = address, target[0], plain_numbers(count, ReduceOp.of(op), tag, dtype), retry, None, None
+        plain = target[0], source, ReduceOp.of(op), tag, retry
         handle = self._handle
         try:
             running: Op = self._spares.pop()
         except IndexError:
             return None
-        running.renew(handle.pointer, arguments, dtype.itemsize, (send, send if recv is None else recv))
+        running.renew(handle.pointer, plain, (send, send if recv is None else recv))
         running.one_caller.acquire()  # nobody else has the op before it is published
         try:
-            if self._unfinished.setdefault(tag, running) is not running or not running.run(handle):
+            if self._unfinished.setdefault(tag, running) is not running:
                 return None
-            info = running.info()
+            info = running.run(handle)
+            if info is None:
+                return None
         finally:
             running.one_caller.release()
         self._forget(tag, running, spare=True)

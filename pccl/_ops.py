@@ -26,14 +26,14 @@ from pccl._calls import (
     Ticket,
     call,
 )
-from pccl._enums import DeviceType, Result
+from pccl._enums import DataType, DeviceType, ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, UsageError, error_for
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._handle import Handle
 from pccl._loader import load_native_module
 from pccl._tensors import Buffers, InputDigest, Room, RoomPool, check_in_place, copy_memory, overlap
-from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor
+from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor, plain_numbers
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -45,6 +45,9 @@ _ffi, _C = load_native_module()
 OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None, ErrorFeedback | None]
 
 UUID_BYTES = 16
+
+# address of recv; address of send, elements and their type; op, tag, retry
+PlainReduce = tuple[int, tuple[int, int, DataType], ReduceOp, int, bool]
 
 _VOID = _ffi.typeof("void *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
@@ -88,6 +91,7 @@ class Op(OpTicket):
         "_input",
         "_itemsize",
         "_live",
+        "_plain",
         "_pool",
         "_residuals",
         "_rooms",
@@ -104,6 +108,7 @@ class Op(OpTicket):
         """With `pool`, the op works on memory of its own, and the tensors of the CPU are copied at its begin and its end."""
         send, recv, numbers, retry, blocks, residual = arguments
         self._pool = pool
+        self._plain: PlainReduce | None = None  # what it was made into by `renew`
         self._rooms: tuple[Room, ...] = ()  # of the input and the result; one for both if segments are reduced in place
         self._input: InputDigest | None = None
         self._itemsize = buffers.dtype.itemsize
@@ -132,24 +137,25 @@ class Op(OpTicket):
         """Whether it was given neither options other than `retry` nor memory of its own, and its tensors are the CPU's."""
         return self._pool is None and self.arguments[4:] == (None, None) and self.stream == DEFAULT_STREAM and self._digestible
 
-    def renew(self, comm: Any, arguments: OpArguments, itemsize: int, keep: tuple[Any, Any]) -> None:
-        """Makes a plain operation that has succeeded into another plain one that is not begun. A new ticket would cost more."""
+    def renew(self, comm: Any, plain: PlainReduce, keep: tuple[Any, Any]) -> None:
+        """Makes a plain op that has succeeded into another plain one, which is not begun: this costs less than a new one."""
         self.c.kind, self.c.result, self.result = 0, TIMED_OUT, TIMED_OUT
         self._contributors = ()
         self._input = self._last = None
         self.keep = keep
-        if arguments != self.arguments or self._arguments[3] is not comm:
-            send, recv, numbers, retry, _, _ = arguments
+        if plain != self._plain or self._arguments[3] is not comm:
+            recv, (send, count, dtype), op, tag, retry = plain
+            numbers = plain_numbers(count, op, tag, dtype)
             options = _RETRY if retry else _ffi.NULL
             self._arguments = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.new(_DESCRIPTOR, numbers), comm, options
-            self.tag = numbers[2]
-            self._itemsize, self._bytes = itemsize, numbers[0] * itemsize
-            self.arguments = arguments
+            self.arguments = send, recv, numbers, retry, None, None
+            self.tag, self._plain = tag, plain
+            self._itemsize, self._bytes = dtype.itemsize, count * dtype.itemsize
 
-    def run(self, handle: NativeHandle) -> bool:
-        """Begins a plain op and waits for it, in one call of C. True: it has succeeded.
+    def run(self, handle: NativeHandle) -> ReduceInfo | None:
+        """Begins a plain op and waits for it, in one call of C.
 
-        False: `begin` and `wait`, called as ever, tell what has become of it.
+        None: it has not succeeded; `begin` and `wait`, called as ever, tell what has become of it.
         """
         self._live.add(self)
         with contextlib.suppress(ClosedError), handle as comm:
@@ -159,10 +165,10 @@ class Op(OpTicket):
                 self.result = SUCCESS
                 self._live.discard(self)
                 self.keep = None
-                return True
+                return reduce_info(self.c.info, self._contributors)
         if not self.c.kind:
             self._live.discard(self)
-        return False
+        return None
 
     def begin(self, handle: NativeHandle) -> int:
         """As that of every ticket; from before on the tensors are held."""

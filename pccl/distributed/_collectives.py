@@ -146,29 +146,40 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def _all_reduce(self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
         op = reduce_op(opts)
+        if len(tensors) == 1:
+            call, last = self._all_reduce_alike(tensors, op, self._reduced_as("all_reduce", tensors[0].dtype, op), divisor)
+            return self._work([call], opts, timeout, tensors, last)
         by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
             by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
         finish: list[Finish | None] = []
         with self._begun(len(by_type)) as calls:
             types = [self._reduced_as("all_reduce", dtype, op) for dtype, _ in by_type]
-            for (core_type, factor), alike in zip(types, by_type.values(), strict=True):
-                memory, last = in_place_all(alike)
-                pointer = memory.data_ptr()
-                call = self._launcher.launch(
-                    Collective.ALL_REDUCE,
-                    "all_reduce",
-                    send=pointer,
-                    recv=pointer,
-                    dtype=core_type,
-                    count=memory.numel() * factor,
-                    op=op,
-                    keep=memory,
-                    scaled=None if divisor is None or op is not ReduceOp.SUM else _scaled(memory, divisor),
-                )
+            for core_type, alike in zip(types, by_type.values(), strict=True):
+                call, last = self._all_reduce_alike(alike, op, core_type, divisor)
                 calls.append(call)
                 finish.append(last)
         return self._work(calls, opts, timeout, tensors, *finish)
+
+    def _all_reduce_alike(
+        self, tensors: Tensors, op: ReduceOp, core_type: tuple[DataType, int], divisor: int | None
+    ) -> tuple[Call, Finish | None]:
+        """Begins the all-reduce of tensors of one type."""
+        memory, last = in_place_all(tensors)
+        pointer = memory.data_ptr()
+        dtype, factor = core_type
+        call = self._launcher.launch(
+            Collective.ALL_REDUCE,
+            "all_reduce",
+            send=pointer,
+            recv=pointer,
+            dtype=dtype,
+            count=memory.numel() * factor,
+            op=op,
+            keep=memory,
+            scaled=None if divisor is None or op is not ReduceOp.SUM else _scaled(memory, divisor),
+        )
+        return call, last
 
     def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
         """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""
