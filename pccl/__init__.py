@@ -14,17 +14,49 @@ QuantizationAlgorithm; descriptors: ReduceDescriptor, ReduceOpDescriptor, Reduce
 JoinError, CallAgainError, UsageError, SystemRefusedError, PCCLTimeoutError; ArgumentError; Result has the codes.
 **Packages**: pccl.cuda, pccl.diloco, pccl.distributed, pccl.state, pccl.torchft.
 
-`from pccl import *` takes the names that PCCL 1.0 has.
+`from pccl import *` takes the names that PCCL 1.0 has. Each name is imported when it is first used.
 """
 
+import atexit as _atexit
 import sys as _sys
 
-from pccl import _cuda as cuda
-from pccl._loader import rehome as _rehome
-from pccl._pccl import *
+from pccl._exports import MODULE_OF as _MODULE_OF
+from pccl._exports import PACKAGES as _PACKAGES
 from pccl._version import __version__ as __version__
 
-del C, ffi  # PCCL has them in _pccl alone
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pccl import cuda as cuda
+    from pccl import diloco as diloco
+    from pccl import distributed as distributed
+    from pccl import state as state
+    from pccl import torchft as torchft
+    from pccl._pccl import *
+
+    del C, ffi  # PCCL has them in _pccl alone
+else:
+
+    def __getattr__(name):
+        """Imports the module that defines a public name, or a package, when it is first used."""
+        if name not in _MODULE_OF and name not in _PACKAGES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        module = import_module(f"pccl.{_MODULE_OF.get(name, name)}")  # adds its public names to this one
+        return globals().get(name, module)
+
+    def __dir__():
+        return sorted({*globals(), *_MODULE_OF, "cuda"})
+
+
+@_atexit.register
+def _await_masters() -> None:
+    """Waits for running masters after the exit handlers that the program registered, which may close them."""
+    if "pccl._master" in _sys.modules:
+        _sys.modules["pccl._master"].serve_all_to_the_end()
+
+
+del TYPE_CHECKING
 
 __all__ = [  # noqa: RUF022 - in the order in which the interface is documented
     "cuda",
@@ -47,7 +79,3 @@ __all__ = [  # noqa: RUF022 - in the order in which the interface is documented
     "AsyncReduceHandle",
     "PCCLError",
 ]
-
-_rehome(globals(), [_name for _name in dir() if not _name.startswith("_")])
-
-_sys.modules["pccl.cuda"] = cuda  # for `import pccl.cuda`

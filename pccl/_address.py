@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 import threading
-from dataclasses import dataclass
-from typing import Any
 
 from pccl._calls import Deadline
 from pccl._errors import ArgumentError
 from pccl._loader import load_native_module
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 _ffi, _C = load_native_module()
 
-_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
-_DOTTED_NUMBERS = re.compile(r"[0-9.]+")
+_NAME = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?"
 
 MASTERS_MAX = 16
 """Masters of one run."""
@@ -24,13 +24,21 @@ MASTERS_MAX = 16
 IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True)
 class Endpoint:
     """`host:port` as it was given: a literal address, or a name that is looked up when it is needed."""
 
-    host: str
-    port: int
-    literal: IP | None
+    __slots__ = ("host", "literal", "port")
+
+    def __init__(self, host: str, port: int, literal: IP | None) -> None:
+        self.host = host
+        self.port = port
+        self.literal = literal
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Endpoint) and (self.host, self.port) == (other.host, other.port)
+
+    def __hash__(self) -> int:
+        return hash((self.host, self.port))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -81,12 +89,12 @@ def _parse_literal(host: str, address: str) -> IP | None:
             raise ValueError(f"address {address!r} has a bad IPv6 host: {error}") from None
     if ":" in host:
         raise ValueError(f"address {address!r} is ambiguous: write an IPv6 address in brackets, as in [::1]:48148")
-    if _DOTTED_NUMBERS.fullmatch(host):
+    if re.fullmatch(r"[0-9.]+", host):
         try:
             return ipaddress.IPv4Address(host)
         except ValueError as error:
             raise ValueError(f"address {address!r} has a bad IPv4 host: {error}") from None
-    if len(host) > 253 or not _NAME.fullmatch(host):
+    if len(host) > 253 or not re.fullmatch(_NAME, host):
         raise ValueError(f"address {address!r} has a bad host {host!r}: a name or an IP address is needed")
     return None
 
@@ -99,6 +107,8 @@ def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
     """
     if endpoint.literal is not None:
         return [endpoint.literal]
+    import socket
+
     found: list[Any] = []
     done = threading.Event()
 

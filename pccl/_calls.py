@@ -12,11 +12,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 from pccl._errors import PCCLError, error_for, last_detail
 from pccl._loader import load_native_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 _ffi, _C = load_native_module()
 _TICKET = _ffi.typeof("struct pccl_ticket *")

@@ -12,6 +12,7 @@ from uuid import UUID
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, OpTicket, call
 from pccl._enums import DataType, ReduceOp
 from pccl._errors import PeerLostError, TooFewPeersError, error_for
+from pccl._exports import publish
 from pccl._loader import load_native_module
 from pccl._names import name_of, rank_label, with_names
 from pccl._ops import contributors, told
@@ -260,3 +261,6 @@ def has_posted(handle: NativeHandle, tag: int, member: UUID) -> bool:
     out = _ffi.new("bool *")
     call(handle, "pccl_ext_posted", tag, uuid, out)
     return bool(out[0])
+
+
+publish(globals())

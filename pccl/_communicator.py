@@ -18,6 +18,7 @@ from pccl._collectives import Collective, CollectiveOp, Group, has_posted, membe
 from pccl._diagnosis import Diagnosis, diagnose
 from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
+from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
 from pccl._handle import Events
 from pccl._links import Link, links_of
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
 _ffi, _C = load_native_module()
+PCCLError.check(_C.pcclInit(), "pcclInit")
 
 PAUSE_SECONDS = 1.0
 """After each failed attempt to connect."""
@@ -935,3 +937,6 @@ def _check_residual(residual: ErrorFeedback, buffers: Buffers, quantization: Qua
 
 
 _UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)
+
+
+publish(globals())

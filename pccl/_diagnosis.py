@@ -11,6 +11,7 @@ from pccl._address import Endpoint, fill_socket_address, resolve
 from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
 from pccl._enums import Result
 from pccl._errors import ConnectError, PCCLError
+from pccl._exports import publish
 from pccl._loader import load_native_module
 from pccl._names import text_of
 
@@ -252,3 +253,6 @@ def _finding(c: Any) -> Finding:
         confidence=c.confidence,
         text=text_of(c.text),
     )
+
+
+publish(globals())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from enum import Enum
-from typing import TYPE_CHECKING, Any
 
+from pccl._exports import publish
 from pccl._loader import load_native_module
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     import numpy as np
     import torch
 
@@ -150,7 +152,9 @@ class DataType(Enum):
 
     def to_torch_dtype(self) -> torch.dtype:
         """The torch dtype of this type."""
-        dtype: torch.dtype = getattr(importlib.import_module("torch"), _NAMES[self])
+        import torch
+
+        dtype: torch.dtype = getattr(torch, _NAMES[self])
         return dtype
 
     def to_numpy_dtype(self) -> np.dtype[Any]:
@@ -159,12 +163,13 @@ class DataType(Enum):
 
         if self is DataType.BFLOAT16:
             try:
-                dtype: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-                return dtype
+                from ml_dtypes import bfloat16
             except ImportError:
                 from pccl._errors import ArgumentError
 
                 raise ArgumentError("numpy has no bfloat16 by itself: install ml_dtypes") from None
+            dtype: np.dtype[Any] = np.dtype(bfloat16)
+            return dtype
         return np.dtype(_NAMES[self])
 
     @classmethod
@@ -218,3 +223,6 @@ _BY_NAME = {name: member for member, name in _NAMES.items()}
 _BY_DTYPE: dict[object, DataType] = {}  # dtypes of torch and numpy that were met
 _ITEM_SIZES = {member.value: int(name.lstrip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 for member, name in _NAMES.items()}
 _SUPPORTED = ", ".join(_NAMES.values())
+
+
+publish(globals())

@@ -21,12 +21,15 @@ call, what happened, and the code. A `PCCLError` that is made without a detail h
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
 
 from pccl._enums import Result
+from pccl._exports import publish
 from pccl._loader import load_native_module
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from pccl._types import Contributors
 
 _ffi, _C = load_native_module()
@@ -52,7 +55,7 @@ _IRREGULAR = {
 }
 """Python names of calls whose C name differs in more than its spelling."""
 
-_C_FUNCTION = re.compile(r"\bpccl(?:_ext_\w+|[A-Z]\w*)")
+_C_FUNCTION = r"\bpccl(?:_ext_\w+|[A-Z]\w*)"
 
 
 def python_name(name: str) -> str:
@@ -72,7 +75,7 @@ def _of_python(detail: str) -> str:
     def rename(found: re.Match[str]) -> str:
         return python_name(found[0]) if hasattr(_C, found[0]) and callable(getattr(_C, found[0])) else found[0]
 
-    return _C_FUNCTION.sub(rename, " ".join(detail.split()))
+    return re.sub(_C_FUNCTION, rename, " ".join(detail.split()))
 
 
 class PCCLError(Exception):
@@ -219,3 +222,6 @@ def last_detail() -> str:
 def error_for(result: int, func_name: str, detail: str = "") -> PCCLError:
     """Returns the exception for a code other than success."""
     return _CLASSES.get(result, PCCLError)(Result(result), func_name, detail or _MEANINGS.get(result, ""))
+
+
+publish(globals())

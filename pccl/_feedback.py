@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from pccl._exports import publish
 from pccl._tensors import Memory, is_numpy_array, is_torch_tensor, numpy_memory, torch_memory
 
 if TYPE_CHECKING:
@@ -95,3 +96,6 @@ class ErrorFeedback:
 
     def __repr__(self) -> str:
         return f"<ErrorFeedback of {self.memory()[0].numel} elements>"
+
+
+publish(globals())

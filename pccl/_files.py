@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
-from typing import IO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import IO
 
 MODE = 0o600
 
@@ -20,7 +23,7 @@ def open_log(path: str | os.PathLike[str], *, append: bool = True) -> int:
     try:
         return os.open(path, flags, MODE)
     except OSError as error:
-        if error.errno == errno.ELOOP and Path(path).is_symlink():
+        if error.errno == errno.ELOOP and os.path.islink(path):
             raise OSError(errno.ELOOP, "the path is a symbolic link; name the file itself", os.fspath(path)) from None
         raise
 

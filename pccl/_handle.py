@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from pccl._calls import UNBOUNDED, ClosedError, Deadline, NativeHandle
 from pccl._enums import Result
 from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError
+from pccl._exports import publish
 from pccl._loader import load_native_module
 
 if TYPE_CHECKING:
@@ -356,3 +357,6 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+publish(globals())

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from pccl._calls import NativeHandle, call
+from pccl._exports import publish
 from pccl._loader import load_native_module
 from pccl._names import rank_label, text_of
 
@@ -91,3 +92,6 @@ def _link(c: Any) -> Link:
         limit_bytes_per_second=c.limit_bytes_per_s,
         reason=_ffi.string(c.reason).decode(),
     )
+
+
+publish(globals())

@@ -1,7 +1,10 @@
 """Loads the compiled core."""
 
-from collections.abc import Iterable
-from typing import Any
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _MISSING = "pccl's compiled core is missing or does not fit this Python: install the package with `pip install .`"
 
@@ -22,15 +25,3 @@ def load_simulator() -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(_MISSING) from error
     return ffi, lib
-
-
-def rehome(namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Lets the public classes and functions of a package say that they are of it, in help() and tracebacks.
-
-    `namespace` is that of the package. A name that another package already has keeps its home.
-    """
-    package = namespace["__name__"]
-    for name in names:
-        value = namespace[name]
-        if getattr(value, "__module__", "").startswith(f"{package}._"):
-            value.__module__ = package

@@ -9,20 +9,22 @@ Loggers are `pccl.master`, `pccl.peer` and `pccl.config`. NOTICE is level 25 and
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import logging
 import os
-import select
+import sys
 import threading
-from typing import Any
 
 from pccl._loader import load_native_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+    from typing import Any
 
 _ffi, _C = load_native_module()
 
 TRACE, NOTICE = 5, 25
-LEVELS = (TRACE, logging.DEBUG, logging.INFO, NOTICE, logging.WARNING, logging.ERROR, logging.CRITICAL)
+LEVELS = (TRACE, 10, 20, NOTICE, 30, 40, 50)
 """The level of `logging` for each level of the core."""
 
 COMPONENTS = ("pccl", "pccl.master", "pccl.peer", "pccl.config")
@@ -35,8 +37,14 @@ _process = 0
 def attach() -> None:
     """Sends the core's lines to `logging` from now on if that has a handler for them. Call it before the core does something."""
     global _process
-    if _process == os.getpid() or not any(_has_handler(logging.getLogger(name)) for name in COMPONENTS):
+    if _process == os.getpid() or "logging" not in sys.modules:  # which nobody has configured
         return
+    import logging
+
+    if not any(_has_handler(logging.getLogger(name)) for name in COMPONENTS):
+        return
+    import atexit
+
     with _lock:
         if _process != 0:  # in a forked child the core writes to standard error
             return
@@ -54,6 +62,8 @@ def attach() -> None:
 
 def _has_handler(logger: logging.Logger | None) -> bool:
     """Whether a line would go anywhere. The NullHandler that a library adds writes nothing."""
+    import logging
+
     while logger is not None:
         if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
             return True
@@ -67,6 +77,8 @@ def _level_of_core(level: int) -> int:
 
 
 def _forward(event: int) -> None:
+    import select
+
     poll = select.poll()
     poll.register(event, select.POLLIN)
     while True:
@@ -90,6 +102,8 @@ def _drain() -> None:
 
 
 def _deliver(line: Any) -> None:
+    import logging
+
     component = _ffi.string(line.component).decode("utf-8", "replace")
     logger = logging.getLogger(f"pccl.{component}")
     if not _has_handler(logger):

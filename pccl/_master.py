@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import socket
 import sys
-import warnings
 import weakref
 from enum import Enum
-from types import TracebackType
-from typing import Self
 
 from pccl import _log
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
 from pccl._enums import Result
 from pccl._errors import PCCLError
+from pccl._exports import publish
 from pccl._loader import load_native_module
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
 
 _ffi, _C = load_native_module()
 
@@ -170,6 +171,8 @@ class MasterNode:
         """Warns that nobody has closed this master, and says where it serves."""
         host = str(self._endpoint).rpartition(":")[0]
         text = f"the master at {host}:{self.port} still serves, and nobody has closed it: call close(), or use a with statement"
+        import warnings
+
         with contextlib.suppress(ResourceWarning):  # an error would end the wait
             warnings.warn(text, ResourceWarning, stacklevel=3, source=self)
 
@@ -233,6 +236,8 @@ def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[t
 
 def _is_own(ip: IP) -> bool:
     """Whether it is an address of this machine: one can bind to no other."""
+    import socket
+
     with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((str(ip), 0))
@@ -244,8 +249,10 @@ def _is_own(ip: IP) -> bool:
 _running: weakref.WeakSet[MasterNode] = weakref.WeakSet()
 
 
-@atexit.register
-def _serve_all_to_the_end() -> None:
+def serve_all_to_the_end() -> None:
     """Waits for the masters that are still referenced, while signals are still handled: later Ctrl-C would kill."""
     for master in list(_running):
         master._serve_to_the_end()
+
+
+publish(globals())

@@ -17,6 +17,7 @@ from pccl._calls import Deadline, whole_number
 from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group, name_lost
 from pccl._enums import DeviceType, ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
+from pccl._exports import publish
 from pccl._gpu import common_stream, hold_stream
 from pccl._handle import Events, Handle
 from pccl._ops import request_cancel
@@ -812,3 +813,6 @@ def _other(name: str, rank: int, group: Group) -> int:
     if number == group.rank:
         raise ValueError(f"{name} is {number}, the rank of this member itself")
     return number
+
+
+publish(globals())

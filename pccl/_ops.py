@@ -28,6 +28,7 @@ from pccl._calls import (
 )
 from pccl._enums import DataType, DeviceType, ReduceOp, Result
 from pccl._errors import PCCLError, PCCLTimeoutError, UsageError, error_for
+from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
 from pccl._handle import Handle
@@ -526,3 +527,6 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
         if self._ended:
             state = f"ended with {SUCCESS if self._error is None else self._error.result.value}"
         return f"<AsyncReduceHandle tag {self._op.tag}: {state}>"
+
+
+publish(globals())

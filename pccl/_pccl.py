@@ -1,7 +1,6 @@
-"""The names that PCCL keeps in this module, with `ffi` and `C`; importing it initialises the library.
+"""The names that PCCL keeps in this module, with `ffi` and `C`; type checkers take those of `pccl` from here."""
 
-This is the one list of what the package exports: `pccl` takes all of it.
-"""
+from typing import Any
 
 from pccl import _cuda as cuda  # noqa: F401 - a name that PCCL has here
 from pccl import _loader
@@ -52,5 +51,6 @@ from pccl._types import ReduceOpDescriptor as ReduceOpDescriptor
 from pccl._types import ReduceOperandDescriptor as ReduceOperandDescriptor
 from pccl._types import TensorInfo as TensorInfo
 
+ffi: Any
+C: Any
 ffi, C = _loader.load_native_module()
-PCCLError.check(C.pcclInit(), "pcclInit")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pccl._calls import NativeHandle, call, whole_number
 from pccl._errors import error_for, last_detail
+from pccl._exports import publish
 from pccl._gpu import synchronize
 from pccl._loader import load_native_module
 from pccl._tensors import require
@@ -237,3 +238,6 @@ def watcher(handle: NativeHandle, progress: Callable[[SyncProgress], object] | N
         progress(SyncProgress(report.rx_bytes, report.missing_bytes, report.hashing, report.seconds))
 
     return watch
+
+
+publish(globals())

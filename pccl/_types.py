@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pccl._calls import whole_number
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
+from pccl._exports import publish
 from pccl._loader import load_native_module
 from pccl._tensors import Buffers, Memory, is_torch_tensor, numpy_buffers, numpy_memory, require_kind, torch_buffers, torch_memory
 
@@ -299,3 +300,6 @@ class ReduceInfo:
     def world_size(self) -> int:
         """The same as `local_world_size`."""
         return self.local_world_size
+
+
+publish(globals())

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
-import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
 from pccl._files import open_log
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
 
 _, _C = load_native_module()
 
@@ -55,15 +56,16 @@ def serve(
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach". With `until_empty`
     it also ends as MasterNode does. `ready` is called once it listens and has printed that.
     """
-    received: queue.SimpleQueue[int] = queue.SimpleQueue()  # an Event locks itself out when a signal comes while it is set
+    # An Event locks itself out when a signal comes while it is set. A signal may come late, so nobody closes the pipe.
+    ended, ends = os.pipe()
 
     def note(number: int, _: object) -> None:
-        received.put(number)
+        os.write(ends, bytes([number]))
 
     def await_end() -> None:
         with contextlib.suppress(PCCLError):
             master.wait()
-        received.put(0)
+        os.write(ends, bytes([0]))
 
     choice = on_sigterm or os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach"
     if choice not in SIGTERM_CHOICES:
@@ -84,7 +86,7 @@ def serve(
             ready()
             if until_empty is not None:
                 threading.Thread(target=await_end, daemon=True).start()
-            if received.get() == signal.SIGTERM and choice == "detach":
+            if os.read(ended, 1)[0] == signal.SIGTERM and choice == "detach":
                 master.detach()
     except (ValueError, AssertionError) as error:
         print(f"pccl master cannot listen on {listen_address}: {error}", file=sys.stderr)
@@ -218,8 +220,8 @@ def _seconds(least: float, most: float) -> Callable[[str], float]:
         try:
             number = float(text)
         except ValueError:
-            number = math.nan
-        if math.isnan(number):
+            number = float("nan")
+        if number != number:
             raise argparse.ArgumentTypeError(f"{text!r} is not a number")
         if not least <= number <= most:
             raise argparse.ArgumentTypeError(f"{text} is not in the range {least:g} to {most:g}")

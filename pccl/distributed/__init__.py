@@ -13,7 +13,7 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
 from pccl._errors import JoinError
-from pccl._loader import rehome as _rehome
+from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, is_joining, masters
 from pccl.distributed._change import Change, on_change

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.state needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
-from pccl._loader import rehome as _rehome
+from pccl._exports import rehome as _rehome
 from pccl.state._checkpoint import CheckpointError, load, save
 from pccl.state._entries import Entries, module_tensors
 from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state

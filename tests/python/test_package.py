@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import pickle
 import pydoc
 import re
@@ -14,6 +15,7 @@ import pytest
 import pccl
 import pccl._pccl
 import pccl.master
+from pccl import _exports
 
 STARRED = [
     "cuda",
@@ -53,7 +55,109 @@ def test_exports():
 
 
 def public(package) -> dict[str, object]:
-    return {name: value for name, value in vars(package).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    named = {name: getattr(package, name) for name in dir(package) if not name.startswith("_")}
+    return {name: value for name, value in named.items() if not inspect.ismodule(value)}
+
+
+def modules_loaded_by(code: str) -> set[str]:
+    """Returns what `code` imports beyond what finds this package, in a new interpreter."""
+    finders = "import importlib.machinery, importlib.util, pathlib, sys; old = set(sys.modules)\n"
+    done = run_python(f"{finders}{code}\nprint(*set(sys.modules) - old)")
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+# Importing any of these costs as much as importing the master.
+COSTLY = {"asyncio", "concurrent.futures", "dataclasses", "hashlib", "inspect", "logging", "platform", "queue", "socket", "uuid"}
+
+
+def test_import_loads_next_to_nothing():
+    assert modules_loaded_by("import pccl") <= {"atexit", "pccl", "pccl._exports", "pccl._version"}
+    assert modules_loaded_by("import pccl; dir(pccl); pccl.__version__; hasattr(pccl, 'nothing')") <= {
+        "atexit",
+        "pccl",
+        "pccl._exports",
+        "pccl._version",
+    }
+
+
+@pytest.mark.parametrize("code", ["import pccl; pccl.MasterNode('127.0.0.1:0')", "import pccl.master"])
+def test_a_master_loads_no_module_of_a_communicator(code):
+    modules = modules_loaded_by(code)
+    assert "pccl._master" in modules
+    assert not modules & (COSTLY | {"typing"})
+    assert not {name for name in modules if name.startswith("pccl.")} - {
+        *(f"pccl.{name}" for name in ("_address", "_calls", "_enums", "_errors", "_exports", "_loader", "_log", "_master")),
+        *("pccl._native", "pccl._native.lib", "pccl._version", "pccl.master", "pccl._files"),
+    }
+
+
+def test_every_public_name_is_there_and_listed():
+    eager = set(vars(pccl._pccl)) - {"Any", "C", "cuda", "ffi"}
+    assert {name for name in eager if not name.startswith("_")} == set(_exports.MODULE_OF)
+    assert set(_exports.MODULE_OF) <= set(public(pccl))
+    assert set(pccl.__all__) | set(_exports.MODULE_OF) <= set(dir(pccl))
+    done = run_python(
+        "from pccl import *\nimport pccl\nassert all(globals()[name] is getattr(pccl, name) for name in pccl.__all__)"
+    )
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="module 'pccl' has no attribute 'communicator'"):
+        _ = pccl.communicator
+
+
+@pytest.mark.parametrize("module", sorted(_exports.PUBLIC))
+def test_each_module_publishes_its_names(module):
+    """Whichever comes first in a process: texts, pickles and type hints have the public names."""
+    code = (
+        f"import pccl.{module} as module, pickle, sys\n"
+        "import pccl._exports\n"
+        f"for name in pccl._exports.PUBLIC[{module!r}]:\n"
+        "    value = getattr(module, name)\n"
+        "    assert vars(pccl)[name] is value and value.__module__ == 'pccl', name\n"
+        "    assert pickle.loads(pickle.dumps(value)) is value\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_pickles_are_read_where_nothing_was_used_yet():
+    error = pccl.PeerLostError(pccl.Result.RANK_CONNECTION_LOST, "all_reduce", "why")
+    text = pickle.dumps([error, pccl.ReduceOp.AVG, pccl.Communicator]).hex()
+    done = run_python(f"import pickle; print(*pickle.loads(bytes.fromhex({text!r})))")
+    assert done.stdout.startswith("all_reduce: why (RANK_CONNECTION_LOST) ReduceOp.AVG <class 'pccl.Communicator'>"), done.stderr
+
+
+def test_threads_may_use_names_for_the_first_time_at_once():
+    code = (
+        "import threading, pccl\n"
+        "names = [name for name in dir(pccl) if not name.startswith('_')]\n"
+        "barrier, found = threading.Barrier(16, timeout=50), [[] for _ in range(16)]\n"
+        "def use(at):\n"
+        "    barrier.wait()\n"
+        "    found[at] = sorted((n, id(getattr(pccl, n))) for n in names[3 * at :] + names[: 3 * at])\n"
+        "threads = [threading.Thread(target=use, args=(at,)) for at in range(16)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "assert found[0] and all(one == found[0] for one in found)\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_exit_handlers_may_close_a_master_that_was_first_used_after_them():
+    code = (
+        "import atexit, pccl\natexit.register(lambda: kept[0].close())\nkept = [pccl.MasterNode('127.0.0.1:0')]\nkept[0].run()\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    assert "still running" not in done.stderr
+
+
+def test_packages_are_attributes():
+    pytest.importorskip("torch")
+    done = run_python("import pccl; assert pccl.distributed.join and pccl.state.__name__ == 'pccl.state'")
+    assert done.returncode == 0, done.stderr
+    assert pccl.diloco is importlib.import_module("pccl.diloco")
 
 
 def test_public_names_are_at_home_in_their_package():
@@ -75,6 +179,32 @@ def test_help_lists_all_that_is_public():
     text = pydoc.plain(pydoc.render_doc(pccl))
     for name in public(pccl):
         assert re.search(rf"\b{name}\b", text), name
+
+
+def test_a_package_that_lacks_torch_says_so_as_attribute():
+    done = run_python("import sys; sys.modules['torch'] = None; import pccl; pccl.distributed")
+    assert "pccl.distributed needs torch: pip install 'pccl[torch]'" in done.stderr.splitlines()[-1]
+
+
+def test_type_checkers_see_the_names(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "program.py").write_text(
+        "import pccl\nimport pccl.cuda\n"
+        "reveal_type(pccl.ReduceOp.SUM)\nreveal_type(pccl.cuda.device_count())\nreveal_type(pccl.Communicator('').rank)\npccl.Nothing\n"
+    )
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n[mypy-torch.*,numpy.*]\nfollow_imports = skip\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(Path(pccl.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for expected in ("pccl._enums.ReduceOp.SUM", '"int"', 'Module has no attribute "Nothing"'):
+        assert expected in done.stdout, done.stdout
 
 
 def test_tracebacks_have_public_names():

@@ -1,0 +1,80 @@
+"""The public names of `pccl`, by the module that defines them. `import pccl` loads this table, and none of the modules."""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+PUBLIC = {
+    "_collectives": ("Collective", "CollectiveInfo", "CollectiveOp", "Group"),
+    "_communicator": ("Communicator",),
+    "_diagnosis": ("Diagnosis", "EdgeReport", "Finding", "FindingKind", "MemberReport"),
+    "_enums": (
+        "Attribute",
+        "DataType",
+        "DeviceType",
+        "DistributionHint",
+        "QuantizationAlgorithm",
+        "ReduceOp",
+        "Result",
+        "SharedStateSyncStrategy",
+    ),
+    "_errors": (
+        "ArgumentError",
+        "CallAgainError",
+        "ConnectError",
+        "ConnectionFailedError",
+        "JoinError",
+        "OperationCancelledError",
+        "PCCLError",
+        "PCCLTimeoutError",
+        "PeerLostError",
+        "SystemRefusedError",
+        "TooFewPeersError",
+        "UsageError",
+    ),
+    "_feedback": ("ErrorFeedback",),
+    "_handle": ("Handle",),
+    "_links": ("Link",),
+    "_master": ("MasterNode",),
+    "_named": ("CollectiveHandle",),
+    "_ops": ("AsyncReduceHandle",),
+    "_state": ("SharedState", "SharedStateSyncInfo", "SyncProgress"),
+    "_types": (
+        "Contributors",
+        "QuantizationOptions",
+        "ReduceDescriptor",
+        "ReduceInfo",
+        "ReduceOpDescriptor",
+        "ReduceOperandDescriptor",
+        "TensorInfo",
+    ),
+}
+
+MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
+
+PACKAGES = ("cuda", "diloco", "distributed", "state", "torchft")
+
+
+def rehome(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Sets `__module__` of public classes and functions to their package, for help(), tracebacks and pickles.
+
+    `namespace` is that of the package. A name that another package defines keeps its `__module__`.
+    """
+    package = namespace["__name__"]
+    for name in names:
+        value = namespace[name]
+        if getattr(value, "__module__", "").startswith(f"{package}._"):
+            value.__module__ = package
+
+
+def publish(namespace: dict[str, Any]) -> None:
+    """Adds the public names of a module to `pccl`, and sets their `__module__` to it. The last call of each module in PUBLIC."""
+    package, _, module = namespace["__name__"].rpartition(".")
+    public = vars(sys.modules[package])
+    public.update({name: namespace[name] for name in PUBLIC[module]})
+    rehome(public, PUBLIC[module])
