@@ -1,10 +1,11 @@
-"""An fp32 sum of one tensor: pccl out of place and in place, gloo (in place: it has no other), bare TCP.
+"""An fp32 sum of one tensor: pccl out of place and in place, gloo (in place: it has no other), and the floor under both.
 
 pccl is measured twice: as it is, when neighbours on one host may read each other's memory, and by TCP alone, as between hosts.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -13,7 +14,6 @@ import methods
 from harness import KIB, MIB, Peer, Row
 
 import pccl
-from pccl.cli.bare_tcp import BareTcp
 from pccl.lab.ports import free_ports
 
 SIZES = [4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
@@ -23,14 +23,20 @@ CALLS_PER_BLOCK = 50
 
 METHOD = """fp32 sum on loopback, methods in turn block by block, median over blocks of the slowest peer's time per op;
 throughput = bytes of the tensor / time; small ops are timed back to back, many to a
-block; CPU time is that of all peers together, without the master's; `tcp` sends the bytes of a ring to the next peer and sums
-nothing, once with the congestion control that pccl chooses within a host and once with the system's; congestion: of the
-connections that a method made; load: the machine's average when the size was begun."""
+block; CPU time is that of all peers together, without the master's; slowest block: over the median. The floor
+(bench/floor.c) is a ring with one thread for each peer and chunks of 256 KiB that sums and does nothing else, by TCP with Reno
+and by slots in shared memory. `% of the floor` is the floor's time over the method's: shared slots for pccl, which may read its
+neighbour's memory, and TCP for the others. Congestion: of the connections that a method made; load: the machine's average
+when the size was begun."""
 
 
 BARS = {2: {1: 1.2, 16: 1.5, 64: 1.6, 256: 1.4}, 4: {1: 1.3, 16: 1.3, 64: 1.4, 256: 1.4}}
 """The ratio to gloo that is aimed at, by peers and MiB; in place 0.95 of that. Below 1 MiB it is 1."""
 IN_PLACE = ", in place"
+FLOOR_BARS = {2: {1: (90, 85), 16: (90, 85), 64: (95, 0), 256: (95, 0)}, 4: {64: (98, 0)}}
+"""The least per cent of the floor, by TCP and by memory, by peers and MiB; 0: none."""
+SLOWEST_BLOCK = 1.15
+"""The most that the slowest block of 64 MiB may take, over the median."""
 
 
 def bar_of(world: int, size: int, in_place: bool) -> float | None:
@@ -39,7 +45,7 @@ def bar_of(world: int, size: int, in_place: bool) -> float | None:
 
 
 def worker(
-    peer: Peer, addresses: methods.Addresses, gloo_port: int, tcp_ports: list[list[int]], sizes: list[int], blocks: int
+    peer: Peer, addresses: methods.Addresses, gloo_port: int, plan: methods.FloorPlan, sizes: list[int], blocks: int
 ) -> dict[str, Any]:
     import torch
 
@@ -50,25 +56,26 @@ def worker(
     dist = methods.join_gloo(peer, gloo_port)
     dist.barrier()  # it connects when it has something to send
     congestion["gloo"] = methods.congestion_since(before)
-    bare = {"tcp": BareTcp(peer.rank, tcp_ports[0], "reno"), "tcp, system's choice": BareTcp(peer.rank, tcp_ports[1])}
-    congestion |= {name: one.congestion for name, one in bare.items()}
+    floor = methods.Floor(peer, plan)
     timed, loads = [], []
     for size in sizes:
         loads.append(os.getloadavg()[0])
         source = torch.full((size // 4,), float(peer.rank + 1))
         target, in_place = torch.ones_like(source), source.clone()
-        for comm in comms.values():
-            check(comm, source, target, peer.world)
-            check(comm, in_place.copy_(source), in_place, peer.world)
-        source.zero_()
-        in_place.zero_()  # sums in place stay finite
-        calls: dict[str, Any] = {"gloo": lambda t=in_place: dist.all_reduce(t)}
+        calls: dict[str, Any] = {**floor.calls(source, target)}
         for name, comm in comms.items():
             calls[name] = lambda c=comm, s=source, t=target: c.all_reduce(s, t, op=pccl.ReduceOp.SUM)
             calls[name + IN_PLACE] = lambda c=comm, t=in_place: c.all_reduce(t, t, op=pccl.ReduceOp.SUM)
-        data = memoryview(source.numpy()).cast("B")
-        for name, one in bare.items():
-            calls[name] = lambda o=one, d=data: o.exchange(d)
+        calls["gloo"] = lambda t=in_place: dist.all_reduce(t)
+        for name, call in calls.items():
+            in_place.copy_(source)
+            target.zero_()
+            call()
+            made = in_place if name == "gloo" or name.endswith(IN_PLACE) else target
+            if not bool((made == peer.world * (peer.world + 1) / 2).all()):  # every peer gives its rank + 1
+                raise harness.BenchError(f"a sum of {name} is wrong")
+        source.zero_()
+        in_place.zero_()  # sums in place stay finite
         per_block = max(1, min(CALLS_PER_BLOCK, BYTES_PER_BLOCK // size))
         timed.append(harness.alternate(peer, calls, blocks, per_block))
     for comm in comms.values():
@@ -77,42 +84,36 @@ def worker(
     return {"timed": timed, "loads": loads, "congestion": congestion}
 
 
-def check(comm: pccl.Communicator, source: Any, target: Any, world: int) -> None:
-    """Every peer gives its rank + 1."""
-    comm.all_reduce(source, target, op=pccl.ReduceOp.SUM)
-    if not bool((target == world * (world + 1) / 2).all()):
-        raise harness.BenchError("a sum is wrong")
-
-
 def run() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4], help="numbers of peers")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="BYTES", help="tensor sizes")
     harness.add_pin(parser)
+    parser.add_argument("--normal", action="store_true", help="peers at normal priority; without --realtime too, both in turn")
     args = parser.parse_args()
     where = harness.machine()
     rows: list[Row] = []
     bars: list[Row] = []
-    for world in args.worlds:
-        gloo_port, *tcp_ports = free_ports(1 + 2 * world)
+    for world, realtime in itertools.product(args.worlds, harness.priorities(args)):
         with (
             harness.Master() as usual,
             harness.Master() as by_tcp,
+            methods.floor_plan(world) as plan,
             harness.Fleet(
                 worker,
                 world,
                 addresses=methods.Addresses(usual.address, by_tcp.address),
-                gloo_port=gloo_port,
-                tcp_ports=[tcp_ports[:world], tcp_ports[world:]],
+                gloo_port=free_ports(1)[0],
+                plan=plan,
                 sizes=args.sizes,
                 blocks=args.blocks,
                 pin=args.pin,
-                realtime=args.realtime,
+                realtime=realtime,
             ) as fleet,
         ):
             by_rank = fleet.results()
         for index, size in enumerate(args.sizes):
-            beside = {"peers run": harness.placement(args), "load": by_rank[0]["loads"][index]}
+            beside = {"peers run": harness.placement(args, realtime), "load": by_rank[0]["loads"][index]}
             add_rows(rows, bars, world, size, [rank["timed"][index] for rank in by_rank], by_rank[0]["congestion"], beside)
     harness.report(args, "allreduce", METHOD + (" Each peer on one core." if args.pin else ""), where, rows, bars)
 
@@ -126,10 +127,12 @@ def add_rows(
     congestion: dict[str, str],
     beside: Row,
 ) -> None:
-    times = {name: harness.summary(values) for name, values in harness.slowest(by_rank).items()}
-    spent = {name: harness.summary(values) for name, values in harness.spent(by_rank).items()}
-    gloo = times["gloo"]["median"]
-    for name, time in times.items():
+    times, spent = harness.slowest(by_rank), harness.spent(by_rank)
+    medians = {name: harness.summary(values) for name, values in times.items()}
+    gloo = medians["gloo"]["median"]
+    for name, time in medians.items():
+        costs = harness.costs(name, times, spent, size)
+        ratio = gloo / time["median"]
         rows.append(
             {
                 "peers": world,
@@ -138,18 +141,27 @@ def add_rows(
                 "median_ms": time["median"] * 1e3,
                 "min_ms": time["min"] * 1e3,
                 "GB/s": size / time["median"] / 1e9,
-                "x gloo": gloo / time["median"],
-                "x tcp": times["tcp"]["median"] / time["median"] if "tcp" in times else "",
-                "cpu_ms": spent[name]["median"] * 1e3,
-                "congestion": congestion[name],
+                "x gloo": ratio,
+                **costs,
+                "congestion": congestion.get(name, "-"),
                 **beside,
             }
         )
-    for name in times:
+        if not name.startswith("pccl"):
+            continue
+        what = f"{world} peers, {harness.size_text(size)}, {name}, {beside['peers run']}"
         least = bar_of(world, size, name.endswith(IN_PLACE))
-        if least is not None and name.startswith("pccl"):
-            what = f"{world} peers, {harness.size_text(size)}, {name}, against gloo"
-            bars.append(harness.ratio_bar(what, least, gloo / times[name]["median"]))
+        if least is not None:
+            bars.append(harness.ratio_bar(f"{what}, against gloo", least, ratio))
+        by_tcp, by_memory = FLOOR_BARS.get(world, {}).get(size // MIB, (0, 0))
+        if of_floor := by_tcp if "by TCP" in name else by_memory:
+            share = costs["% of the floor"]
+            bars.append(harness.bar(f"{what}, of the floor", f"at least {of_floor} %", f"{share:.0f} %", share >= of_floor))
+        if size == 64 * MIB:
+            most = costs["slowest block"]
+            bars.append(
+                harness.bar(f"{what}, slowest block", f"at most {SLOWEST_BLOCK} x", f"{most:.2f} x", most <= SLOWEST_BLOCK)
+            )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
 ROOT = Path(__file__).resolve().parent.parent
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 LIMIT_SECONDS = 600.0
 """How long a worker may go without a word before the run is given up."""
 
@@ -243,12 +243,38 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def placement(args: argparse.Namespace) -> str:
-    """How the peers ran, for the column of that name."""
-    words = (["pinned"] if args.pin else []) + (["real-time"] if args.realtime else [])
+def priorities(args: argparse.Namespace) -> list[bool]:
+    """Returns the values of --realtime to measure with: both where the system allows it, unless an option chooses one."""
+    if args.realtime or args.normal:
+        return [args.realtime]
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    except PermissionError:
+        return [False]
+    return [True, False]
+
+
+def placement(args: argparse.Namespace, realtime: bool | None = None) -> str:
+    """Returns how the peers ran, for the column of that name. `realtime` overrides --realtime."""
+    realtime = args.realtime if realtime is None else realtime
+    words = (["pinned"] if args.pin else []) + (["real-time"] if realtime else [])
     if not words and os.sched_getscheduler(0) == os.SCHED_FIFO:
         words = ["real-time"]  # inherited, as from chrt -f 1
     return ", ".join(words) or "as the system likes"
+
+
+def build(target: str, folder: Path = ROOT / "build" / "bench") -> Path:
+    """Builds a native program or library of this folder with CMake. Returns where CMake puts it."""
+    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if cmake is None:
+        raise BenchError(f"{target} cannot be built without CMake: pip install cmake")
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DPCCL_BUILD_BENCH=ON", "-DPCCL_BUILD_SHARED=OFF"]
+    for command in (["-S", ROOT, "-B", folder, *options], ["--build", folder, "--target", target]):
+        done = subprocess.run([cmake, *map(str, command)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BenchError(f"CMake cannot build {target}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return folder / target
 
 
 # ---- time ----
@@ -262,6 +288,9 @@ class Sample(NamedTuple):
 
 
 Samples = dict[str, list[Sample]]
+
+FLOORS = {True: "floor: TCP with the sum", False: "floor: shared slots with the sum"}
+"""The names of the methods of bench/floor.c, by whether they use TCP."""
 
 
 def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> Samples:
@@ -292,6 +321,20 @@ def slowest(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
 def spent(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
     """Of each block the CPU time of all peers together."""
     return {name: [sum(one.cpu for one in block) for block in _blocks(by_rank, name)] for name in by_rank[0]}
+
+
+def costs(name: str, times: dict[str, list[float]], cpu: dict[str, list[float]], size: int) -> Row:
+    """Returns what stands beside each ratio, of a method's blocks: its CPU time, its slowest block, and how near its floor it is.
+
+    `size` is that of all tensors of a call in bytes. Below its floor's time a method is above 100 %.
+    """
+    floor = FLOORS.get("by TCP" in name or not name.startswith("pccl"), "")
+    median = statistics.median(times[name])
+    return {
+        "CPU s/GiB": statistics.median(cpu[name]) / (size / GIB),
+        "slowest block": max(times[name]) / median,
+        "% of the floor": 100 * statistics.median(times[floor]) / median if floor in times else "",
+    }
 
 
 def _blocks(by_rank: Sequence[Samples], name: str) -> Iterator[tuple[Sample, ...]]:

@@ -1,17 +1,25 @@
-"""The ways to move and sum tensors that are compared: pccl, torch's gloo, and bare TCP."""
+"""The ways to move and sum tensors that are compared: pccl, torch's gloo, the floor, and bare TCP."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import mmap
 import os
 import select
 import socket
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import harness
 from harness import MIB, Peer
 
 import pccl
-from pccl.cli.bare_tcp import congestion_here
+from pccl.cli.bare_tcp import BareTcp, congestion_here
+from pccl.lab.ports import free_ports
 
 SAME_HOST_MEMORY = "PCCL_SAME_HOST_MEMORY"
 
@@ -82,6 +90,61 @@ def join_gloo(peer: Peer, port: int, host: str = "127.0.0.1", interface: str = "
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     dist.init_process_group("gloo", init_method=f"tcp://{host}:{port}", rank=peer.rank, world_size=peer.world)
     return dist
+
+
+# ---- the floor ----
+
+
+class FloorPlan(NamedTuple):
+    """What the peers of a fleet need to make a `Floor`."""
+
+    library: Path
+    ports: Sequence[int]
+    memory: str
+
+
+@contextlib.contextmanager
+def floor_plan(world: int) -> Iterator[FloorPlan]:
+    """Builds bench/floor.c, and makes the memory that `world` peers share."""
+    library = harness.build("floor").with_name("libfloor.so")
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="pccl-floor-") as memory:
+        memory.write(bytes(_floor(library).floor_slots_bytes(world)))
+        memory.flush()
+        yield FloorPlan(library, free_ports(world), memory.name)
+
+
+def _floor(library: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(library))
+    size, pointer = ctypes.c_size_t, ctypes.c_void_p
+    loaded.floor_slots_bytes.argtypes, loaded.floor_slots_bytes.restype = [size], size
+    loaded.floor_slots.argtypes, loaded.floor_slots.restype = [pointer, size, size, pointer, pointer, size], None
+    loaded.floor_tcp.argtypes = [ctypes.c_int, ctypes.c_int, size, size, pointer, pointer, size]
+    return loaded
+
+
+class Floor:
+    """The floor under an all-reduce (bench/floor.c): this peer's part, in its own process and on its own tensors."""
+
+    def __init__(self, peer: Peer, plan: FloorPlan) -> None:
+        self._place = peer.rank, peer.world
+        self._library = _floor(plan.library)
+        self._ring = BareTcp(peer.rank, plan.ports, "reno")
+        with open(plan.memory, "r+b") as memory:
+            self._memory = mmap.mmap(memory.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self._slots = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+
+    def calls(self, source: Any, target: Any) -> dict[str, Callable[[], None]]:
+        """Returns both floors for the contiguous float32 tensors of torch `source` and `target`, which do not overlap."""
+        arrays = source.data_ptr(), target.data_ptr(), source.numel()
+
+        def by_tcp() -> None:
+            if self._library.floor_tcp(*self._ring.descriptors, *self._place, *arrays) != 0:
+                raise harness.BenchError("a connection of the floor has failed")
+
+        def by_slots() -> None:
+            self._library.floor_slots(self._slots, *self._place, *arrays)
+
+        return {harness.FLOORS[True]: by_tcp, harness.FLOORS[False]: by_slots}
 
 
 class RawTcp:

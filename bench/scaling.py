@@ -8,12 +8,13 @@ import json
 import os
 import platform
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import harness
 
 from pccl.lab.ports import free_ports
 
@@ -38,19 +39,6 @@ PHASES = (
 
 class ScalingError(Exception):
     """The measurement could not be made; says why."""
-
-
-def build(folder: Path) -> Path:
-    """Builds the light peers."""
-    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if cmake is None:
-        raise ScalingError("cmake is not there: pip install cmake")
-    options = ["-DPCCL_BUILD_BENCH=ON", "-DPCCL_BUILD_SHARED=OFF"]
-    for command in (["-S", ROOT, "-B", folder, *options], ["--build", folder, "--target", "light_peers"]):
-        done = subprocess.run([cmake, *map(str, command)], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ScalingError(f"the light peers cannot be built:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return folder / "light_peers"
 
 
 def cpu_ms(pid: int) -> float:
@@ -191,9 +179,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     load = os.getloadavg()[0]
     try:
-        program = build(arguments.build)
+        program = harness.build("light_peers", arguments.build)
         results = {size: measure(program, size, arguments.heartbeat_limit) for size in sizes}
-    except ScalingError as error:
+    except (ScalingError, harness.BenchError) as error:
         sys.exit(f"scaling: {error}")
     print(f"{processor()}; load {load:.1f} before\n")
     print("CPU of the master, ms\n", *table(results, "cpu_ms", 1, 2), "", sep="\n")

@@ -55,6 +55,7 @@ class BareTcp:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one.setblocking(False)
         self.congestion = congestion_of(self._out)
+        self.descriptors = self._in.fileno(), self._out.fileno()
         self._scratch = memoryview(bytearray(SCRATCH))
 
     def exchange(self, data: memoryview) -> None:
