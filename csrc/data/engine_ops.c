@@ -138,6 +138,7 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
 
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
     struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .offset = name->epoch, .extra = name->list};
+    mover_complete_result(context, result);
     neighbour_signal(context, neighbour_of(to), WIRE_SUPPLY, &head, result);
 }
 

@@ -124,6 +124,8 @@ struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wir
 
 // Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.
 bool mover_write(struct op *op, const uint8_t *common);
+// Completes the bytes of a result that a direct op kept. Lock held.
+void mover_complete_result(struct engine *engine, struct block *result);
 // The end of a direct op, whose result is in `op->result` too. Lock held.
 void mover_complete_direct(struct engine *engine, struct op *op);
 

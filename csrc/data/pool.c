@@ -48,11 +48,13 @@ struct block *block_new(struct engine *engine, size_t length) {
     }
     block->references = 1;
     block->length = length;
+    block->sum.operand = NULL;
     return block;
 }
 
 void block_put(struct engine *engine, struct block *block) {
     if (block == NULL || --block->references > 0) return;
+    block_put(engine, block->sum.operand);
     struct pool *pool = engine->pool;
     if (block->class_bytes > CACHE_BYTES || pool->bytes + block->class_bytes > CACHE_BYTES) {
         free(block);

@@ -2,17 +2,28 @@
 #ifndef PCCL_DATA_POOL_H
 #define PCCL_DATA_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 struct engine;
 struct pool;
 
+// A sum whose last addition is left until somebody asks for the bytes (data/movers/direct).
+struct block_sum {
+    struct block *operand; // owned reference, of the same length; NULL: the bytes of the block are complete
+    uint64_t count;        // elements
+    uint32_t divisor;      // of an average; 0: none
+    uint8_t op, dtype;     // pcclRedOp_t, pcclDataType_t
+    bool operand_first;    // block = operand op block, instead of block op operand
+};
+
 struct block {
     struct block *next; // in the pool
     uint32_t references;
     size_t class_bytes;
     size_t length;
+    struct block_sum sum;
     _Alignas(64) uint8_t bytes[];
 };
 

@@ -35,31 +35,77 @@ struct direct {
 
 static const void *input_of(const struct op *op) { return ((const struct direct *)op->work)->input->bytes; }
 
-// result = the inputs reduced in rank order. Intermediate sums go into received blocks, so that an in-place input is
-// read before it is written.
-static void reduce_parts(const struct op *op, void *result) {
-    const struct team *now = op->team;
+static struct block *block_of(const struct op *op, uint32_t place) {
     const struct direct *direct = op->work;
+    return place == op->team->place ? direct->input : direct->parts[place].block;
+}
+
+static void reduce(const struct op *op, void *to, const struct block *first, const struct block *second) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
-    const struct kernels *kernels = kernels_get();
-    kernel_reduce_fn *reduce = kernels->reduce[what->op][what->dtype];
-    const void *sum = NULL;
-    void *room = NULL;
-    for (uint32_t i = 0; i < now->count; i++) {
-        void *block = i == now->place ? NULL : direct->parts[i].block->bytes;
-        const void *input = block == NULL ? input_of(op) : block;
-        if (sum == NULL) {
-            sum = input;
-            room = block;
-            continue;
-        }
-        if (room == NULL) room = block;
-        void *to = i + 1 == now->count ? result : room;
-        reduce(to, sum, input, op->count);
-        sum = to;
+    kernels_get()->reduce[what->op][what->dtype](to, first->bytes, second->bytes, op->count);
+}
+
+static uint32_t divisor_of(const struct op *op) { return op->args.fingerprint.op == pcclAvg ? op->team->count : 0; }
+
+// Returns the reduction of all inputs but the last, in rank order. It overwrites received blocks only: the own input
+// may still be on its way to other members.
+static struct block *reduce_all_but_last(const struct op *op) {
+    struct block *sum = block_of(op, 0), *room = op->team->place == 0 ? NULL : sum;
+    for (uint32_t i = 1; i + 1 < op->team->count; i++) {
+        struct block *input = block_of(op, i);
+        if (room == NULL) room = input;
+        reduce(op, room->bytes, sum, input);
+        sum = room;
     }
-    if (now->count == 1) memcpy(result, sum, op->bytes);
-    if (what->op == pcclAvg) kernels->divide[what->dtype](result, op->count, now->count);
+    return sum;
+}
+
+// result = the inputs reduced in rank order.
+static void reduce_parts(const struct op *op, void *result) {
+    if (op->team->count == 1)
+        memcpy(result, input_of(op), op->bytes);
+    else
+        reduce(op, result, reduce_all_but_last(op), block_of(op, op->team->count - 1));
+    uint32_t divisor = divisor_of(op);
+    if (divisor > 0) kernels_get()->divide[op->args.fingerprint.dtype](result, op->count, divisor);
+}
+
+// Whether the result goes straight to the tensor. What is kept for the others is then the two operands of the last
+// addition, which are hardly ever added again.
+static bool is_written_once(const struct op *op) {
+    return op->args.fingerprint.kind == PLAN_ALL_REDUCE && op->bytes > 0 && op->team->count > 1;
+}
+
+// False: the device has failed.
+static bool write_once(struct op *op) {
+    uint8_t *landing = mover_landing(op, 0, op->bytes);
+    if (landing == NULL) return false;
+    struct block *sum = reduce_all_but_last(op), *last = block_of(op, op->team->count - 1);
+    const struct wire_fingerprint *what = &op->args.fingerprint;
+    uint32_t divisor = divisor_of(op);
+    reduce(op, landing, sum, last);
+    if (divisor > 0) kernels_get()->divide[what->dtype](landing, op->count, divisor);
+    mover_land(op, 0, landing, op->bytes);
+    // The own input may still be on its way, so the other block takes the sum.
+    bool own_first = sum == ((const struct direct *)op->work)->input;
+    op->result = own_first ? last : sum;
+    op->result->references++;
+    op->result->sum = (struct block_sum){own_first ? sum : last, op->count, divisor, what->op, what->dtype, own_first};
+    op->result->sum.operand->references++;
+    return true;
+}
+
+void mover_complete_result(struct engine *engine, struct block *result) {
+    struct block_sum *sum = &result->sum;
+    if (sum->operand == NULL) return;
+    const uint8_t *first = sum->operand_first ? sum->operand->bytes : result->bytes;
+    const uint8_t *second = sum->operand_first ? result->bytes : sum->operand->bytes;
+    unsigned mode = kernels_enter();
+    kernels_get()->reduce[sum->op][sum->dtype](result->bytes, first, second, sum->count);
+    if (sum->divisor > 0) kernels_get()->divide[sum->dtype](result->bytes, sum->count, sum->divisor);
+    kernels_leave(mode);
+    block_put(engine, sum->operand);
+    sum->operand = NULL;
 }
 
 // result = the inputs one after another, by rank; of most collectives that is one input alone.
@@ -80,12 +126,13 @@ static void gather_parts(const struct op *op, uint8_t *result) {
 
 static void complete(struct engine *engine, struct op *op) {
     unsigned mode = kernels_enter(); // perhaps on the caller's thread, with the caller's mode
-    if (op_collective(op)->reduces && op->bytes > 0)
+    bool once = is_written_once(op), written = once && write_once(op);
+    if (!once && op_collective(op)->reduces && op->bytes > 0)
         reduce_parts(op, op->result->bytes);
-    else
+    else if (!once)
         gather_parts(op, op->result->bytes);
     kernels_leave(mode);
-    if (mover_write(op, op->result->bytes)) mover_complete_direct(engine, op);
+    if (once ? written : mover_write(op, op->result->bytes)) mover_complete_direct(engine, op);
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -180,9 +227,9 @@ static bool begin(struct engine *engine, struct op *op) {
     for (uint32_t place = 0; place < now->count; place++)
         if (place != now->place) op->rx_bytes += op_share(op, now->ranks[place]);
     direct->parts = calloc(now->count, sizeof *direct->parts);
-    op->result = block_new(engine, op->result_bytes);
+    if (!is_written_once(op)) op->result = block_new(engine, op->result_bytes);
     direct->input = block_new(engine, op->in_bytes);
-    if (direct->parts == NULL || op->result == NULL || direct->input == NULL) return false;
+    if (direct->parts == NULL || direct->input == NULL || (op->result == NULL && !is_written_once(op))) return false;
     // A device's input is read as a whole before the op begins.
     if (op->in_bytes > 0)
         memcpy(direct->input->bytes, op->args.queue == NULL ? op->args.send : op->input, op->in_bytes);
