@@ -6,6 +6,7 @@ import itertools
 import statistics
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from netlab import Lab, Link, Place, fleet_at
 import pccl
 
 METHOD = """Two peers in two network namespaces, joined by bench/wan's emulated link, whose queue holds one bandwidth-delay
-product; congestion control by the route, as if it were the system's. fp32 sums out of place, one after another, with the
-lanes that the library chooses and with four, each over a new link. The rate is the tensor's bits over the slowest peer's
-time: of the first op, of the last one that ended within 10 s from cold, of the median of the second half, and of the first
-op after a pause. `sent again` is the part of all TCP segments."""
+product; congestion control by the route, as if it were the system's. Packets arrive each when it is due (`exact`, which
+takes twice the processor time), or in ticks of 0.5 ms (`ticks`), as from a card that coalesces its interrupts. fp32 sums
+out of place, one after another, with the lanes that the library chooses and with four, each over a new link. The rate is
+the tensor's bits over the slowest peer's time: of the first op, of the last one that ended within 10 s from cold, of the
+median of the second half, and of the first op after a pause. `sent again` is the part of all TCP segments."""
 
 COLD_SECONDS = 10
 BARS = (("by 10 s Mbit/s", 850), ("steady Mbit/s", 900))  # over 1 Gbit/s
@@ -73,6 +75,7 @@ def measure(link: Link, control: str, size: int, ops: int, pause: float, lanes: 
         "link": f"{link.megabits:g} Mbit/s, {2 * link.delay_ms:g} ms, loss {link.loss:g}",
         "control": control,
         "size": harness.size_text(size),
+        "arrivals": "exact" if link.exact else "ticks",
         "lanes": lanes or "chosen",
         "first Mbit/s": rates[0],
         "by 10 s Mbit/s": rates[max(sum(end <= COLD_SECONDS for end in ends) - 1, 0)],
@@ -92,31 +95,37 @@ def run() -> None:
     parser.add_argument("--megabits", type=float, default=1000, help="rate of the link, each way")
     parser.add_argument("--delay-ms", type=float, default=40, help="one way")
     parser.add_argument("--loss", type=float, default=1e-4, help="part of the packets")
+    parser.add_argument(
+        "--arrivals", nargs="+", choices=["exact", "ticks"], default=["exact", "ticks"], help="of packets: when due, or in ticks"
+    )
     args = parser.parse_args()
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     where = harness.machine()
     link = Link(megabits=args.megabits, delay_ms=args.delay_ms, loss=args.loss)
     rows = [
-        measure(link, control, size, args.ops, args.pause, lanes)
+        measure(replace(link, exact=arrivals == "exact"), control, size, args.ops, args.pause, lanes)
         for _ in range(args.blocks)
         for control in args.control
         if control in known
         for size in args.size
         for lanes in args.lanes
+        for arrivals in args.arrivals
     ]
     harness.report(args, "longlink", METHOD, where, rows, bars(rows, link))
 
 
 def bars(rows: list[Row], link: Link) -> list[Row]:
-    """The medians of each congestion control, with the lanes that the library chooses, where the link is that of the bars."""
+    """The medians of each congestion control and way of arriving, with the lanes that the library chooses, over the link
+    of the bars.
+    """
     chosen = [row for row in rows if row["lanes"] == "chosen" and row["size"] == harness.size_text(256 * MIB)]
     if link != Link(megabits=1000, delay_ms=40, loss=1e-4):
         return []
     made = []
-    for control in dict.fromkeys(row["control"] for row in chosen):
+    for control, arrivals in dict.fromkeys((row["control"], row["arrivals"]) for row in chosen):
         for name, least in BARS:
-            rate = statistics.median(row[name] for row in chosen if row["control"] == control)
-            what = f"long link, {control}, one op: {name.removesuffix(' Mbit/s')}"
+            rate = statistics.median(row[name] for row in chosen if row["control"] == control and row["arrivals"] == arrivals)
+            what = f"long link, {control}, arrivals {arrivals}, one op: {name.removesuffix(' Mbit/s')}"
             made.append(harness.bar(what, f"at least {least} Mbit/s", f"{rate:.0f} Mbit/s", rate >= least))
     return made
 

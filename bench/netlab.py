@@ -42,6 +42,7 @@ class Link:
     delay_ms: float  # one way
     loss: float = 0.0  # probability per packet of at most one MTU
     queue_bytes: int = 0  # 0 = one bandwidth-delay product of the round trip
+    exact: bool = False  # each packet arrives when it is due, not in ticks of up to 0.5 ms
 
 
 Pair = tuple[int, int]
@@ -173,7 +174,9 @@ class Lab:
         command = [
             str(emulator()),
             *("--rate-mbit", str(link.megabits), "--delay-us", str(int(link.delay_ms * 1e3)), "--loss", str(link.loss)),
-            *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed), one, two),
+            *("--queue-bytes", str(link.queue_bytes), "--seed", str(seed)),
+            *(("--exact",) if link.exact else ()),
+            *(one, two),
         ]
         emulated = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._emulators[between] = emulated

@@ -88,6 +88,7 @@ def run() -> None:
     parser.add_argument(
         "--buffers", type=int, default=0, metavar="BYTES", help="the largest TCP buffers; 0 is the kernel's default"
     )
+    parser.add_argument("--exact", action="store_true", help="deliver each packet when it is due, not in ticks")
     parser.add_argument("--seed", type=int, default=1, help="of the losses")
     parser.add_argument("--check", action="store_true", help="measure TCP and end")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 4, 16], help="measured by --check")
@@ -95,7 +96,7 @@ def run() -> None:
     parser.add_argument("--warm-up", type=float, default=3.0, metavar="SECONDS")
     parser.add_argument("--seconds", type=float, default=5.0, help="measured time")
     args = parser.parse_args()
-    link = Link(megabits=args.megabits, delay_ms=args.delay_ms, loss=args.loss, queue_bytes=args.queue)
+    link = Link(megabits=args.megabits, delay_ms=args.delay_ms, loss=args.loss, queue_bytes=args.queue, exact=args.exact)
     with Lab() as lab:
         places = lab.long_pair(link, args.seed)
         for place in places if args.buffers else ():

@@ -133,14 +133,18 @@ static bool take(struct direction *d) {
     return any;
 }
 
-/* For a tick while anything is under way, or until something comes. */
+/* Sleeps for a tick while anything is under way. Without ticks, or when nothing is under way, sleeps until the next
+ * packet is due or something comes. */
 static void rest(struct direction *d) {
-    if (queue_first(&d->queue) == NULL) {
-        ppoll(&(struct pollfd){.fd = d->in, .events = POLLIN}, 1, &(struct timespec){.tv_nsec = LONGEST_SLEEP_NS},
-              NULL);
+    const struct queue_entry *entry = queue_first(&d->queue);
+    if (entry != NULL && d->tick_ns > 0) {
+        nanosleep(&(struct timespec){.tv_nsec = (long)d->tick_ns}, NULL);
         return;
     }
-    nanosleep(&(struct timespec){.tv_nsec = (long)d->tick_ns}, NULL);
+    uint64_t now = now_ns(), due_ns = entry == NULL ? UINT64_MAX : entry->due_ns,
+             left_ns = due_ns > now ? due_ns - now : 0;
+    long sleep_ns = left_ns < LONGEST_SLEEP_NS ? (long)left_ns : LONGEST_SLEEP_NS;
+    ppoll(&(struct pollfd){.fd = d->in, .events = POLLIN}, 1, &(struct timespec){.tv_nsec = sleep_ns}, NULL);
 }
 
 static void *carry(void *argument) {
@@ -198,14 +202,19 @@ static bool obey(const char *line) {
 static void stop(int number) { (void)number; /* it ends the waiting for commands */ }
 
 static const char usage[] =
-    "usage: longlink [--rate-mbit R] [--delay-us D] [--loss P] [--queue-bytes Q] [--seed S] TUN_A TUN_B\n"
-    "  rate 0 (default) is unlimited; delay is one way; queue 0 (default) is one bandwidth-delay product\n";
+    "usage: longlink [--rate-mbit R] [--delay-us D] [--loss P] [--queue-bytes Q] [--seed S] [--exact] TUN_A TUN_B\n"
+    "  rate 0 (default) is unlimited; delay is one way; queue 0 (default) is one bandwidth-delay product\n"
+    "  exact: each packet is delivered when it is due, not in ticks; costs twice the processor time\n";
 
-static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *seed) {
+static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *seed, bool *exact) {
     static const struct option options[] = {
-        {"rate-mbit", required_argument, NULL, 'r'}, {"delay-us", required_argument, NULL, 'd'},
-        {"loss", required_argument, NULL, 'l'},      {"queue-bytes", required_argument, NULL, 'q'},
-        {"seed", required_argument, NULL, 's'},      {NULL, 0, NULL, 0},
+        {"rate-mbit", required_argument, NULL, 'r'},
+        {"delay-us", required_argument, NULL, 'd'},
+        {"loss", required_argument, NULL, 'l'},
+        {"queue-bytes", required_argument, NULL, 'q'},
+        {"seed", required_argument, NULL, 's'},
+        {"exact", no_argument, NULL, 'e'},
+        {NULL, 0, NULL, 0},
     };
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -215,6 +224,7 @@ static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *see
         case 'l': shape->loss = strtod(optarg, NULL); break;
         case 'q': shape->queue_bytes = strtoull(optarg, NULL, 10); break;
         case 's': *seed = strtoull(optarg, NULL, 10); break;
+        case 'e': *exact = true; break;
         default: return false;
         }
     }
@@ -224,7 +234,8 @@ static bool parse(int argc, char **argv, struct link_shape *shape, uint64_t *see
 int main(int argc, char **argv) {
     struct link_shape shape = {0};
     uint64_t seed = 1;
-    if (!parse(argc, argv, &shape, &seed)) {
+    bool exact = false;
+    if (!parse(argc, argv, &shape, &seed, &exact)) {
         fputs(usage, stderr);
         return 2;
     }
@@ -247,7 +258,10 @@ int main(int argc, char **argv) {
         ways[i].in = i == 0 ? a : b;
         ways[i].out = i == 0 ? b : a;
         uint64_t part_ns = shape.delay_ns / TICK_PART;
-        ways[i].tick_ns = part_ns < TICK_LEAST_NS ? TICK_LEAST_NS : part_ns < TICK_MOST_NS ? part_ns : TICK_MOST_NS;
+        ways[i].tick_ns = exact                     ? 0
+                          : part_ns < TICK_LEAST_NS ? TICK_LEAST_NS
+                          : part_ns < TICK_MOST_NS  ? part_ns
+                                                    : TICK_MOST_NS;
         link_init(&ways[i].link, &shape, seed * 2 + (uint64_t)i);
         if (!queue_init(&ways[i].queue, 2 * link_capacity_bytes(&ways[i].link) + QUEUE_SLACK)) {
             fputs("no memory for the queue\n", stderr);

@@ -72,8 +72,11 @@ void lane_schedule(struct lane *lane) {
 }
 
 void neighbour_schedule(struct neighbour *peer) {
-    for (uint32_t i = 0; i < peer->lane_end; i++)
-        if (peer->lanes[i] != NULL) lane_schedule(peer->lanes[i]);
+    uint32_t turn = peer->turn++;
+    for (uint32_t i = 0; i < peer->lane_end; i++) {
+        struct lane *lane = peer->lanes[(turn + i) % peer->lane_end];
+        if (lane != NULL) lane_schedule(lane);
+    }
 }
 
 void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why) {
@@ -230,28 +233,17 @@ void lane_look(struct lane *lane, int64_t now_ns) {
     lane->unsent = unsent;
 }
 
-static void pace_at_most(struct lane *lane, uint32_t bytes_per_s) {
-    uint32_t differs = bytes_per_s > lane->paced ? bytes_per_s - lane->paced : lane->paced - bytes_per_s;
-    if (differs <= lane->paced / 64) return;
-    socket_pace(lane->stream->fd, bytes_per_s);
-    lane->paced = bytes_per_s;
+// Sets how fast the lanes of a neighbour may send together. Several members of a site share its lines, and a burst of
+// one is lost where those of another fill the queue. Thread.
+static void limit(struct neighbour *peer, const struct pace_total *total) {
+    bool smooth = pace_is_smooth(&peer->pace, total) || !peer->alone;
+    peer->bucket.rate = throttle_limit(&peer->throttle, total, smooth);
 }
 
-void lane_pace(struct lane *lane) {
-    if (lane->pace.far && lane->paced == 0) pace_at_most(lane, INT32_MAX);
-}
-
-// The limit of all that carry bulk is shared by their windows, or those with large ones could not send what those with
-// small ones do not. Thread.
-static void throttle(struct neighbour *peer, const struct pace_total *total, int64_t now_ns) {
-    bool may = peer->alone && pace_is_wide(&peer->pace, total);
-    if (!throttle_step(&peer->throttle, total, may, now_ns)) return;
-    for (uint32_t i = 1; i < peer->lane_end; i++) {
-        struct lane *lane = peer->lanes[i];
-        if (lane == NULL || lane->paced == 0) continue;
-        uint32_t share = lane_is_for_bulk(lane) ? throttle_share(&peer->throttle, total, lane->pace.gauge.window) : 0;
-        pace_at_most(lane, share == 0 ? INT32_MAX : share);
-    }
+// Whether the lane has to wait until its neighbour's bucket fills. Frames that are queued already do not wait.
+static bool must_wait(const struct lane *lane) {
+    struct bucket *bucket = &lane->peer->bucket;
+    return lane->index > 0 && !bucket_has_room(bucket, platform_now_ns());
 }
 
 static bool models(const struct lane *lane) {
@@ -276,12 +268,12 @@ static void tune(struct lane *lane) {
         available = i;
         if (!lane_is_for_bulk(other)) continue;
         if (pace_is_due(&other->pace, now_ns)) lane_look(other, now_ns);
-        if (total.models || pace_is_smooth(&peer->pace, i)) lane_pace(other);
         pace_total_add(&total, &other->pace);
     }
     bool tuned = available > 0 && !lane->engine->lanes->fixed;
     bool changed = tuned && pace_lanes_step(&peer->pace, &total, available, now_ns);
-    if (tuned) throttle(peer, &total, now_ns);
+    if (tuned) throttle_step(&peer->throttle, &total, peer->alone && pace_is_wide(&peer->pace, &total), now_ns);
+    limit(peer, &total);
     if (changed) neighbour_schedule(peer);
     struct peer_label label = neighbour_label(peer);
     engine_unlock(lane->engine);
@@ -371,7 +363,7 @@ static size_t lane_write(struct lane *lane) {
     bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
     if (direct) engine_unlock(engine);
 
-    if (!writable) return 0;
+    if (!writable || (idle && must_wait(lane))) return 0;
     struct frame *work = free ? route.next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
 
@@ -384,12 +376,13 @@ static size_t lane_write(struct lane *lane) {
     if (finished != NULL) lane->sending = NULL;
     if (direct) engine_unlock(engine);
     // A neighbour that has come near needs no limits any more.
-    if (lane->pace.far || lane->peer->pace.in_use > 0 || lane->peer->throttle.rate > 0) tune(lane);
+    if (lane->pace.far || lane->peer->pace.in_use > 0 || lane->peer->bucket.rate > 0) tune(lane);
     if (finished == NULL) return 0;
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
     if (!direct && lane->pace.far && !socket_has_room(lane->stream->fd)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
+    if (!direct) bucket_take(&lane->peer->bucket, bytes);
     if (finished->op != NULL) route.sent(engine, finished);
     engine_lock(engine);
     frame_free(engine, finished);

@@ -3,6 +3,7 @@
 #ifndef PCCL_DATA_LANE_H
 #define PCCL_DATA_LANE_H
 
+#include "data/bucket.h"
 #include "data/frame.h"
 #include "data/pace.h"
 #include "data/silence.h"
@@ -46,6 +47,8 @@ struct neighbour {
     int64_t speed_ns;         // thread: when it was measured
     struct pace_lanes pace;   // thread: how many of its lanes carry bulk
     struct throttle throttle; // how fast they may be together; changed by the thread under the lock
+    struct bucket bucket;     // thread: what they may send now; a far neighbour alone
+    uint32_t turn;            // thread: the lane that is scheduled first
     bool alone;               // thread: the last large op that began has bulk for no other member
     struct sight sight;
 };
@@ -93,7 +96,6 @@ struct lane {
     // sending
     bool retired;    // lock: it is not the peer's lane of this index any more
     uint32_t unsent; // what the kernel's limit is (pace_unsent)
-    uint32_t paced;  // bytes per second that the kernel spreads over time at most; 0: it spreads nothing
     bool writable;
     struct frame_queue queue;
     struct frame *sending;
@@ -156,8 +158,6 @@ uint8_t *lane_scratch(struct lane *lane);
 uint8_t *lane_stage(struct lane *lane);
 // Reads what the kernel says of its connection, and sets how many unsent bytes that may take. Thread.
 void lane_look(struct lane *lane, int64_t now_ns);
-// What it sends to a far neighbour is spread over the round trip from now on.
-void lane_pace(struct lane *lane);
 // Queues a frame, and takes it. Lock held.
 void lane_push(struct lane *lane, struct frame *frame);
 // There may be work for it.
@@ -183,7 +183,7 @@ void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);
 // ---- neighbours; lock held ----
 static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
 struct peer_label neighbour_label(const struct neighbour *peer);
-// There may be work for its lanes. Thread.
+// Schedules its lanes, from another one on each time: the first ones get what the bucket has. Thread.
 void neighbour_schedule(struct neighbour *peer);
 // The lane of this index, or the one that stands in for it; NULL: there is none.
 struct lane *neighbour_lane(struct neighbour *peer, uint32_t index);

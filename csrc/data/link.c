@@ -182,6 +182,8 @@ void lanes_hang_up(struct engine *engine) {
 
 bool lanes_step(struct engine *engine) {
     struct lanes *all = engine->lanes;
+    for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
+        if (peer->bucket.waits && bucket_has_room(&peer->bucket, platform_now_ns())) neighbour_schedule(peer);
     for (size_t i = 0; i < all->ready_count;) {
         struct lane *lane = all->ready[i];
         if (lane_step(lane)) {
@@ -269,6 +271,8 @@ void lanes_check_silence(struct engine *engine) {
 
 int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
     const struct lanes *all = engine->lanes;
+    for (const struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
+        if (peer->bucket.waits && timeout_ms != 0) timeout_ms = BUCKET_TICK_MS;
     if (all->silence_ns == 0) return timeout_ms;
     int64_t left = (all->silence_at - platform_now_ns()) / MS_NS + 1;
     int ms = left < 0 ? 0 : (int)left;

@@ -116,7 +116,9 @@ const char *pace_reason_text(enum pace_reason reason) {
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }
 
-bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index) { return pace->wide || index > LANES_FIRST; }
+bool pace_is_smooth(const struct pace_lanes *pace, const struct pace_total *total) {
+    return pace->wide || total->lanes > LANES_FIRST;
+}
 
 bool pace_is_wide(const struct pace_lanes *pace, const struct pace_total *total) {
     return total->models ? total->window >= WIDE_WINDOW : pace->wide;

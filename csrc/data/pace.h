@@ -111,11 +111,11 @@ struct pace_total {
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
 
-// Whether the kernel spreads what the connection of this index, from 1 on, sends to a far neighbour over the round
-// trip. Acknowledgements wait behind the bulk of the other direction, come together, and let out bursts together: many
-// connections in step fill the link in one moment and leave it empty in the next. Few of them leave more to others when
-// they are not smooth, so on a narrow way the first ones are not.
-bool pace_is_smooth(const struct pace_lanes *pace, uint32_t index);
+// Whether what the connections to a far neighbour send is spread over the round trip (data/bucket). Acknowledgements
+// wait behind the bulk of the other direction, come together, and let out bursts together: many connections in step
+// fill the link in one moment and leave it empty in the next. Few of them leave more to others when they are not
+// smooth, so on a narrow way they are not.
+bool pace_is_smooth(const struct pace_lanes *pace, const struct pace_total *total);
 // How long the queue on the way there is, of the own direction as far as the two are known apart.
 uint64_t pace_queue_us(const struct pace_total *total);
 

@@ -12,7 +12,6 @@ enum {
     CLEAR_LONG = 20,   // likewise without a queue, whatever they sent
     STUBBORN_MOST = 8, // measurements with a long queue, after which that is somebody else's
     REST_MS = 30000,   // then they are not limited
-    SHARE_LEAST = 10000, // bytes per second
 };
 
 // Queues, as parts of two looks, which are a round trip.
@@ -26,6 +25,9 @@ static const double ODD = 0.1;                       // one that differs by more
 static const double NARROW = 0.6;                    // of the widest that it was
 static const double FULL = 0.93;                     // of what they may send: they send all of that
 static const double GROWS = 0.02, GROWS_MOST = 0.25; // so much more the line may carry: twice as much each time
+
+static const double SPREAD = 1.25;     // so much more than their windows hold in a round trip, which may double in it
+static const double LANE_LEAST = 1e-5; // bytes per nanosecond that each may always send
 
 static double between(double x, double least, double most) { return x < least ? least : x > most ? most : x; }
 
@@ -96,18 +98,17 @@ static void measure(struct throttle *t, const struct pace_total *total, int64_t 
     if (t->line < NARROW * t->widest) t->stubborn = STUBBORN_MOST;
 }
 
-bool throttle_step(struct throttle *t, const struct pace_total *total, bool may, int64_t now_ns) {
-    bool limited = t->rate > 0;
+void throttle_step(struct throttle *t, const struct pace_total *total, bool may, int64_t now_ns) {
     bool rests = !may || total->lanes == 0 || total->round_trip_us < PACE_FAR_US || now_ns < t->rests_until;
     if (!rests && t->stubborn >= STUBBORN_MOST) t->rests_until = now_ns + REST_MS * MS_NS;
     if (rests || t->stubborn >= STUBBORN_MOST) {
         *t = (struct throttle){.rests_until = t->rests_until};
-        return limited;
+        return;
     }
     t->starved |= total->waiting == 0;
     t->queue_us += pace_queue_us(total);
     t->samples++;
-    if (now_ns - t->looked_ns < look_ns(total)) return false;
+    if (now_ns - t->looked_ns < look_ns(total)) return;
     double queue_us = (double)t->queue_us / (double)t->samples, trip_us = 2 * (double)look_ns(total) / US_NS;
     t->sum_us += queue_us;
     t->least_us = t->looks == 0 || queue_us < t->least_us ? queue_us : t->least_us;
@@ -117,11 +118,13 @@ bool throttle_step(struct throttle *t, const struct pace_total *total, bool may,
     if (t->looks == LOOKS) measure(t, total, now_ns);
     if (t->looks == LOOKS || t->since_ns == 0) begin(t, total, now_ns);
     t->rate = t->line * between(1 - GAIN * (queue_us / trip_us - TARGET), LEAST, MOST);
-    return limited || t->rate > 0;
 }
 
-uint32_t throttle_share(const struct throttle *t, const struct pace_total *total, uint32_t window) {
-    if (t->rate == 0 || total->window == 0 || t->rate >= wanted(total)) return 0;
-    double share = t->rate * 1e9 * window / (double)total->window;
-    return (uint32_t)between(share, SHARE_LEAST, INT32_MAX);
+double throttle_limit(const struct throttle *t, const struct pace_total *total, bool smooth) {
+    if (total->lanes == 0 || total->smoothed_us == 0 || total->round_trip_us < PACE_FAR_US) return 0;
+    // What sends at a rate that it has found by itself is smooth.
+    double limit = smooth && !total->models ? wanted(total) * SPREAD : 0;
+    if (t->rate > 0 && t->rate < wanted(total)) limit = t->rate;
+    double least = LANE_LEAST * total->lanes;
+    return limit > 0 && limit < least ? least : limit;
 }

@@ -35,10 +35,10 @@ struct throttle {
     int64_t rests_until;
 };
 
-// What the kernel says of the connections in use. `may`: whether they may be limited at all. True: a new rate is to be
-// shared among them.
-bool throttle_step(struct throttle *throttle, const struct pace_total *total, bool may, int64_t now_ns);
-// What one of them with this window may send, in bytes per second; 0: as fast as it can.
-uint32_t throttle_share(const struct throttle *throttle, const struct pace_total *total, uint32_t window);
+// Takes what the kernel says of the connections in use. `may`: whether they may be limited at all.
+void throttle_step(struct throttle *throttle, const struct pace_total *total, bool may, int64_t now_ns);
+// Returns how fast they may send together, in bytes per nanosecond; 0: as fast as they can. `smooth`: what they send is
+// spread over the round trip, with some room for windows that grow.
+double throttle_limit(const struct throttle *throttle, const struct pace_total *total, bool smooth);
 
 #endif

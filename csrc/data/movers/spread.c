@@ -467,8 +467,6 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     uint32_t place = mover_place_of(op, lane->peer);
     if (!idle || s->ready == NULL || place == GROUP_NOBODY || !s->others[place].begun || !mover_may_use(engine, lane))
         return NULL;
-    // Several members of a site share its lines, and bursts of one are lost where those of another fill the queue.
-    lane_pace(lane);
     struct frame *frame = next_ready(engine, op, lane, place);
     if (frame != NULL || now->spread->sites == now->count)
         return frame != NULL ? frame : next_input(engine, op, lane, place, place);
