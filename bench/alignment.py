@@ -10,8 +10,9 @@ import harness
 import methods
 from harness import MIB, Master, Peer, Row
 
-METHOD = """Two peers over TCP on loopback, uint8 maximum in place, tensors that begin so many bytes into a page at both peers, or
-at one (the other's begin 64 bytes into one, as torch's do). All alignments in turn; the median of the slowest peer's time."""
+METHOD = """Two peers over TCP on loopback, or by memory, uint8 maximum in place, tensors that begin so many bytes into a page at
+both peers, or at one (the other's begin 64 bytes into one, as torch's do). All alignments in turn; the median of the slowest
+peer's time."""
 
 PAGE = 4096
 NEAR = (0, 1, 4, 16, 31, 32, 48, 64, 65, 68, 80, 95, 96, 97, 112, 127, 128)
@@ -46,11 +47,12 @@ def run() -> None:
     parser = harness.parser(__doc__, blocks=9)
     parser.add_argument("--size", type=int, default=16 * MIB, metavar="BYTES", help="bytes of the tensor")
     parser.add_argument("--step", type=int, default=256, help="bytes from one alignment to the next, beside the near ones")
+    parser.add_argument("--memory", action="store_true", help="let the peers read each other's memory")
     harness.add_pin(parser)
     args = parser.parse_args()
     where = {**harness.machine(), "placement": harness.placement(args)}
     alignments = sorted({*NEAR, *range(0, PAGE, args.step)})
-    os.environ["PCCL_SAME_HOST_MEMORY"] = "0"
+    os.environ["PCCL_SAME_HOST_MEMORY"] = "1" if args.memory else "0"
     with (
         Master() as master,
         harness.Fleet(

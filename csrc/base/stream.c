@@ -3,6 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
+enum { SLOW_LEAST = 4096 }; // bytes; libc does not use `rep movsb` for much less
+
 #ifdef __SSE2__
 
 #include <immintrin.h>
@@ -47,3 +49,10 @@ void stream_copy(void *to, const void *from, size_t bytes) {
 void stream_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 
 #endif
+
+void copy_bytes(void *to, const void *from, size_t bytes) {
+    if (bytes >= SLOW_LEAST && copy_is_slow(to, (uintptr_t)from))
+        stream_copy(to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}

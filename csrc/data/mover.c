@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/stream.h"
 #include "data/backup.h"
 #include "data/core.h"
 #include "data/lane.h"
@@ -248,7 +249,7 @@ bool mover_write(struct op *op, const uint8_t *common) {
     bool all = op->args.fingerprint.kind == PLAN_ALL_TO_ALL, whole = !collective->divided || collective->gathers;
     uint32_t inputs = all ? op->args.group->count : 1;
     uint64_t at = whole && !all ? 0 : parts->own_at * op->element, each = op->out_bytes / inputs;
-    for (uint32_t i = 0; i < inputs; i++) memcpy(landing + i * each, common + i * op->bytes + at, each);
+    for (uint32_t i = 0; i < inputs; i++) copy_bytes(landing + i * each, common + i * op->bytes + at, each);
     mover_land(op, 0, landing, op->out_bytes);
     return true;
 }

@@ -21,6 +21,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/stream.h"
 #include "compute/codec.h"
 #include "compute/hash.h"
 #include "compute/kernels.h"
@@ -206,7 +207,7 @@ static inline void device_give(struct device_queue *queue, void *room) { queue->
 // From a tensor to a room, or back, or to another tensor.
 static inline void device_copy(struct device_queue *queue, void *to, const void *from, size_t bytes) {
     if (queue == NULL)
-        memcpy(to, from, bytes);
+        copy_bytes(to, from, bytes);
     else
         queue->device->copy(queue, to, from, bytes);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/platform.h"
+#include "base/stream.h"
 #include "device/memory.h"
 
 enum { STATE_READING = 1, STATE_ABANDONED = 2, STATE_NEXT = 4 }; // the rest counts the reads
@@ -14,7 +15,7 @@ struct reader {
     _Atomic pid_t thread;
     uint64_t seen; // by the watcher
     int64_t seen_at;
-    _Alignas(64) uint8_t bytes[READER_BYTES];
+    _Alignas(64) uint8_t bytes[READER_BYTES + STREAM_ALIGN];
 };
 
 struct reader *reader_new(void) {
@@ -38,14 +39,15 @@ void reader_enter(struct reader *reader, jmp_buf *gone) {
 uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length) {
     uint64_t reading = (atomic_load(&reader->state) + STATE_NEXT) | STATE_READING;
     atomic_store(&reader->state, reading);
-    bool read = length <= READER_BYTES && memory_read(process, reader->bytes, from, length);
+    uint8_t *bytes = reader->bytes + from % STREAM_ALIGN; // so that the kernel never copies slowly
+    bool read = length <= READER_BYTES && memory_read(process, bytes, from, length);
     uint64_t state = reading;
     if (!atomic_compare_exchange_strong(&reader->state, &state, reading & ~(uint64_t)STATE_READING)) {
         jmp_buf *gone = reader->gone;
         reader_free(reader);
         longjmp(*gone, 1);
     }
-    return read ? reader->bytes : NULL;
+    return read ? bytes : NULL;
 }
 
 bool reader_is_stuck(struct reader *reader, int64_t now_ns, int64_t patience_ns) {

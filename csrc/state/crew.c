@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/platform.h"
+#include "base/stream.h"
 #include "compute/hash.h"
 #include "device/device.h"
 #include "device/reader.h"
@@ -43,7 +44,7 @@ static struct slot *slot_of(struct crew *crew, uint64_t number) { return &crew->
 static bool bring(const struct crew_job *job, const uint8_t *bytes) {
     uint8_t *landing = job->landing;
     if (landing == NULL && (landing = device_landing(job->queue, job->to, job->length)) == NULL) return false;
-    if (landing != bytes) memcpy(landing, bytes, job->length);
+    if (landing != bytes) copy_bytes(landing, bytes, job->length);
     device_land(job->queue, job->to, landing, job->length);
     return device_await(job->queue);
 }

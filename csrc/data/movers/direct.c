@@ -10,6 +10,7 @@
 
 #include <pccl.h>
 
+#include "base/stream.h"
 #include "compute/kernels.h"
 #include "data/core.h"
 #include "data/lane.h"
@@ -119,7 +120,7 @@ static void gather_parts(const struct op *op, uint8_t *result) {
         uint32_t place = 0;
         while (place < now->count && now->ranks[place] != rank) place++;
         if (place < now->count)
-            memcpy(result + at, place == now->place ? input_of(op) : direct->parts[place].block->bytes, bytes);
+            copy_bytes(result + at, place == now->place ? input_of(op) : direct->parts[place].block->bytes, bytes);
         at += bytes;
     }
 }
@@ -232,7 +233,7 @@ static bool begin(struct engine *engine, struct op *op) {
     if (direct->parts == NULL || direct->input == NULL || (op->result == NULL && !is_written_once(op))) return false;
     // A device's input is read as a whole before the op begins.
     if (op->in_bytes > 0)
-        memcpy(direct->input->bytes, op->args.queue == NULL ? op->args.send : op->input, op->in_bytes);
+        copy_bytes(direct->input->bytes, op->args.queue == NULL ? op->args.send : op->input, op->in_bytes);
     // Each member begins with another receiver, so that nobody is everybody's first.
     for (uint32_t step = 1; step < now->count; step++)
         meet(engine, op, mover_peer(op, (now->place + step) % now->count));
