@@ -205,8 +205,8 @@ def run() -> None:
 def add_rows(
     rows: list[Row], bars: list[Row], world: int, kind: str, size: int, by_rank: list[harness.Samples], placement: str
 ) -> None:
-    times = {name: harness.summary(values) for name, values in harness.slowest(by_rank).items()}
-    spent = {name: harness.summary(values) for name, values in harness.spent(by_rank).items()}
+    walls, spent = harness.slowest(by_rank), harness.spent(by_rank)
+    times = {name: harness.summary(values) for name, values in walls.items()}
     gloo = times["gloo"]["median"]
     text = "" if kind == "barrier" else harness.size_text(size)
     for name, time in times.items():
@@ -219,7 +219,7 @@ def add_rows(
                 "median_ms": time["median"] * 1e3,
                 "min_ms": time["min"] * 1e3,
                 "x gloo": gloo / time["median"],
-                "cpu_ms": spent[name]["median"] * 1e3,
+                **(harness.costs(name, walls, spent, size) if text else {}),
                 "peers run": placement,
             }
         )

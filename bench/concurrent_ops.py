@@ -13,14 +13,17 @@ import pccl
 from pccl.lab.ports import free_ports
 
 METHOD = """fp32 sums launched together and then awaited, pccl (as it is, and by TCP alone) and gloo (in place) in turn; time
-from the first launch to the last result on the slowest peer."""
+from the first launch to the last result on the slowest peer. The floor is that of bench/allreduce.py, one sum after another."""
 
 LEAST = {2: 1.4, 4: 1.3}
 
 
-def worker(peer: Peer, addresses: methods.Addresses, gloo_port: int, ops: int, size: int, blocks: int) -> Any:
+def worker(
+    peer: Peer, addresses: methods.Addresses, gloo_port: int, plan: methods.FloorPlan, ops: int, size: int, blocks: int
+) -> Any:
     import torch
 
+    floor = methods.Floor(peer, plan)
     before = methods.descriptors()
     comms = methods.join_both(addresses, peer.world)
     congestion = dict.fromkeys([*comms, *(f"{name}, in place" for name in comms)], methods.congestion_since(before))
@@ -51,7 +54,9 @@ def worker(peer: Peer, addresses: methods.Addresses, gloo_port: int, ops: int, s
             raise harness.BenchError("a sum is wrong")
     for source in sources:
         source.zero_()  # sums in place stay finite
-    calls: dict[str, Any] = {"gloo": gloo}
+    floors = [floor.calls(*pair) for pair in zip(sources, targets, strict=True)]
+    calls: dict[str, Any] = {name: lambda n=name: [each[n]() for each in floors] for name in floors[0]}
+    calls["gloo"] = gloo
     for name, comm in comms.items():
         calls[name] = lambda c=comm: reduce(c, targets)
         calls[f"{name}, in place"] = lambda c=comm: reduce(c, sources)
@@ -77,11 +82,13 @@ def run() -> None:
         with (
             harness.Master() as usual,
             harness.Master() as by_tcp,
+            methods.floor_plan(world) as plan,
             harness.Fleet(
                 worker,
                 world,
                 addresses=methods.Addresses(usual.address, by_tcp.address),
                 gloo_port=free_ports(1)[0],
+                plan=plan,
                 realtime=args.realtime,
                 **shape,
             ) as fleet,
@@ -89,6 +96,7 @@ def run() -> None:
             load = os.getloadavg()[0]
             made = fleet.results()
             times = harness.slowest([times for times, _ in made])
+            spent = harness.spent([times for times, _ in made])
             congestion = made[0][1]
         medians = {name: harness.summary(values) for name, values in times.items()}
         gloo = medians["gloo"]["median"]
@@ -102,7 +110,8 @@ def run() -> None:
                     "min_ms": time["min"] * 1e3,
                     "GB/s": args.ops * args.size / time["median"] / 1e9,
                     "x gloo": gloo / time["median"],
-                    "congestion": congestion[name],
+                    **harness.costs(name, times, spent, args.ops * args.size),
+                    "congestion": congestion.get(name, "-"),
                     "peers run": harness.placement(args),
                     "load": load,
                 }

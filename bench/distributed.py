@@ -189,17 +189,19 @@ def run() -> None:
         ):
             by_rank = fleet.results()
         for index, (call, size, _) in enumerate(by_rank[0]):
-            add_rows(rows, bars, world, call, size, harness.slowest([rank[index][2] for rank in by_rank]))
+            add_rows(rows, bars, world, call, size, [rank[index][2] for rank in by_rank])
     harness.report(args, "distributed", METHOD, where, rows, bars)
 
 
-def add_rows(rows: list[Row], bars: list[Row], world: int, call: str, size: int, blocks: dict[str, list[float]]) -> None:
-    times = {name: statistics.median(values) for name, values in blocks.items()}
+def add_rows(rows: list[Row], bars: list[Row], world: int, call: str, size: int, by_rank: list[harness.Samples]) -> None:
+    walls, spent = harness.slowest(by_rank), harness.spent(by_rank)
+    times = {name: statistics.median(values) for name, values in walls.items()}
     gloo = times["gloo"]
     what = f"{world} processes, {call}{f' {harness.size_text(size)}' if size else ''}"
     for name, seconds in times.items():
         row: Row = {"processes": world, "call": call, "size": harness.size_text(size) if size else "", "method": name}
         row |= {"median_ms": seconds * 1e3, "x gloo": gloo / seconds}
+        row |= harness.costs(name, walls, spent, size) if size else {}
         if SILENT in times and name not in (SILENT, ALONE):
             row["communication_ms"] = (seconds - times[SILENT]) * 1e3
         rows.append(row)

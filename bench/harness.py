@@ -324,17 +324,14 @@ def spent(by_rank: Sequence[Samples]) -> dict[str, list[float]]:
 
 
 def costs(name: str, times: dict[str, list[float]], cpu: dict[str, list[float]], size: int) -> Row:
-    """Returns what stands beside each ratio, of a method's blocks: its CPU time, its slowest block, and how near its floor it is.
+    """Returns what stands beside each ratio: CPU time, the slowest block over the median, and the speed as a part of the floor's.
 
-    `size` is that of all tensors of a call in bytes. Below its floor's time a method is above 100 %.
+    `times` and `cpu` are seconds of each block, by method; `size` is bytes of all tensors of a call.
     """
-    floor = FLOORS.get("by TCP" in name or not name.startswith("pccl"), "")
+    floor = FLOORS["by TCP" in name or not name.startswith("pccl")]
     median = statistics.median(times[name])
-    return {
-        "CPU s/GiB": statistics.median(cpu[name]) / (size / GIB),
-        "slowest block": max(times[name]) / median,
-        "% of the floor": 100 * statistics.median(times[floor]) / median if floor in times else "",
-    }
+    made = {"CPU s/GiB": statistics.median(cpu[name]) / (size / GIB), "slowest block": max(times[name]) / median}
+    return made | ({"% of the floor": 100 * statistics.median(times[floor]) / median} if floor in times else {})
 
 
 def _blocks(by_rank: Sequence[Samples], name: str) -> Iterator[tuple[Sample, ...]]:

@@ -1,14 +1,17 @@
-"""How long imports and init_process_group take: the backend pccl against gloo."""
+"""How long imports, masters and init_process_group take: the backend pccl against gloo."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -19,18 +22,24 @@ from pccl.lab.ports import free_ports
 METHOD = """Two ranks on one host make a process group, call all_reduce of one element once, and destroy the group, again and
 again, with gloo and pccl in turn. `init` is init_process_group with the store, `first call` adds the all_reduce; the slowest
 rank counts. store: rank 0 serves a TCPStore. torchrun: the launcher serves it, and init_process_group reads the environment.
-pccl starts its two masters within `init`. Imports are those of a new interpreter, whose own start is part of the time."""
+pccl starts its two masters within `init`. Programs are new processes in turn; the start of Python is part of the time of those
+that it runs, and modules are compiled before. A master is measured from its start to the first connection that it accepts."""
 
 BACKENDS = ("gloo", "pccl")
 WARM_UPS = 2
+COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 TIMEOUT = timedelta(seconds=60)
-IMPORTS = ("torch.distributed", "pccl.distributed", "pccl")
+BARE = "bare Python"
+IMPORTS = ("torch.distributed", "pccl.distributed", "pccl", "pccl; pccl.MasterNode", "pccl; pccl.Communicator")
+MASTERS = {
+    "python -m pccl.master": f"{sys.executable} -m pccl.master --listen",
+    "pccl master": f"{Path(sys.executable).with_name('pccl')} master --listen",
+    "spawned_master": f"{harness.ROOT / 'pccl' / 'spawned_master'} --log 2 --until-empty 100 --listen",
+}
 
 
 def worker(peer: Peer, ports: dict[str, list[int]]) -> dict[str, list[tuple[float, float]]]:
     """Returns the seconds of each init, and of each init with the first call, by launch and backend."""
-    import os
-
     import torch
     import torch.distributed as dist
 
@@ -64,10 +73,25 @@ def worker(peer: Peer, ports: dict[str, list[int]]) -> dict[str, list[tuple[floa
     return times
 
 
-def import_seconds(module: str) -> float:
+def python_seconds(code: str) -> float:
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env=COMPILED)
     return time.perf_counter() - start
+
+
+def accept_seconds(command: str) -> float:
+    """Starts a master and returns how long it takes until it accepts a connection."""
+    [port] = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    words = [*command.split(), address, "--masters", address]
+    start = time.perf_counter()
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=COMPILED) as master:
+        while time.perf_counter() - start < TIMEOUT.total_seconds():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                seconds = time.perf_counter() - start
+                master.terminate()
+                return seconds
+    raise harness.BenchError(f"{command} does not listen")
 
 
 def burn() -> None:
@@ -92,7 +116,7 @@ def busy(count: int) -> Iterator[None]:
 def run() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--busy", type=int, default=0, help="how many other processes keep the processors busy meanwhile")
-    parser.add_argument("--no-imports", action="store_true", help="measure init_process_group alone")
+    parser.add_argument("--init-only", action="store_true", help="measure init_process_group alone")
     args = parser.parse_args()
     where = harness.machine()
     from torch.distributed import TCPStore
@@ -102,12 +126,12 @@ def run() -> None:
     ports = {"store": free_ports(count), "torchrun": [store.port for store in stores]}
     rows: list[Row] = []
     with busy(args.busy):
-        if not args.no_imports:
-            imports: dict[str, list[float]] = {module: [] for module in IMPORTS}
-            for _ in range(args.blocks):
-                for module, seconds in imports.items():
-                    seconds.append(import_seconds(module))
-            rows += [row(f"import {module}", seconds) for module, seconds in imports.items()]
+        if not args.init_only:
+            programs = {BARE: lambda: python_seconds("pass")}
+            programs |= {f"import {module}": lambda m=module: python_seconds(f"import {m}") for module in IMPORTS}
+            programs |= {f"{name} accepts": lambda c=command: accept_seconds(c) for name, command in MASTERS.items()}
+            samples = [{name: program() for name, program in programs.items()} for _ in range(1 + args.blocks)][1:]
+            rows += [row(name, [sample[name] for sample in samples]) for name in programs]
         with harness.Fleet(worker, 2, ports=ports) as fleet:
             by_rank = fleet.results()
     for name in by_rank[0]:
