@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 import queue
 import select
@@ -334,6 +333,8 @@ def _call(callback: Callable[[Any], object], handle: Handle[Any]) -> None:
     try:
         callback(handle)
     except Exception:
+        import logging
+
         logging.getLogger("pccl").exception("add_done_callback: the callback %r of %r raised", callback, handle)
 
 

@@ -5,7 +5,6 @@ A call is described first, as a `Call`, which checks everything that one member 
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -145,8 +144,10 @@ class Tags:
     @classmethod
     def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
         """The tag in the library."""
+        from hashlib import blake2b
+
         text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
-        digest = hashlib.blake2b(text, digest_size=6).digest()
+        digest = blake2b(text, digest_size=6).digest()
         return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
 
 

@@ -7,7 +7,6 @@ and must not vanish under `python -O`.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import mmap
 import sys
 import threading
@@ -166,7 +165,9 @@ class InputDigest:
         self._digest = self._compute()
 
     def _compute(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=16)
+        from hashlib import blake2b
+
+        digest = blake2b(digest_size=16)
         for address, size in self._ranges:
             digest.update(_ffi.buffer(_ffi.cast("char *", address), size))
         return digest.digest()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-
-_log = logging.getLogger("pccl")
 
 FIRST_SECONDS = 10.0
 """After which a wait is logged for the first time."""
@@ -34,7 +31,9 @@ class WaitLog:
         if self.is_due():
             now = time.monotonic()
             self._next = now + AGAIN_SECONDS
-            _log.warning("%s: has waited for %.0f s: %s", self._call, now - self._began, text)
+            import logging
+
+            logging.getLogger("pccl").warning("%s: has waited for %.0f s: %s", self._call, now - self._began, text)
 
 
 def may_begin(begin: bool | None) -> bool:

@@ -92,6 +92,11 @@ def test_a_master_loads_no_module_of_a_communicator(code):
     }
 
 
+def test_a_communicator_loads_what_it_needs_at_first():
+    modules = modules_loaded_by("import pccl; pccl.Communicator('127.0.0.1:1')")
+    assert not modules & {"asyncio", "hashlib", "logging", "numpy", "socket", "torch"}
+
+
 def test_every_public_name_is_there_and_listed():
     eager = set(vars(pccl._pccl)) - {"Any", "C", "cuda", "ffi"}
     assert {name for name in eager if not name.startswith("_")} == set(_exports.MODULE_OF)
