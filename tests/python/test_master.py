@@ -585,7 +585,7 @@ NO_COMMAND_LINE = (
 def test_a_master_in_the_background_outlives_who_started_it(tmp_path, program):
     log = tmp_path / "log"
     begun = subprocess.run(
-        [sys.executable, *program, *f"--listen 127.0.0.1:0 --until-empty 3 --background --log {log}".split()],
+        [sys.executable, *program, *f"--listen 127.0.0.1:0 --until-empty 10 --background --log {log}".split()],
         capture_output=True,  # its end comes only if the master keeps no pipe
         text=True,
         env={**ENVIRONMENT, "PCCL_LOG_LEVEL": "info"},
