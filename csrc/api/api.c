@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/descriptor.h"
+#include "base/environment.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "compute/codec.h"
@@ -33,15 +34,7 @@ pcclResult_t api_initialized(void) {
 }
 
 uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {
-    const char *value = getenv(name);
-    if (value == NULL) return otherwise;
-    char *end;
-    errno = 0;
-    long number = strtol(value, &end, 10);
-    if (value[0] >= '0' && value[0] <= '9' && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
-        return (uint32_t)number;
-    LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
-    return otherwise;
+    return environment_number(name, least, most, otherwise);
 }
 
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out) {

@@ -1,6 +1,7 @@
 #define LOG_COMPONENT "config"
 #include "base/environment.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -21,6 +22,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_CUDA_DRIVER", "a library in place of the CUDA driver"},
     {"PCCL_CUDA_KERNELS", "a file with kernels for GPUs, or off"},
     {"PCCL_CUDA_REDUCE", "gpu or host: where chunks on a GPU are reduced"},
+    {"PCCL_DATA_THREADS", "threads beside the first that move the lanes of a communicator"},
     {"PCCL_FAKE_DEVICE", "1: tensors lie on the device of tests/fakes"},
     {"PCCL_FAKE_DEVICE_FAILS", "when the device of tests/fakes fails"},
     {"PCCL_FAKE_TRANSPORT", "how the transport of tests/fakes behaves"},
@@ -123,4 +125,16 @@ bool environment_allows(const char *name) {
     if (value != NULL && !off && strcmp(value, "1") != 0)
         LOG(LOG_ERR, "%s=%s is ignored: neither 0 nor 1", name, value);
     return !off;
+}
+
+uint32_t environment_number(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {
+    const char *value = getenv(name);
+    if (value == NULL) return otherwise;
+    char *end;
+    errno = 0;
+    long number = strtol(value, &end, 10);
+    if (value[0] >= '0' && value[0] <= '9' && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
+        return (uint32_t)number;
+    LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
+    return otherwise;
 }

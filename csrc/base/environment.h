@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct environment_variable {
     const char *name, *meaning;
@@ -17,5 +18,9 @@ void environment_report_unknown(void);
 
 // False: this variable is 0. Unset and 1 are true, as is anything else, which is reported and ignored.
 bool environment_allows(const char *name);
+
+// Returns the number in this variable, or `otherwise` if it is unset. A value that is no number from `least` to `most`
+// is reported and ignored.
+uint32_t environment_number(const char *name, uint32_t least, uint32_t most, uint32_t otherwise);
 
 #endif

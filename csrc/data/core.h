@@ -1,8 +1,9 @@
 // An engine: what the modules of the data plane share, its lock, the wake-up of its thread, its end.
 //
 // `engine.lock` guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
-// thread has seen an op, to nobody. The lock is never held across a blocking call; socket calls never block. Modules of
-// data/ read and change the fields; state/ and movers use the functions here and in data/mover.h.
+// thread has seen an op, to nobody; with workers it is guarded by the turn (data/workers). The lock is never held
+// across a blocking call; socket calls never block. Modules of data/ read and change the fields; state/ and movers use
+// the functions here and in data/mover.h.
 #ifndef PCCL_DATA_CORE_H
 #define PCCL_DATA_CORE_H
 
@@ -19,6 +20,7 @@ struct lanes;
 struct pool;
 struct same_host;
 struct service;
+struct workers;
 
 struct engine {
     pthread_mutex_t lock;
@@ -51,6 +53,7 @@ struct engine {
 
     // each belongs to the module of its name
     struct lanes *lanes;
+    struct workers *workers; // NULL: none
     struct mover_shared *shared;
     struct pool *pool;
     struct same_host *same_host;

@@ -22,6 +22,7 @@
 #include "data/same_host.h"
 #include "data/service.h"
 #include "data/telemetry.h"
+#include "data/worker.h"
 #include "device/device.h"
 #include "device/door.h"
 #include "device/reader.h"
@@ -90,9 +91,19 @@ static void go_on_with_devices(struct engine *engine) {
     lanes_schedule(engine);
 }
 
-// What others have asked of the thread. False: it is to end.
+// Whether lanes or ops are to change that workers may be in the midst of. Lock held.
+static bool changes_all(const struct engine *engine) {
+    return engine->pending != NULL || engine->killing || engine->stopping || engine->lanes->arriving != NULL;
+}
+
+// What others have asked of the thread. False: it is to end, and no worker begins another step.
 static bool serve_requests(struct engine *engine) {
     engine_lock(engine);
+    if (engine->workers != NULL && changes_all(engine)) {
+        engine_unlock(engine);
+        workers_pause(engine);
+        engine_lock(engine);
+    }
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
     if (!engine->dead && !lanes_poll_arriving(engine)) engine_fail(engine);
@@ -115,6 +126,7 @@ static bool serve_requests(struct engine *engine) {
     if (go_on && request_epoch)
         engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, WIRE_LINK_BROKEN);
     if (go_on && devices) go_on_with_devices(engine);
+    if (go_on) workers_resume(engine);
     if (go_on) begin_posted(engine);
     return go_on;
 }
@@ -124,14 +136,19 @@ static void work(struct engine *engine) {
     struct epoll_event events[EVENTS];
     bool woken = true, busy = false;
     kernels_enter();
+    turn_take(engine);
     for (;;) {
-        if (woken && !serve_requests(engine)) return;
+        if (woken && !serve_requests(engine)) break;
         int timeout_ms = service_step(engine);
         lanes_check_silence(engine);
         timeout_ms = telemetry_step(engine, timeout_ms);
-        busy = lanes_step(engine);
+        lanes_look_at_buckets(engine);
+        busy = lanes_step(&engine->lanes->ready);
         lanes_free_broken(engine);
-        int count = epoll_wait(engine->epoll, events, EVENTS, busy ? 0 : lanes_timeout_ms(engine, timeout_ms));
+        timeout_ms = busy ? 0 : lanes_timeout_ms(engine, timeout_ms);
+        turn_leave_thread(engine, !busy);
+        int count = epoll_wait(engine->epoll, events, EVENTS, timeout_ms);
+        turn_take(engine);
         woken = false;
         for (int i = 0; i < count; i++) {
             void *tag = events[i].data.ptr;
@@ -145,6 +162,7 @@ static void work(struct engine *engine) {
             }
         }
     }
+    turn_leave(engine);
 }
 
 static void *run(void *argument) {
@@ -169,10 +187,12 @@ static void *run_next(void *argument) {
     engine->taken_over = false;
     engine_unlock(engine);
     if (!taken_over) return NULL;
+    turn_take(engine);
     struct lane *lane = same_host_give_up(engine);
     LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
     service_changed(engine, lane->peer, NEIGHBOUR_HANGS);
     lane_break(lane, WIRE_LINK_SILENT, "its memory does not answer");
+    turn_leave(engine);
     return run(engine);
 }
 
@@ -234,6 +254,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     bool made = engine->pool != NULL && engine->shared != NULL && engine->lanes != NULL && engine->epoll >= 0 &&
                 engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     made = made && (engine->same_host = same_host_new(engine->epoll)) != NULL;
+    made = made && workers_start(engine);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
     engine_free(engine);
@@ -280,6 +301,7 @@ void engine_stop(struct engine *engine) {
     engine_wake(engine);
     engine_unlock(engine);
     if (first && engine->started) join_thread(engine);
+    if (first) workers_stop(engine);
     engine_lock(engine);
     if (first) {
         end_all(engine);
@@ -296,6 +318,7 @@ void engine_free(struct engine *engine) {
     book_fini(&engine->book);
     backup_cache_free(&engine->backups);
     lanes_free(engine->lanes);
+    workers_free(engine);
     same_host_free(engine->same_host);
     wire_buffer_fini(&engine->for_master);
     pool_free(engine->pool);

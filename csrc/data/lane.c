@@ -65,16 +65,19 @@ bool lane_is_for_bulk(const struct lane *lane) {
 }
 
 void lane_schedule(struct lane *lane) {
-    struct lanes *all = lane->engine->lanes;
     if (lane->ready || lane->broken || !lane->polled) return;
     lane->ready = true;
-    all->ready[all->ready_count++] = lane;
+    struct lane_list *ready = lane->worker != NULL ? &lane->worker->ready : &lane->engine->lanes->ready;
+    ready->list[ready->count++] = lane;
+    worker_wake(lane->engine, lane->worker);
 }
 
 void neighbour_schedule(struct neighbour *peer) {
-    uint32_t turn = peer->turn++;
-    for (uint32_t i = 0; i < peer->lane_end; i++) {
-        struct lane *lane = peer->lanes[(turn + i) % peer->lane_end];
+    // Where workers have the lanes, the direct link has no bulk, and its thread need not wake for each chunk.
+    uint32_t first = peer->lanes[1] != NULL && peer->lanes[1]->worker != NULL ? 1 : 0;
+    uint32_t turn = peer->turn++, count = peer->lane_end - first;
+    for (uint32_t i = 0; i < count; i++) {
+        struct lane *lane = peer->lanes[first + (turn + i) % count];
         if (lane != NULL) lane_schedule(lane);
     }
 }
@@ -95,6 +98,7 @@ void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why
     // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
     bool report = current && !lane->retired && !engine->dead;
     lane->retired = true;
+    if (lane->worker != NULL) engine_wake(engine); // it frees the lane
     engine_unlock(engine);
     LOG(LOG_DEBUG, "link %u to %s broke: %s", lane->index, label.chars, why);
     if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, reason);
@@ -170,7 +174,7 @@ void lane_enter_epoch(struct lane *lane) {
 static bool parse(struct lane *lane) {
     enum progress progress;
     do progress = lane->receiving == LANE_PAYLOAD ? take_payload(lane) : take_head(lane);
-    while (progress == PARSE_ON);
+    while (progress == PARSE_ON && !lane->broken);
     lane->unparsed = progress == PARSE_YIELDS;
     if (progress == PARSE_FAILS) {
         char why[48];
@@ -204,7 +208,11 @@ static bool lane_read(struct lane *lane) {
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;
+    bool apart = count == 2 && lane->in.op != NULL; // the bytes of an op, which stays until they are here
+    if (apart) turn_leave(lane->engine);
     ptrdiff_t got = transport_recvv(lane->stream, parts, count);
+    if (apart) turn_take(lane->engine);
+    if (lane->broken) return false;
     if (got == -EAGAIN) return lane->readable = lane->stream->buffered;
     if (got <= 0) {
         lane_break(lane, WIRE_LINK_BROKEN, got == 0 ? "closed by the other side" : strerror((int)-got));
@@ -243,7 +251,9 @@ static void limit(struct neighbour *peer, const struct pace_total *total) {
 // Whether the lane has to wait until its neighbour's bucket fills. Frames that are queued already do not wait.
 static bool must_wait(const struct lane *lane) {
     struct bucket *bucket = &lane->peer->bucket;
-    return lane->index > 0 && !bucket_has_room(bucket, platform_now_ns());
+    if (lane->index == 0 || bucket_has_room(bucket, platform_now_ns())) return false;
+    if (lane->worker != NULL) worker_wake(lane->engine, NULL); // the engine's thread looks when it has filled
+    return true;
 }
 
 static bool models(const struct lane *lane) {
@@ -288,6 +298,7 @@ static bool send_frame(struct lane *lane) {
     if (frame->fence != 0 && device_passed(frame->op->args.queue, frame->fence) != DEVICE_DONE) return false;
     if (lane->sent == 0) frame_align(frame);
     size_t begin = frame_head_bytes(frame), end = begin + frame->length, total = end + wire_padding(end);
+    bool apart = lane->index > 0 && frame->op != NULL; // else the lock is held, or the op may end meanwhile
     while (lane->sent < total) {
         struct iovec parts[3];
         int count = 0;
@@ -296,7 +307,10 @@ static bool send_frame(struct lane *lane) {
         if (frame->length > skip)
             parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
         if (end < total) parts[count++] = (struct iovec){zeros, lane->sent < end ? total - end : total - lane->sent};
+        if (apart) turn_leave(lane->engine);
         ptrdiff_t sent = transport_sendv(lane->stream, parts, count);
+        if (apart) turn_take(lane->engine);
+        if (lane->broken) return false;
         if (sent < 0) {
             // A broken connection shows on the receiving side too, where the thread deals with it.
             lane->writable = false;

@@ -9,6 +9,7 @@
 #include "data/silence.h"
 #include "data/sight.h"
 #include "data/throttle.h"
+#include "data/workers.h"
 #include "device/door.h"
 #include "device/memory.h"
 #include "net/peer_name.h"
@@ -64,6 +65,7 @@ struct lane {
     struct neighbour *peer; // also in.from
     struct lane *next;      // arriving
     struct transport *stream;
+    struct worker *worker; // that steps it; NULL: the engine's thread does
     uint32_t index;
     bool polled, broken;
     bool ready;   // in the list of those that may have work
@@ -121,6 +123,8 @@ struct lane_route {
     struct frame *(*next)(struct engine *engine, struct lane *lane, bool idle);
     // A frame of an op has been handed to the kernel. Lock not held.
     void (*sent)(struct engine *engine, const struct frame *frame);
+    // Whether the other end may be a process of this host whose memory can be read. Lock held.
+    bool (*may_be_read)(const struct lane *lane);
     // Something became of a neighbour. Lock held, but for NEIGHBOUR_LINK_DOWN.
     void (*changed)(struct engine *engine, struct neighbour *peer, enum neighbour_change change);
 };
@@ -137,11 +141,10 @@ struct lanes {
     _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
 
     // thread
-    int64_t silence_at;  // the next check
-    struct lane **list;  // all that are polled
-    struct lane **ready; // those that may have work
-    size_t count, room;  // of `list`
-    size_t ready_count, ready_room;
+    int64_t silence_at;     // the next check
+    struct lane **list;     // all that are polled
+    size_t count, room;     // of `list`
+    struct lane_list ready; // those that may have work, but for the lanes of workers
 };
 
 // Takes the stream, unless memory is refused: NULL.

@@ -133,7 +133,7 @@ void lanes_close(struct lanes *all) {
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
         memset(peer->lanes, 0, sizeof peer->lanes);
     for (size_t i = 0; i < all->count; i++) lane_free(all->list[i]);
-    all->count = all->ready_count = 0;
+    all->count = all->ready.count = 0;
     while (all->arriving != NULL) {
         struct lane *lane = all->arriving;
         all->arriving = lane->next;
@@ -151,8 +151,16 @@ void lanes_free(struct lanes *all) {
         free(peer);
     }
     free(all->list);
-    free(all->ready);
+    free(all->ready.list);
     free(all);
+}
+
+// Gives the lane to a worker, if it is one of theirs. The engine's thread alone reads memory of other processes.
+static bool adopt(struct lanes *all, struct lane *lane) {
+    struct worker *worker = workers_of(all->engine, lane->index);
+    if (worker == NULL || route.may_be_read(lane)) return true;
+    lane->worker = worker;
+    return worker_has_room(worker, all->count);
 }
 
 bool lanes_poll_arriving(struct engine *engine) {
@@ -160,10 +168,11 @@ bool lanes_poll_arriving(struct engine *engine) {
     while (all->arriving != NULL) {
         struct lane *lane = all->arriving;
         if (!GROW(all->list, all->room, all->count, LANES_LEAST) ||
-            !GROW(all->ready, all->ready_room, all->count, LANES_LEAST))
+            !GROW(all->ready.list, all->ready.room, all->count, LANES_LEAST) || !adopt(all, lane))
             return false;
         uint32_t events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
-        if (!transport_watch(lane->stream, all->epoll, events, (epoll_data_t){.ptr = lane})) return false;
+        int epoll = lane->worker != NULL ? lane->worker->epoll : all->epoll;
+        if (!transport_watch(lane->stream, epoll, events, (epoll_data_t){.ptr = lane})) return false;
         all->arriving = lane->next;
         lane->polled = true;
         lane_look(lane, platform_now_ns());
@@ -180,24 +189,35 @@ void lanes_hang_up(struct engine *engine) {
     for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) transport_hang_up(lane->stream);
 }
 
-bool lanes_step(struct engine *engine) {
-    struct lanes *all = engine->lanes;
-    for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
+void lanes_look_at_buckets(struct engine *engine) {
+    for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next)
         if (peer->bucket.waits && bucket_has_room(&peer->bucket, platform_now_ns())) neighbour_schedule(peer);
-    for (size_t i = 0; i < all->ready_count;) {
-        struct lane *lane = all->ready[i];
+}
+
+bool lanes_step(struct lane_list *ready) {
+    for (size_t i = 0; i < ready->count;) {
+        struct lane *lane = ready->list[i];
         if (lane_step(lane)) {
             i++;
         } else {
             lane->ready = false;
-            all->ready[i] = all->ready[--all->ready_count];
+            ready->list[i] = ready->list[--ready->count];
         }
     }
-    return all->ready_count > 0;
+    return ready->count > 0;
+}
+
+static bool any_broken(const struct lanes *all) {
+    for (size_t i = 0; i < all->count; i++)
+        if (all->list[i]->broken) return true;
+    return false;
 }
 
 void lanes_free_broken(struct engine *engine) {
     struct lanes *all = engine->lanes;
+    if (!any_broken(all)) return;
+    workers_pause(engine);
+    workers_forget_events(engine);
     for (size_t i = 0; i < all->count;) {
         struct lane *lane = all->list[i];
         if (!lane->broken) {
@@ -211,6 +231,7 @@ void lanes_free_broken(struct engine *engine) {
         neighbours_free_dropped(engine);
         engine_unlock(engine);
     }
+    workers_resume(engine);
 }
 
 void lanes_drop_frames(struct engine *engine, bool service) {

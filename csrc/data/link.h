@@ -12,6 +12,7 @@ struct engine;
 struct incoming;
 struct lanes;
 struct neighbour;
+struct lane_list;
 struct transport;
 
 // ---- any thread ----
@@ -51,8 +52,10 @@ bool lanes_poll_arriving(struct engine *engine);
 // Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
 // Lock held.
 void lanes_hang_up(struct engine *engine);
-// Gives each lane that may have work a step. Whether there is more.
-bool lanes_step(struct engine *engine);
+// Schedules the lanes of neighbours whose bucket has filled.
+void lanes_look_at_buckets(struct engine *engine);
+// Gives each of these lanes a step. Whether there is more.
+bool lanes_step(struct lane_list *ready);
 void lanes_free_broken(struct engine *engine);
 void lanes_schedule(struct engine *engine); // there may be work for all of them
 // Drops all frames of large ops, or all of the service, in either direction. Lock held.

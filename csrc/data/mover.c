@@ -9,6 +9,7 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
+#include "data/workers.h"
 #include "device/device.h"
 
 static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,    [PLAN_RING] = &ring_mover,
@@ -204,6 +205,19 @@ struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, c
 
 bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
     return backup_save(&op->backup, op->args.send, offset, length);
+}
+
+bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length) {
+    struct backup *backup = &op->backup;
+    if (engine->workers == NULL || backup->bytes == NULL || backup->queue != NULL)
+        return mover_save(op, offset, length);
+    struct plan_range gap = {.end = offset};
+    while (ranges_gap(&backup->saved, gap.end, offset + length, &gap)) {
+        turn_leave(engine);
+        stream_copy(backup->bytes + gap.begin, (const uint8_t *)op->args.send + gap.begin, gap.end - gap.begin);
+        turn_take(engine);
+    }
+    return ranges_add(&backup->saved, offset, offset + length);
 }
 
 bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {

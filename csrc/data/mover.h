@@ -105,6 +105,8 @@ struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, c
                           size_t bytes);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
 bool mover_save(struct op *op, uint64_t offset, uint64_t length);
+// The same, without the turn while it copies. Nothing else writes or saves that range meanwhile. Lock not held.
+bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length);
 
 // ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
 // What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has

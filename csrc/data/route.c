@@ -219,5 +219,6 @@ const struct lane_route route = {
     .arrived = arrived,
     .next = next,
     .sent = sent,
+    .may_be_read = same_host_may_come,
     .changed = changed,
 };

@@ -84,6 +84,11 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
     return socket_address_same_host(&here, &there);
 }
 
+bool same_host_may_come(const struct lane *lane) {
+    struct claimed_link unused;
+    return lane->engine->same_host->door != NULL && addresses_of(lane, &unused);
+}
+
 static void claim_links(struct engine *engine, struct neighbour *peer) {
     struct wire_header now = engine_header(engine);
     struct claim claim = {.version = WIRE_VERSION,
@@ -212,7 +217,10 @@ struct reader *lane_reader(struct lane *lane) {
 }
 
 uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length) {
-    uint8_t *bytes = reader_read(lane_reader(lane), lane->peer->memory.pid, from, length);
+    struct reader *reader = lane_reader(lane);
+    turn_leave(lane->engine); // the thread may hang here, and does not come back when it was replaced
+    uint8_t *bytes = reader_read(reader, lane->peer->memory.pid, from, length);
+    turn_take(lane->engine);
     if (bytes == NULL) lane->peer->unreadable = true;
     return bytes;
 }

@@ -22,6 +22,8 @@ void same_host_offered(struct lane *lane);             // thread
 void same_host_take_claims(struct engine *engine);     // thread
 void same_host_forget(struct neighbour *peer);         // thread, lock held
 bool same_host_may_read(const struct neighbour *peer); // thread, lock held
+// Whether the other end may be on this host, in a process whose memory can be read.
+bool same_host_may_come(const struct lane *lane);
 // READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does
 // not return when the thread was replaced meanwhile, see engine_watch.
 uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held

@@ -27,6 +27,7 @@ struct ring {
     struct forward *forwards, **last;  // chunks to forward, in the order in which they came
     uint64_t inject, inject_end;       // own shard, elements
     struct ranges reducing, gathering; // what has come, or is on its way: elements
+    struct ranges summed;              // bytes; with workers: what has come and is added up
 };
 
 // All but an all-reduce end with the reduce-scatter half.
@@ -99,6 +100,23 @@ static bool is_placed(const struct incoming *in) { return in->header.type == WIR
 // Of the chunk, wherever it is.
 static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
 
+// With workers a sum of other members may come while another thread adds up the same range: a member that sends it
+// before it has the partial sum lies.
+static bool note_summed(struct engine *engine, struct op *op, uint64_t at, size_t bytes) {
+    struct ring *ring = op->work;
+    if (engine->workers == NULL || ranges_add(&ring->summed, at, at + bytes)) return true;
+    engine_lock(engine);
+    engine_fail(engine);
+    engine_unlock(engine);
+    return false;
+}
+
+static bool comes_too_early(const struct engine *engine, const struct op *op, uint64_t at, size_t bytes) {
+    const struct ring *ring = op->work;
+    struct plan_range gap;
+    return engine->workers != NULL && ranges_gap(&ring->summed, at, at + bytes, &gap);
+}
+
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
@@ -116,6 +134,8 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     // Everything comes once: what came twice would count for something that never came, and be under way when the op is
     // over.
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
+    if (!reduce && head->shard != op->team->place && comes_too_early(engine, op, head->offset * op->element, bytes))
+        return false;
     if (!mover_take(engine, reduce ? &ring->reducing : &ring->gathering, head->offset, head->offset + elements))
         return false;
     if (is_placed(in)) { // part by part, as it is read
@@ -201,22 +221,28 @@ static void release(struct engine *engine, struct op *op) {
     struct ring *ring = op->work;
     ranges_fini(&ring->reducing);
     ranges_fini(&ring->gathering);
+    ranges_fini(&ring->summed);
     while (ring->forwards != NULL) free(forward_pop(ring));
     *ring = (struct ring){0};
 }
 
 // result = partial sum op own input, and on the last hop the average.
-static void reduce_part(struct op *op, enum plan_step step, uint64_t at, void *partial, size_t bytes) {
+static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, void *partial,
+                        size_t bytes) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
     struct device_sum sum = {.op = what->op, .dtype = what->dtype};
     if (step == STEP_REDUCE_LAST && what->op == pcclAvg) sum.divisor = op->team->count;
+    bool apart = op->args.queue == NULL;
+    if (apart) turn_leave(engine);
     device_reduce(op->args.queue, sum_at(op, at / op->element), partial, (const uint8_t *)op->args.send + at,
                   bytes / op->element, &sum);
+    if (apart) turn_take(engine);
 }
 
 // Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
 // cache.
-static bool take_placed(struct op *op, const struct incoming *in, enum plan_step step, uint64_t at) {
+static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
+                        uint64_t at) {
     uint64_t address = wire_place_decode(in->place);
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
     bool save = reduce || in->head.shard == op->team->place;
@@ -231,7 +257,7 @@ static bool take_placed(struct op *op, const struct incoming *in, enum plan_step
         }
         uint8_t *read = same_host_read(in->lane, address + done, part);
         if (read == NULL) return false;
-        reduce_part(op, step, at + done, read, part);
+        reduce_part(engine, op, step, at + done, read, part);
     }
     // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
     // Nor may another process have got its number meanwhile.
@@ -244,14 +270,17 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     enum plan_step step = step_of(op, &in->head);
     uint64_t at = in->head.offset * op->element;
     size_t bytes = chunk_bytes(in);
+    bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
+    uint8_t *to = in->to; // the lane may break meanwhile
     if (is_placed(in)) {
-        if (!take_placed(op, in, step, at)) return false;
-    } else if (step == STEP_REDUCE || step == STEP_REDUCE_LAST) {
-        if (!mover_save(op, at, bytes)) return false;
-        reduce_part(op, step, at, in->to, bytes);
+        if (!take_placed(engine, op, in, step, at)) return false;
+    } else if (reduce) {
+        if (!mover_save_apart(engine, op, at, bytes)) return false;
+        reduce_part(engine, op, step, at, to, bytes);
     } else {
-        mover_land(op, at, in->to, bytes);
+        mover_land(op, at, to, bytes);
     }
+    if (reduce && !note_summed(engine, op, at, bytes)) return false;
     ring->moving.receive_left -= bytes;
     if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.shard == now->place) {
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;

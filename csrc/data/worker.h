@@ -1,0 +1,15 @@
+// Threads that receive, sum and send beside the engine's thread: docs/decisions/data-threads.md.
+#ifndef PCCL_DATA_WORKER_H
+#define PCCL_DATA_WORKER_H
+
+#include "data/workers.h"
+
+enum { WORKERS_MOST = 16 };
+
+// Starts as many workers as PCCL_DATA_THREADS says; none by default. False: the system refused.
+bool workers_start(struct engine *engine);
+// Ends all workers. The engine's thread has ended. Idempotent.
+void workers_stop(struct engine *engine);
+void workers_free(struct engine *engine); // they have ended
+
+#endif

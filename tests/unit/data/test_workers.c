@@ -1,0 +1,139 @@
+// Operations whose lanes are moved by workers (data/workers): results, losses, new epochs and ends in the midst.
+#define _GNU_SOURCE
+#include <stdio.h>
+
+#include "engine_world.h"
+
+enum { LANES = 5, COUNT = 3 << 20, TAG = 5 };
+
+static void use_workers(int count) {
+    char text[8];
+    snprintf(text, sizeof text, "%d", count);
+    setenv("PCCL_DATA_THREADS", text, 1);
+}
+
+static uint32_t wrong_sums(const float *result, uint32_t members) {
+    uint32_t wrong = 0;
+    for (uint64_t k = 0; k < COUNT; k++) {
+        float expected = 0;
+        for (uint32_t i = 0; i < members; i++) expected += input(i, k);
+        wrong += result[k] != expected;
+    }
+    return wrong;
+}
+
+static uint32_t changed_inputs(const float *data, uint32_t peer) {
+    uint32_t wrong = 0;
+    for (uint64_t k = 0; k < COUNT; k++) wrong += data[k] != input(peer, k);
+    return wrong;
+}
+
+static void post(struct world *world, uint32_t side, float *data, uint64_t tag) {
+    struct call_args reduce = reduce_of(data, data, tag, COUNT, pcclSum, CODEC_RAW);
+    CHECK(engine_post(world->sides[side].engine, &reduce, world->epoch) == CALL_OK);
+}
+
+static enum call_result ending(struct world *world, uint32_t side, uint64_t tag) {
+    struct call_outcome outcome;
+    engine_wait(world->sides[side].engine, tag, platform_now_ns() + 60 * SECOND_NS, &outcome);
+    return outcome.result;
+}
+
+// Several operations at once, each result exact.
+static void test_sums(uint32_t peers, int workers) {
+    enum { OPS = 3 };
+    check_case("%u members and %d workers reduce several operations at once", peers, workers);
+    use_workers(workers);
+    struct world *world = world_new(peers, LANES);
+    float *data[PEERS_MAX][OPS];
+    for (uint32_t i = 0; i < peers; i++)
+        for (uint64_t t = 0; t < OPS; t++) post(world, i, data[i][t] = filled(i, COUNT), t);
+    for (uint32_t i = 0; i < peers; i++)
+        for (uint64_t t = 0; t < OPS; t++) {
+            CHECK(ending(world, i, t) == CALL_OK);
+            CHECK(wrong_sums(data[i][t], peers) == 0);
+            free(data[i][t]);
+        }
+    world_free(world);
+}
+
+// A member is lost after `wait_us`; whoever gets an error has its input back, and the next operation succeeds.
+static void test_loss(int workers, unsigned wait_us) {
+    enum { PEERS = 3, LOST = 2 };
+    check_case("a member is lost %u us after the start, with %d workers", wait_us, workers);
+    use_workers(workers);
+    struct world *world = world_new(PEERS, LANES);
+    float *data[PEERS];
+    for (uint32_t i = 0; i < PEERS; i++) post(world, i, data[i] = filled(i, COUNT), TAG);
+    usleep(wait_us); // any moment will do
+    kill_side(world, LOST);
+    new_epoch(world, true);
+    for (uint32_t i = 0; i < LOST; i++) {
+        enum call_result result = ending(world, i, TAG);
+        CHECK(result == CALL_OK || result == CALL_LOST);
+        CHECK(result == CALL_OK ? wrong_sums(data[i], PEERS) == 0 : changed_inputs(data[i], i) == 0);
+        for (uint64_t k = 0; k < COUNT; k++) data[i][k] = input(i, k);
+    }
+    for (uint32_t i = 0; i < LOST; i++) post(world, i, data[i], TAG);
+    for (uint32_t i = 0; i < LOST; i++) {
+        CHECK(ending(world, i, TAG) == CALL_OK);
+        CHECK(wrong_sums(data[i], LOST) == 0);
+    }
+    world_free(world);
+    for (uint32_t i = 0; i < PEERS; i++) free(data[i]);
+}
+
+// Nobody is lost: the operation is redone in each of several epochs, and its result is exact.
+static void test_epochs(int workers) {
+    enum { PEERS = 3, EPOCHS = 6 };
+    check_case("epochs follow each other in the midst of an operation, with %d workers", workers);
+    use_workers(workers);
+    struct world *world = world_new(PEERS, LANES);
+    float *data[PEERS];
+    for (uint32_t i = 0; i < PEERS; i++) post(world, i, data[i] = filled(i, COUNT), TAG);
+    for (unsigned i = 0; i < EPOCHS; i++) {
+        usleep(i * 700); // any moment will do
+        new_epoch(world, false);
+    }
+    for (uint32_t i = 0; i < PEERS; i++) {
+        CHECK(ending(world, i, TAG) == CALL_OK);
+        CHECK(wrong_sums(data[i], PEERS) == 0);
+    }
+    world_free(world);
+    for (uint32_t i = 0; i < PEERS; i++) free(data[i]);
+}
+
+// The end of an engine, or of its communicator, in the midst: the input is put back.
+static void test_end(int workers, bool kill) {
+    check_case("%s in the midst, with %d workers", kill ? "a communicator dies" : "an engine stops", workers);
+    use_workers(workers);
+    struct world *world = world_new(2, LANES);
+    float *data[2];
+    for (uint32_t i = 0; i < 2; i++) post(world, i, data[i] = filled(i, COUNT), TAG);
+    usleep(1000); // any moment will do
+    for (uint32_t i = 0; i < 2; i++)
+        if (kill)
+            engine_kill(world->sides[i].engine);
+        else
+            engine_stop(world->sides[i].engine);
+    for (uint32_t i = 0; i < 2; i++) {
+        enum call_result result = ending(world, i, TAG);
+        CHECK(result == CALL_OK || result == CALL_DEAD);
+        CHECK(result == CALL_OK ? wrong_sums(data[i], 2) == 0 : changed_inputs(data[i], i) == 0);
+    }
+    world_free(world);
+    for (uint32_t i = 0; i < 2; i++) free(data[i]);
+}
+
+int main(void) {
+    static const int counts[] = {1, 2, 4};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        test_sums(2, counts[i]);
+        test_sums(3, counts[i]);
+        for (unsigned wait_us = 0; wait_us <= 6000; wait_us += 2000) test_loss(counts[i], wait_us);
+        test_epochs(counts[i]);
+        test_end(counts[i], false);
+        test_end(counts[i], true);
+    }
+    return check_status();
+}
