@@ -208,7 +208,8 @@ static bool lane_read(struct lane *lane) {
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;
-    bool apart = count == 2 && lane->in.op != NULL; // the bytes of an op, which stays until they are here
+    // A head comes into the lane's own buffer, and an op stays until its bytes are here.
+    bool apart = lane->receiving == LANE_HEAD || (count == 2 && lane->in.op != NULL);
     if (apart) turn_leave(lane->engine);
     ptrdiff_t got = transport_recvv(lane->stream, parts, count);
     if (apart) turn_take(lane->engine);

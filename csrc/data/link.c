@@ -190,8 +190,11 @@ void lanes_hang_up(struct engine *engine) {
 }
 
 void lanes_look_at_buckets(struct engine *engine) {
-    for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next)
+    struct lanes *all = engine->lanes; // the list of neighbours needs the lock, that of lanes does not
+    for (size_t i = 0; i < all->count; i++) {
+        struct neighbour *peer = all->list[i]->peer;
         if (peer->bucket.waits && bucket_has_room(&peer->bucket, platform_now_ns())) neighbour_schedule(peer);
+    }
 }
 
 bool lanes_step(struct lane_list *ready) {
@@ -292,8 +295,8 @@ void lanes_check_silence(struct engine *engine) {
 
 int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
     const struct lanes *all = engine->lanes;
-    for (const struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next)
-        if (peer->bucket.waits && timeout_ms != 0) timeout_ms = BUCKET_TICK_MS;
+    for (size_t i = 0; i < all->count; i++)
+        if (all->list[i]->peer->bucket.waits && timeout_ms != 0) timeout_ms = BUCKET_TICK_MS;
     if (all->silence_ns == 0) return timeout_ms;
     int64_t left = (all->silence_at - platform_now_ns()) / MS_NS + 1;
     int ms = left < 0 ? 0 : (int)left;
