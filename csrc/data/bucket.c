@@ -14,6 +14,7 @@ bool bucket_has_room(struct bucket *bucket, int64_t now_ns) {
     if (bucket->room > depth || bucket->rate == 0) bucket->room = depth;
     bucket->filled_ns = now_ns;
     bucket->waits = bucket->rate > 0 && bucket->room <= 0;
+    if (bucket->waits) bucket->empty_ns = now_ns;
     return !bucket->waits;
 }
 

@@ -17,12 +17,13 @@ struct bucket {
     double rate; // bytes per nanosecond; 0: no limit
     double room; // bytes that may be sent now; below 0 after a frame that was larger
     int64_t filled_ns;
-    bool waits; // somebody found it empty
+    bool waits;       // a sender found it empty
+    int64_t empty_ns; // when that was last
 };
 
 // Fills the bucket for the time that has passed, and returns whether anything may be sent. Notes in `waits` if not.
 bool bucket_has_room(struct bucket *bucket, int64_t now_ns);
-// Takes bytes that were sent out of the bucket.
+// Takes bytes that are about to be sent out of the bucket.
 void bucket_take(struct bucket *bucket, size_t bytes);
 
 #endif

@@ -247,6 +247,19 @@ void lane_look(struct lane *lane, int64_t now_ns) {
 static void limit(struct neighbour *peer, const struct pace_total *total) {
     bool smooth = pace_is_smooth(&peer->pace, total) || !peer->alone;
     peer->bucket.rate = throttle_limit(&peer->throttle, total, smooth);
+    if (!total->models) return;
+    // BBR has the kernel pace each lane in any case. Without a limit of its own, each takes what it once sent alone for
+    // its rate, and all together overflow the queue.
+    for (uint32_t i = 1; i < peer->lane_end; i++) {
+        struct lane *lane = peer->lanes[i];
+        if (lane == NULL || !lane_is_for_bulk(lane)) continue;
+        uint32_t share = throttle_share(&peer->throttle, total, lane->pace.gauge.window);
+        uint32_t most = share == 0 ? INT32_MAX : share,
+                 differs = most > lane->paced ? most - lane->paced : lane->paced - most;
+        if (differs <= lane->paced / 64) continue;
+        socket_pace(lane->stream->fd, most);
+        lane->paced = most;
+    }
 }
 
 // Whether the lane has to wait until its neighbour's bucket fills. Frames that are queued already do not wait.
@@ -281,6 +294,8 @@ static void tune(struct lane *lane) {
         if (pace_is_due(&other->pace, now_ns)) lane_look(other, now_ns);
         pace_total_add(&total, &other->pace);
     }
+    // A lane that waits for the bucket has something to send, though the kernel has nothing of it.
+    if (peer->bucket.empty_ns != 0 && now_ns - peer->bucket.empty_ns < PACE_TICK_MS * MS_NS) total.waiting++;
     bool tuned = available > 0 && !lane->engine->lanes->fixed;
     bool changed = tuned && pace_lanes_step(&peer->pace, &total, available, now_ns);
     if (tuned) throttle_step(&peer->throttle, &total, peer->alone && pace_is_wide(&peer->pace, &total), now_ns);
@@ -381,6 +396,8 @@ static size_t lane_write(struct lane *lane) {
     if (!writable || (idle && must_wait(lane))) return 0;
     struct frame *work = free ? route.next(engine, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
+    // Before it is sent, or all lanes would begin a frame with the same room.
+    if (work != NULL && !direct) bucket_take(&lane->peer->bucket, FRAME_HEAD_BYTES + work->length);
 
     if (direct) engine_lock(engine);
     if (lane->sending != NULL && work != NULL)
@@ -397,7 +414,6 @@ static size_t lane_write(struct lane *lane) {
     if (!direct && lane->pace.far && !socket_has_room(lane->stream->fd)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
-    if (!direct) bucket_take(&lane->peer->bucket, bytes);
     if (finished->op != NULL) route.sent(engine, finished);
     engine_lock(engine);
     frame_free(engine, finished);

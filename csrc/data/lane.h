@@ -98,6 +98,7 @@ struct lane {
     // sending
     bool retired;    // lock: it is not the peer's lane of this index any more
     uint32_t unsent; // what the kernel's limit is (pace_unsent)
+    uint32_t paced;  // bytes per second that the kernel sends at most (BBR); 0: no limit was ever set
     bool writable;
     struct frame_queue queue;
     struct frame *sending;

@@ -122,9 +122,15 @@ void throttle_step(struct throttle *t, const struct pace_total *total, bool may,
 
 double throttle_limit(const struct throttle *t, const struct pace_total *total, bool smooth) {
     if (total->lanes == 0 || total->smoothed_us == 0 || total->round_trip_us < PACE_FAR_US) return 0;
-    // What sends at a rate that it has found by itself is smooth.
-    double limit = smooth && !total->models ? wanted(total) * SPREAD : 0;
+    if (total->models) return 0;
+    double limit = smooth ? wanted(total) * SPREAD : 0;
     if (t->rate > 0 && t->rate < wanted(total)) limit = t->rate;
     double least = LANE_LEAST * total->lanes;
     return limit > 0 && limit < least ? least : limit;
+}
+
+uint32_t throttle_share(const struct throttle *t, const struct pace_total *total, uint32_t window) {
+    if (t->rate == 0 || total->window == 0 || t->rate >= wanted(total)) return 0;
+    double share = t->rate * window / (double)total->window;
+    return (uint32_t)(between(share, LANE_LEAST, 2) * 1e9);
 }

@@ -104,6 +104,8 @@ bool socket_has_room(int fd) {
     return poll(&polled, 1, 0) != 0;
 }
 
+void socket_pace(int fd, uint32_t bytes_per_s) { set_option(fd, SOL_SOCKET, SO_MAX_PACING_RATE, (int)bytes_per_s); }
+
 static int open_socket(const struct wire_address *address) {
     int family = address->family == 6 ? AF_INET6 : AF_INET;
     return descriptor_socket(family, SOCK_STREAM | SOCK_NONBLOCK, 0);

@@ -52,6 +52,9 @@ void socket_apply_congestion(int fd);
 void socket_limit_unsent(int fd, uint32_t bytes);
 // Whether the connection takes more now. If not, an EPOLLOUT comes when it does.
 bool socket_has_room(int fd);
+// Limits how fast the kernel sends on this connection; spreads what it sends over the round trip. The kernel has no way
+// back from that but to another limit.
+void socket_pace(int fd, uint32_t bytes_per_s);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);
 

@@ -11,7 +11,7 @@ static double send_for(struct bucket *bucket, int64_t *now_ns, int ms, size_t fr
             bucket_take(bucket, frame);
             sent += (double)frame;
         }
-        CHECK(bucket->waits);
+        CHECK(bucket->waits && bucket->empty_ns == *now_ns);
     }
     return sent;
 }

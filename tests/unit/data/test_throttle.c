@@ -191,6 +191,17 @@ static void test_limits(void) {
     part_of_line(5000);
     CHECK(throttle_limit(&way.throttle, &way.seen, false) == way.throttle.rate);
     CHECK(throttle_limit(&way.throttle, &way.seen, true) == way.throttle.rate);
+    check_case("those that find a rate by themselves get shares of it by their windows");
+    way.seen.models = true;
+    CHECK(throttle_limit(&way.throttle, &way.seen, true) == 0);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < LANES; i++) {
+        uint32_t share = throttle_share(&way.throttle, &way.seen, (uint32_t)(way.window / 45 * i));
+        CHECK(share >= 10000);
+        sum += share;
+    }
+    CHECK(fabs((double)sum / 1e9 - way.throttle.rate) < 0.01 * way.throttle.rate);
+    way.seen.models = false;
     check_case("no limit where they send less anyway, but they are smooth, with room to grow");
     way.seen.window /= 4;
     double windows = (double)way.seen.window * way.seen.lanes / ((double)way.seen.smoothed_us * 1e3);
