@@ -138,7 +138,7 @@ EXPORT int floor_tcp(int in, int out, size_t rank, size_t world, const float *in
 
 // ---- shared slots ----
 
-// Of one peer; the memory that the peers share is an array of these, zero at first.
+// The counters of one peer. The memory that the peers share is an array of these, zero at first.
 struct place {
     _Alignas(LINE) _Atomic uint32_t put;   // chunks in its slots so far, for its successor
     _Alignas(LINE) _Atomic uint32_t taken; // by the successor

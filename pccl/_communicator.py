@@ -16,7 +16,7 @@ from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_s
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
 from pccl._diagnosis import Diagnosis, diagnose
-from pccl._enums import Attribute, DataType, QuantizationAlgorithm, ReduceOp, Result, SharedStateSyncStrategy
+from pccl._enums import Attribute, DataType, ReduceOp, Result, SharedStateSyncStrategy
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
 from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
@@ -40,6 +40,7 @@ from pccl._ops import (
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import Buffers, plain_memory, reduce_buffers, require_kind
 from pccl._types import (
+    NOT_QUANTISED,
     Contributors,
     QuantizationOptions,
     ReduceInfo,
@@ -917,7 +918,7 @@ def _describe(
     if quantization_options is not None:
         require_kind("quantization_options", quantization_options, QuantizationOptions)
     operand = operand_descriptor or ReduceOperandDescriptor(buffers.dtype)
-    quantization = quantization_options or _UNQUANTIZED
+    quantization = quantization_options or NOT_QUANTISED
     numbers = reduce_numbers(buffers.numel, op, tag, operand, quantization)
     if residual is not None:
         require_kind("residual", residual, ErrorFeedback)
@@ -934,9 +935,6 @@ def _check_residual(residual: ErrorFeedback, buffers: Buffers, quantization: Qua
     if memory.device is not buffers.device:
         text = f"residual is on {memory.device.name} and the tensors on {buffers.device.name}: they must be on one device"
         raise ValueError(text)
-
-
-_UNQUANTIZED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)
 
 
 publish(globals())

@@ -102,8 +102,11 @@ def plain_numbers(count: int, op: ReduceOp, tag: int, dtype: DataType) -> Reduce
     return count, op._value_, tag, (dtype._value_, _NO_HINT), _NOT_QUANTISED
 
 
+NOT_QUANTISED = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.NONE)
+"""The quantisation of a reduce that is given none."""
+
 _NO_HINT: int = DistributionHint.NONE.value
-_NOT_QUANTISED: tuple[int, int] = DataType.UINT8.value, QuantizationAlgorithm.NONE.value
+_NOT_QUANTISED: tuple[int, int] = NOT_QUANTISED.quantized_datatype.value, NOT_QUANTISED.algorithm.value
 
 
 @dataclass

@@ -1,14 +1,10 @@
 #define _GNU_SOURCE
-#define LOG_COMPONENT "config"
 #include "api/api.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/descriptor.h"
-#include "base/environment.h"
-#include "base/log.h"
 #include "base/platform.h"
 #include "compute/codec.h"
 #include "compute/kernels.h"
@@ -31,10 +27,6 @@ pcclResult_t api_own(uint32_t forks, const char *noun) {
 pcclResult_t api_initialized(void) {
     if (atomic_load(&initialized)) return pcclSuccess;
     return detail_fail(pcclNotInitialized, "call pcclInit first");
-}
-
-uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {
-    return environment_number(name, least, most, otherwise);
 }
 
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out) {

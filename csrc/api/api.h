@@ -61,8 +61,6 @@ pcclResult_t api_own(uint32_t forks, const char *noun); // pcclInvalidUsage, unl
 bool api_initialize(void); // true: it was the first time
 // pcclNotInitialized before that.
 pcclResult_t api_initialized(void);
-// A variable of the environment that is not in [least, most] is told of and ignored.
-uint32_t api_number_from_environment(const char *name, uint32_t least, uint32_t most, uint32_t otherwise);
 // When a call with a bound must return: 0 = none.
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.

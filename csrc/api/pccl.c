@@ -74,8 +74,8 @@ static void add_masters_of_environment(struct communicator_params *params) {
 
 // Once, before the first op of the process. What the tests have set stays.
 static void read_segmented_min(void) {
-    plan_segmented_min = api_number_from_environment("PCCL_SEGMENTED_MIN_BYTES", PLAN_SEGMENT_MIN, INT32_MAX,
-                                                     (uint32_t)plan_segmented_min);
+    plan_segmented_min =
+        environment_number("PCCL_SEGMENTED_MIN_BYTES", PLAN_SEGMENT_MIN, INT32_MAX, (uint32_t)plan_segmented_min);
 }
 
 // Once, before the first link of the process.
@@ -127,7 +127,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                          .name = default_name()};
     inside.master_count = 1;
     inside.recovery_limit_ms =
-        api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
+        environment_number("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
     if (!api_take_address(&params->master_address, &inside.masters[0]))
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);
@@ -360,8 +360,8 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterI
     if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
     pthread_mutex_init(&master->lock, NULL);
     master->address = address;
-    master->heartbeat_limit_ms = api_number_from_environment("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS,
-                                                             API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS);
+    master->heartbeat_limit_ms = environment_number("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS,
+                                                    API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS);
     master->forks = descriptor_forks();
     atomic_init(&master->master, NULL);
     *master_out = master;

@@ -96,7 +96,7 @@ static bool changes_all(const struct engine *engine) {
     return engine->pending != NULL || engine->killing || engine->stopping || engine->lanes->arriving != NULL;
 }
 
-// What others have asked of the thread. False: it is to end, and no worker begins another step.
+// Does what other threads have asked for. False: the thread is to end, and no worker begins another step.
 static bool serve_requests(struct engine *engine) {
     engine_lock(engine);
     if (engine->workers != NULL && changes_all(engine)) {

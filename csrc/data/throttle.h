@@ -39,7 +39,7 @@ struct throttle {
 void throttle_step(struct throttle *throttle, const struct pace_total *total, bool may, int64_t now_ns);
 // Returns how fast they may send together, in bytes per nanosecond; 0: as fast as they can. `smooth`: what they send is
 // spread over the round trip, with some room for windows that grow.
-// Those that find a rate by themselves (BBR) have no limit together, but each a share.
+// Connections that find a rate by themselves (BBR) have no limit together, but each has a share (throttle_share).
 double throttle_limit(const struct throttle *throttle, const struct pace_total *total, bool smooth);
 // Returns what one of them with this window may send, in bytes per second; 0: as fast as it can.
 uint32_t throttle_share(const struct throttle *throttle, const struct pace_total *total, uint32_t window);

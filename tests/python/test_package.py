@@ -44,6 +44,13 @@ def run_python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, timeout=60, check=False)
 
 
+def run_well(code: str) -> str:
+    """Runs a program that has to succeed. Returns what it prints."""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_exports():
     assert sorted(pccl.__all__) == sorted(STARRED)
     for name in [*STARRED, "Result", "DeviceType"]:
@@ -62,9 +69,7 @@ def public(package) -> dict[str, object]:
 def modules_loaded_by(code: str) -> set[str]:
     """Returns what `code` imports beyond what finds this package, in a new interpreter."""
     finders = "import importlib.machinery, importlib.util, pathlib, sys; old = set(sys.modules)\n"
-    done = run_python(f"{finders}{code}\nprint(*set(sys.modules) - old)")
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return set(run_well(f"{finders}{code}\nprint(*set(sys.modules) - old)").split())
 
 
 # Importing any of these costs as much as importing the master.
@@ -121,8 +126,7 @@ def test_each_module_publishes_its_names(module):
         "    assert vars(pccl)[name] is value and value.__module__ == 'pccl', name\n"
         "    assert pickle.loads(pickle.dumps(value)) is value\n"
     )
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
+    run_well(code)
 
 
 def test_pickles_are_read_where_nothing_was_used_yet():
@@ -145,8 +149,7 @@ def test_threads_may_use_names_for_the_first_time_at_once():
         "for thread in threads: thread.join()\n"
         "assert found[0] and all(one == found[0] for one in found)\n"
     )
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
+    run_well(code)
 
 
 def test_exit_handlers_may_close_a_master_that_was_first_used_after_them():
@@ -160,8 +163,7 @@ def test_exit_handlers_may_close_a_master_that_was_first_used_after_them():
 
 def test_packages_are_attributes():
     pytest.importorskip("torch")
-    done = run_python("import pccl; assert pccl.distributed.join and pccl.state.__name__ == 'pccl.state'")
-    assert done.returncode == 0, done.stderr
+    run_well("import pccl; assert pccl.distributed.join and pccl.state.__name__ == 'pccl.state'")
     assert pccl.diloco is importlib.import_module("pccl.diloco")
 
 
@@ -256,8 +258,7 @@ def test_import_needs_neither_torch_nor_numpy_nor_the_command_lines_libraries():
         "comm = pccl.Communicator('127.0.0.1:1')\n"
         "print(comm)\n"
     )
-    done = run_python(code)
-    assert done.returncode == 0, done.stderr
+    run_well(code)
 
 
 @pytest.mark.parametrize("kept", ["numpy", "torch"])
@@ -274,8 +275,7 @@ def test_each_works_without_the_other():
         "pccl.SharedState([pccl.TensorInfo.from_numpy(a, 'a')])\n"
         "assert pccl.DataType.FLOAT.to_numpy_dtype() == a.dtype\n"
     )
-    done = run_python(numpy_alone)
-    assert done.returncode == 0, done.stderr
+    run_well(numpy_alone)
 
 
 def parameters(function) -> str:

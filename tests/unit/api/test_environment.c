@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "api/api.h"
+#include "base/environment.h"
 #include "device/memory.h"
 #include "ops/plan.h"
 #include "run.h"
@@ -42,10 +43,10 @@ int main(void) {
     const char *bad[] = {"", " 5000", "+5000", "-1", "5000 ", "0x10", "5e3", "10001"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         setenv("PCCL_MASTER_RECOVERY_MS", bad[i], 1);
-        CHECK_EQ(api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, 10000, 7), 7);
+        CHECK_EQ(environment_number("PCCL_MASTER_RECOVERY_MS", 0, 10000, 7), 7);
     }
     setenv("PCCL_MASTER_RECOVERY_MS", "10000", 1);
-    CHECK_EQ(api_number_from_environment("PCCL_MASTER_RECOVERY_MS", 0, 10000, 7), 10000);
+    CHECK_EQ(environment_number("PCCL_MASTER_RECOVERY_MS", 0, 10000, 7), 10000);
 
     check_case("memory of peers on this host is a matter of 0 and 1");
     unsetenv("PCCL_SAME_HOST_MEMORY");

@@ -1,4 +1,4 @@
-// What a reader reads is what lies there, and the kernel never copies it at a slow distance.
+// A reader returns the bytes that lie there, and the kernel never copies them at a slow distance.
 #include <string.h>
 #include <unistd.h>
 
