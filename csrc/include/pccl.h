@@ -12,22 +12,18 @@
 // - Out parameters are written only on success, if not said otherwise.
 // - A vote or an op ends alike on all accepted peers that survive it.
 // - A call that needs other peers waits as long as those peers live. Lost peers are not waited for: a closed socket
-// counts at
-//   once, silence after the heartbeat limit (5 s by default). What depends on the network alone is bounded.
+//   counts at once, silence after the heartbeat limit (5 s by default). What depends on the network alone is bounded.
 // - Attributes are a snapshot: they change only when pcclConnect, pcclUpdateTopology or pcclOptimizeTopology succeeds,
-// when
-//   an await returns pcclRankConnectionLost, and inside pcclAllReduceMultipleWithRetry.
+//   when an await returns pcclRankConnectionLost, and inside pcclAllReduceMultipleWithRetry.
 // - A loss always shows: an op succeeds only if its contributors are exactly the group's members of the snapshot at
-// launch.
-//   After a loss, the ops that cannot be completed, or if there are none the next op, return pcclRankConnectionLost on
-//   every survivor; launched again, they run among the survivors.
+//   launch. After a loss, the ops that cannot be completed, or if there are none the next op, return
+//   pcclRankConnectionLost on every survivor; launched again, they run among the survivors.
 // - A communicator is dead once it was expelled or has lost its master: un-awaited ops end with pcclRankConnectionLost,
-// every
-//   call that needs the master returns pcclMasterConnectionFailed at once, all attributes read 1, destroying it works.
+//   every call that needs the master returns pcclMasterConnectionFailed at once, all attributes read 1, destroying it
+//   works.
 // - Send buffers are only read. From launch until await has returned both buffers belong to the op. In place (send ==
-// recv) is
-//   normal; any other overlap is pcclInvalidArgument. After an error the input is as it was at launch, in place too,
-//   and an out-of-place receive buffer is unspecified.
+//   recv) is normal; any other overlap is pcclInvalidArgument. After an error the input is as it was at launch, in
+//   place too, and an out-of-place receive buffer is unspecified.
 // - Tensors may lie at a GPU, in memory that the CUDA driver knows: both buffers of an op at the same GPU, those of
 //   other members anywhere. An op comes after what its stream has had until the launch, and a sync after what the
 //   legacy default stream has had; streams that do not block that one have to be waited for first. When an await has
@@ -37,8 +33,7 @@
 //   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
 // - Nothing here ends the process, writes to stdout, or changes signal dispositions.
 // - A forked child has none of its parent's connections. With a handle of its parent every call returns
-// pcclInvalidUsage at once,
-//   destroying does nothing and returns pcclSuccess; it may create handles of its own.
+//   pcclInvalidUsage at once, destroying does nothing and returns pcclSuccess; it may create handles of its own.
 #ifndef PCCL_H
 #define PCCL_H
 

@@ -66,8 +66,7 @@ enum wire_type {
     WIRE_SYNC_PLAN, // master -> peer: the election is over, these receive and these give
     WIRE_SYNC_DONE, // peer -> master: what I had to receive is here and verified, or cannot be had
     WIRE_SYNC_END,  // master -> peer: the round is over
-    // peer -> master, the first frame of a connection in place of HELLO: the master I was with is lost, this is what I
-    // know
+    // peer -> master, the first frame of a connection in place of HELLO: I lost my master, and my state is this
     WIRE_RESUME,
     WIRE_GENERATION, // master -> peer, empty body: I want to take the run up with the generation in the header
     WIRE_PROMISE,    // peer -> master, empty body: the sender listens to no lower one from now on
@@ -88,15 +87,15 @@ enum wire_type {
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted
-    // op posted here, chunks may be sent to me; ring: extra = 1 when I can read the receiver's memory; chain and
-    // pieces:
-    // extra = 2 when I have the receiver's box; pieces: offset = elements that I expect
+    // op posted here, chunks may be sent to me
+    //   ring: extra = 1 when I can read the receiver's memory
+    //   chain and pieces: extra = 2 when I have the receiver's box
+    //   pieces: offset = elements that I expect
     WIRE_READY,
     WIRE_POSTED, // small op posted here, data follows once you have posted it too
     WIRE_SMALL,  // one member's whole input of a small op
-    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 list); extra
-    // =
-    // 1: I am about to leave, acknowledge at once from now on
+    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 list);
+    // extra = 1: I am about to leave, acknowledge at once from now on
     WIRE_ACK,
     // the whole result of a small op, from a member that completed it: offset = epoch, extra = list of its name
     WIRE_SUPPLY,
@@ -104,8 +103,8 @@ enum wire_type {
     WIRE_CODES,  // quantised: one block of one member's input, to the owner
     WIRE_RESULT, // quantised: one block of the result, from the owner
     WIRE_GRANT,  // of this shard the owner takes blocks below `offset`
-    // direct link: where a process of the same host may say that it holds the links of this pair; payload is the name
-    // of the device/door
+    // direct link: payload is the name of my local socket (device/door), where a process of this host may claim the
+    // links of this pair
     WIRE_MEMORY,
     // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
     WIRE_CHUNK_AT,

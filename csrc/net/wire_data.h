@@ -55,17 +55,16 @@ void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header
 // before the donor's PLAN: they wait for it. Nothing is sent that was not asked for.
 //   SYNC_ASK_HASHES  offset = first leaf, extra = number of hashes (1..WIRE_SYNC_MAX_HASHES), no payload
 //   SYNC_HASHES      offset, extra as asked; payload: the hashes, u64 each, little-endian. All of them give the content
-//   hash of the plan. SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard =
-//   the codings that the asker takes beside
-//                    plain, 1 << wire_sync_coding each; no payload
+//                    hash of the plan.
+//   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard = the codings that
+//                    the asker takes beside plain, 1 << wire_sync_coding each; no payload
 //   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding. PLACED: shard = number
-//   of leaves of the same entry
-//                    (1 or more, of those asked for), which lie one after another
+//                    of leaves of the same entry (1 or more, of those asked for), which lie one after another
 enum wire_sync_coding {
     WIRE_SYNC_PLAIN, // its bytes
     WIRE_SYNC_LZ4,   // one LZ4 block, shorter than the leaf
-    // u64, where they lie in the sender's memory, for an asker that can read it (device/memory); they stay there for
-    // the round
+    // u64: address of the leaves in the sender's memory, for an asker that can read it (device/memory). The leaves
+    // stay there for the round.
     WIRE_SYNC_PLACED,
 };
 
