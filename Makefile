@@ -14,6 +14,9 @@ C_FILES = $(shell git ls-files '*.c' '*.h' '*.cu')
 PURE := changed_inputs|kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline|shares|mind_|sparse|pairs|block|cod(ec|ing)
 # Tests whose threads are those of others: one that counts how often threads wake, and some that take a minute each there.
 REPEATED := handovers|refused|engine_cuda|lane_cuda|reduce_on_host
+# The builds for tests and checks fail on warnings; `make test WERROR=OFF` for a compiler that has new ones. What users install does not.
+WERROR ?= ON
+WARNINGS = -DPCCL_WERROR=$(WERROR)
 SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli.info import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
 BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc bindings -type f)
 
@@ -77,13 +80,13 @@ wheel: .venv/ready
 test: test-c test-python
 
 test-c: .venv/ready
-	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON
+	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON $(WARNINGS)
 	$(BIN)/cmake --build build/test -j $(JOBS)
 	$(CTEST) --test-dir build/test
 
 # Programs written for PCCL alone, with what they need. Those in C++ are left out where there is no compiler for it.
 test-compat: .venv/ready
-	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON
+	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON $(WARNINGS)
 	$(BIN)/cmake --build build/test -j $(JOBS) --target compat
 	$(CTEST) --test-dir build/test -R '^compat_'
 
@@ -123,17 +126,17 @@ format: .venv/ready
 	$(BIN)/clang-format -i $(C_FILES)
 
 check-address: .venv/ready
-	$(CMAKE) -S . -B build/address -DPCCL_BUILD_TESTS=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined'
+	$(CMAKE) -S . -B build/address -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined'
 	$(BIN)/cmake --build build/address -j $(JOBS)
 	$(CTEST) --test-dir build/address
 
 check-thread: .venv/ready
-	$(CMAKE) -S . -B build/thread -DPCCL_BUILD_TESTS=ON -DPCCL_BUILD_SHARED=OFF -DPCCL_SANITIZE=thread
+	$(CMAKE) -S . -B build/thread -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF -DPCCL_SANITIZE=thread
 	$(BIN)/cmake --build build/thread -j $(JOBS)
 	$(CTEST) --test-dir build/thread -E '$(PURE)|$(REPEATED)'
 
 fuzz-build: .venv/ready
-	$(CMAKE) -S . -B $(FUZZ_BUILD) -DPCCL_BUILD_FUZZ=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(FUZZ_CC)
+	$(CMAKE) -S . -B $(FUZZ_BUILD) -DPCCL_BUILD_FUZZ=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(FUZZ_CC)
 	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
 
 check-fuzz: fuzz-build

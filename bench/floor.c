@@ -96,6 +96,7 @@ static bool would_block(ssize_t moved) { return moved < 0 && (errno == EAGAIN ||
 
 // Sums `count` elements of `input` over `world` peers into `output`. `in` leads from the predecessor, `out` to the
 // successor; both are nonblocking. Returns 0, or -1 if a connection failed.
+EXPORT int floor_tcp(int in, int out, size_t rank, size_t world, const float *input, float *output, size_t count);
 EXPORT int floor_tcp(int in, int out, size_t rank, size_t world, const float *input, float *output, size_t count) {
     static _Thread_local _Alignas(4096) float scratch[CHUNK];
     struct ring ring = {rank, world, count};
@@ -166,9 +167,11 @@ static void await_bell(struct place *place, uint32_t heard) {
 }
 
 // Returns the bytes of shared memory that `world` peers need.
+EXPORT size_t floor_slots_bytes(size_t world);
 EXPORT size_t floor_slots_bytes(size_t world) { return world * sizeof(struct place); }
 
 // Sums as floor_tcp does, by slots in `memory`, which is aligned to 4,096 bytes.
+EXPORT void floor_slots(void *memory, size_t rank, size_t world, const float *input, float *output, size_t count);
 EXPORT void floor_slots(void *memory, size_t rank, size_t world, const float *input, float *output, size_t count) {
     struct place *own = (struct place *)memory + rank;
     struct place *before = (struct place *)memory + (rank + world - 1) % world;

@@ -9,7 +9,7 @@
 
 static _Thread_local char text[DETAIL_CAPACITY];
 
-int detail_fail(int code, const char *format, ...) {
+pcclResult_t detail_fail(pcclResult_t code, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);

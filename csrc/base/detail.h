@@ -3,13 +3,14 @@
 #ifndef PCCL_BASE_DETAIL_H
 #define PCCL_BASE_DETAIL_H
 
+#include "pccl.h"
+
 enum { DETAIL_CAPACITY = 640 };
 
 // Sets the text, cut to DETAIL_CAPACITY, and returns `code`.
-int detail_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+pcclResult_t detail_fail(pcclResult_t code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *detail_get(void); // of the last failed call on this thread; "" when there was none
 
-// `call` gives a pcclResult_t.
 #define RETURN_IF_FAILED(call) \
     do { \
         pcclResult_t code_ = (call); \

@@ -44,9 +44,10 @@ static inline struct f32_pair load_f16(const uint8_t *p) {
                              _mm512_cvtph_ps(_mm256_loadu_si256((const void *)(p + 32)))};
 }
 
+enum { ALL_LANES = 0xFFFF }; // gcc passes -1 as the mask of the form without one
 static inline void store_f16(uint8_t *p, struct f32_pair x) {
-    _mm256_storeu_si256((void *)p, _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
-    _mm256_storeu_si256((void *)(p + 32), _mm512_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256((void *)p, _mm512_maskz_cvtps_ph(ALL_LANES, x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256((void *)(p + 32), _mm512_maskz_cvtps_ph(ALL_LANES, x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
 static inline u32_vector join_halves(u32_vector even, u32_vector odd) { return even | (odd & 0xFFFF0000u); }

@@ -30,7 +30,11 @@ typedef float any_f32 __attribute__((aligned(1), may_alias));
 typedef double any_f64 __attribute__((aligned(1), may_alias));
 
 // dst is a, is b, or overlaps neither: no iteration reads what another one wrote.
+#if defined(__clang__)
+#define INDEPENDENT // clang warns of each such loop that it leaves as it is
+#else
 #define INDEPENDENT _Pragma("GCC ivdep")
+#endif
 
 // ---- vectors ----
 // From the machine's names of its vectors of float and double. All are of the same size, and two make a step.

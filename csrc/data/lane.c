@@ -124,7 +124,7 @@ static enum progress take_head(struct lane *lane) {
         in->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &in->head) ||
         in->header.length - WIRE_OP_BYTES < (uint32_t)in->head.lead + in->head.padding)
         return PARSE_FAILS;
-    if (lane->buffered - lane->consumed < FRAME_HEAD_BYTES + in->head.lead) return PARSE_STARVES;
+    if (lane->buffered - lane->consumed < FRAME_HEAD_BYTES + (size_t)in->head.lead) return PARSE_STARVES;
     engine_lock(engine);
     struct wire_header now = engine_header(engine);
     bool has_epoch = frame_has_epoch(in->header.type), ahead = has_epoch && in->header.epoch > now.epoch, good = true;
@@ -204,7 +204,7 @@ static bool lane_read(struct lane *lane) {
         // Another large payload usually follows, aligned alike. Read its head only, so that the kernel copies the
         // payload to its destination.
         const struct wire_op *head = &lane->in.head;
-        if (lane->in.length > LANE_BUFFER_BYTES) room = head->padding + FRAME_HEAD_BYTES + head->lead;
+        if (lane->in.length > LANE_BUFFER_BYTES) room = FRAME_HEAD_BYTES + (size_t)head->padding + head->lead;
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
     wanted += room;

@@ -51,7 +51,7 @@ struct ticket {
     uint64_t number;                // grows with each
     bool inside;                    // a thread begins it or waits for it
     bool done;                      // answered, with what follows
-    int code;
+    pcclResult_t code;
     uint64_t value;
     struct member_view view;
 };

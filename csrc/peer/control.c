@@ -81,7 +81,7 @@ static void log_failure(struct control *t, const char *text) {
 }
 
 // Ends the connect attempt; `view` may be NULL. Unless it succeeded, the caller may free mind and engine from then on.
-static void end_attempt(struct control *t, int code, const struct member_view *view, const char *text) {
+static void end_attempt(struct control *t, pcclResult_t code, const struct member_view *view, const char *text) {
     struct communicator *c = t->c;
     char address[64];
     if (code != pcclSuccess) {

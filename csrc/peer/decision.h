@@ -9,6 +9,7 @@
 #include "net/wire_control.h"
 #include "net/wire_data.h"
 #include "ops/epoch.h"
+#include "pccl.h"
 
 enum { MEMBER_NO_RANK = UINT32_MAX };
 
@@ -53,7 +54,7 @@ struct member_action {
     const struct wire_verdict *verdict;
     const struct wire_sync_plan *plan;
     const struct wire_sync_end *end;
-    int code;
+    pcclResult_t code;
     uint64_t value;
     struct member_view view;
 };

@@ -51,7 +51,7 @@ struct wire_header member_header(const struct member *m) {
 
 // ---- endings ----
 
-static struct member_action *end_vote(struct member *m, int code, uint64_t value, struct member_output *out) {
+static struct member_action *end_vote(struct member *m, pcclResult_t code, uint64_t value, struct member_output *out) {
     ballot_close(&m->ballot);
     struct member_action *action = member_act(out, MEMBER_VOTE_END);
     action->code = code;
@@ -62,7 +62,7 @@ static struct member_action *end_vote(struct member *m, int code, uint64_t value
 
 // The death of a newcomer is the end of its connect; that of an accepted peer kills the communicator before its vote
 // returns.
-static __attribute__((format(printf, 4, 5))) void die_of(struct member *m, int code, struct member_output *out,
+static __attribute__((format(printf, 4, 5))) void die_of(struct member *m, pcclResult_t code, struct member_output *out,
                                                          const char *format, ...) {
     enum member_phase phase = m->phase;
     if (phase == MEMBER_DEAD) return;
@@ -286,7 +286,7 @@ static void take_end(struct member *m, const struct wire_header *header, const s
     // A newcomer refused after its registration, or a member expelled out of a vote, could mostly not make its links.
     bool links = !member_is_seeking(m) &&
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
-    int code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
+    pcclResult_t code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
     if (m->ballot.kind == WIRE_VOTE_SYNC)
         code = ballot_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
     die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);

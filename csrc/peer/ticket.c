@@ -28,7 +28,7 @@ pcclResult_t ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *t
     return code;
 }
 
-void ticket_end(struct communicator *c, int code, uint64_t value, const struct member_view *view) {
+void ticket_end(struct communicator *c, pcclResult_t code, uint64_t value, const struct member_view *view) {
     c->ticket.done = true;
     c->ticket.code = code;
     c->ticket.value = value;

@@ -35,6 +35,6 @@ pcclResult_t ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *t
 
 // ---- the control thread; lock held ----
 // Ends the one that is open, if any. `view` may be NULL.
-void ticket_end(struct communicator *c, int code, uint64_t value, const struct member_view *view);
+void ticket_end(struct communicator *c, pcclResult_t code, uint64_t value, const struct member_view *view);
 
 #endif

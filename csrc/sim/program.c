@@ -146,7 +146,7 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
     bool listed = (what >> 48) % 3 == 0;
     uint32_t variant = 0;
     if (s->faulty && (s->faults & PCCL_SIM_MISUSE) != 0 && sim_chance(s, 120)) {
-        variant = 1 + slot;
+        variant = 1 + (uint32_t)slot;
         s->counts[COUNT_MISUSES]++;
     }
     bool cancels = s->faulty && (s->faults & PCCL_SIM_CANCEL) != 0 && sim_chance(s, CANCELS_IN);

@@ -15,7 +15,7 @@ static struct wire_seen see(const struct pccl_sim *s, uint64_t epoch, int from, 
     bool slow = drawn(s, epoch, 100 + (uint64_t)from) % 4 == 0 || drawn(s, epoch, 100 + (uint64_t)to) % 4 == 0;
     bool near = drawn(s, 0, (uint64_t)from) % CITIES == drawn(s, 0, (uint64_t)to) % CITIES;
     bool carries = next || drawn(s, epoch, 1) % 2 == 0;
-    return (struct wire_seen){.acked = carries ? (slow ? 4 : 16) << 20 : 1000,
+    return (struct wire_seen){.acked = carries ? (slow ? 4u : 16u) << 20 : 1000u,
                               .busy_us = 1000000,
                               .samples = 100,
                               .pressed = carries && slow ? 90 : 5,

@@ -7,6 +7,7 @@
 // are late.
 #include "topology/diagnosis.h"
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,14 @@ static double age(const struct view *view, uint16_t place) { return seconds(memb
 // What is twice its threshold is sure to two thirds.
 static double confidence(double measured, double threshold) {
     return measured <= 0 || threshold <= 0 ? 0 : measured / (measured + threshold);
+}
+
+// Cuts what does not fit: names of members may be long.
+static __attribute__((format(printf, 2, 3))) void say(struct diagnosis_finding *finding, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(finding->text, sizeof finding->text, format, arguments);
+    va_end(arguments);
 }
 
 // Of one that has told nothing of late, as a newcomer in its first second, there is only what others say: that is
@@ -162,23 +171,22 @@ static void tell_hung(struct view *view, uint16_t place, const struct waiting *w
     finding->cost = 1;
     finding->confidence = confidence(finding->value, 0.5 * threshold);
     if (mute)
-        snprintf(finding->text, sizeof finding->text,
-                 "%s hangs: nothing has been heard of its process for %.1f s, while %u others wait in an op",
-                 name.chars, silent, waiting->members);
+        say(finding, "%s hangs: nothing has been heard of its process for %.1f s, while %u others wait in an op",
+            name.chars, silent, waiting->members);
     else if (member->ops.live > 0)
-        snprintf(finding->text, sizeof finding->text,
-                 "%s has not begun the op in which others have waited for %.1f s, and waits in another one: the "
-                 "members call different ops",
-                 name.chars, waiting->longest);
+        say(finding,
+            "%s has not begun the op in which others have waited for %.1f s, and waits in another one: the "
+            "members call different ops",
+            name.chars, waiting->longest);
     else if (waiting->usual == 0)
-        snprintf(finding->text, sizeof finding->text,
-                 "%s hangs in its own code: it has not begun the first op, in which %u others have waited for %.1f s",
-                 name.chars, waiting->members, waiting->longest);
+        say(finding,
+            "%s hangs in its own code: it has not begun the first op, in which %u others have waited for %.1f s",
+            name.chars, waiting->members, waiting->longest);
     else
-        snprintf(finding->text, sizeof finding->text,
-                 "%s hangs in its own code: it has not begun the op in which %u others have waited for %.1f s; an op "
-                 "usually takes %.3f s",
-                 name.chars, waiting->members, waiting->longest, waiting->usual);
+        say(finding,
+            "%s hangs in its own code: it has not begun the op in which %u others have waited for %.1f s; an op "
+            "usually takes %.3f s",
+            name.chars, waiting->members, waiting->longest, waiting->usual);
 }
 
 static void find_hung(struct view *view) {
@@ -243,7 +251,7 @@ static bool place_in_time(struct view *view) {
 
 // Those behind the largest gap, if that is a gap: not just the last ones of a spread.
 static void find_stragglers(struct view *view) {
-    uint16_t count = view->end - view->first, most = count < 3 ? 1 : (count - 1) / 2, late = 0;
+    uint16_t count = view->end - view->first, most = (uint16_t)(count < 3 ? 1 : (count - 1) / 2), late = 0;
     double *sorted = calloc(count, sizeof *sorted), gap = 0, op = 0;
     if (sorted == NULL || !place_in_time(view)) {
         free(sorted);
@@ -273,10 +281,10 @@ static void find_stragglers(struct view *view) {
         finding->usual = before;
         finding->cost = cost;
         finding->confidence = confidence(cost, STRAGGLER_COST / 2);
-        snprintf(finding->text, sizeof finding->text,
-                 "%s computes for longer: it begins ops %.1f ms after the next-latest member, %.0f %% of the %.1f ms "
-                 "that an op takes the others",
-                 name_of(view, place).chars, (view->begins[i] - before) * 1e3, cost * 100, op * 1e3);
+        say(finding,
+            "%s computes for longer: it begins ops %.1f ms after the next-latest member, %.0f %% of the %.1f ms "
+            "that an op takes the others",
+            name_of(view, place).chars, (view->begins[i] - before) * 1e3, cost * 100, op * 1e3);
     }
 }
 
@@ -454,32 +462,30 @@ static void judge_slow(struct view *view, const struct wire_matrix_edge *edge) {
     if (full > WINDOW_LEAST) {
         finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);
         if (finding == NULL) return;
-        snprintf(
-            finding->text, sizeof finding->text,
+        say(finding,
             "%s takes slowly what it is sent: %.1f MB/s from %s, and its receive window was full for %.0f %% of the "
             "time",
             to.chars, here, from.chars, smaller(full, 1) * 100);
     } else if (is_at_fault(&receiver, &sender, backlog(edge))) {
         finding = add(view, DIAGNOSIS_SLOW_RECEIVER, edge->to, edge->to);
         if (finding == NULL) return;
-        snprintf(
-            finding->text, sizeof finding->text,
+        say(finding,
             "%s receives slowly: %.1f MB/s from %s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%; what "
             "other members send to it waits as well",
             to.chars, here, from.chars, looks, others);
     } else if (is_at_fault(&sender, &receiver, backlog(edge))) {
         finding = add(view, DIAGNOSIS_SLOW_SENDER, edge->from, edge->from);
         if (finding == NULL) return;
-        snprintf(finding->text, sizeof finding->text,
-                 "%s sends slowly: %.1f MB/s to %s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%; what it "
-                 "sends to other members waits as well",
-                 from.chars, here, to.chars, looks, others);
+        say(finding,
+            "%s sends slowly: %.1f MB/s to %s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%; what it "
+            "sends to other members waits as well",
+            from.chars, here, to.chars, looks, others);
     } else {
         finding = add(view, DIAGNOSIS_SLOW_EDGE, edge->from, edge->to);
         if (finding == NULL) return;
-        snprintf(finding->text, sizeof finding->text,
-                 "the way from %s to %s is slow: %.1f MB/s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%",
-                 from.chars, to.chars, here, looks, others);
+        say(finding,
+            "the way from %s to %s is slow: %.1f MB/s, bytes wait in %.0f %% of the looks, elsewhere in %.0f %%",
+            from.chars, to.chars, here, looks, others);
     }
     finding->value = speed(edge);
     finding->usual = usual_of(view, edge);
@@ -505,8 +511,7 @@ static void find_slow(struct view *view) {
         finding->cost = cost_of(view, edge);
         if (finding->cost < loss(edge)) finding->cost = loss(edge);
         finding->confidence = confidence(loss(edge), least / 2);
-        snprintf(
-            finding->text, sizeof finding->text,
+        say(finding,
             "packets are lost on the way from %s to %s: %.2f %% of the segments were sent again, elsewhere %.2f %%; "
             "it has %.1f MB/s",
             name_of(view, edge->from).chars, name_of(view, edge->to).chars, loss(edge) * 100, usual_loss * 100,

@@ -408,8 +408,8 @@ static void note_best(struct shares_memory *memory, double measured) {
     if (memory->returns) {
         memory->returns = false;
         memory->slower = 0;
-        memory->waits = WAIT << 2 * memory->tries;
-        memory->tries += memory->tries < TRIES;
+        memory->waits = (uint32_t)WAIT << 2 * memory->tries;
+        if (memory->tries < TRIES) memory->tries++;
     }
     memory->slower = measured > CHANGED * memory->best_s ? memory->slower + 1 : 0;
     memory->best_s *= bounded(measured / memory->best_s, FALLS, RISES);

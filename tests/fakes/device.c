@@ -401,7 +401,7 @@ __attribute__((constructor)) void fake_device(void);
 void fake_device(void) {
     const char *wanted = getenv("PCCL_FAKE_DEVICE"), *failing = getenv("PCCL_FAKE_DEVICE_FAILS");
     claims_all = wanted != NULL;
-    if (wanted != NULL) atomic_store(&seed, strtoull(wanted, NULL, 10) << 16 | (uint64_t)getpid());
+    if (wanted != NULL) atomic_store(&seed, (uint64_t)strtoull(wanted, NULL, 10) << 16 | (uint64_t)getpid());
     if (failing != NULL) fake_device_fail((uint32_t)strtoul(failing, NULL, 10), UINT32_MAX / 2);
     device_add(&fake);
 }

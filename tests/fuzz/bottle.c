@@ -247,11 +247,11 @@ struct engine *bottle_new(const struct engine_callbacks *callbacks,
 }
 
 void bottle_told(const struct wire_buffer *frames,
-                 void (*on_frame)(const struct wire_header *header, const uint8_t *body)) {
+                 void (*on_reply)(const struct wire_header *header, const uint8_t *body)) {
     struct wire_header header;
     for (size_t at = 0; at < frames->length; at += WIRE_HEADER_BYTES + header.length) {
         MUST(wire_header_decode(frames->bytes + at, &header));
-        on_frame(&header, frames->bytes + at + WIRE_HEADER_BYTES);
+        on_reply(&header, frames->bytes + at + WIRE_HEADER_BYTES);
     }
 }
 

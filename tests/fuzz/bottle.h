@@ -29,7 +29,7 @@ struct engine *bottle_new(const struct engine_callbacks *callbacks,
                           void (*heard)(uint32_t peer, const struct wire_header *header, const struct wire_op *head));
 // What the engine said to the master, frame by frame.
 void bottle_told(const struct wire_buffer *frames,
-                 void (*on_frame)(const struct wire_header *header, const uint8_t *body));
+                 void (*on_reply)(const struct wire_header *header, const uint8_t *body));
 // Until `step` gives false.
 void bottle_run(struct engine *engine, bool (*step)(void));
 void bottle_free(struct engine *engine);

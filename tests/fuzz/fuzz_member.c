@@ -396,7 +396,7 @@ static void resume(uint8_t how) {
 }
 
 static void step(struct fuzz *in) {
-    uint8_t event = fuzz_below(in, P_EVENTS), index, a, b;
+    uint8_t event = (uint8_t)fuzz_below(in, P_EVENTS), index, a, b;
     struct wire_id id;
     switch (event) {
     case P_JOIN:

@@ -376,7 +376,7 @@ static void vote(uint32_t conn, uint8_t kind) {
 
 static void done(uint32_t conn, uint8_t op) {
     struct wire_buffer frame = {0};
-    struct wire_op_done message = {name_of(conn, op)};
+    struct wire_op_done message = {.name = name_of(conn, op)};
     wire_encode_op_done(&frame, op_header(conn), &message);
     say(conn, &frame);
 }
@@ -507,8 +507,9 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
     resume->past = claimed.past;
     resume->past_count = how >> 2 & 3;
     for (uint32_t i = 0; i < resume->past_count; i++)
-        claimed.past[i] = (struct wire_past){{.epoch = resume->epoch.group_epoch, .tag = i, .sequence = how >> 4 & 1},
-                                             how & 128 ? WIRE_VERDICT_MISMATCH : WIRE_VERDICT_COMMIT};
+        claimed.past[i] =
+            (struct wire_past){.name = {.epoch = resume->epoch.group_epoch, .tag = i, .sequence = how >> 4 & 1},
+                               .kind = how & 128 ? WIRE_VERDICT_MISMATCH : WIRE_VERDICT_COMMIT};
     claimed.losses[0] = (struct wire_loss){
         .epoch = resume->epoch.lost_epoch, .members = 1, .group_members = 1, .groups = 1, .largest_group = 1};
     resume->losses = claimed.losses;
@@ -609,7 +610,7 @@ static void for_all(struct fuzz *in, uint8_t event) {
 }
 
 static void step(struct fuzz *in) {
-    uint8_t event = fuzz_below(in, M_EVENTS);
+    uint8_t event = (uint8_t)fuzz_below(in, M_EVENTS);
     uint32_t conn = 0;
     switch (event) {
     case M_WAIT: tick(now + fuzz_u8(in) * 8 * MS_NS); return;

@@ -40,8 +40,8 @@ static const struct wire_op_name op_name = {.epoch = 3, .tag = 7, .sequence = 1}
 
 static void write_epochs(void) {
     struct wire_buffer frame = {0};
-    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}, 3, 1},
-                                    {two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
+    struct wire_member members[] = {{.id = one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}, 3, 1},
+                                    {.id = two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
     struct wire_epoch epoch = {
         .number = 4, .group_epoch = 3, .latency_us = 100, .megabytes_per_s = 1000, .count = 2, .members = members};
     FRAME(candidate, {.attempt = 2, .epoch = epoch});
@@ -66,8 +66,8 @@ static void write_ops(void) {
 
 static void write_recovery(void) {
     struct wire_buffer frame = {0};
-    struct wire_member members[] = {{one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}, 3, 1},
-                                    {two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
+    struct wire_member members[] = {{.id = one, 1, 0, 2, {4, {127, 0, 0, 1}, 48149}, 3, 1},
+                                    {.id = two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
     struct wire_epoch epoch = {.number = 4,
                                .group_epoch = 3,
                                .barrier = 2,
@@ -77,7 +77,7 @@ static void write_recovery(void) {
                                .members = members};
     struct wire_group_size sizes[] = {{0, 1}, {5, 1}};
     struct wire_barrier barrier = {.number = 2, .kind = WIRE_VOTE_UPDATE, .epoch = 4, .count = 2, .sizes = sizes};
-    struct wire_past past[] = {{op_name, WIRE_VERDICT_COMMIT}, {op_name, WIRE_VERDICT_MISMATCH}};
+    struct wire_past past[] = {{op_name, WIRE_VERDICT_COMMIT, 0}, {op_name, WIRE_VERDICT_MISMATCH, 0}};
     struct wire_hello hello = {.version = WIRE_VERSION, .id = one, .group = 1, .lanes = 4, .port = 48149, .masters = 2};
     FRAME(resume, {.hello = hello,
                    .generation = 1,

@@ -65,7 +65,7 @@ static inline const uint8_t *last_body(enum wire_type type, size_t *length) {
         *length = header.length;
         if (header.type == type) return frame + WIRE_HEADER_BYTES;
     }
-    REQUIRE(!"such a frame was sent");
+    REQUIRE(!(bool)"such a frame was sent");
     return NULL;
 }
 

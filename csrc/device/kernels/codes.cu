@@ -145,7 +145,7 @@ KERNEL(pccl_codes, 512)(struct codes_job job) {
             if (k < me.each && me.thread + k * me.group < me.count && magnitude > top) top = magnitude;
         }
         for (unsigned by = 1; by < KERNEL_WARP; by *= 2) {
-            uint32_t other = __shfl_xor_sync(KERNEL_ALL_THREADS, top, by);
+            uint32_t other = (uint32_t)__shfl_xor_sync(KERNEL_ALL_THREADS, top, by);
             top = other > top ? other : top;
         }
         __syncthreads(); // the codes of the last term were read

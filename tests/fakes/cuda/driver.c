@@ -434,9 +434,9 @@ int fake_cuda_hold_pinning(int hold) {
     pthread_mutex_lock(&lock);
     holds_pinning = hold;
     pthread_cond_broadcast(&changed);
-    int held = pinning;
+    int holding = pinning;
     pthread_mutex_unlock(&lock);
-    return held;
+    return holding;
 }
 
 void fake_cuda_fail(unsigned at, unsigned count, int error) {
@@ -675,7 +675,7 @@ CUresult cuStreamIsCapturing(CUstream handle, int *status) {
     for (CUstream other = streams; result == CUDA_SUCCESS && other != NULL; other = other->next)
         if (stream == current()->legacy && other->context == current() && other->capture != NO_CAPTURE)
             result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-    if (result == CUDA_SUCCESS) *status = stream->capture;
+    if (result == CUDA_SUCCESS) *status = (int)stream->capture;
     DONE;
 }
 

@@ -117,8 +117,11 @@ static struct wire_op head_of(uint64_t tag) { return (struct wire_op){.tag = tag
 static bool say(const struct world *world, int lane, uint16_t type, struct wire_op head, const void *payload,
                 size_t bytes, size_t length) {
     uint8_t said[FRAME_HEAD_BYTES];
-    struct wire_header header = {
-        .run = EPOCH_RUN, .generation = EPOCH_GENERATION, .epoch = 1, .type = type, .length = WIRE_OP_BYTES + length};
+    struct wire_header header = {.run = EPOCH_RUN,
+                                 .generation = EPOCH_GENERATION,
+                                 .epoch = 1,
+                                 .type = type,
+                                 .length = WIRE_OP_BYTES + (uint32_t)length};
     wire_header_encode(said, &header);
     wire_op_encode(said + WIRE_HEADER_BYTES, &head);
     return far_end_write(world->ends[lane], said, sizeof said) && far_end_write(world->ends[lane], payload, bytes);
@@ -220,7 +223,7 @@ static void test_comes(void) {
     struct world world = begin();
     static float ones[3 * PART];
     for (size_t i = 0; i < 3 * PART; i++) ones[i] = 1;
-    for (int part = 0; part < 3; part++)
+    for (unsigned part = 0; part < 3; part++)
         REQUIRE(say(&world, 1 + part % 2, WIRE_EARLY, early_head(2, HALF + part * PART), ones, PART * sizeof(float),
                     PART * sizeof(float)));
     post(&world, 2);

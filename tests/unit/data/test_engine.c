@@ -53,7 +53,7 @@ static void test_quantised(uint32_t peers, uint64_t count, enum codec_id codec, 
     for (uint32_t i = 0; i < peers; i++) {
         send[i] = filled(i, count);
         recv[i] = in_place ? send[i] : calloc(count + 1, sizeof(float));
-        struct call_args reduce = reduce_of(send[i], recv[i], 9, count, pcclSum, codec);
+        struct call_args reduce = reduce_of(send[i], recv[i], 9, count, pcclSum, (uint8_t)codec);
         CHECK(engine_post(world->sides[i].engine, &reduce, world->epoch) == CALL_OK);
     }
     for (uint32_t i = 0; i < peers; i++) {

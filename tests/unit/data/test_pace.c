@@ -265,7 +265,8 @@ static void test_lanes(void) {
     CHECK_EQ(tuned.in_use, 0);
     CHECK_EQ(tuned.reason, PACE_NEAR);
     check_case("each reason has its sentence");
-    for (int i = 0; i < PACE_REASONS; i++) CHECK(strlen(pace_reason_text(i)) > 20 && strlen(pace_reason_text(i)) < 160);
+    for (enum pace_reason i = 0; i < PACE_REASONS; i++)
+        CHECK(strlen(pace_reason_text(i)) > 20 && strlen(pace_reason_text(i)) < 160);
     CHECK(strcmp(pace_reason_text(PACE_REASONS), "unknown") == 0);
 }
 

@@ -237,7 +237,8 @@ static void test_limits(void) {
     begin(1000, 80, 2);
     part_of_line(5000);
     double line = way.throttle.line;
-    way.delivered = way.seen.busy_us = 0;
+    way.delivered = 0;
+    way.seen.busy_us = 0;
     for (int i = 0; i < MEMORY_MS; i++) way.delivered_at[i] = 0;
     part_of_line(1000);
     CHECK(fabs(way.throttle.line - line) < 0.1 * line);

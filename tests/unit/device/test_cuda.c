@@ -222,7 +222,7 @@ static void test_memory_while_waiting(int gpu) {
     for (int i = 0; i < ROOMS; i++) REQUIRE((rooms[i] = device_take(queue, BYTES)) != NULL);
     fill(tensor, 1);
     CHECK(device_hold(queue, stream) && device_hold(queue, stream));
-    for (int i = 0; i < ROOMS; i++) REQUIRE((landings[i] = device_landing(queue, tensor, (1 << 20) - i)) != NULL);
+    for (size_t i = 0; i < ROOMS; i++) REQUIRE((landings[i] = device_landing(queue, tensor, (1 << 20) - i)) != NULL);
     for (int i = 0; i < ROOMS; i++) device_copy(queue, rooms[i], tensor, BYTES);
     for (int i = 0; i < ROOMS; i++) device_give(queue, rooms[i]);
     float *room = device_take(queue, 10 * BYTES);

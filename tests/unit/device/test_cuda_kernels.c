@@ -254,7 +254,7 @@ static void test_codes_elsewhere(void) {
     CHECK_EQ(device_code(queue, &what, NULL, NULL), DEVICE_CODING_ELSEWHERE);
     CHECK_EQ(device_code(NULL, &what, NULL, NULL), DEVICE_CODING_ELSEWHERE);
     what = (struct device_codes){CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 0, .input = tensor};
-    const uint8_t *unaligned = (const uint8_t *)tensor + 2;
+    const void *unaligned = (const uint8_t *)tensor + 2;
     what.input = unaligned;
     CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_ELSEWHERE);
     what.input = tensor;

@@ -410,7 +410,7 @@ static void test_slow_reader(void) {
     for (uint32_t tag = 0; tag < 600000 && !lost; tag += 1000) {
         struct wire_buffer from_a = {0}, from_b = {0};
         for (uint32_t i = 0; i < 1000; i++) {
-            struct wire_op_done done = {{2, tag + i, 1, 0}, 0};
+            struct wire_op_done done = {{2, tag + i, 1, 0, 0}, 0};
             wire_encode_op_done(&from_a, a.header, &done);
             wire_encode_op_done(&from_b, b.header, &done);
         }

@@ -125,7 +125,7 @@ static void resume(const struct says *says) {
                                                       .join_number = or_else(says->join, (uint64_t)(*c - 'a' + 1)),
                                                       .lanes = 1,
                                                       .address = address_of(*c)};
-    sizes[0].count = or_else(epoch.count, 1);
+    sizes[0].count = epoch.count != 0 ? epoch.count : 1;
     struct wire_resume message = {
         .hello = {.version = (uint16_t)or_else(says->version, WIRE_VERSION),
                   .id = id_of(says->stranger  ? 'w'

@@ -156,7 +156,7 @@ static void write_outcome(struct wire_buffer *out, uint32_t size) {
 
 static void write_op_done(struct wire_buffer *out, uint32_t size) {
     (void)size;
-    struct wire_op_done done = {random_name(), 1 + below(WIRE_MAX_MEMBERS)};
+    struct wire_op_done done = {random_name(), (uint16_t)(1 + below(WIRE_MAX_MEMBERS))};
     wire_encode_op_done(out, random_header(), &done);
 }
 
@@ -198,7 +198,7 @@ static void write_mismatch(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_link_down(struct wire_buffer *out, uint32_t size) {
-    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .reason = size % 3};
+    struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .reason = (uint8_t)(size % 3)};
     random_id(&down.id);
     wire_encode_link_down(out, random_header(), &down);
 }

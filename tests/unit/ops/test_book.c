@@ -192,7 +192,7 @@ static void test_mismatch(void) {
     CHECK(strcmp(outcome.text, "why") == 0);
     free(outcome.contributors);
     check_case("a mismatch of a call that was not made yet ends that call");
-    struct op unmade = {.name = {2, 5, 1, 0}};
+    struct op unmade = {.name = {2, 5, 1, 0, 0}};
     verdict(WIRE_VERDICT_MISMATCH, &unmade);
     op = post(5, LARGE, false);
     check_said("end 5: 3 ");
@@ -273,7 +273,7 @@ static void test_two_mismatches(void) {
     enter(1, 3);
     book_links_ready(&book);
     struct op *op = post(1, DIVIDED, true);
-    struct op next = {.name = {2, 1, 1, 0}};
+    struct op next = {.name = {2, 1, 1, 0, 0}};
     said[0] = '\0';
     verdict(WIRE_VERDICT_MISMATCH, started[0]);
     verdict(WIRE_VERDICT_MISMATCH, started[0]);

@@ -38,6 +38,7 @@ static bool runs_in(const char *name) {
 }
 
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms) {
     int count = __real_epoll_wait(epoll, events, most, timeout_ms);
     for (int i = 0; i < count; i++) {
@@ -49,6 +50,7 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
 }
 
 int __real_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock);
+int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock) {
     int error = __real_pthread_cond_wait(cond, lock);
     if (runs_in("caller")) atomic_fetch_add(&to_caller, 1);
@@ -56,6 +58,7 @@ int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *lock) {
 }
 
 int __real_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until);
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until);
 int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *lock, const struct timespec *until) {
     int error = __real_pthread_cond_timedwait(cond, lock, until);
     if (error == 0 && runs_in("caller")) atomic_fetch_add(&to_caller, 1);

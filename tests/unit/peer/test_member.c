@@ -56,10 +56,10 @@ static size_t count_actions(const struct bed *bed, enum member_action_kind kind)
 }
 
 static const struct member_action *first_action(const struct bed *bed, enum member_action_kind kind) {
-    static const struct member_action none = {.code = -1};
+    static const struct member_action none = {.code = pcclInternalError};
     for (size_t i = 0; i < bed->out.count; i++)
         if (bed->out.actions[i].kind == kind) return &bed->out.actions[i];
-    CHECK(!"action expected");
+    CHECK(!(bool)"action expected");
     return &none;
 }
 
@@ -223,7 +223,7 @@ static void test_join_failures(void) {
         const char *name;
         bool registered;
         enum wire_type type;
-        int code;
+        pcclResult_t code;
     } rows[] = {
         {"refused at the door", false, WIRE_REFUSED, pcclMasterConnectionFailed},
         {"left out of a candidate", true, WIRE_REFUSED, pcclRankConnectionFailed},
@@ -486,7 +486,7 @@ static void test_votes_and_death(void) {
     // The sync that expels returns 4; an expulsion for anything else in the middle of a sync is not its doing.
     static const struct {
         const char *why;
-        int code;
+        pcclResult_t code;
     } rows[] = {
         {WIRE_SYNC_RULE "it gave revision 9, but its group is to be at 3", pcclInvalidUsage},
         {"silent beyond the heartbeat limit", pcclMasterConnectionFailed},

@@ -27,7 +27,7 @@ static size_t count(enum member_action_kind kind) {
 }
 
 static const struct member_action *action(enum member_action_kind kind) {
-    static const struct member_action none = {.code = -1};
+    static const struct member_action none = {.code = pcclInternalError};
     for (size_t i = 0; i < out.count; i++)
         if (out.actions[i].kind == kind) return &out.actions[i];
     return &none;
@@ -69,7 +69,7 @@ static void text(enum wire_type type, const char *words) {
 }
 
 static void epoch(uint64_t generation, uint8_t reason, uint64_t number, uint32_t world) {
-    struct wire_member members[8] = {{{{0}}, 0, 0, 0, {0}}};
+    struct wire_member members[8] = {{.lanes = 0}};
     struct wire_epoch_commit commit = {.reason = reason,
                                        .epoch = {.number = number,
                                                  .group_epoch = number,

@@ -45,7 +45,7 @@ static struct member_action end_of_vote(const struct vote_record **out) {
     *out = record;
     return (struct member_action){
         .kind = MEMBER_VOTE_END,
-        .code = (int)record->code,
+        .code = record->code,
         .value = record->value,
         .view = {.number = record->epoch, .global_world = record->world, .groups = record->groups}};
 }

@@ -20,16 +20,19 @@ static struct delta_layout random_layout(struct delta_entry entries[ENTRIES]) {
     return layout;
 }
 
+static size_t place_of(const struct delta_layout *layout, size_t entry) {
+    return (size_t)((const uint8_t *)layout->entries[entry].data - memory);
+}
+
 static void mark(const struct delta_layout *layout, bool value) {
     for (size_t i = 0; i < layout->count; i++)
-        for (uint64_t at = 0; at < layout->entries[i].bytes; at++)
-            map[(const uint8_t *)layout->entries[i].data - memory + at] = value;
+        for (uint64_t at = 0; at < layout->entries[i].bytes; at++) map[place_of(layout, i) + at] = value;
 }
 
 static bool marked(const struct delta_layout *layout) {
     for (size_t i = 0; i < layout->count; i++)
         for (uint64_t at = 0; at < layout->entries[i].bytes; at++)
-            if (map[(const uint8_t *)layout->entries[i].data - memory + at]) return true;
+            if (map[place_of(layout, i) + at]) return true;
     return false;
 }
 

@@ -13,11 +13,11 @@ static struct wire_matrix matrix = {.heartbeat_limit_ms = 5000, .members = membe
 static struct diagnosis_finding found[DIAGNOSIS_MOST];
 static double begins[WIRE_MAX_MEMBERS];
 
-static struct wire_seen *seen(uint16_t from, uint16_t to) {
+static struct wire_seen *seen(int from, int to) {
     for (uint32_t i = 0; i < matrix.edge_count; i++)
         if (edges[i].from == from && edges[i].to == to) return &edges[i].seen;
     REQUIRE(matrix.edge_count < WIRE_MAX_EDGES);
-    edges[matrix.edge_count] = (struct wire_matrix_edge){.from = from, .to = to};
+    edges[matrix.edge_count] = (struct wire_matrix_edge){.from = (uint16_t)from, .to = (uint16_t)to};
     return &edges[matrix.edge_count++].seen;
 }
 
@@ -53,7 +53,7 @@ static void well(uint16_t count) {
     }
 }
 
-static void slow(uint16_t from, uint16_t to) {
+static void slow(int from, int to) {
     seen(from, to)->acked = 15 * MB;
     seen(from, to)->busy_us = 2600000;
     seen(from, to)->pressed = 24 * WIRE_COUNT;

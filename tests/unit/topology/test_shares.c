@@ -57,7 +57,7 @@ static void load_sites(const struct world *world, const double *x) {
 
 // Seconds per byte of the tensor, and what is seen meanwhile.
 static double run(const struct world *world, const struct shares_plan *plan, struct shares_edge *edges) {
-    double x[SHARES_MOST], sum = 0, time = 0, out[SHARES_MOST] = {0}, in[SHARES_MOST] = {0};
+    double x[SHARES_MOST] = {0}, sum = 0, time = 0, out[SHARES_MOST] = {0}, in[SHARES_MOST] = {0};
     double leaves[SHARES_MOST] = {0}, comes[SHARES_MOST] = {0};
     uint32_t n = world->n;
     memset(load, 0, sizeof load);
