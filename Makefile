@@ -25,7 +25,7 @@ FUZZ_CC ?= $(shell command -v clang || command -v cc)
 FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -111,7 +111,7 @@ test-frameworks: $(FRAMEWORKS_VENV)/ready
 
 # ---- checks ----
 
-check: lint check-address check-thread check-fuzz check-model check-sim
+check: lint check-symbols check-address check-thread check-fuzz check-model check-sim
 
 lint: .venv/ready
 	$(BIN)/ruff check
@@ -119,6 +119,11 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	$(BIN)/python tools/check_layout.py
+	$(BIN)/python tools/check_symbols.py
+
+# `make lint` checks the symbols of a build that is up to date, if there is one.
+check-symbols: .venv/built
+	$(BIN)/python tools/check_symbols.py --require
 
 format: .venv/ready
 	$(BIN)/ruff check --fix

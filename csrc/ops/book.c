@@ -297,6 +297,10 @@ void book_links_ready(struct book *book) {
     for (struct op *op; (op = op_list_pop(&waiting)) != NULL;) book_begin(book, op);
 }
 
+bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss) {
+    return mismatches_take(&book->mismatches, call->args.tag, op_list(call), loss, call->outcome.text, &call->ending);
+}
+
 // ---- callers ----
 static void start(struct book *book, struct op *op) {
     uint64_t loss = book_counted_loss(book, op);

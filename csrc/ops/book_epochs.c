@@ -105,10 +105,6 @@ static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
     }
 }
 
-bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss) {
-    return mismatches_take(&book->mismatches, call->args.tag, op_list(call), loss, call->outcome.text, &call->ending);
-}
-
 static bool has_begun(const struct op *call) {
     for (const struct op *part = segments_part((struct op *)call, NULL); part != NULL;
          part = segments_part((struct op *)call, part))

@@ -14,7 +14,7 @@ static void control_free(struct control *control) {
     if (!control->at_peer && !control->at_master) control->used = false;
 }
 
-struct control *control_new(struct pccl_sim *s, int slot, uint32_t master) {
+struct control *control_open(struct pccl_sim *s, int slot, uint32_t master) {
     for (uint32_t i = 0; i < CONTROLS_MOST; i++) {
         struct control *control = &s->controls[i];
         if (control->used) continue;
@@ -113,7 +113,7 @@ void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *
 }
 
 void control_double(struct pccl_sim *s, int slot, uint32_t master, const struct wire_buffer *hello) {
-    struct control *ghost = control_new(s, slot, master);
+    struct control *ghost = control_open(s, slot, master);
     if (ghost == NULL) return;
     s->counts[COUNT_DUPLICATES]++;
     ghost->ghost = true;

@@ -21,7 +21,7 @@ struct control {
 
 void controls_begin(struct pccl_sim *s);
 // Of a peer with a master; NULL: there are too many, and the run fails.
-struct control *control_new(struct pccl_sim *s, int slot, uint32_t master);
+struct control *control_open(struct pccl_sim *s, int slot, uint32_t master);
 // The same hello again, on a connection of its own that ends at once.
 void control_double(struct pccl_sim *s, int slot, uint32_t master, const struct wire_buffer *hello);
 // The peer says what is in `frames`.

@@ -63,28 +63,28 @@ struct block {
     uint64_t value;
 };
 
-extern const size_t mover_work_bytes; // behind each op
+extern const size_t sim_mover_work_bytes; // behind each op
 
 // Of its frames to the master.
-struct wire_header mover_header(const struct engine_model *e);
-struct block *mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
-void mover_block_put(struct block *block);   // NULL is allowed
-uint32_t mover_members(const struct op *op); // slots, of the epoch in which it was begun
-struct call *mover_call(const struct engine_model *e, const struct op *op);
-int mover_slot(const struct op_member *member);
-struct wire_op mover_head(const struct frame *frame);
-void mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
-void mover_wake(struct engine_model *e);
-struct judged_op mover_shown(const struct engine_model *e, const struct op *op);
+struct wire_header sim_mover_header(const struct engine_model *e);
+struct block *sim_mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
+void sim_mover_block_put(struct block *block);   // NULL is allowed
+uint32_t sim_mover_members(const struct op *op); // slots, of the epoch in which it was begun
+struct call *sim_mover_call(const struct engine_model *e, const struct op *op);
+int sim_mover_slot(const struct op_member *member);
+struct wire_op sim_mover_head(const struct frame *frame);
+void sim_mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
+void sim_mover_wake(struct engine_model *e);
+struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *op);
 
 // As in ops/driver.h.
-bool mover_start(void *context, struct op *op);
-bool mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
-                  struct block *block);
-void mover_release(void *context, struct op *op);
-bool mover_fill(void *context, struct op *op, struct block *result);
+bool sim_mover_start(void *context, struct op *op);
+bool sim_mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+                      struct block *block);
+void sim_mover_release(void *context, struct op *op);
+bool sim_mover_fill(void *context, struct op *op, struct block *result);
 
-void mover_obey(struct engine_model *e); // begins the large ops that were started
-void mover_chunk(struct engine_model *e, int from, const struct frame *frame);
+void sim_mover_obey(struct engine_model *e); // begins the large ops that were started
+void sim_mover_chunk(struct engine_model *e, int from, const struct frame *frame);
 
 #endif

@@ -8,7 +8,7 @@
 
 static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
     struct process *p = &s->processes[slot];
-    struct control *control = control_new(s, slot, master);
+    struct control *control = control_open(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
     member_join(p->mind, 48149, s->now, &p->out);
@@ -66,7 +66,7 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
         seek_at(s, slot, gives_up ? s->now + SEEK_DIAL_MS * MS_NS : at, gives_up);
         return;
     }
-    struct control *control = control_new(s, slot, master);
+    struct control *control = control_open(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
     struct wire_hash content = {0};

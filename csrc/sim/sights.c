@@ -38,7 +38,7 @@ void sights_tell(struct pccl_sim *s, int slot) {
     }
     for (int i = 0; i < REPORTS; i++) {
         struct wire_buffer frame = {0};
-        wire_encode_telemetry(&frame, mover_header(e), &told);
+        wire_encode_telemetry(&frame, sim_mover_header(e), &told);
         sim_send_master(s, &s->processes[slot], &frame);
     }
 }

@@ -134,8 +134,14 @@ static void woken(struct service *service) {
 static bool receives(const struct sync *sync) { return sync->phase == PHASE_HASHES || sync->phase == PHASE_LEAVES; }
 
 static int step(struct service *service) {
-    if (receives(sync_of(service))) sync_receive(sync_of(service));
-    return receives(sync_of(service)) ? SYNC_TICK_MS : -1;
+    struct sync *sync = sync_of(service);
+    if (receives(sync)) sync_take_crew_results(sync);
+    if (receives(sync) && sync->crew != NULL && platform_now_ns() >= sync->tick_at) {
+        crew_watch(sync->crew);
+        sync_take_crew_results(sync);
+    }
+    if (receives(sync)) sync_receive(sync);
+    return receives(sync) ? SYNC_TICK_MS : -1;
 }
 
 // The crew ends what it has begun before the caller of sync_end returns.

@@ -210,12 +210,9 @@ static void tell_progress(struct sync *sync, int64_t now) {
 }
 
 void sync_receive(struct sync *sync) {
-    sync_take_crew_results(sync);
     int64_t now = platform_now_ns();
     if (now < sync->tick_at) return;
     sync->tick_at = now + SYNC_TICK_MS * MS_NS;
-    if (sync->crew != NULL) crew_watch(sync->crew);
-    sync_take_crew_results(sync);
     if (sync->phase == PHASE_LEAVES) {
         tell_progress(sync, now);
         look_at_donors(sync, now);

@@ -1,0 +1,94 @@
+"""tools/check_symbols.py on small builds: each kind of breach is found, and the exceptions are used up."""
+
+import importlib.util
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "check_symbols.py"
+
+pytestmark = pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")), reason="takes a C compiler and nm")
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_symbols", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "CIRCLES", {})
+    monkeypatch.setattr(module, "PREFIXES", {})
+    return module
+
+
+def built(tool: ModuleType, root: Path, sources: dict[str, str]) -> list[str]:
+    tool.ROOT = root
+    for name, text in sources.items():
+        source = root / "csrc" / f"{name}.c"
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text(text)
+        compiled = root / "build/CMakeFiles/pccl_core.dir/csrc" / f"{name}.c.o"
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cc", "-c", "-o", compiled, source], check=True)
+    return list(tool.breaches(tool.Objects(root / "build")))
+
+
+def test_a_tree_without_breaches(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {
+        "net/wire_data": "void wire_take(void) {}",
+        "peer/links": "void wire_take(void); void links_new(void) { wire_take(); } void link_end(void) {}",
+        "api/calls": "void links_new(void); void pcclCall(void) { links_new(); } static void begin(void) {}"
+        " void api_go(void) { begin(); }",
+    }
+    assert built(tool, tmp_path, sources) == []
+
+
+def test_a_circle_of_three(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {
+        "data/lane": "extern const int route; int lane_go(void) { return route; }",
+        "data/route": "int mover_go(void); const int route = 1; int route_go(void) { return mover_go(); }",
+        "data/mover": "int lane_go(void); int mover_go(void) { return lane_go(); }",
+        "net/conn": "int conn_go(void) { return 0; }",
+    }
+    assert built(tool, tmp_path, sources) == ["csrc: objects need each other: data/lane data/mover data/route"]
+    tool.CIRCLES = {"data/lane data/mover data/route": "known"}
+    assert tool.breaches(tool.Objects(tmp_path / "build")) == []
+
+
+def test_a_symbol_defined_twice(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {"data/mover": "int mover_bytes(void) { return 1; }", "sim/mover": "const int mover_bytes = 1;"}
+    assert built(tool, tmp_path, sources) == ["csrc: mover_bytes is defined in data/mover and sim/mover"]
+
+
+def test_a_prefix_of_another_module(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {"data/link": "void lane_go(void) {} void linked(void) {} void link_go(void) {}"}
+    assert built(tool, tmp_path, sources) == [
+        "csrc/data/link.c: lane_go has not the prefix of its module, link_",
+        "csrc/data/link.c: linked has not the prefix of its module, link_",
+    ]
+    tool.PREFIXES = {"data/link": {"lane_": "known", "gone_": "not needed"}, "data/gone": {"x_": "no such module"}}
+    assert tool.breaches(tool.Objects(tmp_path / "build")) == [
+        "csrc/data/link.c: linked has not the prefix of its module, link_",
+        "mended, take it out of PREFIXES: data/link gone_",
+        "gone, take it out of PREFIXES: data/gone",
+    ]
+
+
+def test_an_object_whose_source_is_gone(tool: ModuleType, tmp_path: Path) -> None:
+    built(tool, tmp_path, {"data/old": "void wrong(void) {}"})
+    (tmp_path / "csrc/data/old.c").unlink()
+    assert tool.breaches(tool.Objects(tmp_path / "build")) == []
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_no_build(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], require: bool
+) -> None:
+    tool.ROOT = tmp_path
+    monkeypatch.setattr("sys.argv", ["check_symbols.py", *["--require"][: int(require)]])
+    assert tool.main() == int(require)
+    assert "not checked" in capsys.readouterr().out
