@@ -9,7 +9,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
-C_FILES = $(shell git ls-files '*.c' '*.h' '*.cu')
+C_FOLDERS := bench bindings csrc examples tests tools
+C_FILES = $(or $(shell git ls-files '*.c' '*.h' '*.cu' 2>/dev/null),$(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.cu')) # no git in a release
 # Tests without threads, which the thread sanitizer has nothing to say about and slows down most, and one that races on purpose.
 PURE := changed_inputs|kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline|shares|mind_|sparse|pairs|block|cod(ec|ing)
 # Tests whose threads are those of others: one that counts how often threads wake, and some that take a minute each there.
@@ -120,6 +121,7 @@ lint: .venv/ready
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	$(BIN)/python tools/check_layout.py
 	$(BIN)/python tools/check_symbols.py
+	$(BIN)/python tools/check_subjects.py
 
 # `make lint` checks the symbols of a build that is up to date, if there is one.
 check-symbols: .venv/built
