@@ -117,6 +117,8 @@ class Fleet:
     """A master and its peers, all of one build; ended at the end of the block."""
 
     def __init__(self, python: Path, place: Place, realtime: bool) -> None:
+        if realtime:
+            harness.require_realtime()
         self._python, self._place, self._realtime = python, place, realtime
         self.master = Worker(python, "master")
         self.peers: list[Worker] = []

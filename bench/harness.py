@@ -39,6 +39,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 Row = dict[str, Any]
 
+PACKAGES = {"ip": "iproute2", "tc": "iproute2", "sysctl": "procps", "cc": "a C compiler"}
+"""Where programs come from whose package has another name."""
+
 
 class BenchError(Exception):
     """The measurement could not be made; says why."""
@@ -102,6 +105,8 @@ class Fleet:
         realtime: bool = False,
         **arguments: Any,
     ) -> None:
+        if realtime:
+            require_realtime()
         self._worker, self._world, self._arguments = worker, world, arguments
         self._namespaces, self._pin, self._realtime = namespaces, pin, realtime
         self._barrier = _spawn.Barrier(world)
@@ -243,16 +248,36 @@ def add_pin(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def require_realtime() -> None:
+    """BenchError: the system does not let this process have real-time priority, which its peers are to have."""
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, policy, priority)
+    except OSError as error:
+        raise BenchError(
+            f"--realtime: the system refuses real-time priority (SCHED_FIFO 1): {error.strerror}; run this as root or with "
+            "CAP_SYS_NICE, or leave --realtime out"
+        ) from None
+
+
 def priorities(args: argparse.Namespace) -> list[bool]:
     """Returns the values of --realtime to measure with: both where the system allows it, unless an option chooses one."""
     if args.realtime or args.normal:
         return [args.realtime]
     try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    except PermissionError:
+        require_realtime()
+    except BenchError:
         return [False]
     return [True, False]
+
+
+def require_program(name: str) -> str:
+    """Returns the path of a program. BenchError: it is not installed."""
+    path = shutil.which(name)
+    if path is None:
+        raise BenchError(f"the program {name} is missing: install {PACKAGES.get(name, name)}, or add its folder to PATH")
+    return path
 
 
 def placement(args: argparse.Namespace, realtime: bool | None = None) -> str:
@@ -444,7 +469,12 @@ def main(run: Callable[[], None]) -> None:
     """Runs a benchmark's body; an error that it foresees is one line, and SIGTERM cleans up as Ctrl-C does."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        run()
+        try:
+            run()
+        except FileNotFoundError as error:
+            if isinstance(error.filename, str) and "/" not in error.filename:  # a program, not a file
+                require_program(error.filename)
+            raise
     except BenchError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from harness import ROOT, BenchError, Fleet, Master
+from harness import ROOT, BenchError, Fleet, Master, require_program
 
 NETWORK = "10.213.0"
 TBF_BURST_BYTES = 128 * 1024
@@ -64,6 +64,7 @@ class Lab:
     def __init__(self) -> None:
         if os.geteuid() != 0:
             raise BenchError("network namespaces need root: run this as root")
+        require_program("ip")
         self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
         self._namespaces: list[str] = []
         self._emulators: dict[Pair, subprocess.Popen[str]] = {}
@@ -244,7 +245,9 @@ def emulator() -> Path:
 
 def run(command: str) -> str:
     """What it printed."""
-    done = subprocess.run(shlex.split(command), capture_output=True, text=True)
+    words = shlex.split(command)
+    require_program(words[0])
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         raise BenchError(f"`{command}` failed: {done.stderr.strip()}")
     return done.stdout

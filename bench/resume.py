@@ -87,6 +87,7 @@ class Lab:
 def lab() -> Iterator[Lab]:
     if os.geteuid() != 0:
         raise BenchError("a network namespace needs root")
+    harness.require_program("ip")
     name = f"pccl-resume-{os.getpid()}"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness import Peer, Row
+from harness import BenchError, Peer, Row
 
 from pccl.lab.ports import free_ports
+from pccl_command.native_master import PROGRAM
 
 METHOD = """Two ranks on one host make a process group, call all_reduce of one element once, and destroy the group, again and
 again, with gloo and pccl in turn. `init` is init_process_group with the store, `first call` adds the all_reduce; the slowest
@@ -29,13 +30,8 @@ BACKENDS = ("gloo", "pccl")
 WARM_UPS = 2
 COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 TIMEOUT = timedelta(seconds=60)
-BARE = "bare Python"
+BARE, MASTER = "bare Python", "pccl master accepts"
 IMPORTS = ("torch.distributed", "pccl.distributed", "pccl", "pccl; pccl.MasterNode", "pccl; pccl.Communicator")
-MASTERS = {
-    "python -m pccl.master": f"{sys.executable} -m pccl.master --listen",
-    "pccl master": f"{Path(sys.executable).with_name('pccl')} master --listen",
-    "spawned_master": f"{harness.ROOT / 'pccl' / 'spawned_master'} --log 2 --until-empty 100 --listen",
-}
 
 
 def worker(peer: Peer, ports: dict[str, list[int]]) -> dict[str, list[tuple[float, float]]]:
@@ -79,11 +75,24 @@ def python_seconds(code: str) -> float:
     return time.perf_counter() - start
 
 
-def accept_seconds(command: str) -> float:
+def masters() -> dict[str, list[str]]:
+    """Returns the commands that start a master. BenchError: this build has no native program."""
+    if not os.access(PROGRAM, os.X_OK):
+        raise BenchError(f"{PROGRAM} is missing: build it, with `make build`")
+    script = Path(sys.executable).with_name("pccl")  # none beside Python where PYTHONPATH names the package
+    commands = {"pccl master": [str(script), "master"]} if script.exists() else {}
+    return commands | {
+        "python -m pccl master": [sys.executable, "-m", "pccl", "master"],
+        "python -m pccl.master": [sys.executable, "-m", "pccl.master"],
+        "the native program": [PROGRAM],
+    }
+
+
+def accept_seconds(command: list[str]) -> float:
     """Starts a master and returns how long it takes until it accepts a connection."""
     [port] = free_ports(1)
     address = f"127.0.0.1:{port}"
-    words = [*command.split(), address, "--masters", address]
+    words = [*command, "--listen", address, "--masters", address]
     start = time.perf_counter()
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=COMPILED) as master:
         while time.perf_counter() - start < TIMEOUT.total_seconds():
@@ -91,7 +100,10 @@ def accept_seconds(command: str) -> float:
                 seconds = time.perf_counter() - start
                 master.terminate()
                 return seconds
-    raise harness.BenchError(f"{command} does not listen")
+            if master.poll() is not None:
+                break
+        master.kill()
+    raise BenchError(f"`{' '.join(words)}` does not listen: run it by itself to see why")
 
 
 def burn() -> None:
@@ -129,9 +141,11 @@ def run() -> None:
         if not args.init_only:
             programs = {BARE: lambda: python_seconds("pass")}
             programs |= {f"import {module}": lambda m=module: python_seconds(f"import {m}") for module in IMPORTS}
-            programs |= {f"{name} accepts": lambda c=command: accept_seconds(c) for name, command in MASTERS.items()}
+            programs |= {f"{name} accepts": lambda c=command: accept_seconds(c) for name, command in masters().items()}
             samples = [{name: program() for name, program in programs.items()} for _ in range(1 + args.blocks)][1:]
             rows += [row(name, [sample[name] for sample in samples]) for name in programs]
+            if MASTER in programs:
+                rows.append(row(f"{MASTER}, less {BARE}", [sample[MASTER] - sample[BARE] for sample in samples]))
         with harness.Fleet(worker, 2, ports=ports) as fleet:
             by_rank = fleet.results()
     for name in by_rank[0]:
