@@ -1,105 +1,269 @@
-// A master in a process of its own, for pccl.distributed: an interpreter would take many times as long to start, which
-// counts on a machine whose processors are all busy.
+// The master as a program of its own. `pccl master`, `pccl_master` and torch's init_process_group start it, because it
+// listens within milliseconds. They check the options of the user and look names up before.
 //
-//     spawned_master --log DESCRIPTOR --until-empty MILLISECONDS --listen IP:PORT --masters IP:PORT,... [--new]
+//     spawned_master --listen IP:PORT [--host TEXT] [--masters IP:PORT,... [--place N]] [--heartbeat-limit MS]
+//                    [--until-empty MS] [--end-on-sigterm] [--new] [--background | --leave] [--log DESCRIPTOR]
 //
-// With --new, nobody was ever at its address, so that newcomers do not wait for members of an earlier run.
-// Returns at once. The master continues in a session of its own: SIGTERM detaches it, SIGINT ends the run. Its output
-// is that of the program until it listens, then the descriptor: one line "pccl master listens", or the reason why it
-// cannot.
+// --host is the name of the listen address in what it prints. --place is the index of this master in the list; without
+// it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
+// for members of an earlier run.
+//
+// It prints `pccl master listening on HOST:PORT`. SIGINT ends the run. SIGTERM detaches the master; with
+// --end-on-sigterm it ends the run. With --background it returns once the master listens. With --leave it returns at
+// once, which spares a busy machine a change of processes: the caller learns from the output whether the master
+// listens. The master continues in a session of its own with / as its directory. It keeps no open file but DESCRIPTOR,
+// which gets its output once it listens.
+//
+// Exit status: 0 ended by a signal or by --until-empty, 1 cannot listen, 2 wrong arguments.
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "api/ext.h"
-#include "net/socket.h"
+#include "ccoip.h"
 
-enum { MOST_MASTERS = 16 };
+enum {
+    MOST_MASTERS = 16,
+    FIRST_DESCRIPTOR = 3,
+    MOST_DESCRIPTORS = 1 << 16,
+    PRIVILEGED_PORTS = 1024, // ports below need a privilege
+    MOST_WORDS = 1 << 16,    // bytes that a master in the background prints before it listens
+};
 
 struct options {
-    int log;
-    uint32_t until_empty_ms;
-    bool new;
-    const char *listen;
-    ccoip_socket_address_t masters[MOST_MASTERS];
-    size_t count, place; // of this one
+    const char *listen, *host, *masters, *place;
+    ccoip_socket_address_t address, list[MOST_MASTERS];
+    size_t count, self;                         // masters in `list`, and the index of this one
+    unsigned long heartbeat_ms, until_empty_ms; // 0: not given
+    unsigned long log;                          // 0: not given
+    bool new, background, leave;
 };
 
 static pcclMasterInstance_t *master; // set before the handlers are installed
+static bool sigterm_ends;            // otherwise it detaches
 
 static void stop(int number) {
-    if (number == SIGINT)
+    if (number == SIGINT || sigterm_ends)
         pcclInterruptMaster(master);
     else
         pcclDetachMaster(master);
 }
 
-static bool take_masters(struct options *options, const char *list) {
-    options->place = MOST_MASTERS;
-    for (const char *text = list; options->count < MOST_MASTERS; text++) {
-        size_t length = strcspn(text, ",");
-        struct wire_address found;
-        if (!socket_address_parse(text, length, &found)) return false;
-        if (strlen(options->listen) == length && memcmp(text, options->listen, length) == 0)
-            options->place = options->count;
-        ccoip_socket_address_t *address = &options->masters[options->count++];
-        address->port = found.port;
-        address->inet.protocol = found.family == 6 ? inetIPv6 : inetIPv4;
-        memcpy(address->inet.ipv4.data, found.bytes, sizeof address->inet.ipv4.data);
-        memcpy(address->inet.ipv6.data, found.bytes, sizeof address->inet.ipv6.data);
-        text += length;
-        if (*text == 0) return options->place < MOST_MASTERS;
+static bool read_number(const char *text, unsigned long most, unsigned long *out) {
+    char *end;
+    errno = 0;
+    *out = strtoul(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0 && *out <= most;
+}
+
+// Reads 1.2.3.4:5 or [::1]:5 from `length` characters; the port may be 0.
+static bool read_address(const char *text, size_t length, ccoip_socket_address_t *out) {
+    char copy[80];
+    unsigned long port;
+    if (length >= sizeof copy) return false;
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    char *host = copy, *colon = strrchr(copy, ':');
+    if (colon == NULL || !read_number(colon + 1, UINT16_MAX, &port)) return false;
+    *colon = 0;
+    out->port = (uint16_t)port;
+    size_t width = strlen(host);
+    if (width < 2 || host[0] != '[' || host[width - 1] != ']') {
+        out->inet.protocol = inetIPv4;
+        return inet_pton(AF_INET, host, out->inet.ipv4.data) == 1;
     }
-    return false;
+    host[width - 1] = 0;
+    out->inet.protocol = inetIPv6;
+    return inet_pton(AF_INET6, host + 1, out->inet.ipv6.data) == 1;
 }
 
-static bool take_options(struct options *options, int count, char **words) {
-    options->new = count == 10 && strcmp(words[9], "--new") == 0;
-    if (count != 9 + options->new || strcmp(words[1], "--log") != 0 || strcmp(words[3], "--until-empty") != 0 ||
-        strcmp(words[5], "--listen") != 0 || strcmp(words[7], "--masters") != 0)
-        return false;
-    options->log = atoi(words[2]);
-    options->until_empty_ms = (uint32_t)strtoul(words[4], NULL, 10);
-    options->listen = words[6];
-    return take_masters(options, words[8]);
+static bool read_list(struct options *options) {
+    unsigned long place = MOST_MASTERS;
+    for (const char *text = options->masters; options->count < MOST_MASTERS; text++) {
+        size_t length = strcspn(text, ",");
+        if (!read_address(text, length, &options->list[options->count])) return false;
+        if (strlen(options->listen) == length && memcmp(text, options->listen, length) == 0) place = options->count;
+        options->count++;
+        text += length;
+        if (*text == 0) break;
+    }
+    if (options->place != NULL && !read_number(options->place, MOST_MASTERS, &place)) return false;
+    options->self = place;
+    return place < options->count;
 }
 
-static int serve(const struct options *options) {
-    pcclResult_t result = pcclCreateMaster(options->masters[options->place], &master);
-    if (result == pcclSuccess)
-        result = pccl_ext_master_set_list(master, options->masters, options->count, options->place);
-    if (result == pcclSuccess) result = pccl_ext_master_set_idle_limit(master, options->until_empty_ms);
+static bool read_options(struct options *options, int count, char **words) {
+    static const struct option names[] = {
+        {"listen", required_argument, NULL, 'l'},
+        {"host", required_argument, NULL, 'h'},
+        {"masters", required_argument, NULL, 'm'},
+        {"place", required_argument, NULL, 'p'},
+        {"until-empty", required_argument, NULL, 'u'},
+        {"heartbeat-limit", required_argument, NULL, 'b'},
+        {"log", required_argument, NULL, 'f'},
+        {"end-on-sigterm", no_argument, NULL, 'e'},
+        {"new", no_argument, NULL, 'n'},
+        {"background", no_argument, NULL, 'g'},
+        {"leave", no_argument, NULL, 'x'},
+        {NULL, 0, NULL, 0},
+    };
+    bool fine = true;
+    opterr = 0;
+    for (int option; (option = getopt_long(count, words, "", names, NULL)) != -1;) switch (option) {
+        case 'l': options->listen = optarg; break;
+        case 'h': options->host = optarg; break;
+        case 'm': options->masters = optarg; break;
+        case 'p': options->place = optarg; break;
+        case 'u': fine = fine && read_number(optarg, UINT32_MAX, &options->until_empty_ms); break;
+        case 'b': fine = fine && read_number(optarg, UINT32_MAX, &options->heartbeat_ms); break;
+        case 'f': fine = fine && read_number(optarg, INT32_MAX, &options->log); break;
+        case 'e': sigterm_ends = true; break;
+        case 'n': options->new = true; break;
+        case 'g': options->background = true; break;
+        case 'x': options->leave = true; break;
+        default: fine = false;
+        }
+    if (!fine || optind < count || options->listen == NULL) return false;
+    if (!read_address(options->listen, strlen(options->listen), &options->address)) return false;
+    return options->masters == NULL || read_list(options);
+}
+
+static pcclResult_t run(const struct options *options) {
+    pcclResult_t result = pcclCreateMaster(options->address, &master);
+    if (result == pcclSuccess && options->count > 0)
+        result = pccl_ext_master_set_list(master, options->list, options->count, options->self);
+    if (result == pcclSuccess && options->heartbeat_ms > 0)
+        result = pccl_ext_master_set_heartbeat(master, (uint32_t)options->heartbeat_ms);
+    if (result == pcclSuccess && options->until_empty_ms > 0)
+        result = pccl_ext_master_set_idle_limit(master, (uint32_t)options->until_empty_ms);
     if (result == pcclSuccess && options->new) result = pccl_ext_master_set_new(master);
-    if (result == pcclSuccess) result = pcclRunMaster(master);
+    return result == pcclSuccess ? pcclRunMaster(master) : result;
+}
+
+static void print_failure(const struct options *options) {
+    const char *detail = pccl_ext_detail();
+    uint16_t port = options->address.port;
+    fprintf(stderr, "pccl master cannot listen on %s:%d: ", options->host, port);
+    if (port > 0 && port < PRIVILEGED_PORTS && strstr(detail, strerror(EACCES)) != NULL)
+        fprintf(stderr,
+                "Permission denied; a port below %d needs root or CAP_NET_BIND_SERVICE: choose a higher port, such as "
+                "%d\n",
+                PRIVILEGED_PORTS, CCOIP_PROTOCOL_PORT_MASTER);
+    else
+        fprintf(stderr, "%s\n", detail);
+}
+
+// Returns the exit status, once the master has ended. `log` gets the output from when it listens; -1: it stays.
+static int serve(const struct options *options, int log) {
+    uint16_t port = 0;
+    sigset_t ends;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL); // until they are handled
+    pcclResult_t result = run(options);
+    if (result == pcclSuccess) result = pccl_ext_master_port(master, &port);
     if (result != pcclSuccess) {
-        const char *detail = pccl_ext_detail();
-        printf(*detail != 0 ? "%s\n" : "it cannot listen (code %2$d)\n", detail, (int)result);
+        print_failure(options);
         return 1;
     }
     struct sigaction action = {.sa_handler = stop};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
-    bool told = puts("pccl master listens") >= 0 && fflush(stdout) == 0;
-    if (!told) return 1; // who has started it waits no more
-    dup2(options->log, STDOUT_FILENO);
-    dup2(options->log, STDERR_FILENO);
+    bool told = printf("pccl master listening on %s:%d\n", options->host, port) >= 0 && fflush(stdout) == 0;
+    if (log >= 0) {
+        if (!told) return 1; // who has started it waits no more
+        dup2(log, STDOUT_FILENO);
+        dup2(log, STDERR_FILENO);
+        close(log);
+    }
+    pthread_sigmask(SIG_UNBLOCK, &ends, NULL);
     pcclMasterAwaitTermination(master);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL); // the handler uses the master
     pcclDestroyMaster(master);
     return 0;
 }
 
+static void close_from(int first) {
+#ifdef SYS_close_range
+    if (syscall(SYS_close_range, (unsigned)first, ~0U, 0) == 0) return;
+#endif
+    for (int fd = first; fd < MOST_DESCRIPTORS; fd++) close(fd);
+}
+
+// Runs in the child, which prints to `words` until it listens.
+static int serve_alone(const struct options *options, int words) {
+    int null = open("/dev/null", O_RDWR);
+    int log = fcntl(options->log > 0 ? (int)options->log : null, F_DUPFD, FIRST_DESCRIPTOR);
+    setsid();
+    dup2(words, STDOUT_FILENO);
+    dup2(words, STDERR_FILENO);
+    if (null < 0 || log < 0 || chdir("/") != 0) {
+        fprintf(stderr, "pccl master cannot write its log: %s\n", strerror(errno));
+        return 1;
+    }
+    dup2(null, STDIN_FILENO);
+    dup2(log, FIRST_DESCRIPTOR);
+    close_from(FIRST_DESCRIPTOR + 1);
+    return serve(options, FIRST_DESCRIPTOR);
+}
+
+// Returns the exit status, once the master listens or has ended.
+static int serve_in_background(const struct options *options) {
+    char words[MOST_WORDS] = "", rest[512];
+    size_t length = 0;
+    ssize_t got = 1;
+    int ends[2], status;
+    pid_t child = pipe(ends) == 0 ? fork() : -1;
+    if (child < 0) {
+        perror("pccl master cannot start in the background");
+        return 1;
+    }
+    if (child == 0) exit(serve_alone(options, ends[1]));
+    close(ends[1]);
+    while (got > 0 || (got < 0 && errno == EINTR)) {
+        size_t room = sizeof words - 1 - length;
+        got = read(ends[0], room > 0 ? words + length : rest, room > 0 ? room : sizeof rest);
+        if (got > 0 && room > 0) length += (size_t)got;
+    }
+    bool listens = strstr(words, "pccl master listening on ") != NULL;
+    fputs(words, listens ? stdout : stderr);
+    if (listens) return 0;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && status != 0 ? WEXITSTATUS(status) : 1;
+}
+
+// A socket must not become a standard stream that the caller has closed.
+static void open_standard_streams(void) {
+    while (true) {
+        int fd = open("/dev/null", O_RDWR);
+        if (fd >= FIRST_DESCRIPTOR) close(fd);
+        if (fd < 0 || fd >= FIRST_DESCRIPTOR) return;
+    }
+}
+
 int main(int count, char **words) {
     struct options options = {0};
-    if (!take_options(&options, count, words)) {
-        puts("its arguments cannot be understood");
+    open_standard_streams();
+    if (!read_options(&options, count, words)) {
+        fprintf(stderr, "pccl master: its arguments cannot be understood\n");
         return 2;
     }
+    char host[80] = "";
+    snprintf(host, sizeof host, "%.*s", (int)(strrchr(options.listen, ':') - options.listen), options.listen);
+    if (options.host == NULL) options.host = host;
     signal(SIGPIPE, SIG_IGN);
+    if (options.background) return serve_in_background(&options);
+    if (!options.leave) return serve(&options, -1);
     pid_t child = fork();
-    if (child != 0) return child < 0;
-    setsid();
-    return serve(&options);
+    return child == 0 ? serve_alone(&options, STDOUT_FILENO) : child < 0;
 }

@@ -1,9 +1,15 @@
 """The master as a program: `pccl master`, `pccl_master`, or `python -m pccl.master`.
 
-It needs the standard library and cffi alone, as the backend of torch.distributed does, which starts it.
+A native program serves if the arguments are right (`pccl_command.native_master`). This module says what is wrong with others, and
+serves in builds that lack the native program. It needs the standard library and cffi alone.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # before the imports that the native program does without
+    import pccl_command
+
+    pccl_command.master()
 
 import argparse
 import contextlib
@@ -17,6 +23,7 @@ from pccl._errors import PCCLError
 from pccl._files import open_log
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
+from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES, hand_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,10 +31,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _, _C = load_native_module()
-
-DEFAULT_ADDRESS = f"0.0.0.0:{_C.CCOIP_PROTOCOL_PORT_MASTER}"
-
-SIGTERM_CHOICES = ("detach", "end")
 
 PRIVILEGED_PORTS = 1024
 """Ports below this one need a privilege on Linux."""
@@ -156,7 +159,17 @@ def _print_to(target: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "pccl_master") -> NoReturn:
-    """Runs `pccl master`, which is also the script `pccl_master`; `arguments` default to those of the process."""
+    """Runs `pccl master`, which is also the script `pccl_master`; `arguments` default to those of the process.
+
+    This process becomes the native program, or ends.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    hand_over(program, given)
+    run(given, program=program)
+
+
+def run(arguments: Sequence[str], *, program: str) -> NoReturn:
+    """Runs a master in this process. SystemExit: always, with the exit status."""
     parser = argparse.ArgumentParser(
         prog=program,
         description="Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM.",
@@ -173,7 +186,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "pccl_master"
     )
     add(
         "--heartbeat-limit",
-        type=_seconds(0.1, 3600),
+        type=_seconds(*HEARTBEAT_SECONDS),
         metavar="SECONDS",
         help="seconds without a heartbeat after which a peer is declared dead [default: PCCL_HEARTBEAT_LIMIT_MS, or 5]",
     )
@@ -195,7 +208,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "pccl_master"
     )
     add(
         "--until-empty",
-        type=_seconds(0.001, 86400),
+        type=_seconds(*IDLE_SECONDS),
         metavar="SECONDS",
         help="end once neither this master nor another one of the list has had a peer for so long",
     )
@@ -205,12 +218,12 @@ def main(arguments: Sequence[str] | None = None, *, program: str = "pccl_master"
     if given.log is not None and not given.background:
         parser.error("--log goes with --background; otherwise the log goes to standard error")
 
-    def run(ready: Callable[[], None] = lambda: None) -> int:
+    def serve_given(ready: Callable[[], None] = lambda: None) -> int:
         return serve(
             given.listen, given.heartbeat_limit, given.masters, given.on_sigterm, given.advertise, given.until_empty, ready
         )
 
-    sys.exit(serve_in_background(given.log, run) if given.background else run())
+    sys.exit(serve_in_background(given.log, serve_given) if given.background else serve_given())
 
 
 def _seconds(least: float, most: float) -> Callable[[str], float]:
@@ -228,7 +241,3 @@ def _seconds(least: float, most: float) -> Callable[[str], float]:
         return number
 
     return read
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,18 @@
-"""The entry point of the `pccl` command.
+"""The entry points of the commands `pccl` and `pccl_master`.
 
-It is no part of `pccl`, so that Ctrl-C ends the imports of `pccl`, too, with one line. `pccl master` needs cffi alone; the other
-commands need click and rich.
+It is no part of `pccl`, so that Ctrl-C ends the imports of `pccl`, too, with one line. `pccl master` becomes a native program
+before anything costly is imported; the other commands need click and rich.
 """
 
+from __future__ import annotations
+
 import os
-import signal
 import sys
-from types import FrameType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
 INTERRUPTED = 130
 MISSING = 2
@@ -22,15 +27,10 @@ Usage: pccl master [OPTIONS]
 
 
 def main() -> None:
-    """Run the command."""
-    # Else Ctrl-C is ignored, as by a job that a script has put into the background.
-    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeds:
-        signal.signal(signal.SIGINT, _end)
+    """Runs `pccl`."""
     if sys.argv[1:2] == ["master"]:
-        from pccl.master import main as master
-
-        master(sys.argv[2:], program="pccl master")  # sets its own signal handlers
+        _run_master("pccl master", sys.argv[2:])
+    heeds = _heed_interrupts()
     try:
         from pccl.cli import main as command
     except ModuleNotFoundError as error:
@@ -38,8 +38,35 @@ def main() -> None:
             raise
         _tell_what_is_missing(error.name)
     if heeds:
+        import signal
+
         signal.signal(signal.SIGINT, signal.default_int_handler)
     command(prog_name="pccl")
+
+
+def master() -> None:
+    """Runs `pccl_master`."""
+    _run_master("pccl_master", sys.argv[1:])
+
+
+def _run_master(program: str, arguments: list[str]) -> NoReturn:
+    from pccl_command.native_master import hand_over
+
+    hand_over(program, arguments)
+    _heed_interrupts()
+    from pccl.master import run
+
+    run(arguments, program=program)  # sets its own signal handlers
+
+
+def _heed_interrupts() -> bool:
+    """Makes Ctrl-C end the process with one line. Returns False if it is ignored, as by a job of a script in the background."""
+    import signal
+
+    heeds = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeds:
+        signal.signal(signal.SIGINT, _end)
+    return heeds
 
 
 def _tell_what_is_missing(module: str) -> None:

@@ -45,7 +45,7 @@ UNTIL_EMPTY_SECONDS = 15
 """After which a master that a job has started ends when nobody is there: longer than peers take to notice that another master
 is silent and to come to this one."""
 
-LISTENS = "pccl master listens"
+LISTENS = "pccl master listening on "
 """What the program of a master prints once it does."""
 
 ATTEMPTS = 1000
@@ -494,7 +494,7 @@ def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = 
     except OSError as error:
         return f"it cannot write its log to {log}: {error.strerror}"
     command = [str(Path(_native.__file__).with_name("spawned_master")), "--log", str(target)]
-    command += ["--until-empty", str(1000 * UNTIL_EMPTY_SECONDS), "--listen", address, "--masters", listed]
+    command += ["--leave", "--until-empty", str(1000 * UNTIL_EMPTY_SECONDS), "--listen", address, "--masters", listed]
     command += ["--new"] if new else []
     try:
         begun = subprocess.run(
@@ -515,7 +515,7 @@ def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = 
     finally:
         os.close(target)
     said = begun.stdout.strip()
-    return "" if said.endswith(LISTENS) else said or f"it ended without a word (status {begun.returncode})"
+    return "" if LISTENS in said else said or f"it ended without a word (status {begun.returncode})"
 
 
 # ---- the run ----

@@ -1,10 +1,12 @@
 """MasterNode, and the master as a program: ports, ends, exit status."""
 
+import contextlib
 import gc
 import os
 import re
 import signal
 import socket
+import string
 import struct
 import subprocess
 import sys
@@ -15,12 +17,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pccl
 import pccl.master
-from pccl import MasterNode, PCCLError, Result, _master
+from pccl import MasterNode, PCCLError, Result, _address, _master
 from pccl._pccl import C
 from pccl.lab.ports import free_ports
+from pccl_command import native_master
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
 ENVIRONMENT.pop("PCCL_LOG_LEVEL", None)
@@ -451,6 +456,178 @@ def test_a_port_without_the_right_to_it():
     error = PCCLError(Result.INTERNAL_ERROR, "pcclRunMaster", "the master could not be started: Permission denied")
     assert "needs root" in pccl.master._why(error, "0.0.0.0:80")
     assert "needs root" not in pccl.master._why(error, "0.0.0.0:4814")
+
+
+# ---- the native program ----
+
+
+def is_native(process: subprocess.Popen) -> bool:
+    return os.readlink(f"/proc/{process.pid}/exe").endswith("/pccl/spawned_master")
+
+
+def native_words(*arguments: str) -> list[str] | None:
+    """What the native program is told, or None where `pccl.master` has to look at the arguments."""
+    try:
+        return native_master.native_arguments(arguments)[0]
+    except (native_master.UnsureError, OSError):
+        return None
+
+
+NATIVE = {
+    **PROGRAMS,
+    "python -m pccl": ["-m", "pccl", "master", "--listen=127.0.0.1:0"],
+    "a name": ["-m", "pccl", "master", "--listen", "localhost:0"],
+    "IPv6": ["-m", "pccl", "master", "--listen", "[::1]:0", "--until-empty", "60"],
+    "all options": [
+        *("-m", "pccl", "master", "--masters", "localhost:LISTEN,203.0.113.7:1", "--advertise", "localhost:LISTEN"),
+        *("--listen", "0.0.0.0:LISTEN", "--on-sigterm", "end", "--heartbeat-limit=1.5", "--until-empty", "60"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_a_native_program_serves(name):
+    listen = str(free_ports(1)[0])
+    process = start(*(word.replace("LISTEN", listen) for word in NATIVE[name]))
+    port = port_of(process)
+    assert is_native(process)
+    with socket.create_connection(("::1" if name == "IPv6" else "127.0.0.1", port)):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "the run has ended" in err
+
+
+WITHOUT_NATIVE = (
+    "import pccl_command, pccl_command.native_master as native, sys\n"
+    "native.PROGRAM = '/nowhere/spawned_master'\n"
+    "sys.argv[:1] = ['pccl', 'master']\n"
+    "pccl_command.main()\n"
+)
+
+
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, ENDS), (signal.SIGTERM, DETACHES)])
+def test_python_serves_without_the_native_program(number, words):
+    process = start("-c", WITHOUT_NATIVE, "--listen", "127.0.0.1:0")
+    port = port_of(process)
+    assert not is_native(process)
+    with pccl.Communicator(f"127.0.0.1:{port}") as comm:
+        comm.connect(1)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert words in err
+
+
+def test_both_say_the_same_of_an_address_in_use():
+    programs = [["-m", "pccl", "master"], ["-m", "pccl.master"], ["-c", WITHOUT_NATIVE]]
+    programs += [[*program, "--background"] for program in programs]
+    with MasterNode("127.0.0.1:0") as other:
+        address = f"127.0.0.1:{other.port}"
+        ended = [start(*program, "--listen", address) for program in programs]
+        said = {process.communicate(timeout=60) for process in ended}
+    assert [process.returncode for process in ended] == [1] * len(programs)
+    [(out, err)] = said
+    assert out == ""
+    assert f"pccl master cannot listen on {address}: the master's address is in use" in err
+
+
+def test_a_master_starts_without_costly_modules():
+    code = (
+        "import os, sys\n"
+        "os.execv = lambda *_: print(*sys.modules)\n"
+        "sys.argv = ['pccl', 'master', '--listen', 'localhost:0', '--masters', 'localhost:1,[::1]:2', '--advertise=[::1]:2']\n"
+        "from pccl_command import native_master\n"
+        "native_master.hand_over('pccl master', sys.argv[2:])\n"
+    )
+    out, err = start("-c", code).communicate(timeout=60)
+    assert "_socket" in out.split(), err
+    costly = {"argparse", "asyncio", "cffi", "click", "enum", "ipaddress", "json", "logging", "pccl", "re", "rich", "socket"}
+    assert not costly & set(out.split())
+
+
+def test_a_job_in_the_background_of_a_script_heeds_signals():
+    """Such a job has SIGINT ignored."""
+    command = f"trap '' INT; exec {sys.executable} -m pccl master --listen 127.0.0.1:0"
+    process = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    port_of(process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "the run has ended" in err
+
+
+def test_no_connection_gets_the_number_of_a_closed_standard_stream():
+    port = free_ports(1)[0]
+    command = f"exec {sys.executable} -m pccl master --listen 127.0.0.1:{port} <&- >&- 2>&-"
+    process = subprocess.Popen(["sh", "-c", command], env=ENVIRONMENT)
+    try:
+        with pccl.Communicator(f"127.0.0.1:{port}") as comm:
+            comm.connect(1000)
+            assert is_native(process)
+            for descriptor in range(3):
+                assert not os.readlink(f"/proc/{process.pid}/fd/{descriptor}").startswith("socket")
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
+def test_a_reader_that_has_gone_does_not_end_a_master():
+    port = free_ports(1)[0]
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pccl", "master", "--listen", f"127.0.0.1:{port}"], stdout=writer, stderr=writer, env=ENVIRONMENT
+    )
+    os.close(writer)
+    with pccl.Communicator(f"127.0.0.1:{port}") as comm:
+        comm.connect(1000)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(("listen", "masters", "place"), PLACES)
+def test_the_native_program_is_told_its_place(listen, masters, place):
+    words = native_words("--listen", listen, "--masters", masters)
+    assert words is not None
+    assert words[words.index("--place") + 1] == str(place)
+
+
+REFUSED = [
+    *(("--listen", listen, "--masters", masters) for listen, masters, _ in NO_PLACES),
+    *(("--listen", "127.0.0.1:5001", "--masters", "127.0.0.1:5001", "--advertise", other) for other in ("127.0.0.1:5002", "x")),
+    *(("--advertise", "127.0.0.1:5001"), ("--log", "x"), ("--log=",), ("--background", "--log="), ("--background=1",)),
+    *(("--help",), ("-h",), ("--listen",), ("--listen", "--background"), ("127.0.0.1:0",), ("--list", "127.0.0.1:0"), ("--",)),
+    *(("--heartbeat-limit", text) for text in ("0", "-1", "nan", "inf", "1e9", "", "5s")),
+    *(("--until-empty", text) for text in ("0", "-1", "nan", "86401", "")),
+    *(("--on-sigterm", text) for text in ("", "End", "nonsense")),
+    ("--listen", "nowhere.invalid:0"),
+]
+
+
+@pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
+def test_options_that_may_be_wrong_are_left_to_python(arguments):
+    assert native_words(*arguments) is None
+
+
+@given(st.text(alphabet=string.printable, max_size=40) | st.from_regex(r"[\[:.0-9a-g\]]{1,20}:[0-9]{1,6}", fullmatch=True))
+def test_the_native_program_gets_no_address_that_python_refuses(text):
+    with contextlib.suppress(native_master.UnsureError, OSError):
+        host, port, packed = native_master._parse(text)
+        endpoint = _address.parse_endpoint(text)
+        assert (port, packed) == (endpoint.port, endpoint.literal.packed if endpoint.literal else None)
+        assert host == endpoint.host or packed is not None
+
+
+@pytest.mark.parametrize("address", ["localhost:1", "a-b.c_d.:2", "1.2.3.4:0", "[2001:db8::1]:65535", "0.0.0.0:48148"])
+def test_the_native_program_gets_good_addresses(address):
+    endpoint = _address.parse_endpoint(address)
+    assert native_master._parse(address)[:2] == (endpoint.host, endpoint.port)
+
+
+def test_limits_are_those_of_the_library():
+    assert f"0.0.0.0:{C.CCOIP_PROTOCOL_PORT_MASTER}" == native_master.DEFAULT_ADDRESS
+    assert native_master.MASTERS_MOST == _address.MASTERS_MAX
 
 
 # ---- machines that have little installed ----
