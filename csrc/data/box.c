@@ -66,6 +66,7 @@ struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *
 }
 
 bool box_taken(struct engine *engine, struct incoming *in) {
+    engine_assert_locked(engine);
     struct boxes *boxes = &in->from->boxes;
     if (in->header.epoch != engine_header(engine).epoch) return true;
     if (boxes->own == NULL || in->head.offset > ALL || (in->head.offset & boxes->free) != 0) return false;

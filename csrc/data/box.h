@@ -39,7 +39,7 @@ void box_end(struct boxes *boxes);
 
 // `extra` of READY to this member, for an op whose chunks may come in a box.
 uint32_t box_offer(const struct neighbour *to, const struct op *op);
-// Whether the member that has sent READY with this `extra` gets the chunks of the op in the box. Lock held.
+// Whether the member that has sent READY with this `extra` gets the chunks of the op in the box.
 bool box_serves(struct neighbour *to, const struct op *op, uint32_t extra);
 // A chunk of an op, copied into the box. NULL: no slot is free, or memory was refused. Lock not held.
 struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
@@ -48,7 +48,7 @@ struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *
 bool box_is_named(struct incoming *in, const struct op *op);
 // Copies the chunk out of the box and gives its slot back. False: the frame is malformed. Lock not held.
 bool box_copy(struct engine *engine, struct incoming *in, uint8_t *to);
-// Slots were given back. False: malformed. Lock held.
+// Slots were given back. False: malformed.
 bool box_taken(struct engine *engine, struct incoming *in);
 
 #endif

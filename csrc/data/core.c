@@ -6,12 +6,14 @@
 #include "device/device.h"
 
 void engine_wake(struct engine *engine) {
+    engine_assert_locked(engine);
     if (engine->wake_pending) return;
     engine->wake_pending = true;
     wake_signal(engine->wake);
 }
 
 void engine_fail(struct engine *engine) {
+    engine_assert_locked(engine);
     if (engine->dead) return;
     engine->dead = engine->killing = engine->failed = true;
     engine_wake(engine);
@@ -23,6 +25,7 @@ void engine_fail_of(struct engine *engine, const struct device_queue *queue) {
 }
 
 bool engine_awaits(const struct engine *engine, const struct op_member *member) {
+    engine_assert_locked(engine);
     const struct epoch *pending = engine->pending;
     for (uint32_t i = 0; pending != NULL && i < pending->ring.count; i++)
         if (wire_id_equal(&pending->ring.members[i].id, &member->id)) return true;

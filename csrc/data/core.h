@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 
+#include "base/lock.h"
 #include "data/backup.h"
 #include "data/callbacks.h"
 #include "data/sight.h"
@@ -71,17 +72,21 @@ struct engine {
 
 static inline void engine_lock(struct engine *engine) { pthread_mutex_lock(&engine->lock); }
 static inline void engine_unlock(struct engine *engine) { pthread_mutex_unlock(&engine->lock); }
-// The thread looks at what others want of it. Lock held.
+// A function that begins with it is called with the lock held.
+#define engine_assert_locked(engine) lock_assert_held(&(engine)->lock)
+// The thread looks at what others want of it.
 void engine_wake(struct engine *engine);
 // Memory or descriptors were refused, and others would wait for ever for what is not done now: all ops and links end.
-// Lock held.
 void engine_fail(struct engine *engine);
 // The same, and if the device of this queue has failed, its error is the reason.
 void engine_fail_of(struct engine *engine, const struct device_queue *queue);
 
-// Neither dead nor about to end. Lock held.
-static inline bool engine_is_open(const struct engine *engine) { return !engine->dead && !engine->stopping; }
-// It is a member of the epoch that the thread is about to enter. Lock held.
+// Neither dead nor about to end.
+static inline bool engine_is_open(const struct engine *engine) {
+    engine_assert_locked(engine);
+    return !engine->dead && !engine->stopping;
+}
+// It is a member of the epoch that the thread is about to enter.
 bool engine_awaits(const struct engine *engine, const struct op_member *member);
 static inline const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
 // Run, generation and epoch in force; the rest is 0.
@@ -92,9 +97,9 @@ void engine_tell(struct engine *engine);
 struct op_driver engine_driver(struct engine *engine); // engine_ops.c
 
 // ---- engine_epochs.c, thread ----
-// Enters the pending epoch and makes the report of it; or memory was refused, and the engine is dead. Lock held.
+// Enters the pending epoch and makes the report of it; or memory was refused, and the engine is dead.
 void engine_enter_pending(struct engine *engine);
-// No lane has a frame of a large op any more, none is running. Lock held.
+// No lane has a frame of a large op any more, none is running.
 void engine_drop_ops(struct engine *engine);
 
 #endif

@@ -35,9 +35,10 @@ static void end_all(struct engine *engine) {
     book_end_all(&engine->book);
 }
 
-// Lock held. Of a device: not before what its caller had queued there is done; then its input is saved, or, if it is
+// Of a device: not before what its caller had queued there is done; then its input is saved, or, if it is
 // small, at hand.
 static bool may_begin(struct engine *engine, struct op *op) {
+    engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
     if (queue == NULL) return true;
     if (mover_of(op)->direct && op->input == NULL && op->in_bytes > 0)
@@ -47,8 +48,9 @@ static bool may_begin(struct engine *engine, struct op *op) {
     return true;
 }
 
-// Lock held. NULL: nothing may begin now.
+// NULL: nothing may begin now.
 static struct op *take_posted(struct engine *engine) {
+    engine_assert_locked(engine);
     struct op *op = engine->posted.first;
     while (op != NULL && !may_begin(engine, op)) op = op->next;
     if (op == NULL) return NULL;
@@ -91,8 +93,9 @@ static void go_on_with_devices(struct engine *engine) {
     lanes_schedule(engine);
 }
 
-// Whether lanes or ops are to change that workers may be in the midst of. Lock held.
+// Whether lanes or ops are to change that workers may be in the midst of.
 static bool changes_all(const struct engine *engine) {
+    engine_assert_locked(engine);
     return engine->pending != NULL || engine->killing || engine->stopping || engine->lanes->arriving != NULL;
 }
 
@@ -169,7 +172,10 @@ static void *run(void *argument) {
     struct engine *engine = argument;
     jmp_buf gone;
     if (setjmp(gone) != 0) return NULL; // another thread has taken over long ago, and the engine may be no more
-    reader_enter(*same_host_reader(engine), &gone);
+    engine_lock(engine);
+    struct reader *reader = *same_host_reader(engine);
+    engine_unlock(engine);
+    reader_enter(reader, &gone);
     work(engine);
     engine_lock(engine);
     engine->ended = true;
@@ -202,9 +208,10 @@ static int64_t patience_of(const struct engine *engine) {
     return half == 0 || half > PATIENCE_MS * MS_NS ? PATIENCE_MS * MS_NS : half;
 }
 
-// Lock held. True: a new thread has taken the place of the one that hangs. Else `spare` is a thread to be joined, if
+// True: a new thread has taken the place of the one that hangs. Else `spare` is a thread to be joined, if
 // `started`.
 static bool take_over(struct engine *engine, pthread_t *spare, bool *started) {
+    engine_assert_locked(engine);
     struct reader *fresh = reader_new();
     *started = fresh != NULL && platform_thread_start(spare, "pccl:data", run_next, engine);
     engine->taken_over = *started && reader_abandon(*same_host_reader(engine));
@@ -315,6 +322,7 @@ void engine_stop(struct engine *engine) {
 void engine_free(struct engine *engine) {
     if (engine == NULL) return;
     engine_stop(engine);
+    engine_lock(engine); // nobody else has the engine, but these functions check
     book_fini(&engine->book);
     backup_cache_free(&engine->backups);
     lanes_free(engine->lanes);
@@ -322,6 +330,7 @@ void engine_free(struct engine *engine) {
     same_host_free(engine->same_host);
     wire_buffer_fini(&engine->for_master);
     pool_free(engine->pool);
+    engine_unlock(engine);
     epoch_put(engine->pending);
     if (engine->shared != NULL) free(engine->shared->wide);
     if (engine->shared != NULL) free(engine->shared->wide_input);

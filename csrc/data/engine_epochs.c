@@ -59,6 +59,7 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
 
 // ---- the thread ----
 void engine_drop_ops(struct engine *engine) {
+    engine_assert_locked(engine);
     lanes_drop_frames(engine, false);
     engine->running.first = engine->posted.first = NULL;
     struct mover_shared *shared = mover_shared(engine);
@@ -72,6 +73,7 @@ static bool changes_master(const struct engine *engine) {
 }
 
 void engine_enter_pending(struct engine *engine) {
+    engine_assert_locked(engine);
     struct wire_report report;
     // What was told last of the ops may have gone with the connection to the master before.
     if (changes_master(engine)) atomic_store(&engine->sights.awake, true);

@@ -27,14 +27,16 @@ struct waiter {
     pthread_cond_t ended;
 };
 
-// ---- what the book asks for; lock held ----
+// ---- what the book asks for ----
 // It was made when the epoch was told, and is not freed while the epoch is awaited.
 static struct op_member *member(void *context, const struct wire_id *id) {
+    engine_assert_locked((struct engine *)context);
     return &neighbour_find(context, id)->member;
 }
 
 static bool start(void *context, struct op *op) {
     struct engine *engine = context;
+    engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
     bool direct = mover_of(op)->direct;
     op->begun_ns = platform_now_ns();
@@ -58,21 +60,25 @@ static bool start(void *context, struct op *op) {
 
 static bool signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block) {
+    engine_assert_locked((struct engine *)context);
     mover_entered(op, neighbour_of(from), type, from->heard_ns);
     return mover_signal(context, op, neighbour_of(from), type, head, block);
 }
 
 static void release(void *context, struct op *op) {
+    engine_assert_locked((struct engine *)context);
     op->moved = false;
     mover_of(op)->release(context, op);
 }
 
 static bool fill(void *context, struct op *op, struct block *result) {
+    engine_assert_locked((struct engine *)context);
     (void)context;
     return result->length == op->result_bytes && mover_write(op, result->bytes);
 }
 
 static void ended(void *context, struct op *op) {
+    engine_assert_locked((struct engine *)context);
     struct engine *engine = context;
     if (op->parent == NULL) sights_ended(&engine->sights, op->posted_ns, platform_now_ns());
     if (op->parent == NULL) device_release(op->args.queue);
@@ -205,9 +211,10 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
     return result;
 }
 
-// Lock held, but let go of: nobody else looks at an ended op, and what its device has yet to do, and putting a large
-// input back, takes its time. False: the input is lost.
+// Releases the lock meanwhile: nobody else looks at an ended op, and it takes time to await its device and to restore a
+// large input. False: the input is lost.
 static bool settle(struct engine *engine, struct op *op) {
+    engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
     bool needed = (op->segments != NULL || op->outcome.result != CALL_OK) && has_saved(op), lost;
     if (!needed && queue == NULL) return true;
@@ -291,8 +298,9 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     engine_unlock(engine);
 }
 
-// Lock held, but let go of: the device may block until a stream gets on, which may wait for the end of an op.
+// Releases the lock meanwhile: the device may block until a stream gets on, which may wait for the end of an op.
 static enum call_result hold(struct engine *engine, struct op *op, void *stream) {
+    engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
     if (queue == NULL || queue->device->hold == NULL) {
         detail_fail(0, "the tensors of the op lie at no device, so no stream can wait for it: let the host wait");

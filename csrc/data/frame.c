@@ -36,6 +36,7 @@ void frame_align(struct frame *frame) {
 
 struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
                            size_t payload) {
+    engine_assert_locked(engine);
     struct block *room = block_new(engine, sizeof(struct frame));
     if (room == NULL) return NULL;
     struct frame *frame = (struct frame *)(void *)room->bytes;
@@ -49,6 +50,7 @@ struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_
 }
 
 void frame_free(struct engine *engine, struct frame *frame) {
+    engine_assert_locked(engine);
     block_put(engine, frame->block);
     block_put(engine, frame->room);
 }

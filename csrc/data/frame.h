@@ -62,7 +62,7 @@ struct frame_queue {
 // Whether frames of this type belong to an epoch: not those of the service, nor heartbeats, since candidates are heard
 // too.
 bool frame_has_epoch(uint16_t type);
-// A frame with the head of the epoch in force; NULL: memory was refused, the engine is dead. Lock held.
+// A frame with the head of the epoch in force; NULL: memory was refused, the engine is dead.
 struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
 // The same in `epoch`.
 struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
@@ -76,7 +76,7 @@ static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_
 // WIRE_ALIGN: docs/decisions/frames-are-aligned.md. To be called before the first byte is sent; a second call has no
 // effect.
 void frame_align(struct frame *frame);
-// Lock held.
+//
 void frame_free(struct engine *engine, struct frame *frame);
 void frame_push(struct frame_queue *queue, struct frame *frame);
 // NULL: the queue is empty.

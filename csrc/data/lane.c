@@ -49,6 +49,7 @@ void lane_free(struct lane *lane) {
 }
 
 uint8_t *lane_scratch(struct lane *lane) {
+    engine_assert_locked(lane->engine);
     if (lane->scratch == NULL && (lane->scratch = malloc(WIRE_MAX_DATA_BYTES)) == NULL) engine_fail(lane->engine);
     return lane->scratch;
 }
@@ -307,6 +308,11 @@ static void tune(struct lane *lane) {
 }
 
 // ---- sending ----
+// What a lane has to send: of the direct link it is guarded by the lock, of others it belongs to the thread.
+static void assert_guarded(const struct lane *lane) {
+    if (lane->index == 0) engine_assert_locked(lane->engine);
+}
+
 // Sends what is left of the frame at hand. True when it is finished.
 static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
@@ -314,7 +320,7 @@ static bool send_frame(struct lane *lane) {
     if (frame->fence != 0 && device_passed(frame->op->args.queue, frame->fence) != DEVICE_DONE) return false;
     if (lane->sent == 0) frame_align(frame);
     size_t begin = frame_head_bytes(frame), end = begin + frame->length, total = end + wire_padding(end);
-    bool apart = lane->index > 0 && frame->op != NULL; // else the lock is held, or the op may end meanwhile
+    bool apart = lane->index > 0 && frame->op != NULL; // else the caller needs the lock, or the op may end meanwhile
     while (lane->sent < total) {
         struct iovec parts[3];
         int count = 0;
@@ -340,8 +346,9 @@ static bool send_frame(struct lane *lane) {
     return true;
 }
 
-// Sends what is queued for a direct link, as far as the kernel takes it. Lock held.
+// Sends what is queued for a direct link, as far as the kernel takes it.
 static void flush(struct lane *lane) {
+    assert_guarded(lane);
     while (lane->writable) {
         if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
         // A frame of a large op or of the service ends with work for the thread, which is at it already.
@@ -351,10 +358,14 @@ static void flush(struct lane *lane) {
     }
 }
 
-void lane_push(struct lane *lane, struct frame *frame) { frame_push(&lane->queue, frame); }
+void lane_push(struct lane *lane, struct frame *frame) {
+    assert_guarded(lane);
+    frame_push(&lane->queue, frame);
+}
 
 bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t type, const struct wire_op *head,
                       struct block *payload) {
+    engine_assert_locked(engine);
     struct lane *lane = peer->lanes[0];
     if (lane == NULL) return false;
     struct frame *frame = frame_new(engine, type, head, payload == NULL ? 0 : payload->length);
@@ -449,6 +460,7 @@ static void drop_sending(struct lane *lane) {
 
 // Frames of the service outlive epochs, all others outlive the service.
 void lane_drop_frames(struct lane *lane, bool service) {
+    engine_assert_locked(lane->engine);
     struct incoming *in = &lane->in;
     if (service ? in->service : in->op != NULL) {
         in->op = NULL;
@@ -535,10 +547,12 @@ struct lane *neighbour_lane(struct neighbour *peer, uint32_t index) {
 
 // ---- silence ----
 bool lane_is_quiet(const struct lane *lane) {
+    assert_guarded(lane);
     return lane->sending == NULL ? lane->queue.first == NULL : waits_for_device(lane);
 }
 
 void lane_beat(struct lane *lane) {
+    assert_guarded(lane);
     struct engine *engine = lane->engine;
     struct wire_op head = {.offset = (uint64_t)(platform_now_ns() / US_NS), .extra = engine->running.first != NULL};
     struct frame *beat = frame_new(engine, WIRE_LINK_HEARTBEAT, &head, 0);
@@ -552,8 +566,8 @@ void lane_beat(struct lane *lane) {
     lane_schedule(lane);
 }
 
-// Direct links: lock held.
 static void say_something(struct lane *lane) {
+    assert_guarded(lane);
     bool spoke = lane->silence.spoke;
     lane->silence.spoke = false;
     if (!spoke && lane_is_quiet(lane)) lane_beat(lane);

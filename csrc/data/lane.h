@@ -116,7 +116,7 @@ enum neighbour_change {
 
 // What a lane asks about its frames. All from the engine's thread.
 struct lane_route {
-    // The head of a frame has come: sets where its payload goes (struct incoming). Lock held. False: malformed.
+    // The head of a frame has come: sets where its payload goes (struct incoming). False: malformed.
     bool (*place)(struct engine *engine, struct incoming *in);
     // The whole frame is here. Lock not held. False: malformed.
     bool (*arrived)(struct engine *engine, struct incoming *in);
@@ -124,7 +124,7 @@ struct lane_route {
     struct frame *(*next)(struct engine *engine, struct lane *lane, bool idle);
     // A frame of an op has been handed to the kernel. Lock not held.
     void (*sent)(struct engine *engine, const struct frame *frame);
-    // Whether the other end may be a process of this host whose memory can be read. Lock held.
+    // Whether the other end may be a process of this host whose memory can be read.
     bool (*may_be_read)(const struct lane *lane);
     // Something became of a neighbour. Lock held, but for NEIGHBOUR_LINK_DOWN.
     void (*changed)(struct engine *engine, struct neighbour *peer, enum neighbour_change change);
@@ -154,15 +154,15 @@ void lane_free(struct lane *lane);
 
 // ---- lanes; thread ----
 // Whether bulk goes this way: the direct link only stands in where the pair has no lanes, and to a far neighbour not
-// all lanes may be in use (pace_lanes). Lock held.
+// all lanes may be in use (pace_lanes). Thread, or lock held.
 bool lane_is_for_bulk(const struct lane *lane);
-// WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused, the engine is dead. Lock held.
+// WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused, the engine is dead.
 uint8_t *lane_scratch(struct lane *lane);
 // WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
 uint8_t *lane_stage(struct lane *lane);
 // Reads what the kernel says of its connection, and sets how many unsent bytes that may take. Thread.
 void lane_look(struct lane *lane, int64_t now_ns);
-// Queues a frame, and takes it. Lock held.
+// Queues a frame, and takes it.
 void lane_push(struct lane *lane, struct frame *frame);
 // There may be work for it.
 void lane_schedule(struct lane *lane);
@@ -170,21 +170,21 @@ void lane_schedule(struct lane *lane);
 bool lane_step(struct lane *lane);
 // Takes the lane out of use; it is freed after the events at hand. Lock not held.
 void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why);
-// Drops the frames of large ops, or those of the service, in either direction. Lock held.
+// Drops the frames of large ops, or those of the service, in either direction.
 void lane_drop_frames(struct lane *lane, bool service);
 // An epoch was entered: looks again at a frame that waits for it.
 void lane_enter_epoch(struct lane *lane);
 // What epoll says of it.
 void lane_note_events(struct lane *lane, uint32_t events);
-// Whether it has nothing to send, but what its device has yet to give. Direct links: lock held.
+// Whether it has nothing to send, but what its device has yet to give.
 bool lane_is_quiet(const struct lane *lane);
-// Says a heartbeat, with the time, before what its device has yet to give. Lock held.
+// Says a heartbeat, with the time, before what its device has yet to give.
 void lane_beat(struct lane *lane);
 // Breaks it if it has been silent for longer than about `limit_ns`, else lets it say something. `excused`: this process
 // was stopped.
 void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);
 
-// ---- neighbours; lock held ----
+// ---- neighbours ----
 static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
 struct peer_label neighbour_label(const struct neighbour *peer);
 // Schedules its lanes, from another one on each time: the first ones get what the bucket has. Thread.

@@ -15,12 +15,14 @@
 enum { LANES_LEAST = 16 };
 
 struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id) {
+    engine_assert_locked(engine);
     struct neighbour *peer = engine->lanes->neighbours;
     while (peer != NULL && !wire_id_equal(&peer->member.id, id)) peer = peer->next;
     return peer;
 }
 
 struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id) {
+    engine_assert_locked(engine);
     struct neighbour *peer = neighbour_find(engine, id);
     if (peer != NULL) {
         peer->dropped = false;
@@ -39,11 +41,13 @@ struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id)
 }
 
 struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *id) {
+    engine_assert_locked(engine);
     struct neighbour *peer = neighbour_find(engine, id);
     return peer != NULL && peer->member.rank != UINT32_MAX && !peer->dropped ? peer : NULL;
 }
 
 void neighbours_free_dropped(struct engine *engine) {
+    engine_assert_locked(engine);
     for (struct neighbour **at = &engine->lanes->neighbours; *at != NULL;) {
         struct neighbour *peer = *at;
         if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
@@ -164,6 +168,7 @@ static bool adopt(struct lanes *all, struct lane *lane) {
 }
 
 bool lanes_poll_arriving(struct engine *engine) {
+    engine_assert_locked(engine);
     struct lanes *all = engine->lanes;
     while (all->arriving != NULL) {
         struct lane *lane = all->arriving;
@@ -184,6 +189,7 @@ bool lanes_poll_arriving(struct engine *engine) {
 }
 
 void lanes_hang_up(struct engine *engine) {
+    engine_assert_locked(engine);
     struct lanes *all = engine->lanes;
     for (size_t i = 0; i < all->count; i++) transport_hang_up(all->list[i]->stream);
     for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) transport_hang_up(lane->stream);
@@ -238,6 +244,7 @@ void lanes_free_broken(struct engine *engine) {
 }
 
 void lanes_drop_frames(struct engine *engine, bool service) {
+    engine_assert_locked(engine);
     struct lanes *all = engine->lanes;
     for (size_t i = 0; i < all->count; i++) lane_drop_frames(all->list[i], service);
     lanes_schedule(engine);
@@ -249,6 +256,7 @@ void lanes_schedule(struct engine *engine) {
 }
 
 void lanes_enter_epoch(struct engine *engine) {
+    engine_assert_locked(engine);
     struct lanes *all = engine->lanes;
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         peer->eager_bytes = 0;

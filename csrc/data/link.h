@@ -32,7 +32,7 @@ void engine_set_silence(struct engine *engine, int64_t limit_ns);
 // All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
 void engine_fix_lanes(struct engine *engine);
 
-// ---- lock held ----
+// ---- neighbours ----
 // NULL: there is none.
 struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id);
 // NULL: it is no member of the epoch in force.
@@ -47,10 +47,10 @@ struct lanes *lanes_new(struct engine *engine, int epoll); // NULL: no memory
 // Closes all. The thread has ended. NULL is allowed, as in lanes_free.
 void lanes_close(struct lanes *all);
 void lanes_free(struct lanes *all);
-// Begins to poll what was added. Lock held. False: the system refused memory or a descriptor.
+// Begins to poll what was added. False: the system refused memory or a descriptor.
 bool lanes_poll_arriving(struct engine *engine);
 // Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
-// Lock held.
+//
 void lanes_hang_up(struct engine *engine);
 // Schedules the lanes of neighbours whose bucket has filled.
 void lanes_look_at_buckets(struct engine *engine);
@@ -58,9 +58,9 @@ void lanes_look_at_buckets(struct engine *engine);
 bool lanes_step(struct lane_list *ready);
 void lanes_free_broken(struct engine *engine);
 void lanes_schedule(struct engine *engine); // there may be work for all of them
-// Drops all frames of large ops, or all of the service, in either direction. Lock held.
+// Drops all frames of large ops, or all of the service, in either direction.
 void lanes_drop_frames(struct engine *engine, bool service);
-// Forgets what neighbours were in the epoch before, and looks again at the frames that wait for this one. Lock held.
+// Forgets what neighbours were in the epoch before, and looks again at the frames that wait for this one.
 void lanes_enter_epoch(struct engine *engine);
 // What comes on the next lane in the midst of a frame of the service; `at` begins with 0. NULL: there is none.
 struct incoming *lanes_next_service(struct engine *engine, size_t *at);

@@ -19,8 +19,8 @@ struct held {
     } lanes[WIRE_MAX_LANES + 1];
 };
 
-// Lock held.
 static void hold(const struct engine *engine, struct neighbour *peer, struct held *held, struct link_report *out) {
+    engine_assert_locked(engine);
     for (uint32_t i = 0; i < peer->lane_end; i++) {
         const struct lane *lane = peer->lanes[i];
         if (lane == NULL) continue;

@@ -161,18 +161,21 @@ void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, i
 }
 
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
+    engine_assert_locked(engine);
     struct unexpected *unexpected = book_unexpected(&engine->book, op, &from->member, type);
     if (unexpected != NULL) mover_entered(op, from, type, unexpected->heard_ns);
     return unexpected;
 }
 
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
+    engine_assert_locked(engine);
     bool taken = ranges_take(ranges, begin, end);
     if (!taken && ranges->refused) engine_fail(engine);
     return taken;
 }
 
 void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra) {
+    engine_assert_locked(engine);
     struct wire_op head;
     op_head(op, &head);
     head.extra = extra;
@@ -196,6 +199,7 @@ bool mover_may_use(struct engine *engine, const struct lane *lane) {
 
 struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
                           size_t bytes) {
+    engine_assert_locked(engine);
     struct frame *frame = frame_new(engine, type, head, bytes);
     if (frame == NULL) return NULL;
     frame->op = op;
@@ -221,6 +225,7 @@ bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uin
 }
 
 bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {
+    engine_assert_locked(engine);
     frame->payload = device_window(op->args.queue, tensor, frame->length, &frame->fence);
     if (frame->payload != NULL || frame->length == 0) return true;
     frame_free(engine, frame);
@@ -245,6 +250,7 @@ void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length)
 }
 
 bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
+    engine_assert_locked(engine);
     if (!mover_save(op, offset, in->length)) {
         engine_fail(engine);
         return false;
@@ -268,6 +274,9 @@ bool mover_write(struct op *op, const uint8_t *common) {
     return true;
 }
 
-void mover_complete_direct(struct engine *engine, struct op *op) { book_complete(&engine->book, op); }
+void mover_complete_direct(struct engine *engine, struct op *op) {
+    engine_assert_locked(engine);
+    book_complete(&engine->book, op);
+}
 
 struct op *mover_first(const struct engine *engine) { return engine->running.first; }

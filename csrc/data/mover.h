@@ -18,16 +18,16 @@ struct mover {
     // False: memory was refused.
     bool (*begin)(struct engine *engine, struct op *op);
     // A signal or an input of another member, with the same arguments. A direct one takes the block, of others it is
-    // NULL, and READY of the successor is noted already. Lock held. False: it is malformed. No function: nothing more
+    // NULL, and READY of the successor is noted already. False: it is malformed. No function: nothing more
     // is to be done.
     bool (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                    const struct wire_op *head, struct block *block);
-    // Nothing of the op is sent or received any more. Lock held.
+    // Nothing of the op is sent or received any more.
     void (*release)(struct engine *engine, struct op *op);
-    // What the op waits for, in words. False, or no function: nothing that is known here. Lock held.
+    // What the op waits for, in words. False, or no function: nothing that is known here.
     bool (*waits_for)(const struct op *op, char *out, size_t capacity);
     // Whether the member at this place, who is to say so, has not begun it yet. No function: the successor alone says
-    // so, and mover_signal notes that. Lock held.
+    // so, and mover_signal notes that.
     bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
@@ -67,7 +67,7 @@ void mover_check(struct engine *engine, struct op *op);
 bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                   const struct wire_op *head, struct block *block);
 
-// Notes when that member, if it is the successor, has begun the op, as this message of it tells. Lock held.
+// Notes when that member, if it is the successor, has begun the op, as this message of it tells.
 void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
 
 // The first of the ops under way, in which `next` leads to the others. Thread.
@@ -90,17 +90,17 @@ struct neighbour *mover_peer(const struct op *op, uint32_t place);
 uint32_t mover_place_of(const struct op *op, const struct neighbour *peer); // GROUP_NOBODY: it does not take part
 struct neighbour *mover_successor(const struct op *op);
 struct neighbour *mover_predecessor(const struct op *op);
-// What came from that member for the op before it began; the caller's to free. NULL: nothing. Lock held.
+// What came from that member for the op before it began; the caller's to free. NULL: nothing.
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
-// As ranges_take; refused memory ends the engine. Lock held.
+// As ranges_take; refused memory ends the engine.
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
-// Tells the member that the op is posted here. Lock held.
+// Tells the member that the op is posted here.
 void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
 // The `waits_for` of those that need the successor alone.
 bool mover_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Whether bulk goes this way (lane_is_for_bulk). Lock not held.
 bool mover_may_use(struct engine *engine, const struct lane *lane);
-// A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused. Lock held.
+// A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused.
 struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
                           size_t bytes);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
@@ -110,14 +110,14 @@ bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uin
 
 // ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
 // What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has
-// failed, and the frame is no more. Lock held.
+// failed, and the frame is no more.
 bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
 // Where bytes for the result at `offset` may be received (device_landing), and their arrival. NULL: the device has
 // failed.
 uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length);
 void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
 // The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and
-// so has the engine. Lock held.
+// so has the engine.
 bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
 // A frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
@@ -126,9 +126,9 @@ struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wir
 
 // Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.
 bool mover_write(struct op *op, const uint8_t *common);
-// Completes the bytes of a result that a direct op kept. Lock held.
+// Completes the bytes of a result that a direct op kept.
 void mover_complete_result(struct engine *engine, struct block *result);
-// The end of a direct op, whose result is in `op->result` too. Lock held.
+// The end of a direct op, whose result is in `op->result` too.
 void mover_complete_direct(struct engine *engine, struct op *op);
 
 #endif

@@ -30,6 +30,7 @@ static unsigned block_class(size_t length) {
 }
 
 struct block *block_new(struct engine *engine, size_t length) {
+    engine_assert_locked(engine);
     unsigned class = block_class(length);
     struct pool *pool = engine->pool;
     bool large = class >= CLASSES; // of a member that is alone: small ops among more have small results
@@ -53,6 +54,7 @@ struct block *block_new(struct engine *engine, size_t length) {
 }
 
 void block_put(struct engine *engine, struct block *block) {
+    engine_assert_locked(engine);
     if (block == NULL || --block->references > 0) return;
     block_put(engine, block->sum.operand);
     struct pool *pool = engine->pool;

@@ -32,9 +32,9 @@ struct pool *pool_new(void);
 // NULL is allowed. No block is in use.
 void pool_free(struct pool *pool);
 
-// A block with one reference; NULL: memory was refused, the engine is dead. Lock held.
+// A block with one reference; NULL: memory was refused, the engine is dead.
 struct block *block_new(struct engine *engine, size_t length);
-// NULL is allowed. Lock held.
+// NULL is allowed.
 void block_put(struct engine *engine, struct block *block);
 
 #endif

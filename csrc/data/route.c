@@ -53,8 +53,9 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
     return in->length <= OP_ACKS_MAX * WIRE_ACK_BYTES && place_block(engine, in);
 }
 
-// Each of these is called with the lock held, and owns the block.
+// Each of these owns the block.
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
+    engine_assert_locked(engine);
     in->from->member.heard_ns = platform_now_ns();
     bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
                             block == NULL ? 0 : block->length);
@@ -63,12 +64,14 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
 }
 
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
+    engine_assert_locked(engine);
     struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0, in->head.extra};
     book_supplied(&engine->book, &name, block);
     return true;
 }
 
 static bool hear_acks(struct engine *engine, struct incoming *in, struct block *block) {
+    engine_assert_locked(engine);
     struct wire_op_name names[OP_ACKS_MAX];
     uint32_t count = 0;
     for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)

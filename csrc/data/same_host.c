@@ -56,7 +56,10 @@ void same_host_free(struct same_host *host) {
     free(host);
 }
 
-struct reader **same_host_reader(const struct engine *engine) { return &engine->same_host->reader; }
+struct reader **same_host_reader(const struct engine *engine) {
+    engine_assert_locked(engine);
+    return &engine->same_host->reader;
+}
 
 struct lane *same_host_give_up(struct engine *engine) {
     struct lane *lane = engine->same_host->reading;
@@ -110,6 +113,7 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
 }
 
 void same_host_offer(struct engine *engine) {
+    engine_assert_locked(engine);
     struct wire_op head = {0};
     struct block *offer = engine->same_host->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
     if (offer == NULL) return;
@@ -156,8 +160,9 @@ static bool holds_links(const struct neighbour *peer, const struct claim *claim)
     return count > 0;
 }
 
-// Lock held. True: the process is the peer's now.
+// True: the process is the peer's now.
 static bool believe(struct engine *engine, const struct door_claim *said) {
+    engine_assert_locked(engine);
     struct claim claim;
     if (said->length < claim_length(0) || said->length > sizeof claim) return false;
     memcpy(&claim, said->bytes, said->length);

@@ -17,11 +17,11 @@ struct lane;
 struct neighbour;
 struct reader;
 
-void same_host_offer(struct engine *engine);           // lock held; all links are there
+void same_host_offer(struct engine *engine);           // all links are there
 void same_host_offered(struct lane *lane);             // thread
 void same_host_take_claims(struct engine *engine);     // thread
-void same_host_forget(struct neighbour *peer);         // thread, lock held
-bool same_host_may_read(const struct neighbour *peer); // thread, lock held
+void same_host_forget(struct neighbour *peer);         // thread
+bool same_host_may_read(const struct neighbour *peer); // thread
 // Whether the other end may be on this host, in a process whose memory can be read.
 bool same_host_may_come(const struct lane *lane);
 // READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does
@@ -34,8 +34,8 @@ bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t l
 // Whether what was read just now was the peer's: its link has not ended, nor has another process got its number.
 bool same_host_still_stands(const struct lane *lane); // thread
 // Whose memory stands for the peer's; 0: nobody's.
-pid_t neighbour_process(const struct neighbour *peer); // thread, lock held
-// Large tensors pass by memory, as far as others than the thread may know. Lock held.
+pid_t neighbour_process(const struct neighbour *peer); // thread
+// Large tensors pass by memory, as far as others than the thread may know.
 bool neighbour_is_by_memory(const struct neighbour *peer);
 // To read for this lane.
 struct reader *lane_reader(struct lane *lane); // thread
@@ -45,7 +45,7 @@ struct same_host;
 // The door's events on `epoll` have what is returned as their tag. NULL: no memory.
 struct same_host *same_host_new(int epoll);
 void same_host_free(struct same_host *host); // NULL is allowed
-// Of the thread; lock held. One that takes another's place puts in its own.
+// Of the thread. One that takes another's place puts in its own.
 struct reader **same_host_reader(const struct engine *engine);
 // The thread that hung has been replaced: the neighbour is read no more. The lane that was read for.
 struct lane *same_host_give_up(struct engine *engine); // thread

@@ -13,8 +13,8 @@ bool service_open(struct engine *engine, struct service *service) {
     return open;
 }
 
-// Lock held.
 static void end(struct engine *engine) {
+    engine_assert_locked(engine);
     struct service *service = engine->service;
     if (service == NULL || service->ending) return;
     service->ending = true;
@@ -38,10 +38,12 @@ struct service *service_close(struct engine *engine) {
 }
 
 struct service *service_of(struct engine *engine) {
+    engine_assert_locked(engine);
     return engine->service != NULL ? engine->service : engine->stopped_service;
 }
 
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
+    engine_assert_locked(engine);
     struct frame *frame = frame_new_in(engine, 0, type, head, payload);
     if (frame != NULL) frame->service = true;
     return frame;
@@ -76,6 +78,7 @@ struct frame *service_next(struct engine *engine, struct lane *lane) {
 
 // The thread is here or has ended: no lane touches memory of the service any more.
 void service_stop(struct engine *engine) {
+    engine_assert_locked(engine);
     struct service *service = engine->service;
     if (service == NULL) return;
     service->type->stop(service);
@@ -86,6 +89,7 @@ void service_stop(struct engine *engine) {
 }
 
 void service_woken(struct engine *engine) {
+    engine_assert_locked(engine);
     struct service *service = engine->service;
     if (service == NULL) return;
     if (service->ending)

@@ -14,17 +14,17 @@ struct service;
 // What a service does. All from the engine's thread; where nothing is said of the lock, it is not held.
 struct service_type {
     // A frame has begun to come: sets `to`, or leaves it NULL to discard the payload, and `service` if `to` is memory
-    // of the service. Lock held. False: the frame is malformed.
+    // of the service. False: the frame is malformed.
     bool (*place)(struct service *service, struct incoming *in);
     // The whole frame is here. False: the frame is malformed.
     bool (*arrived)(struct service *service, struct incoming *in);
     // The next frame for this lane, or NULL.
     struct frame *(*next)(struct service *service, struct lane *lane);
-    // After engine_wake. Lock held.
+    // After engine_wake.
     void (*woken)(struct service *service);
     // Does what is due. In how many milliseconds to step again at the latest; -1: at any event.
     int (*step)(struct service *service);
-    // The service is over: it begins nothing any more. Lock held.
+    // The service is over: it begins nothing any more.
     void (*stop)(struct service *service);
     // Something became of a neighbour. With or without the lock: must not take it.
     void (*changed)(struct service *service, const struct neighbour *peer, enum neighbour_change change);
@@ -45,9 +45,9 @@ void service_end(struct engine *engine);
 // Ends it, and waits until the thread has stopped it: no frame touches its memory any more. NULL: there was none. Any
 // thread.
 struct service *service_close(struct engine *engine);
-// The one that is open, or about to be taken back; NULL: none. Lock held.
+// The one that is open, or about to be taken back; NULL: none.
 struct service *service_of(struct engine *engine);
-// A frame of the service, or NULL: memory was refused, the engine is dead. Lock held.
+// A frame of the service, or NULL: memory was refused, the engine is dead.
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
 // What the master is to be told of a round. Lock not held.
 void service_report(struct engine *engine, const struct wire_sync_done *done);
@@ -56,9 +56,9 @@ void service_report(struct engine *engine, const struct wire_sync_done *done);
 bool service_place(struct engine *engine, struct incoming *in);
 bool service_arrived(struct engine *engine, struct incoming *in);
 struct frame *service_next(struct engine *engine, struct lane *lane);
-void service_woken(struct engine *engine); // lock held
+void service_woken(struct engine *engine);
 int service_step(struct engine *engine);
-void service_stop(struct engine *engine); // lock held
+void service_stop(struct engine *engine);
 void service_changed(struct engine *engine, const struct neighbour *peer, enum neighbour_change change);
 
 #endif

@@ -57,11 +57,11 @@ struct sights {
 static inline void sights_moved(struct sights *sights) {
     atomic_store_explicit(&sights->moved, true, memory_order_relaxed);
 }
-// A call is posted. True: the thread is to be woken. Lock held.
+// A call is posted. True: the thread is to be woken.
 bool sights_posted(struct sights *sights);
-// A call that was posted at `posted_ns` has ended; 0: while it was being posted. Lock held.
+// A call that was posted at `posted_ns` has ended; 0: while it was being posted.
 void sights_ended(struct sights *sights, int64_t posted_ns, int64_t now_ns);
-// The first sign of this neighbour came for an op that was begun here at `begun_ns`. Lock held.
+// The first sign of this neighbour came for an op that was begun here at `begun_ns`.
 void sight_entered(struct sight *sight, int64_t begun_ns, int64_t heard_ns);
 // A heartbeat came, which was sent at that time of the sender's clock, 0: it says nothing; `loaded`: while a large op
 // ran there. Thread.

@@ -138,8 +138,9 @@ static void note_rate(struct sight *sight, const struct sights *t, uint64_t acke
         sight->bytes_per_s = (double)acked * 1e9 / (double)span_ns;
 }
 
-// Of more members than a report can speak of, those that have no place in it begin anew as well. Lock held.
+// Of more members than a report can speak of, those that have no place in it begin anew as well.
 static void see(const struct engine *engine, struct neighbour *peer, int64_t now_ns, struct wire_telemetry *out) {
+    engine_assert_locked(engine);
     struct sight *sight = &peer->sight;
     bool by_memory = neighbour_is_by_memory(peer);
     struct wire_seen seen = {

@@ -15,6 +15,7 @@ void communicator_begin(struct communicator *c) {
 }
 
 pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code) {
+    communicator_assert_locked(c);
     c->users--;
     if (c->closing) pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
@@ -44,21 +45,25 @@ void communicator_release(struct communicator *c) {
 }
 
 bool communicator_is_dead(const struct communicator *c) {
+    communicator_assert_locked(c);
     return c->phase == COMMUNICATOR_DEAD ||
            (c->phase == COMMUNICATOR_CONNECTED && member_phase(c->mind) == MEMBER_DEAD);
 }
 
 const char *communicator_why_dead(const struct communicator *c) {
+    communicator_assert_locked(c);
     return c->phase == COMMUNICATOR_DEAD ? c->reason : member_text(c->mind);
 }
 
 pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code) {
+    communicator_assert_locked(c);
     return detail_fail(code,
                        "the communicator is dead (%s): destroy it and create a new one (in Python: call reconnect())",
                        c->closing && !communicator_is_dead(c) ? "destroyed" : communicator_why_dead(c));
 }
 
 pcclResult_t communicator_check_usable(const struct communicator *c) {
+    communicator_assert_locked(c);
     if (communicator_is_dead(c)) return communicator_dead(c, pcclMasterConnectionFailed);
     if (c->phase != COMMUNICATOR_CONNECTED)
         return detail_fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
@@ -67,6 +72,7 @@ pcclResult_t communicator_check_usable(const struct communicator *c) {
 }
 
 pcclResult_t communicator_check_no_ops(const struct communicator *c) {
+    communicator_assert_locked(c);
     size_t live = engine_live_ops(c->engine);
     if (live == 0 && c->launches == 0 && c->holds == 0) return pcclSuccess;
     return detail_fail(pcclPendingAsyncOps, "%zu un-awaited ops: await them first", live > 0 ? live : (size_t)1);

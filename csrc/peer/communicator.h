@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/lock.h"
 #include "data/engine.h"
 #include "pccl.h"
 #include "peer/departed.h"
@@ -117,7 +118,9 @@ void communicator_exit(struct communicator *c);
 void communicator_hold(struct communicator *c);
 void communicator_release(struct communicator *c);
 
-// ---- what its parts use; lock held, if not said otherwise ----
+// ---- what its parts use ----
+// A function that begins with it is called with the lock held.
+#define communicator_assert_locked(c) lock_assert_held(&(c)->lock)
 // Takes the lock; the first of every call.
 void communicator_begin(struct communicator *c);
 // Gives it back, and returns `code`; the last of every call.

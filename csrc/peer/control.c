@@ -549,6 +549,7 @@ void control_join(struct control *t) {
 }
 
 void control_connect(struct control *t) {
+    communicator_assert_locked(t->c);
     t->wanted = true;
     wake_signal(t->c->wake);
 }

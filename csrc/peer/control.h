@@ -18,7 +18,7 @@ bool control_start(struct control *control);
 // Joins the thread, which ends once the communicator is closing.
 void control_join(struct control *control);
 
-// Has the thread begin an attempt; lock held. Its end is that of the open call.
+// Has the thread begin an attempt. Its end is that of the open call.
 void control_connect(struct control *control);
 
 #endif

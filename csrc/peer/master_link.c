@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/conn.h"
@@ -88,15 +89,17 @@ void master_link_end(struct master_link *m) {
     if (m->state == OPEN) transport_finish(m->stream);
 }
 
-// ---- sending; lock held ----
+// ---- sending ----
 
 static void await_room(struct master_link *m) {
+    lock_assert_held(&m->lock);
     bool waits = conn_out_waiting(&m->out) > 0;
     if (waits != m->waits_to_send && watch(m, waits ? EPOLLIN | EPOLLOUT : EPOLLIN)) m->waits_to_send = waits;
 }
 
 // Of a connection that broke the control thread reads the end.
 static void send_frames(struct master_link *m, const struct wire_buffer *frames) {
+    lock_assert_held(&m->lock);
     int error = frames->failed ? -ENOMEM : conn_out_send(&m->out, m->stream, frames->bytes, frames->length);
     if (error == -ENOMEM || conn_out_waiting(&m->out) > MAX_WAITING_BYTES) {
         LOG(LOG_ERR, "the master does not take what is sent to it, or memory ran out: giving up on it");
@@ -108,6 +111,7 @@ static void send_frames(struct master_link *m, const struct wire_buffer *frames)
 }
 
 static void flush(struct master_link *m) {
+    lock_assert_held(&m->lock);
     if (conn_out_flush(&m->out, m->stream) != 0) conn_out_clear(&m->out);
     await_room(m);
 }

@@ -232,6 +232,7 @@ void share_planned(struct communicator *c, const struct wire_sync_plan *plan, in
 }
 
 void share_ended(struct communicator *c, const struct wire_sync_end *end) {
+    communicator_assert_locked(c);
     sync_over(c->engine);
     c->share->tx_bytes = end->tx_bytes;
     snprintf(c->share->text, sizeof c->share->text, "%.*s", (int)end->text.length, end->text.chars);

@@ -34,7 +34,7 @@ void share_look(struct communicator *c, struct share_report *out);
 
 // ---- the control thread ----
 void share_planned(struct communicator *c, const struct wire_sync_plan *plan, int64_t now_ns);
-// The master has ended the round; lock held, before ticket_end.
+// The master has ended the round: called before ticket_end.
 void share_ended(struct communicator *c, const struct wire_sync_end *end);
 // The master is lost: the transfers of an open round end here, for the next plan may be another one. `tensors` tells
 // what they hold then, and `content` is its hash if that is whole. False: memory was refused.

@@ -4,6 +4,7 @@
 #include "base/platform.h"
 
 pcclResult_t ticket_check_none(const struct communicator *c) {
+    communicator_assert_locked(c);
     if (c->ticket.type == NULL) return pcclSuccess;
     return detail_fail(pcclInvalidUsage,
                        "%s of this communicator has not ended: wait for it, or call it again if its wait was cut short",
@@ -11,15 +12,18 @@ pcclResult_t ticket_check_none(const struct communicator *c) {
 }
 
 bool ticket_is_left(const struct communicator *c, const struct ticket_type *type) {
+    communicator_assert_locked(c);
     return c->ticket.type == type && !c->ticket.inside;
 }
 
 void ticket_open(struct communicator *c, const struct ticket_type *type) {
+    communicator_assert_locked(c);
     c->ticket = (struct ticket){.type = type, .number = c->ticket.number, .inside = true};
     c->waits_why[0] = 0;
 }
 
 pcclResult_t ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *ticket) {
+    communicator_assert_locked(c);
     c->ticket.inside = false;
     if (code == pcclSuccess)
         *ticket = ++c->ticket.number;
@@ -29,6 +33,7 @@ pcclResult_t ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *t
 }
 
 void ticket_end(struct communicator *c, pcclResult_t code, uint64_t value, const struct member_view *view) {
+    communicator_assert_locked(c);
     c->ticket.done = true;
     c->ticket.code = code;
     c->ticket.value = value;

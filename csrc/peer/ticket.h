@@ -9,7 +9,7 @@
 
 #include "peer/communicator.h"
 
-// What is to be done for one on its caller's thread; lock held.
+// What is to be done for one on its caller's thread.
 struct ticket_type {
     const char *name; // as texts call it
     // Before it can be waited for; pcclTimedOut: there is more to do. NULL: nothing.
@@ -23,7 +23,7 @@ struct ticket_type {
 // ticket is void (pcclInvalidUsage). `value` is the answer of are_peers_pending, or the revision of a round.
 pcclResult_t ticket_wait(struct communicator *c, uint64_t ticket, int64_t deadline_ns, uint64_t *value);
 
-// ---- for those who begin one; lock held ----
+// ---- for those who begin one ----
 // That none is open: or pcclInvalidUsage.
 pcclResult_t ticket_check_none(const struct communicator *c);
 // Whether one of this type is open, and no thread is in it.
@@ -33,7 +33,7 @@ void ticket_open(struct communicator *c, const struct ticket_type *type);
 // Ends a begin, with `code`: gives the ticket of the open call, or closes it when it could not be begun.
 pcclResult_t ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *ticket);
 
-// ---- the control thread; lock held ----
+// ---- the control thread ----
 // Ends the one that is open, if any. `view` may be NULL.
 void ticket_end(struct communicator *c, pcclResult_t code, uint64_t value, const struct member_view *view);
 

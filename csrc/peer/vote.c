@@ -11,7 +11,10 @@ static const struct ticket_type types[] = {
     [WIRE_VOTE_OPTIMIZE] = {.name = "optimize_topology", .collect = collect},
 };
 
-bool vote_is_pending(const struct communicator *c) { return c->ticket.type == &types[WIRE_VOTE_PENDING]; }
+bool vote_is_pending(const struct communicator *c) {
+    communicator_assert_locked(c);
+    return c->ticket.type == &types[WIRE_VOTE_PENDING];
+}
 
 static pcclResult_t collect(struct communicator *c, uint64_t *value) {
     const char *name = c->ticket.type->name;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/lock.h"
 #include "base/platform.h"
 #include "base/stream.h"
 #include "compute/hash.h"
@@ -97,8 +98,9 @@ static void *run(void *context) {
     return NULL;
 }
 
-// Lock held. False: the system refuses.
+// False: the system refuses.
 static bool add_helper(struct crew *crew) {
+    lock_assert_held(&crew->lock);
     if (crew->helper_count == CONTENT_THREADS_MOST) return false;
     struct helper *helper = &crew->helpers[crew->helper_count];
     *helper = (struct helper){.crew = crew, .reader = reader_new()};
@@ -111,8 +113,9 @@ static bool add_helper(struct crew *crew) {
     return true;
 }
 
-// Lock held. When to look again.
+// When to look again.
 static int64_t leave_behind(struct crew *crew) {
+    lock_assert_held(&crew->lock);
     int64_t now = platform_now_ns(), next = INT64_MAX, patience = PATIENCE_MS * MS_NS;
     for (unsigned i = 0; i < crew->helper_count; i++) {
         struct helper *helper = &crew->helpers[i];

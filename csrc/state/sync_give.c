@@ -27,6 +27,7 @@ static struct requester *requester_of(struct sync *sync, struct neighbour *peer)
 }
 
 bool sync_take_ask(struct sync *sync, const struct incoming *in) {
+    engine_assert_locked(sync->engine);
     const struct wire_op *head = &in->head;
     uint32_t most = in->header.type == WIRE_SYNC_ASK ? WIRE_SYNC_MAX_LEAVES : WIRE_SYNC_MAX_HASHES;
     if (head->extra == 0 || head->extra > most) return false;
@@ -55,8 +56,8 @@ void sync_forget_requester(struct sync *sync, const struct neighbour *peer) {
 }
 
 // ---- answers ----
-// Lock held.
 static struct frame *answer_hashes(struct sync *sync, struct ask *ask) {
+    engine_assert_locked(sync->engine);
     struct wire_op head = {.tag = ask->round, .offset = ask->first, .extra = ask->count, .sequence = ask->sequence};
     struct frame *frame = service_frame(sync->engine, WIRE_SYNC_HASHES, &head, ask->count * sizeof(uint64_t));
     if (frame != NULL) frame->payload = (const uint8_t *)(sync->content->leaves + ask->first);
@@ -64,8 +65,9 @@ static struct frame *answer_hashes(struct sync *sync, struct ask *ask) {
     return frame;
 }
 
-// Lock held. `places`: an asker in this host; it is told where as many of the leaves lie as lie one after another.
+// `places`: an asker in this host; it is told where as many of the leaves lie as lie one after another.
 static struct frame *answer_leaves(struct sync *sync, struct ask *ask, bool places) {
+    engine_assert_locked(sync->engine);
     struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
     const uint8_t *leaf = (const uint8_t *)entry->data + piece.offset;
@@ -89,14 +91,15 @@ static struct frame *answer_leaves(struct sync *sync, struct ask *ask, bool plac
     return frame;
 }
 
-// Lock held.
 static struct frame *answer(struct sync *sync, struct ask *ask) {
+    engine_assert_locked(sync->engine);
     if (ask->type == WIRE_SYNC_ASK_HASHES) return answer_hashes(sync, ask);
     return answer_leaves(sync, ask, (ask->codings & 1 << WIRE_SYNC_PLACED) != 0);
 }
 
-// Lock held. `codings`: those that may be chosen for the leaf that the frame brings; 0: it brings none.
+// `codings`: those that may be chosen for the leaf that the frame brings; 0: it brings none.
 static struct frame *next_answer(struct sync *sync, struct requester *requester, uint16_t *codings) {
+    engine_assert_locked(sync->engine);
     while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
         *codings = ask->type == WIRE_SYNC_ASK ? ask->codings | 1 << WIRE_SYNC_PLAIN : 0;

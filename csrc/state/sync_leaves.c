@@ -26,8 +26,9 @@ static bool are_together(const struct sync *sync, size_t index, const struct wir
     return head->shard > 0 && head->shard <= entry->first_leaf + entry->leaf_count - head->offset;
 }
 
-// Where the leaf may be received. NULL: its device has failed, the engine is dead. Lock held.
+// Where the leaf may be received. NULL: its device has failed, the engine is dead.
 static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
+    engine_assert_locked(sync->engine);
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
     uint8_t *landing = device_landing(entry->queue, (uint8_t *)entry->data + piece.offset, piece.length);

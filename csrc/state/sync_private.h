@@ -82,12 +82,12 @@ struct sync {
 };
 
 // ---- sync_give.c ----
-bool sync_take_ask(struct sync *sync, const struct incoming *in); // lock held; false: malformed
+bool sync_take_ask(struct sync *sync, const struct incoming *in); // false: malformed
 struct frame *sync_next_answer(struct sync *sync, struct lane *lane);
 void sync_forget_requester(struct sync *sync, const struct neighbour *peer);
 
 // ---- sync_receive.c ----
-bool sync_begin_receiving(struct sync *sync); // lock held; false: memory was refused
+bool sync_begin_receiving(struct sync *sync); // false: memory was refused
 // what there is to do now and then: asks, replaces donors
 void sync_receive(struct sync *sync);
 bool sync_place_hashes(struct sync *sync, struct incoming *in);                // as service_type.place

@@ -261,6 +261,7 @@ void sync_link_up(struct sync *sync, const struct neighbour *peer) {
 
 // ---- beginning and end ----
 bool sync_begin_receiving(struct sync *sync) {
+    engine_assert_locked(sync->engine);
     const struct wire_sync_plan *plan = sync->plan;
     sync->donors = calloc(plan->donor_count + 1, sizeof *sync->donors);
     sync->hashes_bad = calloc(plan->donor_count + 1, sizeof *sync->hashes_bad);

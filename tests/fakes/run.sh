@@ -15,7 +15,7 @@ git ls-files -z --cached --others --exclude-standard | tar --create --null --ign
 [ -x "$home/venv/bin/python" ] || "$venv/bin/python" -m venv --without-pip "$home/venv"
 packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 printf '%s\n' "$tree" "$packages" >"$("$home/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tree.pth"
-"$venv/bin/cmake" -G Ninja "-DCMAKE_MAKE_PROGRAM=$venv/bin/ninja" -S "$tree" -B "$home/build" -DPCCL_FAKES=ON -DPCCL_BUILD_TESTS=ON \
+"$venv/bin/cmake" -G Ninja "-DCMAKE_MAKE_PROGRAM=$venv/bin/ninja" -S "$tree" -B "$home/build" -DPCCL_FAKES=ON -DPCCL_CHECKS=ON -DPCCL_BUILD_TESTS=ON \
   -DPCCL_BUILD_EXTENSION=ON -DPCCL_BUILD_SHARED=OFF "-DPython_EXECUTABLE=$venv/bin/python" >"$home/cmake.log"
 # a test in C is a target of the same name
 mapfile -t targets < <("$venv/bin/ctest" --test-dir "$home/build" --show-only -R "$c_tests" | sed -n 's/^ *Test *#[0-9]*: //p')

@@ -97,6 +97,7 @@ static bool write_once(struct op *op) {
 }
 
 void mover_complete_result(struct engine *engine, struct block *result) {
+    engine_assert_locked(engine);
     struct block_sum *sum = &result->sum;
     if (sum->operand == NULL) return;
     const uint8_t *first = sum->operand_first ? sum->operand->bytes : result->bytes;
