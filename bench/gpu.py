@@ -42,7 +42,7 @@ and copied back, into memory that torch takes anew each time, as `tensor.cpu()` 
 product is bf16 on a stream of its own, and its time is that of the GPU's events; `outlasted` counts runs of it that ended after
 the reduce beside them, and so were slowed by more than is said.
 Two processes have the GPU in turn for their kernels: so the product is also measured with the other peer's tensor on the CPU.
-`reduced at the host`: with PCCL_CUDA_REDUCE=host. The sync's bar is its hash, with both peers at it at once, and as many bytes
+`reduced at the GPU`: with PCCL_CUDA_REDUCE=gpu. The sync's bar is its hash, with both peers at it at once, and as many bytes
 over as many plain TCP connections between two processes."""
 
 Bars = list[Row]
@@ -56,6 +56,11 @@ def add_reduces(rows: list[Row], bars: Bars, by_rank: list[harness.Samples], siz
         rows.append({**row, "median_ms": median * 1e3, "blocks": blocks})
     gpu = medians["GPU"]
     bars.append(harness.ratio_bar(f"tensors at the GPU against tensors on the CPU{where}", 0.9, medians["CPU"] / gpu))
+    bars.append(
+        harness.ratio_bar(
+            f"one of two tensors at the GPU against both on the CPU{where}", 0.9, medians["CPU"] / medians["GPU and CPU"]
+        )
+    )
     for name in ("by hand", "by hand, page-locked"):
         if name in medians:
             bars.append(harness.ratio_bar(f"tensors at the GPU against copies {name}", 1.3, medians[name] / gpu))
@@ -76,7 +81,7 @@ def add_products(rows: list[Row], bars: Bars, found: gpu_peers.Products, where: 
 
 def measure_ops(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float, reduced_at: str) -> None:
     arguments = {"device": args.device, "size": args.size, "blocks": args.blocks, "seconds": WORK_SECONDS}
-    where = "" if reduced_at == "gpu" else ", reduced at the host"
+    where = ", reduced at the GPU" if reduced_at == "gpu" else ""
     with (
         harness.Master() as master,
         harness.Fleet(gpu_peers.ops, 2, address=master.address, reduced_at=reduced_at, **arguments) as fleet,
@@ -87,8 +92,8 @@ def measure_ops(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: fl
     add_products(rows, bars, products, where)
 
 
-def measure_ops_at_host(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
-    measure_ops(args, rows, bars, limit, "host")
+def measure_ops_by_default(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
+    measure_ops(args, rows, bars, limit, "")
 
 
 def measure_ops_at_gpu(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: float) -> None:
@@ -155,9 +160,9 @@ def measure_kernels(args: argparse.Namespace, rows: list[Row], bars: Bars, limit
 
 PARTS: dict[str, Callable[[argparse.Namespace, list[Row], Bars, float], None]] = {
     "kernels": measure_kernels,
-    "ops": measure_ops_at_gpu,
+    "ops": measure_ops_by_default,
     "state": measure_state,
-    "ops-host": measure_ops_at_host,
+    "ops-gpu": measure_ops_at_gpu,
 }
 
 

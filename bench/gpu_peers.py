@@ -78,6 +78,7 @@ def reduces(
     there = torch.full((count,), peer.rank + 1.0, device=device)
     half = torch.full((count,), peer.rank + 1.0, dtype=torch.bfloat16, device=device)
     host = torch.full((count,), peer.rank + 1.0)
+    mixed = (there if peer.rank == 0 else host).clone()
     locked = torch.empty(count, pin_memory=device != "cpu")
 
     def at_gpu() -> None:
@@ -104,8 +105,12 @@ def reduces(
         there.copy_(locked, non_blocking=True)
         synchronize(device)
 
-    calls: dict[str, Callable[[], object]] = {"GPU": at_gpu, "GPU bf16": at_gpu_half, "CPU": on_host}
-    if reduced_at == "gpu":
+    def at_one_gpu() -> None:
+        comm.all_reduce(mixed, op=ReduceOp.AVG)
+        synchronize(device)
+
+    calls: dict[str, Callable[[], object]] = {"GPU": at_gpu, "GPU bf16": at_gpu_half, "GPU and CPU": at_one_gpu, "CPU": on_host}
+    if reduced_at == "":
         calls |= {"by hand": by_hand, "by hand, page-locked": by_hand_locked}
     for call in calls.values():
         call()
@@ -114,7 +119,7 @@ def reduces(
         call()
     each = largest(comm, time.perf_counter() - begun)
     samples = harness.alternate(peer, calls, fitting(blocks, seconds, each))
-    for tensor in (there, half, host):
+    for tensor in (there, half, host, mixed):
         if not bool((tensor == 1.5).all()):
             raise harness.BenchError("an average is wrong")
     return samples

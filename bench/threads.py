@@ -27,7 +27,7 @@ CARD = 12.5e9
 """Bytes per second of 100 Gbit/s."""
 
 
-def worker(peer: Peer, addresses: dict[int, str], size: int, blocks: int) -> Any:
+def worker(peer: Peer, addresses: dict[int, str], size: int, blocks: int, lanes: int) -> Any:
     """Times one all-reduce for each number of data threads."""
     import numpy as np
 
@@ -35,7 +35,7 @@ def worker(peer: Peer, addresses: dict[int, str], size: int, blocks: int) -> Any
     comms = []
     for threads, address in addresses.items():
         os.environ["PCCL_DATA_THREADS"] = str(threads)
-        comm = methods.join_run(address, peer.world)
+        comm = methods.join_run(address, peer.world, lanes)
         tensor, result = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
         calls[str(threads)] = lambda comm=comm, tensor=tensor, result=result: comm.all_reduce(tensor, result)
         comms.append(comm)
@@ -102,6 +102,7 @@ def run() -> None:
     parser = harness.parser(__doc__, blocks=15)
     parser.add_argument("--size", type=int, default=64 * MIB, metavar="BYTES", help="bytes of the tensor")
     parser.add_argument("--threads", type=int, default=2, help="data threads")
+    parser.add_argument("--lanes", type=int, default=0, help="connections for bulk data; 0: what the library chooses")
     parser.add_argument(
         "--turn", type=float, default=70, metavar="NS", help="time with the turn per KiB, of a build with clocks around it"
     )
@@ -113,7 +114,14 @@ def run() -> None:
     with Master() as without, Master() as other:
         addresses = dict(zip(counts, (without.address, other.address), strict=True))
         with harness.Fleet(
-            worker, 2, pin=args.pin, realtime=args.realtime, addresses=addresses, size=args.size, blocks=args.blocks
+            worker,
+            2,
+            pin=args.pin,
+            realtime=args.realtime,
+            addresses=addresses,
+            size=args.size,
+            blocks=args.blocks,
+            lanes=args.lanes,
         ) as fleet:
             samples = fleet.results()
     wall = {name: statistics.median(values) for name, values in harness.slowest(samples).items()}

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,11 @@ def build_driver(folder: Path) -> Path:
     return made
 
 
-def driver_environment(driver: Path, kernels: Path = ROOT / "tests" / "fakes" / "cuda" / "module.txt") -> dict[str, str]:
+def driver_environment(
+    driver: Path, kernels: Path = ROOT / "tests" / "fakes" / "cuda" / "module.txt", reduce: str = "gpu"
+) -> dict[str, str]:
     """What lets a process use the fake driver, and its kernels whether nvcc has been there or not."""
-    return {"PCCL_CUDA_DRIVER": str(driver), "PCCL_CUDA_KERNELS": str(kernels)}
+    return {"PCCL_CUDA_DRIVER": str(driver), "PCCL_CUDA_KERNELS": str(kernels), "PCCL_CUDA_REDUCE": reduce}
 
 
 class Counts(ctypes.Structure):
@@ -325,6 +328,28 @@ class Member:
 
     def sync(self, count: int) -> tuple[str, bytes]:
         """Of a state that differs in some leaves, after which the kernel on the default stream that changes it has run."""
+        return self._sync(count, sends=self.comm.rank == 0)
+
+    def sync_while_the_gpu_pauses(self, count: int, seconds: float) -> tuple[str, bytes]:
+        """The same, but the GPU of the donor does nothing for so long after it has hashed the state."""
+        if not self.at_gpu:
+            return self._sync(count, sends=False)
+        launches = self.launches()
+
+        def pause() -> None:
+            while self.launches() == launches:
+                time.sleep(0)
+            self.driver.hold(True)
+            time.sleep(seconds)
+            self.driver.hold(False)
+
+        with ThreadPoolExecutor(1) as pool:
+            pausing = pool.submit(pause)
+            synchronised = self._sync(count, sends=True)
+            pausing.result()
+        return synchronised
+
+    def _sync(self, count: int, *, sends: bool) -> tuple[str, bytes]:
         content = np.arange(count, dtype=np.float64)
         content[:: 1 + count // 3] += self.comm.rank
         array = self._array(content)
@@ -335,7 +360,7 @@ class Member:
         )
         state = pccl.SharedState([entry])
         strategy = pccl.SharedStateSyncStrategy
-        self.comm.sync_shared_state(state, strategy.SEND_ONLY if self.comm.rank == 0 else strategy.RECEIVE_ONLY)
+        self.comm.sync_shared_state(state, strategy.SEND_ONLY if sends else strategy.RECEIVE_ONLY)
         return state.hash(), self._elements(array).tobytes()
 
     def reduce_when_it_fails(self, count: int, broken: bool) -> tuple[str, str]:

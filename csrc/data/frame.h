@@ -13,6 +13,7 @@
 #include "net/wire_data.h"
 
 struct block;
+struct device_queue;
 struct engine;
 struct lane;
 struct op;
@@ -27,12 +28,13 @@ enum {
 struct frame {
     struct frame *next;
     uint8_t head[FRAME_HEAD_BYTES + WIRE_ALIGN]; // with room for the zero bytes of frame_align
-    const uint8_t *payload; // a window of the tensors of `op`, the bytes of `block`, a lane's stage, or `place`
+    const uint8_t *payload; // a window of a tensor, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
     uint8_t lead;           // zero bytes in front of it, see frame_align
     uint32_t copied;        // bytes that were copied for it into a box
     uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
-    uint64_t fence;         // of the device of `op`: the payload is there when it has passed; 0: it is there
+    uint64_t fence; // of `device`, whose window the payload is: it is there when this has passed; 0: it is there
+    struct device_queue *device;
     uint8_t place[WIRE_PLACE_BYTES];
     struct op *op;       // large op that the frame belongs to, or NULL
     struct block *block; // owned reference, or NULL

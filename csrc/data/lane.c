@@ -317,7 +317,7 @@ static void assert_guarded(const struct lane *lane) {
 static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
     // Its device wakes the thread.
-    if (frame->fence != 0 && device_passed(frame->op->args.queue, frame->fence) != DEVICE_DONE) return false;
+    if (frame->fence != 0 && device_passed(frame->device, frame->fence) != DEVICE_DONE) return false;
     if (lane->sent == 0) frame_align(frame);
     size_t begin = frame_head_bytes(frame), end = begin + frame->length, total = end + wire_padding(end);
     bool apart = lane->index > 0 && frame->op != NULL; // else the caller needs the lock, or the op may end meanwhile
@@ -384,7 +384,7 @@ bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t ty
 static bool waits_for_device(const struct lane *lane) {
     const struct frame *frame = lane->sending;
     return frame != NULL && frame->fence != 0 && lane->sent == 0 &&
-           device_passed(frame->op->args.queue, frame->fence) == DEVICE_BUSY;
+           device_passed(frame->device, frame->fence) == DEVICE_BUSY;
 }
 
 // What a heartbeat has overtaken comes before what the ops have by now.
@@ -425,6 +425,7 @@ static size_t lane_write(struct lane *lane) {
     if (!direct && lane->pace.far && !socket_has_room(lane->stream->fd)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
+    if (finished->fence != 0) device_shut(finished->device, finished->payload);
     if (finished->op != NULL) route.sent(engine, finished);
     engine_lock(engine);
     frame_free(engine, finished);

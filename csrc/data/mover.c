@@ -226,6 +226,7 @@ bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uin
 
 bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {
     engine_assert_locked(engine);
+    frame->device = op->args.queue;
     frame->payload = device_window(op->args.queue, tensor, frame->length, &frame->fence);
     if (frame->payload != NULL || frame->length == 0) return true;
     frame_free(engine, frame);

@@ -204,11 +204,6 @@ static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
     return service_next(engine, lane);
 }
 
-static void sent(struct engine *engine, const struct frame *frame) {
-    if (frame->fence != 0) device_shut(frame->op->args.queue, frame->payload);
-    mover_sent(engine, frame);
-}
-
 static void changed(struct engine *engine, struct neighbour *peer, enum neighbour_change change) {
     service_changed(engine, peer, change);
     if (change != NEIGHBOUR_FREED) return;
@@ -221,7 +216,7 @@ const struct lane_route route = {
     .place = place,
     .arrived = arrived,
     .next = next,
-    .sent = sent,
+    .sent = mover_sent,
     .may_be_read = same_host_may_come,
     .changed = changed,
 };

@@ -1,7 +1,7 @@
 // Memory of GPUs, by way of the CUDA driver (device/cuda_driver), as a device of device/device.h.
 //
 // A tensor's bytes reach the wire, and come from it, through memory of the host (device/gpu), chunk by chunk, and are
-// reduced by kernels (device/cuda_kernels), or on the host (device/cuda_queue). A chunk that has come from the wire is
+// reduced on the host (device/cuda_queue), or by kernels (device/cuda_kernels). A chunk that has come from the wire is
 // mostly sent on at once: a window of what was landed or reduced last is the memory of the host where it still lies, so
 // it crosses the bus once.
 #include <pccl.h>
@@ -83,6 +83,22 @@ static bool cuda_await(struct device_queue *queue) {
     cuda_queue_drain(q);
     pthread_mutex_unlock(&q->lock);
     return !device_has_failed(queue);
+}
+
+static bool cuda_await_fence(struct device_queue *queue, uint64_t fence) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    enum device_state state;
+    pthread_mutex_lock(&q->lock);
+    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
+    pthread_mutex_unlock(&q->lock);
+    return state == DEVICE_DONE;
+}
+
+static void cuda_set_wake(struct device_queue *queue, int wake) {
+    struct cuda_queue *q = (struct cuda_queue *)queue;
+    pthread_mutex_lock(&q->lock);
+    q->wake = wake;
+    pthread_mutex_unlock(&q->lock);
 }
 
 // ---- asking; lock held ----
@@ -239,7 +255,7 @@ static const void *own_input(const struct device_codes *what) {
 static bool can_code_at_gpu(const struct cuda_queue *q, const struct device_codes *what, const struct codec *codec) {
     return what->count > 0 && block_is_algorithm(codec->algorithm) &&
            are_aligned(what->result, own_input(what), dtype_size(what->sum.dtype)) &&
-           are_aligned(what->residual_in, what->residual_out, sizeof(float)) && cuda_kernels_reduce(&q->gpu->kernels);
+           are_aligned(what->residual_in, what->residual_out, sizeof(float)) && cuda_kernels_quantise(&q->gpu->kernels);
 }
 
 static struct codes_job codes_job_of(const struct device_codes *what, const struct codec *codec, bool encodes,
@@ -365,14 +381,6 @@ static void cuda_release(struct device_queue *queue) {
 }
 
 // ---- content ----
-static bool await_window(struct cuda_queue *q, uint64_t fence) {
-    enum device_state state;
-    pthread_mutex_lock(&q->lock);
-    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
-    pthread_mutex_unlock(&q->lock);
-    return state == DEVICE_DONE;
-}
-
 // Some leaves are copied while one is hashed.
 static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
                          uint64_t count) {
@@ -389,7 +397,7 @@ static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *con
         }
         const void *window = windows[i % HASH_AHEAD];
         uint64_t left = bytes - (first + i) * HASH_LEAF_BYTES;
-        good = good && window != NULL && await_window(q, fences[i % HASH_AHEAD]);
+        good = good && window != NULL && cuda_await_fence(queue, fences[i % HASH_AHEAD]);
         if (good) hash_leaves(&leaves[i], window, left < HASH_LEAF_BYTES ? left : HASH_LEAF_BYTES, 0, 1);
         if (window != NULL) cuda_shut(queue, window);
     }
@@ -414,7 +422,7 @@ static bool hash_at_gpu(struct cuda_queue *q, uint64_t *leaves, const void *cont
     if (may) gpu_keep(task.host);
     uint64_t number = may ? cuda_queue_ask(q, task) : 0;
     pthread_mutex_unlock(&q->lock);
-    bool good = number != 0 && await_window(q, number | FENCE_OF_WINDOW);
+    bool good = number != 0 && cuda_await_fence(&q->queue, number | FENCE_OF_WINDOW);
     if (good) memcpy(leaves, task.host, count * sizeof *leaves);
     gpu_drop(task.host);
     return good;
@@ -445,6 +453,8 @@ const struct device cuda_device = {
     .passed = cuda_passed,
     .mark = cuda_mark,
     .await = cuda_await,
+    .await_fence = cuda_await_fence,
+    .set_wake = cuda_set_wake,
     .window = cuda_window,
     .shut = cuda_shut,
     .landing = cuda_landing,

@@ -23,8 +23,8 @@ static const struct {
 
 static struct cuda_image chosen; // written once, by choose()
 static char chosen_why_not[CUDA_WHY_BYTES];
-static bool reduces_on_host; // written once, by choose_reduce()
-static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
+static bool reduces, quantises = true; // kernels; written once, by choose_place()
+static pthread_once_t chosen_once = PTHREAD_ONCE_INIT, place_once = PTHREAD_ONCE_INIT;
 
 // Kept for as long as the process lives. A byte of 0 is behind it, as the driver expects of texts.
 static bool read_file(const char *path) {
@@ -81,17 +81,23 @@ void cuda_kernels_load(struct cuda_kernels *kernels, const struct cuda_driver *d
     if (!kernels->usable) cuda_driver_describe(driver, call, error, kernels->why_not, sizeof kernels->why_not);
 }
 
-static void choose_reduce(void) {
+static void choose_place(void) {
     const char *asked = getenv("PCCL_CUDA_REDUCE");
-    reduces_on_host = asked != NULL && strcmp(asked, "host") == 0;
-    if (asked != NULL && *asked != 0 && !reduces_on_host && strcmp(asked, "gpu") != 0)
-        LOG(LOG_ERR, "PCCL_CUDA_REDUCE=%s is ignored: neither gpu nor host", asked);
+    if (asked == NULL || *asked == 0) return;
+    bool is_gpu = strcmp(asked, "gpu") == 0, is_host = strcmp(asked, "host") == 0;
+    reduces = is_gpu;
+    quantises = !is_host;
+    if (!is_gpu && !is_host) LOG(LOG_ERR, "PCCL_CUDA_REDUCE=%s is ignored: neither gpu nor host", asked);
 }
 
 bool cuda_kernels_reduce(const struct cuda_kernels *kernels) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, choose_reduce);
-    return kernels->usable && !reduces_on_host;
+    pthread_once(&place_once, choose_place);
+    return kernels->usable && reduces;
+}
+
+bool cuda_kernels_quantise(const struct cuda_kernels *kernels) {
+    pthread_once(&place_once, choose_place);
+    return kernels->usable && quantises;
 }
 
 unsigned cuda_kernels_threads(enum cuda_kernel which) { return table[which].threads; }

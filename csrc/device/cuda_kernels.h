@@ -43,14 +43,10 @@ void cuda_kernels_load(struct cuda_kernels *kernels, const struct cuda_driver *d
 // In that context: puts one into a stream. The job is copied.
 CUresult cuda_kernels_launch(const struct cuda_kernels *kernels, const struct cuda_driver *driver,
                              enum cuda_kernel which, unsigned blocks, const void *job, CUstream stream);
-// Whether kernels reduce chunks, and quantise blocks, where there are any: PCCL_CUDA_REDUCE in the environment, "gpu"
-// or "host".
-//
-// A chunk crosses the bus as often either way: with the GPU, what was received goes there and the result comes back to
-// be sent on; with the host, the own input comes here and the result goes back. But then a core reads both and writes
-// the result, which takes it longer than the bus does, while for a GPU that is nothing. So it is the GPU unless the
-// environment says otherwise; of quantised blocks only the codes cross the bus then. None of this has been measured.
+// Whether kernels reduce chunks, and whether they quantise blocks: docs/decisions/sums-of-gpu-tensors.md. By default
+// the host reduces and kernels quantise; PCCL_CUDA_REDUCE=gpu or host in the environment leaves both to one of them.
 bool cuda_kernels_reduce(const struct cuda_kernels *kernels);
+bool cuda_kernels_quantise(const struct cuda_kernels *kernels);
 unsigned cuda_kernels_threads(enum cuda_kernel which); // of a block
 
 #endif

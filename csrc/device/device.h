@@ -4,11 +4,11 @@
 // or nothing at all. Any other memory belongs to a device, a table of functions. All its work for one call, or for one
 // state, goes through a queue, in the order in which it was asked for, and none of that waits for other processes.
 //
-// What may be not yet done when a call of a queue returns: everything but device_await, device_hash and device_close. A
-// position in the queue is a fence. device_passed tells whether all up to it is done, and whenever a queue gets on or
-// fails, it signals the wake-up that it was opened with. The fence of a window tells of that window, and may pass
-// before what was asked for earlier. What a stream of the caller had been given before device_follow comes before all
-// else: that may take long, and is over when the fence 0 has passed.
+// What may be not yet done when a call of a queue returns: everything but device_await, device_await_fence,
+// device_hash and device_close. A position in the queue is a fence. device_passed tells whether all up to it is done,
+// and whenever a queue gets on or fails, it signals its wake-up. The fence of a window tells of that window, and may
+// pass before what was asked for earlier. What a stream of the caller had been given before device_follow comes before
+// all else: that may take long, and is over when the fence 0 has passed.
 //
 // What fails, fails the queue: it takes no further work, its fences are DEVICE_FAILED, pointers that it gives are NULL,
 // and device_error says why. A call that fails has written nothing. Any thread may call, also at the same time.
@@ -69,6 +69,8 @@ struct device {
     enum device_state (*passed)(struct device_queue *queue, uint64_t fence);
     uint64_t (*mark)(struct device_queue *queue);
     bool (*await)(struct device_queue *queue);
+    bool (*await_fence)(struct device_queue *queue, uint64_t fence);
+    void (*set_wake)(struct device_queue *queue, int wake);
     const void *(*window)(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence);
     void (*shut)(struct device_queue *queue, const void *place);
     void *(*landing)(struct device_queue *queue, size_t bytes);
@@ -137,6 +139,16 @@ static inline uint64_t device_mark(struct device_queue *queue) {
 
 // Waits until nothing is under way. False: the queue has failed.
 static inline bool device_await(struct device_queue *queue) { return queue == NULL || queue->device->await(queue); }
+
+// Waits until the fence has passed. False: the queue has failed.
+static inline bool device_await_fence(struct device_queue *queue, uint64_t fence) {
+    return queue == NULL || queue->device->await_fence(queue, fence);
+}
+
+// The queue signals this wake-up from now on, and no longer the one before; negative: nobody.
+static inline void device_set_wake(struct device_queue *queue, int wake) {
+    if (queue != NULL) queue->device->set_wake(queue, wake);
+}
 
 static inline bool device_has_failed(const struct device_queue *queue) {
     return queue != NULL && atomic_load_explicit(&queue->failed, memory_order_acquire);

@@ -170,10 +170,19 @@ bool content_hash(struct content *content, int64_t deadline) {
     return true;
 }
 
-const char *content_error(const struct content *content) {
+void content_set_wake(struct content *content, int wake) {
+    for (size_t i = 0; i < content->queue_count; i++) device_set_wake(content->queues[i], wake);
+}
+
+struct device_queue *content_failed_device(const struct content *content) {
     for (size_t i = 0; i < content->queue_count; i++)
-        if (device_has_failed(content->queues[i])) return device_error(content->queues[i]);
+        if (device_has_failed(content->queues[i])) return content->queues[i];
     return NULL;
+}
+
+const char *content_error(const struct content *content) {
+    const struct device_queue *failed = content_failed_device(content);
+    return failed == NULL ? NULL : device_error(failed);
 }
 
 struct wire_hash content_root(const struct delta_layout *layout, const uint64_t *leaves) {

@@ -44,6 +44,10 @@ void content_free(struct content *content); // waits for the helpers to put down
 // Hashes on from where it stands until all is done or `deadline_ns` (monotonic, INT64_MAX = never) has passed. True:
 // done.
 bool content_hash(struct content *content, int64_t deadline_ns);
+// The devices of the content signal this wake-up when they get on; negative: nobody (device_set_wake).
+void content_set_wake(struct content *content, int wake);
+// NULL: no device has failed.
+struct device_queue *content_failed_device(const struct content *content);
 // Why the memory of the content cannot be reached; NULL: no device has failed.
 const char *content_error(const struct content *content);
 // The content hash that these leaf hashes give in this layout.

@@ -47,7 +47,7 @@ static bool bring(const struct crew_job *job, const uint8_t *bytes) {
     if (landing == NULL && (landing = device_landing(job->queue, job->to, job->length)) == NULL) return false;
     if (landing != bytes) copy_bytes(landing, bytes, job->length);
     device_land(job->queue, job->to, landing, job->length);
-    return device_await(job->queue);
+    return device_await_fence(job->queue, device_mark(job->queue));
 }
 
 void crew_do(struct crew_job *job, struct reader *reader) {

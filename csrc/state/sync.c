@@ -21,6 +21,7 @@ static void sync_free(struct sync *sync) {
     free(sync->hashes_bad);
     free(sync->done);
     delta_free(sync->delta);
+    content_set_wake(sync->content, -1);
     free(sync);
 }
 
@@ -33,7 +34,10 @@ bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns
     sync->stall_ns = stall_ns;
     sync->packs = coding_available();
     bool open = service_open(engine, &sync->service);
-    if (!open) free(sync);
+    if (open)
+        content_set_wake(content, engine->wake);
+    else
+        free(sync);
     return open;
 }
 
@@ -118,6 +122,7 @@ static bool is_receiver(const struct sync *sync) {
 
 static void woken(struct service *service) {
     struct sync *sync = sync_of(service);
+    if (sync->content->queue_count > 0) lanes_schedule(sync->engine); // a device may have given what a lane waits for
     if (sync->plan == NULL || sync->begun) return;
     sync->begun = true;
     sync->phase = PHASE_GIVING;
@@ -139,6 +144,12 @@ static int step(struct service *service) {
     if (receives(sync) && sync->crew != NULL && platform_now_ns() >= sync->tick_at) {
         crew_watch(sync->crew);
         sync_take_crew_results(sync);
+    }
+    struct device_queue *failed = content_failed_device(sync->content);
+    if (failed != NULL) {
+        engine_lock(sync->engine);
+        engine_fail_of(sync->engine, failed);
+        engine_unlock(sync->engine);
     }
     if (receives(sync)) sync_receive(sync);
     return receives(sync) ? SYNC_TICK_MS : -1;

@@ -113,47 +113,41 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
     return NULL;
 }
 
-// ---- packing ----
-// The length of the leaf in `stage`, if it is worth its packing on the way to this peer; 0: it is sent as it is.
-static uint32_t pack(struct sync *sync, struct requester *requester, const uint8_t *leaf, uint32_t length,
-                     uint8_t *stage) {
-    if (length < CODING_LEAST_BYTES) return 0;
+// ---- leaves ----
+// Packs the leaf, which is the payload of the frame, if its bytes then take less time on the way to this peer. False:
+// the device has failed.
+static bool pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame,
+                 struct wire_op *head) {
+    if (frame->length < CODING_LEAST_BYTES) return true;
     engine_lock(sync->engine);
     double speed = neighbour_speed(requester->peer);
     engine_unlock(sync->engine);
-    if (!coding_tries(&requester->choice, speed)) return 0;
+    uint8_t *stage = coding_tries(&requester->choice, speed) ? lane_stage(lane) : NULL;
+    if (stage == NULL) return true;
+    if (frame->fence != 0 && !device_await_fence(frame->device, frame->fence)) return false;
     // Not the time on the clock: one turn of another process would turn packing off for long.
     int64_t began = platform_thread_ns();
-    uint32_t packed = coding_pack(stage, leaf, length);
-    coding_tried(&requester->choice, speed, length, packed, platform_thread_ns() - began);
-    return coding_pays(&requester->choice, speed) ? packed : 0;
+    uint32_t packed = coding_pack(stage, frame->payload, frame->length);
+    coding_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
+    if (packed == 0 || !coding_pays(&requester->choice, speed)) return true;
+    if (frame->fence != 0) device_shut(frame->device, frame->payload);
+    frame->fence = 0;
+    frame->payload = stage;
+    frame->length = packed;
+    head->extra = WIRE_SYNC_LZ4;
+    frame_write_head(sync->engine, frame, 0, WIRE_SYNC_LEAF, head);
+    return true;
 }
 
-// ---- leaves ----
-// Makes the leaf that a frame names its payload. False: the device has failed, or memory was refused for what it has.
+// Makes the leaf that a frame names its payload; the lane waits for what a device has yet to give. False: the device
+// has failed.
 static bool load(struct sync *sync, struct lane *lane, struct requester *requester, bool packs, struct frame *frame) {
     struct wire_op head;
     if (!wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head.offset);
-    struct device_queue *queue = sync->content->layout.entries[piece.entry].queue;
-    uint64_t fence;
-    const uint8_t *leaf = device_window(queue, frame->payload, frame->length, &fence);
-    uint8_t *stage = packs || queue != NULL ? lane_stage(lane) : NULL;
-    if (!device_await(queue) || (stage == NULL && queue != NULL)) {
-        engine_lock(sync->engine);
-        engine_fail_of(sync->engine, queue);
-        engine_unlock(sync->engine);
-        return false;
-    }
-    uint32_t packed = packs && stage != NULL ? pack(sync, requester, leaf, frame->length, stage) : 0;
-    if (packed == 0 && queue != NULL) memcpy(stage, leaf, frame->length);
-    if (packed != 0 || queue != NULL) frame->payload = stage;
-    device_shut(queue, leaf);
-    if (packed == 0) return true;
-    head.extra = WIRE_SYNC_LZ4;
-    frame->length = packed;
-    frame_write_head(sync->engine, frame, 0, WIRE_SYNC_LEAF, &head);
-    return true;
+    frame->device = sync->content->layout.entries[piece.entry].queue;
+    frame->payload = device_window(frame->device, frame->payload, frame->length, &frame->fence);
+    return frame->payload != NULL && (!packs || pack(sync, lane, requester, frame, &head));
 }
 
 struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
@@ -166,6 +160,7 @@ struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
     bool packs = sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0;
     if (load(sync, lane, requester, packs, frame)) return frame;
     engine_lock(sync->engine);
+    engine_fail_of(sync->engine, frame->device);
     frame_free(sync->engine, frame);
     engine_unlock(sync->engine);
     return NULL;

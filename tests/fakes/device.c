@@ -313,6 +313,20 @@ static bool fake_await(struct device_queue *queue) {
     return !device_has_failed(queue);
 }
 
+static bool fake_await_fence(struct device_queue *queue, uint64_t fence) {
+    enum device_state state;
+    while ((state = fake_passed(queue, fence)) == DEVICE_BUSY)
+        nanosleep(&(struct timespec){.tv_nsec = 100 * 1000}, NULL);
+    return state == DEVICE_DONE;
+}
+
+static void fake_set_wake(struct device_queue *queue, int wake) {
+    struct fake *f = (struct fake *)queue;
+    pthread_mutex_lock(&f->lock);
+    f->wake = wake;
+    pthread_mutex_unlock(&f->lock);
+}
+
 static void *fake_place(struct device_queue *queue, size_t bytes) {
     struct fake *f = (struct fake *)queue;
     pthread_mutex_lock(&f->lock);
@@ -386,6 +400,8 @@ static const struct device fake = {
     .passed = fake_passed,
     .mark = fake_mark,
     .await = fake_await,
+    .await_fence = fake_await_fence,
+    .set_wake = fake_set_wake,
     .window = fake_window,
     .shut = fake_free,
     .landing = fake_place,

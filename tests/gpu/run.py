@@ -114,6 +114,7 @@ def any_bits(member: Member, count: int, dtype: str) -> Any:
 
 def kernels(member: Member) -> None:
     """Each kernel against the CPU's: reductions of all types, codes in blocks with error feedback, hashes of all lengths."""
+    os.environ["PCCL_CUDA_REDUCE"] = "gpu"  # by default the host reduces
     comm, torch = member.comm, member.torch
     if member.device != "cpu":
         assert pccl.cuda.why_no_kernels(load=True) == ""

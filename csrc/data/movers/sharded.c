@@ -323,6 +323,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, struct lan
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     frame->payload = stage != NULL ? stage : coding->codes;
+    frame->device = op->args.queue;
     frame->fence = stage != NULL ? 0 : coding->fence; // whoever has sent it shuts the window
     coding->codes = NULL;
     coding_end(op, coding);

@@ -29,7 +29,7 @@
     F(reduce_f64, 256) \
     F(reduce_bool, 256)
 
-enum { KERNEL_WARP = 32, KERNEL_SECRET_WORDS = 24 };
+enum { KERNEL_WARP_SHIFT = 5, KERNEL_WARP = 1 << KERNEL_WARP_SHIFT, KERNEL_SECRET_WORDS = 24 };
 
 // leaves[i] = hash of leaf first + i (compute/hash), of which each has more than 240 bytes. A warp for each leaf.
 struct hash_leaves_job {
