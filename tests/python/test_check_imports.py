@@ -1,0 +1,67 @@
+"""tools/check_imports.py on small packages: imports that go up or aside, lazy names, and circles are found."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    spec = importlib.util.spec_from_file_location("check_imports", TOOLS / "check_imports.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules.pop("check_symbols", None)
+    return module
+
+
+def found(tool: ModuleType, root: Path, sources: dict[str, str]) -> set[str]:
+    table = 'PUBLIC = {"_communicator": ("Communicator",), "_state": ("SharedState",)}'
+    for name, text in {"__init__": "", "_exports": table, "_communicator": "", "_state": "", **sources}.items():
+        path = root / "pccl" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    lines: set[str] = tool.breaches(tool.graph(root))
+    return lines
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from pccl._state import SharedState",
+        "import pccl\ncomm = pccl.Communicator",
+        "from pccl import Communicator",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pccl.cli import main",
+        "from . import _outer",
+    ],
+)
+def test_imports_that_go_down(tool: ModuleType, tmp_path: Path, text: str) -> None:
+    assert found(tool, tmp_path, {"diloco/__init__": "", "diloco/_outer": "", "diloco/_base": text, "cli/__init__": ""}) == set()
+
+
+@pytest.mark.parametrize("text", ["from pccl.cli import main", "def f():\n    from ..cli import main", "import pccl.cli"])
+def test_an_import_that_goes_up(tool: ModuleType, tmp_path: Path, text: str) -> None:
+    sources = {"cli/__init__": "", "diloco/_base": text}
+    assert found(tool, tmp_path, sources) == {"pccl.diloco._base imports pccl.cli, which stands above it"}
+
+
+def test_a_lazy_name_that_goes_up(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {"_files": "import pccl\nstate = pccl.SharedState"}
+    assert found(tool, tmp_path, sources) == {"pccl._files imports pccl._state, which stands above it"}
+
+
+def test_an_import_aside(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {"diloco/_base": "import pccl.distributed", "distributed/__init__": ""}
+    assert found(tool, tmp_path, sources) == {"pccl.diloco._base imports pccl.distributed, which stands beside it"}
+
+
+def test_a_circle(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {"_a": "import pccl._b", "_b": "def f():\n    import pccl._c", "_c": "from pccl import _a"}
+    assert found(tool, tmp_path, sources) == {"modules import each other: pccl._a pccl._b pccl._c"}
