@@ -63,8 +63,9 @@ static bool has_shares(const struct team *team) {
 // False: memory was refused.
 static bool spread_over(struct team *team) {
     const struct epoch_ring *ring = &team->epoch->ring;
-    uint16_t *shares = malloc(2 * (size_t)team->count * sizeof *shares), *sites = shares + team->count;
+    uint16_t *shares = malloc(2 * (size_t)team->count * sizeof *shares);
     if (shares == NULL) return false;
+    uint16_t *sites = shares + team->count;
     for (uint32_t i = 0; i < ring->count; i++) {
         if (team->places[i] == GROUP_NOBODY) continue;
         shares[team->places[i]] = ring->members[i].share;
