@@ -21,12 +21,12 @@ WARNINGS = -DPCCL_WERROR=$(WERROR)
 SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli.info import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
 BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc bindings -type f)
 
-# libFuzzer where clang is there, else the driver of tests/fuzz with the compiler that is.
-FUZZ_CC ?= $(shell command -v clang || command -v cc)
-FUZZ_BUILD := build/fuzz-$(notdir $(FUZZ_CC))
+# One build has the C tests and the fuzz targets. If clang is missing, tests/fuzz/driver.c takes the place of libFuzzer.
+ADDRESS_CC ?= $(shell command -v clang || command -v cc)
+ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim fuzz-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build thread-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -86,10 +86,11 @@ test-c: .venv/ready
 	$(CTEST) --test-dir build/test
 
 # Programs written for PCCL alone, with what they need. Those in C++ are left out where there is no compiler for it.
+COMPAT ?= ^compat_
 test-compat: .venv/ready
 	$(CMAKE) -S . -B build/test -DPCCL_BUILD_TESTS=ON $(WARNINGS)
 	$(BIN)/cmake --build build/test -j $(JOBS) --target compat
-	$(CTEST) --test-dir build/test -R '^compat_'
+	$(CTEST) --test-dir build/test -R '$(COMPAT)'
 
 test-python: .venv/built
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q --durations=25 tests
@@ -133,25 +134,25 @@ format: .venv/ready
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(C_FILES)
 
-check-address: .venv/ready
-	$(CMAKE) -S . -B build/address -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined'
-	$(BIN)/cmake --build build/address -j $(JOBS)
-	$(CTEST) --test-dir build/address
+address-build: .venv/ready
+	$(CMAKE) -S . -B $(ADDRESS_BUILD) -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_FUZZ=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(ADDRESS_CC)
+	$(BIN)/cmake --build $(ADDRESS_BUILD) -j $(JOBS)
 
-check-thread: .venv/ready
+thread-build: .venv/ready
 	$(CMAKE) -S . -B build/thread -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF -DPCCL_SANITIZE=thread
 	$(BIN)/cmake --build build/thread -j $(JOBS)
+
+check-address: address-build
+	$(CTEST) --test-dir $(ADDRESS_BUILD)
+
+check-thread: thread-build
 	$(CTEST) --test-dir build/thread -E '$(PURE)|$(REPEATED)'
 
-fuzz-build: .venv/ready
-	$(CMAKE) -S . -B $(FUZZ_BUILD) -DPCCL_BUILD_FUZZ=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(FUZZ_CC)
-	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
+check-fuzz: address-build
+	tests/fuzz/run.sh $(ADDRESS_BUILD) 4 $(JOBS)
 
-check-fuzz: fuzz-build
-	tests/fuzz/run.sh $(FUZZ_BUILD) 4 $(JOBS)
-
-fuzz: fuzz-build
-	tests/fuzz/run.sh $(FUZZ_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)
+fuzz: address-build
+	tests/fuzz/run.sh $(ADDRESS_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)
 
 check-model:
 	@if command -v spin >/dev/null; then tests/model/run.sh build/model; else echo 'model: not checked, for want of spin'; fi

@@ -224,13 +224,13 @@ static bool drive(struct trial *t) {
     return true;
 }
 
-// Without an argument not every request is refused, but less and less of them: each further one after an eighth of
-// those before it, or, where trials take long, after half.
+// Without an argument, the test does not refuse every request. The distance to the next one is a quarter of the requests
+// before it, or half of them where trials take long.
 // There the last way is left out too: it quantises 8 MiB a trial, and its threads are those of the ways before it.
 #ifdef __SANITIZE_THREAD__
 enum { SPREAD = 2, LEFT_OUT = 1 };
 #else
-enum { SPREAD = 8, LEFT_OUT = 0 };
+enum { SPREAD = 4, LEFT_OUT = 0 };
 #endif
 
 // For all trials: the system takes longer to give such large ones than the ops take.
