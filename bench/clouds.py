@@ -70,7 +70,12 @@ def worker(peer: Peer, address: str, size: int) -> list[Op]:
     methods.settle(comm)
     harness.tell(peer, None)
     ends = threading.Event()
-    threading.Thread(target=lambda: (harness.order(peer), ends.set()), daemon=True).start()
+
+    def await_end() -> None:
+        harness.order(peer)
+        ends.set()
+
+    threading.Thread(target=await_end, daemon=True).start()
     ops: list[Op] = []
     while not ops or target[0] == peer.world:
         source[0] = not ends.is_set()
@@ -180,7 +185,11 @@ def measure(matrix: Matrix, control: str, args: argparse.Namespace) -> Run:
         for place in places:
             lab.congestion(place, control)
 
-        def phase(name: str, megabits: float, act: Callable[[], float] = lambda: time.sleep(args.seconds) or 0.0) -> None:
+        def rest() -> float:
+            time.sleep(args.seconds)
+            return 0.0
+
+        def phase(name: str, megabits: float, act: Callable[[], float] = rest) -> None:
             begin = time.monotonic()
             download = act()
             phases.append(Phase(name=name, begin=begin, end=time.monotonic(), megabits=megabits, download=download))

@@ -35,11 +35,12 @@ def train(arguments: list[str], peers: int, rounds: int, every: int, chance: ran
             return started[-1]
 
         alive = [start(peers) for _ in range(peers)]
-        events = list(range(every, rounds, every)) if chance else []
+        events = list(range(every, rounds, every)) if chance is not None else []
         spares = [start(1) for _ in events[1::2]]
         for peer in alive:
             peer.go()
         for number, step in enumerate(events):
+            assert chance is not None
             victim = alive.pop(chance.randrange(len(alive))) if number % 2 == 0 else None
             alive[0].await_step(step)
             if victim:

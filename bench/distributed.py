@@ -6,6 +6,7 @@ read each other's memory, and by TCP alone, as between hosts; and in strict mode
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -79,7 +80,7 @@ def worker(
         for call in by_group["gloo"]:
             calls = {name: by_group[name][call] for name in groups}
             timed.append((call, size, harness.alternate(peer, calls, blocks, per_block)))
-    calls = {name: lambda g=group: dist.barrier(group=g) for name, group in groups.items()}
+    calls = {name: functools.partial(dist.barrier, group=group) for name, group in groups.items()}
     timed.append(("barrier", 0, harness.alternate(peer, calls, blocks, CALLS_PER_BLOCK)))
     if ddp:
         timed += ddp_steps(peer, groups, blocks)
@@ -125,7 +126,7 @@ def ddp_steps(peer: Peer, groups: dict[str, Any], blocks: int) -> list[tuple[str
         for work in [dist.all_reduce(bucket, group=group, async_op=True) for bucket in buckets]:
             work.wait()
 
-    reduces = {name: lambda g=group: reduce(g) for name, group in groups.items()}
+    reduces = {name: functools.partial(reduce, group) for name, group in groups.items()}
     return [("step", 4 * gradients, alone), ("reduce", 4 * gradients, harness.alternate(peer, reduces, blocks))]
 
 

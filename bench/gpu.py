@@ -122,7 +122,9 @@ def measure_state(args: argparse.Namespace, rows: list[Row], bars: Bars, limit: 
 
         ask(fleet, "hash")
         until = time.monotonic() + WORK_SECONDS
-        hashes, syncs, sends = [], [], []
+        hashes: list[Any] = []
+        syncs: list[Any] = []
+        sends: list[Any] = []
         while len(syncs) <= args.blocks and (len(syncs) < 4 or time.monotonic() < until):
             sends.append(ask(plain, "")[1])
             hashes.append(ask(fleet, "hash"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import harness
@@ -75,7 +75,7 @@ class Kernels:
         return launch
 
 
-def alternate(torch: Any, calls: dict[str, Callable[[], object]], blocks: int, per_block: int) -> dict[str, float]:
+def alternate(torch: Any, calls: Mapping[str, Callable[[], object]], blocks: int, per_block: int) -> dict[str, float]:
     """Seconds of one call of each, by the GPU's clock: the calls in turn, and the median over blocks."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(blocks + 1):

@@ -128,7 +128,7 @@ def reduces(
 class Products(NamedTuple):
     """Seconds of a run of so many products, alone and beside reduces."""
 
-    count: int
+    count: int  # type: ignore[assignment] # the field hides a method of tuples that nobody calls
     seconds: dict[str, list[float]]
     outlasted: dict[str, int]
     """How many ended after the reduce, and so were not beside it for all of their time."""

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -318,7 +318,7 @@ FLOORS = {True: "floor: TCP with the sum", False: "floor: shared slots with the 
 """The names of the methods of bench/floor.c, by whether they use TCP."""
 
 
-def alternate(peer: Peer, calls: dict[str, Callable[[], object]], blocks: int, per_block: int = 1) -> Samples:
+def alternate(peer: Peer, calls: Mapping[str, Callable[[], object]], blocks: int, per_block: int = 1) -> Samples:
     """Times `blocks` blocks of `per_block` calls of each, the methods in turn (A B C, B C A ...)."""
     for call in calls.values():
         for _ in range(2):

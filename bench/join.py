@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 import harness
 import methods
@@ -50,7 +51,7 @@ def serve(peer: Peer, address: str, kind: str) -> None:
             reduce(comm, source, target)
 
 
-def reduce(comm: pccl.Communicator, source: object, target: object) -> None:
+def reduce(comm: pccl.Communicator, source: Any, target: Any) -> None:
     """Again after each loss: every visit ends in one."""
     while True:
         try:

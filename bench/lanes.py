@@ -27,7 +27,7 @@ def worker(peer: Peer, address: str, with_lanes: tuple[int, str], host: str, por
     target = np.ones_like(source)
     comms = {lanes: methods.join_run(master, peer.world, lanes) for lanes, master in ((1, address), with_lanes)}
     raw = methods.RawTcp(peer, port, host)
-    calls: dict[str, Any] = {"tcp, 1 connection": lambda: raw.exchange(memoryview(source).cast("B"))}
+    calls: dict[str, Any] = {"tcp, 1 connection": lambda: raw.exchange(source.data.cast("B"))}
     for lanes, comm in comms.items():
         calls[f"{lanes} lanes"] = lambda c=comm: c.all_reduce(source, target, op=pccl.ReduceOp.SUM)
     times = harness.alternate(peer, calls, blocks)

@@ -65,7 +65,7 @@ def run() -> None:
     rows: list[Row] = []
     bars: list[Row] = []
     with Master() as master, Master() as second:
-        arguments = {"address": master.address, "backend_master": second.address, "gloo_port": free_ports(1)[0]}
+        arguments: dict[str, Any] = {"address": master.address, "backend_master": second.address, "gloo_port": free_ports(1)[0]}
         with Fleet(worker, 2, pin=args.pin, realtime=args.realtime, sizes=args.sizes, blocks=args.blocks, **arguments) as fleet:
             results = fleet.results()
     for size in args.sizes:

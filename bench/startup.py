@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,9 @@ def run() -> None:
     rows: list[Row] = []
     with busy(args.busy):
         if not args.init_only:
-            programs = {BARE: lambda: python_seconds("pass")}
-            programs |= {f"import {module}": lambda m=module: python_seconds(f"import {m}") for module in IMPORTS}
-            programs |= {f"{name} accepts": lambda c=command: accept_seconds(c) for name, command in masters().items()}
+            programs: dict[str, Callable[[], float]] = {BARE: lambda: python_seconds("pass")}
+            programs |= {f"import {module}": functools.partial(python_seconds, f"import {module}") for module in IMPORTS}
+            programs |= {f"{name} accepts": functools.partial(accept_seconds, command) for name, command in masters().items()}
             samples = [{name: program() for name, program in programs.items()} for _ in range(1 + args.blocks)][1:]
             rows += [row(name, [sample[name] for sample in samples]) for name in programs]
             if MASTER in programs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import socket
 import statistics
@@ -34,6 +35,11 @@ CHUNK = 1 << 20
 
 
 # ---- peers ----
+
+
+def note_progress(found: list[tuple[float, int]], start: float, now: pccl.SyncProgress) -> None:
+    """Notes the bytes received, and the seconds since `start`."""
+    found.append((time.monotonic() - start, now.received))
 
 
 def worker(peer: Peer, address: str) -> None:
@@ -74,7 +80,7 @@ def worker(peer: Peer, address: str) -> None:
             try:
                 info = comm.sync_shared_state(
                     state,
-                    progress=lambda now, start=start, found=progress: found.append((time.monotonic() - start, now.received)),
+                    progress=functools.partial(note_progress, progress, start),
                 )
             except pccl.PCCLError as error:
                 harness.tell(peer, {"error": error.result.name})
@@ -428,7 +434,8 @@ def hashing(blocks: int) -> tuple[Row, Row]:
     state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, "a")])
     libc = ctypes.CDLL(None)
     libc.memchr.argtypes, libc.memchr.restype = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t), ctypes.c_void_p
-    hashes, reads = [], []
+    hashes: list[float] = []
+    reads: list[float] = []
     for _ in range(blocks):
         for call, times in ((state.hash, hashes), (lambda: libc.memchr(array.ctypes.data, 0, size), reads)):
             start = time.perf_counter()

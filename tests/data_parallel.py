@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -66,7 +66,8 @@ def sharded(replicas: int, device: str = "cpu") -> Trained:
     fully_shard(model, mesh=mesh)
     losses = train(model, lambda step: batch(step, dist.get_rank()).to(device))
     whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-    return Trained(_copied(whole), losses, [tuple(parameter.to_local().shape) for parameter in model.parameters()])
+    shards: list[Any] = list(model.parameters())  # DTensors
+    return Trained(_copied(cast(Any, whole)), losses, [tuple(shard.to_local().shape) for shard in shards])
 
 
 def replicated(device: str = "cpu") -> Trained:

@@ -26,7 +26,9 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def inner_step(model: nn.Module, optimizer: torch.optim.Optimizer, worker: int, outer: int, step: int) -> float:
     random = torch.Generator().manual_seed(1000003 * worker + 1009 * outer + step)
-    x = torch.randn(16 if model[0].out_features < 1000 else 2, 4, generator=random).to(next(model.parameters()).device)
+    x = torch.randn(16 if next(model.parameters()).shape[0] < 1000 else 2, 4, generator=random).to(
+        next(model.parameters()).device
+    )
     y = x.sum(1, keepdim=True).sin()
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(x), y)
@@ -69,7 +71,7 @@ def average(gradients: Sequence[np.ndarray], weights: Sequence[float] | None = N
         weights, total = [1.0] * len(gradients), float(len(gradients))
     else:
         total = sum(np.float64(np.float32(weight)) for weight in weights)
-    done = gradients[0] * np.float32(weights[0])
+    done: np.ndarray = gradients[0] * np.float32(weights[0])
     for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
         done = done + gradient * np.float32(weight)
     return done / np.float32(total)

@@ -56,9 +56,13 @@ def batch(step: int, member: UUID) -> torch.Tensor:
     return torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(seed))
 
 
+def gradients_of(net: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+
+
 def evaluated(net: nn.Module) -> float:
     """The loss on rows that nobody trains on, with the statistics of these rows."""
-    copy = Net(net.last.in_features)  # type: ignore[arg-type]
+    copy = Net(net.get_submodule("last").in_features)  # type: ignore[arg-type] # torch types all attributes of modules alike
     copy.load_state_dict(net.state_dict())
     with torch.no_grad():
         return float(copy(batch(-1, UUID(int=0))).square().mean())
@@ -75,7 +79,7 @@ def reference(width: int, steps: dict[int, list[dict[str, Any]]]) -> list[float]
         for member in told[0]["before"]:
             optimizer.zero_grad()
             net(batch(step, UUID(member))).square().mean().backward()
-            gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+            gradients.append(gradients_of(net))
         for at, (parameter, who) in enumerate(zip(net.parameters(), told[0]["who"], strict=True)):
             parameter.grad = torch.stack([gradients[one][at] for one in who]).mean(0)
         optimizer.step()
@@ -132,7 +136,7 @@ class Trainer:
             self.ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
         self.optimizer, self.schedule = optimizers(self.net)
         self.state = pccl.distributed.Elastic(self.ddp, self.optimizer, schedule=self.schedule, step=0)
-        self.group = dist.GroupMember.WORLD
+        self.group: Any = dist.GroupMember.WORLD  # of pccl
 
     def harm(self, where: str) -> None:
         """From now on this process is killed at this place of a sync: before or after what is said there."""
@@ -221,7 +225,7 @@ class Trainer:
         for member in before:
             alone.zero_grad()
             alone(batch(step, member)).square().mean().backward()
-            found[member] = [parameter.grad.clone() for parameter in alone.parameters()]
+            found[member] = gradients_of(alone)
         lost = [member for member in before if member not in after]
         ways = [
             [*after, *(lost[at] for at in kept)]
@@ -229,10 +233,11 @@ class Trainer:
             for kept in itertools.combinations(range(len(lost)), count)
         ]
         who = []
-        for at, parameter in enumerate(self.net.parameters()):
+        own_gradients = gradients_of(self.net)
+        for at in range(len(own_gradients)):
             for way in ways:
                 summed = torch.stack([found[member][at] for member in way])
-                error = (parameter.grad - summed.mean(0)).abs()
+                error = (own_gradients[at] - summed.mean(0)).abs()
                 if torch.all(error <= ROUNDING * summed.abs().mean(0)):
                     who.append([before.index(member) for member in way])
                     break

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from performers import PATIENCE, Performer, preload
+from performers import PATIENCE as PATIENCE
+from performers import Performer, preload
 
 import pccl
 from pccl import (
@@ -299,7 +300,7 @@ class Peer:
         state.revision = self._revision
         self.comm.sync_shared_state(state, timeout=PATIENCE)
         self._ended()
-        self.log.append((number, "synced", state.revision, zlib.crc32(self._state)))
+        self.log.append((number, "synced", state.revision, zlib.crc32(self._state.tobytes())))
         self._revision = state.revision + 1
 
     def _ended(self) -> None:
@@ -397,7 +398,7 @@ class Peer:
         self._ended_ops(step.reduces)
         assert info.world_size == self.world()
         ranges = [one.ranges(self.comm.get_contributors(one.tag)) for one in launched]
-        summary = [(_in_all(found), zlib.crc32(one.recv)) for one, found in zip(launched, ranges, strict=True)]
+        summary = [(_in_all(found), zlib.crc32(one.recv.tobytes())) for one, found in zip(launched, ranges, strict=True)]
         self.log.append((number, "multi", info.world_size, summary, ranges))
 
     def _retry(self, number: int, step: Ops) -> None:
@@ -451,7 +452,7 @@ class Peer:
     def _resumed(self, number: int, one: _Launched, info: pccl.ReduceInfo) -> None:
         ranges = one.ranges(info.contributors)
         assert info.world_size in (len(uuids) for *_, uuids in ranges)
-        self.log.append((number, one.tag, "resumed", ranges, info.world_size, zlib.crc32(one.recv), self.world()))
+        self.log.append((number, one.tag, "resumed", ranges, info.world_size, zlib.crc32(one.recv.tobytes()), self.world()))
 
     def _lost(self, number: int, index: Any, launched: list[_Launched]) -> None:
         for one in launched:
@@ -495,7 +496,7 @@ class _Launched:
         assert world is None or who.bit_count() == world == self.world, (
             f"{who:b} are in it, {world} are told, {self.world} adopted"
         )
-        return who, zlib.crc32(self.recv)
+        return who, zlib.crc32(self.recv.tobytes())
 
     def ranges(self, contributors: tuple[pccl.Contributors, ...]) -> Ranges:
         """Who is in which range, and what they are called; each is exactly the reduction of those, or, with nobody, the input."""
@@ -504,7 +505,7 @@ class _Launched:
         assert contributors[0].start == 0
         assert contributors[-1].stop == self.send.size
         assert all(one.stop == next_one.start for one, next_one in itertools.pairwise(contributors))
-        found = []
+        found: list[tuple[int, int, int, tuple[str, ...]]] = []
         for start, stop, peers in contributors:
             if not peers:
                 kept = np.array_equal(self.recv[start:stop], self.reduce.input(self._value)[start:stop])

@@ -18,7 +18,8 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-from performers import PATIENCE, Performer, preload
+from performers import PATIENCE as PATIENCE
+from performers import Performer, preload
 
 import pccl
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("git"), reason="takes git")
 
 
 @pytest.fixture
-def tool() -> ModuleType:
+def tool() -> Any:
     spec = importlib.util.spec_from_file_location("check_subjects", TOOL)
     assert spec is not None
     assert spec.loader is not None
@@ -27,8 +27,9 @@ def tool() -> ModuleType:
 def git(folder: Path, *arguments: str) -> str:
     settings = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     names = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    command = ["git", "-C", folder, *arguments]
-    return subprocess.run(command, env=os.environ | settings | names, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, env=os.environ | settings | names, capture_output=True, text=True, check=True)
+    return str(done.stdout).strip()
 
 
 def commit(folder: Path, subject: str) -> str:
@@ -37,7 +38,7 @@ def commit(folder: Path, subject: str) -> str:
 
 
 @pytest.fixture
-def history(tool: ModuleType, tmp_path: Path) -> Path:
+def history(tool: Any, tmp_path: Path) -> Path:
     folder = tmp_path / "full"
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
@@ -59,7 +60,7 @@ def history(tool: ModuleType, tmp_path: Path) -> Path:
         "ci: address the failure",
     ],
 )
-def test_good_subjects(tool: ModuleType, subject: str) -> None:
+def test_good_subjects(tool: Any, subject: str) -> None:
     assert tool.breach(subject, 1) is None
 
 
@@ -81,19 +82,19 @@ def test_good_subjects(tool: ModuleType, subject: str) -> None:
         ("net: add " + "x" * (73 - len("net: add ")), "73"),
     ],
 )
-def test_bad_subjects(tool: ModuleType, subject: str, why: str) -> None:
+def test_bad_subjects(tool: Any, subject: str, why: str) -> None:
     assert why in tool.breach(subject, 1)
 
 
-def test_merges(tool: ModuleType) -> None:
+def test_merges(tool: Any) -> None:
     assert "rebase" in tool.breach("data: merge both halves", 2)
 
 
-def test_only_commits_after_the_base(tool: ModuleType, history: Path) -> None:
+def test_only_commits_after_the_base(tool: Any, history: Path) -> None:
     assert [subject for _, _, subject in tool.commits(history)] == ["docs: describe it", "net: close the socket"]
 
 
-def test_a_merge_is_seen(tool: ModuleType, history: Path) -> None:
+def test_a_merge_is_seen(tool: Any, history: Path) -> None:
     git(history, "checkout", "--quiet", "-b", "side", "HEAD~1")
     commit(history, "net: open it")
     git(history, "checkout", "--quiet", "main")
@@ -101,14 +102,14 @@ def test_a_merge_is_seen(tool: ModuleType, history: Path) -> None:
     assert [parents for _, parents, _ in tool.commits(history)].count(2) == 1
 
 
-def test_a_shallow_clone(tool: ModuleType, history: Path, tmp_path: Path) -> None:
+def test_a_shallow_clone(tool: Any, history: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "--quiet", "--depth", "1", history.as_uri(), "shallow")
     assert [subject for _, _, subject in tool.commits(tmp_path / "shallow")] == ["docs: describe it"]
     tool.BASE_SECONDS = 1 << 40
     assert tool.commits(tmp_path / "shallow") == []
 
 
-def test_a_release(tool: ModuleType, history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release(tool: Any, history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = history / "unpacked"  # in a checkout of something else
     inside.mkdir()
     for folder in (inside, tmp_path):

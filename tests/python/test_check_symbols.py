@@ -4,7 +4,7 @@ import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not (shutil.which("cc") and shutil.which("nm")),
 
 
 @pytest.fixture
-def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
     spec = importlib.util.spec_from_file_location("check_symbols", TOOL)
     assert spec is not None
     assert spec.loader is not None
@@ -25,7 +25,7 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def built(tool: ModuleType, root: Path, sources: dict[str, str]) -> list[str]:
+def built(tool: Any, root: Path, sources: dict[str, str]) -> list[str]:
     tool.ROOT = root
     for name, text in sources.items():
         source = root / "csrc" / f"{name}.c"
@@ -37,7 +37,7 @@ def built(tool: ModuleType, root: Path, sources: dict[str, str]) -> list[str]:
     return list(tool.breaches(tool.Objects(root / "build")))
 
 
-def test_a_tree_without_breaches(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_tree_without_breaches(tool: Any, tmp_path: Path) -> None:
     sources = {
         "net/wire_data": "void wire_take(void) {}",
         "peer/links": "void wire_take(void); void links_new(void) { wire_take(); } void link_end(void) {}",
@@ -47,7 +47,7 @@ def test_a_tree_without_breaches(tool: ModuleType, tmp_path: Path) -> None:
     assert built(tool, tmp_path, sources) == []
 
 
-def test_a_circle_of_three(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_circle_of_three(tool: Any, tmp_path: Path) -> None:
     sources = {
         "data/lane": "extern const int route; int lane_go(void) { return route; }",
         "data/route": "int mover_go(void); const int route = 1; int route_go(void) { return mover_go(); }",
@@ -59,12 +59,12 @@ def test_a_circle_of_three(tool: ModuleType, tmp_path: Path) -> None:
     assert tool.breaches(tool.Objects(tmp_path / "build")) == []
 
 
-def test_a_symbol_defined_twice(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_symbol_defined_twice(tool: Any, tmp_path: Path) -> None:
     sources = {"data/mover": "int mover_bytes(void) { return 1; }", "sim/mover": "const int mover_bytes = 1;"}
     assert built(tool, tmp_path, sources) == ["csrc: mover_bytes is defined in data/mover and sim/mover"]
 
 
-def test_a_prefix_of_another_module(tool: ModuleType, tmp_path: Path) -> None:
+def test_a_prefix_of_another_module(tool: Any, tmp_path: Path) -> None:
     sources = {"data/link": "void lane_go(void) {} void linked(void) {} void link_go(void) {}"}
     assert built(tool, tmp_path, sources) == [
         "csrc/data/link.c: lane_go has not the prefix of its module, link_",
@@ -78,7 +78,7 @@ def test_a_prefix_of_another_module(tool: ModuleType, tmp_path: Path) -> None:
     ]
 
 
-def test_an_object_whose_source_is_gone(tool: ModuleType, tmp_path: Path) -> None:
+def test_an_object_whose_source_is_gone(tool: Any, tmp_path: Path) -> None:
     built(tool, tmp_path, {"data/old": "void wrong(void) {}"})
     (tmp_path / "csrc/data/old.c").unlink()
     assert tool.breaches(tool.Objects(tmp_path / "build")) == []
@@ -86,7 +86,7 @@ def test_an_object_whose_source_is_gone(tool: ModuleType, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("require", [False, True])
 def test_no_build(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], require: bool
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], require: bool
 ) -> None:
     tool.ROOT = tmp_path
     monkeypatch.setattr("sys.argv", ["check_symbols.py", *["--require"][: int(require)]])

@@ -742,7 +742,7 @@ def run(*command: str | Path) -> None:
 def compile_one(source: str | Path, out: Path, *, here: Path | None = None) -> Path:
     """Compiles one source; `here`: the folder that its includes are relative to."""
     level = [flag for name in LEVELS if Path(source).stem.endswith(f"_{name}") for flag in LEVEL_FLAGS[name]]
-    run(shutil.which("cc") or "cc", *FLAGS, *level, *(["-iquote", here] if here else []), "-c", source, "-o", out)
+    run(shutil.which("cc") or "cc", *FLAGS, *level, *(("-iquote", here) if here else ()), "-c", source, "-o", out)
     return out
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -74,7 +74,7 @@ def _collect(pipes: list[Connection], end: float, dead: tuple[int, ...]) -> list
     open_pipes = {pipe: rank for rank, pipe in enumerate(pipes)}
     while open_pipes and time.monotonic() < end and not failed:
         for pipe in wait(list(open_pipes), timeout=max(0.0, end - time.monotonic())):
-            rank = open_pipes.pop(pipe)  # type: ignore[arg-type]
+            rank = open_pipes.pop(cast("Connection[Any, Any]", pipe))
             try:
                 worked, result = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
             except EOFError:
