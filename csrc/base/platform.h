@@ -21,7 +21,8 @@ int64_t platform_now_ns(void);
 static inline int64_t platform_earlier(int64_t a_ns, int64_t b_ns) { return a_ns < b_ns ? a_ns : b_ns; }
 static inline int64_t platform_later(int64_t a_ns, int64_t b_ns) { return a_ns > b_ns ? a_ns : b_ns; }
 
-// What poll may wait, in milliseconds, so that it ends at `at_ns` (INT64_MAX: never) and not before; at most a minute.
+// Returns the timeout for poll, in milliseconds, that ends at `at_ns` (INT64_MAX: never) and not before. At most a
+// minute.
 int platform_wait_ms(int64_t now_ns, int64_t at_ns);
 
 // Whether a wait that began at `began_ns` and might take `wait_ms` ended so late that the process stood still. Then

@@ -8,7 +8,7 @@
 
 enum { STREAM_ALIGN = 32 }; // addresses that are equal modulo this are never copied slowly
 
-// As memcpy. What was written there before need not be fetched from whoever has it in its cache.
+// Copies like memcpy, but does not read the old content of `to` into the cache.
 void stream_copy(void *to, const void *from, size_t bytes);
 
 // Returns whether `rep movsb`, with which libc and the kernel copy, is ten times slower than elsewhere: the destination
@@ -19,7 +19,7 @@ static inline bool copy_is_slow(const void *to, uint64_t from) {
     return behind > 0 && behind < STREAM_ALIGN;
 }
 
-// As memcpy, and past the caches where memcpy is slow.
+// Copies like memcpy, and past the caches if memcpy is slow.
 void copy_bytes(void *to, const void *from, size_t bytes);
 
 #endif

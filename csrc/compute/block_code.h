@@ -1,5 +1,4 @@
-// One element and one scale of the codecs with a scale for each block (compute/block.c), for the kernels of the CPU and
-// those of GPUs.
+// Codes of one element, and scales of one block, for the block codecs (compute/block.c) on CPUs and GPUs.
 //
 // A value x has the code of x * grow * inverse; a code k stands for k * scale.
 #ifndef PCCL_COMPUTE_BLOCK_CODE_H
@@ -78,7 +77,7 @@ ELEMENT float block_value_e3m0(uint32_t code, float scale) {
     return float_from_bits(m == 0 ? 0 : bits) * scale;
 }
 
-// What quantisation took away, in units of an input; 0 where that is not finite.
+// Returns the quantisation error in units of an input; 0 if it is not finite.
 ELEMENT float block_rest(float wanted, float got, float times) {
     uint32_t bits = float_to_bits((wanted - got) * times);
     return float_from_bits((bits & BLOCK_INFINITY_BITS) == BLOCK_INFINITY_BITS ? 0 : bits);

@@ -34,7 +34,7 @@ enum codec_id {
 // Elements that travel in one frame; a multiple of every codec's `block`. Written, they fit a frame.
 enum { CODEC_PIECE = 65536 };
 
-// Of stochastic rounding: what its random numbers are made from.
+// Seed and position of the random numbers for stochastic rounding.
 struct codec_dice {
     uint64_t seed;
     uint64_t index; // of the first element
@@ -45,7 +45,7 @@ struct codec {
     uint8_t quantised, algorithm; // the options that ask for it: pcclDataType_t, pcclQuantizationAlgorithm_t
     uint32_t block;
     bool (*takes)(int dtype); // of these elements
-    // Of one block of `count` <= `block` elements, at any address:
+    // Functions for one block of `count` <= `block` elements, at any address:
     size_t (*bytes)(const struct codec *codec, int dtype, size_t count);
     // `dice`: rounds stochastically; NULL, or a codec that cannot: to nearest.
     void (*encode)(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
@@ -61,7 +61,7 @@ const struct codec *codec_find(uint8_t id);
 // The one that these options of a reduce ask for; CODEC_RAW: none. `block`: of those with a scale for each block.
 uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t block);
 
-// Of any number of elements from the beginning of a block on.
+// Functions for any number of elements that begin with a block.
 size_t codec_bytes(const struct codec *codec, int dtype, size_t count);
 void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
                   const struct codec_dice *dice);

@@ -22,7 +22,7 @@ ELEMENT int is_negative_f64(double x) {
     return (int)(bits >> 63);
 }
 
-// Of two equal values one may be -0 and the other +0.
+// Two equal values may differ: -0 and +0.
 #define FLOAT_OPS(suffix, real) \
     ELEMENT real op_sum_##suffix(real x, real y) { return canonical_##suffix(x + y); } \
     ELEMENT real op_prod_##suffix(real x, real y) { return canonical_##suffix(x * y); } \

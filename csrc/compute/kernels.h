@@ -35,7 +35,7 @@ struct kernels {
 // The best level this machine has; honours PCCL_CPU_LEVEL=portable|avx2|avx512|neon when that level is available
 // (an unknown or unavailable value is ignored with a log line). Never fails, any thread.
 const struct kernels *kernels_get(void);
-// One level, or NULL when this build or machine does not have it. For tests.
+// Returns the kernels of a level, or NULL if this build or machine does not have it. For tests.
 const struct kernels *kernels_at(enum kernel_level level);
 
 // Puts the calling thread into the default floating-point mode (nearest even, denormals kept), which all definitions

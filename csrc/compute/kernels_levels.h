@@ -64,7 +64,7 @@ struct quant_affine {
 };
 
 enum { QUANT_FLOAT, QUANT_DOUBLE, QUANT_WIDES }; // of wide values
-// Of codes; those of 64 bits need more than double and are quant.c's own.
+// Widths of codes. Codes of 64 bits need more than double; quant.c has its own.
 enum { QUANT_CODE8, QUANT_CODE16, QUANT_CODE32, QUANT_CODES };
 
 struct quant_loops {

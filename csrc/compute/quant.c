@@ -35,7 +35,7 @@
 
 enum kind { KIND_PLAIN, KIND_SHRUNK, KIND_GROWN, KIND_CONSTANT, KIND_NOT_FINITE };
 
-// Of a zero point, in steps: beyond it a block is far from 0.
+// Largest zero point, in steps. A block beyond it is far from 0.
 #define ZERO_LIMIT 0x1p20
 
 struct head {
@@ -59,7 +59,7 @@ static bool is_signed(int quantised_dtype) { return quantised_dtype == pcclInt8 
 
 static int wide_of(int dtype) { return dtype == pcclDouble ? QUANT_DOUBLE : QUANT_FLOAT; }
 
-// What one wide value is, as a double. Wide buffers may lie at any address.
+// Returns one wide value as a double. Wide buffers may lie at any address.
 static double wide_get(int wide, const void *values, size_t i) {
     float single;
     double both;
@@ -203,7 +203,7 @@ static void choose_scale(struct head *head, double min, double max) {
     if (head->algorithm == pcclQuantZeroPointScale) choose_zero_point(head, min, max);
 }
 
-// Of -0 and +0 the constant is -0 only if all are.
+// Chooses -0 as the constant only if all values are -0.
 static void choose_head(struct head *head, const void *values, size_t count) {
     int wide = wide_of(head->dtype);
     int64_t smallest, largest;

@@ -20,7 +20,7 @@ enum {
     NOT_A_NUMBER = 0x7FC00000,
 };
 
-// One chunk, unpacked.
+// An unpacked chunk.
 struct entries {
     float scale;
     size_t used;

@@ -64,7 +64,7 @@ void conn_in_fini(struct conn_in *in) {
 
 size_t conn_out_waiting(const struct conn_out *out) { return out->bytes.length - out->sent; }
 
-// What was sent makes room for what is to be.
+// Reuses the room of sent bytes.
 static bool append(struct conn_out *out, const uint8_t *bytes, size_t length) {
     struct wire_buffer *to = &out->bytes;
     if (out->sent > 0 && to->length + length > to->capacity) {

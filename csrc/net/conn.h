@@ -20,7 +20,7 @@ enum conn_next {
     CONN_MALFORMED, // no header that there is, or of a frame that this stream does not carry
 };
 
-// What a stream carries; the header is judged before its body is waited for.
+// Returns whether the stream may carry a frame with this header; called before the body arrives.
 typedef bool conn_carries_fn(const struct wire_header *header);
 bool conn_carries_control(const struct wire_header *header);
 

@@ -11,7 +11,7 @@
 
 #include "net/wire_buffer.h"
 
-// So that a head of known length costs no more than its loads and stores.
+// Inlining makes a head of known length cost its loads and stores only.
 #define CURSOR_INLINE static inline __attribute__((always_inline))
 
 struct cursor {

@@ -1,11 +1,11 @@
-// What the kernel says of a TCP connection. Nobody else asks it.
+// Reads the kernel's metrics of a TCP connection. No other module reads them.
 #ifndef PCCL_NET_GAUGE_H
 #define PCCL_NET_GAUGE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-// One reading. What the kernel does not tell is 0, and so are those that older ones do not know.
+// A sample of the metrics. A metric that the kernel does not have is 0.
 struct gauge {
     bool tells_queue;        // `queued` is known
     uint64_t queued;         // bytes that were handed to the kernel and that the other side has not acknowledged

@@ -116,7 +116,7 @@ static int open_socket(const struct wire_address *address) {
 // doubles what a byte costs there.
 static const char within_host[] = "reno";
 
-// These mark the packets of a handshake, so a listener that lacks them would refuse them to other hosts.
+// Algorithms that mark the packets of a handshake. A listener without them would refuse such connections.
 static const char *const needs_marks[] = {"dctcp", "prague"};
 
 bool socket_congestion(int fd, char *out, size_t capacity) {

@@ -42,9 +42,9 @@ bool socket_within_host(int fd);
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
-// What data links to other hosts use, in place of what the system chooses. False: the system does not let this process
-// choose that, and nothing has changed; `allowed` gets what it does, as names with spaces between them, cut to
-// `capacity`. Before the first link.
+// Sets the congestion control of data links to other hosts. False: the system does not permit it to this process, and
+// nothing has changed; `allowed` gets the permitted names, with spaces between them, cut to `capacity`. Call it before
+// the first link.
 bool socket_prefer_congestion(const char *name, char *allowed, size_t capacity);
 // Gives a data link what is preferred, if it leads to another host.
 void socket_apply_congestion(int fd);

@@ -19,8 +19,8 @@ struct transport;
 // A way to carry streams. What a stream of it needs beside `struct transport` lies behind it, in one allocation.
 struct transport_type {
     size_t bytes; // of one stream, all 0 at first
-    // As transport_step; -EAGAIN: `*events` are awaited. The other side does its part when it first receives; it sends
-    // nothing before.
+    // Makes the next step of the handshake, see transport_step; -EAGAIN: `*events` are awaited. The other side steps
+    // when it first receives, and sends nothing before.
     int (*step)(struct transport *stream, uint32_t *events);
     // Bytes taken (> 0), -EAGAIN: the poller tells when there is room (EPOLLOUT), or -errno. A transport that holds
     // bytes back leaves one of them out of its count, so that it is called again.
@@ -45,7 +45,7 @@ struct transport {
 };
 
 extern const struct transport_type transport_plain;
-// What new streams are carried by, at both ends. Set before the first of them.
+// The transport of new streams, at both ends. Set it before the first stream.
 extern const struct transport_type *transport_default;
 
 // Takes the descriptor of a connection, and closes it when there is no memory: NULL.

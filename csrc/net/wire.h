@@ -1,5 +1,5 @@
-// What all messages of the protocol share: numbers, limits, types, the header, names. No message is defined anywhere
-// but here, in net/wire_control and in net/wire_data; docs/protocol.md explains the exchange.
+// Numbers, limits, types, header and names of the protocol. Messages are defined here, in net/wire_control and in
+// net/wire_data only; docs/protocol.md explains the exchange.
 //
 // A frame is a 32-byte header and a body, little-endian. Control frames (peer <-> master) have bodies of at most
 // WIRE_MAX_CONTROL_BYTES; data frames (peer <-> peer) begin their body with struct wire_op and carry at most
@@ -157,7 +157,7 @@ struct wire_text {
     char chars[WIRE_MAX_TEXT];
 };
 
-// What members must agree on for one op.
+// Arguments of an op that members must agree on.
 struct wire_fingerprint {
     uint64_t count;
     // upper half: the mark of the list of members that the caller named (ops/group.h); lower half: a hash of the root

@@ -59,7 +59,7 @@ enum wire_reason {
     WIRE_REASON_ORDER,      // same members, new ring order; ends optimise votes with success
 };
 
-// What it takes, beside more than half of all members, to take the run up from an epoch. All 0: no more than that.
+// Quorum for resuming a run from an epoch, in addition to more than half of all members. All 0: none.
 struct wire_quorum {
     uint32_t members; // at least so many
     // at least so many of those with a join number below `newer`, who were members before newcomers were let in
@@ -341,7 +341,7 @@ struct wire_status_is {
 // No number that is told may be larger: sums of these do not overflow.
 #define WIRE_MOST_SEEN (UINT64_C(1) << 48)
 
-// What a member has seen of its own ops. Sums are over a span of time, which TELEMETRY begins anew each time.
+// Statistics of a member about its own ops: sums over a span of time, which each TELEMETRY restarts.
 struct wire_ops_seen {
     uint64_t span_us;
     uint64_t ops, op_us;   // calls that have ended, and the time from each one's launch to its end, together
@@ -353,7 +353,7 @@ struct wire_ops_seen {
     uint64_t epoch;     // group epoch
 };
 
-// What a member has seen of another one. Sums, as above.
+// Statistics of a member about another one: sums, as above.
 struct wire_seen {
     uint64_t acked;              // bytes that the other one's kernel has acknowledged
     uint64_t busy_us, window_us; // in which bytes were under way; of these, in which its receive window was full
@@ -413,7 +413,7 @@ struct wire_matrix {
     struct wire_matrix_edge *edges;     // decode: caller's array of WIRE_MAX_EDGES
 };
 
-// Those with a body of their own.
+// Messages with a body of their own.
 #define WIRE_CONTROL_MESSAGES(X) \
     X(hello, HELLO) \
     X(welcome, WELCOME) \

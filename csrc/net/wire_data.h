@@ -34,11 +34,11 @@ static inline uint8_t wire_padding(size_t length) { return (uint8_t)((WIRE_ALIGN
 void wire_op_encode(uint8_t out[WIRE_OP_BYTES], const struct wire_op *op);
 bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out);
 
-// One of the names that are the payload of ACK. They are of small ops, which have no segments.
+// The payload of ACK is a list of names of small ops, which have no segments.
 void wire_ack_encode(uint8_t out[WIRE_ACK_BYTES], const struct wire_op_name *name);
 struct wire_op_name wire_ack_decode(const uint8_t in[WIRE_ACK_BYTES]);
 
-// Where something lies in the sender's memory: the payload of CHUNK_AT, and of SYNC_LEAF in the coding PLACED.
+// An address in the sender's memory: the payload of CHUNK_AT, and of SYNC_LEAF in the coding PLACED.
 void wire_place_encode(uint8_t out[WIRE_PLACE_BYTES], uint64_t address);
 uint64_t wire_place_decode(const uint8_t in[WIRE_PLACE_BYTES]);
 

@@ -124,7 +124,7 @@ void book_end(struct book *book, struct op *op, enum call_result result) {
         book->driver.ended(book->driver.context, op);
 }
 
-// Who of the group is lost, in words.
+// Writes the lost members of the group as text.
 static void say_who(const struct book *book, struct op *op) {
     char *text = op->outcome.text;
     size_t at = 0;
@@ -202,7 +202,7 @@ bool book_may_go_on(const struct book *book, const struct op *op) {
            (!collective->rooted || group_has(group, op->args.root, book->now));
 }
 
-// Who takes part, in the epoch in force. False: memory was refused.
+// Sets the op's team in the epoch in force. False: memory was refused.
 static bool find_team(struct book *book, struct op *op) {
     struct team **newest = op->args.group == NULL ? &book->team : &op->args.group->team;
     if (*newest == NULL || (*newest)->epoch != book->now) {
@@ -305,8 +305,8 @@ bool book_take_mismatch(struct book *book, struct op *call, uint64_t loss) {
 static void start(struct book *book, struct op *op) {
     uint64_t loss = book_counted_loss(book, op);
     uint32_t segments = op->args.retry ? plan_segments(op->count, op->element) : 1;
-    // What cannot go on is lost as soon as no newer epoch is known: others have been told of a mismatch of a later
-    // call.
+    // A call that cannot continue is lost as soon as no newer epoch is known: the mismatch that others were told of is
+    // of a later call.
     if (book_may_go_on(book, op) && book_take_mismatch(book, op, loss))
         book_end(book, op, op->ending);
     else if (loss != 0)

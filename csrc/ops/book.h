@@ -58,7 +58,7 @@ enum call_result book_post(struct book *book, const struct call_args *args, size
 struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none
 // Asks to end the call on all members with CALL_CANCELLED. It still ends well if a member has completed it.
 void book_cancel(struct book *book, struct op *call);
-// Of a call that has ended and whose input is put back: takes it.
+// Removes a call that has ended and whose input is restored.
 void book_take(struct book *book, struct op *op, struct call_outcome *out);
 // Before leaving: acknowledges everything, and asks the others to do likewise. All has drained when `retained.count` is
 // 0.
@@ -82,7 +82,7 @@ void book_forget(struct book *book, const struct op_member *member); // it is ab
 void book_for_each(struct book *book, void (*act)(struct book *, struct op *));
 // The one that runs in the epoch in force; NULL: there is none.
 struct op *book_find_running(const struct book *book, const struct wire_op *head);
-// What came for this op before it was started; the caller's to free. NULL: nothing.
+// Returns the data that arrived for this op before its start; the caller frees it. NULL: none.
 struct unexpected *book_unexpected(struct book *book, const struct op *op, const struct op_member *from, uint16_t type);
 // Everything is here and everything is sent. A small op ends, and `op->result` is kept. True: a large one, and DONE is
 // to be sent.

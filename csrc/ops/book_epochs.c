@@ -1,4 +1,4 @@
-// What an epoch, and the verdicts after it, do to the ops.
+// The effects of epochs and verdicts on ops.
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,12 +44,12 @@ static bool is_ending(const struct op *call) {
 static bool is_meant(const struct book *book, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
     if (!mismatch_concerns(op_list(op), name->list, verdict->other)) return false;
-    // What it is in that epoch is seen when that is entered: perhaps it is lost, and the others have called again.
+    // The op has not begun, and the verdict is of a future epoch: decide on entry, since the call may be lost by then.
     if (op->args.group != NULL && !op_has_begun(op) && name->epoch > book->now->group_epoch) return false;
     if (op->segments != NULL)
         return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_ending(op));
     if (op->phase == OP_WAITING) {
-        // It is the call that was mismatched, unless the others have lost that one before and made it again.
+        // The verdict is of this call, unless the others have lost that call before and repeated it.
         uint64_t loss = book_counted_loss(book, op);
         return loss == 0 || loss > name->epoch;
     }
@@ -112,7 +112,7 @@ static bool has_begun(const struct op *call) {
     return false;
 }
 
-// Of a call over a list that was to begin in this epoch, which others have entered before.
+// Ends a call over a list that was to begin in this epoch, if members that entered it before reported a mismatch.
 static void end_if_mismatched(struct book *book, struct op *op) {
     if (op->parent != NULL || op->args.group == NULL || op->phase == OP_ENDED || has_begun(op)) return;
     if (book_take_mismatch(book, op, 0)) end_call_mismatched(book, op);

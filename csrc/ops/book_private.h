@@ -1,4 +1,4 @@
-// What the files of the book share: book.c (calls, beginnings, ends) and book_epochs.c (freezing, reports, verdicts).
+// Private header of the op table: book.c (calls, beginnings, ends) and book_epochs.c (freezing, reports, verdicts).
 #ifndef PCCL_OPS_BOOK_PRIVATE_H
 #define PCCL_OPS_BOOK_PRIVATE_H
 

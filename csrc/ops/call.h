@@ -52,7 +52,7 @@ struct call_info {
     uint64_t tx_bytes, rx_bytes; // element bytes of what was committed, without frame heads
 };
 
-// Who is in which range of a result. Ranges cover the tensor in order, and neighbours differ.
+// Contributors of each range of a result. Ranges cover the tensor in order, and adjacent ranges differ.
 struct call_contributors {
     uint32_t count;
     struct call_range {

@@ -1,4 +1,4 @@
-// What the ops' mind (ops/book) asks of those who drive it: the data plane (data/engine) and the simulator
+// Driver of the op table (ops/book): the functions that it needs from the data plane (data/engine) or the simulator
 // (sim/engine).
 #ifndef PCCL_OPS_DRIVER_H
 #define PCCL_OPS_DRIVER_H

@@ -40,7 +40,7 @@ const struct epoch *epoch_none(void) {
     return &none;
 }
 
-// Those who hold it may not change it, but for the count.
+// Holders may change nothing but the reference count.
 static struct epoch *counted(const struct epoch *epoch) { return (struct epoch *)(uintptr_t)epoch; }
 
 const struct epoch *epoch_get(const struct epoch *epoch) {

@@ -1,4 +1,4 @@
-// One epoch as a member of it knows it: who is in it, this member's place, and the figures that the cost model needs.
+// An epoch as a member knows it: the members, the own rank, and the figures of the cost model.
 // Immutable and counted: the member's mind makes it, the engine, the book and the ops hold it, and whoever has a
 // reference reads it without a lock, on any thread.
 #ifndef PCCL_OPS_EPOCH_H
@@ -34,9 +34,9 @@ bool epoch_find_ring(const struct wire_epoch *told, const struct wire_id *self, 
 // was refused.
 struct epoch *epoch_new(const struct wire_epoch *told, const struct epoch_ring *ring, const struct wire_header *header,
                         bool lost);
-// What is in force before the first epoch: nobody is in it, and its numbers are 0. To be held as any other.
+// Returns the epoch before the first one: no members, all numbers 0. References count as for others.
 const struct epoch *epoch_none(void);
-// One more reference; NULL is allowed, here and in epoch_put.
+// Adds a reference; NULL is allowed, here and in epoch_put.
 const struct epoch *epoch_get(const struct epoch *epoch);
 void epoch_put(const struct epoch *epoch);
 // How many lanes a pair of this member and the one at `place` of the ring uses: the smaller of both pool sizes.

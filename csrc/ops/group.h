@@ -22,7 +22,7 @@ struct team {
     struct spread *spread;      // owned; NULL: all shares are 0
 };
 
-// One more than any list has: all of the epoch, whose ranks are their places.
+// A list of members that a caller names; its ops share it.
 struct group {
     _Atomic uint32_t references;
     uint32_t count, rank; // of the list; the own rank
@@ -38,7 +38,7 @@ void group_put(struct group *group);
 bool group_names(const struct group *group, const struct wire_id *id);
 // Whether the one of this rank is a member of the epoch.
 bool group_has(const struct group *group, uint32_t rank, const struct epoch *epoch);
-// What tells lists apart where there is no room for more. 0: of no list.
+// Short mark of a list, for messages without room for the hash. 0: no list.
 static inline uint16_t group_mark(uint32_t hash) { return (uint16_t)hash; }
 // How many of them are members of the epoch.
 uint32_t group_living(const struct group *group, const struct epoch *epoch);

@@ -1,4 +1,4 @@
-// One op: what a member agrees on with others about it, beside what moves it. A call is an op that its caller sees; a
+// An op: the part that members agree on, and the part that moves its bytes. A call is an op that its caller sees; a
 // large one in retry mode is divided into segments, ops of their own (ops/segments).
 #ifndef PCCL_OPS_OP_H
 #define PCCL_OPS_OP_H
@@ -91,14 +91,14 @@ static inline void op_note_bytes(struct op *op) {
     atomic_store_explicit(&call->moved_any, true, memory_order_relaxed);
 }
 
-// Of its name: the hash of the list that its caller named.
+// Hash of the call's member list; 0 means the whole peer group.
 static inline uint32_t op_list(const struct op *op) { return op->args.group == NULL ? 0 : op->args.group->hash; }
 static inline const struct plan_collective *op_collective(const struct op *op) {
     return plan_collective(op->args.fingerprint.kind);
 }
-// This member gives or gets what one alone does.
+// True if this rank is the root.
 static inline bool op_is_root(const struct op *op) { return op->args.group->rank == op->args.root; }
-// Its result lies where its input was.
+// True if the result overwrites the input.
 bool op_is_in_place(const struct op *op);
 // Sets its sizes, by its count.
 void op_measure(struct op *op);

@@ -27,8 +27,8 @@ const struct plan_collective *plan_collective(uint8_t kind) {
     return kind < PLAN_KINDS ? &collectives[kind] : NULL;
 }
 
-// Of all but an all-reduce: where sending everything to everyone ends to be the faster way, as measured
-// (docs/decisions/boxes.md).
+// Returns whether sending everything to everyone is faster, for all collectives but all-reduce. Measured in
+// docs/decisions/boxes.md.
 static bool is_small(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members) {
     uint64_t each = PLAN_SMALL_ANY;
     if (bytes > 2 * each) return false;

@@ -88,7 +88,8 @@ struct plan_range plan_segment(uint64_t count, size_t element_bytes, uint32_t se
 struct plan_range plan_shard(uint64_t count, uint32_t members, uint32_t shard);
 
 enum plan_step { STEP_INVALID, STEP_REDUCE, STEP_REDUCE_LAST, STEP_GATHER, STEP_GATHER_LAST };
-// What `rank` does with a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded as hop + 1.
+// Returns the step of `rank` for a chunk of `shard` that arrives at `hop`. All but GATHER_LAST are forwarded, as
+// hop + 1.
 enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, uint32_t hop);
 // Elements that `rank` sends and receives in one ring op.
 uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank);

@@ -48,7 +48,7 @@ void segments_undivide(struct op *parent, const struct wire_op_name *name);
 // All segments are removed, and none can have been committed: a member that runs the op in one piece has completed
 // none.
 void segments_begin_undivided(struct op *parent);
-// Of any op that has ended; NULL: memory was refused.
+// Returns the contributors of an op that has ended; NULL: memory was refused.
 struct call_contributors *segments_contributors(const struct op *op);
 
 #endif

@@ -51,7 +51,7 @@ struct spread *spread_new(const uint16_t *shares, const uint16_t *sites, uint32_
 
 void spread_free(struct spread *spread) { free(spread); }
 
-// Where the shares end that are `until` in sum. Exact for any count: the product would not be.
+// Returns the end of the shares whose sum is `until`. Exact for any count, unlike a product of doubles.
 static uint64_t bound(const struct spread *spread, uint64_t count, uint32_t until) {
     uint64_t total = spread->until[spread->members - 1];
     if (until == total) return count;

@@ -33,11 +33,11 @@ struct spread {
 struct spread *spread_new(const uint16_t *shares, const uint16_t *sites, uint32_t members);
 void spread_free(struct spread *spread); // NULL is allowed
 
-// What this member owns. Shards follow each other, and begin at multiples of PLAN_SHARD_ALIGN elements. Without shares
-// (NULL) they are even.
+// Returns the range of a shard. Shards follow each other, and begin at multiples of PLAN_SHARD_ALIGN elements. Without
+// shares (NULL) they are even.
 struct plan_range spread_shard(const struct spread *spread, uint64_t count, uint32_t members, uint32_t shard);
 
-// Where this member sends its input of the block, or the sum of those under it; the owner's is itself.
+// Returns the member that gets this member's input of the block, or the sum of its subtree; for the owner, itself.
 uint32_t spread_parent(const struct spread *spread, uint32_t shard, uint64_t block, uint32_t member);
 // How many send to it.
 uint32_t spread_children(const struct spread *spread, uint32_t shard, uint64_t block, uint32_t member);

@@ -1,4 +1,4 @@
-// What is kept by tag: where its chain begins in a table, and the counters that give the ops of a tag their numbers.
+// Slots of tags in tables, and the counters that number the ops of a tag.
 #ifndef PCCL_OPS_TAG_H
 #define PCCL_OPS_TAG_H
 
@@ -8,7 +8,7 @@
 
 enum { TAG_BITS = 10, TAG_SLOTS = 1 << TAG_BITS };
 
-// Where the chain of a tag begins, in each of the tables by tag.
+// Returns the slot in which the chain of a tag begins, in each table by tag.
 static inline size_t tag_slot(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - TAG_BITS); }
 
 struct tag_counter {
@@ -25,7 +25,7 @@ struct tag_counters {
 
 // The number of the next op of this tag. False: memory was refused.
 bool tag_counter_take(struct tag_counters *counters, uint64_t tag, uint32_t *sequence);
-// Of the last op of this tag; 0: there was none.
+// Returns the number of the last op of this tag; 0: none.
 uint32_t tag_counter_last(const struct tag_counters *counters, uint64_t tag);
 // Whether the next op of this tag needs another group epoch.
 bool tag_counter_is_spent(const struct tag_counters *counters, uint64_t tag);

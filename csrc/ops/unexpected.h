@@ -40,7 +40,7 @@ uint64_t unexpected_limit(uint32_t members);
 static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpected_limit(members) / 4 * 3; }
 // Adds a copy of `what`, with its block; only if OK the block is the table's.
 enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what, uint32_t members);
-// What came from that member for that op; the caller's to free, and the block's reference too. NULL: nothing.
+// Returns the data that arrived from a member for an op; the caller frees it, and the block's reference. NULL: none.
 struct unexpected *unexpected_take(struct unexpected_table *table, const struct op_member *from,
                                    const struct wire_op *head, uint16_t type);
 // The first of the chain, from `at` on, that is for that op and has other arguments. NULL: none.

@@ -132,7 +132,7 @@ static uint64_t unit_end(const struct content *content, uint64_t leaf) {
 }
 
 static void hash_units(struct content *content, int64_t deadline) {
-    // Who has taken a unit finishes it, so no gap is left behind when the time is up.
+    // A thread finishes the unit that it has taken, so no gap is left at the deadline.
     do {
         uint64_t leaf = atomic_load(&content->next), end;
         do {

@@ -173,7 +173,7 @@ struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
     while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY &&
            may_take(delta, leaf, index)) {
         uint32_t length = length_of(delta, leaf);
-        // One leaf may always be on the way, however large it is.
+        // A single leaf may always be in flight, however large it is.
         if (donor->leaves > 0 && (donor->bytes + length > window || bytes + length > DELTA_RUN_BYTES)) break;
         delta->leaves[leaf++] = (uint16_t)index;
         donor->leaves++;

@@ -1,4 +1,4 @@
-// Which leaves of a shared state must travel, and from whom. Pure: no sockets, no clock, no threads.
+// Chooses the leaves of a shared state to fetch, and their donors. Pure: no sockets, no clock, no threads.
 //
 // The leaves of all entries are numbered through, entry by entry (struct delta_layout). A delta holds two bytes per
 // leaf: whether it is here, wanted, or asked of a donor. Donors are asked for runs of leaves, as long as fewer bytes
@@ -43,7 +43,7 @@ struct delta_piece {
 
 // Fills first_leaf and leaf_count of entries whose bytes are set, and the sums.
 void delta_layout_number(struct delta_layout *layout);
-// Where leaf `leaf` < leaf_count lies.
+// Returns entry, offset and length of leaf `leaf` < leaf_count.
 struct delta_piece delta_layout_find(const struct delta_layout *layout, uint64_t leaf);
 
 // ---- delta ----
@@ -74,7 +74,7 @@ struct delta_run delta_ask(struct delta *delta, uint32_t donor, int64_t now_ns);
 void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t now_ns);
 // A leaf came and is wrong: it is wanted again, of others if there are any.
 void delta_wrong(struct delta *delta, uint64_t leaf, uint32_t donor);
-// What was asked of the donor will not come: it is wanted again. The donor may be asked further.
+// Marks all leaves that were asked of the donor as wanted again. The donor may still be asked.
 void delta_revoke(struct delta *delta, uint32_t donor);
 // A leaf will not come as was said: it is wanted again.
 void delta_lost(struct delta *delta, uint64_t leaf);

@@ -18,10 +18,10 @@ struct outline_maker outline_begin(struct wire_outline *outline, uint64_t entrie
 // The next entry, as it is hashed for the mask; as often as there are entries.
 void outline_add(struct outline_maker *maker, const void *entry, size_t bytes);
 
-// Where `mine` begins to differ from `other`, which is known to be another list: exactly, if neither has more than
-// WIRE_MAX_OUTLINE entries, else among as many as lie between two hashes of the longer list. False: the hashes tell of
-// no difference, and no entry is beyond them. Any values may come. Hashes that are equal by chance put the place too
-// far behind, one time in four billion.
+// Finds the first difference between `mine` and `other`, which are known to differ: exactly, if neither has more than
+// WIRE_MAX_OUTLINE entries, else within the entries between two hashes of the longer list. False: the hashes are equal,
+// and no entry is beyond them. `other` may have any values. Equal hashes of unequal entries, one time in four billion,
+// put the difference too far behind.
 bool outline_differ(const struct wire_outline *mine, const struct wire_outline *other, struct wire_sync_differs *out);
 
 #endif

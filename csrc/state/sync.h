@@ -1,5 +1,5 @@
-// One round of shared state, as one peer takes part in it: it gives leaves to those that lack them, or fetches those
-// that it lacks.
+// A peer's part in a round of shared state: it gives leaves to the peers that lack them, or fetches the leaves that it
+// lacks.
 //
 // It is a service of the engine (data/service.h): it lives on the engine's thread, between the frames of the lanes.
 // From sync_begin until sync_end the engine may read the tensors of the content, and write them once a plan names this

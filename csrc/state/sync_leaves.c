@@ -26,7 +26,7 @@ static bool are_together(const struct sync *sync, size_t index, const struct wir
     return head->shard > 0 && head->shard <= entry->first_leaf + entry->leaf_count - head->offset;
 }
 
-// Where the leaf may be received. NULL: its device has failed, the engine is dead.
+// Returns the buffer to receive a leaf into. NULL: the device has failed, and the engine is dead.
 static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
     engine_assert_locked(sync->engine);
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
@@ -170,7 +170,7 @@ static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t d
 static void take_placed(struct sync *sync, const struct incoming *in, uint32_t donor) {
     uint64_t from = wire_place_decode(in->place), came = in->length;
     for (uint32_t i = 0; i < in->head.shard; i++) {
-        // What was on its way from a donor that cannot be read was asked again elsewhere.
+        // Leaves in flight from an unreadable donor were asked of others.
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
         struct crew_job job = job_of(sync, in->head.offset + i, donor);
         job.process = in->lane->vouched ? sync->donors[donor].process : 0; // 0: it is sent, then

@@ -1,4 +1,4 @@
-// What the files of a round of shared state share: sync.c (its life, and the engine's thread), sync_give.c (leaves for
+// Private header of a round of shared state: sync.c (its life, and the engine's thread), sync_give.c (leaves for
 // those that ask), sync_receive.c (what is asked of donors), sync_leaves.c (leaves that come). Everything belongs to
 // the engine's thread, but for what is told of the lock.
 #ifndef PCCL_STATE_SYNC_PRIVATE_H

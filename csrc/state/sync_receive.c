@@ -243,7 +243,7 @@ static void ask_again(struct sync *sync, uint32_t index) {
     sync->tick_at = 0;
 }
 
-// What was asked may be lost with the connection, questions and answers alike.
+// Requests and answers may be lost with the connection.
 void sync_link_down(struct sync *sync, const struct neighbour *peer) {
     uint32_t index = sync_donor_of(sync, peer);
     if (index == sync->donor_count) return;

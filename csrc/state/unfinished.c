@@ -77,7 +77,7 @@ void unfinished_add(const struct delta_layout *layout) {
     release();
 }
 
-// What is left of `from` without `gone`, into `out`, which has room for the ranges of both.
+// Writes `from` without `gone` to `out`, which has room for the ranges of both.
 static void subtract(const struct set *from, const struct set *gone, struct set *out) {
     size_t g = 0;
     out->count = 0;

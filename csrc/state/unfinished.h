@@ -1,4 +1,4 @@
-// Which memory of this process holds a state whose transfer was cut short after the first write: half old, half new.
+// Records the memory of this process whose state is torn: a transfer ended after its first write, half old, half new.
 //
 // Such a state is no candidate in an election until a sync of it has succeeded, with whatever communicator. So the
 // record belongs to the process and knows places, not communicators. Memory that was given back and is used for another

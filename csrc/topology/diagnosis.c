@@ -45,7 +45,7 @@ enum {
     PERIOD_US = 1000000,   // between two reports of a member
 };
 
-// One group of a matrix.
+// A group of a matrix.
 struct view {
     const struct wire_matrix *matrix;
     uint16_t first, end; // its members
@@ -79,7 +79,7 @@ static int by_size(const void *a, const void *b) {
 
 static double age(const struct view *view, uint16_t place) { return seconds(member_at(view, place)->told_us); }
 
-// What is twice its threshold is sure to two thirds.
+// Returns the confidence: two thirds at twice the threshold.
 static double confidence(double measured, double threshold) {
     return measured <= 0 || threshold <= 0 ? 0 : measured / (measured + threshold);
 }
@@ -92,8 +92,8 @@ static __attribute__((format(printf, 2, 3))) void say(struct diagnosis_finding *
     va_end(arguments);
 }
 
-// Of one that has told nothing of late, as a newcomer in its first second, there is only what others say: that is
-// enough where they wait for it, and for nothing else. NULL: it is not to be told, or has been.
+// Adds a finding. A member without a recent report, such as a newcomer in its first second, is known by the reports of
+// others only: they suffice if they wait for it, and for nothing else. NULL: the finding is suppressed or a repetition.
 static struct diagnosis_finding *add(struct view *view, enum diagnosis_kind kind, uint16_t member, uint16_t other) {
     if (kind != DIAGNOSIS_HUNG && (age(view, member) > OLD_S || age(view, other) > OLD_S)) return NULL;
     for (size_t i = 0; i < view->count; i++)
@@ -154,7 +154,7 @@ static bool all_await(const struct view *view) {
     return true;
 }
 
-// Those who wait, all together.
+// The waiting members, summed up.
 struct waiting {
     uint32_t members;
     double longest, usual; // the usual time of an op; 0: none has ended yet
@@ -214,7 +214,7 @@ static void find_hung(struct view *view) {
         if (mute || idle) tell_hung(view, i, &waiting, mute, mute ? silence : patience);
         found |= mute || idle;
     }
-    // Who waits for another one is kept by that one; where nobody keeps them, they wait for each other.
+    // Follows wait-for edges. Blames the member that nobody blocks; if all are blocked, it is a cycle.
     for (uint16_t i = view->first; i < view->end && !found && waiting.longest > 2 * period; i++)
         if (tells_that_it_waits(view, i, period) && is_awaited(view, i, period) &&
             (!awaits_others(view, i) || all_await(view)))
@@ -249,7 +249,7 @@ static bool place_in_time(struct view *view) {
     return placed;
 }
 
-// Those behind the largest gap, if that is a gap: not just the last ones of a spread.
+// Finds the members behind the largest gap in starts, if the gap is more than the usual spread.
 static void find_stragglers(struct view *view) {
     uint16_t count = view->end - view->first, most = (uint16_t)(count < 3 ? 1 : (count - 1) / 2), late = 0;
     double *sorted = calloc(count, sizeof *sorted), gap = 0, op = 0;
@@ -303,7 +303,7 @@ static double rate(const struct wire_matrix_edge *edge) {
     return (double)edge->seen.acked / seconds(edge->seen.busy_us);
 }
 
-// What it would carry if bytes always waited: where they seldom do, others hold it up.
+// Returns the rate of the edge if it always had unsent data. A link that rarely has is limited by another link.
 static double speed(const struct wire_matrix_edge *edge) {
     double share = pressed(edge);
     return rate(edge) / (share < SHARE_LEAST ? SHARE_LEAST : share);
@@ -329,7 +329,7 @@ static double middle(const struct view *view, double (*of)(const struct wire_mat
     return found;
 }
 
-// What the receiver of this edge says of the way of heartbeats from its sender. NULL: nothing.
+// Returns the receiver's statistics of heartbeats from the sender of this edge. NULL: none.
 static const struct wire_seen *back(const struct view *view, uint16_t from, uint16_t to) {
     for (uint32_t i = 0; i < view->matrix->edge_count; i++) {
         const struct wire_matrix_edge *edge = &view->matrix->edges[i];
@@ -417,7 +417,7 @@ static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge
            cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
 }
 
-// What the other edges that leave the sender (or come to the receiver) of a slow one are like.
+// Statistics of the other edges of the sender, or of the receiver, of a slow edge.
 struct side {
     double slow; // share of those that carry ops
     double late; // of heartbeats on them, on average, in seconds
@@ -435,7 +435,7 @@ static struct side side_of(const struct view *view, const struct wire_matrix_edg
             carrying++;
             slow += is_slow(view, edge);
         }
-        // Of the same way, the one who gets the heartbeats tells.
+        // The receiver of the heartbeats reports on the same direction.
         bool tells =
             leaving ? edge->to == of->from && edge->from != of->to : edge->from == of->to && edge->to != of->from;
         if (!tells || edge->seen.queue_us == 0) continue;
@@ -559,7 +559,7 @@ static void note_ages(struct view *view) {
     }
 }
 
-// What was measured while somebody hangs says little of the others.
+// Skips the other tests if a member hangs: measurements of the others mean little then.
 static void examine(struct view *view) {
     size_t before = view->count;
     find_hung(view);

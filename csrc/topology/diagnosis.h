@@ -1,6 +1,6 @@
-// Who or what makes the ops of a run slow: from what its members have seen of their ops and of each other (MATRIX) to
-// findings, each with its place and its evidence. Pure, and robust against any numbers: what a member tells is not
-// proven. docs/diagnosis.md says what each kind means and why.
+// Finds the members and links that make the ops of a run slow. Input: statistics of members about their ops and each
+// other (MATRIX). Output: findings, each with its place and its evidence. Pure, and robust against any numbers: the
+// reports of members are not proven. docs/diagnosis.md says what each kind means and why.
 #ifndef PCCL_TOPOLOGY_DIAGNOSIS_H
 #define PCCL_TOPOLOGY_DIAGNOSIS_H
 

@@ -1,10 +1,10 @@
-// What is seen of the edges between the members of a group (topology/shares, topology/pairs).
+// Statistics of the edges between the members of a group (topology/shares, topology/pairs).
 #ifndef PCCL_TOPOLOGY_EDGE_H
 #define PCCL_TOPOLOGY_EDGE_H
 
 enum { SHARES_MOST = 32 }; // members; more stay on the ring
 
-// What was seen of what one member sends to another one while ops ran.
+// Statistics of the traffic from one member to another while ops ran.
 struct shares_edge {
     double rate;          // bytes per second, on average
     double pressed;       // 0 to 1: how often bytes waited to be sent

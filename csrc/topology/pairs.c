@@ -32,7 +32,7 @@ static double most_of(uint32_t n, const struct shares_edge *edges, uint32_t memb
     return most;
 }
 
-// What was seen once need not be true any more.
+// Blends an old measurement with a new one, since links change.
 static double adjusted(double known, double carries, bool busy, double most) {
     if (known == 0) return carries;
     if (busy) return known > 2 * carries ? carries : (known + carries) / 2;

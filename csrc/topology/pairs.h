@@ -26,7 +26,7 @@ double pairs_ring_time(const struct pairs *pairs);
 // Whether all links that would carry something were seen to.
 bool pairs_seen(const struct pairs *pairs, const double *x);
 bool pairs_ring_seen(const struct pairs *pairs);
-// Of the shares with which an op takes little longer than with the best, those whose largest is smallest.
+// Among near-optimal shares, chooses those with the smallest maximum.
 void pairs_fill(const struct pairs *pairs, double *x);
 
 #endif

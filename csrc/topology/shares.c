@@ -234,7 +234,7 @@ static double ring_time(const struct view *view) {
     return time;
 }
 
-// What a spread asks of what is between sites: inputs for the shares of others, and the results of the own ones.
+// Returns the time of the traffic between sites of a spread: inputs for the shares of others, results of the own ones.
 static double between_time(const struct view *view, const double *x) {
     double time = 0;
     for (uint16_t s = 1; s <= view->sites && view->sites > 1; s++) {
@@ -433,15 +433,15 @@ static void note_measured(struct shares_memory *memory, uint32_t n, const struct
     }
 }
 
-// Of a plan that is not the best one: that one was faster. A slower plan may be followed by others, for each tells
-// something.
+// Returns whether the current plan is worse than the best one. A few slower plans are permitted, since each adds
+// knowledge.
 static bool disappoints(const struct shares_memory *memory, double best) {
     return memory->slower > 0 && (memory->returns || memory->slower >= LOOKS || best > GAIN * memory->best_s);
 }
 
 // ---- a plan ----
 
-// What a model says, in seconds per byte.
+// Prediction of a model, in seconds per byte.
 struct outlook {
     struct shares_times times;
     double spread[SHARES_MOST], sites[SHARES_MOST];
@@ -566,7 +566,7 @@ void shares_rates(uint32_t n, const struct shares_edge *edges, const struct shar
             struct shares_edge edge = edge_at(&view, i, k);
             double rate = smaller(view.member[i], view.member[k]);
             if (edge.pressed >= PRESSED_LEAST) rate = smaller(rate, edge.rate);
-            // What is between two sites is shared by all edges that leave one of them.
+            // All edges that leave a site share its link.
             if (view.site[i] != view.site[k])
                 rate = smaller(rate, smaller(view.place[view.site[i] - 1], view.place[view.site[k] - 1]));
             else if (view.sites > 1)

@@ -1,6 +1,6 @@
-// Which way the bytes of large all-reduces go, and how much of the tensor each member reduces: from what was seen of
-// the edges between n members to sites, shares and the modelled time of each way. Pure, deterministic, and robust
-// against any numbers: what members tell is not proven. docs/decisions/ways-and-shares.md says why.
+// Chooses the algorithm of large all-reduces, and the part of the tensor that each member reduces. Input: statistics of
+// the edges between n members. Output: sites, shares and the modelled time of each algorithm. Pure, deterministic, and
+// robust against any numbers: the reports of members are not proven. docs/decisions/ways-and-shares.md says why.
 #ifndef PCCL_TOPOLOGY_SHARES_H
 #define PCCL_TOPOLOGY_SHARES_H
 
@@ -27,14 +27,14 @@ struct shares_plan {
     uint16_t site[SHARES_MOST];  // 1 and up; 0: a site of its own. All 0 unless `way` is SHARES_SITES
 };
 
-// What limits a spread.
+// The limit of a spread.
 enum shares_model {
     SHARES_PORTS, // what each member sends or receives altogether
     SHARES_PAIRS, // what passes between each two; only where all are far from each other
     SHARES_MODELS,
 };
 
-// What is remembered from one call to the next, of the same members. All 0 at the beginning.
+// Memory from one call to the next, for the same members. All 0 at first.
 struct shares_memory {
     // By member, what it was seen to send, and to receive, while that was the limit, in bytes per second; 0: unknown.
     // Forgotten when the member is seen to do more.
@@ -47,8 +47,8 @@ struct shares_memory {
     bool explored;          // shares were in force: they show what passes between each two
     uint32_t tries, slower; // such returns; looks at ops that are slower than with the best plan
     uint32_t waits;         // calls that change nothing
-    // What each model said of the plan that was chosen last, in seconds per byte; 0: nothing, or it was compared with
-    // what was measured; and how wrong models were, as natural logarithms; 0: unknown.
+    // Prediction of each model for the plan chosen last, in seconds per byte; 0: none, or compared with the measurement
+    // already. `error`: how wrong the models were, as natural logarithms; 0: unknown.
     struct shares_plan promised;
     double promise[SHARES_MODELS], error[SHARES_MODELS];
 };
@@ -68,9 +68,8 @@ struct shares_times {
 bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
                  const struct shares_plan *now, struct shares_plan *next, struct shares_times *times);
 
-// Of other members, or of the same in another order: what was known of those that were there before, and how wrong
-// models were, but nothing of how fast ops were. `was`: the rank of each of the n members before; SHARES_MOST: it was
-// not there.
+// Fills `memory` for other members, or the same in another order: keeps the statistics of known members and the errors
+// of the models, drops the speed of ops. `was`: the earlier rank of each of the n members; SHARES_MOST: a new member.
 void shares_recall(const struct shares_memory *before, uint32_t n, const uint32_t *was, struct shares_memory *memory);
 
 // The sites of members by round trips: numbers from 1 on in the order of their first members. How many there are.
