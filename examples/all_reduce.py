@@ -1,30 +1,21 @@
-"""Two peers average a vector: `python examples/all_reduce.py`.
+"""Two peers and their master in one process: `python examples/all_reduce.py`. Peers of a real run are processes."""
 
-Real peers run on different machines and know the address of a master, which `pccl master` serves.
-"""
-
-import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import pccl
 
 
-def peer(address: str, number: int) -> None:
-    with pccl.Communicator(address) as comm:
+def peer(number: int) -> str:
+    with pccl.Communicator(f"127.0.0.1:{master.port}") as comm:
         comm.connect()
-        comm.wait_for_peers(2)  # lets the other one in
+        comm.wait_for_peers(2)  # admits the other peer
         vector = np.full(4, number, np.float32)
-        info = comm.all_reduce(vector, op=pccl.ReduceOp.AVG)  # in place
-        print(f"peer {number}: average over {info.world_size} peers is {vector}", flush=True)
-        comm.are_peers_pending()  # a barrier: nobody leaves while another is still in the reduce
+        info = comm.all_reduce(vector, op="avg")  # in place
+        comm.are_peers_pending()  # a barrier: no peer leaves while the other is still in the all-reduce
+        return f"peer {number}: average over {info.world_size} peers is {vector}"
 
 
-if __name__ == "__main__":
-    spawn = multiprocessing.get_context("spawn")
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        peers = [spawn.Process(target=peer, args=(f"127.0.0.1:{master.port}", number)) for number in (1, 4)]
-        for process in peers:
-            process.start()
-        for process in peers:
-            process.join()
+with pccl.MasterNode("127.0.0.1:0") as master, ThreadPoolExecutor() as threads:
+    print(*threads.map(peer, (1, 4)), sep="\n")

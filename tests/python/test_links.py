@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,8 @@ def test_sources_that_are_named_exist(page):
     named = [(ROOT, path) for path in PATH.findall(text)] + [(ROOT / "csrc", path) for path in IN_CSRC.findall(text)]
     gone = [path for folder, path in named if not any(folder.glob(path.rstrip("/") + end) for end in ("", ".h", ".c"))]
     assert not gone or page.name in HISTORY
+
+
+def test_the_picture_is_what_its_script_draws():
+    drawing = runpy.run_path(str(ROOT / "tools" / "draw_architecture.py"))
+    assert drawing["PICTURE"].read_text(encoding="utf-8") == drawing["picture"](), "run python tools/draw_architecture.py"
