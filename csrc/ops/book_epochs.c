@@ -74,7 +74,7 @@ static void cancel_call(struct book *book, struct op *call) {
         mark_cancelled(book, call);
         return;
     }
-    s->undivide = false;
+    s->fall_back = false;
     if (s->next < s->count && s->failure == CALL_OK) s->failure = CALL_CANCELLED;
     for (int i = 0; call->phase != OP_ENDED && i < PLAN_SEGMENTS_AHEAD; i++)
         if (s->ops[i] != NULL) mark_cancelled(book, s->ops[i]);
@@ -143,15 +143,15 @@ static void end_if_lost(struct book *book, struct op *op) {
     book_end_lost(book, op);
 }
 
-static struct op *find_to_undivide(struct op *op) {
-    while (op != NULL && (op->phase != OP_DIVIDED || !op->segments->undivide)) op = op->chain;
+static struct op *find_to_fall_back(struct op *op) {
+    while (op != NULL && (op->phase != OP_DIVIDED || !op->segments->fall_back)) op = op->chain;
     return op;
 }
 
 // Each of them moves ops in its chain, so each time the chain is looked through again.
 static void begin_undivided(struct book *book) {
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct op *op; (op = find_to_undivide(book->table[i])) != NULL;) {
+        for (struct op *op; (op = find_to_fall_back(book->table[i])) != NULL;) {
             uint32_t live = op->segments->live;
             book_remove_segments(book, op, true);
             if (live > 1) book->extra -= live - 1;
@@ -289,7 +289,7 @@ void book_verdict(struct book *book, const struct wire_verdict *verdict) {
     case WIRE_VERDICT_CANCEL: on_mismatch(book, verdict); break;
     case WIRE_VERDICT_WHOLE:
         if (call != NULL && call->segments != NULL && op_list(call) == verdict->name.list)
-            segments_undivide(call, &verdict->name);
+            segments_fall_back(call, &verdict->name);
         break;
     default: break;
     }

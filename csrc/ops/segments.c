@@ -114,9 +114,9 @@ bool segments_lack(const struct op *parent, uint64_t epoch, uint32_t sequence, u
 }
 
 // ---- members that run the op in one piece ----
-void segments_undivide(struct op *parent, const struct wire_op_name *name) {
+void segments_fall_back(struct op *parent, const struct wire_op_name *name) {
     struct segments *s = parent->segments;
-    if (s->mode == WIRE_MODE_SEGMENTS && s->epoch == name->epoch && s->sequence == name->sequence) s->undivide = true;
+    if (s->mode == WIRE_MODE_SEGMENTS && s->epoch == name->epoch && s->sequence == name->sequence) s->fall_back = true;
 }
 
 void segments_begin_undivided(struct op *parent) {
@@ -128,7 +128,7 @@ void segments_begin_undivided(struct op *parent) {
     s->mode = WIRE_MODE_WHOLE;
     s->count = 1;
     s->next = s->live = 0;
-    s->undivide = false;
+    s->fall_back = false;
 }
 
 // ---- who is in which range ----

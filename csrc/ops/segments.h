@@ -17,7 +17,7 @@ struct segments {
     uint32_t count, next; // `next`: the first that was not begun
     uint32_t live;        // begun, not ended
     uint8_t mode;         // enum wire_op_mode; WHOLE: one segment, since others run the op in one piece
-    bool undivide;        // that turned out: from the next epoch on
+    bool fall_back;       // that turned out: from the next epoch on
     uint64_t epoch;       // the last one in which a segment was named; 0: none yet
     uint32_t sequence;    // in it
     enum call_result failure;
@@ -44,7 +44,7 @@ bool segments_are_meant(const struct op *parent, const struct wire_op_name *name
 // be begun.
 bool segments_lack(const struct op *parent, uint64_t epoch, uint32_t sequence, uint32_t segment);
 // Others run the op of this name in one piece, so that this member is to begin it anew with the next epoch.
-void segments_undivide(struct op *parent, const struct wire_op_name *name);
+void segments_fall_back(struct op *parent, const struct wire_op_name *name);
 // All segments are removed, and none can have been committed: a member that runs the op in one piece has completed
 // none.
 void segments_begin_undivided(struct op *parent);
