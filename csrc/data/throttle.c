@@ -49,7 +49,7 @@ static void begin(struct throttle *t, const struct pace_total *total, int64_t no
     t->coming_us = total->coming_us;
     t->looks = 0;
     t->sum_us = 0;
-    t->starved = false;
+    t->idle = false;
 }
 
 // A line that is taken for too narrow is worse than one that is taken for too wide, and more often so: what is measured
@@ -85,7 +85,7 @@ static void measure(struct throttle *t, const struct pace_total *total, int64_t 
     bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
     bool whole = total->lanes == t->lanes && total->acked >= t->acked && total->busy_us >= t->busy_us;
     bool busy = whole && (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
-    if (!busy || t->starved || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
+    if (!busy || t->idle || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
     double speed = (double)(total->acked - t->acked) / (sent_us * 1e3);
     bool full = speed > FULL * t->rate;
     t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
@@ -105,7 +105,7 @@ void throttle_step(struct throttle *t, const struct pace_total *total, bool may,
         *t = (struct throttle){.rests_until = t->rests_until};
         return;
     }
-    t->starved |= total->waiting == 0;
+    t->idle |= total->waiting == 0;
     t->queue_us += pace_queue_us(total);
     t->samples++;
     if (now_ns - t->looked_ns < look_ns(total)) return;

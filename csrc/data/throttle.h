@@ -25,7 +25,7 @@ struct throttle {
     uint64_t acked, busy_us, coming_us;
     double least_us, sum_us; // of the looks in it
     uint32_t looks;
-    bool starved;      // there was not always something to send
+    bool idle;         // there was not always something to send
     uint32_t learned;  // measurements of the line, the first ones
     uint32_t low;      // measurements one after another with much less than the line was
     uint32_t high;     // likewise with much more

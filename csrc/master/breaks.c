@@ -18,7 +18,7 @@ static struct breaks_pair *pair_of(struct breaks *breaks, struct desk *desk, uin
     for (uint32_t i = 0; i < breaks->count; i++)
         if (breaks->pairs[i].a == a && breaks->pairs[i].b == b) return &breaks->pairs[i];
     if (!GROW(breaks->pairs, breaks->capacity, breaks->count, FIRST_PAIRS)) {
-        desk->starved = true;
+        desk->out_of_memory = true;
         return NULL;
     }
     struct breaks_pair *pair = &breaks->pairs[breaks->count++];

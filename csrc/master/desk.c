@@ -165,10 +165,10 @@ struct wire_header desk_header(const struct desk *desk) {
 }
 
 void desk_send(struct desk *desk, struct desk_peer *peer) {
-    if (peer->gone || desk->starved) return; // who has missed something must not hear what comes after it
+    if (peer->gone || desk->out_of_memory) return; // who has missed something must not hear what comes after it
     if (actions_send(&desk->actions, peer->conn)) return;
     if (peer->accepted)
-        desk->starved = true;
+        desk->out_of_memory = true;
     else
         desk_drop(desk, peer, LOG_ERR, "the master is out of memory");
 }

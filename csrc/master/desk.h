@@ -85,7 +85,7 @@ struct desk {
     struct actions actions; // of the event at hand
     // Memory was refused for something that members have to know: nothing more is sent to them, and when the event ends
     // the run is given up, as if this master had ended in the middle of what it said.
-    bool starved;
+    bool out_of_memory;
     int64_t now_ns, limit_ns; // limit: of heartbeats
     int64_t heartbeat_at;     // they are due
     int64_t survivors_until;  // members of a run that another master has left may still come

@@ -294,8 +294,8 @@ void run_give_up(struct run *run) {
     desk->survivors_until = desk->now_ns + desk->limit_ns; // its members may come back, and newcomers be the first
 }
 
-static void give_up_starved(struct run *run) {
-    run->desk.starved = false;
+static void drop_for_memory(struct run *run) {
+    run->desk.out_of_memory = false;
     actions_log(&run->desk.actions, LOG_ERR,
                 "the system refuses memory: gives the run of %u peers up, for all to come back", run->desk.count);
     run_give_up(run);
@@ -328,7 +328,7 @@ static void begin_anew(struct run *run) {
 void run_settle(struct run *run) {
     struct desk *desk = &run->desk;
     do {
-        if (desk->starved) give_up_starved(run);
+        if (desk->out_of_memory) drop_for_memory(run);
         if (desk->gone_count > 0) reap(run);
         watch_quorum(run);
         if (desk->count == 0) desk_refuse_join_only(desk);
@@ -336,7 +336,7 @@ void run_settle(struct run *run) {
         if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS, false);
         if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK, false);
         if (desk->gone_count == 0) progress(run);
-    } while (desk->gone_count > 0 || desk->lost || desk->changed || desk->starved);
+    } while (desk->gone_count > 0 || desk->lost || desk->changed || desk->out_of_memory);
     if (desk->peer_count > 0 || run->next_join == 1) return;
     actions_log(&desk->actions, LOG_NOTICE,
                 "the last peer is gone, so the run has ended: the next peer starts a new one");

@@ -34,7 +34,7 @@ static struct op_entry *note(struct op_table *table, struct desk *desk, struct d
     case OP_TABLE_OK: return entry;
     case OP_TABLE_TWICE: desk_expel(desk, peer, "%s names an op twice", what); break;
     case OP_TABLE_FULL: desk_expel(desk, peer, "%s exceeds the number of live ops", what); break;
-    case OP_TABLE_NO_MEMORY: desk->starved = true; break;
+    case OP_TABLE_NO_MEMORY: desk->out_of_memory = true; break;
     }
     return NULL;
 }
@@ -232,7 +232,7 @@ void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_p
         struct op_entry *entry;
         enum wire_op_state state = resume->past[i].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
         enum op_table_result noted = op_table_note(&verdicts->past, &resume->past[i].name, peer->rank, state, &entry);
-        if (noted == OP_TABLE_NO_MEMORY) desk->starved = true;
+        if (noted == OP_TABLE_NO_MEMORY) desk->out_of_memory = true;
         if (noted != OP_TABLE_OK) continue;
         entry->other = resume->past[i].other;
         entry->cancelled |= resume->past[i].kind == WIRE_VERDICT_CANCEL;

@@ -332,7 +332,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="hears_later",  # a member hears what comes after something for which memory was refused
         file="master/desk.c",
-        old="    if (peer->gone || desk->starved) return;",
+        old="    if (peer->gone || desk->out_of_memory) return;",
         new="    if (peer->gone) return;",
         first=1,
         faults=MEMORY,
@@ -341,7 +341,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="done_without_memory",  # a DONE for which memory was refused never came
         file="master/verdicts.c",
-        old="    case OP_TABLE_NO_MEMORY: desk->starved = true; break;",
+        old="    case OP_TABLE_NO_MEMORY: desk->out_of_memory = true; break;",
         new="    case OP_TABLE_NO_MEMORY: break;",
         faults=MEMORY,
         seeds=1000,

@@ -77,7 +77,7 @@ static void test_out(void) {
     CHECK_EQ(desk.actions.close_count, 2);
     desk_send_text(&desk, peer('a'), WIRE_WAITING, "late");
     CHECK_STR(told(WIRE_WAITING), "");
-    desk.starved = true;
+    desk.out_of_memory = true;
     desk_send_text(&desk, peer('b'), WIRE_WAITING, "late");
     CHECK_STR(told(WIRE_WAITING), "");
     close_desk();
