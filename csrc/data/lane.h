@@ -38,7 +38,7 @@ struct neighbour {
     uint32_t lane_count;                    // lanes that still point here, the closed ones too
     bool dropped;                           // freed as soon as nothing points here
     struct memory_process memory;           // thread: the process, if its memory can be read from here
-    bool unreadable;                        // thread: reading has failed since it was vouched for
+    bool unreadable;                        // thread: reading has failed since the process was verified
     bool hangs;                             // thread: its memory did not answer once, and is read no more
     bool offered;                           // in this epoch it has told the name of its
     uint8_t door[DOOR_NAME_BYTES];
@@ -68,8 +68,8 @@ struct lane {
     struct worker *worker; // that steps it; NULL: the engine's thread does
     uint32_t index;
     bool polled, broken;
-    bool ready;   // in the list of those that may have work
-    bool vouched; // the peer's process holds the other end
+    bool ready;          // in the list of those that may have work
+    bool verified_local; // the peer's process holds the other end
     struct silence silence;
     struct pace pace;
     uint64_t looked_sent; // thread: silence.sent at the last look

@@ -179,7 +179,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     peer->unreadable = false;
     if (said->shared >= 0) box_take_other(&peer->boxes, said->shared);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
-        if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = true;
+        if (peer->lanes[i] != NULL) peer->lanes[i]->verified_local = true;
     return true;
 }
 
@@ -197,19 +197,21 @@ void same_host_take_claims(struct engine *engine) {
 void same_host_forget(struct neighbour *peer) {
     memory_process_close(&peer->memory);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
-        if (peer->lanes[i] != NULL) peer->lanes[i]->vouched = false;
+        if (peer->lanes[i] != NULL) peer->lanes[i]->verified_local = false;
 }
 
 bool same_host_may_read(const struct neighbour *peer) {
     if (peer->memory.pid == 0 || peer->unreadable || peer->hangs || !memory_process_lives(&peer->memory)) return false;
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
-        if (peer->lanes[i] != NULL && !peer->lanes[i]->vouched) return false;
+        if (peer->lanes[i] != NULL && !peer->lanes[i]->verified_local) return false;
     return true;
 }
 
 pid_t neighbour_process(const struct neighbour *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
 
-bool neighbour_is_by_memory(const struct neighbour *peer) { return peer->lanes[0] != NULL && peer->lanes[0]->vouched; }
+bool neighbour_is_by_memory(const struct neighbour *peer) {
+    return peer->lanes[0] != NULL && peer->lanes[0]->verified_local;
+}
 
 bool same_host_still_stands(const struct lane *lane) {
     return !socket_has_ended(lane->stream->fd) && memory_process_lives(&lane->peer->memory);

@@ -173,7 +173,7 @@ static void take_placed(struct sync *sync, const struct incoming *in, uint32_t d
         // Leaves in flight from an unreadable donor were asked of others.
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
         struct crew_job job = job_of(sync, in->head.offset + i, donor);
-        job.process = in->lane->vouched ? sync->donors[donor].process : 0; // 0: it is sent, then
+        job.process = in->lane->verified_local ? sync->donors[donor].process : 0; // 0: it is sent, then
         job.from = from;
         job.came = (uint32_t)came;
         from += job.length;

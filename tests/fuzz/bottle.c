@@ -64,7 +64,7 @@ void __wrap_same_host_offered(struct lane *lane) {
     lane->peer->memory = (struct memory_process){lane->in.place[0], -1};
     lane->peer->unreadable = false;
     for (uint32_t i = 0; i < BOTTLE_LANES; i++)
-        if (lane->peer->lanes[i] != NULL) lane->peer->lanes[i]->vouched = (lane->in.place[1] & 1 << i) != 0;
+        if (lane->peer->lanes[i] != NULL) lane->peer->lanes[i]->verified_local = (lane->in.place[1] & 1 << i) != 0;
 }
 
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {

@@ -121,7 +121,8 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
-    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !in->lane->vouched || op->args.queue != NULL)) return false;
+    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !in->lane->verified_local || op->args.queue != NULL))
+        return false;
     if (in->from != mover_predecessor(op) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
