@@ -53,7 +53,9 @@ help:
 .venv/ready: pyproject.toml constraints.txt
 	@tools/preflight.sh $(PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --upgrade 'pip>=25.1' # the scripts of an older one import `re`, which is half of what `pccl master` takes
 	$(PIP) --editable '.[test,dev,demo,stress]'
+	$(BIN)/python -m compileall -q pccl pccl_command
 	touch .venv/ready .venv/built
 	$(SAY_WHAT_LACKS)
 
