@@ -25,7 +25,8 @@ pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_
 // on: 1 to 86,400,000 ms, before it runs. pcclInvalidArgument: out of range. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms);
 
-// Nobody was ever at the master's address, so newcomers need not wait for members of an earlier run; before it runs.
+// Nobody was ever at the master's address or at those of its list, so newcomers need not wait for members of an earlier
+// run, nor at first for what the other masters say; before it runs.
 // pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
 

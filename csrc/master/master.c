@@ -548,6 +548,7 @@ static int open_all(struct master *master) {
     if (master->mind == NULL) return -ENOMEM;
     mind_set_standby(master->mind, master->standby);
     if (!master->new) mind_expect_survivors(master->mind, master->now_ns + MASTER_YOUNG_MS * MS_NS);
+    if (master->new) master->known_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
 }
 
@@ -573,7 +574,6 @@ static void stop(struct master *master, enum ending ending) {
 }
 
 void master_interrupt(struct master *master) { stop(master, ENDING_RUN); }
-
 void master_detach(struct master *master) { stop(master, ENDING_DETACHED); }
 
 bool master_await(struct master *master, int64_t deadline_ns) {

@@ -35,7 +35,8 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
 // Before it runs: it ends by itself once neither it nor another master of its list has had a peer for so long, from its
 // beginning on. 0, as without this: it never does.
 void master_set_idle_limit(struct master *master, uint32_t limit_ms);
-// Before it runs: nobody was ever at its address, so newcomers wait for no members of an earlier run.
+// Before it runs: nobody was ever at its address or at those of its list, so newcomers wait neither for members of an
+// earlier run nor, in the first MASTER_BUSY_MS, for what the others say.
 void master_set_new(struct master *master);
 // Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
 int master_run(struct master *master);

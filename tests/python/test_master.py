@@ -630,6 +630,29 @@ def test_limits_are_those_of_the_library():
     assert native_master.MASTERS_MOST == _address.MASTERS_MAX
 
 
+@pytest.mark.parametrize("new", [True, False])
+def test_a_master_of_a_new_job_asks_no_other_one(new):
+    """The others are as new: waiting for their answers would delay the first member on a busy machine."""
+    own = f"127.0.0.1:{free_ports(1)[0]}"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        masters = f"{own},127.0.0.1:{other.getsockname()[1]}"
+        command = [native_master.PROGRAM, "--listen", own, "--masters", masters, *(["--new"] if new else [])]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        try:
+            assert process.stdout.readline() == f"pccl master listening on {own}\n"
+            with pccl.Communicator(own) as comm:
+                comm.connect(1)
+            other.setblocking(False)
+            if new:
+                with pytest.raises(BlockingIOError):
+                    other.accept()
+            else:
+                other.accept()[0].close()
+        finally:
+            process.kill()
+            process.communicate()
+
+
 # ---- machines that have little installed ----
 
 BLOCKED = (
