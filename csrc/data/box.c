@@ -5,9 +5,12 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
+#include "data/pool.h"
 #include "device/shared_memory.h"
 
 enum { ALL = (1 << BOX_SLOTS) - 1 };
+
+static uint32_t slots_of(uint64_t bytes) { return (uint32_t)((bytes + BOX_SLOT_BYTES - 1) / BOX_SLOT_BYTES); }
 
 // ---- life ----
 int box_make(struct boxes *boxes) {
@@ -21,18 +24,18 @@ int box_make(struct boxes *boxes) {
 void box_drop_own(struct boxes *boxes) {
     shared_memory_unmap(boxes->own, BOX_BYTES);
     boxes->own = NULL;
-    boxes->populated = false;
+    boxes->populated = boxes->takes_inputs = false;
 }
 
 void box_take_other(struct boxes *boxes, int fd) {
-    shared_memory_unmap(boxes->other, BOX_BYTES);
-    boxes->other = shared_memory_map(fd, BOX_BYTES);
+    if (boxes->other == NULL) boxes->other = shared_memory_map(fd, BOX_BYTES); // blocks may lie in it
 }
 
 void box_end(struct boxes *boxes) {
     box_drop_own(boxes);
     shared_memory_unmap(boxes->other, BOX_BYTES);
     boxes->other = NULL;
+    boxes->to_return = 0;
 }
 
 // ---- what goes out ----
@@ -40,24 +43,38 @@ uint32_t box_offer(const struct neighbour *to, const struct op *op) {
     return op->args.queue == NULL && to->boxes.other != NULL ? BOX_READY : 0;
 }
 
-bool box_serves(struct neighbour *to, const struct op *op, uint32_t extra) {
-    struct boxes *boxes = &to->boxes;
-    if (extra != BOX_READY || op->args.queue != NULL || boxes->own == NULL) return false;
+static bool has_pages(struct boxes *boxes) {
+    if (boxes->own == NULL) return false;
     boxes->populated = boxes->populated || shared_memory_populate(boxes->own, BOX_BYTES);
     return boxes->populated;
+}
+
+bool box_serves(struct neighbour *to, const struct op *op, uint32_t extra) {
+    return extra == BOX_READY && op->args.queue == NULL && has_pages(&to->boxes);
+}
+
+// Takes `count` consecutive slots. False: they are not free.
+static bool take_slots(struct boxes *boxes, uint32_t count, uint32_t *first) {
+    uint32_t all = (1u << count) - 1;
+    for (uint32_t at = 0; at + count <= BOX_SLOTS; at++)
+        if ((boxes->free >> at & all) == all) {
+            boxes->free &= ~(all << at);
+            *first = at;
+            return true;
+        }
+    return false;
 }
 
 struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
                         const uint8_t *chunk, size_t bytes) {
     struct boxes *boxes = &to->boxes;
-    if (boxes->free == 0) return NULL;
-    uint32_t slot = (uint32_t)__builtin_ctz(boxes->free);
+    uint32_t slot;
     head->extra = (uint32_t)bytes;
     engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_CHUNK_IN, head, WIRE_PLACE_BYTES);
+    bool taken = take_slots(boxes, 1, &slot);
+    struct frame *frame = taken ? mover_frame(engine, op, WIRE_CHUNK_IN, head, WIRE_PLACE_BYTES) : NULL;
     engine_unlock(engine);
-    if (frame == NULL) return NULL;
-    boxes->free &= ~(1u << slot);
+    if (frame == NULL) return NULL; // without memory the engine is dead
     stream_copy(boxes->own + (size_t)slot * BOX_SLOT_BYTES, chunk, bytes);
     frame->bytes = frame->copied = (uint32_t)bytes;
     wire_place_encode(frame->place, slot);
@@ -69,6 +86,10 @@ bool box_taken(struct engine *engine, struct incoming *in) {
     engine_assert_locked(engine);
     struct boxes *boxes = &in->from->boxes;
     if (in->header.epoch != engine_header(engine).epoch) return true;
+    if (in->head.offset == 0) {
+        boxes->takes_inputs = boxes->own != NULL;
+        return true;
+    }
     if (boxes->own == NULL || in->head.offset > ALL || (in->head.offset & boxes->free) != 0) return false;
     boxes->free |= (uint32_t)in->head.offset;
     neighbour_schedule(in->from);
@@ -89,9 +110,69 @@ bool box_copy(struct engine *engine, struct incoming *in, uint8_t *to) {
     const uint8_t *box = in->from->boxes.other;
     if (slot >= BOX_SLOTS || box == NULL) return false;
     stream_copy(to, box + slot * BOX_SLOT_BYTES, in->head.extra);
-    struct wire_op head = {.offset = UINT64_C(1) << slot};
     engine_lock(engine);
-    neighbour_signal(engine, in->from, WIRE_TAKEN, &head, NULL);
+    in->from->boxes.to_return |= 1u << slot;
+    box_return(engine, in->from);
     engine_unlock(engine);
     return true;
+}
+
+// ---- inputs of small all-reduces ----
+void box_take_inputs(struct engine *engine, struct neighbour *from) {
+    engine_assert_locked(engine);
+    struct wire_op head = {0};
+    if (from->boxes.other != NULL) neighbour_signal(engine, from, WIRE_TAKEN, &head, NULL);
+}
+
+struct frame *box_input_frame(struct engine *engine, struct neighbour *to, const struct op *op, struct wire_op *head,
+                              uint8_t **out) {
+    engine_assert_locked(engine);
+    struct boxes *boxes = &to->boxes;
+    uint32_t first;
+    if (op->in_bytes < BOX_INPUT_LEAST || op->args.queue != NULL || !boxes->takes_inputs || !has_pages(boxes) ||
+        !take_slots(boxes, slots_of(op->in_bytes), &first))
+        return NULL;
+    head->extra = (uint32_t)op->in_bytes;
+    struct frame *frame = frame_new(engine, WIRE_SMALL_IN, head, WIRE_PLACE_BYTES);
+    if (frame == NULL) return NULL;
+    *out = boxes->own + (size_t)first * BOX_SLOT_BYTES;
+    wire_place_encode(frame->place, first);
+    frame->payload = frame->place;
+    return frame;
+}
+
+bool box_input_is_named(struct incoming *in) {
+    in->to = in->place;
+    return in->length == WIRE_PLACE_BYTES && in->from->boxes.other != NULL && in->head.extra > 0 &&
+           in->head.extra <= PLAN_SMALL_MAX;
+}
+
+// The neighbour is told when half of the box has come together: each message wakes it.
+static void return_slots(struct engine *engine, const struct block *block) {
+    struct boxes *boxes = &block->from->boxes;
+    boxes->to_return |= block->slots;
+    if (__builtin_popcount(boxes->to_return) >= BOX_SLOTS / 2) box_return(engine, block->from);
+}
+
+struct block *box_input(struct engine *engine, struct incoming *in) {
+    engine_assert_locked(engine);
+    uint64_t first = wire_place_decode(in->place);
+    uint32_t count = slots_of(in->head.extra);
+    if (first > BOX_SLOTS - count || in->from->boxes.other == NULL) return NULL;
+    struct block *block = block_new(engine, 0);
+    if (block == NULL) return NULL;
+    block->length = in->head.extra;
+    block->boxed = in->from->boxes.other + first * BOX_SLOT_BYTES;
+    block->from = in->from;
+    block->slots = ((1u << count) - 1) << first;
+    block->return_slots = return_slots;
+    in->head.extra = 0;
+    return block;
+}
+
+void box_return(struct engine *engine, struct neighbour *from) {
+    engine_assert_locked(engine);
+    struct wire_op head = {.offset = from->boxes.to_return};
+    if (head.offset != 0) neighbour_signal(engine, from, WIRE_TAKEN, &head, NULL);
+    from->boxes.to_return = 0;
 }

@@ -24,7 +24,8 @@ enum {
     BOX_SLOT_BYTES = 256 * 1024,
     BOX_SLOTS = 8,
     BOX_BYTES = BOX_SLOTS * BOX_SLOT_BYTES,
-    BOX_READY = 2, // in `extra` of READY: chunks may come in the receiver's box
+    BOX_INPUT_LEAST = 64 * 1024, // bytes of an input of a small all-reduce; a smaller one is sent
+    BOX_READY = 2,               // in `extra` of READY: chunks may come in the receiver's box
 };
 
 // A box for what goes there, whose descriptor is the caller's to hand over and close. -1: there is none, or it was made
@@ -48,7 +49,22 @@ struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *
 bool box_is_named(struct incoming *in, const struct op *op);
 // Copies the chunk out of the box and gives its slot back. False: the frame is malformed. Lock not held.
 bool box_copy(struct engine *engine, struct incoming *in, uint8_t *to);
-// Slots were given back. False: malformed.
+// The neighbour returned slots, or (no slot) reports that it has the box. False: the frame is malformed.
 bool box_taken(struct engine *engine, struct incoming *in);
+
+// ---- inputs of small all-reduces: each in consecutive slots, read where it lies ----
+// Reports to the neighbour that its box is here, if it is.
+void box_take_inputs(struct engine *engine, struct neighbour *from);
+// Returns a frame that names the whole input of the op; the caller copies the input to `*out`. NULL: the input has to
+// be sent, since it is small, no slots are free, or the neighbour lacks the box.
+struct frame *box_input_frame(struct engine *engine, struct neighbour *to, const struct op *op, struct wire_op *head,
+                              uint8_t **out);
+// Returns whether SMALL_IN is well-formed, and sets `in->to`.
+bool box_input_is_named(struct incoming *in);
+// Returns a block that stands for the input that SMALL_IN names. NULL: the frame is malformed, or the system refused
+// memory.
+struct block *box_input(struct engine *engine, struct incoming *in);
+// Returns all slots of the neighbour's box that nobody here reads any more.
+void box_return(struct engine *engine, struct neighbour *from);
 
 #endif

@@ -87,6 +87,7 @@ void engine_enter_pending(struct engine *engine) {
     engine->pending = NULL;
     wire_encode_report(&engine->for_master, engine_header(engine), &report);
     free(report.ops);
+    mover_leave_boxes(engine); // they end with the epoch
     lanes_enter_epoch(engine);
     if (engine->pending_ready) links_are_ready(engine);
 }

@@ -18,13 +18,15 @@
 
 enum { LANE_BUFFER_BYTES = 16 * 1024 };
 
-// The memory shared with a neighbour (data/box), of the epoch in force; all 0: there are none. Made and
-// ended under the lock, by the thread but for `box_make`; the rest is the thread's.
+// The memory shared with a neighbour (data/box), of the epoch in force; all 0: there are none. Lock held; `other` is
+// read by the thread, too.
 struct boxes {
     uint8_t *own;         // what goes there
     uint32_t free;        // slots of it
     bool populated;       // it has pages
+    bool takes_inputs;    // the neighbour has `own`, and takes inputs of small all-reduces in it
     const uint8_t *other; // what comes from there
+    uint32_t to_return;   // slots of it
 };
 
 // Another member, or candidate, and the links to it. Changed under the lock by the modules lane, link and same_host,

@@ -128,6 +128,8 @@ struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wir
 bool mover_write(struct op *op, const uint8_t *common);
 // Completes the bytes of a result that a direct op kept.
 void mover_complete_result(struct engine *engine, struct block *result);
+// Completes the results that direct ops kept and that need a neighbour's box.
+void mover_leave_boxes(struct engine *engine);
 // The end of a direct op, whose result is in `op->result` too.
 void mover_complete_direct(struct engine *engine, struct op *op);
 

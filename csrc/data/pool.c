@@ -50,6 +50,7 @@ struct block *block_new(struct engine *engine, size_t length) {
     block->references = 1;
     block->length = length;
     block->sum.operand = NULL;
+    block->boxed = NULL;
     return block;
 }
 
@@ -57,6 +58,7 @@ void block_put(struct engine *engine, struct block *block) {
     engine_assert_locked(engine);
     if (block == NULL || --block->references > 0) return;
     block_put(engine, block->sum.operand);
+    if (block->boxed != NULL) block->return_slots(engine, block);
     struct pool *pool = engine->pool;
     if (block->class_bytes > CACHE_BYTES || pool->bytes + block->class_bytes > CACHE_BYTES) {
         free(block);

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 struct engine;
+struct neighbour;
 struct pool;
 
 // A sum whose last addition is left until somebody asks for the bytes (data/movers/direct).
@@ -24,6 +25,11 @@ struct block {
     size_t class_bytes;
     size_t length;
     struct block_sum sum;
+    // An input that lies in slots of a neighbour's box (data/box) instead of `bytes`; NULL: it does not.
+    const uint8_t *boxed;
+    struct neighbour *from;
+    uint32_t slots;
+    void (*return_slots)(struct engine *engine, const struct block *block); // called with the last reference
     _Alignas(64) uint8_t bytes[];
 };
 
@@ -36,5 +42,9 @@ void pool_free(struct pool *pool);
 struct block *block_new(struct engine *engine, size_t length);
 // NULL is allowed.
 void block_put(struct engine *engine, struct block *block);
+
+static inline const uint8_t *block_payload(const struct block *block) {
+    return block->boxed != NULL ? block->boxed : block->bytes;
+}
 
 #endif

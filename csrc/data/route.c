@@ -63,6 +63,24 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
     return good;
 }
 
+// A large input that does not come in a box is one for which the sender had no free slots.
+static bool hear_input(struct engine *engine, struct incoming *in, struct block *block) {
+    if (block->length >= BOX_INPUT_LEAST) box_return(engine, in->from);
+    return hear_signal(engine, in, block);
+}
+
+static bool place_boxed(struct engine *engine, struct incoming *in) {
+    (void)engine;
+    return box_input_is_named(in);
+}
+
+// From here on it is a SMALL like others.
+static bool hear_boxed(struct engine *engine, struct incoming *in, struct block *block) {
+    block = box_input(engine, in);
+    in->header.type = WIRE_SMALL;
+    return block != NULL && hear_signal(engine, in, block);
+}
+
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
     struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0, in->head.extra};
@@ -153,7 +171,8 @@ static const struct owner *owner_of(uint16_t type) {
     static const struct owner owners[] = {
         [WIRE_READY] = {.place = place_nothing, .hear = hear_signal},
         [WIRE_POSTED] = {.place = place_nothing, .hear = hear_signal},
-        [WIRE_SMALL] = {.place = place_input, .hear = hear_signal},
+        [WIRE_SMALL] = {.place = place_input, .hear = hear_input},
+        [WIRE_SMALL_IN] = {.place = place_boxed, .hear = hear_boxed},
         [WIRE_ACK] = {.place = place_acks, .hear = hear_acks},
         [WIRE_SUPPLY] = {.place = place_input, .hear = hear_supply},
         [WIRE_CHUNK] = {.place = place_bulk, .arrived = take_bulk},

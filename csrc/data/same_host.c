@@ -178,6 +178,7 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
     peer->memory = said->process;
     peer->unreadable = false;
     if (said->shared >= 0) box_take_other(&peer->boxes, said->shared);
+    box_take_inputs(engine, peer);
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
         if (peer->lanes[i] != NULL) peer->lanes[i]->verified_local = true;
     return true;

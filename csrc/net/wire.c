@@ -113,6 +113,7 @@ static const struct {
     DATA(EARLY),
     EXACT(LINK_HEARD, 0),
     EXACT(LINK_PADDING, WIRE_PADDING_BYTES),
+    DATA(SMALL_IN),
 };
 
 _Static_assert(4 + EPOCH + MEMBERS <= WIRE_MAX_CONTROL_BYTES, "an epoch fits a control frame");

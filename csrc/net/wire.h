@@ -118,11 +118,17 @@ enum wire_type {
     // a chunk as WIRE_CHUNK, in the box that the sender shares with the receiver (data/box): payload is the u64 slot,
     // extra = bytes
     WIRE_CHUNK_IN,
-    WIRE_TAKEN, // direct link: these slots of your box are free again; offset = a bit for each
+    // direct link: these slots of your box are free again; offset = a bit for each. 0: I have your box, and take
+    // SMALL_IN
+    WIRE_TAKEN,
     WIRE_EARLY, // a chunk as WIRE_CHUNK, sent before READY
     // links, without struct wire_op
     WIRE_LINK_HEARD,   // acceptor -> dialer, empty body: the hello is accepted
     WIRE_LINK_PADDING, // both ways, zeros: a path that loses large packets loses it
+    // SMALL of an all-reduce of two, whose input lies in the box that the sender shares with the receiver: payload is
+    // the
+    // u64 number of the first slot, extra = bytes
+    WIRE_SMALL_IN,
 };
 
 struct wire_header {

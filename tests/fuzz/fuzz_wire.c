@@ -210,7 +210,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     header.length = (uint32_t)(size - WIRE_HEADER_BYTES);
     wire_header_encode(back, &header);
     if (!wire_header_decode(back, &header)) return 0;
-    if (header.type >= WIRE_READY && header.type <= WIRE_EARLY)
+    if ((header.type >= WIRE_READY && header.type <= WIRE_EARLY) || header.type == WIRE_SMALL_IN)
         try_op(data + WIRE_HEADER_BYTES);
     else
         try_body(header, data + WIRE_HEADER_BYTES, header.length);

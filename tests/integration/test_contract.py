@@ -541,6 +541,40 @@ def test_16_all_peers_hold_the_same_bytes(kind, count):
                 assert seen[0][op] == combine(combine(inputs[0], inputs[1]), inputs[2]).tobytes(), op
 
 
+SLOT = 256 * 1024
+"""Bytes of a slot of shared memory; inputs from a quarter of it on lie in slots."""
+
+
+@pytest.mark.parametrize("memory", ["1", "0"], ids=["memory", "tcp"])
+@pytest.mark.parametrize("seed", range(3))
+def test_16_two_peers_sum_small_tensors_of_any_size(monkeypatch, memory, seed):
+    """Sizes around the borders of slots and of the small algorithm, with more operations in flight than there are slots."""
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", memory)
+    random = np.random.default_rng(seed)
+    borders = [SLOT // 4, SLOT, 2 * SLOT, 3 * SLOT, 4 * SLOT]
+    near = [border + int(delta) for border in borders for delta in random.integers(-70, 71, 2)]
+    sizes = [*borders, *near, *(int(size) for size in random.integers(1, 5 * SLOT, 10))]
+    random.shuffle(sizes)
+    inputs = [[np.random.default_rng([seed, rank, size]).integers(0, 200, size, np.uint8) for size in sizes] for rank in range(2)]
+
+    def body(comm, rank):
+        for begin in range(0, len(sizes), 7):
+            chosen = range(begin, min(begin + 7, len(sizes)))
+            apart = {i: np.zeros_like(inputs[rank][i]) for i in chosen}
+            within = {i: inputs[rank][i].copy() for i in chosen}
+            handles = [comm.all_reduce_async(inputs[rank][i], apart[i], op=ReduceOp.SUM, tag=2 * i) for i in chosen]
+            handles += [comm.all_reduce_async(within[i], op=ReduceOp.SUM, tag=2 * i + 1) for i in chosen]
+            for handle in handles:
+                handle.result(timeout=PATIENCE)
+            for i in chosen:
+                expected = inputs[0][i] + inputs[1][i]  # both wrap
+                assert np.array_equal(apart[i], expected), sizes[i]
+                assert np.array_equal(within[i], expected), sizes[i]
+
+    with team([0, 0]) as comms:
+        on_all(comms, body)
+
+
 @pytest.mark.parametrize("algorithm", [QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE])
 @pytest.mark.parametrize("kind", FLOATS)
 def test_16_quantised_too(kind, algorithm):

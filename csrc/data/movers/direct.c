@@ -12,13 +12,17 @@
 
 #include "base/stream.h"
 #include "compute/kernels.h"
+#include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/mover.h"
 #include "data/pool.h"
 #include "device/device.h"
 
-enum { NAMES = 4 }; // told of those that are waited for
+enum {
+    NAMES = 4,             // told of those that are waited for
+    PART_BYTES = 64 * 1024 // that fit a cache together with what they are made of
+};
 
 struct part {
     struct block *block; // the member's input
@@ -31,6 +35,7 @@ struct part {
 struct direct {
     struct part *parts; // by rank
     struct block *input;
+    bool copied; // `input` is the copy
     uint32_t missing;
 };
 
@@ -43,7 +48,7 @@ static struct block *block_of(const struct op *op, uint32_t place) {
 
 static void reduce(const struct op *op, void *to, const struct block *first, const struct block *second) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
-    kernels_get()->reduce[what->op][what->dtype](to, first->bytes, second->bytes, op->count);
+    kernels_get()->reduce[what->op][what->dtype](to, block_payload(first), block_payload(second), op->count);
 }
 
 static uint32_t divisor_of(const struct op *op) { return op->args.fingerprint.op == pcclAvg ? op->team->count : 0; }
@@ -77,8 +82,19 @@ static bool is_written_once(const struct op *op) {
     return op->args.fingerprint.kind == PLAN_ALL_REDUCE && op->bytes > 0 && op->team->count > 1;
 }
 
+// Keeps the sum itself: the own input is still on its way, and the other one lies in a box. False: the system refused
+// memory.
+static bool keep_sum(struct engine *engine, struct op *op, const struct block *first, const struct block *second) {
+    op->result = block_new(engine, op->bytes);
+    if (op->result == NULL) return false;
+    reduce(op, op->result->bytes, first, second);
+    if (divisor_of(op) > 0)
+        kernels_get()->divide[op->args.fingerprint.dtype](op->result->bytes, op->count, divisor_of(op));
+    return true;
+}
+
 // False: the device has failed.
-static bool write_once(struct op *op) {
+static bool write_once(struct engine *engine, struct op *op) {
     uint8_t *landing = mover_landing(op, 0, op->bytes);
     if (landing == NULL) return false;
     struct block *sum = reduce_all_but_last(op), *last = block_of(op, op->team->count - 1);
@@ -87,11 +103,14 @@ static bool write_once(struct op *op) {
     reduce(op, landing, sum, last);
     if (divisor > 0) kernels_get()->divide[what->dtype](landing, op->count, divisor);
     mover_land(op, 0, landing, op->bytes);
-    // The own input may still be on its way, so the other block takes the sum.
-    bool own_first = sum == ((const struct direct *)op->work)->input;
-    op->result = own_first ? last : sum;
+    // The own input may still be on its way, so the other block takes the sum, unless that lies in a box.
+    const struct block *own = ((const struct direct *)op->work)->input;
+    bool boxed = sum->boxed != NULL || last->boxed != NULL;
+    if (boxed && own->references > 1) return keep_sum(engine, op, sum, last);
+    bool in_last = boxed ? last == own : sum == own;
+    op->result = in_last ? last : sum;
     op->result->references++;
-    op->result->sum = (struct block_sum){own_first ? sum : last, op->count, divisor, what->op, what->dtype, own_first};
+    op->result->sum = (struct block_sum){in_last ? sum : last, op->count, divisor, what->op, what->dtype, in_last};
     op->result->sum.operand->references++;
     return true;
 }
@@ -100,14 +119,23 @@ void mover_complete_result(struct engine *engine, struct block *result) {
     engine_assert_locked(engine);
     struct block_sum *sum = &result->sum;
     if (sum->operand == NULL) return;
-    const uint8_t *first = sum->operand_first ? sum->operand->bytes : result->bytes;
-    const uint8_t *second = sum->operand_first ? result->bytes : sum->operand->bytes;
+    const uint8_t *operand = block_payload(sum->operand);
+    const uint8_t *first = sum->operand_first ? operand : result->bytes;
+    const uint8_t *second = sum->operand_first ? result->bytes : operand;
     unsigned mode = kernels_enter();
     kernels_get()->reduce[sum->op][sum->dtype](result->bytes, first, second, sum->count);
     if (sum->divisor > 0) kernels_get()->divide[sum->dtype](result->bytes, sum->count, sum->divisor);
     kernels_leave(mode);
     block_put(engine, sum->operand);
     sum->operand = NULL;
+}
+
+void mover_leave_boxes(struct engine *engine) {
+    engine_assert_locked(engine);
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct retained *kept = engine->book.retained.slots[i]; kept != NULL; kept = kept->next)
+            if (kept->result->sum.operand != NULL && kept->result->sum.operand->boxed != NULL)
+                mover_complete_result(engine, kept->result);
 }
 
 // result = the inputs one after another, by rank; of most collectives that is one input alone.
@@ -128,7 +156,7 @@ static void gather_parts(const struct op *op, uint8_t *result) {
 
 static void complete(struct engine *engine, struct op *op) {
     unsigned mode = kernels_enter(); // perhaps on the caller's thread, with the caller's mode
-    bool once = is_written_once(op), written = once && write_once(op);
+    bool once = is_written_once(op), written = once && write_once(engine, op);
     if (!once && op_collective(op)->reduces && op->bytes > 0)
         reduce_parts(op, op->result->bytes);
     else if (!once)
@@ -151,14 +179,47 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 // ---- inputs ----
+static const uint8_t *tensor_of(const struct op *op) { return op->args.queue == NULL ? op->args.send : op->input; }
+
+static void copy_input(struct op *op) {
+    struct direct *direct = op->work;
+    if (!direct->copied && op->in_bytes > 0) copy_bytes(direct->input->bytes, tensor_of(op), op->in_bytes);
+    direct->copied = true;
+}
+
+// Among more than two, sums overwrite received inputs.
+static bool may_be_boxed(const struct op *op) { return is_written_once(op) && op->team->count == 2; }
+
+// Copies the input to the box that the two members share, and to its block if it is not there yet. NULL: the input has
+// to be sent.
+static struct frame *input_in_box(struct engine *engine, struct op *op, struct neighbour *peer, struct wire_op *head) {
+    struct direct *direct = op->work;
+    uint8_t *box = NULL, *own = direct->input->bytes;
+    struct frame *frame = may_be_boxed(op) ? box_input_frame(engine, peer, op, head, &box) : NULL;
+    if (frame == NULL) return NULL;
+    for (uint64_t at = 0; at < op->in_bytes; at += PART_BYTES) {
+        uint64_t bytes = op->in_bytes - at < PART_BYTES ? op->in_bytes - at : PART_BYTES;
+        if (!direct->copied) copy_bytes(own + at, tensor_of(op) + at, bytes);
+        stream_copy(box + at, own + at, bytes);
+    }
+    direct->copied = true;
+    return frame;
+}
+
 static void send_input(struct engine *engine, struct op *op, struct neighbour *peer) {
     if (peer->lanes[0] == NULL) return; // redone in the next epoch
     struct wire_op head;
     op_head(op, &head);
     acks_drop_implied(&peer->member, &op->name);
     struct block *input = ((struct direct *)op->work)->input;
+    struct frame *boxed = input_in_box(engine, op, peer, &head);
+    if (boxed != NULL) {
+        neighbour_send(peer, boxed);
+        return;
+    }
     struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->in_bytes);
     if (frame == NULL) return;
+    copy_input(op);
     input->references++; // the caller may have its buffer back before the kernel has taken all of it
     frame->block = input;
     frame->payload = input->bytes;
@@ -179,7 +240,7 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
         part->owed = false;
         send_input(engine, op, from);
     }
-    if (type != WIRE_SMALL || part->block != NULL ||
+    if (type != WIRE_SMALL || part->block != NULL || (block->boxed != NULL && !may_be_boxed(op)) ||
         block->length != op_share(op, op->team->ranks[mover_place_of(op, from)])) {
         block_put(engine, block);
         return;
@@ -232,12 +293,10 @@ static bool begin(struct engine *engine, struct op *op) {
     if (!is_written_once(op)) op->result = block_new(engine, op->result_bytes);
     direct->input = block_new(engine, op->in_bytes);
     if (direct->parts == NULL || direct->input == NULL || (op->result == NULL && !is_written_once(op))) return false;
-    // A device's input is read as a whole before the op begins.
-    if (op->in_bytes > 0)
-        copy_bytes(direct->input->bytes, op->args.queue == NULL ? op->args.send : op->input, op->in_bytes);
     // Each member begins with another receiver, so that nobody is everybody's first.
     for (uint32_t step = 1; step < now->count; step++)
         meet(engine, op, mover_peer(op, (now->place + step) % now->count));
+    copy_input(op); // a device's input is read as a whole before the op begins
     if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;
 }
@@ -246,6 +305,10 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     (void)head;
     struct direct *direct = op->work;
+    if (block != NULL && block->boxed != NULL && !may_be_boxed(op)) {
+        block_put(engine, block);
+        return false;
+    }
     take_part(engine, op, from, type, block);
     if (direct->missing == 0 && !op->accused) complete(engine, op);
     return true;

@@ -17,6 +17,7 @@ struct trial {
 
 static const struct trial trials[] = {
     {.name = "direct", .count = 5001},
+    {.name = "direct by memory", .count = 100003, .by_memory = true},
     {.name = "ring", .count = LARGE},
     {.name = "ring by memory", .count = LARGE, .by_memory = true},
     {.name = "ring in segments", .count = SEGMENTED_MIN / sizeof(float) + 77, .retry = true},

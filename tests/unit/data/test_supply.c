@@ -32,6 +32,17 @@ static void cut(struct world *world, uint32_t from, uint32_t to) {
         usleep(100);
 }
 
+// Blocks until the engines of two peers send each other inputs through shared memory.
+static void await_boxes(struct world *world) {
+    for (uint32_t i = 0; i < 2; i++)
+        for (bool has = false; !has; usleep(100)) {
+            struct engine *engine = world->sides[i].engine;
+            engine_lock(engine);
+            has = neighbour_find(engine, &world->sides[1 - i].id)->boxes.takes_inputs;
+            engine_unlock(engine);
+        }
+}
+
 static void post(struct world *world, uint32_t side, float *data, uint64_t count, int op) {
     struct call_args args = reduce_of(data, data, TAG, count, op, CODEC_RAW);
     CHECK(engine_post(world->sides[side].engine, &args, world->epoch) == CALL_OK);
@@ -48,6 +59,7 @@ static void run(uint32_t peers, uint32_t late, uint32_t needy, uint64_t count, i
     check_case("among %u, %u lacks the input of %u, %llu elements, %s", peers, needy, late, (unsigned long long)count,
                op == pcclAvg ? "average" : "another operation");
     struct world *world = world_new(peers, 1);
+    if (same_host) await_boxes(world);
     float *data[PEERS_MAX];
     for (uint32_t i = 0; i < peers; i++) {
         data[i] = malloc(count * sizeof(float));
@@ -82,6 +94,10 @@ static void run(uint32_t peers, uint32_t late, uint32_t needy, uint64_t count, i
 
 int main(void) {
     static const int ops[] = {pcclSum, pcclAvg, pcclMax};
+    same_host = true;
+    for (uint32_t late = 0; late < 2; late++)
+        for (size_t i = 0; i < sizeof ops / sizeof ops[0]; i++) run(2, late, 1 - late, 50000, ops[i]);
+    same_host = false;
     for (uint32_t peers = 2; peers <= 4; peers++)
         for (uint32_t late = 0; late < peers; late++)
             for (uint32_t needy = 0; needy < peers; needy++)
