@@ -16,12 +16,3 @@ def load_native_module() -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(_MISSING) from error
     return ffi, lib
-
-
-def load_simulator() -> tuple[Any, Any]:
-    """The same for sim.h: a module of its own, since it refuses memory to what it runs."""
-    try:
-        from pccl._simulator import ffi, lib
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
-    return ffi, lib

@@ -1,7 +1,8 @@
-"""Whether the sources of csrc keep to the layout of docs/design.md.
+"""Checks that the sources of csrc and sim keep to the layout of docs/design.md.
 
 Includes go down the list of folders below, never up; no module includes another that includes it, however indirectly.
-A module is a header and its code. No file is longer than 600 lines, no line than 120 columns.
+The simulator (`sim`) may include everything, and csrc never includes it. A module is a header and its code. No file is longer
+than 600 lines, no line than 120 columns.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1] / "csrc"
+ROOT = Path(__file__).resolve().parents[1]
+#: Where quoted includes are looked up.
+INCLUDES = (ROOT / "csrc", ROOT / "csrc" / "include", ROOT)
 
-#: From the bottom to the top. `sim` stands beside them, and nobody includes it.
+#: From the bottom to the top; all but `sim` are in csrc.
 FOLDERS = ["include", "base", "net", "compute", "topology", "device", "ops", "data", "state", "master", "peer", "api", "sim"]
 LONGEST = 600
 WIDEST = 120
@@ -24,34 +27,35 @@ KNOWN: set[str] = set()
 
 
 def folder_of(path: Path) -> str:
-    """The room of a file: `data/movers` belongs to `data`."""
-    return path.parts[0]
+    """The room of a file: `csrc/data/movers` belongs to `data`."""
+    return path.parts[1] if path.parts[0] == "csrc" else path.parts[0]
 
 
 def module_of(path: Path) -> str:
-    """Of a file, by its path without the suffix; what only the module's own files include is part of it."""
-    return re.sub(r"_(private|levels)$", "", str(path.with_suffix("")))
+    """The module of a file: its path without csrc and the suffix. Headers for the module's own files alone are part of it."""
+    return re.sub(r"_(private|levels)$", "", str(path.with_suffix("")).removeprefix("csrc/"))
 
 
 def main() -> int:
     """Print each breach of the layout; 1 where there is one."""
-    files = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*") if path.suffix in (".c", ".h", ".cu"))
+    paths = [path for folder in ("csrc", "sim") for path in (ROOT / folder).rglob("*")]
+    files = sorted(path.relative_to(ROOT) for path in paths if path.suffix in (".c", ".h", ".cu"))
     found: set[str] = set()
     includes: dict[str, set[str]] = defaultdict(set)
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")
         if text.count("\n") > LONGEST:
-            found.add(f"csrc/{file} is longer than {LONGEST} lines")
+            found.add(f"{file} is longer than {LONGEST} lines")
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > WIDEST:
-                found.add(f"csrc/{file}:{number} is wider than {WIDEST} columns")
+                found.add(f"{file}:{number} is wider than {WIDEST} columns")
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
-            target = Path(name) if (ROOT / name).is_file() else Path("include") / name
+            target = next((folder / name for folder in INCLUDES if (folder / name).is_file()), ROOT / name).relative_to(ROOT)
             if target not in files:
-                found.add(f"csrc/{file} includes {name}, which is not below csrc")
+                found.add(f"{file} includes {name}, which is neither in csrc nor in sim")
                 continue
             if FOLDERS.index(folder_of(target)) > FOLDERS.index(folder_of(file)):
-                found.add(f"csrc/{file} includes {name}, which stands above it")
+                found.add(f"{file} includes {name}, which stands above it")
             if module_of(target) != module_of(file):
                 includes[module_of(file)].add(module_of(target))
     found.update(circles(includes))

@@ -4,8 +4,8 @@
 
 No circle of objects, no global defined twice, and every global function carries the prefix of its module. Includes cannot
 show these: a declaration of another module's symbol needs no include. The script reads the objects of `libpccl_core` and
-`libpccl_sim` with `nm`, in BUILD or in the newest build below `build/`. Without an up-to-date build it says so and returns
-0, or 1 with --require.
+`libpccl_sim` with `nm`, in BUILD or in the newest build below `build/` that has both. Without an up-to-date build it says
+so and returns 0, or 1 with --require.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = ("pccl_core", "pccl_sim")
+#: By library: the folder of its sources, and the prefix of its modules in the messages and tables below.
+LIBRARIES = {"pccl_core": ("csrc", ""), "pccl_sim": ("sim", "sim/")}
 
 #: Prefixes of a whole folder, beside those of its modules.
 FOLDERS = {"api": ("api_", "pccl"), "sim": ("sim_", "pccl_sim_", "judge_")}
@@ -57,12 +58,12 @@ class Objects:
     def __init__(self, build: Path) -> None:
         self.defined: dict[str, dict[str, str]] = {}
         self.needed: dict[str, set[str]] = {}
-        for library in LIBRARIES:
-            folder = build / "CMakeFiles" / f"{library}.dir" / "csrc"
+        for library, (sources, prefix) in LIBRARIES.items():
+            folder = build / "CMakeFiles" / f"{library}.dir" / sources
             for path in sorted(folder.rglob("*.c.o")):
                 source = path.relative_to(folder).with_suffix("")
-                if (ROOT / "csrc" / source).is_file():  # not one that a removed file has left behind
-                    self._read(path, str(source.with_suffix("")))
+                if (ROOT / sources / source).is_file():  # not one that a removed file has left behind
+                    self._read(path, prefix + str(source.with_suffix("")))
 
     def _read(self, path: Path, name: str) -> None:
         defined, needed = self.defined.setdefault(name, {}), self.needed.setdefault(name, set())
@@ -131,9 +132,9 @@ def breaches(objects: Objects) -> list[str]:
     lines = []
     for symbol, owners in sorted(objects.owners().items()):
         if len(owners) > 1:
-            lines.append(f"csrc: {symbol} is defined in {' and '.join(owners)}")
+            lines.append(f"{symbol} is defined in {' and '.join(owners)}")
     found = {" ".join(circle) for circle in circles(objects.graph())}
-    lines += [f"csrc: objects need each other: {circle}" for circle in sorted(found - CIRCLES.keys())]
+    lines += [f"objects need each other: {circle}" for circle in sorted(found - CIRCLES.keys())]
     lines += [f"mended, take it out of CIRCLES: {circle}" for circle in sorted(CIRCLES.keys() - found)]
     for module, symbols in sorted(objects.defined.items()):
         folder, unused = module.split("/")[0], set(PREFIXES.get(module, ()))
@@ -144,7 +145,7 @@ def breaches(objects: Objects) -> list[str]:
             known = {prefix for prefix in PREFIXES.get(module, ()) if symbol.startswith(prefix)}
             unused -= known
             if not known:
-                lines.append(f"csrc/{module}.c: {symbol} has not the prefix of its module, {name}_")
+                lines.append(f"{module}.c: {symbol} has not the prefix of its module, {name}_")
         lines += [f"mended, take it out of PREFIXES: {module} {prefix}" for prefix in sorted(unused)]
     lines += [f"gone, take it out of PREFIXES: {module}" for module in sorted(PREFIXES.keys() - objects.defined.keys())]
     return lines
@@ -159,7 +160,7 @@ def newest_build() -> Path | None:
         if plain and library.with_name("libpccl_sim.a").is_file():
             builds[library.parent] = min(library.with_name(f"lib{name}.a").stat().st_mtime for name in LIBRARIES)
     build = max(builds, key=lambda path: builds[path], default=None)
-    sources = [path.stat().st_mtime for suffix in "ch" for path in (ROOT / "csrc").rglob(f"*.{suffix}")]
+    sources = [path.stat().st_mtime for folder, _ in LIBRARIES.values() for path in (ROOT / folder).rglob("*.[ch]")]
     return build if build is not None and builds[build] >= max(sources) else None
 
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "info": Command("pccl.cli.info:command", "Show the build, and the links of a run."),
     "launch": Command("pccl.cli.launch:command", "Start a master and peers of a program here."),
     "master": Command("pccl.cli:master", "Run a master, or a standby."),
-    "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults."),
+    "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults, from a checkout."),
     "stress": Command("pccl.stress.command:stress", "Chaos-test real processes.", "pccl[stress]"),
     "top": Command("pccl.cli.top:command", "Show what makes the ops of a run slow, live."),
 }

@@ -1,251 +1,27 @@
-"""`pccl sim`: seeds of the deterministic simulator, several at a time.
+"""`pccl sim`. The simulator is in `sim/` of a checkout: it is a tool for the developers of pccl, and the package lacks it.
 
-The simulator lets go of the GIL while it runs, so threads are enough; each has a simulator of its own.
+This module replaces itself by `sim/command.py` of the checkout that the package is imported from.
 """
 
 from __future__ import annotations
 
-import os
+import importlib.util
 import sys
-import threading
-import time
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import click
-from rich.console import Console
 
-from pccl._loader import load_simulator
-from pccl.lab.ranges import Range
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_SOURCE = _CHECKOUT / "sim" / "command.py"
 
-_ffi, _C = load_simulator()
-
-FAULTS: dict[str, int] = {
-    name.removeprefix("PCCL_SIM_").lower().replace("_", "-"): number
-    for number, name in sorted(_ffi.typeof("enum pccl_sim_fault").elements.items())
-    if name != "PCCL_SIM_ALL"
-}
-"""What may go wrong, by name; docs/simulator.md explains each."""
-
-EVENTS_PER_CALL = 20_000
-"""About 10 ms, so that an interrupt is obeyed at once."""
-
-
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as that of a shell."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Which seeds to run, and how."""
-
-    first: int  # seed
-    seeds: int  # how many, one after the other
-    peers: int  # 0: by the seed
-    masters: int  # likewise
-    fault_ms: int  # virtual time with faults, of each seed; 0: by the seed
-    faults: int  # bits of FAULTS; 0: by the seed
-    lines: int  # of the trace, in the report of a failing seed
-    trace: bool  # print every line as it happens, to standard output
-    jobs: int  # seeds at a time
-    failures: int  # after so many it stops
-
-
-@dataclass
-class Progress:
-    """How far it is; written by the threads under the lock, read by anybody."""
-
-    done: int = 0
-    events: int = 0
-    reports: list[str] = field(default_factory=list)  # of failing seeds
-    counts: Counter[str] = field(default_factory=Counter)
-    errors: list[str] = field(default_factory=list)  # why it could not go on
-
-
-class Runner:
-    """Runs a plan on threads of its own: `with Runner(plan) as runner: runner.wait(0.1) ...`."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.progress = Progress()
-        self._lock = threading.Lock()
-        self._next = plan.first
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(plan.jobs)]
-
-    def __enter__(self) -> Runner:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    def wait(self, seconds: float) -> bool:
-        """Waits for the end, so long at most; False: it goes on."""
-        for thread in self._threads:
-            thread.join(seconds / len(self._threads))
-        return not any(thread.is_alive() for thread in self._threads)
-
-    def _take_seed(self) -> int | None:
-        with self._lock:
-            over = self._next >= self.plan.first + self.plan.seeds or len(self.progress.reports) >= self.plan.failures
-            if over or self._stop.is_set():
-                return None
-            self._next += 1
-            return self._next - 1
-
-    def _work(self) -> None:
-        sim = _ffi.gc(_C.pccl_sim_new(), _C.pccl_sim_free)
-        while sim and (seed := self._take_seed()) is not None:
-            state = self._run(sim, seed, 0)
-            if state == _C.PCCL_SIM_FAILED and not self.plan.trace:
-                self._run(sim, seed, self.plan.lines)  # the same once more, telling
-            with self._lock:
-                self.progress.done += state != _C.PCCL_SIM_RUNNING
-                if state == _C.PCCL_SIM_FAILED:
-                    self.progress.reports.append(_ffi.string(_C.pccl_sim_report(sim)).decode(errors="replace"))
-        with self._lock:
-            if not sim:
-                self.progress.errors.append("the system refused memory for a simulator")
-            else:
-                self.progress.counts.update(counts_of(sim))
-
-    def _run(self, sim: Any, seed: int, lines: int) -> int:
-        """One seed; RUNNING when it was interrupted."""
-        plan = self.plan
-        config = {
-            "seed": seed,
-            "peers": plan.peers,
-            "masters": plan.masters,
-            "fault_ms": plan.fault_ms,
-            "faults": plan.faults,
-            "trace_lines": lines,
-            "trace_fd": 1 if plan.trace else -1,
-        }
-        state = int(_C.pccl_sim_begin(sim, _ffi.new("struct pccl_sim_config *", config)))
-        seen = _events(sim)
-        while state == _C.PCCL_SIM_RUNNING and not self._stop.is_set():
-            state = int(_C.pccl_sim_go(sim, EVENTS_PER_CALL))
-            events = _events(sim)
-            with self._lock:
-                self.progress.events += events - seen
-            seen = events
-        return state
-
-
-def _events(sim: Any) -> int:
-    """In all runs of this simulator; the first count."""
-    return int(_C.pccl_sim_count(sim, 0))
-
-
-def counts_of(sim: Any) -> Counter[str]:
-    """What happened in all runs of this simulator, by name."""
-    counts: Counter[str] = Counter()
-    index = 0
-    while (name := _C.pccl_sim_count_name(index)) != _ffi.NULL:
-        counts[_ffi.string(name).decode()] = int(_C.pccl_sim_count(sim, index))
-        index += 1
-    return counts
-
-
-def default_jobs() -> int:
-    """Seeds at a time: one per processor that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-# ---- the command ----
-
-
-def read_faults(text: str) -> int:
-    """Bits of what may go wrong, from names: crash,stall; or all."""
-    names = list(FAULTS) if text == "all" else [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in FAULTS]
-    if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is no fault: choose from {', '.join(FAULTS)}, or write all")
-    return sum(FAULTS[name] for name in set(names))
-
-
-@click.command("sim", short_help="Simulate the protocol under faults.")
-@click.option("--seed", type=click.IntRange(0, 2**63), default=1, show_default=True, help="the first seed")
-@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="number of seeds, counting up from --seed")
-@click.option(
-    "--peers",
-    type=click.IntRange(2, 1000),
-    help="peers at a time; above 16: takeovers alone  [default: 2 to 8, chosen by the seed]",
-)
-@click.option("--masters", type=click.IntRange(1, 3), help="the first master and its standbys  [default: chosen by the seed]")
-@click.option(
-    "--minutes",
-    type=Range(0.001, 10000),
-    help="simulated minutes with faults per seed  [default: 0.005 to 0.02, chosen by the seed]",
-)
-@click.option(
-    "--faults",
-    type=read_faults,
-    metavar="NAMES",
-    help=f"comma-separated, from {', '.join(FAULTS)}; or all  [default: chosen by the seed]",
-)
-@click.option("--trace", is_flag=True, help="print who says what to whom, and when")
-@click.option(
-    "--lines", type=click.IntRange(1, 100000), default=60, show_default=True, help="lines of trace to print of a failing seed"
-)
-@click.option("--jobs", type=click.IntRange(1, 256), default=default_jobs, help="seeds at a time  [default: the processors]")
-@click.option("--failures", type=click.IntRange(1), default=3, show_default=True, help="stop after so many failing seeds")
-def command(seed: int, seeds: int, minutes: float | None, trace: bool, jobs: int, **given: Any) -> None:
-    """Run the protocol in virtual time against faults drawn from a seed, and check it after every event.
-
-    The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, 2 when it could
-    not run, and 130 after Ctrl-C.
-    """
-    if trace and seeds > 1:
-        raise click.UsageError("--trace is for one seed")
-    numbers = {name: number or 0 for name, number in given.items()}
-    fault_ms = round((minutes or 0) * 60000)
-    plan = Plan(first=seed, seeds=seeds, fault_ms=fault_ms, trace=trace, jobs=min(jobs, seeds), **numbers)
-    sys.exit(_simulate(plan))
-
-
-def _simulate(plan: Plan) -> int:
-    console = Console(stderr=True, highlight=False)
-    began = time.monotonic()
-    interrupted = False
-    told = 0.0  # when the next line is due where nobody watches
-    with Runner(plan) as runner:
-        progress = runner.progress
-        try:
-            with console.status("simulating") as status:
-                while not runner.wait(0.1):
-                    seconds = max(time.monotonic() - began, 0.001)
-                    line = (
-                        f"{progress.done} of {plan.seeds} seeds, {progress.done / seconds:.0f} a second, "
-                        f"{progress.events / 1e6:.1f} million events, {len(progress.reports)} failed"
-                    )
-                    status.update(line)
-                    if not console.is_terminal and seconds >= told:
-                        click.echo(line, err=True)
-                        told += 10
-        except KeyboardInterrupt:
-            interrupted = True
-    seconds = time.monotonic() - began
-    for report in progress.reports:
-        click.echo(report)
-    for error in progress.errors:
-        click.echo(error, err=True)
-    happened = ", ".join(f"{count} {name}" for name, count in progress.counts.items() if count)
-    rate = progress.done / max(seconds, 0.001)
-    click.echo(f"{happened}", err=plan.trace)
-    failed = f"{len(progress.reports)} failed" if progress.reports else "all passed"
-    click.echo(
-        f"{'interrupted after ' if interrupted else ''}{progress.done} seeds from {plan.first} in {seconds:.1f} s "
-        f"({rate:.0f} a second, {plan.jobs} at a time): {failed}",
-        err=plan.trace,
+if not (_SOURCE.is_file() and (_CHECKOUT / "csrc").is_dir()):
+    raise click.UsageError(
+        "pccl sim needs a checkout of pccl, because the package lacks the simulator: "
+        "clone the repository, run `make build` there, and then `.venv/bin/pccl sim`"
     )
-    if interrupted:
-        return INTERRUPTED
-    if progress.errors:
-        return 2
-    return 1 if progress.reports else 0
+_spec = importlib.util.spec_from_file_location(__name__, _SOURCE)
+assert _spec is not None
+assert _spec.loader is not None
+_module = importlib.util.module_from_spec(_spec)
+sys.modules[__name__] = _module
+_spec.loader.exec_module(_module)

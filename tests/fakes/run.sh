@@ -16,7 +16,7 @@ git ls-files -z --cached --others --exclude-standard | tar --create --null --ign
 packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 printf '%s\n' "$tree" "$packages" >"$("$home/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tree.pth"
 "$venv/bin/cmake" -G Ninja "-DCMAKE_MAKE_PROGRAM=$venv/bin/ninja" -S "$tree" -B "$home/build" -DPCCL_FAKES=ON -DPCCL_CHECKS=ON -DPCCL_BUILD_TESTS=ON \
-  -DPCCL_BUILD_EXTENSION=ON -DPCCL_BUILD_SHARED=OFF "-DPython_EXECUTABLE=$venv/bin/python" >"$home/cmake.log"
+  -DPCCL_BUILD_EXTENSION=ON -DPCCL_SIMULATOR=ON -DPCCL_BUILD_SHARED=OFF "-DPython_EXECUTABLE=$venv/bin/python" >"$home/cmake.log"
 # a test in C is a target of the same name
 mapfile -t targets < <("$venv/bin/ctest" --test-dir "$home/build" --show-only -R "$c_tests" | sed -n 's/^ *Test *#[0-9]*: //p')
 "$venv/bin/cmake" --build "$home/build" -j "$jobs" --target _native _simulator spawned_master "${targets[@]}" >"$home/build.log" || { cat "$home/build.log"; exit 1; }

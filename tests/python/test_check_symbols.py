@@ -28,10 +28,12 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> Any:
 def built(tool: Any, root: Path, sources: dict[str, str]) -> list[str]:
     tool.ROOT = root
     for name, text in sources.items():
-        source = root / "csrc" / f"{name}.c"
+        place = name if name.startswith("sim/") else f"csrc/{name}"
+        source = root / f"{place}.c"
         source.parent.mkdir(parents=True, exist_ok=True)
         source.write_text(text)
-        compiled = root / "build/CMakeFiles/pccl_core.dir/csrc" / f"{name}.c.o"
+        library = "pccl_sim" if name.startswith("sim/") else "pccl_core"
+        compiled = root / f"build/CMakeFiles/{library}.dir/{place}.c.o"
         compiled.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cc", "-c", "-o", compiled, source], check=True)
     return list(tool.breaches(tool.Objects(root / "build")))
@@ -54,25 +56,25 @@ def test_a_circle_of_three(tool: Any, tmp_path: Path) -> None:
         "data/mover": "int lane_go(void); int mover_go(void) { return lane_go(); }",
         "net/conn": "int conn_go(void) { return 0; }",
     }
-    assert built(tool, tmp_path, sources) == ["csrc: objects need each other: data/lane data/mover data/route"]
+    assert built(tool, tmp_path, sources) == ["objects need each other: data/lane data/mover data/route"]
     tool.CIRCLES = {"data/lane data/mover data/route": "known"}
     assert tool.breaches(tool.Objects(tmp_path / "build")) == []
 
 
 def test_a_symbol_defined_twice(tool: Any, tmp_path: Path) -> None:
     sources = {"data/mover": "int mover_bytes(void) { return 1; }", "sim/mover": "const int mover_bytes = 1;"}
-    assert built(tool, tmp_path, sources) == ["csrc: mover_bytes is defined in data/mover and sim/mover"]
+    assert built(tool, tmp_path, sources) == ["mover_bytes is defined in data/mover and sim/mover"]
 
 
 def test_a_prefix_of_another_module(tool: Any, tmp_path: Path) -> None:
     sources = {"data/link": "void lane_go(void) {} void linked(void) {} void link_go(void) {}"}
     assert built(tool, tmp_path, sources) == [
-        "csrc/data/link.c: lane_go has not the prefix of its module, link_",
-        "csrc/data/link.c: linked has not the prefix of its module, link_",
+        "data/link.c: lane_go has not the prefix of its module, link_",
+        "data/link.c: linked has not the prefix of its module, link_",
     ]
     tool.PREFIXES = {"data/link": {"lane_": "known", "gone_": "not needed"}, "data/gone": {"x_": "no such module"}}
     assert tool.breaches(tool.Objects(tmp_path / "build")) == [
-        "csrc/data/link.c: linked has not the prefix of its module, link_",
+        "data/link.c: linked has not the prefix of its module, link_",
         "mended, take it out of PREFIXES: data/link gone_",
         "gone, take it out of PREFIXES: data/gone",
     ]

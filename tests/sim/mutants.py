@@ -46,14 +46,24 @@ SOURCES = [
             *(f"peer/{name}.c" for name in ("ballot", "decision", "member", "mesh", "recovery", "testament")),
             "master/*.c",
             "ops/*.c",
-            "sim/*.c",
         )
         for path in (ROOT / "csrc").glob(pattern)
         if path.name != "master.c"  # the body
     ),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("sim/*.c")),
 ]
-FLAGS = ["-std=c11", "-D_GNU_SOURCE=", "-DNDEBUG", "-O1", "-Icsrc", "-Icsrc/include", "-Itests/unit", "-ffunction-sections"]
-BREAK, MISUSE, MASTER, FORK, BLOCK, MEMORY = 16, 512, 2048, 4096, 8192, 16384  # as in csrc/sim/sim.h
+FLAGS = [
+    "-std=c11",
+    "-D_GNU_SOURCE=",
+    "-DNDEBUG",
+    "-O1",
+    "-I.",
+    "-Icsrc",
+    "-Icsrc/include",
+    "-Itests/unit",
+    "-ffunction-sections",
+]
+BREAK, MISUSE, MASTER, FORK, BLOCK, MEMORY = 16, 512, 2048, 4096, 8192, 16384  # as in sim/sim.h
 APART, CANCEL = 32768, 65536
 TEST_SECONDS = 30
 LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
@@ -795,8 +805,7 @@ LEVELS = {"x86_64": ["avx2", "avx512"], "aarch64": ["neon"]}.get(platform.machin
 LIBRARY = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "csrc").rglob("*.c")
-    if path.relative_to(ROOT / "csrc").parts[0] != "sim"
-    and (path.stem.rpartition("_")[2] not in LEVEL_FLAGS or path.stem.rpartition("_")[2] in LEVELS)
+    if path.stem.rpartition("_")[2] not in LEVEL_FLAGS or path.stem.rpartition("_")[2] in LEVELS
 )
 
 

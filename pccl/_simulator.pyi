@@ -1,4 +1,0 @@
-from typing import Any
-
-ffi: Any
-lib: Any
