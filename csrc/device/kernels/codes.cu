@@ -159,7 +159,7 @@ KERNEL(pccl_codes, 512)(struct codes_job job) {
     // The codec's block and the groups are powers of two, and their quotients shifts.
     unsigned block_shift = 31 - (unsigned)__clz((int)job.block);
     unsigned group_shift =
-        block_shift <= CODES_SHIFT + KERNEL_WARP_SHIFT ? (unsigned)KERNEL_WARP_SHIFT : block_shift - CODES_SHIFT;
+        block_shift <= CODES_SHIFT + KERNEL_WARP_SHIFT ? KERNEL_WARP_SHIFT : block_shift - CODES_SHIFT;
     unsigned warps = 1u << (group_shift - KERNEL_WARP_SHIFT), group = threadIdx.x >> group_shift;
     unsigned blocks = CODES_WARPS >> (group_shift - KERNEL_WARP_SHIFT), block_bytes = 4 + codes_of(&job, job.block);
     struct codes_place me;

@@ -33,7 +33,7 @@ static inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
 
 static uint64_t __shfl_xor_sync(unsigned threads, uint64_t value, unsigned with);
 static void __syncthreads(void);
-#define __clz __builtin_clz
+#define __clz(number) __builtin_clz((unsigned)(number))
 #define __shared__ static _Thread_local
 #define KERNEL_UNROLL
 
