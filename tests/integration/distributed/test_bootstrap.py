@@ -225,7 +225,8 @@ def test_a_master_that_cannot_start_is_told_with_the_reason():
 
 
 def test_a_timeout_of_one_second_holds_on_a_busy_machine():
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    running = int(os.getloadavg()[0])  # beside these, of other tests too
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(max(0, 8 - running))]
     try:
         for _ in range(3):
             with job(["0"] * 2) as ranks:
