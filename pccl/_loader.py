@@ -16,3 +16,12 @@ def load_native_module() -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(_MISSING) from error
     return ffi, lib
+
+
+def load_sparse_forms() -> tuple[Any, Any]:
+    """Returns the cffi pair of bindings/sparse.h."""
+    try:
+        from pccl._sparse_forms import ffi, lib
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    return ffi, lib

@@ -18,7 +18,7 @@ from pccl._collectives import Collective, CollectiveInfo, Group, roll
 from pccl._enums import DataType, DeviceType
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
 from pccl._handle import Handle
-from pccl._loader import load_native_module
+from pccl._loader import load_native_module, load_sparse_forms
 from pccl._named import Call, CollectiveHandle
 from pccl._parts import Buffer, check_size, one_buffer
 from pccl._tensors import is_torch_tensor, require
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
 _ffi, _C = load_native_module()
+_forms_ffi, _forms = load_sparse_forms()
 
 CHUNK = 4096
 """Elements per chunk."""
@@ -50,10 +51,13 @@ _VERSION = 1
 
 
 def form_bytes(numel: int, k: int = K) -> int:
-    """The bytes of the form of `numel` elements: the same for any content. UsageError: `k` is not from 1 to 4,096."""
-    out = _ffi.new("size_t *")
-    PCCLError.check(_C.pcclSparseBytes(numel, k, out), "pcclSparseBytes")
-    return int(out[0])
+    """The bytes of the form of `numel` elements: the same for any content.
+
+    UsageError: `k` is not from 1 to 4,096, or no memory holds `numel` elements.
+    """
+    _require("form_bytes", 1 <= k <= CHUNK, f"k is {k}, but it must be from 1 to {CHUNK} elements per chunk")
+    _require("form_bytes", 0 <= numel <= sys.maxsize // 4, f"{numel} elements do not fit into memory")
+    return int(_forms.sparse_bytes(numel, k))
 
 
 def encode(
@@ -291,18 +295,25 @@ def _encode(
         if other is not None:
             text = f"{name} has {other.numel} elements and the values {source.numel}: they must be alike"
             require(other.numel == source.numel, text)
-    form = _ffi.from_buffer(out, require_writable=True) + at
+    _require("encode", math.isfinite(decay), f"the decay is {decay:g}, but it must be finite")
+    form = _forms_ffi.from_buffer("uint8_t[]", out, require_writable=True) + at
     if source.numel > 0:
-        code = _C.pcclSparseEncode(_pointer(source), _pointer(before), decay, source.numel, k, form, _pointer(after))
-        PCCLError.check(code, "pcclSparseEncode")
+        _forms.sparse_encode(form, _pointer(source), _pointer(before), decay, source.numel, k, _pointer(after))
 
 
 def _decode_add(form: bytes | bytearray | memoryview, target: Buffer, k: int, weight: float) -> None:
-    octets = _ffi.from_buffer(form)
-    if target.numel > 0 or len(octets) > 0:
-        code = _C.pcclSparseDecodeAdd(octets, len(octets), weight, target.numel, k, _pointer(target))
-        PCCLError.check(code, "pcclSparseDecodeAdd")
+    octets, count, size = _forms_ffi.from_buffer("uint8_t[]", form), target.numel, form_bytes(target.numel, k)
+    _require("decode_add", math.isfinite(weight), f"the weight is {weight:g}, but it must be finite")
+    text = f"a sparse form of {count} elements with {k} of each chunk has {size} bytes, not {len(octets)}"
+    _require("decode_add", len(octets) == size, text)
+    _require("decode_add", _forms.sparse_valid(octets, count, k), f"these bytes are no sparse form of {count} elements")
+    _forms.sparse_add(_pointer(target), octets, weight, count, k)
+
+
+def _require(call: str, holds: bool, text: str) -> None:
+    if not holds:
+        raise error_for(_C.pcclInvalidArgument, call, text)
 
 
 def _pointer(buffer: Buffer | None) -> Any:
-    return _ffi.NULL if buffer is None else _ffi.cast("float *", buffer.pointer)
+    return _forms_ffi.NULL if buffer is None else _forms_ffi.cast("float *", buffer.pointer)

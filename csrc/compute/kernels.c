@@ -71,30 +71,6 @@ const struct kernels *kernels_get(void) {
     return chosen;
 }
 
-unsigned kernels_enter(void) {
-#if defined(__x86_64__)
-    unsigned before = __builtin_ia32_stmxcsr();
-    __builtin_ia32_ldmxcsr(0x1F80);
-    return before;
-#elif defined(__aarch64__)
-    unsigned before = __builtin_aarch64_get_fpcr();
-    __builtin_aarch64_set_fpcr(0);
-    return before;
-#else
-    return 0;
-#endif
-}
-
-void kernels_leave(unsigned mode) {
-#if defined(__x86_64__)
-    __builtin_ia32_ldmxcsr(mode);
-#elif defined(__aarch64__)
-    __builtin_aarch64_set_fpcr(mode);
-#else
-    (void)mode;
-#endif
-}
-
 static const struct {
     const char *name;
     size_t size;

@@ -41,8 +41,29 @@ const struct kernels *kernels_at(enum kernel_level level);
 // Puts the calling thread into the default floating-point mode (nearest even, denormals kept), which all definitions
 // above rely on, and gives back the mode it was in, for kernels_leave. Programs do switch denormals off, and a thread
 // inherits the mode of its creator.
-unsigned kernels_enter(void);
-void kernels_leave(unsigned mode);
+static inline unsigned kernels_enter(void) {
+#if defined(__x86_64__)
+    unsigned before = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(0x1F80);
+    return before;
+#elif defined(__aarch64__)
+    unsigned before = __builtin_aarch64_get_fpcr();
+    __builtin_aarch64_set_fpcr(0);
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static inline void kernels_leave(unsigned mode) {
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(mode);
+#elif defined(__aarch64__)
+    __builtin_aarch64_set_fpcr(mode);
+#else
+    (void)mode;
+#endif
+}
 
 size_t dtype_size(int dtype); // in bytes; 0 for an unknown type
 const char *dtype_name(int dtype);

@@ -488,28 +488,6 @@ PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master);
 // first counts.
 PCCL_EXPORT pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master);
 
-// ---- sparse forms of gradients: the k largest of each chunk of 4,096 elements, in two bits each, with a scale per
-// chunk (SparseLoCo, arXiv 2508.15706). Pure: they need no pcclInit, wait for nobody, and give the same bits on every
-// machine. k is from 1 to 4,096; 64 is usual. float pointers may lie at any address.
-
-// The bytes of a form, which depend on `count` and `k` alone, so that pcclCollectiveAllGather moves forms.
-// pcclInvalidArgument: k, or more elements than memory has.
-PCCL_EXPORT pcclResult_t pcclSparseBytes(size_t count, size_t k, size_t *bytes_out);
-
-// Writes the form of values + decay * residual_in, pcclSparseBytes bytes, and to residual_out what the form lacks of
-// that: error feedback. `residual_in` NULL counts as 0; only `residual_out` is written, which may be one of the inputs:
-// kept apart, an exchange that fails leaves the old residual bit for bit. Of equal magnitudes those of lower index are
-// taken. A chunk that holds NaN or infinity comes back as NaN in the elements sent, and leaves a residual of 0 in these
-// and in all that are not finite. pcclInvalidArgument: k, or a decay that is not finite.
-PCCL_EXPORT pcclResult_t pcclSparseEncode(const float *values, const float *PCCL_NULLABLE residual_in, float decay,
-                                          size_t count, size_t k, void *form_out, float *PCCL_NULLABLE residual_out);
-
-// sum += weight * what the form stands for, each element computed in double and rounded once. Forms added in the same
-// order give the same bits on all members. The bytes need not be trusted: those that are no form of `count` elements
-// are pcclInvalidArgument, and then `sum` is unchanged. pcclInvalidArgument: k, or a weight that is not finite.
-PCCL_EXPORT pcclResult_t pcclSparseDecodeAdd(const void *form, size_t bytes, double weight, size_t count, size_t k,
-                                             float *sum);
-
 // ---- diagnosis: who or what makes ops slow ----
 
 typedef enum pcclDiagnosisKind_t {

@@ -1,5 +1,5 @@
-// Sparse forms (compute/sparse): any bytes are refused, or added inside of the tensor; what was added is a form again.
-#include "compute/sparse.h"
+// Sparse forms (bindings/sparse): any bytes are refused, or added inside of the tensor; what was added is a form again.
+#include "sparse.h"
 
 #include "fuzz.h"
 

@@ -1,5 +1,7 @@
 """Sparse forms against NumPy, their residuals, bytes that nobody has encoded, and an average of one."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -109,6 +111,9 @@ def test_not_finite(odd):
     ("call", "kind", "words"),
     [
         (lambda x: encode(x, k=0), pccl.UsageError, "1 to 4096"),
+        (lambda x: form_bytes(sys.maxsize // 4 + 1), pccl.UsageError, "memory"),
+        (lambda x: decode_add(encode(x), x, k=0), pccl.UsageError, "1 to 4096"),
+        (lambda x: decode_add(b"\xff" * form_bytes(x.size), x), pccl.UsageError, "no sparse form of 100 elements"),
         (lambda x: encode(x, k=4097), pccl.UsageError, "1 to 4096"),
         (lambda x: encode(x, decay=np.nan), pccl.UsageError, "finite"),
         (lambda x: encode(x.astype(np.float64)), AssertionError, "float32"),

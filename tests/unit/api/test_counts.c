@@ -75,8 +75,6 @@ static void test_others(const struct run *run) {
         pcclSharedState_t state = {.count = 1, .infos = &info};
         uint64_t low, high;
         CHECK_EQ(pccl_ext_state_hash(&state, &low, &high), pcclInvalidArgument);
-        size_t bytes;
-        CHECK_EQ(pcclSparseBytes(counts[i], 1, &bytes), pcclInvalidArgument);
     }
     pcclTensorInfo_t infos[3] = {{.name = "a", .data = &x, .count = PTRDIFF_MAX, .datatype = pcclUint8},
                                  {.name = "b", .data = &x, .count = PTRDIFF_MAX, .datatype = pcclUint8},

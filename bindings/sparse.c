@@ -1,13 +1,14 @@
-#include "compute/sparse.h"
+#include "sparse.h"
 
-#include "compute/kernels.h"
-#include "compute/kernels_levels.h"
+#include "compute/kernels.h" // only what is inline
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "forms are sent as they lie in memory");
+
+typedef float any_f32 __attribute__((aligned(1), may_alias));
 
 enum {
     INDEX_BITS = 12,

@@ -10,9 +10,10 @@
 // Indices ascend. An entry that repeats the index before it is unused, and so are all that follow. A chunk of scale 0
 // has no elements. Scale NaN: all elements of the entries are NaN.
 //
-// Pure; buffers may lie at any address; the same bits on every machine.
-#ifndef PCCL_COMPUTE_SPARSE_H
-#define PCCL_COMPUTE_SPARSE_H
+// Pure; buffers may lie at any address; the same bits on every machine. A module of the Python package by itself
+// (pccl/_sparse.py), and no part of the core.
+#ifndef PCCL_BINDINGS_SPARSE_H
+#define PCCL_BINDINGS_SPARSE_H
 
 #include <stdbool.h>
 #include <stddef.h>
