@@ -1,6 +1,7 @@
 """tools/check_symbols.py on small builds: each kind of breach is found, and the exceptions are used up."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -94,3 +95,19 @@ def test_no_build(
     monkeypatch.setattr("sys.argv", ["check_symbols.py", *["--require"][: int(require)]])
     assert tool.main() == int(require)
     assert "not checked" in capsys.readouterr().out
+
+
+def test_which_build_is_up_to_date(tool: Any, tmp_path: Path) -> None:
+    built(tool, tmp_path, {"data/a": "", "data/b": ""})
+    (tmp_path / "csrc/data/other_processor.c").write_text("")
+    build = tmp_path / "build/test"
+    (tmp_path / "build/CMakeFiles").rename(tmp_path / "CMakeFiles")
+    build.mkdir()
+    (tmp_path / "CMakeFiles").rename(build / "CMakeFiles")
+    for library in tool.LIBRARIES:
+        (build / f"lib{library}.a").write_text("")
+    (build / "CMakeCache.txt").write_text("PCCL_SANITIZE:STRING=\nPCCL_BUILD_FUZZ:BOOL=OFF\n")
+    assert tool.newest_build() == build
+    source = tmp_path / "csrc/data/a.c"
+    os.utime(source, (source.stat().st_atime, source.stat().st_mtime + 100))
+    assert tool.newest_build() is None
