@@ -1,5 +1,5 @@
 // What a peer knows of its run, and what it makes of each event. Its parts are pure, and each has a state of its own:
-// the links (peer/mesh), what the next master must hear (peer/testament), the search for one (peer/recovery).
+// the links (peer/mesh), what the next master must hear (peer/recovery_record), the search for one (peer/recovery).
 #define _GNU_SOURCE
 #include "peer/member.h"
 
@@ -14,7 +14,7 @@
 #include "peer/ballot.h"
 #include "peer/mesh.h"
 #include "peer/recovery.h"
-#include "peer/testament.h"
+#include "peer/recovery_record.h"
 
 struct member {
     enum member_phase phase;
@@ -35,7 +35,7 @@ struct member {
 
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
     struct mesh mesh;
-    struct testament testament;
+    struct recovery_record record;
     struct recovery recovery;
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
@@ -148,10 +148,10 @@ static void hear_losses(struct member *m, const struct member_view *now, struct 
     r->late.view.rank = r->late.view.group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
     for (uint32_t i = 0; i < r->resumed.loss_count; i++) {
         struct member_view view = recovery_loss(r, i, now);
-        if (view.number <= m->view.number || view.number <= m->testament.lost_epoch || view.number >= now->number)
+        if (view.number <= m->view.number || view.number <= m->record.lost_epoch || view.number >= now->number)
             continue;
-        testament_note_loss(&m->testament, &view);
-        m->testament.lost_epoch = view.number;
+        recovery_record_note_loss(&m->record, &view);
+        m->record.lost_epoch = view.number;
         member_act(out, MEMBER_MISSED_LOSS)->group_epoch = view.number;
     }
 }
@@ -159,7 +159,7 @@ static void hear_losses(struct member *m, const struct member_view *now, struct 
 // Whether an epoch tells the own group of a loss. What a peer adopts with the end of its vote or its connect it cannot
 // lose afterwards.
 static bool has_lost(const struct member *m, const struct wire_epoch *epoch) {
-    uint64_t known = m->testament.lost_epoch;
+    uint64_t known = m->record.lost_epoch;
     if (m->phase == MEMBER_REGISTERED && !m->recovery.late.barrier) return false;
     if (m->recovery.late.barrier && m->recovery.late.view.number > known) known = m->recovery.late.view.number;
     return epoch->lost_epoch > known;
@@ -167,7 +167,7 @@ static bool has_lost(const struct member *m, const struct wire_epoch *epoch) {
 
 // The round of shared state of `m->end`.
 static void end_sync(struct member *m, struct member_output *out) {
-    testament_note_sync(&m->testament, &m->end);
+    recovery_record_note_sync(&m->record, &m->end);
     if (m->ballot.kind == WIRE_VOTE_SYNC) end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
 }
 
@@ -179,7 +179,7 @@ static void recovered(struct member *m, struct member_output *out) {
     m->generation = r->promised;
     r->state = RECOVERY_NONE;
     member_act(out, MEMBER_FOUND);
-    if (r->late.barrier) testament_take_barrier(&m->testament, barrier);
+    if (r->late.barrier) recovery_record_take_barrier(&m->record, barrier);
     if (r->late.barrier && m->ballot.kind == barrier->kind)
         end_vote(m, barrier->code, barrier->value, out)->view = r->late.view;
     if (r->late.sync) {
@@ -199,7 +199,7 @@ static void enter_group_epoch(struct member *m, enum wire_reason reason, const s
     bool mends = reason == WIRE_REASON_RELINK || reason == WIRE_REASON_LOSS || member_is_seeking(m);
     struct mesh_event at = event_of(m, now);
     if (!mesh_begin_epoch(&m->mesh, &at, before, m->epoch, mends)) out->failed = true;
-    if (m->epoch->lost) testament_note_loss(&m->testament, &m->view);
+    if (m->epoch->lost) recovery_record_note_loss(&m->record, &m->view);
     member_act(out, MEMBER_ENTER_EPOCH)->epoch = m->epoch;
 }
 
@@ -224,7 +224,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     m->epoch = epoch;
     m->phase = MEMBER_ACCEPTED;
     m->view = view;
-    testament_note_epoch(&m->testament, commit, m->epoch);
+    recovery_record_note_epoch(&m->record, commit, m->epoch);
     if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch))
         enter_group_epoch(m, commit->reason, before, now, out);
     epoch_put(before);
@@ -232,7 +232,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     struct mesh_event at = event_of(m, now);
     mesh_make(&m->mesh, &at, !m->mesh.linked, out);
     member_act(out, MEMBER_RECHECK);
-    if (m->testament.quorum.members + m->testament.quorum.elders > 0) m->beat_at = now; // its master has to know
+    if (m->record.quorum.members + m->record.quorum.elders > 0) m->beat_at = now; // its master has to know
     if (newcomer)
         member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.barrier ? m->recovery.late.view : m->view;
     if (m->ballot.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
@@ -255,7 +255,7 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
 
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
     if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) mesh_end_candidate(&m->mesh, out);
-    testament_note_barrier(&m->testament, m->testament.barrier.number + 1, outcome, m->epoch);
+    recovery_record_note_barrier(&m->record, m->record.barrier.number + 1, outcome, m->epoch);
     if (m->ballot.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
 
@@ -344,7 +344,7 @@ void member_resume(struct member *m, uint16_t port, bool earlier, enum member_te
                   .members = m->epoch == NULL ? NULL : m->epoch->everyone},
     };
     memcpy(resume.secret, m->welcome.secret, sizeof resume.secret);
-    testament_tell(&m->testament, &resume, past, losses);
+    recovery_record_tell(&m->record, &resume, past, losses);
     struct wire_header header = member_header(m);
     header.generation = m->recovery.promised;
     wire_encode_resume(&out->frames, header, &resume);
@@ -399,7 +399,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_VERDICT:
         if (!joined || !wire_decode_verdict(body, length, &m->verdict)) return false;
-        testament_note_verdict(&m->testament, &m->verdict);
+        recovery_record_note_verdict(&m->record, &m->verdict);
         member_act(out, MEMBER_VERDICT)->verdict = &m->verdict;
         return true;
     case WIRE_BYE:
@@ -440,7 +440,7 @@ static bool take_answer(struct member *m, const struct wire_header *header, cons
         return true;
     case WIRE_RESUMED:
         if (header->run != m->run || header->generation != r->promised) return true;
-        if (!recovery_take_resumed(r, body, header->length, m->hello.group, testament_newest(&m->testament)))
+        if (!recovery_take_resumed(r, body, header->length, m->hello.group, recovery_record_newest(&m->record)))
             return false;
         m->welcome.heartbeat_limit_ms = r->resumed.heartbeat_limit_ms;
         member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
@@ -485,7 +485,7 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     if (m == NULL) return NULL;
     memset(m, 0, offsetof(struct member, mesh));
     mesh_init(&m->mesh, id, lanes);
-    testament_init(&m->testament);
+    recovery_record_init(&m->record);
     recovery_init(&m->recovery, 0, 1);
     m->id = *id;
     m->hello = (struct wire_hello){.version = WIRE_VERSION, .id = *id, .group = group, .lanes = m->mesh.lanes};
@@ -503,7 +503,7 @@ void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) 
 void member_free(struct member *m) {
     if (m == NULL) return;
     mesh_fini(&m->mesh);
-    testament_fini(&m->testament);
+    recovery_record_fini(&m->record);
     epoch_put(m->epoch);
     free(m);
 }
@@ -582,16 +582,16 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
 
 // ---- state ----
 
-void member_adopt(struct member *m, const struct member_view *view) { testament_adopt(&m->testament, view); }
-void member_adopt_loss(struct member *m, uint64_t group_epoch) { testament_adopt_loss(&m->testament, group_epoch); }
-const struct member_view *member_adopted(const struct member *m) { return &m->testament.adopted; }
-const struct epoch_ring *member_members(const struct member *m) { return testament_members(&m->testament); }
+void member_adopt(struct member *m, const struct member_view *view) { recovery_record_adopt(&m->record, view); }
+void member_adopt_loss(struct member *m, uint64_t group_epoch) { recovery_record_adopt_loss(&m->record, group_epoch); }
+const struct member_view *member_adopted(const struct member *m) { return &m->record.adopted; }
+const struct epoch_ring *member_members(const struct member *m) { return recovery_record_members(&m->record); }
 enum member_phase member_phase(const struct member *m) { return m->phase; }
 const char *member_text(const struct member *m) { return m->text; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
 const struct epoch *member_epoch(const struct member *m) { return m->epoch; }
-const struct wire_barrier *member_barrier(const struct member *m) { return &m->testament.barrier; }
+const struct wire_barrier *member_barrier(const struct member *m) { return &m->record.barrier; }
 bool member_is_seeking(const struct member *m) { return m->recovery.state != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }

@@ -43,7 +43,7 @@ SOURCES = [
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (
-            *(f"peer/{name}.c" for name in ("ballot", "decision", "member", "mesh", "recovery", "testament")),
+            *(f"peer/{name}.c" for name in ("ballot", "decision", "member", "mesh", "recovery", "recovery_record")),
             "master/*.c",
             "ops/*.c",
         )
@@ -196,7 +196,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
-        file="peer/testament.c",
+        file="peer/recovery_record.c",
         old="i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++",
         new="i < t->loss_count; i++",
     ),
@@ -373,7 +373,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="vote_ends_otherwise",  # for those who hear of it from the next master
-        file="peer/testament.c",
+        file="peer/recovery_record.c",
         old="barrier->value = outcome->value;",
         new="barrier->value = 0;",
     ),
@@ -580,10 +580,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="commit_after_cancel_forgotten",  # the next master hears of the cancellation and not of the COMMIT after it
-        file="peer/testament.c",
+        file="peer/recovery_record.c",
         old="if (t->past[i].kind == WIRE_VERDICT_CANCEL) t->past[i].kind = verdict->kind;",
         new="",
-        test="peer/test_testament.c",
+        test="peer/test_recovery_record.c",
     ),
     Mutant(
         name="cancel_of_another_epoch",

@@ -1,35 +1,35 @@
-#include "peer/testament.h"
+#include "peer/recovery_record.h"
 
 #include <string.h>
 
 #include "master/election.h"
 #include "pccl.h"
 
-void testament_init(struct testament *t) {
-    memset(t, 0, offsetof(struct testament, sizes));
+void recovery_record_init(struct recovery_record *t) {
+    memset(t, 0, offsetof(struct recovery_record, sizes));
     t->barrier.sizes = t->sizes;
 }
 
-void testament_fini(struct testament *t) {
+void recovery_record_fini(struct recovery_record *t) {
     while (t->epoch_count > 0) epoch_put(t->epochs[--t->epoch_count]);
 }
 
 // ---- what happens ----
 
-static void drop_epoch(struct testament *t, uint32_t at) {
+static void drop_epoch(struct recovery_record *t, uint32_t at) {
     epoch_put(t->epochs[at]);
     memmove(&t->epochs[at], &t->epochs[at + 1], (--t->epoch_count - at) * sizeof *t->epochs);
 }
 
-static void keep_epoch(struct testament *t, const struct epoch *epoch) {
+static void keep_epoch(struct recovery_record *t, const struct epoch *epoch) {
     while (t->epoch_count > 1 && t->epochs[1]->group_epoch <= t->adopted.group_epoch) drop_epoch(t, 0);
     if (t->epoch_count > 0 && t->epochs[t->epoch_count - 1]->group_epoch == epoch->group_epoch) return;
-    if (t->epoch_count == TESTAMENT_EPOCHS) drop_epoch(t, 1); // not the adopted one
+    if (t->epoch_count == RECOVERY_RECORD_EPOCHS) drop_epoch(t, 1); // not the adopted one
     t->epochs[t->epoch_count++] = epoch_get(epoch);
 }
 
-void testament_note_barrier(struct testament *t, uint64_t number, const struct wire_outcome *outcome,
-                            const struct epoch *epoch) {
+void recovery_record_note_barrier(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
+                                  const struct epoch *epoch) {
     struct wire_barrier *barrier = &t->barrier;
     barrier->number = number;
     barrier->kind = outcome->kind;
@@ -45,7 +45,8 @@ void testament_note_barrier(struct testament *t, uint64_t number, const struct w
     }
 }
 
-void testament_note_epoch(struct testament *t, const struct wire_epoch_commit *commit, const struct epoch *epoch) {
+void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epoch_commit *commit,
+                                const struct epoch *epoch) {
     const struct wire_epoch *told = &commit->epoch;
     t->quorum = commit->quorum;
     keep_epoch(t, epoch);
@@ -58,16 +59,16 @@ void testament_note_epoch(struct testament *t, const struct wire_epoch_commit *c
                    : commit->reason == WIRE_REASON_ORDER ? WIRE_VOTE_OPTIMIZE
                                                          : 0;
     struct wire_outcome outcome = {.kind = kind, .code = pcclSuccess};
-    if (kind != 0 && told->barrier > t->barrier.number) testament_note_barrier(t, told->barrier, &outcome, epoch);
+    if (kind != 0 && told->barrier > t->barrier.number) recovery_record_note_barrier(t, told->barrier, &outcome, epoch);
 }
 
-void testament_take_barrier(struct testament *t, const struct wire_barrier *barrier) {
+void recovery_record_take_barrier(struct recovery_record *t, const struct wire_barrier *barrier) {
     t->barrier = *barrier;
     t->barrier.sizes = t->sizes;
     memcpy(t->sizes, barrier->sizes, barrier->count * sizeof *t->sizes);
 }
 
-void testament_note_sync(struct testament *t, const struct wire_sync_end *end) {
+void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync_end *end) {
     t->sync.round = end->round;
     t->sync.code = end->code;
     t->sync.revision = end->revision;
@@ -76,7 +77,7 @@ void testament_note_sync(struct testament *t, const struct wire_sync_end *end) {
     t->sync.expected = election_expect(end->revision);
 }
 
-void testament_note_verdict(struct testament *t, const struct wire_verdict *verdict) {
+void recovery_record_note_verdict(struct recovery_record *t, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
     bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH ||
                 verdict->kind == WIRE_VERDICT_CANCEL;
@@ -93,7 +94,7 @@ void testament_note_verdict(struct testament *t, const struct wire_verdict *verd
     if (t->past_count < WIRE_MAX_PAST) t->past_count++;
 }
 
-void testament_note_loss(struct testament *t, const struct member_view *view) {
+void recovery_record_note_loss(struct recovery_record *t, const struct member_view *view) {
     // cannot be: there are no more members to lose before the next vote is adopted
     if (t->loss_count == WIRE_MAX_MEMBERS) {
         memmove(t->losses, t->losses + 1, (WIRE_MAX_MEMBERS - 1) * sizeof *t->losses);
@@ -104,7 +105,7 @@ void testament_note_loss(struct testament *t, const struct member_view *view) {
 
 // ---- adoption ----
 
-void testament_adopt(struct testament *t, const struct member_view *view) {
+void recovery_record_adopt(struct recovery_record *t, const struct member_view *view) {
     if (view->number < t->adopted.number) return;
     t->adopted = *view;
     uint32_t kept = 0;
@@ -113,18 +114,18 @@ void testament_adopt(struct testament *t, const struct member_view *view) {
     t->loss_count = kept;
 }
 
-void testament_adopt_loss(struct testament *t, uint64_t group_epoch) {
+void recovery_record_adopt_loss(struct recovery_record *t, uint64_t group_epoch) {
     const struct member_view *found = NULL;
     for (uint32_t i = 0; i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++) found = &t->losses[i];
     if (found != NULL && found->number >= t->adopted.number) t->adopted = *found;
 }
 
-uint64_t testament_newest(const struct testament *t) {
+uint64_t recovery_record_newest(const struct recovery_record *t) {
     uint64_t entered = t->epoch_count == 0 ? 0 : t->epochs[t->epoch_count - 1]->group_epoch;
     return entered > t->lost_epoch ? entered : t->lost_epoch;
 }
 
-const struct epoch_ring *testament_members(const struct testament *t) {
+const struct epoch_ring *recovery_record_members(const struct recovery_record *t) {
     uint32_t i = t->epoch_count;
     while (i > 0 && t->epochs[i - 1]->group_epoch > t->adopted.group_epoch) i--;
     return i > 0 && t->epochs[i - 1]->ring.count == t->adopted.group_world ? &t->epochs[i - 1]->ring : NULL;
@@ -132,8 +133,8 @@ const struct epoch_ring *testament_members(const struct testament *t) {
 
 // ---- telling ----
 
-void testament_tell(const struct testament *t, struct wire_resume *resume, struct wire_past past[WIRE_MAX_PAST],
-                    struct wire_loss losses[WIRE_MAX_MEMBERS]) {
+void recovery_record_tell(const struct recovery_record *t, struct wire_resume *resume,
+                          struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]) {
     uint32_t first = t->past_count < WIRE_MAX_PAST ? 0 : t->past_next;
     for (uint32_t i = 0; i < t->past_count; i++) past[i] = t->past[(first + i) % WIRE_MAX_PAST];
     for (uint32_t i = 0; i < t->loss_count; i++) {

@@ -4,17 +4,17 @@
 // last round of its group ended, the last verdicts, and the losses that its program has not met. Whoever missed one of
 // these still has its vote or its op open, and nothing further can have ended without it: so one of each is enough, and
 // as many verdicts as ops can be live.
-#ifndef PCCL_PEER_TESTAMENT_H
-#define PCCL_PEER_TESTAMENT_H
+#ifndef PCCL_PEER_RECOVERY_RECORD_H
+#define PCCL_PEER_RECOVERY_RECORD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "peer/decision.h"
 
-enum { TESTAMENT_EPOCHS = 64 };
+enum { RECOVERY_RECORD_EPOCHS = 64 };
 
-struct testament {
+struct recovery_record {
     uint64_t lost_epoch;         // the last group epoch that lost a member of the own group
     struct wire_quorum quorum;   // of the epoch in force
     struct wire_barrier barrier; // the last vote of all that ended
@@ -27,7 +27,8 @@ struct testament {
     uint32_t loss_count;        // of the own group, after the last vote that was adopted
     uint32_t past_count, past_next;
     uint32_t epoch_count;
-    const struct epoch *epochs[TESTAMENT_EPOCHS]; // of the own group: the adopted one and later ones, oldest first
+    const struct epoch
+        *epochs[RECOVERY_RECORD_EPOCHS]; // of the own group: the adopted one and later ones, oldest first
 
     // Nothing of these is read before it is written, so that nobody pays for clearing them.
     struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `barrier`
@@ -35,34 +36,35 @@ struct testament {
     struct wire_past past[WIRE_MAX_PAST];           // of a ring
 };
 
-void testament_init(struct testament *t);
-void testament_fini(struct testament *t);
+void recovery_record_init(struct recovery_record *t);
+void recovery_record_fini(struct recovery_record *t);
 
 // ---- what happens ----
 // An epoch is in force.
-void testament_note_epoch(struct testament *t, const struct wire_epoch_commit *commit, const struct epoch *epoch);
+void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epoch_commit *commit,
+                                const struct epoch *epoch);
 // A vote of all has ended; `epoch` is the one in force, or NULL.
-void testament_note_barrier(struct testament *t, uint64_t number, const struct wire_outcome *outcome,
-                            const struct epoch *epoch);
+void recovery_record_note_barrier(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
+                                  const struct epoch *epoch);
 // The last vote of all, as another peer knew it.
-void testament_take_barrier(struct testament *t, const struct wire_barrier *barrier);
-void testament_note_sync(struct testament *t, const struct wire_sync_end *end);
-void testament_note_verdict(struct testament *t, const struct wire_verdict *verdict);
+void recovery_record_take_barrier(struct recovery_record *t, const struct wire_barrier *barrier);
+void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync_end *end);
+void recovery_record_note_verdict(struct recovery_record *t, const struct wire_verdict *verdict);
 // The own group has lost members in the epoch of `view`, which the program has to meet.
-void testament_note_loss(struct testament *t, const struct member_view *view);
+void recovery_record_note_loss(struct recovery_record *t, const struct member_view *view);
 
 // ---- adoption ----
-void testament_adopt(struct testament *t, const struct member_view *view);
+void recovery_record_adopt(struct recovery_record *t, const struct member_view *view);
 // Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
-void testament_adopt_loss(struct testament *t, uint64_t group_epoch);
+void recovery_record_adopt_loss(struct recovery_record *t, uint64_t group_epoch);
 // The newest group epoch that is known, entered or of a loss; 0: none.
-uint64_t testament_newest(const struct testament *t);
+uint64_t recovery_record_newest(const struct recovery_record *t);
 // The own group as the program has adopted it. NULL: its members are not known, because some were lost together with a
 // master.
-const struct epoch_ring *testament_members(const struct testament *t);
+const struct epoch_ring *recovery_record_members(const struct recovery_record *t);
 
 // What the next master is told of it: writes its part of `resume`, whose lists are `past` and `losses`.
-void testament_tell(const struct testament *t, struct wire_resume *resume, struct wire_past past[WIRE_MAX_PAST],
-                    struct wire_loss losses[WIRE_MAX_MEMBERS]);
+void recovery_record_tell(const struct recovery_record *t, struct wire_resume *resume,
+                          struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]);
 
 #endif

@@ -1,18 +1,18 @@
 // What a peer must know after a loss of the master.
-#include "peer/testament.h"
+#include "peer/recovery_record.h"
 
 #include <string.h>
 
 #include "check.h"
 #include "pccl.h"
 
-static struct testament t;
+static struct recovery_record t;
 static struct wire_past past[WIRE_MAX_PAST];
 static struct wire_loss losses[WIRE_MAX_MEMBERS];
 
 static struct wire_resume tell(void) {
     struct wire_resume resume = {.epoch = {.number = 77}};
-    testament_tell(&t, &resume, past, losses);
+    recovery_record_tell(&t, &resume, past, losses);
     CHECK_EQ(resume.epoch.number, 77); // not its part
     return resume;
 }
@@ -31,19 +31,19 @@ static struct epoch *epoch_of(uint64_t number, const char *groups) {
 }
 
 static void test_verdicts(void) {
-    testament_init(&t);
+    recovery_record_init(&t);
     CHECK_EQ(tell().past_count, 0);
     struct wire_verdict verdict = {.kind = WIRE_VERDICT_ABORT};
-    testament_note_verdict(&t, &verdict); // follows from what members report
+    recovery_record_note_verdict(&t, &verdict); // follows from what members report
     verdict.kind = WIRE_VERDICT_REDO;
-    testament_note_verdict(&t, &verdict);
+    recovery_record_note_verdict(&t, &verdict);
     verdict = (struct wire_verdict){.kind = WIRE_VERDICT_COMMIT, .supplier = {{4}}}; // a supplier is found anew
-    testament_note_verdict(&t, &verdict);
+    recovery_record_note_verdict(&t, &verdict);
     CHECK_EQ(tell().past_count, 0);
     for (uint32_t i = 0; i < WIRE_MAX_PAST + 5; i++) {
         verdict = (struct wire_verdict){.kind = i % 2 == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
         verdict.name.tag = i;
-        testament_note_verdict(&t, &verdict);
+        recovery_record_note_verdict(&t, &verdict);
     }
     REQUIRE(tell().past_count == WIRE_MAX_PAST); // the last ones, newest last
     CHECK_EQ(past[0].name.tag, 5);
@@ -52,23 +52,23 @@ static void test_verdicts(void) {
 }
 
 static void test_cancellations(void) {
-    testament_init(&t);
+    recovery_record_init(&t);
     struct wire_verdict verdict = {.kind = WIRE_VERDICT_CANCEL, .name = {.epoch = 3, .tag = 7, .sequence = 1}};
-    testament_note_verdict(&t, &verdict);
+    recovery_record_note_verdict(&t, &verdict);
     REQUIRE(tell().past_count == 1);
     CHECK_EQ(past[0].kind, WIRE_VERDICT_CANCEL);
     verdict.kind = WIRE_VERDICT_COMMIT; // a member had completed it
-    testament_note_verdict(&t, &verdict);
+    recovery_record_note_verdict(&t, &verdict);
     for (uint32_t i = 0; i < tell().past_count; i++) CHECK_EQ(past[i].kind, WIRE_VERDICT_COMMIT);
 }
 
 static void test_barriers(void) {
-    testament_init(&t);
+    recovery_record_init(&t);
     struct wire_outcome outcome = {.kind = WIRE_VOTE_PENDING, .code = pcclSuccess, .value = 1};
-    testament_note_barrier(&t, 1, &outcome, NULL); // of a newcomer
+    recovery_record_note_barrier(&t, 1, &outcome, NULL); // of a newcomer
     CHECK_EQ(tell().barrier.count, 0);
     struct epoch *epoch = epoch_of(9, "11222");
-    testament_note_barrier(&t, 2, &outcome, epoch);
+    recovery_record_note_barrier(&t, 2, &outcome, epoch);
     struct wire_resume resume = tell();
     CHECK_EQ(resume.epoch.barrier, 2);
     CHECK_EQ(resume.barrier.epoch, 9);
@@ -80,58 +80,58 @@ static void test_barriers(void) {
 
     // An epoch ends the vote that it came of, once.
     struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .barrier = 2}};
-    testament_note_epoch(&t, &commit, epoch);
+    recovery_record_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().barrier.kind, WIRE_VOTE_PENDING);
     commit.epoch.barrier = 3;
     commit.reason = WIRE_REASON_LOSS; // ends none
-    testament_note_epoch(&t, &commit, epoch);
+    recovery_record_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().epoch.barrier, 2);
     commit.reason = WIRE_REASON_ORDER;
-    testament_note_epoch(&t, &commit, epoch);
+    recovery_record_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().epoch.barrier, 3);
     CHECK_EQ(tell().barrier.kind, WIRE_VOTE_OPTIMIZE);
 
     struct wire_group_size sizes[1] = {{.group = 5, .count = 6}};
     struct wire_barrier told = {.number = 8, .kind = WIRE_VOTE_UPDATE, .count = 1, .sizes = sizes};
-    testament_take_barrier(&t, &told);
+    recovery_record_take_barrier(&t, &told);
     sizes[0].count = 0; // a copy
     CHECK_EQ(tell().barrier.sizes[0].count, 6);
-    testament_fini(&t);
+    recovery_record_fini(&t);
     epoch_put(epoch);
 }
 
 static void test_rounds(void) {
-    testament_init(&t);
+    recovery_record_init(&t);
     struct wire_sync_end end = {.round = 4, .code = pcclNoSharedStateAvailable, .revision = 7};
-    testament_note_sync(&t, &end);
+    recovery_record_note_sync(&t, &end);
     CHECK(!tell().sync_committed);
     CHECK_EQ(tell().sync_code, pcclNoSharedStateAvailable);
     end = (struct wire_sync_end){.round = 5, .code = pcclSuccess, .revision = 7};
-    testament_note_sync(&t, &end);
+    recovery_record_note_sync(&t, &end);
     CHECK(tell().sync_committed);
     CHECK_EQ(tell().epoch.sync_expected, 8);
     // Rounds of the group that it heard of with an epoch alone.
     struct epoch *epoch = epoch_of(1, "1");
     struct wire_epoch_commit commit = {.epoch = {.sync_round = 5, .sync_expected = 70, .lost_epoch = 3}};
-    testament_note_epoch(&t, &commit, epoch);
+    recovery_record_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_expected, 8);
     commit.epoch.sync_round = 6;
     commit.epoch.lost_epoch = 2;
-    testament_note_epoch(&t, &commit, epoch);
+    recovery_record_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_round, 6);
     CHECK_EQ(tell().epoch.sync_expected, 70);
     CHECK_EQ(tell().epoch.lost_epoch, 3); // never goes back
-    testament_fini(&t);
+    recovery_record_fini(&t);
     epoch_put(epoch);
 }
 
 // How many members the adopted epoch had; 0: they are not known.
-static uint32_t members(void) { return testament_members(&t) == NULL ? 0 : testament_members(&t)->count; }
+static uint32_t members(void) { return recovery_record_members(&t) == NULL ? 0 : recovery_record_members(&t)->count; }
 
 static void note(uint64_t number, const char *groups) {
     struct wire_epoch_commit commit = {.epoch = {.number = number}};
     struct epoch *epoch = epoch_of(number, groups);
-    testament_note_epoch(&t, &commit, epoch);
+    recovery_record_note_epoch(&t, &commit, epoch);
     epoch_put(epoch);
 }
 
@@ -140,56 +140,56 @@ static struct member_view view_of(uint64_t group_epoch, uint32_t group_world) {
 }
 
 static void test_members(void) {
-    testament_init(&t);
+    recovery_record_init(&t);
     CHECK_EQ(members(), 0);
     note(4, "11112");
     CHECK_EQ(members(), 0); // not adopted yet
     struct member_view view = view_of(4, 4);
-    testament_adopt(&t, &view);
+    recovery_record_adopt(&t, &view);
     CHECK_EQ(members(), 4);
     note(6, "1112");
     note(7, "112");
     for (uint64_t number = 6; number < 8; number++) {
         view = view_of(number, number == 6 ? 3 : 2);
-        testament_note_loss(&t, &view);
+        recovery_record_note_loss(&t, &view);
     }
     CHECK_EQ(members(), 4); // losses show when they are adopted
-    testament_adopt_loss(&t, 6);
+    recovery_record_adopt_loss(&t, 6);
     CHECK_EQ(members(), 3);
-    testament_adopt_loss(&t, 7);
+    recovery_record_adopt_loss(&t, 7);
     CHECK_EQ(members(), 2);
     view = view_of(9, 1); // of an epoch that was missed
-    testament_note_loss(&t, &view);
-    testament_adopt_loss(&t, 9);
+    recovery_record_note_loss(&t, &view);
+    recovery_record_adopt_loss(&t, 9);
     CHECK_EQ(members(), 0);
     note(10, "111");
     view = view_of(10, 3);
-    testament_adopt(&t, &view);
+    recovery_record_adopt(&t, &view);
     CHECK_EQ(members(), 3);
-    for (uint64_t number = 11; number < 11 + 3 * TESTAMENT_EPOCHS; number++) note(number, "111"); // mended links
+    for (uint64_t number = 11; number < 11 + 3 * RECOVERY_RECORD_EPOCHS; number++) note(number, "111"); // mended links
     CHECK_EQ(members(), 3);
-    testament_fini(&t);
+    recovery_record_fini(&t);
 }
 
 static void test_adoption(void) {
-    testament_init(&t);
+    recovery_record_init(&t);
     for (uint64_t epoch = 2; epoch <= 8; epoch += 2)
-        testament_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch, .group_world = 9});
-    testament_adopt_loss(&t, 1); // none is known up to it
+        recovery_record_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch, .group_world = 9});
+    recovery_record_adopt_loss(&t, 1); // none is known up to it
     CHECK_EQ(t.adopted.number, 0);
-    testament_adopt_loss(&t, 5); // the newest up to it
+    recovery_record_adopt_loss(&t, 5); // the newest up to it
     CHECK_EQ(t.adopted.number, 4);
-    testament_adopt_loss(&t, 2); // never back
+    recovery_record_adopt_loss(&t, 2); // never back
     CHECK_EQ(t.adopted.number, 4);
     CHECK_EQ(tell().loss_count, 4);
-    testament_adopt(&t, &(struct member_view){.number = 6, .group_epoch = 6});
+    recovery_record_adopt(&t, &(struct member_view){.number = 6, .group_epoch = 6});
     CHECK_EQ(tell().loss_count, 1);
     CHECK_EQ(losses[0].epoch, 8);
     CHECK_EQ(losses[0].group_members, 9);
-    testament_adopt(&t, &(struct member_view){.number = 5, .group_epoch = 5});
+    recovery_record_adopt(&t, &(struct member_view){.number = 5, .group_epoch = 5});
     CHECK_EQ(t.adopted.number, 6);
     for (uint64_t epoch = 10; epoch < 10 + WIRE_MAX_MEMBERS; epoch++)
-        testament_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch});
+        recovery_record_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch});
     CHECK_EQ(tell().loss_count, WIRE_MAX_MEMBERS); // the oldest went
     CHECK_EQ(losses[0].epoch, 10);
 }
