@@ -153,10 +153,10 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
     for ip in addresses:
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, endpoint.port)
-        inquiry = _ffi.new("struct pccl_inquiry **")
-        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, int(timeout * 1000), inquiry), "pcclDiagnose")
+        query = _ffi.new("struct pccl_status_query **")
+        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, int(timeout * 1000), query), "pcclDiagnose")
         try:
-            return _await(inquiry[0])
+            return _await(query[0])
         except PCCLError as error:
             text = f"no master answers at {endpoint}: {error.detail.removeprefix('no master answers: ')}"
     raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text)
@@ -164,20 +164,20 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
 
 def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:
     """Asks the master of a communicator's run."""
-    inquiry = _ffi.new("struct pccl_inquiry **")
-    call(handle, "pccl_ext_diagnose_begin", limit_ms, inquiry, name="pcclDiagnose")
-    return _await(inquiry[0])
+    query = _ffi.new("struct pccl_status_query **")
+    call(handle, "pccl_ext_diagnose_begin", limit_ms, query, name="pcclDiagnose")
+    return _await(query[0])
 
 
-def _await(inquiry: Any) -> Diagnosis:
+def _await(query: Any) -> Diagnosis:
     """Waits for the answer in slices, so that Ctrl-C works at once, and frees the question."""
     out = _ffi.new("struct pccl_diagnosis **")
     try:
-        while (code := _C.pccl_ext_diagnose_wait(inquiry, SLICE_MS, out)) == TIMED_OUT:
+        while (code := _C.pccl_ext_diagnose_wait(query, SLICE_MS, out)) == TIMED_OUT:
             pass
         PCCLError.check(code, "pcclDiagnose")
     finally:
-        _C.pccl_ext_diagnose_end(inquiry)
+        _C.pccl_ext_diagnose_end(query)
     return _take(out[0])
 
 

@@ -7,7 +7,7 @@
 #include "api/ext.h"
 #include "base/platform.h"
 #include "data/pace.h"
-#include "master/inquiry.h"
+#include "master/status_query.h"
 #include "net/socket.h"
 #include "topology/diagnosis.h"
 
@@ -46,15 +46,15 @@ static void take_finding(const struct answer *answer, const struct diagnosis_fin
 // ---- asking ----
 
 // A question to the masters of a list, one after another, until one serves the run.
-struct pccl_inquiry {
+struct pccl_status_query {
     struct wire_address masters[WIRE_MAX_MASTERS];
-    uint32_t count, at;        // of them; asked now
-    bool own;                  // of a communicator: the run that has this member
-    struct wire_diagnose self; // likewise
-    int64_t end_ns;            // of all of it
-    int64_t turn_ns;           // of the master that is asked now: each has a part of the time left
-    struct inquiry *asked;     // NULL: nobody yet
-    int error;                 // the last one
+    uint32_t count, at;         // of them; asked now
+    bool own;                   // of a communicator: the run that has this member
+    struct wire_diagnose self;  // likewise
+    int64_t end_ns;             // of all of it
+    int64_t turn_ns;            // of the master that is asked now: each has a part of the time left
+    struct status_query *asked; // NULL: nobody yet
+    int error;                  // the last one
     struct answer answer;
 };
 
@@ -64,102 +64,101 @@ static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
     return false;
 }
 
-static pcclResult_t inquiry_new(uint32_t limit_ms, struct pccl_inquiry **out) {
-    struct pccl_inquiry *inquiry = calloc(1, sizeof *inquiry);
-    if (inquiry == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
-    inquiry->end_ns = platform_now_ns() + limit_ms * MS_NS;
-    *out = inquiry;
+static pcclResult_t status_query_new(uint32_t limit_ms, struct pccl_status_query **out) {
+    struct pccl_status_query *query = calloc(1, sizeof *query);
+    if (query == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
+    query->end_ns = platform_now_ns() + limit_ms * MS_NS;
+    *out = query;
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_inquiry **out) {
+pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
     struct communicator *c = comm->communicator;
-    struct pccl_inquiry *inquiry = NULL;
+    struct pccl_status_query *query = NULL;
     RETURN_IF_FAILED(communicator_usable(c));
-    RETURN_IF_FAILED(inquiry_new(limit_ms, &inquiry));
+    RETURN_IF_FAILED(status_query_new(limit_ms, &query));
     // Another thread may destroy the communicator from here on.
     communicator_begin(c);
-    inquiry->count = c->params.master_count;
-    memcpy(inquiry->masters, c->params.masters, sizeof inquiry->masters);
+    query->count = c->params.master_count;
+    memcpy(query->masters, c->params.masters, sizeof query->masters);
     if (c->mind != NULL && !c->renewing) {
-        inquiry->self.id = *member_id(c->mind);
-        memcpy(inquiry->self.secret, member_welcome(c->mind)->secret, sizeof inquiry->self.secret);
+        query->self.id = *member_id(c->mind);
+        memcpy(query->self.secret, member_welcome(c->mind)->secret, sizeof query->self.secret);
     }
     communicator_finish(c, pcclSuccess);
-    inquiry->own = true;
-    *out = inquiry;
+    query->own = true;
+    *out = query;
     return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
-                                         struct pccl_inquiry **out) {
+                                         struct pccl_status_query **out) {
     struct wire_address master;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    RETURN_IF_FAILED(inquiry_new(limit_ms, out));
+    RETURN_IF_FAILED(status_query_new(limit_ms, out));
     (*out)->masters[0] = master;
     (*out)->count = 1;
     return pcclSuccess;
 }
 
 // Carries the turn of one master on until `until_ns`. True: it has answered.
-static bool take_turn(struct pccl_inquiry *inquiry, int64_t until_ns) {
-    struct wire_matrix *matrix = &inquiry->answer.matrix;
-    *matrix = (struct wire_matrix){.members = inquiry->answer.members, .edges = inquiry->answer.edges};
-    inquiry->error = inquiry->asked == NULL ? inquiry_begin(&inquiry->masters[inquiry->at],
-                                                            inquiry->own ? &inquiry->self : NULL, &inquiry->asked)
-                                            : 0;
-    if (inquiry->error == 0) inquiry->error = inquiry_wait(inquiry->asked, until_ns, matrix);
-    return inquiry->error == 0 && (!inquiry->own || names(matrix, &inquiry->self.id));
+static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
+    struct wire_matrix *matrix = &query->answer.matrix;
+    *matrix = (struct wire_matrix){.members = query->answer.members, .edges = query->answer.edges};
+    query->error = query->asked == NULL
+                       ? status_query_begin(&query->masters[query->at], query->own ? &query->self : NULL, &query->asked)
+                       : 0;
+    if (query->error == 0) query->error = status_query_wait(query->asked, until_ns, matrix);
+    return query->error == 0 && (!query->own || names(matrix, &query->self.id));
 }
 
-static pcclResult_t without_answer(const struct pccl_inquiry *inquiry) {
-    if (inquiry->error == 0)
+static pcclResult_t without_answer(const struct pccl_status_query *query) {
+    if (query->error == 0)
         return detail_fail(pcclMasterConnectionFailed, "no master serves the run of this peer at the moment: a lost "
                                                        "master is being replaced, ask again");
     return detail_fail(pcclMasterConnectionFailed, "%s: %s",
-                       inquiry->own ? "the master does not answer" : "no master answers", strerror(-inquiry->error));
+                       query->own ? "the master does not answer" : "no master answers", strerror(-query->error));
 }
 
-static pcclResult_t wait_until(struct pccl_inquiry *inquiry, int64_t slice_ns) {
-    for (; inquiry->at < inquiry->count; inquiry->at++) {
+static pcclResult_t wait_until(struct pccl_status_query *query, int64_t slice_ns) {
+    for (; query->at < query->count; query->at++) {
         int64_t now_ns = platform_now_ns();
-        if (inquiry->turn_ns == 0)
-            inquiry->turn_ns = now_ns + (inquiry->end_ns - now_ns) / (inquiry->count - inquiry->at);
-        if (take_turn(inquiry, platform_earlier(slice_ns, inquiry->turn_ns))) return pcclSuccess;
-        if (inquiry->error == -ETIMEDOUT && slice_ns < inquiry->turn_ns)
+        if (query->turn_ns == 0) query->turn_ns = now_ns + (query->end_ns - now_ns) / (query->count - query->at);
+        if (take_turn(query, platform_earlier(slice_ns, query->turn_ns))) return pcclSuccess;
+        if (query->error == -ETIMEDOUT && slice_ns < query->turn_ns)
             return detail_fail(pcclTimedOut, "the master has not answered yet");
-        inquiry_end(inquiry->asked);
-        inquiry->asked = NULL;
-        inquiry->turn_ns = 0;
+        status_query_end(query->asked);
+        query->asked = NULL;
+        query->turn_ns = 0;
     }
-    return without_answer(inquiry);
+    return without_answer(query);
 }
 
-void pccl_ext_diagnose_end(struct pccl_inquiry *inquiry) {
-    if (inquiry == NULL) return;
-    inquiry_end(inquiry->asked);
-    free(inquiry);
+void pccl_ext_diagnose_end(struct pccl_status_query *query) {
+    if (query == NULL) return;
+    status_query_end(query->asked);
+    free(query);
 }
 
 pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *findings_out, size_t capacity, size_t *count_out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(count_out);
     if (capacity > 0) REQUIRE_NOT_NULL(findings_out);
-    struct pccl_inquiry *inquiry = NULL;
-    RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &inquiry));
-    pcclResult_t code = wait_until(inquiry, INT64_MAX);
+    struct pccl_status_query *query = NULL;
+    RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &query));
+    pcclResult_t code = wait_until(query, INT64_MAX);
     if (code == pcclSuccess) {
         struct diagnosis_finding found[DIAGNOSIS_MOST];
-        *count_out = diagnosis_make(&inquiry->answer.matrix, found, NULL);
+        *count_out = diagnosis_make(&query->answer.matrix, found, NULL);
         for (size_t i = 0; i < *count_out && i < capacity; i++)
-            take_finding(&inquiry->answer, &found[i], &findings_out[i]);
+            take_finding(&query->answer, &found[i], &findings_out[i]);
     }
-    pccl_ext_diagnose_end(inquiry);
+    pccl_ext_diagnose_end(query);
     return code;
 }
 
@@ -241,11 +240,12 @@ static struct pccl_diagnosis *make(const struct answer *answer) {
     return NULL;
 }
 
-pcclResult_t pccl_ext_diagnose_wait(struct pccl_inquiry *inquiry, uint32_t milliseconds, struct pccl_diagnosis **out) {
-    REQUIRE_NOT_NULL(inquiry);
+pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds,
+                                    struct pccl_diagnosis **out) {
+    REQUIRE_NOT_NULL(query);
     REQUIRE_NOT_NULL(out);
-    RETURN_IF_FAILED(wait_until(inquiry, platform_now_ns() + milliseconds * MS_NS));
-    *out = make(&inquiry->answer);
+    RETURN_IF_FAILED(wait_until(query, platform_now_ns() + milliseconds * MS_NS));
+    *out = make(&query->answer);
     return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
 }
 

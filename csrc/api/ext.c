@@ -15,7 +15,7 @@
 #include "device/gpu.h"
 #include "device/device.h"
 #include "device/memory.h"
-#include "master/inquiry.h"
+#include "master/status_query.h"
 #include "net/peer_name.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
@@ -81,7 +81,7 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     struct wire_status_is status;
-    int error = inquiry_ask(&master, platform_now_ns() + limit_ms * MS_NS, &status);
+    int error = status_query_ask(&master, platform_now_ns() + limit_ms * MS_NS, &status);
     if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));
     *out = status.activity != WIRE_IDLE;
     *completed = status.completed != 0;

@@ -233,17 +233,18 @@ struct pccl_diagnosis {
 };
 
 // A question to a master, waited for in pieces. One thread at a time.
-struct pccl_inquiry;
+struct pccl_status_query;
 // Of the run of this communicator, whose master is asked and has `limit_ms` to answer. As pcclDiagnose. Any thread; the
 // communicator may be destroyed meanwhile.
-pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_inquiry **out);
+pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out);
 // Of the run that this master serves; no peers: it serves none. A master of the same user on this host tells
 // everything, any other one counts only. Needs no pcclInit.
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
-                                         struct pccl_inquiry **out);
+                                         struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
-pcclResult_t pccl_ext_diagnose_wait(struct pccl_inquiry *inquiry, uint32_t milliseconds, struct pccl_diagnosis **out);
-void pccl_ext_diagnose_end(struct pccl_inquiry *inquiry);       // NULL is allowed
+pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds,
+                                    struct pccl_diagnosis **out);
+void pccl_ext_diagnose_end(struct pccl_status_query *query);    // NULL is allowed
 void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis); // NULL is allowed
 
 // ---- links ----

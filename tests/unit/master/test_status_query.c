@@ -1,5 +1,5 @@
 // Asking masters that answer, are silent, are gone or talk nonsense.
-#include "master/inquiry.h"
+#include "master/status_query.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@ static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1
 
 static int ask(const struct wire_address *address, int ms, enum wire_activity *out) {
     struct wire_status_is status;
-    int error = inquiry_ask(address, platform_now_ns() + ms * MS_NS, &status);
+    int error = status_query_ask(address, platform_now_ns() + ms * MS_NS, &status);
     if (error == 0) *out = status.activity;
     return error;
 }

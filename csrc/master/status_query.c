@@ -1,0 +1,119 @@
+#include "master/status_query.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#include "base/platform.h"
+#include "net/conn.h"
+#include "net/local.h"
+#include "net/transport.h"
+
+// 0 once one of the events is there, or the connection has ended.
+static int await(const struct transport *stream, short events, int64_t deadline_ns) {
+    struct pollfd awaited = {.fd = stream->fd, .events = events};
+    for (;;) {
+        int64_t now_ns = platform_now_ns();
+        if (now_ns >= deadline_ns) return -ETIMEDOUT;
+        int ready = poll(&awaited, 1, platform_wait_ms(now_ns, deadline_ns));
+        if (ready > 0) return 0;
+        if (ready < 0 && errno != EINTR) return -errno;
+    }
+}
+
+struct status_query {
+    struct transport *stream;
+    struct conn_in in;
+    struct conn_out out; // the question, until it is sent
+};
+
+// Sends what is left of the question.
+static int ask(struct status_query *query, int64_t deadline_ns) {
+    int error = 0;
+    while (conn_out_waiting(&query->out) > 0 && (error == 0 || error == -EAGAIN)) {
+        error = await(query->stream, POLLOUT, deadline_ns);
+        if (error == 0) error = transport_step(query->stream);
+        if (error == 0) error = conn_out_flush(&query->out, query->stream);
+    }
+    return error;
+}
+
+static bool is_answer(const struct wire_header *header) {
+    return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX;
+}
+
+// An answer of this type, decoded.
+static int hear(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
+    for (;;) {
+        struct wire_header header;
+        const uint8_t *body;
+        enum conn_next next = conn_in_next(&query->in, is_answer, &header, &body);
+        if (next == CONN_FRAME && header.type == answer) {
+            bool good = answer == WIRE_MATRIX ? wire_decode_matrix(body, header.length, out)
+                                              : wire_decode_status_is(body, header.length, out);
+            return good ? 0 : -EPROTO;
+        }
+        if (next != CONN_MORE) return -EPROTO;
+        ptrdiff_t got = conn_in_receive(&query->in, query->stream, 0);
+        if (got == 0) return -ECONNRESET;
+        if (got < 0 && got != -EAGAIN) return (int)got;
+        int error = got == -EAGAIN ? await(query->stream, POLLIN, deadline_ns) : 0;
+        if (error != 0) return error;
+    }
+}
+
+static int dial(struct status_query *query, const struct wire_address *master, bool local) {
+    int fd = local ? local_dial(master) : -1;
+    *query = (struct status_query){0};
+    if (fd < 0) return transport_dial(master, &query->stream);
+    query->stream = transport_new(fd);
+    return query->stream == NULL ? -ENOMEM : 0;
+}
+
+static int carry_on(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
+    int error = ask(query, deadline_ns);
+    return error == 0 ? hear(query, answer, deadline_ns, out) : error;
+}
+
+static void end(struct status_query *query) {
+    conn_in_fini(&query->in);
+    conn_out_fini(&query->out);
+    transport_free(query->stream);
+}
+
+int status_query_ask(const struct wire_address *master, int64_t deadline_ns, struct wire_status_is *out) {
+    struct status_query query;
+    int error = dial(&query, master, false);
+    if (error != 0) return error;
+    wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
+    error = carry_on(&query, WIRE_STATUS_IS, deadline_ns, out);
+    end(&query);
+    return error;
+}
+
+int status_query_begin(const struct wire_address *master, const struct wire_diagnose *proof,
+                       struct status_query **out) {
+    struct status_query *query = malloc(sizeof *query);
+    int error = query == NULL ? -ENOMEM : dial(query, master, proof == NULL);
+    if (error != 0) {
+        free(query);
+        return error;
+    }
+    if (proof != NULL)
+        wire_encode_diagnose(&query->out.bytes, (struct wire_header){0}, proof);
+    else
+        wire_encode_empty(&query->out.bytes, (struct wire_header){0}, WIRE_DIAGNOSE);
+    *out = query;
+    return 0;
+}
+
+int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out) {
+    return carry_on(query, WIRE_MATRIX, deadline_ns, out);
+}
+
+void status_query_end(struct status_query *query) {
+    if (query == NULL) return;
+    end(query);
+    free(query);
+}
