@@ -24,7 +24,7 @@
 #include "data/telemetry.h"
 #include "data/worker.h"
 #include "device/device.h"
-#include "device/door.h"
+#include "device/rendezvous.h"
 #include "device/reader.h"
 
 enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };

@@ -10,7 +10,7 @@
 #include "data/sight.h"
 #include "data/throttle.h"
 #include "data/workers.h"
-#include "device/door.h"
+#include "device/rendezvous.h"
 #include "device/memory.h"
 #include "net/peer_name.h"
 #include "net/transport.h"
@@ -43,7 +43,7 @@ struct neighbour {
     bool unreadable;                        // thread: reading has failed since the process was verified
     bool hangs;                             // thread: its memory did not answer once, and is read no more
     bool offered;                           // in this epoch it has told the name of its
-    uint8_t door[DOOR_NAME_BYTES];
+    uint8_t rendezvous[RENDEZVOUS_NAME_BYTES];
     struct boxes boxes;
     uint64_t eager_bytes;     // movers/direct, movers/ring: sent before the peer posted the op
     double speed;             // thread: of its links together

@@ -11,7 +11,7 @@
 #include "data/same_host.h"
 #include "data/service.h"
 #include "device/device.h"
-#include "device/door.h"
+#include "device/rendezvous.h"
 
 // ---- frames of links ----
 static bool place_nothing(struct engine *engine, struct incoming *in) {
@@ -26,13 +26,13 @@ static bool take_heartbeat(struct engine *engine, struct incoming *in) {
     return true;
 }
 
-static bool place_door(struct engine *engine, struct incoming *in) {
+static bool place_rendezvous(struct engine *engine, struct incoming *in) {
     (void)engine;
     in->to = in->place;
-    return in->length == DOOR_NAME_BYTES;
+    return in->length == RENDEZVOUS_NAME_BYTES;
 }
 
-static bool take_door(struct engine *engine, struct incoming *in) {
+static bool take_rendezvous(struct engine *engine, struct incoming *in) {
     if (in->header.epoch == engine_header(engine).epoch) same_host_offered(in->lane);
     return true;
 }
@@ -179,7 +179,7 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_CODES] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_RESULT] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_GRANT] = {.place = place_nothing, .hear = hear_signal},
-        [WIRE_MEMORY] = {.place = place_door, .arrived = take_door},
+        [WIRE_MEMORY] = {.place = place_rendezvous, .arrived = take_rendezvous},
         [WIRE_CHUNK_AT] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_CHUNK_IN] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_TAKEN] = {.place = place_nothing, .arrived = take_taken},

@@ -17,9 +17,9 @@
 
 // All but `reader` is thread.
 struct same_host {
-    struct door *door;     // NULL: nobody's memory is read, nor is ours
-    struct reader *reader; // lock
-    struct lane *reading;  // that it reads for
+    struct rendezvous *rendezvous; // NULL: nobody's memory is read, nor is ours
+    struct reader *reader;         // lock
+    struct lane *reading;          // that it reads for
 };
 
 enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
@@ -37,7 +37,7 @@ struct claim {
     struct claimed_link links[WIRE_MAX_LANES + 1];
 };
 
-_Static_assert(sizeof(struct claim) <= DOOR_CLAIM_BYTES, "a claim fits");
+_Static_assert(sizeof(struct claim) <= RENDEZVOUS_CLAIM_BYTES, "a claim fits");
 
 struct same_host *same_host_new(int epoll) {
     struct same_host *host = calloc(1, sizeof *host);
@@ -45,13 +45,13 @@ struct same_host *same_host_new(int epoll) {
         free(host);
         return NULL;
     }
-    if (memory_is_wanted()) host->door = door_open(epoll, host);
+    if (memory_is_wanted()) host->rendezvous = rendezvous_open(epoll, host);
     return host;
 }
 
 void same_host_free(struct same_host *host) {
     if (host == NULL) return;
-    door_close(host->door);
+    rendezvous_close(host->rendezvous);
     reader_free(host->reader);
     free(host);
 }
@@ -89,7 +89,7 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
 
 bool same_host_may_come(const struct lane *lane) {
     struct claimed_link unused;
-    return lane->engine->same_host->door != NULL && addresses_of(lane, &unused);
+    return lane->engine->same_host->rendezvous != NULL && addresses_of(lane, &unused);
 }
 
 static void claim_links(struct engine *engine, struct neighbour *peer) {
@@ -105,19 +105,19 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
     }
     if (claim.count == 0) return;
     int box = box_make(&peer->boxes);
-    bool brought = door_knock(peer->door, &claim, claim_length(claim.count), box);
+    bool brought = rendezvous_send(peer->rendezvous, &claim, claim_length(claim.count), box);
     descriptor_close(box);
     if (brought) return;
     if (box >= 0) box_drop_own(&peer->boxes);
-    LOG(LOG_DEBUG, "a neighbour's door cannot be reached: it is sent what it could read");
+    LOG(LOG_DEBUG, "a neighbour's rendezvous cannot be reached: it is sent what it could read");
 }
 
 void same_host_offer(struct engine *engine) {
     engine_assert_locked(engine);
     struct wire_op head = {0};
-    struct block *offer = engine->same_host->door == NULL ? NULL : block_new(engine, DOOR_NAME_BYTES);
+    struct block *offer = engine->same_host->rendezvous == NULL ? NULL : block_new(engine, RENDEZVOUS_NAME_BYTES);
     if (offer == NULL) return;
-    memcpy(offer->bytes, door_name(engine->same_host->door), DOOR_NAME_BYTES);
+    memcpy(offer->bytes, rendezvous_name(engine->same_host->rendezvous), RENDEZVOUS_NAME_BYTES);
     for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next) {
         if (peer->member.rank == UINT32_MAX) continue;
         neighbour_signal(engine, peer, WIRE_MEMORY, &head, offer);
@@ -130,9 +130,9 @@ void same_host_offered(struct lane *lane) {
     struct engine *engine = lane->engine;
     struct neighbour *peer = lane->peer;
     engine_lock(engine);
-    if (!peer->offered) memcpy(peer->door, lane->in.place, sizeof peer->door);
+    if (!peer->offered) memcpy(peer->rendezvous, lane->in.place, sizeof peer->rendezvous);
     // The other side has all links. If this one has not, they are claimed when it has.
-    if (!peer->offered && engine->same_host->door != NULL && engine->book.ready) claim_links(engine, peer);
+    if (!peer->offered && engine->same_host->rendezvous != NULL && engine->book.ready) claim_links(engine, peer);
     peer->offered = true;
     engine_unlock(engine);
 }
@@ -161,7 +161,7 @@ static bool holds_links(const struct neighbour *peer, const struct claim *claim)
 }
 
 // True: the process is the peer's now.
-static bool believe(struct engine *engine, const struct door_claim *said) {
+static bool believe(struct engine *engine, const struct rendezvous_claim *said) {
     engine_assert_locked(engine);
     struct claim claim;
     if (said->length < claim_length(0) || said->length > sizeof claim) return false;
@@ -185,8 +185,8 @@ static bool believe(struct engine *engine, const struct door_claim *said) {
 }
 
 void same_host_take_claims(struct engine *engine) {
-    struct door_claim said;
-    for (int i = 0; i < CLAIMS_PER_TURN && door_take(engine->same_host->door, &said); i++) {
+    struct rendezvous_claim said;
+    for (int i = 0; i < CLAIMS_PER_TURN && rendezvous_take(engine->same_host->rendezvous, &said); i++) {
         engine_lock(engine);
         bool believed = believe(engine, &said);
         engine_unlock(engine);

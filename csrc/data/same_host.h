@@ -1,6 +1,6 @@
 // Which neighbours are processes of this host that may be read, as the kernel says it.
 //
-// Each member tells the others the name of its door. Who hears that, and has the same address at both ends of the link,
+// Each member tells the others the name of its rendezvous. Who hears that, and has the same address at both ends of the link,
 // claims there to hold the links of this pair, each named by its two addresses. The claimant is believed about its own
 // sockets, because it is a process of our own user, and only that process is read: so no third one can lead the engine
 // to the memory of another, or to its own.
@@ -42,7 +42,7 @@ struct reader *lane_reader(struct lane *lane); // thread
 
 // ---- for the engine ----
 struct same_host;
-// The door's events on `epoll` have what is returned as their tag. NULL: no memory.
+// The rendezvous's events on `epoll` have what is returned as their tag. NULL: no memory.
 struct same_host *same_host_new(int epoll);
 void same_host_free(struct same_host *host); // NULL is allowed
 // Of the thread. One that takes another's place puts in its own.

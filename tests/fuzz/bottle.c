@@ -38,7 +38,7 @@ int64_t __wrap_platform_thread_ns(void);
 int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
-struct door *__wrap_door_open(int epoll, void *tag);
+struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag);
 void __wrap_same_host_offered(struct lane *lane);
 bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length);
 double __wrap_neighbour_speed(struct neighbour *peer);
@@ -54,7 +54,7 @@ bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)
 int64_t __wrap_platform_now_ns(void) { return bottle_now; }
 int64_t __wrap_platform_thread_ns(void) { return thread_ns += US_NS; }
 
-struct door *__wrap_door_open(int epoll, void *tag) {
+struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag) {
     (void)epoll, (void)tag;
     return NULL;
 }

@@ -161,7 +161,7 @@ static void verdict(void) {
 // ---- frames ----
 // As it should be, from here on.
 static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
-    if (type == WIRE_MEMORY) return DOOR_NAME_BYTES;
+    if (type == WIRE_MEMORY) return RENDEZVOUS_NAME_BYTES;
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
     if (op == NULL || engine->book.now->ring.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;

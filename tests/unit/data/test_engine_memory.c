@@ -28,7 +28,7 @@ enum {
     COUNT = 1 << 20,
     NOBODY = 65534,
     WIRE_ANY = 0,
-    DOOR_NAME = 16,
+    RENDEZVOUS_NAME = 16,
     ADDRESS = 19,
     HEAD = WIRE_HEADER_BYTES + WIRE_OP_BYTES
 };
@@ -46,7 +46,7 @@ struct claim {
 static const struct wire_id mine = {{2}}, theirs = {{1}}, other = {{3}};
 static struct engine *engine;
 static struct transport *links[LINKS]; // the test's ends
-static uint8_t offered[DOOR_NAME];
+static uint8_t offered[RENDEZVOUS_NAME];
 static float data[COUNT];
 static uint64_t tag;
 
@@ -119,7 +119,7 @@ static void end(void) {
     for (int i = 0; i < LINKS; i++) transport_free(links[i]);
 }
 
-// ---- the door ----
+// ---- the rendezvous ----
 static void write_address(uint8_t out[ADDRESS], const struct wire_address *address) {
     out[0] = address->family;
     memcpy(out + 1, address->bytes, 16);
@@ -141,7 +141,7 @@ static size_t length_of(const struct claim *claim) {
     return offsetof(struct claim, links) + claim->count * sizeof claim->links[0];
 }
 
-static socklen_t door_address(struct sockaddr_un *out) {
+static socklen_t rendezvous_address(struct sockaddr_un *out) {
     *out = (struct sockaddr_un){.sun_family = AF_UNIX};
     memcpy(out->sun_path + 1, "pccl-", 5);
     char *at = out->sun_path + 6;
@@ -150,9 +150,9 @@ static socklen_t door_address(struct sockaddr_un *out) {
 }
 
 // With a descriptor, unless that is -1.
-static int knock_with(const void *said, size_t length, int shared) {
+static int claim_with(const void *said, size_t length, int shared) {
     struct sockaddr_un address;
-    socklen_t address_length = door_address(&address);
+    socklen_t address_length = rendezvous_address(&address);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (connect(fd, (struct sockaddr *)&address, address_length) != 0) return -1;
     union {
@@ -168,7 +168,7 @@ static int knock_with(const void *said, size_t length, int shared) {
     return fd;
 }
 
-static int knock(const void *said, size_t length) { return knock_with(said, length, -1); }
+static int claim_at(const void *said, size_t length) { return claim_with(said, length, -1); }
 
 // The engine ends each call with a closed connection. All that have called before it were answered then.
 static void answered(int fd) {
@@ -182,7 +182,7 @@ static void claim_as_child(uid_t user, const struct claim *claim) {
     REQUIRE(child >= 0);
     if (child == 0) {
         if (user != 0 && setuid(user) != 0) _exit(1);
-        int fd = knock(claim, length_of(claim));
+        int fd = claim_at(claim, length_of(claim));
         char byte;
         _exit(fd < 0 || recv(fd, &byte, 1, 0) > 0);
     }
@@ -233,7 +233,7 @@ static void test_claims(void) {
         size_t length = length_of(&claim);
         claim.count += rows[i].count ? 1000 : 0;
         CHECK(!is_believed());
-        answered(knock(&claim, length));
+        answered(claim_at(&claim, length));
         CHECK_EQ(is_believed(), rows[i].want);
         end();
     }
@@ -247,7 +247,7 @@ static void test_own_offer_sent_back(void) {
     say(WIRE_READY, &ready, NULL, 0);
     post(1000);
     while (hear(WIRE_CHUNK, 1, NULL, 0).tag != 1000) continue; // it has heard of both
-    answered(knock("x", 1));
+    answered(claim_at("x", 1));
     CHECK(!is_believed());
     end();
 }
@@ -266,7 +266,7 @@ static void test_users(void) {
     claim_as_child(0, &claim); // it has the links, and may well be the peer's process; but it is gone by now
     CHECK(!is_believed());
     check_case("the process itself");
-    answered(knock(&claim, length_of(&claim)));
+    answered(claim_at(&claim, length_of(&claim)));
     CHECK(is_believed());
     end();
 }
@@ -278,11 +278,11 @@ static void test_garbage(void) {
     uint64_t seed = 5;
     for (int i = 0; i < 300; i++) {
         for (size_t at = 0; at < sizeof noise; at += 8) memcpy(noise + at, &(uint64_t){check_random(&seed)}, 8);
-        int fd = knock(noise, check_random(&seed) % sizeof noise);
+        int fd = claim_at(noise, check_random(&seed) % sizeof noise);
         if (i % 3 == 0) close(fd); // others hold on, and say nothing, or too much
     }
     struct claim claim = true_claim();
-    answered(knock(&claim, length_of(&claim)));
+    answered(claim_at(&claim, length_of(&claim)));
     CHECK(is_believed());
     end();
 }
@@ -301,15 +301,15 @@ static void test_fork(void) {
     }
     close(hold[0]);
     struct claim claim = true_claim();
-    answered(knock(&claim, length_of(&claim)));
+    answered(claim_at(&claim, length_of(&claim)));
     CHECK(is_believed());
     end();
-    int fd = knock(&claim, length_of(&claim)); // nobody is at that door any more
+    int fd = claim_at(&claim, length_of(&claim)); // nobody is at that rendezvous any more
     if (fd >= 0) close(fd);
     begin(); // another engine has another one
     claim = true_claim();
     CHECK(!is_believed());
-    answered(knock(&claim, length_of(&claim)));
+    answered(claim_at(&claim, length_of(&claim)));
     CHECK(is_believed());
     end();
     close(hold[1]);
@@ -363,7 +363,7 @@ static void test_small_inputs(int fd, uint8_t *box) {
         check_case("box: %s", rows[i].name);
         begin();
         struct claim claim = true_claim();
-        answered(knock_with(&claim, length_of(&claim), fd));
+        answered(claim_with(&claim, length_of(&claim), fd));
         CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).offset, 0);
         struct wire_id ids[2] = {theirs, mine};
         bool reduce = rows[i].kind == PLAN_REDUCE;
@@ -417,7 +417,7 @@ static void test_boxes(void) {
         begin();
         struct wire_op ready;
         struct claim claim = true_claim();
-        answered(knock_with(&claim, length_of(&claim), rows[i].fd));
+        answered(claim_with(&claim, length_of(&claim), rows[i].fd));
         CHECK_EQ(takes_a_box(&ready), rows[i].want);
         end();
     }
@@ -440,7 +440,7 @@ static void test_boxes(void) {
         begin();
         struct wire_op head;
         struct claim claim = true_claim();
-        answered(knock_with(&claim, length_of(&claim), fine));
+        answered(claim_with(&claim, length_of(&claim), fine));
         REQUIRE(takes_a_box(&head));
         memset(box, 3, BOX_BYTES);
         data[0] = 0;
@@ -469,7 +469,7 @@ static void test_boxes(void) {
     close(unsealed);
 }
 
-// It tells of no door, and claims nothing at another's.
+// It tells of no rendezvous, and claims nothing at another's.
 static void test_turned_off(void) {
     check_case("PCCL_SAME_HOST_MEMORY=0");
     struct wire_op head = {0}, ready = {.tag = 1000, .fingerprint = fingerprint, .sequence = 1};
@@ -480,14 +480,14 @@ static void test_turned_off(void) {
     CHECK_EQ(hear(WIRE_ANY, 0, NULL, 0).tag, 1000);
     memset(offered, 7, sizeof offered);
     struct sockaddr_un address;
-    socklen_t length = door_address(&address);
-    int door = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    REQUIRE(bind(door, (struct sockaddr *)&address, length) == 0 && listen(door, 1) == 0);
+    socklen_t length = rendezvous_address(&address);
+    int rendezvous = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    REQUIRE(bind(rendezvous, (struct sockaddr *)&address, length) == 0 && listen(rendezvous, 1) == 0);
     say(WIRE_MEMORY, &head, offered, sizeof offered);
     say(WIRE_READY, &ready, NULL, 0);
     while (hear(WIRE_CHUNK, 1, NULL, 0).tag != 1000) continue; // it has heard of both
-    CHECK(accept(door, NULL, NULL) < 0 && errno == EAGAIN);
-    close(door);
+    CHECK(accept(rendezvous, NULL, NULL) < 0 && errno == EAGAIN);
+    close(rendezvous);
     CHECK(!is_believed());
     end();
 }

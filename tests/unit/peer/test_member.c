@@ -225,7 +225,7 @@ static void test_join_failures(void) {
         enum wire_type type;
         pcclResult_t code;
     } rows[] = {
-        {"refused at the door", false, WIRE_REFUSED, pcclMasterConnectionFailed},
+        {"refused at the rendezvous", false, WIRE_REFUSED, pcclMasterConnectionFailed},
         {"left out of a candidate", true, WIRE_REFUSED, pcclRankConnectionFailed},
         {"expelled while waiting", true, WIRE_EXPELLED, pcclMasterConnectionFailed},
         {"garbage", true, WIRE_OUTCOME, pcclMasterConnectionFailed},

@@ -1,0 +1,148 @@
+#define _GNU_SOURCE
+#include "device/rendezvous.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/descriptor.h"
+#include "base/platform.h"
+
+enum {
+    CALLERS_MAX = 16,     // that have knocked and not said anything yet; an honest one does both at once
+    TURN_MAX = 64,        // callers taken in at once, so that nobody keeps the thread from its work
+    STRANGERS_MAX = 4096, // then the rendezvous stays shut
+    BACKLOG = 1024,
+};
+
+struct rendezvous {
+    int epoll, listener; // the listener is -1 when the rendezvous is shut for good
+    void *tag;
+    uint8_t name[RENDEZVOUS_NAME_BYTES];
+    uint32_t strangers;
+    uint32_t count, turn;
+    struct caller {
+        int fd;
+        struct memory_process process;
+    } callers[CALLERS_MAX]; // the oldest first
+};
+
+static const char prefix[] = "pccl-";
+
+// The namespace of such names is that of the network, as that of the links' addresses.
+static socklen_t address_of(struct sockaddr_un *out, const uint8_t name[RENDEZVOUS_NAME_BYTES]) {
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX}; // the first byte of the path is 0: abstract
+    char *at = out->sun_path + 1;
+    memcpy(at, prefix, sizeof prefix - 1);
+    at += sizeof prefix - 1;
+    static const char digits[] = "0123456789abcdef"; // the kernel prints names as they are, in /proc/net/unix
+    for (int i = 0; i < RENDEZVOUS_NAME_BYTES; i++) {
+        *at++ = digits[name[i] >> 4];
+        *at++ = digits[name[i] & 15];
+    }
+    return (socklen_t)(at - (char *)out);
+}
+
+static bool watch(const struct rendezvous *rendezvous, int fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = rendezvous->tag};
+    return epoll_ctl(rendezvous->epoll, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+struct rendezvous *rendezvous_open(int epoll, void *tag) {
+    struct rendezvous *rendezvous = calloc(1, sizeof *rendezvous);
+    if (rendezvous == NULL) return NULL;
+    rendezvous->epoll = epoll;
+    rendezvous->tag = tag;
+    rendezvous->listener = descriptor_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+    struct sockaddr_un address;
+    if (rendezvous->listener >= 0 && platform_random(rendezvous->name, sizeof rendezvous->name)) {
+        socklen_t length = address_of(&address, rendezvous->name);
+        if (bind(rendezvous->listener, (struct sockaddr *)&address, length) == 0 &&
+            listen(rendezvous->listener, BACKLOG) == 0 && watch(rendezvous, rendezvous->listener))
+            return rendezvous;
+    }
+    rendezvous_close(rendezvous);
+    return NULL;
+}
+
+static void shut(struct rendezvous *rendezvous) {
+    descriptor_close(rendezvous->listener);
+    rendezvous->listener = -1;
+}
+
+// Ends with this caller, whose process was taken or is let go of here.
+static void dismiss(struct rendezvous *rendezvous, uint32_t index) {
+    descriptor_close(rendezvous->callers[index].fd);
+    memory_process_close(&rendezvous->callers[index].process);
+    memmove(rendezvous->callers + index, rendezvous->callers + index + 1,
+            (--rendezvous->count - index) * sizeof rendezvous->callers[0]);
+}
+
+void rendezvous_close(struct rendezvous *rendezvous) {
+    if (rendezvous == NULL) return;
+    while (rendezvous->count > 0) dismiss(rendezvous, 0);
+    shut(rendezvous);
+    free(rendezvous);
+}
+
+const uint8_t *rendezvous_name(const struct rendezvous *rendezvous) { return rendezvous->name; }
+
+// True: whoever has knocked is a process of our user, and is among the callers.
+static bool let_in(struct rendezvous *rendezvous, int fd) {
+    struct caller caller = {.fd = fd};
+    if (!memory_process_of(fd, &caller.process)) return false;
+    if (rendezvous->count == CALLERS_MAX) dismiss(rendezvous, 0);
+    if (!watch(rendezvous, fd)) {
+        memory_process_close(&caller.process);
+        return false;
+    }
+    rendezvous->callers[rendezvous->count++] = caller;
+    return true;
+}
+
+static void accept_callers(struct rendezvous *rendezvous) {
+    for (int i = 0; i < TURN_MAX && rendezvous->listener >= 0; i++) {
+        int fd = descriptor_accept(rendezvous->listener, NULL, NULL);
+        if (fd == -EAGAIN) return;
+        if (fd == -EINTR || fd == -ECONNABORTED) continue;
+        bool welcome = fd >= 0 && let_in(rendezvous, fd);
+        if (!welcome) descriptor_close(fd);
+        // Without descriptors the listener would stay readable, and the thread would spin.
+        if (fd < 0 || (!welcome && ++rendezvous->strangers == STRANGERS_MAX)) shut(rendezvous);
+    }
+}
+
+bool rendezvous_take(struct rendezvous *rendezvous, struct rendezvous_claim *out) {
+    if (rendezvous->turn == 0) accept_callers(rendezvous);
+    while (rendezvous->turn < rendezvous->count) {
+        struct caller *caller = &rendezvous->callers[rendezvous->turn];
+        ssize_t got = descriptor_receive(caller->fd, out->bytes, sizeof out->bytes, &out->shared);
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            rendezvous->turn++;
+            continue;
+        }
+        out->length = got > 0 ? (size_t)got : 0;
+        out->process = caller->process;
+        if (got > 0) caller->process = (struct memory_process){.pidfd = -1};
+        dismiss(rendezvous, rendezvous->turn);
+        if (got > 0) return true;
+        descriptor_close(out->shared);
+    }
+    rendezvous->turn = 0;
+    return false;
+}
+
+bool rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *claim, size_t length, int shared) {
+    int fd = descriptor_socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+    if (fd < 0) return false;
+    struct sockaddr_un address;
+    socklen_t address_length = address_of(&address, name);
+    // What was sent stays to be read after the end, and so does the kernel's word who sent it.
+    bool brought = connect(fd, (struct sockaddr *)&address, address_length) == 0 &&
+                   descriptor_deliver(fd, claim, length, shared) == (ssize_t)length;
+    descriptor_close(fd);
+    return brought;
+}
