@@ -194,14 +194,14 @@ static struct desk_peer *next_newcomer(const struct candidate *candidate, uint64
 }
 
 // Leaves out every newcomer that is late or has no links to those that stay. True when there was one.
-static bool exclude_newcomers(struct candidate *candidate, struct desk *desk, struct strikes *strikes) {
+static bool exclude_newcomers(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts) {
     uint32_t before = desk->gone_count;
     uint64_t joined = 0;
     for (struct desk_peer *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
         const struct desk_peer *obstacle = obstacle_of(candidate, desk, peer);
         joined = peer->member.join_number;
         if (!peer->answered || (obstacle != NULL && obstacle->accepted))
-            strikes_add(strikes, &peer->member.address, desk->now_ns);
+            failure_counts_add(failure_counts, &peer->member.address, desk->now_ns);
         if (obstacle != NULL)
             desk_expel(desk, peer, "no data connection between this peer and %s%s", desk_name(obstacle).chars,
                        is_narrow(candidate, desk, peer, obstacle) ? NARROW : "");
@@ -220,15 +220,15 @@ static void blame_accepted(struct candidate *candidate, struct desk *desk, struc
         }
 }
 
-enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk, struct strikes *strikes,
-                                       struct breaks *breaks) {
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk,
+                                       struct failure_counts *failure_counts, struct breaks *breaks) {
     candidate->deadline_ns = INT64_MAX;
     if (all_reached(candidate, desk)) {
         candidate->judged = candidate->kind == WIRE_VOTE_UPDATE;
         return CANDIDATE_PASSES;
     }
     if (candidate->kind != WIRE_VOTE_UPDATE || candidate->count == desk->count) return CANDIDATE_FAILS;
-    if (exclude_newcomers(candidate, desk, strikes)) return CANDIDATE_REPAIRS;
+    if (exclude_newcomers(candidate, desk, failure_counts)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
         if (!candidate->order[i]->answered) desk_expel(desk, candidate->order[i], "did not report its links in time");
     candidate->judged = true;
@@ -248,7 +248,7 @@ static void log_admitted(const struct candidate *candidate, struct desk *desk) {
         actions_log(&desk->actions, LOG_NOTICE, "admitted %u more", admitted - ADMITTED_LINES);
 }
 
-uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct strikes *strikes) {
+uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts) {
     uint64_t newer = UINT64_MAX;
     log_admitted(candidate, desk);
     for (uint32_t i = 0; i < candidate->count; i++) {
@@ -256,7 +256,7 @@ uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct
         if (!peer->accepted) {
             if (peer->member.join_number < newer) newer = peer->member.join_number;
             peer->group = desk_group_for(desk, peer->member.group);
-            strikes_forgive(strikes, &peer->member.address, desk->now_ns);
+            failure_counts_forgive(failure_counts, &peer->member.address, desk->now_ns);
         }
         if (peer->regrouped) peer->group->changed = true;
         peer->member.share = candidate->share[i];

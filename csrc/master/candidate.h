@@ -6,7 +6,7 @@
 
 #include "master/breaks.h"
 #include "master/desk.h"
-#include "master/strikes.h"
+#include "master/failure_counts.h"
 
 enum { CANDIDATE_WORDS = WIRE_MAX_MEMBERS / 64 };
 
@@ -43,10 +43,10 @@ void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t k
 void candidate_linked(struct candidate *candidate, struct desk *desk, struct desk_peer *peer,
                       const struct wire_linked *linked);
 // All have answered, or the time for it is over. `breaks`: by the group's slot.
-enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk, struct strikes *strikes,
-                                       struct breaks *breaks);
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk,
+                                       struct failure_counts *failure_counts, struct breaks *breaks);
 // Its newcomers become members, and its order that of the desk. Returns the lowest of the newcomers' join numbers;
 // UINT64_MAX: there are none.
-uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct strikes *strikes);
+uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts);
 
 #endif

@@ -111,7 +111,7 @@ static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t va
 static void commit_candidate(struct run *run) {
     uint32_t before = run->desk.count;
     uint8_t kind = run->candidate.kind;
-    uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->strikes);
+    uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->failure_counts);
     if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
     end_vote(run);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
@@ -125,7 +125,7 @@ static void propose(struct run *run, uint8_t kind) {
 
 static bool may_come(struct run *run, const struct desk_peer *peer) {
     return peer->used && !peer->accepted &&
-           strikes_until(&run->strikes, &peer->member.address, run->desk.now_ns) <= run->desk.now_ns;
+           failure_counts_until(&run->failure_counts, &peer->member.address, run->desk.now_ns) <= run->desk.now_ns;
 }
 
 static bool newcomers_wait(struct run *run) {
@@ -145,7 +145,7 @@ static void form_update(struct run *run) {
 }
 
 static void judge_candidate(struct run *run) {
-    switch (candidate_judge(&run->candidate, &run->desk, &run->strikes, run->breaks)) {
+    switch (candidate_judge(&run->candidate, &run->desk, &run->failure_counts, run->breaks)) {
     case CANDIDATE_PASSES: commit_candidate(run); return;
     case CANDIDATE_FAILS:
         if (run->candidate.kind == WIRE_VOTE_UPDATE) ways_failed(&run->ways);
@@ -556,7 +556,7 @@ void run_tick(struct run *run) {
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= desk->now_ns)
         run->candidate.unanswered = 0; // judged as it is
     if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= desk->now_ns) survey_give_up_round(&run->survey, desk);
-    waits_tick(desk, &run->strikes, run->phase == RUN_IDLE);
+    waits_tick(desk, &run->failure_counts, run->phase == RUN_IDLE);
 }
 
 void run_beat(struct run *run) {
@@ -582,10 +582,10 @@ int64_t run_next_deadline(const struct run *run) {
 
 void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM_BYTES], uint64_t id_key,
               int64_t now_ns) {
-    memset(run, 0, offsetof(struct run, strikes));
+    memset(run, 0, offsetof(struct run, failure_counts));
     memcpy(run->random, random, sizeof run->random);
     desk_init(&run->desk, limit_ns, id_key, now_ns);
-    strikes_init(&run->strikes, run->desk.limit_ns);
+    failure_counts_init(&run->failure_counts, run->desk.limit_ns);
     candidate_init(&run->candidate);
     survey_init(&run->survey);
     rounds_init(&run->rounds);

@@ -12,7 +12,7 @@
 #include "master/matrix.h"
 #include "master/quorum.h"
 #include "master/rounds.h"
-#include "master/strikes.h"
+#include "master/failure_counts.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
 #include "master/ways.h"
@@ -44,7 +44,7 @@ struct run {
     struct matrix matrix;
     struct ways ways;
 
-    struct strikes strikes;
+    struct failure_counts failure_counts;
     struct quorum quorum;
     struct candidate candidate;
     struct survey survey;

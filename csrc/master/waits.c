@@ -49,9 +49,10 @@ static int64_t waits_since(const struct desk *desk, const struct desk_peer *peer
 }
 
 // False: there is nothing to tell.
-static bool describe_newcomer(const struct desk *desk, const struct desk_peer *peer, struct strikes *strikes,
-                              const struct missing *missing, unsigned seconds, char text[WIRE_MAX_TEXT]) {
-    int64_t behind_ns = strikes_until(strikes, &peer->member.address, desk->now_ns) - desk->now_ns;
+static bool describe_newcomer(const struct desk *desk, const struct desk_peer *peer,
+                              struct failure_counts *failure_counts, const struct missing *missing, unsigned seconds,
+                              char text[WIRE_MAX_TEXT]) {
+    int64_t behind_ns = failure_counts_until(failure_counts, &peer->member.address, desk->now_ns) - desk->now_ns;
     if (behind_ns > 0)
         snprintf(text, WIRE_MAX_TEXT,
                  "waiting to be admitted: newcomers from this address made no data connections to members before, so "
@@ -74,7 +75,7 @@ static bool describe_member(const struct desk *desk, const struct desk_peer *pee
     return true;
 }
 
-void waits_tick(struct desk *desk, struct strikes *strikes, bool idle) {
+void waits_tick(struct desk *desk, struct failure_counts *failure_counts, bool idle) {
     static const int64_t first_ns = DESK_WARN_MS * MS_NS;
     struct missing missing;
     bool logged[WIRE_VOTE_SYNC + 1] = {false}; // by the vote that is open; 0: of a newcomer
@@ -90,8 +91,9 @@ void waits_tick(struct desk *desk, struct strikes *strikes, bool idle) {
         if (told->next_ns <= desk->now_ns) {
             char text[WIRE_MAX_TEXT];
             unsigned seconds = (unsigned)((desk->now_ns - since) / SECOND_NS);
-            bool tells = idle && (peer->accepted ? describe_member(desk, peer, seconds, text)
-                                                 : describe_newcomer(desk, peer, strikes, &missing, seconds, text));
+            bool tells =
+                idle && (peer->accepted ? describe_member(desk, peer, seconds, text)
+                                        : describe_newcomer(desk, peer, failure_counts, &missing, seconds, text));
             if (tells) desk_send_text(desk, peer, WIRE_WAITING, text);
             if (tells && !logged[peer->vote])
                 actions_log(&desk->actions, LOG_NOTICE, "%s: %s", desk_place(peer).chars, text);

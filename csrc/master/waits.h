@@ -4,9 +4,9 @@
 #define PCCL_MASTER_WAITS_H
 
 #include "master/desk.h"
-#include "master/strikes.h"
+#include "master/failure_counts.h"
 
 // Tells those that have waited long enough. `idle`: false while links are made or rates measured for all.
-void waits_tick(struct desk *desk, struct strikes *strikes, bool idle);
+void waits_tick(struct desk *desk, struct failure_counts *failure_counts, bool idle);
 
 #endif

@@ -4,7 +4,7 @@
 #include "seats.h"
 
 static struct candidate candidate;
-static struct strikes strikes;
+static struct failure_counts failure_counts;
 static struct breaks breaks[2];
 
 // Newcomers come after the members, all of one group.
@@ -12,7 +12,7 @@ static void begin(const char *name, const char *members, const char *newcomers) 
     memset(peers, 0, sizeof peers);
     open_desk(name, members);
     candidate_init(&candidate);
-    strikes_init(&strikes, desk.limit_ns);
+    failure_counts_init(&failure_counts, desk.limit_ns);
     breaks_begin(&breaks[0]);
     for (; *newcomers; newcomers++) come(*newcomers, 0)->invited = true;
     CHECK(candidate_form(&candidate, &desk));
@@ -60,7 +60,7 @@ static void test_judgement(void) {
         const struct row *row = &rows[i];
         begin(row->name, row->members, row->newcomers);
         answer(row->answers);
-        CHECK_EQ(candidate_judge(&candidate, &desk, &strikes, breaks), row->verdict);
+        CHECK_EQ(candidate_judge(&candidate, &desk, &failure_counts, breaks), row->verdict);
         CHECK_STR(gone(), row->gone);
         CHECK_EQ(breaks[0].count, row->broken);
         end();
@@ -84,7 +84,7 @@ static void test_answers(void) {
 
 static void test_commit(void) {
     begin("newcomers become members at the end of their group", "ba", "nm");
-    CHECK_EQ(candidate_commit(&candidate, &desk, &strikes), 3);
+    CHECK_EQ(candidate_commit(&candidate, &desk, &failure_counts), 3);
     const char order[] = "banm";
     CHECK_EQ(desk.count, 4);
     for (uint32_t i = 0; i < 4; i++) {
@@ -101,9 +101,9 @@ static void test_commit(void) {
     candidate.order[2] = peer('b');
     candidate_propose(&candidate, &desk, WIRE_VOTE_OPTIMIZE);
     answer("a:b b c");
-    CHECK_EQ(candidate_judge(&candidate, &desk, &strikes, breaks), CANDIDATE_FAILS);
+    CHECK_EQ(candidate_judge(&candidate, &desk, &failure_counts, breaks), CANDIDATE_FAILS);
     CHECK_STR(gone(), "");
-    CHECK_EQ(candidate_commit(&candidate, &desk, &strikes), UINT64_MAX);
+    CHECK_EQ(candidate_commit(&candidate, &desk, &failure_counts), UINT64_MAX);
     CHECK(desk.order[1] == peer('c'));
     end();
 }

@@ -3,12 +3,12 @@
 
 #include "seats.h"
 
-static struct strikes strikes;
+static struct failure_counts failure_counts;
 
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
     open_desk(name, members);
-    strikes_init(&strikes, desk.limit_ns);
+    failure_counts_init(&failure_counts, desk.limit_ns);
 }
 
 static void vote(const char *letters, uint8_t kind) {
@@ -21,7 +21,7 @@ static const char *pass(int64_t ms, bool idle) {
     int64_t until = desk.now_ns + ms * MS_NS;
     while (desk.warn_at <= until) {
         desk.now_ns = desk.warn_at;
-        waits_tick(&desk, &strikes, idle);
+        waits_tick(&desk, &failure_counts, idle);
     }
     desk.now_ns = until;
     return told(WIRE_WAITING);
@@ -75,7 +75,7 @@ static void test_newcomers(void) {
     CHECK_STR(pass(DESK_WARN_MS, true), "an");
     text_is("waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
             "10.0.0.98:999, in no call that waits for all");
-    for (int i = 0; i < 6; i++) strikes_add(&strikes, &peer('n')->member.address, desk.now_ns);
+    for (int i = 0; i < 6; i++) failure_counts_add(&failure_counts, &peer('n')->member.address, desk.now_ns);
     CHECK_STR(pass(DESK_WARN_MS, true), "an");
     text_is("waiting to be admitted: newcomers from this address made no data connections to members before, so others "
             "come first, for 23 s more");
