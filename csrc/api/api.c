@@ -158,7 +158,7 @@ pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDesc
         .tag = descriptor->tag,
         .fingerprint = {.count = count, .dtype = (uint8_t)dtype, .op = (uint8_t)descriptor->op, .codec = codec},
         .stochastic = options->stochastic,
-        .dice.seed = options->seed,
+        .rounding.seed = options->seed,
         .residual_in = options->residual_in,
         .residual_out = options->residual_out,
         .stream = options->stream,

@@ -36,14 +36,14 @@ size_t block_bytes(const struct codec *codec, int dtype, size_t count) {
 }
 
 void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_dice *dice) {
+                  const struct codec_rounding *rounding) {
     (void)dtype;
     const struct block_loops *loops = kernels_get()->block;
     uint32_t bits = loops->largest(wide, count);
     float largest = 0;
     if (bits < BLOCK_INFINITY_BITS) memcpy(&largest, &bits, sizeof largest);
     struct block_scale by = block_scale_of(code_of(codec), largest);
-    if (dice != NULL) block_key_of(&by, dice->seed, dice->index);
+    if (rounding != NULL) block_key_of(&by, rounding->seed, rounding->index);
     uint8_t *codes = out + sizeof by.scale;
     if (bits >= BLOCK_INFINITY_BITS) {
         bits = BLOCK_NAN_BITS;
@@ -52,7 +52,7 @@ void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void
     } else if (by.scale == 0) {
         memset(codes, 0, code_bytes(codec, count));
     } else {
-        loops->encode[code_of(codec)][dice == NULL ? BLOCK_NEAREST : BLOCK_STOCHASTIC](codes, wide, count, &by);
+        loops->encode[code_of(codec)][rounding == NULL ? BLOCK_NEAREST : BLOCK_STOCHASTIC](codes, wide, count, &by);
     }
     memcpy(out, &by.scale, sizeof by.scale);
 }

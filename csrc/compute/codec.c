@@ -38,8 +38,8 @@ static size_t raw_bytes(const struct codec *codec, int dtype, size_t count) {
 }
 
 static void raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                       const struct codec_dice *dice) {
-    (void)codec, (void)dice;
+                       const struct codec_rounding *rounding) {
+    (void)codec, (void)rounding;
     codec_narrow(dtype, out, wide, count);
 }
 
@@ -113,13 +113,13 @@ size_t codec_bytes(const struct codec *codec, int dtype, size_t count) {
 }
 
 void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_dice *dice) {
+                  const struct codec_rounding *rounding) {
     const uint8_t *from = wide;
-    struct codec_dice now_dice = dice == NULL ? (struct codec_dice){0} : *dice;
+    struct codec_rounding now_rounding = rounding == NULL ? (struct codec_rounding){0} : *rounding;
     for (size_t size = dtype_size(codec_wide(dtype)); count > 0;) {
         size_t now = count < codec->block ? count : codec->block;
-        codec->encode(codec, dtype, out, from, now, dice == NULL ? NULL : &now_dice);
-        now_dice.index += now;
+        codec->encode(codec, dtype, out, from, now, rounding == NULL ? NULL : &now_rounding);
+        now_rounding.index += now;
         out += codec->bytes(codec, dtype, now);
         from += now * size;
         count -= now;

@@ -35,7 +35,7 @@ enum codec_id {
 enum { CODEC_PIECE = 65536 };
 
 // Seed and position of the random numbers for stochastic rounding.
-struct codec_dice {
+struct codec_rounding {
     uint64_t seed;
     uint64_t index; // of the first element
 };
@@ -47,9 +47,9 @@ struct codec {
     bool (*takes)(int dtype); // of these elements
     // Functions for one block of `count` <= `block` elements, at any address:
     size_t (*bytes)(const struct codec *codec, int dtype, size_t count);
-    // `dice`: rounds stochastically; NULL, or a codec that cannot: to nearest.
+    // `rounding`: rounds stochastically; NULL, or a codec that cannot: to nearest.
     void (*encode)(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                   const struct codec_dice *dice);
+                   const struct codec_rounding *rounding);
     // Whether `decode` takes these bytes, of which there are as many as `bytes` says. NULL: it takes all.
     bool (*valid)(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
     // False: malformed.
@@ -64,7 +64,7 @@ uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t
 // Functions for any number of elements that begin with a block.
 size_t codec_bytes(const struct codec *codec, int dtype, size_t count);
 void codec_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_dice *dice);
+                  const struct codec_rounding *rounding);
 bool codec_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
 bool codec_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
@@ -82,7 +82,7 @@ void codec_narrow(int dtype, void *dst, const void *wide, size_t count);
 bool quant_takes(int dtype);
 size_t quant_bytes(const struct codec *codec, int dtype, size_t count);
 void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_dice *dice);
+                  const struct codec_rounding *rounding);
 bool quant_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
 bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 // block.c: those with a scale for each block.
@@ -92,7 +92,7 @@ bool block_is_algorithm(int algorithm);
 bool block_takes(int dtype);
 size_t block_bytes(const struct codec *codec, int dtype, size_t count);
 void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_dice *dice);
+                  const struct codec_rounding *rounding);
 bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
 bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 

@@ -220,8 +220,8 @@ static void choose_head(struct head *head, const void *values, size_t count) {
 }
 
 void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_dice *dice) {
-    (void)dice;
+                  const struct codec_rounding *rounding) {
+    (void)rounding;
     struct head head = {.kind = KIND_CONSTANT,
                         .dtype = (uint8_t)dtype,
                         .quantised = codec->quantised,

@@ -276,10 +276,10 @@ static struct codes_job codes_job_of(const struct device_codes *what, const stru
         .dtype = (uint32_t)what->sum.dtype,
         .op = (uint32_t)what->sum.op,
         .divisor = what->sum.divisor,
-        .is_stochastic = what->dice != NULL,
+        .is_stochastic = what->rounding != NULL,
         .times = (float)what->times,
     };
-    if (what->dice != NULL) job.seed = what->dice->seed, job.index = what->dice->index;
+    if (what->rounding != NULL) job.seed = what->rounding->seed, job.index = what->rounding->index;
     return job;
 }
 

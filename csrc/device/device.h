@@ -46,13 +46,13 @@ struct device_codes {
     uint8_t codec;
     struct device_sum sum;
     size_t count;
-    const uint8_t *const *terms;   // in the order of the sum; not looked at where the own term stands
-    uint32_t term_count, own;      // which one that is; term_count: none
-    const void *input;             // the own term
-    const float *residual_in;      // is added to it
-    const struct codec_dice *dice; // NULL: to nearest
-    void *result;                  // what the codes of the sum stand for; without codes, the sum
-    float *residual_out;           // (sum - result) * times; without a result, what the codes stand for
+    const uint8_t *const *terms;           // in the order of the sum; not looked at where the own term stands
+    uint32_t term_count, own;              // which one that is; term_count: none
+    const void *input;                     // the own term
+    const float *residual_in;              // is added to it
+    const struct codec_rounding *rounding; // NULL: to nearest
+    void *result;                          // what the codes of the sum stand for; without codes, the sum
+    float *residual_out;                   // (sum - result) * times; without a result, what the codes stand for
     uint32_t times;
 };
 

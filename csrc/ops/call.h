@@ -37,8 +37,8 @@ struct call_args {
     struct group *group;      // or NULL; of a call that was posted: a reference
     struct call_parts *parts; // of a divided collective; malloc'ed, of a call that was posted: the book's
     uint32_t root;            // rank in the group
-    bool stochastic;          // rounds by these dice; of a segment, they begin at its first element
-    struct codec_dice dice;
+    bool stochastic;          // rounds by these rounding; of a segment, they begin at its first element
+    struct codec_rounding rounding;
     const float *residual_in; // error feedback, or NULL: added to the input; what quantisation took away
     float *residual_out;
     bool retry;                 // redone among the survivors after a loss

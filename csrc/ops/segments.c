@@ -45,7 +45,7 @@ void segments_add(struct op *parent, struct op *op) {
     uint64_t at = range.begin * parent->element; // of a tensor that may be missing: not all have a result
     if (at > 0 && op->args.send != NULL) op->args.send = (const uint8_t *)op->args.send + at;
     if (at > 0 && op->args.recv != NULL) op->args.recv = (uint8_t *)op->args.recv + at;
-    op->args.dice.index = range.begin;
+    op->args.rounding.index = range.begin;
     if (op->args.residual_in != NULL) op->args.residual_in += range.begin;
     if (op->args.residual_out != NULL) op->args.residual_out += range.begin;
     op->args.fingerprint.mode = s->mode;

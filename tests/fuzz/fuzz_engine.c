@@ -66,7 +66,7 @@ static void quantise_in_blocks(struct call_args *reduce, uint32_t what) {
     static const uint8_t kinds[] = {CODEC_BLOCK_INT8, CODEC_BLOCK_INT4, CODEC_BLOCK_E3M0, CODEC_BLOCK_INT8};
     reduce->fingerprint.codec = (uint8_t)(kinds[what >> 5 & 3] + (what & 7));
     reduce->stochastic = what & 8;
-    reduce->dice.seed = what;
+    reduce->rounding.seed = what;
 }
 
 static void give_residuals(struct call_args *reduce, struct call *call) {

@@ -22,8 +22,8 @@ static inline size_t four_bits_bytes(const struct codec *codec, int dtype, size_
 }
 
 static inline void four_bits_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                                    const struct codec_dice *dice) {
-    (void)dice;
+                                    const struct codec_rounding *rounding) {
+    (void)rounding;
     const float *values = wide;
     float most = 0;
     for (size_t i = 0; i < count; i++) most = fmaxf(most, fabsf(values[i]));

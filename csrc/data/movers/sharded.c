@@ -80,18 +80,18 @@ static size_t encoded_bytes(const struct op *op, struct plan_range range) {
     return codec_bytes(codec_of(op), op->args.fingerprint.dtype, range.end - range.begin);
 }
 
-// A result has other dice than the input of the same member and the same seed.
-static struct codec_dice dice_of(const struct op *op, struct plan_range range, bool is_result) {
-    const struct codec_dice *dice = &op->args.dice;
-    return (struct codec_dice){is_result ? ~dice->seed : dice->seed, dice->index + range.begin};
+// A result has other rounding than the input of the same member and the same seed.
+static struct codec_rounding rounding_of(const struct op *op, struct plan_range range, bool is_result) {
+    const struct codec_rounding *rounding = &op->args.rounding;
+    return (struct codec_rounding){is_result ? ~rounding->seed : rounding->seed, rounding->index + range.begin};
 }
 
 // Writes this range of the tensor.
 static void encode(const struct op *op, struct plan_range range, uint8_t *out, const void *wide, bool is_result) {
     const struct call_args *args = &op->args;
-    struct codec_dice dice = dice_of(op, range, is_result);
+    struct codec_rounding rounding = rounding_of(op, range, is_result);
     codec_encode(codec_of(op), args->fingerprint.dtype, out, wide, range.end - range.begin,
-                 args->stochastic ? &dice : NULL);
+                 args->stochastic ? &rounding : NULL);
 }
 
 // ---- the device of the tensors ----
@@ -144,8 +144,8 @@ static bool coding_is_there(const struct op *op, const struct coding *coding) {
 
 static bool ask_input(const struct op *op, struct plan_range range, struct coding *coding) {
     struct device_codes codes = codes_of(op, range, NULL, 1);
-    struct codec_dice dice = dice_of(op, range, false);
-    if (op->args.stochastic) codes.dice = &dice;
+    struct codec_rounding rounding = rounding_of(op, range, false);
+    if (op->args.stochastic) codes.rounding = &rounding;
     add_own(op, range, &codes, 0);
     return coding_ask(op, &codes, coding);
 }
@@ -154,8 +154,8 @@ static bool ask_input(const struct op *op, struct plan_range range, struct codin
 static bool ask_sum(struct op *op, struct plan_range range, const uint8_t *const *terms, struct coding *coding) {
     const struct team *now = op->team;
     struct device_codes what = codes_of(op, range, terms, now->count);
-    struct codec_dice dice = dice_of(op, range, true);
-    if (op->args.stochastic) what.dice = &dice;
+    struct codec_rounding rounding = rounding_of(op, range, true);
+    if (op->args.stochastic) what.rounding = &rounding;
     add_own(op, range, &what, now->place);
     if (op->args.fingerprint.op == pcclAvg) what.sum.divisor = what.times = now->count;
     what.result = (uint8_t *)op->args.recv + range.begin * op->element;

@@ -33,9 +33,9 @@ static void put(size_t i, float value) { memcpy(wide + 4 * i, &value, 4); }
 
 static float scale_of_encoded(void) { return get(encoded, 0); }
 
-static bool roundtrip(int algorithm, size_t count, const struct codec_dice *dice) {
+static bool roundtrip(int algorithm, size_t count, const struct codec_rounding *rounding) {
     const struct codec *codec = codec_of(algorithm, MAX_COUNT);
-    block_encode(codec, pcclFloat, encoded, wide, count, dice);
+    block_encode(codec, pcclFloat, encoded, wide, count, rounding);
     return block_decode(codec, pcclFloat, back, encoded, count);
 }
 
@@ -161,7 +161,7 @@ static void test_not_finite(void) {
         for (size_t row = 0; row < 3; row++) {
             check_case("not finite %zu %s", row, codec_of(algorithms[a], MAX_COUNT)->name);
             for (size_t i = 0; i < 77; i++) put(i, i == 50 ? bad[row] : (float)i);
-            CHECK(roundtrip(algorithms[a], 77, row % 2 == 0 ? NULL : &(struct codec_dice){1, 2}));
+            CHECK(roundtrip(algorithms[a], 77, row % 2 == 0 ? NULL : &(struct codec_rounding){1, 2}));
             for (size_t i = 0; i < 77; i++) CHECK_MEM(back + 4 * i, &canonical, 4);
         }
     }
@@ -201,8 +201,8 @@ static void test_mean(void) {
         put(0, 0.9f), put(1, 0.004f), put(2, -0.004f), put(3, 1.0f);
         check_case("mean %s", codec_of(algorithms[a], MAX_COUNT)->name);
         for (uint64_t round = 0; round < ROUNDS; round++) {
-            struct codec_dice dice = {.seed = round, .index = 1000};
-            CHECK(roundtrip(algorithms[a], COUNT, &dice));
+            struct codec_rounding rounding = {.seed = round, .index = 1000};
+            CHECK(roundtrip(algorithms[a], COUNT, &rounding));
             for (size_t i = 0; i < COUNT; i++) total[i] += (double)get(back, i);
         }
         for (size_t i = 0; i < COUNT; i++) {
@@ -222,16 +222,16 @@ static void test_dice(void) {
     for (size_t i = 0; i < COUNT; i++) put(i, i % 32 == 0 ? 7 : 2.5f);
     for (size_t a = 0; a < 3; a++) {
         const struct codec *codec = codec_of(algorithms[a], 32);
-        struct codec_dice dice = {.seed = 42, .index = 1u << 31};
-        check_case("dice %s", codec->name);
-        codec_encode(codec, pcclFloat, encoded, wide, COUNT, &dice);
+        struct codec_rounding rounding = {.seed = 42, .index = 1u << 31};
+        check_case("rounding %s", codec->name);
+        codec_encode(codec, pcclFloat, encoded, wide, COUNT, &rounding);
         CHECK(codec_valid(codec, pcclFloat, encoded, COUNT) && codec_decode(codec, pcclFloat, whole, encoded, COUNT));
-        dice.index += 32 * 3;
-        codec_encode(codec, pcclFloat, encoded, wide + 4 * 32 * 3, 32 * 5, &dice);
+        rounding.index += 32 * 3;
+        codec_encode(codec, pcclFloat, encoded, wide + 4 * 32 * 3, 32 * 5, &rounding);
         CHECK(codec_decode(codec, pcclFloat, back, encoded, 32 * 5));
         CHECK_MEM(back, whole + 4 * 32 * 3, 4 * 32 * 5);
-        dice.seed++;
-        codec_encode(codec, pcclFloat, encoded, wide + 4 * 32 * 3, 32 * 5, &dice);
+        rounding.seed++;
+        codec_encode(codec, pcclFloat, encoded, wide + 4 * 32 * 3, 32 * 5, &rounding);
         CHECK(codec_decode(codec, pcclFloat, back, encoded, 32 * 5));
         CHECK(memcmp(back, whole + 4 * 32 * 3, 4 * 32 * 5) != 0);
         size_t up = 0;

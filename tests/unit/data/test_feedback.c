@@ -57,7 +57,7 @@ static void post(struct world *world, const struct tensor *t, uint32_t side, boo
         reduce_of(t->in_place ? t->recv[side] : t->input[side], t->recv[side], TAG, t->count, t->op, t->codec);
     reduce.retry = reduce.tell = retry;
     reduce.stochastic = side % 2 == 1;
-    reduce.dice.seed = side;
+    reduce.rounding.seed = side;
     reduce.residual_in = side == 1 ? NULL : t->before[side];
     reduce.residual_out = t->after[side];
     CHECK(engine_post(world->sides[side].engine, &reduce, world->epoch) == CALL_OK);

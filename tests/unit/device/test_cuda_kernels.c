@@ -153,7 +153,7 @@ static void code_on_host(const struct coding *how, const struct device_codes *wh
     if (what->sum.divisor != 0) kernels->divide[pcclFloat](sum, how->count, what->sum.divisor);
     memcpy(stored, sum, sizeof stored);
     if (how->encodes) {
-        codec_encode(how->codec, how->dtype, codes, sum, how->count, what->dice);
+        codec_encode(how->codec, how->dtype, codes, sum, how->count, what->rounding);
         CHECK(codec_decode(how->codec, how->dtype, stored, codes, how->count));
     }
     if (how->stores) {
@@ -174,7 +174,7 @@ static void code_one(const struct coding *how, uint8_t *tensors) {
     size_t shift = next_random() % 3 * size; // a tensor may begin at any element
     uint8_t *own = tensors + shift, *result = next_random() % 2 ? own : tensors + ROOM + shift;
     float *residuals = (float *)(tensors + 2 * ROOM);
-    struct codec_dice dice = {next_random(), next_random() % 2 ? next_random() : 7};
+    struct codec_rounding rounding = {next_random(), next_random() % 2 ? next_random() : 7};
     fill_block_like(fake_cuda_bytes(own), how->dtype, how->count);
     fill_block_like(fake_cuda_bytes(residuals), pcclFloat, how->count);
     memcpy(input, fake_cuda_bytes(own), bytes);
@@ -194,7 +194,7 @@ static void code_one(const struct coding *how, uint8_t *tensors) {
                                 .own = how->own,
                                 .input = own,
                                 .residual_in = how->feeds_back ? residuals : NULL,
-                                .dice = how->stochastic ? &dice : NULL,
+                                .rounding = how->stochastic ? &rounding : NULL,
                                 .result = how->stores ? result : NULL,
                                 .residual_out = how->feeds_back ? residuals + COUNT_MOST : NULL,
                                 .times = how->terms};
