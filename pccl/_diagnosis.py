@@ -92,7 +92,7 @@ class EdgeReport:
     segments: float
     retransmits: float  # those sent again all the time, not in bursts, as where a queue overflows
     samples: float  # looks at the links while a large op ran
-    pressed: float  # of these, those that found bytes waiting to be sent
+    backlogged: float  # of these, those that found bytes waiting to be sent
     loaded_seconds: float  # the mean round trip of the latter, with what waits on the way; 0: there were none
     entries: float  # ops in which the other one comes next in the ring
     late_seconds: float  # how much later than `member` itself `other` was heard to begin them, together
@@ -228,7 +228,7 @@ def _edge(c: Any, members: tuple[MemberReport, ...]) -> EdgeReport:
         segments=c.segments,
         retransmits=c.retransmits,
         samples=c.samples,
-        pressed=c.pressed,
+        backlogged=c.backlogged,
         loaded_seconds=c.loaded_s,
         entries=c.entries,
         late_seconds=c.late_s,

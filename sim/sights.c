@@ -18,7 +18,7 @@ static struct wire_seen see(const struct pccl_sim *s, uint64_t epoch, int from, 
     return (struct wire_seen){.acked = carries ? (slow ? 4u : 16u) << 20 : 1000u,
                               .busy_us = 1000000,
                               .samples = 100,
-                              .pressed = carries && slow ? 90 : 5,
+                              .backlogged = carries && slow ? 90 : 5,
                               .round_trip_us = near ? 300 : 40000};
 }
 

@@ -211,7 +211,7 @@ struct pccl_diagnosis_edge {
     double window_s;            // of busy_s, while the receive window there was full
     // Sent with data; those sent again all the time, not in bursts.
     double segments, retransmits;
-    double samples, pressed;         // looks while a large op ran; those that found bytes waiting to be sent
+    double samples, backlogged;      // looks while a large op ran; those that found bytes waiting to be sent
     double entries, late_s, early_s; // ops in which it comes next; how much later, and earlier, it was heard to begin
     double loaded_s;                 // the mean round trip at looks that found bytes waiting; 0: there were none
     double round_trip_s;             // the shortest of late

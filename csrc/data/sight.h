@@ -29,8 +29,8 @@ struct sight {
     uint32_t awaited;   // in a report that is being made
     double bytes_per_s; // that it has acknowledged in the last report
     // thread
-    uint64_t samples, pressed, delay_us;
-    bool sampled, presses; // in the look at hand
+    uint64_t samples, backlogged, delay_us;
+    bool sampled, backlogs; // in the look at hand
     uint32_t round_trip_us;
     uint64_t segments, retransmits;               // since the last report, as the look at hand finds them
     uint64_t judged_segments, judged_retransmits; // of those, what the shares are of

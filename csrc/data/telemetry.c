@@ -81,7 +81,7 @@ static void look(struct engine *engine) {
         struct sight *sight = &lane->peer->sight;
         if (!lane->read.fresh) continue;
         sight->sampled = true;
-        sight->presses |= lane->read.holds || lane->read.gauge.waiting > 0;
+        sight->backlogs |= lane->read.holds || lane->read.gauge.waiting > 0;
         if (lane->read.gauge.smoothed_us > sight->round_trip_us) sight->round_trip_us = lane->read.gauge.smoothed_us;
         sight->segments += lane->read.gauge.segments - lane->told.gauge.segments;
         sight->retransmits += lane->read.gauge.retransmits - lane->told.gauge.retransmits;
@@ -90,10 +90,10 @@ static void look(struct engine *engine) {
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         struct sight *sight = &peer->sight;
         sight->samples += sight->sampled;
-        sight->pressed += sight->presses;
-        if (sight->presses) sight->delay_us += sight->round_trip_us;
+        sight->backlogged += sight->backlogs;
+        if (sight->backlogs) sight->delay_us += sight->round_trip_us;
         if (sight->sampled) sight_sent(sight, sight->segments, sight->retransmits);
-        sight->sampled = sight->presses = false;
+        sight->sampled = sight->backlogs = false;
         sight->round_trip_us = 0;
         sight->segments = sight->retransmits = 0;
     }
@@ -145,7 +145,7 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     bool by_memory = neighbour_is_by_memory(peer);
     struct wire_seen seen = {
         .samples = sight->samples,
-        .pressed = sight->pressed,
+        .backlogged = sight->backlogged,
         .delay_us = bounded(sight->delay_us),
         .entries = sight->entries,
         .late_us = bounded(sight->late_ns / US_NS),
@@ -158,7 +158,7 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     add_lanes(peer, &seen);
     note_rate(sight, &engine->sights, seen.acked, now_ns);
     seen.retransmits = sight_lost(sight, seen.segments, seen.retransmits);
-    sight->samples = sight->pressed = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
+    sight->samples = sight->backlogged = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
     sight->awaited = 0;
     if (out->count == WIRE_MAX_SEEN || !says_something(&seen)) return;
     seen.acked = bounded(seen.acked);

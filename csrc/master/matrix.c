@@ -64,7 +64,7 @@ static void add_seen(struct wire_seen *sums, const struct wire_seen *newest) {
     add(&sums->busy_us, newest->busy_us);
     add(&sums->window_us, newest->window_us);
     add(&sums->samples, newest->samples * WIRE_COUNT);
-    add(&sums->pressed, newest->pressed * WIRE_COUNT);
+    add(&sums->backlogged, newest->backlogged * WIRE_COUNT);
     add(&sums->delay_us, newest->delay_us);
     if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
     sums->queue_us = newest->queue_us;
@@ -177,7 +177,7 @@ static void add_fresh(struct wire_telemetry *fresh, const struct wire_telemetry 
         sums->acked = bounded(sums->acked + newest->acked);
         sums->busy_us = bounded(sums->busy_us + newest->busy_us);
         sums->samples = bounded(sums->samples + newest->samples * WIRE_COUNT);
-        sums->pressed = bounded(sums->pressed + newest->pressed * WIRE_COUNT);
+        sums->backlogged = bounded(sums->backlogged + newest->backlogged * WIRE_COUNT);
         if (newest->round_trip_us > 0) sums->round_trip_us = newest->round_trip_us;
     }
 }
@@ -258,7 +258,7 @@ bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_gro
             edge->rate = (double)seen->acked / busy_s;
             edge->round_trip_us = (double)seen->round_trip_us;
             if (seen->samples >= (uint64_t)SAMPLES_LEAST * WIRE_COUNT && seen->acked >= BYTES_LEAST)
-                edge->pressed = (double)seen->pressed / (double)seen->samples;
+                edge->backlogged = (double)seen->backlogged / (double)seen->samples;
         }
         begin_fresh(row);
     }

@@ -371,7 +371,7 @@ static void visit_seen(struct cursor *c, struct wire_seen *seen) {
     visit_number(c, &seen->segments);
     visit_number(c, &seen->retransmits);
     visit_number(c, &seen->samples);
-    visit_number(c, &seen->pressed);
+    visit_number(c, &seen->backlogged);
     visit_number(c, &seen->delay_us);
     visit_number(c, &seen->entries);
     visit_number(c, &seen->late_us);

@@ -359,15 +359,15 @@ struct wire_seen {
     uint64_t busy_us, window_us; // in which bytes were under way; of these, in which its receive window was full
     // With data; those sent again by the middle share of the looks, as what is lost on the way is (data/sight).
     uint64_t segments, retransmits;
-    uint64_t samples, pressed;  // looks at the links while a large op ran; those that found bytes waiting
-    uint64_t delay_us;          // the round trips of the pressed looks, with what waits on the way, together
-    uint64_t entries;           // ops in which the other one comes next in the ring, and was heard to begin
-    uint64_t late_us, early_us; // after the own beginning, or before it
-    uint64_t round_trip_us;     // now: the shortest of late
-    uint64_t queue_us;          // now: how much longer than at best what it sends is on its way to here
-    uint64_t awaited;           // now: calls under way of which nothing has come from there
-    uint16_t lanes;             // now: connections that carry large tensors, beside the direct one
-    uint8_t reason;             // now: why so many do (enum pace_reason); of a later version, any number
+    uint64_t samples, backlogged; // looks at the links while a large op ran; those that found bytes waiting
+    uint64_t delay_us;            // the round trips of the backlogged looks, with what waits on the way, together
+    uint64_t entries;             // ops in which the other one comes next in the ring, and was heard to begin
+    uint64_t late_us, early_us;   // after the own beginning, or before it
+    uint64_t round_trip_us;       // now: the shortest of late
+    uint64_t queue_us;            // now: how much longer than at best what it sends is on its way to here
+    uint64_t awaited;             // now: calls under way of which nothing has come from there
+    uint16_t lanes;               // now: connections that carry large tensors, beside the direct one
+    uint8_t reason;               // now: why so many do (enum pace_reason); of a later version, any number
 };
 
 // From each member, about once a second while it calls ops.
@@ -380,7 +380,7 @@ struct wire_telemetry {
     } others[WIRE_MAX_SEEN];
 };
 
-// In a MATRIX, whose sums fade, counts (ops, entries, samples, pressed) are in parts of one: so many are 1.
+// In a MATRIX, whose sums fade, counts (ops, entries, samples, backlogged) are in parts of one: so many are 1.
 #define WIRE_COUNT UINT64_C(1000)
 
 struct wire_matrix_member {

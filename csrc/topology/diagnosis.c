@@ -19,7 +19,7 @@
 
 #define SLOW_RATIO 0.5       // of the usual speed; below, an edge is slow
 #define ALIKE_RATIO 0.9      // of another one's rate; above, they are as fast
-#define PRESSED_LEAST 0.4    // share of looks that find bytes waiting at a slow edge
+#define BACKLOGGED_LEAST 0.4 // share of looks that find bytes waiting at a slow edge
 #define SHARE_LEAST 0.05     // likewise, that a speed is computed with
 #define SLOW_COST_LEAST 0.1  // share of an op
 #define STRAGGLER_COST 0.12  // likewise
@@ -295,8 +295,8 @@ static bool carries(const struct view *view, const struct wire_matrix_edge *edge
            edge->seen.acked >= BYTES_LEAST && edge->seen.busy_us >= BUSY_LEAST_US && age(view, edge->from) <= OLD_S;
 }
 
-static double pressed(const struct wire_matrix_edge *edge) {
-    return edge->seen.samples == 0 ? 0 : smaller((double)edge->seen.pressed / (double)edge->seen.samples, 1);
+static double backlogged(const struct wire_matrix_edge *edge) {
+    return edge->seen.samples == 0 ? 0 : smaller((double)edge->seen.backlogged / (double)edge->seen.samples, 1);
 }
 
 static double rate(const struct wire_matrix_edge *edge) {
@@ -305,7 +305,7 @@ static double rate(const struct wire_matrix_edge *edge) {
 
 // Returns the rate of the edge if it always had unsent data. A link that rarely has is limited by another link.
 static double speed(const struct wire_matrix_edge *edge) {
-    double share = pressed(edge);
+    double share = backlogged(edge);
     return rate(edge) / (share < SHARE_LEAST ? SHARE_LEAST : share);
 }
 
@@ -354,7 +354,7 @@ static void find_usual(struct view *view) {
     size_t count = 0;
     for (uint32_t i = 0; i < view->matrix->edge_count && carrying != NULL; i++) {
         const struct wire_matrix_edge *edge = &view->matrix->edges[i];
-        bool known = !(pressed(edge) >= PRESSED_LEAST && answers_wait(view, edge));
+        bool known = !(backlogged(edge) >= BACKLOGGED_LEAST && answers_wait(view, edge));
         if (carries(view, edge) && known) carrying[count++] = (struct usual){i, (double)edge->seen.acked, speed(edge)};
     }
     usual_speeds(carrying, count, view->usual);
@@ -367,8 +367,8 @@ static double usual_of(const struct view *view, const struct wire_matrix_edge *e
 
 // How much longer than at best bytes of ops, and their acknowledgements, are on the way: what they wait behind.
 static double backlog(const struct wire_matrix_edge *edge) {
-    double pressed = counted(edge->seen.pressed);
-    double loaded = pressed <= 0 ? 0 : seconds(edge->seen.delay_us) / pressed;
+    double backlogged = counted(edge->seen.backlogged);
+    double loaded = backlogged <= 0 ? 0 : seconds(edge->seen.delay_us) / backlogged;
     return loaded <= 0 ? 0 : loaded - seconds(edge->seen.round_trip_us);
 }
 
@@ -413,8 +413,9 @@ static bool is_full_all_round(const struct view *view, const struct wire_matrix_
 }
 
 static bool is_slow(const struct view *view, const struct wire_matrix_edge *edge) {
-    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual_of(view, edge) && pressed(edge) >= PRESSED_LEAST &&
-           cost_of(view, edge) >= SLOW_COST_LEAST && !waits_for_answers(view, edge);
+    return carries(view, edge) && speed(edge) < SLOW_RATIO * usual_of(view, edge) &&
+           backlogged(edge) >= BACKLOGGED_LEAST && cost_of(view, edge) >= SLOW_COST_LEAST &&
+           !waits_for_answers(view, edge);
 }
 
 // Statistics of the other edges of the sender, or of the receiver, of a slow edge.
@@ -455,7 +456,7 @@ static bool is_at_fault(const struct side *side, const struct side *other, doubl
 
 static void judge_slow(struct view *view, const struct wire_matrix_edge *edge) {
     struct side sender = side_of(view, edge, true), receiver = side_of(view, edge, false);
-    double here = rate(edge) / 1e6, looks = 100 * pressed(edge), others = 100 * middle(view, pressed);
+    double here = rate(edge) / 1e6, looks = 100 * backlogged(edge), others = 100 * middle(view, backlogged);
     double full = (double)edge->seen.window_us / (double)edge->seen.busy_us;
     struct peer_label from = name_of(view, edge->from), to = name_of(view, edge->to);
     struct diagnosis_finding *finding;

@@ -7,7 +7,7 @@ enum { SHARES_MOST = 32 }; // members; more stay on the ring
 // Statistics of the traffic from one member to another while ops ran.
 struct shares_edge {
     double rate;          // bytes per second, on average
-    double pressed;       // 0 to 1: how often bytes waited to be sent
+    double backlogged;    // 0 to 1: how often bytes waited to be sent
     double round_trip_us; // the shortest; 0: unknown
 };
 

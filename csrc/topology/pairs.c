@@ -45,9 +45,10 @@ void pairs_learn(uint32_t n, const struct shares_edge *edges, double known[SHARE
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++) {
             const struct shares_edge *edge = &edges[i * n + k];
-            bool tells = edge->rate >= NOTHING * most, busy = tells && edge->pressed >= BUSY_LEAST;
+            bool tells = edge->rate >= NOTHING * most, busy = tells && edge->backlogged >= BUSY_LEAST;
             if (i == k || (known[i][k] == 0 && !busy && edge->rate < MUCH * most)) continue;
-            known[i][k] = adjusted(known[i][k], tells ? edge->rate / fmax(edge->pressed, BUSY_LEAST) : 0, busy, most);
+            known[i][k] =
+                adjusted(known[i][k], tells ? edge->rate / fmax(edge->backlogged, BUSY_LEAST) : 0, busy, most);
         }
 }
 

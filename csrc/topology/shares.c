@@ -17,18 +17,18 @@
 
 #include "topology/pairs.h"
 
-#define GAIN 0.9          // of the time in force; a plan that takes longer is not worth a change
-#define BACK 1.03         // of the best time: the ring is as good
-#define GAIN_FAR 0.8      // likewise, of other shares of sites or of links: what is far is known less well
-#define UNEVEN 0.7        // of the time with even shares of sites; those that take longer are not worth the risk
-#define OPTIMISM 4.0      // times what a port without waiting bytes was seen to carry
-#define PRESSED_NEVER 0.2 // how often bytes wait at a port that could carry that much more
-#define PRESSED_FULL 0.5  // at one that is full
-#define PRESSED_LEAST 0.4 // at one edge at least, or nothing is said
-#define DISPROVED 1.1     // times what a port was taken to carry
-#define TIE 0.2           // of how often bytes wait
-#define NOTHING 0.01      // of what the port's largest edge carries
-#define RATE_LEAST 1e3    // bytes per second of an edge that carries parts of tensors
+#define GAIN 0.9             // of the time in force; a plan that takes longer is not worth a change
+#define BACK 1.03            // of the best time: the ring is as good
+#define GAIN_FAR 0.8         // likewise, of other shares of sites or of links: what is far is known less well
+#define UNEVEN 0.7           // of the time with even shares of sites; those that take longer are not worth the risk
+#define OPTIMISM 4.0         // times what a port without waiting bytes was seen to carry
+#define BACKLOGGED_NEVER 0.2 // how often bytes wait at a port that could carry that much more
+#define BACKLOGGED_FULL 0.5  // at one that is full
+#define BACKLOGGED_LEAST 0.4 // at one edge at least, or nothing is said
+#define DISPROVED 1.1        // times what a port was taken to carry
+#define TIE 0.2              // of how often bytes wait
+#define NOTHING 0.01         // of what the port's largest edge carries
+#define RATE_LEAST 1e3       // bytes per second of an edge that carries parts of tensors
 #define RATE_MOST 1e12
 #define FAST_NEAR 250e6  // bytes per second: where all are near, links of this speed are not what limits ops
 #define SHARE_LEAST 2e-3 // of the tensor; less is nothing
@@ -49,7 +49,7 @@ enum {
 };
 
 struct port {
-    double rate, weight, pressed; // pressed: times the weight
+    double rate, weight, backlogged; // backlogged: times the weight
 };
 
 struct view {
@@ -60,7 +60,7 @@ struct view {
     double member[SHARES_MOST];        // bytes per second that each can both send and receive
     double place[SHARES_MOST];         // that each site can exchange with others, by its number - 1
     double within[SHARES_MOST];        // that each member can exchange inside its site; 0: more than matters
-    double most_pressed;
+    double most_backlogged;
 };
 
 static double smaller(double a, double b) { return a < b ? a : b; }
@@ -74,7 +74,7 @@ static void make_plausible(uint32_t n, const struct shares_edge *edges, struct s
     for (uint32_t i = 0; i < n * n; i++) {
         out[i] = edges[i];
         out[i].rate = i % (n + 1) == 0 ? 0 : bounded(out[i].rate, 0, RATE_MOST);
-        out[i].pressed = out[i].rate < RATE_LEAST ? 0 : bounded(out[i].pressed, 0, 1);
+        out[i].backlogged = out[i].rate < RATE_LEAST ? 0 : bounded(out[i].backlogged, 0, 1);
     }
 }
 
@@ -82,8 +82,8 @@ static struct shares_edge edge_at(const struct view *view, uint32_t from, uint32
     return view->edges[from * view->n + to];
 }
 
-static double capacity(double rate, double pressed) {
-    double free = (PRESSED_FULL - pressed) / (PRESSED_FULL - PRESSED_NEVER);
+static double capacity(double rate, double backlogged) {
+    double free = (BACKLOGGED_FULL - backlogged) / (BACKLOGGED_FULL - BACKLOGGED_NEVER);
     return rate * (1 + (OPTIMISM - 1) * bounded(free, 0, 1));
 }
 
@@ -127,10 +127,10 @@ static uint32_t size_of(const struct view *view, uint16_t site) {
 static void add(struct port *port, const struct shares_edge *edge, double weight) {
     port->rate += edge->rate;
     port->weight += weight;
-    port->pressed += weight * edge->pressed;
+    port->backlogged += weight * edge->backlogged;
 }
 
-static double share_of(const struct port *port) { return port->weight > 0 ? port->pressed / port->weight : 0; }
+static double share_of(const struct port *port) { return port->weight > 0 ? port->backlogged / port->weight : 0; }
 
 static struct shares_edge edge_of(const struct view *view, uint32_t member, int end, uint32_t other) {
     return end == OUT ? edge_at(view, member, other) : edge_at(view, other, member);
@@ -161,13 +161,13 @@ static double port_capacity(const struct view *view, uint32_t member, int end, d
     for (uint32_t i = 0; i < view->n; i++) {
         struct shares_edge edge = edge_of(view, member, end, i);
         double weight = weight_in(view, member, end, edge.rate);
-        enum blame blame = edge.pressed > 0 ? blame_of(view, member, end, i) : NOT;
-        if (blame == NOT) edge.pressed = 0;
+        enum blame blame = edge.backlogged > 0 ? blame_of(view, member, end, i) : NOT;
+        if (blame == NOT) edge.backlogged = 0;
         add(&blamed, &edge, weight);
-        if (blame != ALONE) edge.pressed = 0;
+        if (blame != ALONE) edge.backlogged = 0;
         add(&sure, &edge, weight);
     }
-    if (share_of(&sure) >= PRESSED_FULL)
+    if (share_of(&sure) >= BACKLOGGED_FULL)
         *full = sure.rate;
     else if (!(*full >= sure.rate / DISPROVED))
         *full = 0;
@@ -180,7 +180,7 @@ static void judge_members(struct view *view, double full[SHARES_MOST][2]) {
             struct shares_edge edge = edge_at(view, i, k);
             add(&view->ports[i][OUT], &edge, weight_in(view, i, OUT, edge.rate));
             add(&view->ports[k][IN], &edge, weight_in(view, k, IN, edge.rate));
-            view->most_pressed = larger(view->most_pressed, edge.pressed);
+            view->most_backlogged = larger(view->most_backlogged, edge.backlogged);
         }
     for (uint32_t i = 0; i < view->n; i++)
         view->member[i] = smaller(port_capacity(view, i, OUT, &full[i][OUT]), port_capacity(view, i, IN, &full[i][IN]));
@@ -198,14 +198,14 @@ static void judge_sites(struct view *view) {
             struct shares_edge *far = &between[(view->site[i] - 1U) * view->sites + view->site[k] - 1];
             if (view->site[i] != view->site[k]) {
                 far->rate += edge.rate;
-                far->pressed += edge.rate * edge.pressed;
+                far->backlogged += edge.rate * edge.backlogged;
             } else {
                 add(&near[i][OUT], &edge, edge.rate);
                 add(&near[k][IN], &edge, edge.rate);
             }
         }
     for (uint32_t i = 0; i < view->sites * view->sites; i++)
-        if (between[i].rate > 0) between[i].pressed /= between[i].rate;
+        if (between[i].rate > 0) between[i].backlogged /= between[i].rate;
     make_plausible(view->sites, between, between);
     judge_members(&sites, nothing);
     memcpy(view->place, sites.member, sizeof view->place);
@@ -213,7 +213,7 @@ static void judge_sites(struct view *view) {
         if (size_of(view, view->site[i]) == 1) view->place[view->site[i] - 1] = view->member[i];
     for (uint32_t i = 0; i < view->n; i++)
         for (int end = OUT; end <= IN; end++)
-            if (share_of(&near[i][end]) >= PRESSED_LEAST)
+            if (share_of(&near[i][end]) >= BACKLOGGED_LEAST)
                 view->within[i] = larger(view->within[i], capacity(near[i][end].rate, share_of(&near[i][end])));
 }
 
@@ -352,7 +352,7 @@ static bool see(struct view *view, uint32_t n, const struct shares_edge *edges, 
     view->sites = shares_sites(n, edges, view->site);
     judge_members(view, full);
     judge_sites(view);
-    if (view->most_pressed < PRESSED_LEAST) return false;
+    if (view->most_backlogged < BACKLOGGED_LEAST) return false;
     for (uint32_t i = 0; i < n; i++)
         if (!(view->member[i] >= RATE_LEAST)) return false;
     for (uint32_t s = 0; s < view->sites && view->sites > 1; s++)
@@ -565,7 +565,7 @@ void shares_rates(uint32_t n, const struct shares_edge *edges, const struct shar
         for (uint32_t k = 0; k < n; k++) {
             struct shares_edge edge = edge_at(&view, i, k);
             double rate = smaller(view.member[i], view.member[k]);
-            if (edge.pressed >= PRESSED_LEAST) rate = smaller(rate, edge.rate);
+            if (edge.backlogged >= BACKLOGGED_LEAST) rate = smaller(rate, edge.rate);
             // All edges that leave a site share its link.
             if (view.site[i] != view.site[k])
                 rate = smaller(rate, smaller(view.place[view.site[i] - 1], view.place[view.site[k] - 1]));

@@ -233,7 +233,7 @@ def _edge_facts(edge: EdgeReport, span: float, queue: float) -> list[str]:
     return [
         f"{edge.acked_bytes * 8e-6 / edge.busy_seconds:.0f}" if edge.busy_seconds and not edge.by_memory else "-",
         share(edge.busy_seconds, span),
-        share(edge.pressed, edge.samples),
+        share(edge.backlogged, edge.samples),
         share(edge.window_seconds, edge.busy_seconds),
         share(edge.retransmits, edge.segments, digits=2),
         f"{edge.round_trip_seconds * 1e3:.1f}",

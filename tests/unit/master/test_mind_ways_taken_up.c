@@ -55,7 +55,7 @@ static void tell(const char *ring, char slow, uint64_t epoch) {
         told.others[0].seen = (struct wire_seen){.acked = 8 << 20,
                                                  .busy_us = 1000000,
                                                  .samples = 100,
-                                                 .pressed = from == slow || to == slow ? 90 : 1,
+                                                 .backlogged = from == slow || to == slow ? 90 : 1,
                                                  .round_trip_us = 200};
         struct wire_buffer out = {0};
         wire_encode_telemetry(&out, op_head(epoch), &told);

@@ -8,7 +8,7 @@ static struct matrix matrix;
 static struct survey survey;
 static struct candidate candidate;
 static const struct {
-    uint64_t acked, pressed;
+    uint64_t acked, backlogged;
 } fast = {20 << 20, 10}, slow = {20 << 20, 900};
 
 static void begin(const char *name, const char *members) {
@@ -44,9 +44,9 @@ static void tell(const char *sites, const char *slows, uint64_t epoch, int repor
             told.others[told.count++].seen = (struct wire_seen){.acked = next ? fast.acked : 1,
                                                                 .busy_us = 1000000,
                                                                 .samples = 1000,
-                                                                .pressed = !next         ? 0
-                                                                           : full || far ? slow.pressed
-                                                                                         : fast.pressed,
+                                                                .backlogged = !next         ? 0
+                                                                              : full || far ? slow.backlogged
+                                                                                            : fast.backlogged,
                                                                 .round_trip_us = far ? 80000 : 200};
         }
         matrix_note(&matrix, &desk, from, &told);

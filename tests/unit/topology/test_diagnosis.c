@@ -44,7 +44,7 @@ static void well(uint16_t count) {
                                              .busy_us = 2000000,
                                              .segments = 35000,
                                              .samples = 28 * WIRE_COUNT,
-                                             .pressed = 9 * WIRE_COUNT,
+                                             .backlogged = 9 * WIRE_COUNT,
                                              .entries = OPS * WIRE_COUNT,
                                              .late_us = OPS * 1000,
                                              .round_trip_us = 2000,
@@ -56,7 +56,7 @@ static void well(uint16_t count) {
 static void slow(int from, int to) {
     seen(from, to)->acked = 15 * MB;
     seen(from, to)->busy_us = 2600000;
-    seen(from, to)->pressed = 24 * WIRE_COUNT;
+    seen(from, to)->backlogged = 24 * WIRE_COUNT;
     seen(to, from)->queue_us = 40000;
 }
 
@@ -92,7 +92,7 @@ static void slow_sender_and_answers(void) {
     slow_sender();
     seen(0, 1)->acked = 14 * MB;
     seen(0, 1)->busy_us = 2600000;
-    seen(0, 1)->pressed = 24 * WIRE_COUNT;
+    seen(0, 1)->backlogged = 24 * WIRE_COUNT;
 }
 // The same, and the one who waits is late itself.
 static void slow_sender_and_noise(void) {
@@ -102,7 +102,7 @@ static void slow_sender_and_noise(void) {
 // It begins to send when the others have sent.
 static void straggler_sends_last(void) {
     late(2, 4, 120000);
-    seen(2, 3)->pressed = 26 * WIRE_COUNT;
+    seen(2, 3)->backlogged = 26 * WIRE_COUNT;
     seen(3, 2)->queue_us = seen(0, 2)->queue_us = seen(1, 2)->queue_us = 9000;
 }
 static void straggler_and_slow_sender(void) {
@@ -123,14 +123,14 @@ static void busy_sub_group(void) {
     for (uint16_t i = 0; i < 4; i++) {
         seen(i, (i + 1) % 4)->acked = 12 * MB;
         seen(i, (i + 1) % 4)->busy_us = 480000;
-        seen(i, (i + 1) % 4)->pressed = 2 * WIRE_COUNT;
+        seen(i, (i + 1) % 4)->backlogged = 2 * WIRE_COUNT;
     }
     for (uint16_t i = 0; i < 3; i++) {
         struct wire_seen *busy = seen(i, (i + 1) % 3);
         busy->acked = 75 * MB;
         busy->busy_us = 3000000;
         busy->segments = 50000;
-        busy->pressed = 25 * WIRE_COUNT;
+        busy->backlogged = 25 * WIRE_COUNT;
         seen((i + 1) % 3, i)->queue_us = 40000;
     }
 }
@@ -138,7 +138,7 @@ static void slow_in_busy_sub_group(void) {
     busy_sub_group();
     for (uint16_t i = 0; i < 3; i++) {
         seen(i, (i + 1) % 3)->acked = 20 * MB;
-        seen(i, (i + 1) % 3)->pressed = (i == 1 ? 25 : 5) * WIRE_COUNT;
+        seen(i, (i + 1) % 3)->backlogged = (i == 1 ? 25 : 5) * WIRE_COUNT;
         seen((i + 1) % 3, i)->queue_us = i == 1 ? 40000 : 500;
     }
 }
@@ -153,14 +153,14 @@ static void slow_edge_sets_the_rate(void) {
 // In a ring that is full all round, bytes wait by chance at one sender, and its queue overflows.
 static void overflows_by_chance(void) {
     for (uint16_t i = 0; i < 4; i++) {
-        seen(i, (i + 1) % 4)->pressed = (i == 1 ? 24 : 3) * WIRE_COUNT;
+        seen(i, (i + 1) % 4)->backlogged = (i == 1 ? 24 : 3) * WIRE_COUNT;
         seen((i + 1) % 4, i)->queue_us = 16000;
     }
     seen(1, 2)->retransmits = 280;
 }
 static void slow_without_pressure(void) {
     slow(1, 2);
-    seen(1, 2)->pressed = 0;
+    seen(1, 2)->backlogged = 0;
 }
 static void loses(void) { seen(1, 2)->retransmits = 350; }
 static void loses_and_slow(void) {
@@ -347,7 +347,7 @@ static void slow_line(uint16_t member, uint16_t count, bool sends, uint64_t *see
         bool slow = i == (sends ? member : before), waits = i == (sends ? before : member);
         way->busy_us = busy_us;
         way->acked = fastest * between(seed, slow ? 40 : waits ? 50 : 85, slow ? 80 : 100) / 100 * busy_us / 1000000;
-        way->pressed = between(seed, slow ? 24 : waits ? 12 : 2, slow || waits ? 28 : 9) * WIRE_COUNT;
+        way->backlogged = between(seed, slow ? 24 : waits ? 12 : 2, slow || waits ? 28 : 9) * WIRE_COUNT;
     }
     for (uint16_t i = 0; i < count; i++)
         for (uint16_t k = 0; k < count; k++)
@@ -387,7 +387,7 @@ static void test_full_all_round(void) {
         for (uint16_t i = 0; i < count; i++) {
             uint16_t next = (uint16_t)((i + 1) % count);
             seen(i, next)->acked = 500000 * between(&seed, 96, 100);
-            seen(i, next)->pressed =
+            seen(i, next)->backlogged =
                 (check_random(&seed) % 2 ? between(&seed, 20, 28) : between(&seed, 0, 6)) * WIRE_COUNT;
             seen(next, i)->queue_us = full_us * between(&seed, 75, 125) / 100;
         }

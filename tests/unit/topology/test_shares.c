@@ -92,7 +92,7 @@ static double run(const struct world *world, const struct shares_plan *plan, str
             edges[i * n + k] = (struct shares_edge){load[i][k] / time, load[i][k] > 0 && full ? 0.9 : 0.05,
                                                     here == there ? 300 : world->trip_us};
             if (world->link[i][k] > 0) // busy for a part of the time
-                edges[i * n + k].pressed = (1 - between(0, world->noise)) * load[i][k] / world->link[i][k] / time;
+                edges[i * n + k].backlogged = (1 - between(0, world->noise)) * load[i][k] / world->link[i][k] / time;
         }
     return time;
 }
@@ -219,7 +219,7 @@ static void test_stays(void) {
     world = even(4, 25e6);
     world.up[1] = 1e6;
     run(&world, &plan, edges);
-    for (int i = 0; i < 16; i++) edges[i].pressed = 0.1;
+    for (int i = 0; i < 16; i++) edges[i].backlogged = 0.1;
     CHECK(!shares_plan(4, edges, &memory, &plan, &next, NULL));
     check_case("a fast network");
     world = even(4, 10e9);
@@ -268,7 +268,7 @@ static void test_against_grid(void) {
         double ring = run(&world, &plan, edges), best = fmin(ring, best_of(&world, &other, 0, GRID));
         double time = settle(&world, &memory, &plan);
         bool tells = false; // where all edges of the ring wait, nothing does
-        for (uint32_t i = 0; i < n; i++) tells |= edges[i * n + (i + 1) % n].pressed < 0.5;
+        for (uint32_t i = 0; i < n; i++) tells |= edges[i * n + (i + 1) % n].backlogged < 0.5;
         CHECK(time <= 1.001 * ring);
         CHECK(!tells || time <= 1.2 * best); // what is less than a tenth better is not tried
     }
@@ -422,7 +422,7 @@ static void test_properties(void) {
         for (uint32_t i = 0; i < n * n; i++) {
             bool strange = check_random(&seed) % 8 == 0;
             edges[i].rate = strange ? odd[check_random(&seed) % 10] : between(1e6, 50e6);
-            edges[i].pressed = strange ? odd[check_random(&seed) % 10] : between(0, 1);
+            edges[i].backlogged = strange ? odd[check_random(&seed) % 10] : between(0, 1);
             edges[i].round_trip_us = strange ? odd[check_random(&seed) % 10] : between(trial % 4 == 0 ? 2000 : 0, 4000);
         }
         for (uint32_t i = 0; i < n && trial % 2 == 0; i++) {
