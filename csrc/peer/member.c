@@ -11,7 +11,7 @@
 #include "base/platform.h"
 #include "net/arrival.h"
 #include "pccl.h"
-#include "peer/ballot.h"
+#include "peer/pending_vote.h"
 #include "peer/mesh.h"
 #include "peer/recovery.h"
 #include "peer/recovery_record.h"
@@ -28,7 +28,7 @@ struct member {
     struct epoch *epoch; // NULL before the first
     struct member_view view;
 
-    struct ballot ballot;
+    struct pending_vote vote;
 
     int64_t join_deadline, beat_at;
     struct arrival master; // what was heard of it
@@ -52,7 +52,7 @@ struct wire_header member_header(const struct member *m) {
 // ---- endings ----
 
 static struct member_action *end_vote(struct member *m, pcclResult_t code, uint64_t value, struct member_output *out) {
-    ballot_close(&m->ballot);
+    pending_vote_close(&m->vote);
     struct member_action *action = member_act(out, MEMBER_VOTE_END);
     action->code = code;
     action->value = value;
@@ -74,7 +74,7 @@ static __attribute__((format(printf, 4, 5))) void die_of(struct member *m, pcclR
     m->phase = MEMBER_DEAD;
     m->mesh.candidate.open = false;
     member_act(out, phase == MEMBER_ACCEPTED ? MEMBER_DIE : MEMBER_CONNECT_END)->code = code;
-    if (phase == MEMBER_ACCEPTED && m->ballot.kind != 0) end_vote(m, code, 0, out);
+    if (phase == MEMBER_ACCEPTED && m->vote.kind != 0) end_vote(m, code, 0, out);
 }
 
 static void die_of_garbage(struct member *m, const char *what, struct member_output *out) {
@@ -168,7 +168,7 @@ static bool has_lost(const struct member *m, const struct wire_epoch *epoch) {
 // The round of shared state of `m->end`.
 static void end_sync(struct member *m, struct member_output *out) {
     recovery_record_note_sync(&m->record, &m->end);
-    if (m->ballot.kind == WIRE_VOTE_SYNC) end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
+    if (m->vote.kind == WIRE_VOTE_SYNC) end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
 }
 
 // The first epoch of the new generation is in force: now what the old one had ended can end here.
@@ -180,16 +180,16 @@ static void recovered(struct member *m, struct member_output *out) {
     r->state = RECOVERY_NONE;
     member_act(out, MEMBER_FOUND);
     if (r->late.barrier) recovery_record_take_barrier(&m->record, barrier);
-    if (r->late.barrier && m->ballot.kind == barrier->kind)
+    if (r->late.barrier && m->vote.kind == barrier->kind)
         end_vote(m, barrier->code, barrier->value, out)->view = r->late.view;
     if (r->late.sync) {
         m->end = r->resumed.sync;
         end_sync(m, out);
     }
     recovery_end(r);
-    if (m->ballot.kind == 0 || !m->ballot.unsent) return;
-    m->ballot.unsent = false;
-    ballot_send(&m->ballot, member_header(m), &out->frames);
+    if (m->vote.kind == 0 || !m->vote.unsent) return;
+    m->vote.unsent = false;
+    pending_vote_send(&m->vote, member_header(m), &out->frames);
 }
 
 // The own group has changed since `before`, which is NULL for a newcomer.
@@ -235,8 +235,8 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     if (m->record.quorum.members + m->record.quorum.elders > 0) m->beat_at = now; // its master has to know
     if (newcomer)
         member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.barrier ? m->recovery.late.view : m->view;
-    if (m->ballot.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
-    if (m->ballot.kind == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
+    if (m->vote.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
+    if (m->vote.kind == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
     recovered(m, out);
 }
 
@@ -256,7 +256,7 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
     if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) mesh_end_candidate(&m->mesh, out);
     recovery_record_note_barrier(&m->record, m->record.barrier.number + 1, outcome, m->epoch);
-    if (m->ballot.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
+    if (m->vote.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
 
 static void take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
@@ -287,8 +287,8 @@ static void take_end(struct member *m, const struct wire_header *header, const s
     bool links = !member_is_seeking(m) &&
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     pcclResult_t code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
-    if (m->ballot.kind == WIRE_VOTE_SYNC)
-        code = ballot_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
+    if (m->vote.kind == WIRE_VOTE_SYNC)
+        code = pending_vote_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
     die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 
@@ -326,15 +326,15 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
 void member_resume(struct member *m, uint16_t port, bool earlier, enum member_tensors tensors,
                    const struct wire_hash *content, int64_t now, struct member_output *out) {
     if (m->recovery.state != RECOVERY_SEEKING) return;
-    ballot_begin_again(&m->ballot, tensors, content, &m->id);
+    pending_vote_begin_again(&m->vote, tensors, content, &m->id);
     struct wire_past past[WIRE_MAX_PAST];
     struct wire_loss losses[WIRE_MAX_MEMBERS];
     struct wire_resume resume = {
         .hello = hello_of(m, port),
         .join_number = m->welcome.join_number,
         .generation = m->generation,
-        .vote = m->ballot.kind,
-        .sync_vote = m->ballot.sync,
+        .vote = m->vote.kind,
+        .sync_vote = m->vote.sync,
         .accepted = m->phase == MEMBER_ACCEPTED,
         .epoch = {.number = m->view.number,
                   .group_epoch = m->view.group_epoch,
@@ -348,7 +348,7 @@ void member_resume(struct member *m, uint16_t port, bool earlier, enum member_te
     struct wire_header header = member_header(m);
     header.generation = m->recovery.promised;
     wire_encode_resume(&out->frames, header, &resume);
-    m->ballot.unsent = false;
+    m->vote.unsent = false;
     recovery_tell(&m->recovery, earlier, limit_ns(m), now);
     m->master = (struct arrival){.at_ns = now};
     m->beat_at = now + limit_ns(m) / 5;
@@ -414,10 +414,10 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         take_measure(m, &measure, out);
         return true;
     }
-    case WIRE_SYNC_DIFFERS: return joined && ballot_take_differs(&m->ballot, body, length);
+    case WIRE_SYNC_DIFFERS: return joined && pending_vote_take_differs(&m->vote, body, length);
     case WIRE_SYNC_PLAN:
         if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
-        if (m->ballot.kind == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
+        if (m->vote.kind == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
         return true;
     case WIRE_SYNC_END:
         if (!joined || !wire_decode_sync_end(body, length, &m->end)) return false;
@@ -518,9 +518,9 @@ void member_join(struct member *m, uint16_t port, int64_t now, struct member_out
 
 static void open_vote(struct member *m, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
                       struct member_output *out) {
-    if (m->phase != MEMBER_ACCEPTED || m->ballot.kind != 0) return;
-    ballot_open(&m->ballot, kind, sync, !recovery_is_unheard(&m->recovery));
-    ballot_send(&m->ballot, member_header(m), &out->frames);
+    if (m->phase != MEMBER_ACCEPTED || m->vote.kind != 0) return;
+    pending_vote_open(&m->vote, kind, sync, !recovery_is_unheard(&m->recovery));
+    pending_vote_send(&m->vote, member_header(m), &out->frames);
 }
 
 void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {
@@ -596,5 +596,5 @@ bool member_is_seeking(const struct member *m) { return m->recovery.state != REC
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }
 const struct wire_sync_differs *member_sync_differs(const struct member *m) {
-    return m->ballot.differs_told ? &m->ballot.differs : NULL;
+    return m->vote.differs_told ? &m->vote.differs : NULL;
 }

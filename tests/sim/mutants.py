@@ -43,7 +43,7 @@ SOURCES = [
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (
-            *(f"peer/{name}.c" for name in ("ballot", "decision", "member", "mesh", "recovery", "recovery_record")),
+            *(f"peer/{name}.c" for name in ("pending_vote", "decision", "member", "mesh", "recovery", "recovery_record")),
             "master/*.c",
             "ops/*.c",
         )
@@ -289,8 +289,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="vote_twice",  # once in RESUME, once after it
         file="peer/member.c",
-        old="    m->ballot.unsent = false;\n    recovery_tell",
-        new="    m->ballot.unsent = m->ballot.kind != 0;\n    recovery_tell",
+        old="    m->vote.unsent = false;\n    recovery_tell",
+        new="    m->vote.unsent = m->vote.kind != 0;\n    recovery_tell",
     ),
     Mutant(
         name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest

@@ -1,8 +1,9 @@
-#include "peer/ballot.h"
+#include "peer/pending_vote.h"
 
 #include <string.h>
 
-void ballot_open(struct ballot *b, enum wire_vote_kind kind, const struct wire_sync_vote *sync, bool heard) {
+void pending_vote_open(struct pending_vote *b, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
+                       bool heard) {
     b->kind = (uint8_t)kind;
     b->unsent = !heard;
     if (sync == NULL) return;
@@ -10,12 +11,12 @@ void ballot_open(struct ballot *b, enum wire_vote_kind kind, const struct wire_s
     b->differs_told = false;
 }
 
-void ballot_close(struct ballot *b) {
+void pending_vote_close(struct pending_vote *b) {
     b->kind = 0;
     b->unsent = false;
 }
 
-void ballot_send(struct ballot *b, struct wire_header header, struct wire_buffer *out) {
+void pending_vote_send(struct pending_vote *b, struct wire_header header, struct wire_buffer *out) {
     struct wire_vote vote = {.kind = b->kind};
     if (b->kind == WIRE_VOTE_SYNC)
         wire_encode_sync_vote(out, header, &b->sync);
@@ -23,8 +24,8 @@ void ballot_send(struct ballot *b, struct wire_header header, struct wire_buffer
         wire_encode_vote(out, header, &vote);
 }
 
-void ballot_begin_again(struct ballot *b, enum member_tensors tensors, const struct wire_hash *content,
-                        const struct wire_id *self) {
+void pending_vote_begin_again(struct pending_vote *b, enum member_tensors tensors, const struct wire_hash *content,
+                              const struct wire_id *self) {
     b->differs_told = false;
     if (b->kind == WIRE_VOTE_SYNC && tensors == MEMBER_TENSORS_RECEIVED) b->sync.content = *content;
     if (b->kind != WIRE_VOTE_SYNC || tensors != MEMBER_TENSORS_TORN) return;
@@ -32,7 +33,7 @@ void ballot_begin_again(struct ballot *b, enum member_tensors tensors, const str
     memcpy(&b->sync.content, self->bytes, sizeof b->sync.content); // nobody's content
 }
 
-bool ballot_take_differs(struct ballot *b, const uint8_t *body, size_t length) {
+bool pending_vote_take_differs(struct pending_vote *b, const uint8_t *body, size_t length) {
     struct wire_sync_differs differs;
     if (!wire_decode_sync_differs(body, length, &differs)) return false;
     b->differs = differs;
@@ -40,7 +41,7 @@ bool ballot_take_differs(struct ballot *b, const uint8_t *body, size_t length) {
     return true;
 }
 
-bool ballot_is_at_fault(const struct wire_header *header, const struct wire_text *text) {
+bool pending_vote_is_at_fault(const struct wire_header *header, const struct wire_text *text) {
     size_t length = strlen(WIRE_SYNC_RULE);
     return header->type == WIRE_EXPELLED && text->length >= length && memcmp(text->chars, WIRE_SYNC_RULE, length) == 0;
 }
