@@ -94,7 +94,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         forget_generations(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
-    uint32_t elders = 0;
+    uint32_t old_members = 0;
     *truth = (struct truth){.run = header->run,
                             .generation = header->generation,
                             .number = commit.epoch.number,
@@ -113,7 +113,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         if (life <= truth->lives[slot]) continue; // an old one that is not known to be lost
         truth->lives[slot] = life;
         truth->groups[slot] = commit.epoch.members[i].group;
-        if (commit.epoch.members[i].join_number < commit.quorum.newer) elders |= 1U << slot;
+        if (commit.epoch.members[i].join_number < commit.quorum.newer) old_members |= 1U << slot;
     }
     if (taken_up) judge_quorum(s, truth);
     struct epoch_record *record = &s->truths->epochs[s->truths->epoch_count++ % EPOCHS_MOST];
@@ -121,7 +121,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
                                     .generation = truth->generation,
                                     .number = truth->number,
                                     .quorum = commit.quorum,
-                                    .elders = elders};
+                                    .old_members = old_members};
     memcpy(record->lives, truth->lives, sizeof record->lives);
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (truth->lives[slot] != 0 && before.lives[slot] == truth->lives[slot]) {

@@ -57,7 +57,7 @@ static void judge_progress(struct pccl_sim *s) {
 
 // Peers may give up a lost master only when no more than half of the last epoch is left.
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
-    uint32_t members = 0, left = 0, elders = 0;
+    uint32_t members = 0, left = 0, old_members = 0;
     uint64_t run = member_header(s->processes[slot].mind).run;
     const struct truth *truth = judge_truth(s, run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
@@ -69,12 +69,12 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
         // who never heard that it was let in may have begun another one
         lives = lives && member_header(s->processes[other].mind).run == run;
         left += lives;
-        elders += lives && (newest->elders >> other & 1) != 0;
+        old_members += lives && (newest->old_members >> other & 1) != 0;
     }
     bool time = false;
     for (uint32_t i = 0; i < s->master_count && s->now > s->calm_from + TAKE_UP_LIMITS * s->limit_ns; i++)
         time |= s->masters[i].running && s->now > s->masters[i].began_at + TAKE_UP_LIMITS * s->limit_ns;
-    if (time && 2 * left > members && left >= newest->quorum.members && elders >= newest->quorum.elders)
+    if (time && 2 * left > members && left >= newest->quorum.members && old_members >= newest->quorum.old_members)
         sim_fail(s, "progress", "peer %d gives up although %u of %u members are left: %s", slot + 1, left, members,
                  text);
 }

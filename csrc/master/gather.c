@@ -223,19 +223,19 @@ static bool all_promised(const struct survivors *survivors, const struct claim *
 // Newcomers hear it as well: theirs is a call that does not return.
 void gather_say(struct gather *gather, struct desk *desk, const struct claim *claim) {
     const struct survivors *survivors = &gather->survivors;
-    char why[ACTIONS_LOG_BYTES], others[64] = "", elders[96] = "";
-    uint32_t newcomers = 0, least = claim->quorum.elders;
+    char why[ACTIONS_LOG_BYTES], others[64] = "", old_members[96] = "";
+    uint32_t newcomers = 0, least = claim->quorum.old_members;
     for (uint32_t i = 0; i < survivors->count; i++) newcomers += !survivors->list[i]->resumes;
     if (desk->peer_count > 0)
         snprintf(others, sizeof others, "; until then %u peers have begun a new one", desk->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
-    if (claim->elders < least)
-        snprintf(elders, sizeof elders, ", and %u more of those that were members before newcomers came",
-                 least - claim->elders);
+    if (claim->old_members < least)
+        snprintf(old_members, sizeof old_members, ", and %u more of those that were members before newcomers came",
+                 least - claim->old_members);
     snprintf(why, sizeof why,
              "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are "
              "needed%s%s",
-             claim->present, claim->count, (unsigned long long)claim->number, claim_quorum(claim), elders, others);
+             claim->present, claim->count, (unsigned long long)claim->number, claim_quorum(claim), old_members, others);
     gather->said_epoch = claim->number;
     if (desk->now_ns >= gather->say_at) {
         gather->say_at = desk->now_ns + SAY_MS * MS_NS;

@@ -10,14 +10,14 @@ static bool know_others(const struct desk *desk) {
     return false;
 }
 
-static bool is_sure(const struct quorum *quorum) { return quorum->needed.members + quorum->needed.elders == 0; }
+static bool is_sure(const struct quorum *quorum) { return quorum->needed.members + quorum->needed.old_members == 0; }
 
-static bool is_elder(const struct quorum *quorum, const struct desk_peer *peer) {
+static bool is_old_member(const struct quorum *quorum, const struct desk_peer *peer) {
     return peer->member.join_number < quorum->needed.newer;
 }
 
 static void count_anew(struct quorum *quorum, const struct desk *desk) {
-    quorum->entered = quorum->elders_entered = 0;
+    quorum->entered = quorum->old_members_entered = 0;
     quorum->since = desk->number + 1;
     for (uint32_t i = 0; i < desk->count; i++) desk->order[i]->entered = false;
 }
@@ -36,7 +36,7 @@ struct wire_quorum quorum_announced(const struct quorum *quorum, const struct de
 // that were members before have entered it.
 void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer) {
     if (!know_others(desk)) return;
-    quorum->needed.elders = (members_before + 1) / 2;
+    quorum->needed.old_members = (members_before + 1) / 2;
     quorum->needed.newer = newer;
     count_anew(quorum, desk);
 }
@@ -45,14 +45,14 @@ void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoc
     if (is_sure(quorum) || peer->entered || epoch < quorum->since) return;
     peer->entered = true;
     quorum->entered++;
-    quorum->elders_entered += is_elder(quorum, peer);
+    quorum->old_members_entered += is_old_member(quorum, peer);
 }
 
 // It will take nothing up elsewhere. Of one that came with RESUME the end of a connection does not tell that: it may
 // have gone on looking.
 void quorum_ended(struct quorum *quorum, const struct desk_peer *peer) {
-    if (quorum->needed.members == 0 && quorum->needed.elders > 0 && !peer->entered && is_elder(quorum, peer))
-        quorum->needed.elders--;
+    if (quorum->needed.members == 0 && quorum->needed.old_members > 0 && !peer->entered && is_old_member(quorum, peer))
+        quorum->needed.old_members--;
 }
 
 // Those that are about to be lost live, perhaps, and can take the run up elsewhere from the epoch at hand, if they and
@@ -90,19 +90,19 @@ enum quorum_verdict quorum_unheard(struct quorum *quorum, struct desk *desk, uin
 // then those who have are told that they cannot go on with fewer.
 enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk) {
     struct wire_quorum needed = quorum->needed;
-    uint32_t most = quorum->entered, elders = quorum->elders_entered; // with those that may still
+    uint32_t most = quorum->entered, old_members = quorum->old_members_entered; // with those that may still
     if (is_sure(quorum)) return QUORUM_KEEPS;
     for (uint32_t i = 0; i < desk->count; i++) {
         const struct desk_peer *peer = desk->order[i];
         most += !peer->entered;
-        elders += !peer->entered && is_elder(quorum, peer);
+        old_members += !peer->entered && is_old_member(quorum, peer);
     }
-    if (quorum->entered >= needed.members && quorum->elders_entered >= needed.elders) {
+    if (quorum->entered >= needed.members && quorum->old_members_entered >= needed.old_members) {
         quorum->needed = (struct wire_quorum){0};
         return know_others(desk) ? QUORUM_IS_SURE : QUORUM_KEEPS;
     }
     if (!know_others(desk)) return QUORUM_KEEPS;
     if (most < needed.members) return give_up(desk, needed.members - most, needed.members); // also with newcomers alone
-    if (elders < needed.elders) return give_up(desk, needed.elders - elders, needed.elders);
+    if (old_members < needed.old_members) return give_up(desk, needed.old_members - old_members, needed.old_members);
     return QUORUM_KEEPS;
 }

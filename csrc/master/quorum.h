@@ -9,7 +9,7 @@
 struct quorum {
     // Members that have to enter an epoch from `since` on, until nobody can take the run up from one before; then 0.
     struct wire_quorum needed;
-    uint32_t entered, elders_entered; // those that have, gone or not
+    uint32_t entered, old_members_entered; // those that have, gone or not
     // The first epoch of this generation, or after a loss of peers that may live, or with newcomers.
     uint64_t since;
     // Peers that fell silent one after another, and the size of the epoch before the first.

@@ -69,7 +69,7 @@ static bool is_same_epoch(const struct claim *claim, const struct wire_resume *r
     const struct wire_epoch *epoch = &resume->epoch;
     const struct wire_quorum *a = &claim->quorum, *b = &resume->quorum;
     bool same = claim->generation == resume->generation && claim->number == epoch->number &&
-                claim->count == epoch->count && a->members == b->members && a->elders == b->elders &&
+                claim->count == epoch->count && a->members == b->members && a->old_members == b->old_members &&
                 a->newer == b->newer;
     for (uint32_t i = 0; i < epoch->count && same; i++) same = is_same_member(&claim->members[i], &epoch->members[i]);
     return same;
@@ -104,7 +104,7 @@ static void find_newest(struct survivors *survivors, const struct desk_run *run)
 
 static void count_member(struct claim *claim, uint32_t member, int by) {
     claim->present += (uint32_t)by;
-    if (claim->members[member].join_number < claim->quorum.newer) claim->elders += (uint32_t)by;
+    if (claim->members[member].join_number < claim->quorum.newer) claim->old_members += (uint32_t)by;
 }
 
 // A peer of that run came (by 1) or goes (by -1).
@@ -232,7 +232,7 @@ uint32_t claim_quorum(const struct claim *claim) {
 }
 
 bool claim_has_majority(const struct claim *claim) {
-    return claim != NULL && claim->present >= claim_quorum(claim) && claim->elders >= claim->quorum.elders;
+    return claim != NULL && claim->present >= claim_quorum(claim) && claim->old_members >= claim->quorum.old_members;
 }
 
 struct claim *survivors_best_claim(const struct survivors *survivors) {

@@ -13,9 +13,9 @@ struct claim {
     struct desk_run run;
     uint64_t generation, number, digest; // digest: of the members
     struct wire_quorum quorum;
-    bool newest;              // of its run; of two that are, the one that was made first
-    uint32_t holders;         // those that make it
-    uint32_t present, elders; // of its members, those that are here; elders: of these
+    bool newest;                   // of its run; of two that are, the one that was made first
+    uint32_t holders;              // those that make it
+    uint32_t present, old_members; // of its members, those that are here; old_members: of these
     uint32_t count;
     uint16_t *sorted; // behind `members`: their places by id
     struct wire_member members[];

@@ -96,9 +96,9 @@ static void visit_epoch(struct cursor *c, struct wire_epoch *epoch) {
 
 static void visit_quorum(struct cursor *c, struct wire_quorum *quorum) {
     cursor_u32(c, &quorum->members);
-    cursor_u32(c, &quorum->elders);
+    cursor_u32(c, &quorum->old_members);
     cursor_u64(c, &quorum->newer);
-    cursor_expect(c, quorum->members <= WIRE_MAX_MEMBERS && quorum->elders <= WIRE_MAX_MEMBERS);
+    cursor_expect(c, quorum->members <= WIRE_MAX_MEMBERS && quorum->old_members <= WIRE_MAX_MEMBERS);
 }
 
 static void visit_barrier(struct cursor *c, struct wire_barrier *barrier) {

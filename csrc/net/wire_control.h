@@ -63,7 +63,7 @@ enum wire_reason {
 struct wire_quorum {
     uint32_t members; // at least so many
     // at least so many of those with a join number below `newer`, who were members before newcomers were let in
-    uint32_t elders;
+    uint32_t old_members;
     uint64_t newer;
 };
 

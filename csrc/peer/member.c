@@ -232,7 +232,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     struct mesh_event at = event_of(m, now);
     mesh_make(&m->mesh, &at, !m->mesh.linked, out);
     member_act(out, MEMBER_RECHECK);
-    if (m->record.quorum.members + m->record.quorum.elders > 0) m->beat_at = now; // its master has to know
+    if (m->record.quorum.members + m->record.quorum.old_members > 0) m->beat_at = now; // its master has to know
     if (newcomer)
         member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.barrier ? m->recovery.late.view : m->view;
     if (m->vote.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);

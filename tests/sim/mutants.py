@@ -301,20 +301,20 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="newcomers_decide",  # those who never heard that newcomers were let in go on elsewhere, and so do the newcomers
         file="master/quorum.c",
-        old="    quorum->needed.elders = (members_before + 1) / 2;",
-        new="    quorum->needed.elders = (members_before + 1) / 2 * (desk->limit_ns < 0);",
+        old="    quorum->needed.old_members = (members_before + 1) / 2;",
+        new="    quorum->needed.old_members = (members_before + 1) / 2 * (desk->limit_ns < 0);",
     ),
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
         file="master/survivors.c",
-        old=" && claim->elders >= claim->quorum.elders;",
+        old=" && claim->old_members >= claim->quorum.old_members;",
         new=";",
     ),
     Mutant(
         name="newcomers_stay",  # a master that has lost those that were members before goes on with the newcomers
         file="master/quorum.c",
-        old="    if (elders < needed.elders) return",
-        new="    if (elders + WIRE_MAX_MEMBERS < needed.elders) return",
+        old="    if (old_members < needed.old_members) return",
+        new="    if (old_members + WIRE_MAX_MEMBERS < needed.old_members) return",
     ),
     Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost

@@ -325,13 +325,13 @@ static const struct row {
      .number = 6,
      .welcome = "z"},
     {.name = "newcomers are not enough before those that were members have entered their epoch",
-     .says = {{.who = 'c', .members = "abcdefg", .number = 6, .quorum = {.elders = 2, .newer = 4}},
+     .says = {{.who = 'c', .members = "abcdefg", .number = 6, .quorum = {.old_members = 2, .newer = 4}},
               {.who = 'd', .members = "abcdefg"},
               {.who = 'e', .members = "abcdefg"},
               {.who = 'f', .members = "abcdefg"},
               {.who = 'g', .members = "abcdefg"}}},
     {.name = "but both together",
-     .says = {{.who = 'b', .members = "abcde", .number = 6, .quorum = {.elders = 2, .newer = 4}},
+     .says = {{.who = 'b', .members = "abcde", .number = 6, .quorum = {.old_members = 2, .newer = 4}},
               {.who = 'c', .members = "abc"},
               {.who = 'd'}},
      .in_time = "bcd",
@@ -1036,12 +1036,12 @@ static void test_admission(void) {
     begin("two of three, who may not have heard of four newcomers, have left: they may go on without them");
     quorum = admit(2);
     CHECK_EQ(quorum.members, 0);
-    CHECK_EQ(quorum.elders, 2);
+    CHECK_EQ(quorum.old_members, 2);
     CHECK_EQ(quorum.newer, 4);
     for (const char *p = "cdefg"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
     CHECK(quiet("abcdefg"));
     say('a', header, WIRE_MOVED);
-    CHECK_EQ(all_told('b').elders, 2);
+    CHECK_EQ(all_told('b').old_members, 2);
     for (const char *p = "cdefg"; *p; p++) TAKE(*p, WIRE_EPOCH);
     say('b', header, WIRE_MOVED);
     CHECK(boxes[2].closed && boxes[3].closed && boxes[6].closed);
@@ -1055,7 +1055,7 @@ static void test_admission(void) {
     CHECK(quiet("abcdefg"));
     say('c', header, WIRE_HEARTBEAT);
     for (const char *p = "abcdef"; *p; p++) TAKE(*p, WIRE_EPOCH);
-    CHECK_EQ(all_told('g').elders, 0);
+    CHECK_EQ(all_told('g').old_members, 0);
     header.epoch = 9;
     say('a', header, WIRE_MOVED);
     CHECK_EQ(all_told('b').members, 4);
@@ -1066,15 +1066,15 @@ static void test_admission(void) {
     admit(2);
     header.epoch = 8;
     act(mind_peer_lost(m, now, 0, "test"));
-    CHECK_EQ(all_told('b').elders, 1);
+    CHECK_EQ(all_told('b').old_members, 1);
     epoch_at(__LINE__, "cdefg", "bcdefg", 9, WIRE_REASON_LOSS);
     say('b', header, WIRE_LEAVE);
-    CHECK_EQ(all_told('c').elders, 0);
+    CHECK_EQ(all_told('c').old_members, 0);
     epoch_at(__LINE__, "defg", "cdefg", 10, WIRE_REASON_LOSS);
     end();
 
     begin("one master alone needs none of this");
-    CHECK_EQ(admit(1).elders, 0);
+    CHECK_EQ(admit(1).old_members, 0);
     header.epoch = 7;
     for (const char *p = "abcdefg"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
     CHECK(quiet("abcdefg"));

@@ -56,7 +56,7 @@ static void test_newcomers(void) {
     begin("newcomers do not count as those that were there before", "abcd", 2);
     quorum_admits(&quorum, &desk, 2, 3); // c and d are new
     desk.number++;
-    CHECK_EQ(quorum.needed.elders, 1);
+    CHECK_EQ(quorum.needed.old_members, 1);
     enter("cd");
     CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
     enter("b");
@@ -67,7 +67,7 @@ static void test_newcomers(void) {
     quorum_admits(&quorum, &desk, 2, 3);
     desk.number++;
     lose("a");
-    CHECK_EQ(quorum.needed.elders, 0);
+    CHECK_EQ(quorum.needed.old_members, 0);
     CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
     close_desk();
 }

@@ -81,7 +81,7 @@ static void test_same(void) {
     struct wire_resume resume = says(2, 1, 4, 3);
     CHECK(survivors_find_claim(&survivors, &RUN, &resume) == claim);
     CHECK(survivors_find_claim(&survivors, &OTHER, &resume) == NULL);
-    resume.quorum.elders = 1;
+    resume.quorum.old_members = 1;
     CHECK(survivors_find_claim(&survivors, &RUN, &resume) == NULL);
     resume = says(2, 1, 4, 3);
     members[1].address.port = 5;
@@ -124,12 +124,12 @@ static void test_majority(void) {
 
     begin("those that were members before newcomers came count by themselves");
     struct wire_resume resume = says(2, 1, 1, MEMBERS);
-    resume.quorum = (struct wire_quorum){.elders = 2, .newer = 3};
+    resume.quorum = (struct wire_quorum){.old_members = 2, .newer = 3};
     claim = come(&RUN, &resume)->claim;
     for (uint32_t who = 3; who < MEMBERS; who++) member(&RUN, who, 1, 0, 0);
-    CHECK(claim->present == 3 && claim->elders == 0 && !claim_has_majority(claim));
+    CHECK(claim->present == 3 && claim->old_members == 0 && !claim_has_majority(claim));
     for (uint32_t who = 0; who < 2; who++) member(&RUN, who, 1, 0, 0);
-    CHECK(claim->elders == 2 && claim_has_majority(claim));
+    CHECK(claim->old_members == 2 && claim_has_majority(claim));
     CHECK_EQ(claim_quorum(claim), 3);
     end();
 }
