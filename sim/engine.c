@@ -102,7 +102,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
 
 static void drained(void *context) { (void)context; }
 
-static void accuse(void *context, const struct wire_mismatch *mismatch) {
+static void report_mismatch(void *context, const struct wire_mismatch *mismatch) {
     struct engine_model *e = context;
     struct wire_header header = sim_mover_header(e);
     header.epoch = mismatch->name.epoch;
@@ -156,22 +156,10 @@ static void judge_contributors(struct engine_model *e, const struct call *call, 
 
 void engine_model_begin(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
-    struct op_driver driver = {e,
-                               member,
-                               sim_mover_start,
-                               sim_mover_signal,
-                               sim_mover_release,
-                               sim_mover_fill,
-                               ended,
-                               forget,
-                               acknowledge,
-                               supply,
-                               drained,
-                               accuse,
-                               request_epoch,
-                               put,
-                               failed,
-                               cancel};
+    struct op_driver driver = {
+        e,      member,      sim_mover_start, sim_mover_signal, sim_mover_release, sim_mover_fill, ended,
+        forget, acknowledge, supply,          drained,          report_mismatch,   request_epoch,  put,
+        failed, cancel};
     e->sim = s;
     e->slot = slot;
     book_init(&e->book, &driver, sim_mover_work_bytes);

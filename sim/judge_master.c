@@ -7,7 +7,7 @@
 #include "sim/trace.h"
 #include "sim/truth.h"
 
-enum { ACCUSED_LIMITS = 6 }; // heartbeat limits after which an accusation is forgotten
+enum { REPORTED_LIMITS = 6 }; // heartbeat limits after which an report is forgotten
 
 // Nobody is admitted who has no link to a member of its group.
 static void judge_newcomer(struct pccl_sim *s, const struct truth *truth, int slot) {
@@ -173,12 +173,12 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
 // Do the two miss each other's links since their group was formed last?
 static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int other) {
     // one that came with the order is over
-    return s->said->accused_at[other][one] > s->said->regrouped_at[group] ||
-           s->said->accused_at[one][other] > s->said->regrouped_at[group];
+    return s->said->reported_at[other][one] > s->said->regrouped_at[group] ||
+           s->said->reported_at[one][other] > s->said->regrouped_at[group];
 }
 
 // As the master counts them, whoever it expels for broken links has at least as many broken pairs as the other end of
-// its only one, and is accused by at least as many. `before`: slots of those that it expelled just before.
+// its only one, and is reported by at least as many. `before`: slots of those that it expelled just before.
 static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
                         const uint8_t *body, uint32_t before) {
     struct wire_text text;
@@ -189,8 +189,8 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
         return;
     uint32_t against = 0, against_other = 0;
     for (int slot = 0; slot < (int)s->peers; slot++) {
-        int64_t recently = s->now - ACCUSED_LIMITS * s->limit_ns;
-        against += s->said->accused_at[slot][culprit] > recently || s->said->unreached_at[slot][culprit] > recently;
+        int64_t recently = s->now - REPORTED_LIMITS * s->limit_ns;
+        against += s->said->reported_at[slot][culprit] > recently || s->said->unreached_at[slot][culprit] > recently;
         bool pair = is_broken(s, control->group, culprit, slot);
         if (pair && other >= 0) return; // which pair it is expelled for cannot be told from here
         if (pair) other = slot;
@@ -198,18 +198,18 @@ static void on_expelled(struct pccl_sim *s, const struct control *control, const
     uint32_t pairs = 0;
     for (int slot = 0; slot < (int)s->peers && other >= 0; slot++) {
         bool counts = (before >> slot & 1) == 0 && judge_alive_member(s, header->run, slot, truth->lives[slot]);
-        against_other += counts && s->said->accused_at[slot][other] > s->said->regrouped_at[control->group];
+        against_other += counts && s->said->reported_at[slot][other] > s->said->regrouped_at[control->group];
         pairs += counts && is_broken(s, control->group, other, slot);
     }
     if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && pairs > 1)
         sim_fail(s, "progress", "the master expels peer %d, which has one broken pair, and not peer %d, which has %u",
                  culprit + 1, other + 1, pairs);
     if (other >= 0 && judge_alive_member(s, header->run, other, truth->lives[other]) && against < against_other)
-        sim_fail(s, "progress", "the master expels peer %d, whom %u accuse, and not peer %d, whom %u accuse",
+        sim_fail(s, "progress", "the master expels peer %d, whom %u report, and not peer %d, whom %u report",
                  culprit + 1, against, other + 1, against_other);
 }
 
-// Whom a member of a candidate has no links to it accuses only if that candidate is judged, which cannot be told from
+// Whom a member of a candidate has no links to it reports only if that candidate is judged, which cannot be told from
 // here.
 static void note_unreachable(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
                              const uint8_t *body) {
@@ -223,8 +223,8 @@ static void note_unreachable(struct pccl_sim *s, const struct control *control, 
     }
 }
 
-void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
-                      const uint8_t *body) {
+void judge_link_report(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                       const uint8_t *body) {
     if (header->type == WIRE_LINKED) note_unreachable(s, control, header, body);
     struct wire_link_down down;
     uint32_t life;
@@ -233,7 +233,7 @@ void judge_accusation(struct pccl_sim *s, const struct control *control, const s
     if (control->group >= GROUPS || header->epoch < s->said->regrouped[control->group]) return;
     int slot = sim_slot(&down.id, &life);
     if (slot >= 0 && slot < (int)s->peers && slot != control->slot && s->processes[slot].life == life)
-        s->said->accused_at[control->slot][slot] = s->now;
+        s->said->reported_at[control->slot][slot] = s->now;
 }
 
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,

@@ -11,7 +11,7 @@ struct judged_masters {
         uint64_t run, generation, number;
     } last[MASTERS_MOST]; // epoch that it announced
     // when a master heard a LINK_DOWN of the one about the other; when it last formed that group anew,
-    int64_t accused_at[SLOTS][SLOTS], regrouped_at[GROUPS];
+    int64_t reported_at[SLOTS][SLOTS], regrouped_at[GROUPS];
     uint64_t regrouped[GROUPS];         // in which epoch
     int64_t unreached_at[SLOTS][SLOTS]; // when the one said of the other that it has no links to it for a candidate
     struct wire_member members[WIRE_MAX_MEMBERS]; // scratch
@@ -23,7 +23,7 @@ struct judged_masters {
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
                  size_t end);
 // A LINK_DOWN or LINKED, as a master hears it.
-void judge_accusation(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
-                      const uint8_t *body);
+void judge_link_report(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
+                       const uint8_t *body);
 
 #endif

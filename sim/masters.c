@@ -234,7 +234,7 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     }
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     if (control->known) {
-        judge_accusation(s, control, &event->header, event->body);
+        judge_link_report(s, control, &event->header, event->body);
         carry_out(s, k, mind_message(mind, s->now, conn, &event->header, event->body));
         return;
     }

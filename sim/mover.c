@@ -137,7 +137,7 @@ struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *
 
 static void complete_small(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
-    if (m->missing > 0 || op->accused) return;
+    if (m->missing > 0 || op->mismatch_reported) return;
     struct judged_op judged = sim_mover_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
     op->result = sim_mover_block((uint32_t)op->bytes, m->value, m->contributors);
@@ -210,7 +210,7 @@ static bool travels(const struct op *op, uint32_t members, uint32_t shard) {
 
 static void complete_large(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
-    if (op->phase != OP_RUNNING || op->accused || m->to_receive > 0 || m->to_send > 0) return;
+    if (op->phase != OP_RUNNING || op->mismatch_reported || m->to_receive > 0 || m->to_send > 0) return;
     struct judged_op judged = sim_mover_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
     if (!book_complete(&e->book, op)) return;

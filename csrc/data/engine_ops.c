@@ -150,7 +150,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
 
 static void drained(void *context) { pthread_cond_broadcast(&((struct engine *)context)->drained); }
 
-static void accuse(void *context, const struct wire_mismatch *mismatch) {
+static void report_mismatch(void *context, const struct wire_mismatch *mismatch) {
     struct engine *engine = context;
     struct wire_header header = engine_header(engine);
     header.epoch = mismatch->name.epoch;
@@ -178,8 +178,8 @@ static void put(void *context, struct block *block) { block_put(context, block);
 static void failed(void *context) { engine_fail(context); }
 
 struct op_driver engine_driver(struct engine *engine) {
-    return (struct op_driver){engine,      member, start,   signal_op, release,       fill, ended,  forget,
-                              acknowledge, supply, drained, accuse,    request_epoch, put,  failed, cancel};
+    return (struct op_driver){engine,      member, start,   signal_op,       release,       fill, ended,  forget,
+                              acknowledge, supply, drained, report_mismatch, request_epoch, put,  failed, cancel};
 }
 
 // ---- callers ----

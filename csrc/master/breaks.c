@@ -47,19 +47,19 @@ static void hear(struct breaks *breaks, const struct desk *desk, bool first) {
     if (!first && breaks->hearing_ns == 0) breaks->hearing_ns = desk->now_ns;
 }
 
-void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused,
+void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *reporter, struct desk_peer *reported,
                 enum wire_link_reason reason) {
     bool silent = reason == WIRE_LINK_SILENT;
-    uint16_t from = (uint16_t)desk_slot(desk, accuser), to = (uint16_t)desk_slot(desk, accused);
+    uint16_t from = (uint16_t)desk_slot(desk, reporter), to = (uint16_t)desk_slot(desk, reported);
     struct breaks_pair *pair = pair_of(breaks, desk, from, to);
     if (pair == NULL) return;
-    bool *accuses = from < to ? &pair->a_accuses : &pair->b_accuses;
+    bool *reports = from < to ? &pair->a_reports : &pair->b_reports;
     if (!pair->pending) {
-        actions_log(&desk->actions, LOG_WARN, "the link between %s and %s is down", desk_name(accuser).chars,
-                    desk_name(accused).chars);
+        actions_log(&desk->actions, LOG_WARN, "the link between %s and %s is down", desk_name(reporter).chars,
+                    desk_name(reported).chars);
         // The first word of each side may be about the same break: one that was stopped meanwhile sees it after the
         // epoch that mends it.
-        bool told = pair->failures > 0 && !*accuses && !silent;
+        bool told = pair->failures > 0 && !*reports && !silent;
         if (!told) pair->failures++;
         if (silent) {
             // Links to a hung thread can be made again, and look well until they are silent again.
@@ -68,21 +68,22 @@ void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accu
         }
     }
     pair->pending = true;
-    *accuses = true;
-    accuser->linked = false;
+    *reports = true;
+    reporter->linked = false;
     hear(breaks, desk, pair->failures < FAILURES_MAX);
 }
 
-void breaks_malformed(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused) {
+void breaks_malformed(struct breaks *breaks, struct desk *desk, struct desk_peer *reporter,
+                      struct desk_peer *reported) {
     struct breaks_pair *pair =
-        pair_of(breaks, desk, (uint16_t)desk_slot(desk, accuser), (uint16_t)desk_slot(desk, accused));
+        pair_of(breaks, desk, (uint16_t)desk_slot(desk, reporter), (uint16_t)desk_slot(desk, reported));
     if (pair == NULL || pair->contested) return;
     if (!is_disputed(desk, pair)) pair->malformed = 0;
     pair->contested = true;
     pair->malformed_at_ns = desk->now_ns;
     if (pair->malformed < BREAKS_MALFORMED_PAIR_MAX) pair->malformed++;
-    actions_log(&desk->actions, LOG_WARN, "%s reports malformed data frames of %s", desk_name(accuser).chars,
-                desk_name(accused).chars);
+    actions_log(&desk->actions, LOG_WARN, "%s reports malformed data frames of %s", desk_name(reporter).chars,
+                desk_name(reported).chars);
     hear(breaks, desk, pair->malformed < BREAKS_MALFORMED_PAIR_MAX);
 }
 
@@ -93,7 +94,7 @@ void breaks_linked(struct breaks *breaks, struct desk *desk, struct desk_peer *p
         if (pair->pending || !desk->peers[pair->a].linked || !desk->peers[pair->b].linked) continue;
         if (is_recently_silent(desk, pair) || is_disputed(desk, pair)) {
             pair->failures = 0;
-            pair->a_accuses = pair->b_accuses = false;
+            pair->a_reports = pair->b_reports = false;
         } else {
             remove_pair(breaks, i);
         }
@@ -108,7 +109,7 @@ static bool is_living(const struct desk *desk, const struct breaks_pair *pair) {
 
 struct blame {
     struct desk_peer *peer; // NULL: nobody
-    uint32_t broken, accusers;
+    uint32_t broken, reporters;
 };
 
 static struct blame blame_of(const struct breaks *breaks, struct desk *desk, uint16_t slot) {
@@ -117,14 +118,14 @@ static struct blame blame_of(const struct breaks *breaks, struct desk *desk, uin
         const struct breaks_pair *pair = &breaks->pairs[i];
         if ((pair->a != slot && pair->b != slot) || !is_living(desk, pair) || pair->contested) continue;
         blame.broken += pair->pending;
-        blame.accusers += pair->a == slot ? pair->b_accuses : pair->a_accuses;
+        blame.reporters += pair->a == slot ? pair->b_reports : pair->a_reports;
     }
     return blame;
 }
 
 static bool is_worse(const struct blame *a, const struct blame *b) {
     if (b->peer == NULL || a->broken != b->broken) return b->peer == NULL || a->broken > b->broken;
-    if (a->accusers != b->accusers) return a->accusers > b->accusers;
+    if (a->reporters != b->reporters) return a->reporters > b->reporters;
     return a->peer->member.join_number > b->peer->member.join_number;
 }
 
@@ -230,8 +231,8 @@ void breaks_tick(struct breaks *breaks, struct desk *desk, struct desk_group *gr
     breaks->due_ns = INT64_MAX;
     breaks->hearing_ns = 0;
     for (struct blame culprit; (culprit = find_culprit(breaks, desk)).peer != NULL;)
-        desk_expel(desk, culprit.peer, "its links failed twice: with %u of the %u other members, accused by %u",
-                   culprit.broken, group->count - 1, culprit.accusers);
+        desk_expel(desk, culprit.peer, "its links failed twice: with %u of the %u other members, reported by %u",
+                   culprit.broken, group->count - 1, culprit.reporters);
     expel_disputed(breaks, desk, group);
     bool down = false; // not so if a malformed frame of an older group epoch was reported
     for (uint32_t i = 0; i < breaks->count; i++) down |= breaks->pairs[i].pending;

@@ -1,7 +1,7 @@
 // Links that break between living members of one group. A break that comes from a death is explained by the control
 // socket within moments, so it is acted on after a short grace only: the first time the group gets a new epoch in which
 // both sides make the link again; if it fails once more before both have had all their links complete, one of the two
-// is expelled: the one with more broken pairs, whichever side of them told; else the one that more members accuse, else
+// is expelled: the one with more broken pairs, whichever side of them told; else the one that more members report, else
 // the one that joined later. That judgement waits until all have had the time to speak, for the first report alone says
 // nothing of which end is at fault.
 //
@@ -18,7 +18,7 @@
 enum {
     // between a link's break and its repair: most breaks are deaths, told by the control socket
     BREAKS_GRACE_MS = 30,
-    // in a heartbeat limit: the time to say whom one accuses, before somebody is expelled for broken links
+    // in a heartbeat limit: the time to say whom one reports, before somebody is expelled for broken links
     BREAKS_HEARING_OF = 8,
     // heartbeat limits after which a dispute is forgotten
     BREAKS_DISPUTE_LIMITS = 32,
@@ -33,7 +33,7 @@ struct breaks_pair {
     uint16_t a, b; // slots, a < b
     uint8_t failures;
     bool pending; // down, not yet acted on
-    bool a_accuses, b_accuses;
+    bool a_reports, b_reports;
     int64_t silent_at;       // when it was last told to be silent, 0 = never
     bool contested;          // malformed frames were reported in the group epoch in force
     uint8_t malformed;       // group epochs in which they were reported
@@ -53,10 +53,10 @@ void breaks_fini(struct breaks *breaks);
 // A new group epoch makes all links again.
 void breaks_begin(struct breaks *breaks);
 // A member cannot reach another one of its group.
-void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused,
+void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *reporter, struct desk_peer *reported,
                 enum wire_link_reason reason);
 // A member reports malformed frames of another one of its group, maybe from a group epoch that is over.
-void breaks_malformed(struct breaks *breaks, struct desk *desk, struct desk_peer *accuser, struct desk_peer *accused);
+void breaks_malformed(struct breaks *breaks, struct desk *desk, struct desk_peer *reporter, struct desk_peer *reported);
 // All the peer's links of the group epoch in force are complete.
 void breaks_linked(struct breaks *breaks, struct desk *desk, struct desk_peer *peer);
 // At due_ns: expels those at fault, or asks for a new group epoch.

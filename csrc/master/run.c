@@ -407,14 +407,14 @@ static void on_linked(struct run *run, struct desk_peer *peer, const struct wire
 static void on_link_down(struct run *run, struct desk_peer *peer, const struct wire_header *header,
                          const struct wire_link_down *down) {
     struct desk_group *group = peer->group;
-    struct desk_peer *accused = desk_member(&run->desk, group, &down->id);
-    if (accused != NULL && accused != peer && down->reason == WIRE_LINK_MALFORMED)
-        breaks_malformed(breaks_of(run, group), &run->desk, peer, accused);
+    struct desk_peer *reported = desk_member(&run->desk, group, &down->id);
+    if (reported != NULL && reported != peer && down->reason == WIRE_LINK_MALFORMED)
+        breaks_malformed(breaks_of(run, group), &run->desk, peer, reported);
     if (header->epoch < group->group_epoch) return; // the links have been made again since
-    if (accused == peer)
+    if (reported == peer)
         desk_change(&run->desk, group);
-    else if (accused != NULL)
-        breaks_add(breaks_of(run, group), &run->desk, peer, accused, (enum wire_link_reason)down->reason);
+    else if (reported != NULL)
+        breaks_add(breaks_of(run, group), &run->desk, peer, reported, (enum wire_link_reason)down->reason);
 }
 
 static void on_moved(struct run *run, struct desk_peer *peer) {

@@ -163,7 +163,7 @@ enum wire_link_reason {
 
 struct wire_link_down {
     // the sender's own id: no link is down, but a fresh group epoch is wanted (tag counters are full): RELINK at once,
-    // nobody is accused
+    // nobody is reported
     struct wire_id id;
     uint32_t index;
     uint8_t reason; // enum wire_link_reason

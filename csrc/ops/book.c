@@ -182,13 +182,13 @@ static bool name(struct book *book, struct op *op) {
     return named;
 }
 
-// Others may move the op another way, so nobody else looks at it: any unexpected signal whose arguments differ accuses.
+// Others may move the op another way, so nobody else looks at it: any unexpected signal whose arguments differ reports.
 static void compare_unexpected(struct book *book, struct op *op) {
     struct wire_op head;
     op_head(op, &head);
     const struct unexpected *at = book->unexpected.slots[tag_slot(op->args.tag)];
     while ((at = unexpected_differing(at, &head)) != NULL) {
-        book_accuse(book, op, at->from, &at->head.fingerprint);
+        book_report_mismatch(book, op, at->from, &at->head.fingerprint);
         at = at->next;
     }
 }
@@ -233,7 +233,7 @@ static void begin(struct book *book, struct op *op) {
     epoch_put(op->epoch);
     op->epoch = epoch_get(now);
     op->contributors = op->team->count;
-    op->accused = op->mismatched = false;
+    op->mismatch_reported = op->mismatched = false;
     op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s,
                             op->team->spread != NULL);
     if (op->team->count < 2 && op->args.group == NULL) {
@@ -389,7 +389,7 @@ bool book_signal(struct book *book, struct op_member *from, uint16_t type, const
     if (head->sequence > 1) retained_implied(&book->retained, from, book->now->group_epoch, head, driver);
     struct op *op = book_find_running(book, head);
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
-        book_accuse(book, op, from, &head->fingerprint);
+        book_report_mismatch(book, op, from, &head->fingerprint);
     } else if (op != NULL && team_place(op->team, from) == GROUP_NOBODY) {
         if (block != NULL) driver->put(driver->context, block);
         return false; // it names the same members, and is none of them
@@ -454,7 +454,7 @@ static void acknowledge(struct book *book, const struct op *op, bool now) {
 }
 
 bool book_complete(struct book *book, struct op *op) {
-    if (op->phase != OP_RUNNING || op->accused) return false;
+    if (op->phase != OP_RUNNING || op->mismatch_reported) return false;
     if (op->path != PLAN_SMALL) {
         op->phase = OP_COMPLETE;
         return true;
@@ -487,10 +487,10 @@ void book_supplied(struct book *book, const struct wire_op_name *name, struct bl
     book_end(book, op, CALL_OK);
 }
 
-void book_accuse(struct book *book, struct op *op, const struct op_member *other,
-                 const struct wire_fingerprint *theirs) {
-    if (op->accused) return;
-    op->accused = true;
+void book_report_mismatch(struct book *book, struct op *op, const struct op_member *other,
+                          const struct wire_fingerprint *theirs) {
+    if (op->mismatch_reported) return;
+    op->mismatch_reported = true;
     struct wire_mismatch mismatch = {op->name, op->args.fingerprint, other->id, *theirs};
-    book->driver.accuse(book->driver.context, &mismatch);
+    book->driver.report_mismatch(book->driver.context, &mismatch);
 }

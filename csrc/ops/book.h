@@ -87,8 +87,8 @@ struct unexpected *book_unexpected(struct book *book, const struct op *op, const
 // Everything is here and everything is sent. A small op ends, and `op->result` is kept. True: a large one, and DONE is
 // to be sent.
 bool book_complete(struct book *book, struct op *op);
-void book_accuse(struct book *book, struct op *op, const struct op_member *other,
-                 const struct wire_fingerprint *theirs);
+void book_report_mismatch(struct book *book, struct op *op, const struct op_member *other,
+                          const struct wire_fingerprint *theirs);
 // Memory for the op was refused: it ends, and the communicator, since others wait for it.
 void book_refuse(struct book *book, struct op *op);
 

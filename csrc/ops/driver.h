@@ -52,10 +52,10 @@ struct op_driver {
     void (*acknowledge)(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
                         bool ask);
     void (*supply)(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result);
-    void (*drained)(void *context);                                      // no result is kept any more
-    void (*accuse)(void *context, const struct wire_mismatch *mismatch); // MISMATCH, for the master
-    void (*request_epoch)(void *context);                                // a fresh group epoch is wanted
-    void (*put)(void *context, struct block *block);                     // lets go of a reference
+    void (*drained)(void *context);                                               // no result is kept any more
+    void (*report_mismatch)(void *context, const struct wire_mismatch *mismatch); // MISMATCH, for the master
+    void (*request_epoch)(void *context);                                         // a fresh group epoch is wanted
+    void (*put)(void *context, struct block *block);                              // lets go of a reference
     void (*failed)(void *context); // memory was refused, and others would wait for this member for ever
     void (*cancel)(void *context, const struct wire_op_name *name); // CANCEL, for the master
 };

@@ -42,12 +42,12 @@ struct op {
     const struct epoch *epoch;    // in which it was begun; NULL: never yet
     enum plan_path path;
     enum op_phase phase;
-    bool frozen;     // begun in an older epoch, no verdict yet
-    bool accused;    // a mismatch was reported
-    bool mismatched; // and confirmed: ends when the epoch that follows freezes it
-    bool cancel;     // of a call: its caller cancels it, and asks the master to, in each epoch in which it begins
-    bool cancelled;  // the master has said so: ends with the verdict that follows, unless that is COMMIT
-    bool restart;    // the input has to be put back before it is moved again
+    bool frozen;            // begun in an older epoch, no verdict yet
+    bool mismatch_reported; // a mismatch was reported
+    bool mismatched;        // and confirmed: ends when the epoch that follows freezes it
+    bool cancel;    // of a call: its caller cancels it, and asks the master to, in each epoch in which it begins
+    bool cancelled; // the master has said so: ends with the verdict that follows, unless that is COMMIT
+    bool restart;   // the input has to be put back before it is moved again
     uint64_t adopted;
     struct wire_op_name name;
     uint32_t contributors;

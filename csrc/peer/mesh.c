@@ -31,7 +31,7 @@ struct neighbour {
     struct wire_address address;
     bool in[MESH_MEMBERSHIPS];
     bool lanes[MESH_MEMBERSHIPS]; // tensors go there, or come from there: links beyond the direct one are required
-    uint64_t accused_in;          // number of the epoch in which the master was told
+    uint64_t reported_in;         // number of the epoch in which the master was told
     uint64_t malformed_in;        // the same, of malformed frames
     uint32_t latency_us;
     uint32_t link_count; // direct link and lanes of the pair
@@ -301,11 +301,11 @@ static void send_link_down(const struct mesh_event *at, const struct wire_id *id
 
 // Reports a neighbour to the master, once per epoch: one failure of a pair is many broken connections. A malformed
 // frame is reported in any case, so that a sender cannot hide it behind another break.
-static void accuse(const struct mesh_event *at, struct neighbour *n, uint32_t index, enum wire_link_reason reason,
+static void report(const struct mesh_event *at, struct neighbour *n, uint32_t index, enum wire_link_reason reason,
                    struct member_output *out) {
     bool malformed = reason == WIRE_LINK_MALFORMED;
-    if ((malformed ? n->malformed_in : n->accused_in) == at->header.epoch) return;
-    n->accused_in = at->header.epoch;
+    if ((malformed ? n->malformed_in : n->reported_in) == at->header.epoch) return;
+    n->reported_in = at->header.epoch;
     if (malformed) n->malformed_in = at->header.epoch;
     send_link_down(at, &n->id, index, reason, out);
 }
@@ -352,14 +352,14 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
     n->links[index].state = LINK_FAILED;
     // One that was dialled in an epoch before may have had to wait there for an epoch that never had it.
     if (index >= n->link_count) n->refuses |= n->links[index].made_in == mesh->group_epoch;
-    if (at->accepted && required_in(n, index, MESH_EPOCH)) accuse(at, n, index, WIRE_LINK_BROKEN, out);
+    if (at->accepted && required_in(n, index, MESH_EPOCH)) report(at, n, index, WIRE_LINK_BROKEN, out);
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 
 void mesh_malformed(const struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                     struct member_output *out) {
     struct neighbour *n = find_link(mesh, id, index);
-    if (n != NULL && at->accepted && n->in[MESH_EPOCH]) accuse(at, n, index, WIRE_LINK_MALFORMED, out);
+    if (n != NULL && at->accepted && n->in[MESH_EPOCH]) report(at, n, index, WIRE_LINK_MALFORMED, out);
 }
 
 void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
@@ -379,7 +379,7 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
             n->links[index].made_in < at->header.epoch)
             want_fresh_epoch(mesh, at->now_ns);
         else
-            accuse(at, n, index, reason, out);
+            report(at, n, index, reason, out);
     }
     // One that need not be there has carried bytes all the same. Spare lanes that break again and again are none.
     if (at->accepted && n->in[MESH_EPOCH] && !required_in(n, index, MESH_EPOCH)) want_fresh_epoch(mesh, at->now_ns);
@@ -390,21 +390,21 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 
-// The links of the epoch in force took too long: whoever is missing is accused, again if the master did nothing about
+// The links of the epoch in force took too long: whoever is missing is reported, again if the master did nothing about
 // it.
-static void accuse_missing(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
+static void report_missing(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
     mesh->linked_deadline = at->now_ns + at->limit_ns;
     for (size_t i = 0; i < mesh->count; i++) {
         struct neighbour *n = &mesh->neighbours[i];
         if (!misses(n, MESH_EPOCH, false)) continue;
-        n->accused_in = 0;
-        accuse(at, n, 0, WIRE_LINK_BROKEN, out);
+        n->reported_in = 0;
+        report(at, n, 0, WIRE_LINK_BROKEN, out);
     }
 }
 
 void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
     if (mesh->candidate.open && at->now_ns >= mesh->candidate.deadline) answer_candidate(mesh, at, false, out);
-    if (at->accepted && !mesh->linked && at->now_ns >= mesh->linked_deadline) accuse_missing(mesh, at, out);
+    if (at->accepted && !mesh->linked && at->now_ns >= mesh->linked_deadline) report_missing(mesh, at, out);
     if (mesh->fresh_at == 0 || at->now_ns < mesh->fresh_at) return;
     mesh->fresh_at = 0;
     send_link_down(at, &mesh->self, 0, WIRE_LINK_BROKEN, out);

@@ -225,7 +225,7 @@ def test_a_black_hole_round_one_peer(stage, busy):
 
 @pytest.mark.parametrize("towards", [0, 2])
 def test_one_direction_between_two_peers(stage, towards):
-    """Both reach the master, which sees them accuse each other: one of the two goes, and only one."""
+    """Both reach the master, which sees them report each other: one of the two goes, and only one."""
     network, actors = stage
     network.swallow(1, towards)
     begin = time.monotonic()

@@ -116,7 +116,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
 
 static void drained(void *context) { (void)context; }
 
-static void accuse(void *context, const struct wire_mismatch *mismatch) {
+static void report(void *context, const struct wire_mismatch *mismatch) {
     (void)context;
     MUST(!wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs));
 }
@@ -292,12 +292,12 @@ static void take(uint64_t tag) {
     posted--;
 }
 
-static void accuse_one(struct fuzz *in) {
+static void report_one(struct fuzz *in) {
     struct op *op = pick(in);
     const struct op_member *other = member(in);
     struct wire_fingerprint theirs = fingerprint_of(in);
     if (op == NULL || other == NULL || wire_fingerprint_equal(&theirs, &op->args.fingerprint)) return;
-    book_accuse(&book, op, other, &theirs);
+    book_report_mismatch(&book, op, other, &theirs);
 }
 
 static void check(void) {
@@ -340,7 +340,7 @@ static void run_event(struct fuzz *in) {
         struct op_member *gone = &others[how >> 4 & 3 ? how % OTHERS : 0];
         if ((how & 3) == 0) fuzz_refuse(1 + (how >> 2 & 15));
         if ((how & 3) == 1) book_drain(&book);
-        if ((how & 3) == 2) accuse_one(in);
+        if ((how & 3) == 2) report_one(in);
         if ((how & 3) == 3 && gone->rank == UINT32_MAX) { // it comes back as somebody new
             book_forget(&book, gone);
             *gone = (struct op_member){.id = gone->id, .rank = UINT32_MAX};
@@ -351,7 +351,7 @@ static void run_event(struct fuzz *in) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static const struct op_driver driver = {NULL,          member_of, start,       signal_for, release, fill,
-                                            on_end,        forget,    acknowledge, supply,     drained, accuse,
+                                            on_end,        forget,    acknowledge, supply,     drained, report,
                                             request_epoch, put,       failed,      cancel};
     struct fuzz in = {data, data + size};
     plan_segmented_min = 4 * PLAN_SEGMENT_MIN;

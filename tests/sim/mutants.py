@@ -262,10 +262,10 @@ MUTANTS: list[Mutant] = [
         new="uint32_t majority = (claim->count + 1) / 2;",
     ),
     Mutant(
-        name="expel_the_accuser",  # of a broken pair the one whom fewer accuse
+        name="expel_the_reporter",  # of a broken pair the one whom fewer report
         file="master/breaks.c",
-        old="return a->accusers > b->accusers;",
-        new="return a->accusers < b->accusers;",
+        old="return a->reporters > b->reporters;",
+        new="return a->reporters < b->reporters;",
     ),
     Mutant(
         name="expel_the_other_end",  # of a broken pair the one with fewer
@@ -700,9 +700,9 @@ MUTANTS: list[Mutant] = [
         test="peer/test_mesh.c",
     ),
     Mutant(
-        name="accuses_again_and_again",
+        name="reports_again_and_again",
         file="peer/mesh.c",
-        old="if ((malformed ? n->malformed_in : n->accused_in) == at->header.epoch) return;",
+        old="if ((malformed ? n->malformed_in : n->reported_in) == at->header.epoch) return;",
         new="",
         test="peer/test_mesh.c",
     ),

@@ -274,7 +274,7 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
         send_input(engine, op, peer);
     }
     if (seen == NULL) return;
-    if (op->accused)
+    if (op->mismatch_reported)
         block_put(engine, seen->block);
     else
         take_part(engine, op, peer, seen->type, seen->block);
@@ -297,7 +297,7 @@ static bool begin(struct engine *engine, struct op *op) {
     for (uint32_t step = 1; step < now->count; step++)
         meet(engine, op, mover_peer(op, (now->place + step) % now->count));
     copy_input(op); // a device's input is read as a whole before the op begins
-    if (direct->missing == 0 && !op->accused) complete(engine, op);
+    if (direct->missing == 0 && !op->mismatch_reported) complete(engine, op);
     return true;
 }
 
@@ -310,7 +310,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
         return false;
     }
     take_part(engine, op, from, type, block);
-    if (direct->missing == 0 && !op->accused) complete(engine, op);
+    if (direct->missing == 0 && !op->mismatch_reported) complete(engine, op);
     return true;
 }
 

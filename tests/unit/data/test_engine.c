@@ -250,7 +250,7 @@ static bool next_mismatch(struct world *world, struct wire_mismatch *seen) {
     return any;
 }
 
-// The first one that is told, or the next one since: the other side may accuse too.
+// The first one that is told, or the next one since: the other side may report too.
 static struct wire_mismatch wait_mismatch(struct world *world) {
     struct wire_mismatch seen = {0};
     bool any = false;

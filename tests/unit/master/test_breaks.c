@@ -63,8 +63,8 @@ struct row {
 
 static void test_second(void) {
     static const struct row rows[] = {
-        {"of one pair the one that is accused", "ab", "b"},
-        {"of two that accuse each other the one that joined later", "abba", "b"},
+        {"of one pair the one that is reported", "ab", "b"},
+        {"of two that report each other the one that joined later", "abba", "b"},
         {"the one with more broken pairs", "baca", "a"},
         {"whichever side told", "abac", "a"},
         {"two pairs apart: one of each", "abcd", "bd"},
@@ -134,8 +134,8 @@ static void test_malformed(void) {
         {"a sender that two report, though it came first", {"ba? ca?", "ba? ca?"}, "a"},
         {"the two report in turn, and the sender reports breaks as well", {"ba? ab", "ca? ac"}, "a"},
         {"one that reports two others lies", {"ab?", "ac?"}, "a"},
-        {"a late one that accuses one member alone goes itself", {"ca?", "ca?"}, "c"},
-        {"of a pair that accuse each other the later", {"ab? ba?", "ba?"}, "b"},
+        {"a late one that reports one member alone goes itself", {"ca?", "ca?"}, "c"},
+        {"of a pair that report each other the later", {"ab? ba?", "ba?"}, "b"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         begin(rows[i].name, "abcd");

@@ -138,7 +138,7 @@ static void test_bad_candidates(void) {
     OUTCOME("ab", UPDATE, 0, 0);
     end();
 
-    begin("a newcomer that accuses everybody harms itself only");
+    begin("a newcomer that reports everybody harms itself only");
     form("ab", 0);
     join('c', 0);
     vote("ab", WIRE_VOTE_UPDATE);

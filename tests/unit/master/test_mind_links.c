@@ -28,7 +28,7 @@ static void test_links(void) {
     EPOCH("abc", RELINK, 4, 4, "abc");
     end();
 
-    begin("twice: the one most accuse");
+    begin("twice: the one most report");
     form("abc", 0);
     link_down('b', 'a');
     link_down('c', 'a');
@@ -39,7 +39,7 @@ static void test_links(void) {
     link_down('b', 'a');
     link_down('a', 'b');
     pass(HEARING_MS, "abc");
-    EXPELLED('a', "1 of the 2 other members, accused by 2");
+    EXPELLED('a', "1 of the 2 other members, reported by 2");
     EPOCH("bc", LOSS, 4, 4, "bc");
     end();
 
@@ -59,7 +59,7 @@ static void test_links(void) {
     EPOCH("ac", LOSS, 5, 5, "ac");
     end();
 
-    begin("twice, both accuse: the later joined");
+    begin("twice, both report: the later joined");
     form("abc", 0);
     for (uint32_t i = 0; i < 2; i++) {
         link_down('b', 'a');
@@ -118,7 +118,7 @@ static void test_links(void) {
         pass(HEARING_MS, "abcd");
         if (i == 0) EPOCH("abcd", RELINK, 3, 3, "abcd");
     }
-    EXPELLED('a', "2 of the 3 other members, accused by 0");
+    EXPELLED('a', "2 of the 3 other members, reported by 0");
     EPOCH("bcd", LOSS, 4, 4, "bcd");
     end();
 

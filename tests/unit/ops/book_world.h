@@ -113,9 +113,9 @@ static inline void drained(void *context) {
     say("drained ");
 }
 
-static inline void accuse(void *context, const struct wire_mismatch *mismatch) {
+static inline void report_mismatch(void *context, const struct wire_mismatch *mismatch) {
     (void)context;
-    say("accuse %d ", mismatch->other.bytes[0]);
+    say("report_mismatch %d ", mismatch->other.bytes[0]);
 }
 
 static inline void cancel(void *context, const struct wire_op_name *name) {
@@ -135,7 +135,7 @@ static inline void failed(void *context) {
 
 static inline void begin(void) {
     static const struct op_driver driver = {NULL,          member, start,       signal_op, release, fill,
-                                            ended,         forget, acknowledge, supply,    drained, accuse,
+                                            ended,         forget, acknowledge, supply,    drained, report_mismatch,
                                             request_epoch, put,    failed,      cancel};
     said[0] = '\0';
     started_count = 0;

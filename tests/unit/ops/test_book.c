@@ -175,14 +175,14 @@ static void test_unexpected(void) {
 
 static void test_mismatch(void) {
     begin();
-    check_case("other arguments accuse once, and the op ends when the epoch after the verdict freezes it");
+    check_case("other arguments report_mismatch once, and the op ends when the epoch after the verdict freezes it");
     enter(1, 3);
     book_links_ready(&book);
     struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 99}};
     CHECK(book_signal(&book, &others[1], WIRE_READY, &head, NULL, 0));
     struct op *op = post(1, LARGE, false);
     CHECK(book_signal(&book, &others[2], WIRE_READY, &head, NULL, 0));
-    check_said("accuse 1 start 1.0 ");
+    check_said("report_mismatch 1 start 1.0 ");
     CHECK(!book_complete(&book, op));
     verdict(WIRE_VERDICT_MISMATCH, op);
     check_said("");

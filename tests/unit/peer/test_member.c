@@ -396,7 +396,7 @@ static void test_loss_and_adoption(void) {
 
 static void test_link_down(void) {
     struct bed bed;
-    check_case("one accusation per epoch, then relink");
+    check_case("one report per epoch, then relink");
     accepted(&bed, 30, "2 1", "2");
     lost(&bed, 2, 1);
     expect_link_down(&bed, 2);
@@ -405,7 +405,7 @@ static void test_link_down(void) {
     enter(&bed, WIRE_REASON_RELINK, 6, 6, "2 1");
     CHECK_EQ(count_actions(&bed, MEMBER_DIAL), 2);
     CHECK_EQ(count_actions(&bed, MEMBER_LINKS_READY), 0);
-    lost(&bed, 2, 0); // of before, seen late: nobody is accused twice for one break
+    lost(&bed, 2, 0); // of before, seen late: nobody is reported twice for one break
     expect_fresh_wanted(&bed);
     enter(&bed, WIRE_REASON_RELINK, 7, 7, "2 1");
     CHECK_EQ(count_actions(&bed, MEMBER_DIAL), 1);
@@ -435,7 +435,7 @@ static void test_link_down(void) {
     expect_fresh_wanted(&bed);
     end(&bed);
 
-    check_case("links that do not come are accused until the master acts");
+    check_case("links that do not come are reported until the master acts");
     accepted(&bed, 10, "1 2", "2");
     enter(&bed, WIRE_REASON_ORDER, 6, 6, "1 2");
     lost(&bed, 2, 0);
@@ -490,7 +490,7 @@ static void test_votes_and_death(void) {
     } rows[] = {
         {WIRE_SYNC_RULE "it gave revision 9, but its group is to be at 3", pcclInvalidUsage},
         {"silent beyond the heartbeat limit", pcclMasterConnectionFailed},
-        {"its links failed twice: with 2 of the 2 other members, accused by 2", pcclMasterConnectionFailed},
+        {"its links failed twice: with 2 of the 2 other members, reported by 2", pcclMasterConnectionFailed},
         {"shared", pcclMasterConnectionFailed},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -136,7 +136,7 @@ static void test_former_neighbour(void) {
     at.header.epoch++;
     enter((const uint8_t[]){SELF, 2, 3, 4, 1}, 5);
     lost(3, 1);
-    CHECK(!says(WIRE_LINK_DOWN)); // nobody is accused
+    CHECK(!says(WIRE_LINK_DOWN)); // nobody is reported
     CHECK_EQ(mesh_deadline(&mesh, true), at.now_ns + MESH_GRACE_MS * MS_NS);
     end();
 }
@@ -211,7 +211,7 @@ static void test_spare(void) {
         up_far(3, index);
         CHECK_EQ(count(MEMBER_DIAL), 0);
     }
-    check_case("one that is lost takes bytes with it, and nobody is accused");
+    check_case("one that is lost takes bytes with it, and nobody is reported");
     lost(3, 7);
     CHECK(mesh.linked && !says(WIRE_LINK_DOWN) && count(MEMBER_DIAL) == 0);
     CHECK_EQ(mesh_deadline(&mesh, true), at.now_ns + MESH_GRACE_MS * MS_NS);
