@@ -155,7 +155,7 @@ class Master:
 
 
 def main(role: str, address: str, realtime: bool) -> None:
-    """Obeys until stdin ends."""
+    """Applies orders until stdin ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if realtime and role == "peer":
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))

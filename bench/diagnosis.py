@@ -95,7 +95,7 @@ def worker(peer: Peer, address: str, size: int) -> None:
     comm.wait_for_peers(peer.world)
     harness.tell(peer, comm.uuid)
 
-    def obey() -> None:
+    def apply() -> None:
         nonlocal compute
         while True:
             order = harness.order(peer)
@@ -104,7 +104,7 @@ def worker(peer: Peer, address: str, size: int) -> None:
             else:
                 compute = order
 
-    threading.Thread(target=obey, daemon=True).start()
+    threading.Thread(target=apply, daemon=True).start()
     while True:
         time.sleep(compute * (1 + JITTER * random_wait.random()))
         comm.all_reduce(array, op=pccl.ReduceOp.MAX)

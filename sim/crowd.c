@@ -311,7 +311,7 @@ static void judge_epoch(struct crowd *c, const struct wire_header *header, const
     c->hash = hash;
 }
 
-static void obey(struct crowd *c, const struct actions *actions) {
+static void apply(struct crowd *c, const struct actions *actions) {
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct actions_send *send = &actions->sends[i];
         if (c->owner[send->conn] == 0) continue;
@@ -380,11 +380,11 @@ static void to_master(struct crowd *c, const struct event *event) {
     bool first = p->first;
     p->first = false;
     if (first && header.type == WIRE_HELLO && wire_decode_hello(body, header.length, &hello))
-        obey(c, mind_peer_connected(c->master, c->now, p->conn - 1, &source, &hello));
+        apply(c, mind_peer_connected(c->master, c->now, p->conn - 1, &source, &hello));
     else if (first && header.type == WIRE_RESUME)
-        obey(c, mind_peer_resumed(c->master, c->now, p->conn - 1, &source, &header, body));
+        apply(c, mind_peer_resumed(c->master, c->now, p->conn - 1, &source, &header, body));
     else
-        obey(c, mind_message(c->master, c->now, p->conn - 1, &header, body));
+        apply(c, mind_message(c->master, c->now, p->conn - 1, &header, body));
 }
 
 // ---- what goes wrong, and what must come of it ----
@@ -476,12 +476,12 @@ static void run_event(struct crowd *c, const struct event *event) {
     case MASTER_LOSES:
         if (c->master == NULL || c->owner[event->peer] == 0 || c->owner_life[event->peer] != event->life) return;
         c->owner[event->peer] = 0;
-        obey(c, mind_peer_lost(c->master, c->now, event->peer, "its connection ended"));
+        apply(c, mind_peer_lost(c->master, c->now, event->peer, "its connection ended"));
         return;
     case MASTER_TICK:
         if (c->master == NULL || event->life != c->master_life || event->at != c->master_tick_at) return;
         c->master_tick_at = INT64_MAX;
-        obey(c, mind_tick(c->master, c->now));
+        apply(c, mind_tick(c->master, c->now));
         return;
     case MASTER_STARTS: start_master(c); return;
     case MASTER_ENDS: end_master(c); return;

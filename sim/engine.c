@@ -356,11 +356,11 @@ static bool enter(struct engine_model *e) {
     return true;
 }
 
-bool engine_model_obey(struct pccl_sim *s, int slot) {
+bool engine_model_apply(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
     e->woken = false;
     bool entered = e->pending != NULL && enter(e);
-    sim_mover_obey(e);
+    sim_mover_apply(e);
     return entered;
 }
 

@@ -12,7 +12,7 @@ void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action);
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch);
 // The thread is woken. True: a group epoch is entered; then come the frames that waited for it, and engine_model_go_on.
-bool engine_model_obey(struct pccl_sim *s, int slot);
+bool engine_model_apply(struct pccl_sim *s, int slot);
 void engine_model_go_on(struct pccl_sim *s, int slot);
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict);
 void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct frame *frame);

@@ -487,7 +487,7 @@ bool sim_mover_fill(void *context, struct op *op, struct block *result) {
     return true;
 }
 
-void sim_mover_obey(struct engine_model *e) {
+void sim_mover_apply(struct engine_model *e) {
     for (struct op *op; (op = op_list_pop(&e->posted)) != NULL;) {
         op->phase = OP_RUNNING;
         take_up_input(e, op);

@@ -84,7 +84,7 @@ bool sim_mover_signal(void *context, struct op *op, struct op_member *from, uint
 void sim_mover_release(void *context, struct op *op);
 bool sim_mover_fill(void *context, struct op *op, struct block *result);
 
-void sim_mover_obey(struct engine_model *e); // begins the large ops that were started
+void sim_mover_apply(struct engine_model *e); // begins the large ops that were started
 void sim_mover_chunk(struct engine_model *e, int from, const struct frame *frame);
 
 #endif

@@ -275,7 +275,7 @@ static void deliver(struct pccl_sim *s, const struct event *event) {
 // The data thread is woken.
 static void on_engine(struct pccl_sim *s, int slot) {
     struct event *event;
-    if (!engine_model_obey(s, slot)) return;
+    if (!engine_model_apply(s, slot)) return;
     const struct epoch *now = s->processes[slot].engine->book.now;
     uint32_t members = sim_slots(&now->ring);
     for (int other = 0; other < (int)s->peers; other++)

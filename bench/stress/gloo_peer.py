@@ -166,14 +166,14 @@ class Peer(Actor):
             self._state.add(made[0].recv)
         return done
 
-    def _obey(self, order: Order) -> None:
+    def _apply(self, order: Order) -> None:
         match order["order"]:
             case "group":
                 self._groups.put(order)
             case "regroup":
                 self._regroup.set()
             case _:
-                super()._obey(order)
+                super()._apply(order)
 
 
 def perform(peer: Actor) -> NoReturn:

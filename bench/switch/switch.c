@@ -148,7 +148,7 @@ static void unlimited(struct link *link, uint64_t delay) {
 
 static bool is_host(int host) { return host >= 0 && host < count; }
 
-static bool obey(const char *line) {
+static bool apply(const char *line) {
     int a = -1, b = -1, up = 0, down = 0, edge = 0;
     sscanf(line, "up %d %n", &a, &up);
     sscanf(line, "down %d %n", &a, &down);
@@ -208,7 +208,7 @@ int main(int argc, char **argv) {
         uint64_t wait = next == UINT64_MAX ? LONGEST_SLEEP_NS : next > now ? next - now : 0;
         if (wait > LONGEST_SLEEP_NS) wait = LONGEST_SLEEP_NS;
         if (ppoll(polled, (nfds_t)count + 1, &(struct timespec){.tv_nsec = (long)wait}, NULL) < 0) continue;
-        if (polled[count].revents != 0 && !commands_hear(&commands, STDIN_FILENO, obey)) return 0;
+        if (polled[count].revents != 0 && !commands_hear(&commands, STDIN_FILENO, apply)) return 0;
         for (int i = 0; i < count; i++)
             if (polled[i].revents != 0) take(i);
     }

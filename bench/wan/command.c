@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-bool commands_hear(struct commands *commands, int descriptor, bool (*obey)(const char *line)) {
+bool commands_hear(struct commands *commands, int descriptor, bool (*apply)(const char *line)) {
     char *line = commands->line;
     ssize_t got = read(descriptor, line + commands->length, sizeof commands->line - 1 - commands->length);
     if (got <= 0) return got < 0 && (errno == EINTR || errno == EAGAIN);
@@ -13,7 +13,7 @@ bool commands_hear(struct commands *commands, int descriptor, bool (*obey)(const
     line[commands->length] = 0;
     for (char *end; (end = strchr(line, '\n')) != NULL;) {
         *end = 0;
-        puts(obey(line) ? "ok" : "what?");
+        puts(apply(line) ? "ok" : "what?");
         fflush(stdout);
         commands->length -= (size_t)(end + 1 - line);
         memmove(line, end + 1, commands->length + 1);

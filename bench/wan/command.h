@@ -9,9 +9,9 @@ struct commands {
     size_t length; /* of what has come of the next one */
 };
 
-/* Reads once from the descriptor, and passes each line that has ended to `obey`, which is false for what is no command;
+/* Reads once from the descriptor, and passes each line that has ended to `apply`, which is false for what is no command;
  * answers "ok" or "what?" on stdout. False: nobody commands any more. */
-bool commands_hear(struct commands *commands, int descriptor, bool (*obey)(const char *line));
+bool commands_hear(struct commands *commands, int descriptor, bool (*apply)(const char *line));
 
 /* Reads "MBIT LOSS", with which a command ends, into the rate and the loss of the shape. False: it is something else,
  * and nothing has changed. */

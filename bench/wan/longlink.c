@@ -188,7 +188,7 @@ static void print_counts(const struct direction *d) {
            (double)d->latest_ns / 1e6);
 }
 
-static bool obey(const char *line) {
+static bool apply(const char *line) {
     if (strncmp(line, "ab ", 3) != 0 && strncmp(line, "ba ", 3) != 0) return false;
     struct direction *d = &ways[line[0] == 'b'];
     pthread_mutex_lock(&d->reshaping);
@@ -276,7 +276,7 @@ int main(int argc, char **argv) {
     fflush(stdout);
     struct commands commands = {.length = 0};
     struct pollfd polled = {.fd = STDIN_FILENO, .events = POLLIN};
-    while (ppoll(&polled, 1, NULL, &usual) > 0 && commands_hear(&commands, STDIN_FILENO, obey)) {
+    while (ppoll(&polled, 1, NULL, &usual) > 0 && commands_hear(&commands, STDIN_FILENO, apply)) {
     }
     atomic_store(&stopping, true);
     for (int i = 0; i < 2; i++) {

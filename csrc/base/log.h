@@ -33,7 +33,7 @@ void log_write_limited(struct log_limit *limit, enum log_level level, const char
 struct log_line;
 // Writes a captured line to standard error.
 void log_write_captured(const struct log_line *line);
-// Replaces control characters, which a terminal would obey.
+// Replaces control characters, which a terminal would interpret.
 void log_clean(char *text, size_t length);
 
 #ifndef LOG_COMPONENT

@@ -15,11 +15,11 @@ Order = dict[str, Any]
 
 
 class Link:
-    """Tells reports; `obey` is called with each order, on another thread. Without the orchestrator the process ends."""
+    """Tells reports; `apply` is called with each order, on another thread. Without the orchestrator the process ends."""
 
-    def __init__(self, end: socket.socket, obey: Callable[[Order], None]) -> None:
+    def __init__(self, end: socket.socket, apply: Callable[[Order], None]) -> None:
         self._end = end
-        self._obey = obey
+        self._apply = apply
         self._lock = threading.Lock()  # keeps lines whole: two threads may report
         threading.Thread(target=self._listen, name="orders", daemon=True).start()
 
@@ -34,5 +34,5 @@ class Link:
     def _listen(self) -> None:
         with self._end.makefile("rb") as lines:
             for line in lines:
-                self._obey(json.loads(line))
+                self._apply(json.loads(line))
         os._exit(1)  # the orchestrator is gone

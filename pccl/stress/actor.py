@@ -48,7 +48,7 @@ class Actor(ABC):
 
     def perform(self) -> int:
         """Runs; whatever is raised is a flaw. Gives the exit status."""
-        self._link = Link(self._end, self._obey)
+        self._link = Link(self._end, self._apply)
         try:
             self._run()
             return os.EX_OK
@@ -71,7 +71,7 @@ class Actor(ABC):
         """Tells what must not happen."""
         self._tell(Flaw(at=time.monotonic(), claim=claim, detail=detail))
 
-    def _obey(self, order: Order) -> None:
+    def _apply(self, order: Order) -> None:
         match order["order"]:
             case "leave":
                 self._leaving.set()

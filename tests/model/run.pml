@@ -336,7 +336,7 @@ inline enter(p) {
     fi
 }
 
-inline obey(p) {
+inline apply(p) {
     if
     :: a >= generation[p] && live(p) && b == name[p] ->
         if
@@ -386,7 +386,7 @@ end:
         down[p]?what(a, b, c, d);
         if
         :: what == m_epoch -> enter(p)
-        :: what == m_verdict -> obey(p)
+        :: what == m_verdict -> apply(p)
         :: what == m_expelled -> expelled[p] = true
         fi;
         a = 0; b = 0; c = 0; d = 0; what = 0; first = false

@@ -747,7 +747,7 @@ static void test_runs(void) {
 
 #ifdef CAN_REFUSE
 // What a peer does with everything it was sent; it may be expelled meanwhile.
-static void obey(char peer) {
+static void apply(char peer) {
     struct box *box = &boxes[peer - 'a'];
     while (box->head < box->tail) {
         struct frame frame = box->frames[box->head++];
@@ -773,9 +773,9 @@ static void obey(char peer) {
     box->head = box->tail = 0;
 }
 
-static void obey_all(void) {
+static void apply_all(void) {
     for (int turn = 0; turn < 12; turn++)
-        for (const char *p = "abcdef"; *p; p++) obey(*p);
+        for (const char *p = "abcdef"; *p; p++) apply(*p);
 }
 
 static void vote_accepted(uint8_t kind) {
@@ -786,24 +786,24 @@ static void vote_accepted(uint8_t kind) {
 // A life with everything in it; who is still there does not matter.
 static void live(void) {
     for (const char *p = "abcdef"; *p; p++) hello_from(*p, *p == 'f', address_of(*p));
-    obey_all();
+    apply_all();
     vote_accepted(WIRE_VOTE_UPDATE);
-    obey_all();
+    apply_all();
     uint64_t epoch = mind_epoch(m);
     for (uint64_t tag = 0; tag < 40; tag++) done("abcde", epoch, tag);
     mismatch('b', epoch, 103, 'c');
-    obey_all();
+    apply_all();
     vote_accepted(WIRE_VOTE_OPTIMIZE);
-    obey_all();
+    apply_all();
     link_down('c', 'd');
     for (int i = 0; i < 5; i++) {
         now += 10 * MS_NS;
         for (const char *p = "abcdef"; *p; p++) simple(*p, WIRE_HEARTBEAT);
         act((inside = true, mind_tick(m, now)));
     }
-    obey_all();
+    apply_all();
     die('a');
-    obey_all();
+    apply_all();
 }
 
 static void refuse_next(uint64_t granted, uint64_t count) {

@@ -22,7 +22,7 @@ static const struct {
     {SIXTY "abcd", SIXTY "abc"},
     {SIXTY "ab\xc3\xa9", SIXTY "ab"},  // no half of a character
     {SIXTY "a \xc3\xa9", SIXTY "a"},   // and no space before what is cut
-    {"a\x1b[31mb", "a?[31mb"},         // a terminal would obey
+    {"a\x1b[31mb", "a?[31mb"},         // a terminal would interpret
     {"a\nb\r", "a?b?"},                //
     {"a\x7f", "a?"},                   //
     {"a\xc2\x9b", "a?"},               // C1 in UTF-8
