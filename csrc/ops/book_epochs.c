@@ -149,13 +149,13 @@ static struct op *find_to_fall_back(struct op *op) {
 }
 
 // Each of them moves ops in its chain, so each time the chain is looked through again.
-static void begin_undivided(struct book *book) {
+static void begin_unsegmented(struct book *book) {
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct op *op; (op = find_to_fall_back(book->table[i])) != NULL;) {
             uint32_t live = op->segments->live;
             book_remove_segments(book, op, true);
             if (live > 1) book->extra -= live - 1;
-            segments_begin_undivided(op);
+            segments_begin_unsegmented(op);
             book_begin_segments(book, op);
         }
 }
@@ -200,7 +200,7 @@ static struct op_member **find_members(struct book *book, const struct epoch_rin
 bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report *report) {
     book->ready = false;
     book_for_each(book, freeze);
-    begin_undivided(book);
+    begin_unsegmented(book);
     unexpected_clear(&book->unexpected, &book->driver);
     tag_counters_clear(&book->counters);
     book->epoch_requested = false;

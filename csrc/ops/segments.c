@@ -119,7 +119,7 @@ void segments_fall_back(struct op *parent, const struct wire_op_name *name) {
     if (s->mode == WIRE_MODE_SEGMENTS && s->epoch == name->epoch && s->sequence == name->sequence) s->fall_back = true;
 }
 
-void segments_begin_undivided(struct op *parent) {
+void segments_begin_unsegmented(struct op *parent) {
     struct segments *s = parent->segments;
     for (uint32_t i = 0; i < s->count; i++) { // by a master that commits what not all have begun
         epoch_put(s->epochs[i]);

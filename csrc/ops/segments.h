@@ -47,7 +47,7 @@ bool segments_lack(const struct op *parent, uint64_t epoch, uint32_t sequence, u
 void segments_fall_back(struct op *parent, const struct wire_op_name *name);
 // All segments are removed, and none can have been committed: a member that runs the op in one piece has completed
 // none.
-void segments_begin_undivided(struct op *parent);
+void segments_begin_unsegmented(struct op *parent);
 // Returns the contributors of an op that has ended; NULL: memory was refused.
 struct call_contributors *segments_contributors(const struct op *op);
 
