@@ -121,9 +121,9 @@ class Fault:
 
 
 def draw(kind: str, peers: int, seed: int) -> Fault:
-    dice = random.Random(f"{kind} {seed}")
+    rng = random.Random(f"{kind} {seed}")
     span = {"loss": (0.007, 0.03), "straggler": (0.5, 1.5)}.get(kind, (0.15, 0.4))
-    return Fault(kind=kind, member=dice.randrange(peers), strength=dice.uniform(*span))
+    return Fault(kind=kind, member=rng.randrange(peers), strength=rng.uniform(*span))
 
 
 class Trials:

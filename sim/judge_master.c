@@ -7,7 +7,7 @@
 #include "sim/trace.h"
 #include "sim/truth.h"
 
-enum { REPORTED_LIMITS = 6 }; // heartbeat limits after which an report is forgotten
+enum { REPORTED_LIMITS = 6 }; // heartbeat limits after which a report is forgotten
 
 // Nobody is admitted who has no link to a member of its group.
 static void judge_newcomer(struct pccl_sim *s, const struct truth *truth, int slot) {

@@ -53,7 +53,7 @@ struct incoming {
     struct block *block;             // owned, when `to` is inside
     struct op *op;                   // large op that the payload is for
     bool service;                    // `to` is memory of the service
-    uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that is an address, or the name of a rendezvous
+    uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that is an address, or the name of a socket
 };
 
 // In the order in which they were pushed, but for what was put back.

@@ -1,6 +1,6 @@
 // Which neighbours are processes of this host that may be read, as the kernel says it.
 //
-// Each member tells the others the name of its rendezvous. Who hears that, and has the same address at both ends of the link,
+// Each member sends the others the name of its socket. A peer with the same address at both ends of the link
 // claims there to hold the links of this pair, each named by its two addresses. The claimant is believed about its own
 // sockets, because it is a process of our own user, and only that process is read: so no third one can lead the engine
 // to the memory of another, or to its own.

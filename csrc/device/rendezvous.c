@@ -12,14 +12,14 @@
 #include "base/platform.h"
 
 enum {
-    CALLERS_MAX = 16,     // that have knocked and not said anything yet; an honest one does both at once
+    CALLERS_MAX = 16,     // that have connected and sent nothing yet; an honest one does both at once
     TURN_MAX = 64,        // callers taken in at once, so that nobody keeps the thread from its work
-    STRANGERS_MAX = 4096, // then the rendezvous stays shut
+    STRANGERS_MAX = 4096, // then the socket closes for good
     BACKLOG = 1024,
 };
 
 struct rendezvous {
-    int epoll, listener; // the listener is -1 when the rendezvous is shut for good
+    int epoll, listener; // the listener is -1 when the socket is closed for good
     void *tag;
     uint8_t name[RENDEZVOUS_NAME_BYTES];
     uint32_t strangers;
@@ -90,7 +90,7 @@ void rendezvous_close(struct rendezvous *rendezvous) {
 
 const uint8_t *rendezvous_name(const struct rendezvous *rendezvous) { return rendezvous->name; }
 
-// True: whoever has knocked is a process of our user, and is among the callers.
+// Returns true if the process that has connected belongs to our user; it is among the callers then.
 static bool let_in(struct rendezvous *rendezvous, int fd) {
     struct caller caller = {.fd = fd};
     if (!memory_process_of(fd, &caller.process)) return false;

@@ -1,9 +1,9 @@
-// The rendezvous of an engine: a UNIX socket at which processes of this host say which links they hold.
+// The rendezvous socket of an engine: a UNIX socket at which processes of this host claim the links that they hold.
 //
-// A peer tells the name of its rendezvous over the link; whoever holds the other end knocks there with a claim. The kernel
-// says which process has knocked, and of which user it is, so that the engine never reads the memory of a process on
-// another's mere word (docs/decisions/same-host-memory.md). The names are no secrets: anybody of this host may knock
-// with anything.
+// A peer sends the name of its socket over the link. The process that holds the other end connects and sends a claim.
+// The kernel tells which process has connected and which user owns it. The engine therefore never reads a process's
+// memory on another process's word (docs/decisions/same-host-memory.md). The names are no secrets: any process of this
+// host may connect and send anything.
 #ifndef PCCL_DEVICE_RENDEZVOUS_H
 #define PCCL_DEVICE_RENDEZVOUS_H
 
@@ -24,16 +24,16 @@ struct rendezvous_claim {
     uint8_t bytes[RENDEZVOUS_CLAIM_BYTES];
 };
 
-// Opens a rendezvous whose sockets are added to `epoll` with `tag`. NULL when the system refuses.
+// Opens a socket and adds it and its connections to `epoll` with `tag`. Returns NULL if the system refuses.
 struct rendezvous *rendezvous_open(int epoll, void *tag);
 // NULL is allowed.
 void rendezvous_close(struct rendezvous *rendezvous);
 const uint8_t *rendezvous_name(const struct rendezvous *rendezvous);
-// The next claim; to be called until there is none whenever `tag` has an event. Never blocks; claims of other users are
-// dropped.
+// Takes the next claim. Call it until it returns false whenever `tag` has an event. Never blocks. Drops claims of other
+// users.
 bool rendezvous_take(struct rendezvous *rendezvous, struct rendezvous_claim *out);
-// Brings a claim to the rendezvous of this name, and a copy of the descriptor `shared` unless that is -1. Never blocks.
-// False: it could not be brought.
+// Sends a claim to the socket of this name, with a copy of the descriptor `shared` unless that is -1. Never blocks.
+// Returns false if it cannot be sent.
 bool rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *claim, size_t length, int shared);
 
 #endif

@@ -103,8 +103,8 @@ enum wire_type {
     WIRE_CODES,  // quantised: one block of one member's input, to the owner
     WIRE_RESULT, // quantised: one block of the result, from the owner
     WIRE_GRANT,  // of this shard the owner takes blocks below `offset`
-    // direct link: payload is the name of my local socket (device/rendezvous), where a process of this host may claim the
-    // links of this pair
+    // direct link: payload is the name of my local socket (device/rendezvous), where a process of this host may claim
+    // the links of this pair
     WIRE_MEMORY,
     // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
     WIRE_CHUNK_AT,

@@ -182,7 +182,7 @@ static bool name(struct book *book, struct op *op) {
     return named;
 }
 
-// Others may move the op another way, so nobody else looks at it: any unexpected signal whose arguments differ reports.
+// Reports any unexpected signal whose arguments differ: others may use another algorithm, so nobody else looks at it.
 static void compare_unexpected(struct book *book, struct op *op) {
     struct wire_op head;
     op_head(op, &head);

@@ -37,7 +37,7 @@ struct call_args {
     struct group *group;      // or NULL; of a call that was posted: a reference
     struct call_parts *parts; // of a divided collective; malloc'ed, of a call that was posted: the book's
     uint32_t root;            // rank in the group
-    bool stochastic;          // rounds by these rounding; of a segment, they begin at its first element
+    bool stochastic;          // rounds stochastically by `rounding`, which begins at the first element of a segment
     struct codec_rounding rounding;
     const float *residual_in; // error feedback, or NULL: added to the input; what quantisation took away
     float *residual_out;

@@ -272,7 +272,7 @@ class Run:
                 peer.rx_bytes += report.rx_bytes
                 peer.status, peer.step, peer.world, peer.stepped_at = "training", report.step, report.world, now
                 self.digests[report.step][peer.index] = report.digest
-                return f"peer {peer.index} {self._joining(report)}, after {report.connect_seconds * 1e3:.0f} ms at the door"
+                return f"peer {peer.index} {self._joining(report)}, after {report.connect_seconds * 1e3:.0f} ms of connecting"
             case Missed():
                 peer.status = "missed"
                 return f"peer {peer.index} came too late: nobody was left who had the state"

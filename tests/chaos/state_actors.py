@@ -250,7 +250,7 @@ class Holder:
 
 
 class _Striker:
-    """Watches the syncs of some members, and strikes when one of them is as far as the blow says."""
+    """Watches the syncs of some members, and harms a process when one of them is as far as the blow says."""
 
     def __init__(self, members: Sequence[Member], blow: Blow) -> None:
         self._blow = blow

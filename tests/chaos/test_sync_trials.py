@@ -1,12 +1,12 @@
 """Seeded random trials of shared state: donors, receivers and masters are killed or stopped at random points of a sync.
 
-A trial forms a group of 2 to 5 members in 1 to 4 processes, lets them differ, and strikes a process before its vote, while leaves
+A trial forms a group of 2 to 5 members in 1 to 4 processes, lets them differ, and harms a process before its vote, while leaves
 travel, or at the commit. Then everything is repaired: the survivors sync again, those that lost their master meet at another
 one, those that were stopped wake up, learn that they are out, and come back, a newcomer joins. After each sync each process
 compares its memory, byte for byte, with what a model of the election allows.
 
 CHAOS_SEED=17 plays one seed alone (`pytest -k sync_trials`); CHAOS_TRIALS=5000 plays so many (100 unless told), from CHAOS_FIRST
-on; CHAOS_STOPS=1 stops processes in all of them. A seed fixes who holds what, and whom what strikes where.
+on; CHAOS_STOPS=1 stops processes in all of them. A seed fixes who holds what, and which fault hits whom where.
 """
 
 from __future__ import annotations

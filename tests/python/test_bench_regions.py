@@ -76,10 +76,10 @@ def test_bounds_of_a_thin_link():
 
 
 def test_shares_never_beat_the_bound():
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _ in range(20):
-        count = dice.randint(2, 5)
-        rates = {pair: dice.uniform(0, 50) for pair in itertools.combinations(range(count), 2)}
+        count = rng.randint(2, 5)
+        rates = {pair: rng.uniform(0, 50) for pair in itertools.combinations(range(count), 2)}
         assert regions.bound_by_shares(count, rates) <= regions.bound(count, rates) + 1e-6
 
 

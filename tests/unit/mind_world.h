@@ -125,16 +125,16 @@ static inline void simple(char peer, enum wire_type type) {
 
 static inline void die(char peer) { act((inside = true, mind_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
-static inline void report(char peer, char reported, enum wire_link_reason reason) {
+static inline void report_link(char peer, char reported, enum wire_link_reason reason) {
     struct wire_buffer out = {0};
     struct wire_link_down message = {.id = id_of(reported), .reason = (uint8_t)reason};
     wire_encode_link_down(&out, head(peer), &message);
     say(peer, &out);
 }
 
-static inline void link_down(char peer, char reported) { report(peer, reported, WIRE_LINK_BROKEN); }
-static inline void silent(char peer, char reported) { report(peer, reported, WIRE_LINK_SILENT); }
-static inline void malformed(char peer, char reported) { report(peer, reported, WIRE_LINK_MALFORMED); }
+static inline void link_down(char peer, char reported) { report_link(peer, reported, WIRE_LINK_BROKEN); }
+static inline void silent(char peer, char reported) { report_link(peer, reported, WIRE_LINK_SILENT); }
+static inline void malformed(char peer, char reported) { report_link(peer, reported, WIRE_LINK_MALFORMED); }
 
 // A segment stands above the 32 bits of a tag.
 #define SEGMENT(tag, segment) ((uint64_t)(segment) << 32 | (tag))

@@ -61,7 +61,7 @@ struct codes_job {
     void *result;             // elements; may be `own`
     float *residual_out;
     uint64_t count, stride;
-    uint64_t seed, index; // of the rounding
+    uint64_t seed, index; // of stochastic rounding
     uint32_t terms, own_term;
     uint32_t block, code; // of the codec: elements of a block, BLOCK_CODE_INT8 and so on
     uint32_t dtype, op;   // pcclFloat16, pcclBFloat16 or pcclFloat; pcclRedOp_t

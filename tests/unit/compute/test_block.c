@@ -216,7 +216,7 @@ static void test_mean(void) {
 }
 
 // One element's number depends on the seed and its index, not on where its block begins, nor on the other elements.
-static void test_dice(void) {
+static void test_rounding(void) {
     enum { COUNT = 512 };
     static uint8_t whole[COUNT * 4];
     for (size_t i = 0; i < COUNT; i++) put(i, i % 32 == 0 ? 7 : 2.5f);
@@ -299,7 +299,7 @@ int main(void) {
     test_not_finite();
     test_malformed();
     test_mean();
-    test_dice();
+    test_rounding();
     for (int level = 0; level < KERNEL_LEVELS; level++) {
         const struct kernels *kernels = kernels_at((enum kernel_level)level);
         if (!kernels) continue;

@@ -304,7 +304,7 @@ static void test_fork(void) {
     answered(claim_at(&claim, length_of(&claim)));
     CHECK(is_believed());
     end();
-    int fd = claim_at(&claim, length_of(&claim)); // nobody is at that rendezvous any more
+    int fd = claim_at(&claim, length_of(&claim)); // nobody listens at that socket any more
     if (fd >= 0) close(fd);
     begin(); // another engine has another one
     claim = true_claim();
@@ -469,7 +469,7 @@ static void test_boxes(void) {
     close(unsealed);
 }
 
-// It tells of no rendezvous, and claims nothing at another's.
+// It sends no socket name, and claims nothing at another's.
 static void test_turned_off(void) {
     check_case("PCCL_SAME_HOST_MEMORY=0");
     struct wire_op head = {0}, ready = {.tag = 1000, .fingerprint = fingerprint, .sequence = 1};
