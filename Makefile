@@ -24,9 +24,11 @@ BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell f
 # One build has the C tests and the fuzz targets. If clang is missing, tests/fuzz/driver.c takes the place of libFuzzer.
 ADDRESS_CC ?= $(shell command -v clang || command -v cc)
 ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
+# With clang, tests and fuzz targets share a build. The fuzz targets of other compilers need a core that only they can link.
+FUZZ_BUILD := $(if $(findstring clang,$(ADDRESS_CC)),$(ADDRESS_BUILD),build/fuzz)
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build thread-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -136,9 +138,16 @@ format: .venv/ready
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(C_FILES)
 
+SANITIZED_BY_ADDRESS = $(CMAKE) -S . $(WARNINGS) -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(ADDRESS_CC)
 address-build: .venv/ready
-	$(CMAKE) -S . -B $(ADDRESS_BUILD) -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_FUZZ=ON -DPCCL_BUILD_SHARED=OFF '-DPCCL_SANITIZE=address;undefined' -DCMAKE_C_COMPILER=$(ADDRESS_CC)
+	$(SANITIZED_BY_ADDRESS) -B $(ADDRESS_BUILD) -DPCCL_BUILD_TESTS=ON -DPCCL_BUILD_FUZZ=$(if $(findstring clang,$(ADDRESS_CC)),ON,OFF)
 	$(BIN)/cmake --build $(ADDRESS_BUILD) -j $(JOBS)
+
+fuzz-build: $(if $(findstring clang,$(ADDRESS_CC)),address-build,.venv/ready)
+ifeq ($(findstring clang,$(ADDRESS_CC)),)
+	$(SANITIZED_BY_ADDRESS) -B $(FUZZ_BUILD) -DPCCL_BUILD_FUZZ=ON
+	$(BIN)/cmake --build $(FUZZ_BUILD) -j $(JOBS)
+endif
 
 thread-build: .venv/ready
 	$(CMAKE) -S . -B build/thread -DPCCL_BUILD_TESTS=ON $(WARNINGS) -DPCCL_BUILD_SHARED=OFF -DPCCL_SANITIZE=thread
@@ -150,11 +159,11 @@ check-address: address-build
 check-thread: thread-build
 	$(CTEST) --test-dir build/thread -E '$(PURE)|$(REPEATED)'
 
-check-fuzz: address-build
-	tests/fuzz/run.sh $(ADDRESS_BUILD) 4 $(JOBS)
+check-fuzz: fuzz-build
+	tests/fuzz/run.sh $(FUZZ_BUILD) 4 $(JOBS)
 
-fuzz: address-build
-	tests/fuzz/run.sh $(ADDRESS_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)
+fuzz: fuzz-build
+	tests/fuzz/run.sh $(FUZZ_BUILD) $(FUZZ_SECONDS) $(JOBS) $(FUZZ_TARGETS)
 
 check-model:
 	@if command -v spin >/dev/null; then tests/model/run.sh build/model; else echo 'model: not checked, for want of spin'; fi

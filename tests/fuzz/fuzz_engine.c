@@ -90,7 +90,7 @@ static void post(void) {
     struct call_args reduce = {.tag = tag,
                                .retry = call->retry,
                                .tell = how & 4,
-                               .fingerprint = {.count = count, .dtype = pcclFloat, .op = what % 5}};
+                               .fingerprint = {.count = count, .dtype = pcclFloat, .op = (uint8_t)(what % 5)}};
     bool in_blocks = (how & 8) && (what & 0x10);
     if (in_blocks) {
         quantise_in_blocks(&reduce, what);
