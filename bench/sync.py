@@ -277,7 +277,7 @@ def joiner(blocks: int) -> list[tuple[Row, Row]]:
         run.all("state", [(1, [size], 2 + blocks)] * 2)
         run.fleet.send(1, ("spoil", 20))
         run.fleet.receive(1)
-        # Which of the two joined first, and keeps its own, is as may be.
+        # Either of the two may join first and keep its own state.
         part = max(info["rx"] for info in run.all("sync")) / size
     made = [joined(size, plain[1:], infos[1:], how) for how, infos in found.items()]  # the first block warms up
     return [

@@ -51,7 +51,8 @@ def parts(size: int) -> dict[str, float]:
     import numpy as np
 
     def tensor(length: int) -> Any:
-        # As torch's: 64 bytes into a page. A copy to 1 to 31 bytes behind its source, modulo a page, would be slow.
+        # Like torch's buffers: 64 bytes into a page. A copy to 1 to 31 bytes behind its source, modulo a page, would be
+        # slow.
         memory = np.ones(length + 8192, np.uint8)
         begin = -memory.ctypes.data % 4096 + 64
         return memory[begin : begin + length].view(np.float32)

@@ -148,7 +148,7 @@ def _look_up(endpoint: Endpoint) -> bytes:
     host, port, packed = endpoint
     if packed is not None:
         return packed
-    # As bytes: for text Python imports the codec of names that are not ASCII.
+    # Bytes avoid the codec for non-ASCII names, which Python imports for text.
     for family, _, _, _, address in _socket.getaddrinfo(host.encode(), port, 0, _socket.SOCK_STREAM):
         if family in (_socket.AF_INET, _socket.AF_INET6) and "%" not in str(address[0]):
             return _socket.inet_pton(family, str(address[0]))

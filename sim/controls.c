@@ -75,7 +75,7 @@ static bool flip(struct pccl_sim *s, struct control *control, struct event *even
     return event->flag;
 }
 
-// One connection to a master, on which the peer says what is in `frames`.
+// Sends `frames` on the peer's connection to a master.
 static void say(struct pccl_sim *s, struct control *control, const struct wire_buffer *frames) {
     for (size_t at = 0; at < frames->length;) {
         struct event *event = sim_event(s, EVENT_TO_MASTER, 0);

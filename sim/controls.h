@@ -20,7 +20,7 @@ struct control {
 };
 
 void controls_begin(struct pccl_sim *s);
-// Of a peer with a master; NULL: there are too many, and the run fails.
+// Opens a peer's connection to a master. Returns NULL if there are too many; the run fails then.
 struct control *control_open(struct pccl_sim *s, int slot, uint32_t master);
 // The same hello again, on a connection of its own that ends at once.
 void control_double(struct pccl_sim *s, int slot, uint32_t master, const struct wire_buffer *hello);
@@ -30,7 +30,7 @@ void sim_send_master(struct pccl_sim *s, struct process *p, struct wire_buffer *
 // The master says a frame of which the header is whole.
 void control_to_peer(struct pccl_sim *s, uint32_t conn, const uint8_t *frame);
 void control_close_at_master(struct pccl_sim *s, struct control *control);
-// What the master has said reaches the peer no more, from this moment on.
+// Loses everything that the master sends from time `from` on.
 void control_lose(struct control *control, int64_t from);
 // The peer hears that the master has closed, though that has not closed yet.
 void control_tell_peer(struct pccl_sim *s, const struct control *control);

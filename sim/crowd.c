@@ -405,7 +405,7 @@ static bool all_voted(const struct crowd *c) {
     return true;
 }
 
-// All that are members. False: nobody is.
+// Lets all members vote. Returns false if there are none.
 static bool vote(struct crowd *c, enum wire_vote_kind kind) {
     bool any = false;
     for (uint32_t i = 0; i < c->count; i++) {

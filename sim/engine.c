@@ -131,7 +131,7 @@ static void put(void *context, struct block *block) {
     sim_mover_block_put(block);
 }
 
-// What the outcome of a call tells of its contributors.
+// Judges the contributors that a call's outcome names.
 static void judge_contributors(struct engine_model *e, const struct call *call, const struct call_contributors *told) {
     uint32_t segments = call->retry ? plan_segments(call->bytes, 1) : 1, range = 0;
     if (e->sim->processes[e->slot].tainted || told == NULL) return; // memory for it was refused

@@ -16,7 +16,7 @@ static void draw_late_faults(struct pccl_sim *s) {
     s->faults |= (1 + (uint32_t)(draw >> 8) % 7) * PCCL_SIM_FORK; // one of them at least
 }
 
-// Likewise.
+// Draws traits that were added later, from their own random numbers.
 static void draw_later_traits(struct pccl_sim *s) {
     uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x7472616974735f31));
     s->prompt = draw % 4 == 0;
@@ -49,7 +49,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     if (s->master_count > MASTERS_MOST) s->master_count = MASTERS_MOST;
     for (uint32_t i = 0; i < s->master_count; i++)
         s->addresses[i] = (struct wire_address){.family = 4, .bytes = {10, 0, 1, (uint8_t)(i + 1)}, .port = 48148};
-    // And so are naps of a single master.
+    // Naps of a single master come from their own random numbers, too.
     uint64_t naps = sim_mix(config->seed ^ UINT64_C(0x6e617073)) % 12;
     s->only_naps = s->master_count == 1 && config->faults == 0 && naps == 0;
     if (s->only_naps) s->faults = PCCL_SIM_STALL;

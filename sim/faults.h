@@ -1,4 +1,4 @@
-// What goes wrong, and when: drawn from the seed.
+// Draws from the seed which faults happen, and when.
 #ifndef PCCL_SIM_FAULTS_H
 #define PCCL_SIM_FAULTS_H
 

@@ -21,7 +21,7 @@ static bool is_left(const struct pccl_sim *s, const struct vote_record *record) 
     return false;
 }
 
-// Of one vote all hear the same end, and each of its later ones after it.
+// Checks that all peers hear the same end of a vote, and the ends of votes in one order.
 void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action) {
     const struct process *p = &s->processes[slot];
     const struct wire_barrier *last = member_barrier(p->mind);

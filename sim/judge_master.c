@@ -77,8 +77,7 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
     bool left = false;
     for (int slot = 0; slot < (int)s->peers; slot++)
         left |= truth->lives[slot] != 0 && sim_alive(s, slot, truth->lives[slot]);
-    // What was announced last is lost when nobody is left who may have heard of it.
-    // by a master that does not know yet that it has been left
+    // The last announcement is lost if nobody is left who may have heard of it.
     if (left && truth->generation > header->generation) return;
     if (left && truth->generation == header->generation && truth->master_life != master_life)
         sim_fail(s, "agreement", "two masters have taken the run up in generation %llu",
@@ -156,7 +155,8 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
     if (announced->run != header->run || announced->round != end->round) {
         bool held = false, doubted = false;
         for (int slot = 0; slot < (int)s->peers; slot++) doubted |= truth_is_tainted(s, slot, announced->lives[slot]);
-        // Who is not judged may have heard of that round and not say so, or not have heard: the next revision tells.
+        // A peer that is not judged may have heard of that round without saying so, or not have heard: the next
+        // revision tells.
         if (doubted && end->revision >= announced->revision && end->revision <= announced->revision + 1)
             *last = *announced;
         for (int slot = 0; slot < (int)s->peers; slot++)
@@ -177,8 +177,9 @@ static bool is_broken(const struct pccl_sim *s, uint32_t group, int one, int oth
            s->said->reported_at[one][other] > s->said->regrouped_at[group];
 }
 
-// As the master counts them, whoever it expels for broken links has at least as many broken pairs as the other end of
-// its only one, and is reported by at least as many. `before`: slots of those that it expelled just before.
+// Checks an expulsion for broken links: by the master's own counts, the expelled member has at least as many broken
+// pairs as the other end of its only one, and is reported by at least as many. `before`: slots of those that it
+// expelled just before.
 static void on_expelled(struct pccl_sim *s, const struct control *control, const struct wire_header *header,
                         const uint8_t *body, uint32_t before) {
     struct wire_text text;

@@ -19,7 +19,7 @@ struct judged_masters {
     struct wire_sync_end sync_end;
 };
 
-// Of the sends of a master in that life.
+// Judges what a master sends in that life.
 void judge_sends(struct pccl_sim *s, uint32_t master, uint32_t life, const struct actions *actions, size_t first,
                  size_t end);
 // A LINK_DOWN or LINKED, as a master hears it.

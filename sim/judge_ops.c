@@ -57,7 +57,7 @@ static uint32_t *chain_of(struct pccl_sim *s, uint64_t run, uint32_t group, cons
     return &s->ops->slots[hash % INSTANCE_SLOTS];
 }
 
-// Of the newest generation up to this one; NULL: none.
+// Returns the instance of the newest generation up to this one; NULL if there is none.
 static struct instance *find(struct pccl_sim *s, uint64_t run, uint64_t generation, uint32_t group,
                              const struct wire_op_name *name) {
     struct instance *found = NULL;
@@ -72,7 +72,7 @@ static struct instance *find(struct pccl_sim *s, uint64_t run, uint64_t generati
     return found;
 }
 
-// What the program of a peer may read of the epoch that it has adopted.
+// Returns the part of the adopted epoch that a peer's program may read.
 static uint64_t visible(const struct process *p) {
     const struct member_view *view = member_adopted(p->mind);
     return (uint64_t)view->global_world << 48 | (uint64_t)view->group_world << 32 | (uint64_t)view->groups << 16 |
@@ -145,7 +145,7 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
                          "call %u of peer %d with tag %llu meets call %u of peer %d in op (%llu, %llu, %u)", op->calls,
                          slot + 1, (unsigned long long)op->name.tag, instance->calls[other], other + 1,
                          (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence);
-            // Of a list only those hear how its ops end that are in it.
+            // Only members of a list hear how its operations end.
             if (op->name.list == 0 && instance->views[other] != instance->views[slot])
                 sim_fail(s, "agreement",
                          "peer %d meets peer %d in op (%llu, %llu, %u) with other world sizes (%llx, not %llx; "

@@ -24,7 +24,7 @@ struct judged_op {
     enum outcome outcome;
 };
 
-// One op name in one group: who took part, with what, and how it ended there.
+// An operation's name in a group: who took part, with what, and how it ended there.
 struct instance {
     struct wire_op_name name;
     uint64_t run, generation; // generation: of the epoch
@@ -42,7 +42,7 @@ struct instance {
     bool supplied; // it named a supplier
 };
 
-// Who is in a group epoch, in which order: the same to all that enter it.
+// Members of a group epoch in order: the same to all that enter it.
 struct ring_record {
     uint64_t run, generation, epoch, hash;
     uint32_t group;

@@ -55,7 +55,7 @@ static int64_t arrival(struct pccl_sim *s, struct connection *c, uint32_t end) {
     return c->last[end] = at;
 }
 
-// One end lets go of it; the other hears of that after all that was sent to it.
+// Closes one end; the other end learns of it after it has received everything sent before.
 static void close_end(struct pccl_sim *s, struct connection *c, uint32_t end, bool told) {
     if (!c->open[end]) return;
     c->open[end] = false;
@@ -251,7 +251,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     member_link_lost(p->mind, &other, index, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now, &p->out);
 }
 
-// What is under way with that peer, as links_cancel does.
+// Cancels everything under way with that peer, as links_cancel does.
 static void cancel(struct pccl_sim *s, int slot, int other, uint32_t other_life) {
     struct process *p = &s->processes[slot];
     struct wire_id id = sim_id_of(other, other_life);

@@ -276,7 +276,7 @@ static void on_master_tick(struct pccl_sim *s, uint32_t k) {
         plan_master_tick(s, k);
 }
 
-// What it has planned itself.
+// Handles an event that the master has planned itself.
 static void on_plan(struct pccl_sim *s, uint32_t k, const struct event *event) {
     struct master *master = &s->masters[k];
     if (event->kind == EVENT_MASTER_STARTS && !master->running) sim_start_master(s, k);
@@ -298,7 +298,7 @@ static void on_control(struct pccl_sim *s, uint32_t k, struct control *control, 
         on_frame_to_master(s, control, event);
         return;
     }
-    // It has ended, or is garbage from here on.
+    // The connection has ended, or carries garbage from here on.
     if (event->flag && control->at_peer) control_tell_peer(s, control);
     carry_out(s, k, mind_peer_lost(s->masters[k].mind, s->now, event->index, event->flag ? "garbage" : "closed"));
     control->at_master = false;

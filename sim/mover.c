@@ -1,4 +1,4 @@
-// What a member has reduced is a sum of random numbers, so that it tells who is in it, once each.
+// Models an algorithm: a reduced value is a sum of random numbers, which shows who contributed, once each.
 #include "sim/mover.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "sim/refuse.h"
 #include "sim/trace.h"
 
-// What moves an op of the book, behind it.
+// State of an operation's algorithm.
 struct moving {
     uint64_t input;
     bool dirty;       // there are results in its place
@@ -41,7 +41,7 @@ static uint32_t bit(const struct op_member *member) { return 1U << sim_mover_slo
 
 static const struct epoch_ring *ring_of(const struct engine_model *e) { return &e->book.now->ring; }
 
-// Who takes part, as many places behind this member in the ring.
+// Returns the participant so many places behind this member in the ring.
 static struct op_member *behind(const struct op *op, uint32_t places) {
     return op->team->members[(op->team->place + places) % op->team->count];
 }
@@ -95,12 +95,12 @@ void sim_mover_wake(struct engine_model *e) {
     sim_push_for(s, e->slot, EVENT_ENGINE, s->now + (sim_chance(s, 4) ? (int64_t)sim_below(s, 3 * MS_NS) : 0));
 }
 
-// What the call gave for this op, or segment.
+// Returns the call's input for this operation, or segment.
 static uint64_t input_of(const struct engine_model *e, const struct op *op) {
     return sim_mix(sim_mover_call(e, op)->input + op->name.segment);
 }
 
-// Whose inputs a result at this member is made of. Small ops bring all inputs to all.
+// Returns the members whose inputs are in a result at this member. Small operations bring all inputs to all.
 static uint32_t holds(const struct engine_model *e, const struct op *op) {
     const struct moving *m = op->work;
     const struct call *call = sim_mover_call(e, op);
@@ -299,7 +299,7 @@ static void begin_chain(struct engine_model *e, struct op *op) {
     free(posted);
 }
 
-// What goes to whom, and whether the root alone gets, or gives.
+// Returns `to_root` if only the root receives, `from_root` if only the root sends, and otherwise true.
 static bool gives(const struct op *op, bool from_root, bool to_root) {
     switch (op->args.fingerprint.kind) {
     case PLAN_REDUCE:
@@ -424,7 +424,7 @@ void sim_mover_chunk(struct engine_model *e, int from, const struct frame *frame
 
 // ---- what the book asks for ----
 
-// As if it lay in the result's place: who begins again without having put it back reduces something else.
+// Takes the input as if it lay in the result's buffer: a restart that has not put it back reduces something else.
 static void take_up_input(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     if (op->restart) e->sim->counts[COUNT_OPS_REDONE]++;

@@ -65,7 +65,7 @@ struct block {
 
 extern const size_t sim_mover_work_bytes; // behind each op
 
-// Of its frames to the master.
+// Returns the header of the engine's frames to the master.
 struct wire_header sim_mover_header(const struct engine_model *e);
 struct block *sim_mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
 void sim_mover_block_put(struct block *block);   // NULL is allowed
@@ -77,7 +77,7 @@ void sim_mover_send(struct engine_model *e, struct op_member *to, uint32_t index
 void sim_mover_wake(struct engine_model *e);
 struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *op);
 
-// As in ops/driver.h.
+// Callbacks of ops/driver.h.
 bool sim_mover_start(void *context, struct op *op);
 bool sim_mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block);

@@ -137,7 +137,7 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
     }
 }
 
-// As in the body: nothing is known for sure any more.
+// Ends the peer for lack of memory, as the driver does: nothing is known for sure any more.
 static void die_of_memory(struct pccl_sim *s, int slot) {
     if (s->processes[slot].shortage.refused == 0)
         sim_fail(s, "bounded memory", "the mind of peer %d asks for more memory than there is", slot + 1);
@@ -244,7 +244,7 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
     member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", s->now, &p->out);
 }
 
-// What was under way on links that have ended is lost.
+// Frames under way on links that have ended are lost.
 static void tell_state(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     for (int other = 0; p->ended != 0; other++) {

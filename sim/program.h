@@ -1,4 +1,4 @@
-// What the peers' programs call.
+// Calls of the peers' programs.
 #ifndef PCCL_SIM_PROGRAM_H
 #define PCCL_SIM_PROGRAM_H
 

@@ -22,7 +22,7 @@ const struct roster *roster_pass(struct pccl_sim *s, int slot, uint64_t number) 
     }
     if (found == NULL) {
         found = &s->rosters->list[s->rosters->next++ % ROSTERS_MOST];
-        // Who was told of other members by a changed frame goes by its own one.
+        // A peer that learnt of other members from a changed frame uses its own roster.
         *found = (struct roster){.run = p->tainted ? 0 : run, .number = number, .group = p->group};
         for (uint32_t i = 0; i < ring->count && i < SLOTS; i++) found->ids[found->count++] = ring->members[i].id;
     }
@@ -45,7 +45,7 @@ bool roster_choose(struct pccl_sim *s, int slot, const struct roster *roster, ui
     if (self == roster->count || roster->users[slot] != p->life) return false; // it was lost when others passed
     uint32_t some = roster->count < 2 ? 1 : draw_some(drawn, roster->count);
     call->kind = (uint8_t)(sim_mix(drawn + 3) % PLAN_KINDS);
-    // Those that are not named call another op with the same tag, all together.
+    // Members that are not named call another operation with the same tag, all together.
     if ((some >> self & 1) == 0) {
         some = ((1U << roster->count) - 1) & ~some;
         call->kind = (uint8_t)(sim_mix(drawn + 4) % PLAN_KINDS);

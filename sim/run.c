@@ -252,7 +252,7 @@ static int64_t put_off(const struct pccl_sim *s, const struct event *event) {
     int64_t stopped = 0;
     if (is_for_master(event->kind) && event->kind != EVENT_MASTER_STARTS)
         stopped = s->masters[event->from].stopped_until;
-    // Which connection it looks at first is chance; each keeps its order, and the clock comes last.
+    // The first connection to be read is random; each keeps its order, and the clock comes last.
     if (stopped != 0 && (s->naps || (s->faults & PCCL_SIM_BLOCK) != 0))
         stopped += event->kind == EVENT_MASTER_TICK
                        ? NAP_SKEW_MS * MS_NS

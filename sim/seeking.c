@@ -16,7 +16,7 @@ static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
         control_double(s, slot, master, &p->out.frames);
 }
 
-// One that is not there refuses; the last one of the list is left to find that out by itself.
+// Skips dead masters, which refuse. The peer finds out by itself about the last one of the list.
 void sim_join_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     while (!s->masters[p->seek.at].running && !s->masters[p->seek.at].held && p->seek.at + 1 < p->seek.count)

@@ -1,5 +1,5 @@
-// What peers tell the master of their links (TELEMETRY), drawn from the seed: it makes the master choose ways, shares
-// and orders of rings.
+// Draws the peers' reports on their links (TELEMETRY) from the seed. They make the master choose algorithms, weights
+// and ring orders.
 #ifndef PCCL_SIM_SIGHTS_H
 #define PCCL_SIM_SIGHTS_H
 

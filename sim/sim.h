@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// What may go wrong; a seed draws from those that are allowed.
+// Faults that a seed may draw, if allowed.
 enum pccl_sim_fault {
     PCCL_SIM_CRASH = 1,       // a process ends, the kernel closes its connections
     PCCL_SIM_POWER_OFF = 2,   // a process ends and nobody is told
@@ -63,7 +63,7 @@ enum pccl_sim_state pccl_sim_begin(struct pccl_sim *sim, const struct pccl_sim_c
 enum pccl_sim_state pccl_sim_go(struct pccl_sim *sim, uint32_t events);
 // FAILED: the invariant and both sides, then the last lines of the trace. Valid until the next begin.
 const char *pccl_sim_report(const struct pccl_sim *sim);
-// What happened, to prove that it did: name of the count, or NULL beyond the last.
+// Returns the name of a count of events, which proves that they happened; NULL beyond the last.
 const char *pccl_sim_count_name(uint32_t index);
 uint64_t pccl_sim_count(const struct pccl_sim *sim, uint32_t index);
 

@@ -305,7 +305,7 @@ void state_model_forget(struct pccl_sim *s, int slot, int other) {
     look(s, slot);
 }
 
-// What was asked may be lost with the connection, questions and answers alike.
+// Requests and answers alike may be lost with the connection.
 void state_model_link_ends(struct pccl_sim *s, int slot, int other) {
     struct state_model *state = s->processes[slot].state;
     if (state->phase != SYNC_HASHES && state->phase != SYNC_LEAVES) return;

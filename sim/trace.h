@@ -1,4 +1,4 @@
-// What is told of a run: the line of a failure, and the trace.
+// Prints the line of a failure, and the trace of a run.
 #ifndef PCCL_SIM_TRACE_H
 #define PCCL_SIM_TRACE_H
 

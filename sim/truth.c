@@ -20,7 +20,7 @@ bool judge_alive_member(const struct pccl_sim *s, uint64_t run, int slot, uint32
     return sim_alive(s, slot, life) && judge_truth(s, run)->lives[slot] == life;
 }
 
-// Where the truth of that run is kept; the run that was announced first of all makes room for a new one.
+// Returns the truth of that run. A new run takes the place of the one announced first.
 struct truth *truth_for(struct pccl_sim *s, uint64_t run) {
     uint32_t i = 0;
     while (i < RUNS_MOST && s->truths->runs[i].run != run) i++;

@@ -1,4 +1,4 @@
-// Who is in a run: the epochs that masters announced, and who has entered them.
+// Members of a run: the epochs that masters announced, and who has entered them.
 #ifndef PCCL_SIM_TRUTH_H
 #define PCCL_SIM_TRUTH_H
 

@@ -79,7 +79,8 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
                  text);
 }
 
-// Of two that are apart at most one is lost, and nobody else; one whose report is slow may be, too.
+// Checks a lost peer: of two peers without a link to each other at most one is lost, and nobody else except a peer
+// whose report is slow.
 static void judge_apart(struct pccl_sim *s, int slot, const char *text, const char *what) {
     const struct process *p = &s->processes[slot];
     int other = s->apart[slot].other - 1;
@@ -98,7 +99,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     SIM_TRACE(s, "peer %d: %s: %s", slot + 1, what, text);
     const struct process *p = &s->processes[slot];
     if (p->tainted) return;
-    // What one machine says whose bits have flipped can contradict what all others know.
+    // A machine whose bits have flipped can contradict all others.
     if (strstr(text, "does not fit the run") != NULL && s->counts[COUNT_FLIPS] == 0)
         sim_fail(s, "agreement", "peer %d is %s for what it knows: %s", slot + 1, what, text);
     if (strstr(text, "it gave revision") != NULL && !p->misused)
@@ -204,7 +205,7 @@ static void judge_calls(struct pccl_sim *s) {
     }
 }
 
-// What a peer holds for others, and of them.
+// Checks the memory that a peer holds for others, and of them.
 static void judge_memory(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];

@@ -1,5 +1,4 @@
-// What all parts of the simulator share: the run's configuration, its clock, its randomness, and where each part keeps
-// what is its own.
+// Shared by all parts of the simulator: the run's configuration, its clock, its randomness, and the state of each part.
 //
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
 // connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, sights, state

@@ -73,7 +73,7 @@ static pcclResult_t check_block(uint32_t block) {
                        BLOCK_MOST);
 }
 
-// What only the codecs with a scale for each block can do.
+// Refuses options that only codecs with one scale per block support.
 static pcclResult_t check_unblocked(const pcclReduceOptions_t *options) {
     bool feedback = options->residual_in != NULL || options->residual_out != NULL;
     if (options->block == 0 && !options->stochastic && !feedback) return pcclSuccess;

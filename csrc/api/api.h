@@ -1,4 +1,4 @@
-// What the public functions share: the handles, the checks of arguments, and how long a call may wait.
+// Shared by the public functions: the handles, the checks of arguments, and how long a call may wait.
 #ifndef PCCL_API_API_H
 #define PCCL_API_API_H
 
@@ -68,11 +68,11 @@ pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Everything about a reduce that can be checked without a communicator; fills *out.
 pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                               const pcclReduceOptions_t *options, struct call_args *out);
-// What the caller's version of the struct holds, in ours; NULL: none. pcclInvalidArgument: it has no size.
+// Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.
 pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
 pcclResult_t api_check_dtype(int dtype);
 pcclResult_t api_check_op(int op, int dtype);
-// That two buffers of an op lie at one device.
+// Checks that two buffers of an operation are on one device.
 pcclResult_t api_check_devices(const void *one, const void *other);
 // Checks and launches a collective over a group.
 pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm);

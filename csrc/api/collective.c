@@ -97,7 +97,8 @@ static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t
     return pcclSuccess;
 }
 
-// That a tensor with as many elements as all these counts together fits into memory. counts NULL: `count` for each.
+// Checks that a tensor with as many elements as all these counts together fits into memory. `counts` NULL: `count` for
+// each rank.
 static pcclResult_t check_sum(const pcclCollective_t *what, const char *name, const size_t *counts, uint32_t members) {
     uint64_t most = (uint64_t)PTRDIFF_MAX / dtype_size((int)what->datatype), total = 0;
     for (uint32_t rank = 0; rank < members; rank++) {
@@ -129,7 +130,7 @@ static uint64_t share(const pcclCollective_t *what, const size_t *counts, uint32
     return counts == NULL ? what->count : counts[rank];
 }
 
-// What this member gives to `rank`, or gets from it, by the kind.
+// Computes what this member gives to `rank`, or gets from it, by the kind.
 static void divide(const pcclCollective_t *what, struct call_parts *parts, struct call_part *to,
                    struct call_part *from) {
     const struct group *group = what->group->group;
@@ -288,7 +289,7 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
     }
     pcclCollective_t checked = *what;
     checked.sendbuf = out->send;
-    // What is not used may be anything, and lie at another device.
+    // An unused buffer may be anything, and may be on another device.
     if (in == 0) out->send = NULL;
     if (to == 0 && !gathered_in_place) out->recv = NULL;
     return check_buffers(&checked, in, to);

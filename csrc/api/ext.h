@@ -1,4 +1,5 @@
-// What the Python package needs beyond pccl.h. Linked into the extension module only; libpccl.so does not export it.
+// Functions that the Python package needs beyond pccl.h. They are linked into the extension module only; libpccl.so
+// does not export them.
 //
 // This file is read by the generator of the extension: plain declarations only.
 #ifndef PCCL_API_EXT_H
@@ -10,8 +11,8 @@
 
 #include "pccl.h"
 
-// What the last failed call on this thread was about, in words: what was wrong, and what to do. "" when nothing is
-// known. Valid until the next call on this thread; never NULL.
+// Returns the text of the last failed call on this thread: what was wrong, and what to do; "" if nothing is known.
+// Valid until the next call on this thread. Never NULL.
 const char *pccl_ext_detail(void);
 
 // The port a running master is bound to. pcclInvalidUsage: not run.
@@ -145,7 +146,8 @@ void pccl_ticket_free(struct pccl_ticket *ticket);
 // pcclInternalError: the system refused a descriptor.
 pcclResult_t pccl_ext_comm_event_fd(const pcclComm_t *comm, int *fd_out);
 
-// Of the round of shared state under way on this communicator, or of the last one that ended; all 0 before the first.
+// Describes the round of shared state under way on this communicator, or the last one that ended; all 0 before the
+// first.
 struct pccl_sync_report {
     uint64_t tx_bytes, rx_bytes, rx_leaves; // tx_bytes is known at the end
     // of rx_bytes, what went over links: less where leaves came packed or out of memory
@@ -161,8 +163,8 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
 // machine.
 pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out);
 
-// As pcclGetMembers, of the snapshot. pcclRankConnectionLost: they are not known, because some were lost together with
-// a master; pcclUpdateTopology makes a new one.
+// Like pcclGetMembers, for the snapshot. Returns pcclRankConnectionLost if the members are unknown because some were
+// lost together with a master; pcclUpdateTopology makes a new snapshot.
 pcclResult_t pccl_ext_snapshot_members(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, size_t capacity,
                                        size_t *count_out);
 
@@ -178,7 +180,7 @@ int pccl_ext_cuda(char *text_out, size_t capacity);
 // Whether the library has kernels for GPUs, and with `load` whether the first GPU takes them, whose primary context is
 // made for that. If not, the text says why; it is cut to `capacity`.
 bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity);
-// These kernels as the driver takes them (cuModuleLoadData), for benchmarks. NULL: there are none.
+// Returns the kernels as the driver takes them (cuModuleLoadData), for benchmarks; NULL if there are none.
 const void *pccl_ext_cuda_fatbin(void);
 // Whether this is memory of a GPU that the driver of this process knows. Does not load it.
 bool pccl_ext_is_at_gpu(const void *memory);
@@ -203,7 +205,7 @@ struct pccl_diagnosis_member {
     double begins_s;          // how much later than the first of its group it begins an op, on average
 };
 
-// What the member at place `from` has seen of the one at place `to`.
+// Measurements that the member at place `from` has made of the one at place `to`.
 struct pccl_diagnosis_edge {
     uint16_t from, to;
     uint64_t awaited;           // calls under way of which nothing has come from there
@@ -234,11 +236,11 @@ struct pccl_diagnosis {
 
 // A question to a master, waited for in pieces. One thread at a time.
 struct pccl_status_query;
-// Of the run of this communicator, whose master is asked and has `limit_ms` to answer. As pcclDiagnose. Any thread; the
+// Asks the master of this communicator's run, which has `limit_ms` to answer. Like pcclDiagnose. Any thread; the
 // communicator may be destroyed meanwhile.
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out);
-// Of the run that this master serves; no peers: it serves none. A master of the same user on this host tells
-// everything, any other one counts only. Needs no pcclInit.
+// Asks the master at `address` about the run that it serves; no peers: it serves none. A master of the same user on
+// this host tells everything, any other one only counts. Needs no pcclInit.
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
                                          struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.

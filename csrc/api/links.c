@@ -1,4 +1,4 @@
-// What the links of a communicator are like: see ext.h.
+// Reports the state of a communicator's links: see ext.h.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

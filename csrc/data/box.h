@@ -31,9 +31,9 @@ enum {
 // A box for what goes there, whose descriptor is the caller's to hand over and close. -1: there is none, or it was made
 // before in this epoch.
 int box_make(struct boxes *boxes);
-// What goes there was not handed over.
+// Drops the own box, which was not handed over.
 void box_drop_own(struct boxes *boxes);
-// What comes from there; `fd` stays the caller's.
+// Maps the peer's send buffer for reading. Borrows `fd`.
 void box_take_other(struct boxes *boxes, int fd);
 // The epoch is over, or the neighbour is no more.
 void box_end(struct boxes *boxes);

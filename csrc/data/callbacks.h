@@ -1,4 +1,4 @@
-// What the data plane tells the control side, beside the outcomes of calls (ops/call.h).
+// Events that the data plane reports to the control side, beside the outcomes of calls (ops/call.h).
 #ifndef PCCL_DATA_CALLBACKS_H
 #define PCCL_DATA_CALLBACKS_H
 

@@ -86,7 +86,7 @@ static inline bool engine_is_open(const struct engine *engine) {
     engine_assert_locked(engine);
     return !engine->dead && !engine->stopping;
 }
-// It is a member of the epoch that the thread is about to enter.
+// Returns true if `member` is in the epoch that the thread is about to enter.
 bool engine_awaits(const struct engine *engine, const struct op_member *member);
 static inline const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
 // Run, generation and epoch in force; the rest is 0.

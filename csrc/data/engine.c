@@ -35,8 +35,8 @@ static void end_all(struct engine *engine) {
     book_end_all(&engine->book);
 }
 
-// Of a device: not before what its caller had queued there is done; then its input is saved, or, if it is
-// small, at hand.
+// Returns true if the operation may begin. On a device it waits until the work that its caller had queued there is
+// done, and until its input is saved or, if small, at hand.
 static bool may_begin(struct engine *engine, struct op *op) {
     engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;

@@ -63,9 +63,8 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
 // engine_stop somebody has to look at least once a second, or an op can wait for ever; engine_stop looks itself. Any
 // thread.
 int64_t engine_watch(struct engine *engine);
-// What is put into this stream of the device of the op's tensors from now on waits for the end of the op. CALL_UNKNOWN,
-// or CALL_REFUSED, with its text in base/detail. May block for as long as the device takes nothing more into the
-// stream.
+// Makes later work in this stream of the tensors' device wait for the end of the operation. Returns CALL_UNKNOWN, or
+// CALL_REFUSED with its text in base/detail. May block while the device accepts no more work into the stream.
 enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream);
 // Asks to end the op of this tag on all members with CALL_CANCELLED, and returns at once; engine_wait tells how it
 // ended. CALL_UNKNOWN: there is no such op.

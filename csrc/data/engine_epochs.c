@@ -1,4 +1,4 @@
-// What the control side tells: group epochs, that their links are there, and verdicts. The thread enters an epoch.
+// Handles what the control side reports: group epochs, ready links, and verdicts. The thread enters an epoch.
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -66,7 +66,8 @@ void engine_drop_ops(struct engine *engine) {
     shared->under_way = shared->early = shared->granted = 0;
 }
 
-// This member, which was in a group, goes on with another master, or again with the one that it had lost.
+// Returns true if this member, which was in a group, continues with another master, or again with the one that it had
+// lost.
 static bool changes_master(const struct engine *engine) {
     const struct epoch *now = engine->book.now;
     return now->ring.count > 0 && now->generation != engine->pending->generation;
@@ -75,7 +76,7 @@ static bool changes_master(const struct engine *engine) {
 void engine_enter_pending(struct engine *engine) {
     engine_assert_locked(engine);
     struct wire_report report;
-    // What was told last of the ops may have gone with the connection to the master before.
+    // The last report of the operations may be lost with the connection to the previous master.
     if (changes_master(engine)) atomic_store(&engine->sights.awake, true);
     engine_drop_ops(engine);
     engine->request_epoch = false;

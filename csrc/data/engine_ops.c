@@ -97,8 +97,8 @@ static bool has_saved(struct op *op) {
     return false;
 }
 
-// Its device has failed. A queue that is fresh may still reach the tensors, and waits for no stream of the caller.
-// False: the input is lost.
+// Puts the input back after the device has failed. A fresh queue may still reach the tensors, and waits for no stream
+// of the caller. Returns false if the input is lost.
 static bool put_back_after_failure(struct engine *engine, struct op *op) {
     if (!has_saved(op)) return true;
     struct device_queue *fresh;

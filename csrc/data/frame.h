@@ -83,7 +83,7 @@ void frame_free(struct engine *engine, struct frame *frame);
 void frame_push(struct frame_queue *queue, struct frame *frame);
 // NULL: the queue is empty.
 struct frame *frame_pop(struct frame_queue *queue);
-// It is the next one to be popped.
+// Puts the frame back as the next one to be popped.
 void frame_put_back(struct frame_queue *queue, struct frame *frame);
 
 #endif

@@ -74,7 +74,7 @@ void lane_schedule(struct lane *lane) {
 }
 
 void neighbour_schedule(struct neighbour *peer) {
-    // Where workers have the lanes, the direct link has no bulk, and its thread need not wake for each chunk.
+    // If workers have the lanes, the direct link has no bulk data, and its thread need not wake for each chunk.
     uint32_t first = peer->lanes[1] != NULL && peer->lanes[1]->worker != NULL ? 1 : 0;
     uint32_t turn = peer->turn++, count = peer->lane_end - first;
     for (uint32_t i = 0; i < count; i++) {
@@ -316,7 +316,7 @@ static void assert_guarded(const struct lane *lane) {
 // Sends what is left of the frame at hand. True when it is finished.
 static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
-    // Its device wakes the thread.
+    // The frame's device wakes the thread.
     if (frame->fence != 0 && device_passed(frame->device, frame->fence) != DEVICE_DONE) return false;
     if (lane->sent == 0) frame_align(frame);
     size_t begin = frame_head_bytes(frame), end = begin + frame->length, total = end + wire_padding(end);
@@ -387,7 +387,7 @@ static bool waits_for_device(const struct lane *lane) {
            device_passed(frame->device, frame->fence) == DEVICE_BUSY;
 }
 
-// What a heartbeat has overtaken comes before what the ops have by now.
+// Resumes with the frame that a heartbeat has overtaken, before the newer frames of the operations.
 static void resume(struct lane *lane) {
     if (lane->sending == NULL && lane->queue.first != NULL && lane->queue.first->fence != 0)
         lane->sending = frame_pop(&lane->queue);
@@ -574,8 +574,8 @@ static void say_something(struct lane *lane) {
     if (!spoke && lane_is_quiet(lane)) lane_beat(lane);
 }
 
-// Where much is lost on the way, one connection alone may be silent for long: what it sends again is lost again, and it
-// waits twice as long each time. As long as the direct link is heard, the peer lives, and so does the way.
+// Returns true if the direct link is heard: the peer lives. With heavy packet loss, one connection alone may be silent
+// for long, because its timeout doubles with each retransmission.
 static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
     const struct lane *direct = lane->peer->lanes[0];
     return lane->pace.far && lane->index > 0 && direct != NULL && !direct->broken &&

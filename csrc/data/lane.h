@@ -56,11 +56,11 @@ struct neighbour {
     struct sight sight;
 };
 
-// What comes next on a lane: the head of a frame; its payload; or nothing, until the epoch of the frame whose head is
-// in the buffer is entered. Behind a payload is padding (`skip`), which the next head is waited for with.
+// The next thing on a lane: the head of a frame; its payload; or nothing, until the epoch of the frame whose head is in
+// the buffer is entered. Padding (`skip`) follows a payload and arrives together with the next head.
 enum lane_receive { LANE_HEAD, LANE_PAYLOAD, LANE_AHEAD };
 
-// One connection. Sending on a direct link (index 0) is guarded by the lock, since callers send small ops themselves;
+// A connection. The lock guards sending on a direct link (index 0), since callers send small operations themselves;
 // everything else belongs to the thread.
 struct lane {
     struct engine *engine;
@@ -116,7 +116,7 @@ enum neighbour_change {
     NEIGHBOUR_FREED,     // it is about to be freed
 };
 
-// What a lane asks about its frames. All from the engine's thread.
+// Functions that a lane calls about its frames, all on the engine's thread.
 struct lane_route {
     // The head of a frame has come: sets where its payload goes (struct incoming). False: malformed.
     bool (*place)(struct engine *engine, struct incoming *in);
@@ -176,7 +176,7 @@ void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why
 void lane_drop_frames(struct lane *lane, bool service);
 // An epoch was entered: looks again at a frame that waits for it.
 void lane_enter_epoch(struct lane *lane);
-// What epoll says of it.
+// Records the events that epoll reports for the lane.
 void lane_note_events(struct lane *lane, uint32_t events);
 // Whether it has nothing to send, but what its device has yet to give.
 bool lane_is_quiet(const struct lane *lane);
@@ -204,7 +204,7 @@ void neighbour_send(struct neighbour *peer, struct frame *frame);
 // How many of its lanes carry bulk, the direct link aside, and why.
 uint32_t neighbour_lanes_in_use(const struct neighbour *peer);
 enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer);
-// What its links move together while they are busy, in bytes per ns; 0: unknown. Thread.
+// Returns the throughput of the peer's links while they are busy, in bytes per ns; 0 if unknown. Thread.
 double neighbour_speed(struct neighbour *peer);
 
 #endif

@@ -62,7 +62,8 @@ void lanes_schedule(struct engine *engine); // there may be work for all of them
 void lanes_drop_frames(struct engine *engine, bool service);
 // Forgets what neighbours were in the epoch before, and looks again at the frames that wait for this one.
 void lanes_enter_epoch(struct engine *engine);
-// What comes on the next lane in the midst of a frame of the service; `at` begins with 0. NULL: there is none.
+// Returns the incoming service frame of the next lane that is in the midst of one; `at` begins with 0. Returns NULL if
+// there is none.
 struct incoming *lanes_next_service(struct engine *engine, size_t *at);
 // The limit that was set. Any thread.
 int64_t lanes_silence_limit_ns(const struct engine *engine);

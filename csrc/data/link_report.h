@@ -1,4 +1,4 @@
-// What the links to the other members are like, for a program that asks.
+// Reports the state of the links to the other members, for a program that asks.
 #ifndef PCCL_DATA_LINK_REPORT_H
 #define PCCL_DATA_LINK_REPORT_H
 
@@ -13,7 +13,7 @@ struct engine;
 
 enum { LINK_CONGESTION_BYTES = 16 };
 
-// Of one other member, all connections to it together.
+// All connections to another member together.
 struct link_report {
     struct wire_member member;
     uint32_t rank;                          // by joining, in the group
@@ -30,9 +30,9 @@ struct link_report {
     double limit_bytes_per_s; // of the lanes together (data/throttle); 0: none
 };
 
-// Of each other member of the own group in the latest epoch that the engine was told of, in the order of the ring; up
-// to `capacity` are written. How many there are. Any thread: the engine's lock is held for a moment for each member,
-// and never while the kernel is asked.
+// Reports on each other member of the own group in the latest epoch that the engine knows, in ring order. Writes up to
+// `capacity` reports and returns how many there are. Any thread: takes the engine's lock for a moment for each member,
+// and never while it asks the kernel.
 size_t engine_report_links(struct engine *engine, struct link_report *out, size_t capacity);
 
 #endif

@@ -151,9 +151,9 @@ struct neighbour *mover_predecessor(const struct op *op) {
     return mover_peer(op, (op->team->place + op->team->count - 1) % op->team->count);
 }
 
-// Of a divided call its first segment: when the others begin, the data plane decides. Of the successor alone, from whom
-// something comes in every op: between two members the mean would otherwise be of other ops than between two others,
-// and who is late for large ops would seem to be in time by what is heard of it in small ones.
+// Samples the start skew to the ring successor only: a member hears from its successor in every operation, so all means
+// are of the same operations. For a segmented call only the first segment counts; the data plane decides when the
+// others begin.
 void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns) {
     bool says = type == WIRE_READY || type == WIRE_SMALL;
     if (says && op->name.segment == 0 && from == mover_successor(op))

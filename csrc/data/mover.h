@@ -24,7 +24,7 @@ struct mover {
                    const struct wire_op *head, struct block *block);
     // Nothing of the op is sent or received any more.
     void (*release)(struct engine *engine, struct op *op);
-    // What the op waits for, in words. False, or no function: nothing that is known here.
+    // Writes what the operation waits for. False, or no function: nothing is known here.
     bool (*waits_for)(const struct op *op, char *out, size_t capacity);
     // Whether the member at this place, who is to say so, has not begun it yet. No function: the successor alone says
     // so, and mover_signal notes that.
@@ -35,14 +35,14 @@ struct mover {
     bool (*place)(struct engine *engine, struct op *op, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
     struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);
-    // Its bytes are taken off `send_left` already. No function: nothing more is to be done.
+    // Called after `send_left` was reduced by the frame's bytes. No function: nothing more is to be done.
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
 extern const struct mover direct_mover, ring_mover, spread_mover, sharded_mover, broadcast_mover, pieces_mover;
 
-// What `op->work` of all but direct ones begins with. With nothing left to receive and to send the op is complete,
-// which its mover need not say.
+// Head of `op->work` for all algorithms but direct ones. With nothing left to receive and to send the operation is
+// complete without further notice.
 struct moving {
     uint64_t receive_left, send_left; // bytes of elements, as they travel; set by `begin`
     bool next_ready;                  // the successor has posted the op
@@ -84,15 +84,15 @@ struct mover_shared {
 
 struct mover_shared *mover_shared(struct engine *engine);
 const struct epoch *mover_epoch(const struct engine *engine);
-// Those who take part in the op, by their places in op->team. The member at this place; NULL: the own one. Lock held,
-// or thread, as of the next three.
+// Returns the participant of the operation at this place in op->team; NULL for the own place. Lock held, or thread,
+// like the next three.
 struct neighbour *mover_peer(const struct op *op, uint32_t place);
 uint32_t mover_place_of(const struct op *op, const struct neighbour *peer); // GROUP_NOBODY: it does not take part
 struct neighbour *mover_successor(const struct op *op);
 struct neighbour *mover_predecessor(const struct op *op);
-// What came from that member for the op before it began; the caller's to free. NULL: nothing.
+// Returns what that member sent for the operation before it began, for the caller to free; NULL if nothing came.
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
-// As ranges_take; refused memory ends the engine.
+// Like ranges_take, but ends the engine if memory is refused.
 bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Tells the member that the op is posted here.
 void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
@@ -112,8 +112,8 @@ bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uin
 // What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has
 // failed, and the frame is no more.
 bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
-// Where bytes for the result at `offset` may be received (device_landing), and their arrival. NULL: the device has
-// failed.
+// Returns where bytes for the result at `offset` may be received (device_landing) until they arrive; NULL if the device
+// has failed.
 uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length);
 void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
 // The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and

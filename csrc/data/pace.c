@@ -128,7 +128,7 @@ static uint32_t more(uint32_t lanes, uint32_t part) { return lanes + (lanes + pa
 
 static uint32_t fewer(uint32_t lanes) { return lanes - (lanes > 1 ? (lanes + 3) / 4 : 0); }
 
-// So many of those that keep a long queue that half a round trip of it stays; at most half of them go at once.
+// Returns the number of connections that keeps a queue of half a round trip. Removes at most half of them at a time.
 static uint32_t without_queue(uint32_t lanes, uint64_t trip_us, uint64_t queue_us) {
     uint64_t kept = lanes * (trip_us + trip_us / LONG_PART) / (trip_us + queue_us);
     if (kept < lanes / 2) kept = lanes / 2;
@@ -194,8 +194,7 @@ static uint32_t search(struct pace_lanes *pace, const struct pace_total *total, 
     bool queued = is_queue(queue_us, trip_us);
     bool ramps = since.speed == 0 ? total->models : speed > since.speed * RAMPS;
     pace->speed = speed;
-    // Where others keep a queue, even the shortest round trip has been one with a queue: what is above it comes and
-    // goes.
+    // Other senders may keep a queue, which even the shortest round trip then includes; only the part above it varies.
     bool empty = queue_us <= trip_us / EMPTY_PART;
     pace->clear = empty ? pace->clear + 1 : 0;
     pace->filled = queued || (pace->filled && (pace->clear < CLEAR_LEAST || total->models));
@@ -262,7 +261,7 @@ bool pace_lanes_step(struct pace_lanes *pace, const struct pace_total *total, ui
     if (measured && spent_ns < (period_ns < least_ns ? least_ns : period_ns)) return changed;
     begin(pace, total, now_ns);
     if (!measured) return changed;
-    // Where there was not always something to send, it was not they that were the limit.
+    // Connections that sometimes had nothing to send were not the limit.
     int64_t busy_ns = (int64_t)(total->busy_us - since.busy_us) * US_NS;
     if (busy_ns / total->lanes < spent_ns / 4 * 3) {
         if (!total->pauses) pace->reason = PACE_ENOUGH;

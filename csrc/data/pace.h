@@ -101,7 +101,7 @@ static inline bool pace_sees_queue(const struct pace_lanes *pace) {
     return pace->reason == PACE_QUEUES || pace->reason == PACE_REDUCED;
 }
 
-// Of the connections in use, as last read.
+// Sums over the connections in use, as last read.
 struct pace_total {
     uint32_t lanes;
     uint32_t round_trip_us;                                                       // the shortest

@@ -1,4 +1,4 @@
-// What the frames on the lanes of an engine mean: a table leads from the type of a frame to its owner.
+// Maps the type of a frame on an engine's lanes to its owner.
 #include "data/lane.h"
 
 #include <string.h>

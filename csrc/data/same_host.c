@@ -24,7 +24,7 @@ struct same_host {
 
 enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
 
-// As both sides see it, one has here what the other one has there.
+// A link as a claim names it, with the addresses swapped between the two sides.
 struct claimed_link {
     uint8_t here[ADDRESS_BYTES], there[ADDRESS_BYTES];
 };

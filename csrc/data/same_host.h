@@ -1,4 +1,4 @@
-// Which neighbours are processes of this host that may be read, as the kernel says it.
+// Finds the neighbours that are processes of this host and that the kernel lets this one read.
 //
 // Each member sends the others the name of its socket. A peer with the same address at both ends of the link
 // claims there to hold the links of this pair, each named by its two addresses. The claimant is believed about its own
@@ -27,13 +27,13 @@ bool same_host_may_come(const struct lane *lane);
 // READER_BYTES at most of the memory of the lane's peer, until the next call. NULL: it cannot be read (any more). Does
 // not return when the thread was replaced meanwhile, see engine_watch.
 uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length); // thread, lock not held
-// What the peer itself has written a moment ago, straight to where it belongs: a page that does not answer would have
-// held up the peer first. So nobody watches, and nothing is written late.
+// Reads what the peer itself has just written, straight to its destination. A page that does not answer would have
+// delayed the peer first, so no watchdog is needed, and nothing is written late.
 bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t length);
 
 // Whether what was read just now was the peer's: its link has not ended, nor has another process got its number.
 bool same_host_still_stands(const struct lane *lane); // thread
-// Whose memory stands for the peer's; 0: nobody's.
+// Returns the process whose memory stands for the peer's; 0 if none.
 pid_t neighbour_process(const struct neighbour *peer); // thread
 // Large tensors pass by memory, as far as others than the thread may know.
 bool neighbour_is_by_memory(const struct neighbour *peer);
@@ -45,7 +45,7 @@ struct same_host;
 // The rendezvous's events on `epoll` have what is returned as their tag. NULL: no memory.
 struct same_host *same_host_new(int epoll);
 void same_host_free(struct same_host *host); // NULL is allowed
-// Of the thread. One that takes another's place puts in its own.
+// Returns the thread's reader. A thread that replaces another puts in its own.
 struct reader **same_host_reader(const struct engine *engine);
 // The thread that hung has been replaced: the neighbour is read no more. The lane that was read for.
 struct lane *same_host_give_up(struct engine *engine); // thread

@@ -11,7 +11,7 @@
 
 struct service;
 
-// What a service does. All from the engine's thread; where nothing is said of the lock, it is not held.
+// Callbacks of a service. All run on the engine's thread, without the lock unless stated otherwise.
 struct service_type {
     // A frame has begun to come: sets `to`, or leaves it NULL to discard the payload, and `service` if `to` is memory
     // of the service. False: the frame is malformed.
@@ -49,7 +49,7 @@ struct service *service_close(struct engine *engine);
 struct service *service_of(struct engine *engine);
 // A frame of the service, or NULL: memory was refused, the engine is dead.
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
-// What the master is to be told of a round. Lock not held.
+// Reports the end of a round to the master. Lock not held.
 void service_report(struct engine *engine, const struct wire_sync_done *done);
 
 // ---- for the engine's thread: calls what is open, if anything is ----

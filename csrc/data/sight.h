@@ -1,4 +1,5 @@
-// What this member sees of its ops and of each other member, until it tells the master (data/telemetry). Pure.
+// Collects what this member measures of its operations and of each other member, until it reports to the master
+// (data/telemetry). Pure.
 //
 // No clocks are compared but through differences. When another member begins an op, relative to this one, is the time
 // from the own beginning to the first sign of that member for the same op. How long a heartbeat was on its way is
@@ -22,7 +23,7 @@ enum {
     SIGHT_BASE_MS = 120000, // the fastest heartbeat of so long ago, at least, is what others are compared with
 };
 
-// Of one neighbour. All 0 at the beginning.
+// Statistics of a neighbour. All 0 at the beginning.
 struct sight {
     // lock
     uint64_t entries, late_ns, early_ns;
@@ -42,7 +43,7 @@ struct sight {
     uint32_t latest;
 };
 
-// Of the engine. All 0 at the beginning.
+// Statistics of the engine. All 0 at the beginning.
 struct sights {
     atomic_bool awake; // ops are called, and the thread reports; set under the lock
     atomic_bool moved; // something of an op came, went or ended since the last step
@@ -66,7 +67,7 @@ void sight_entered(struct sight *sight, int64_t begun_ns, int64_t heard_ns);
 // A heartbeat came, which was sent at that time of the sender's clock, 0: it says nothing; `loaded`: while a large op
 // ran there. Thread.
 void sight_beat(struct sight *sight, uint64_t sent_us, bool loaded, int64_t now_ns);
-// So many segments were sent since the last report, and so many of them again, as a look finds. Thread.
+// Adds the segments sent since the last report, and how many of them were retransmitted. Thread.
 void sight_sent(struct sight *sight, uint64_t segments, uint64_t retransmits);
 // How many of them were lost on the way: the middle one of the shares of the looks. Begins anew. Thread.
 uint64_t sight_lost(struct sight *sight, uint64_t segments, uint64_t retransmits);

@@ -17,7 +17,7 @@
 
 enum { SILENCE_CHECKS = 4 };
 
-// Of one lane. All 0 at the beginning.
+// State of the detector for a lane. All 0 at the beginning.
 struct silence {
     bool heard, spoke;       // since the last check
     bool patient;            // the way lives, as another link shows: this one alone may be silent for long
@@ -28,7 +28,7 @@ struct silence {
     uint64_t sent, goal;     // bytes handed to the kernel; of them to be acknowledged next
 };
 
-// This process was stopped: what came meanwhile is still unread.
+// Excuses the peer's silence after this process was stopped: what arrived meanwhile is still unread.
 void silence_excuse(struct silence *silence, int64_t now_ns);
 // A check. `parked`: the lane is not read, by our own choice. Why the link is dead, or NULL.
 const char *silence_check(struct silence *silence, bool parked, const struct gauge *gauge, int64_t now_ns,

@@ -138,7 +138,7 @@ static void note_rate(struct sight *sight, const struct sights *t, uint64_t acke
         sight->bytes_per_s = (double)acked * 1e9 / (double)span_ns;
 }
 
-// Of more members than a report can speak of, those that have no place in it begin anew as well.
+// Fills in the report for a member. If a report cannot hold all members, the statistics of the rest restart as well.
 static void see(const struct engine *engine, struct neighbour *peer, int64_t now_ns, struct wire_telemetry *out) {
     engine_assert_locked(engine);
     struct sight *sight = &peer->sight;
@@ -168,7 +168,7 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     out->others[out->count++].seen = seen;
 }
 
-// Those that the op waits for at its beginning.
+// Counts the members that the operation waits for at its beginning.
 static void note_awaited(const struct op *op) {
     const struct mover *mover = mover_of(op);
     const struct moving *moving = op->work;

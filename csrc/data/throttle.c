@@ -18,7 +18,7 @@ enum {
 static const double TARGET = 0.15; // so long a one is to stay
 static const double THERE = 0.1;   // one of this length is there
 static const double LONG = 0.3;
-// So much of what is too much of a queue goes away, or comes, within a round trip. Parts of the line.
+// The part of an excess queue that goes, or comes, within a round trip; parts of the line rate.
 static const double GAIN = 0.5, LEAST = 0.8, MOST = 1.08;
 static const double LEARNS = 0.25;                   // so much a measurement counts
 static const double ODD = 0.1;                       // one that differs by more is odd
@@ -90,11 +90,12 @@ static void measure(struct throttle *t, const struct pace_total *total, int64_t 
     bool full = speed > FULL * t->rate;
     t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
     grow(t, full);
-    // All that they may send passes, and the queue does not become shorter: it is somebody else's.
+    // If all allowed bytes pass and the queue does not shrink, other senders keep it.
     bool stays = t->rate > 0 && t->rate < t->line && full && t->least_us > LONG * trip_us;
     t->stubborn = stays ? t->stubborn + 1 : 0;
     if (there) learn(t, speed);
-    // So it is where a shorter one makes them send ever less; or the way is longer than its shortest round trip says.
+    // Other senders keep the queue, too, if a shorter one makes these send ever less; or the path is longer than its
+    // shortest round trip suggests.
     if (t->line < NARROW * t->widest) t->stubborn = STUBBORN_MOST;
 }
 

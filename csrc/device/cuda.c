@@ -127,7 +127,7 @@ static void *host_new(struct cuda_queue *q, size_t bytes) {
     return host == NULL ? gpu_host_plain(bytes) : host;
 }
 
-// It is the caller's no more, but still kept.
+// Takes memory back: the caller no longer has it, but it is still kept.
 static void *take_back(struct cuda_queue *q, const void *host) {
     size_t at = 0;
     while (q->given[at] != host) at++;

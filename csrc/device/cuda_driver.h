@@ -62,7 +62,7 @@ struct cuda_pool_properties {
     unsigned char reserved[64];
 };
 
-// What is used of the driver: member, symbol, parameters.
+// Functions of the driver in use: member, symbol, parameters.
 #define CUDA_DRIVER_FUNCTIONS(F) \
     F(init, cuInit, (unsigned flags)) \
     F(version, cuDriverGetVersion, (int *version)) \
@@ -101,8 +101,8 @@ struct cuda_pool_properties {
        unsigned threads_y, unsigned threads_z, unsigned shared_bytes, CUstream stream, void **parameters, \
        void **extra))
 
-// What older drivers do not have: memory pools since CUDA 11.2, waits for a value as they are used here since 11.7,
-// loads of single kernels since 12.4.
+// Functions that older drivers lack: memory pools since CUDA 11.2, waits for a value as used here since 11.7, loads of
+// single kernels since 12.4.
 #define CUDA_DRIVER_OPTIONAL(F) \
     F(pool_create, cuMemPoolCreate, (CUmemoryPool * pool, const struct cuda_pool_properties *properties)) \
     F(pool_set, cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value)) \

@@ -10,8 +10,8 @@
 
 struct cuda_hold;
 
-// What is put into the stream from now on waits for cuda_holds_release. NULL, with its text in base/detail: it does
-// not. May block for as long as the driver takes nothing more into the stream.
+// Makes later work in the stream wait for cuda_holds_release. Returns NULL, with its text in base/detail, if it does
+// not. May block while the driver accepts no more work into the stream.
 struct cuda_hold *cuda_hold_new(const struct gpu *gpu, CUstream stream);
 void cuda_holds_add(struct cuda_hold **holds, struct cuda_hold *hold);
 // Any thread; calls nothing of CUDA.

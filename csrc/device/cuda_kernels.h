@@ -12,7 +12,7 @@
 #include "device/cuda_driver.h"
 #include "device/kernels/kernel.h"
 
-// What the build has compiled: a fatbin; without one, why there is none.
+// The build's compiled kernels: a fatbin, or the reason why there is none.
 struct cuda_image {
     const void *bytes;
     size_t length;
@@ -28,7 +28,7 @@ enum cuda_kernel {
         CUDA_KERNELS
 };
 
-// Of one context.
+// Kernels of a context.
 struct cuda_kernels {
     bool usable;
     char why_not[CUDA_WHY_BYTES];

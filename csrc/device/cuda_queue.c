@@ -1,6 +1,6 @@
-// Who knows when a copy is done: behind each the stream has a host function, which counts and wakes the thread. It
-// takes no lock and calls nothing of CUDA, as the driver demands. In a context that has failed host functions are not
-// called, so a thread that waits looks at its streams now and then.
+// Tells when a copy is done: a host function behind each copy in the stream counts and wakes the thread. It takes no
+// lock and calls nothing of CUDA, as the driver demands. In a context that has failed, host functions are not called,
+// so a waiting thread polls its streams now and then.
 #include "device/cuda_queue.h"
 
 #include <poll.h>
@@ -83,7 +83,7 @@ static bool copy(struct cuda_queue *q, struct cuda_task *task, enum cuda_stage s
     return true;
 }
 
-// Likewise. Kernels run in the stream to the GPU, whatever they move.
+// Launches a kernel in the same way. Kernels run in the stream to the GPU, whatever they move.
 static bool launch(struct cuda_queue *q, struct cuda_task *task) {
     pthread_mutex_unlock(&q->lock);
     CUresult error =

@@ -102,7 +102,7 @@ static inline bool cuda_overlap(const void *a, size_t a_bytes, const void *b, si
 // Opens a queue for a tensor, of this device. NULL: the system refuses; a queue that the GPU refuses has failed
 // already.
 struct cuda_queue *cuda_queue_open(const struct device *device, const void *tensor, int wake);
-// As device_follow.
+// Like device_follow.
 bool cuda_queue_follow(struct cuda_queue *q, CUstream stream);
 // Nothing is under way. Nothing of the caller's is left in it.
 void cuda_queue_close(struct cuda_queue *q);

@@ -58,7 +58,7 @@ struct device_codes {
 
 enum device_coding { DEVICE_CODING_FAILED, DEVICE_CODING_ELSEWHERE, DEVICE_CODING_ASKED };
 
-// What a device does for the functions of the same names below, of queues that are its own.
+// Functions of a device, called by those of the same names below for queues of that device.
 struct device {
     const char *name;
     bool (*owns)(const void *memory);
@@ -101,7 +101,7 @@ struct device_queue {
 // ---- devices ----
 // Before the first tensor is passed to the library.
 void device_add(const struct device *device);
-// Whose memory this is; NULL: plain.
+// Returns the device that owns this memory; NULL for plain memory.
 const struct device *device_of(const void *memory);
 // Whether one queue can serve both: plain memory, or memory of the same device and place.
 bool device_is_one(const void *one, const void *other);
@@ -168,13 +168,13 @@ static inline void device_shut(struct device_queue *queue, const void *place) {
     if (queue != NULL && place != NULL) queue->device->shut(queue, place);
 }
 
-// Where bytes for the tensor may be received; for plain memory it is the tensor itself. To be taken by device_land or
-// device_reduce, or shut.
+// Returns where bytes for the tensor may be received; for plain memory, the tensor itself. Pass it to device_land,
+// device_reduce or device_shut.
 static inline void *device_landing(struct device_queue *queue, void *tensor, size_t bytes) {
     return queue == NULL ? tensor : queue->device->landing(queue, bytes);
 }
 
-// What was received into the landing arrives at the tensor.
+// Copies the bytes received into the landing to the tensor.
 static inline void device_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
     if (queue != NULL) queue->device->land(queue, tensor, landing, bytes);
 }

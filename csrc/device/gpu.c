@@ -88,7 +88,7 @@ static struct gpu *gpu_at(const struct cuda_driver *driver, CUcontext context, C
     return gpu;
 }
 
-// What nobody has loaded for this context before. Others wait for it.
+// Loads the kernels if no other thread has loaded them for this context. Other threads wait for it.
 static void load_kernels(struct gpu *gpu) {
     static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&loading);

@@ -43,7 +43,7 @@ struct gpu_room {
 // Whether memory of the process is that of a GPU; managed memory is. NULL is not.
 bool gpu_owns(const void *memory);
 bool gpu_is_same(const void *one, const void *other); // of memory of GPUs
-// Of this memory. NULL: the driver or the system refuses, and `why` says why.
+// Returns the GPU that owns this memory; NULL if the driver or the system refuses, with the reason in `why`.
 struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]);
 // Whether the first GPU of the machine takes the kernels of the library, in its primary context. If not, `why` says
 // why.

@@ -57,7 +57,7 @@ bool reader_is_stuck(struct reader *reader, int64_t now_ns, int64_t patience_ns)
         reader->seen_at = now_ns;
     }
     if ((state & STATE_READING) == 0 || now_ns - reader->seen_at < patience_ns) return false;
-    // One that only waits for a processor, or whose process stood still, will come back.
+    // A thread that only waits for a processor, or whose process was stopped, will return.
     return platform_thread_sleeps(atomic_load(&reader->thread));
 }
 

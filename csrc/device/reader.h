@@ -1,4 +1,4 @@
-// What a thread reads another process's memory with, and may be left behind in.
+// A reader of another process's memory. A thread may be left behind in it.
 //
 // The kernel fetches pages of the other process while it reads. They may lie in a file of a server that does not
 // answer, and nothing ends that wait but an answer, or the end of a process. So the bytes come into the reader's own
@@ -25,8 +25,8 @@ void reader_enter(struct reader *reader, jmp_buf *gone);
 // (any more).
 uint8_t *reader_read(struct reader *reader, pid_t process, uint64_t from, size_t length);
 
-// One thread that watches. True: the read at hand had begun by an earlier look, `patience_ns` ago or more, and its
-// thread sleeps in the kernel.
+// Called by the one thread that watches. Returns true if the current read had begun by an earlier look, at least
+// `patience_ns` ago, and its thread sleeps in the kernel.
 bool reader_is_stuck(struct reader *reader, int64_t now_ns, int64_t patience_ns);
 // When to look again: INT64_MAX without a read at hand.
 int64_t reader_look_at(const struct reader *reader, int64_t patience_ns);

@@ -140,7 +140,7 @@ bool rendezvous_send(const uint8_t name[RENDEZVOUS_NAME_BYTES], const void *clai
     if (fd < 0) return false;
     struct sockaddr_un address;
     socklen_t address_length = address_of(&address, name);
-    // What was sent stays to be read after the end, and so does the kernel's word who sent it.
+    // The sent bytes stay readable after the end, and the kernel still tells who sent them.
     bool brought = connect(fd, (struct sockaddr *)&address, address_length) == 0 &&
                    descriptor_deliver(fd, claim, length, shared) == (ssize_t)length;
     descriptor_close(fd);

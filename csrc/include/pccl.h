@@ -203,15 +203,15 @@ typedef struct pcclReduceOptions_t {
     bool retry;          // go on without members that are lost
     bool launch_only;    // return as soon as the op is launched
     uint64_t timeout_ms; // how long to wait at most, 0 = as long as the others live
-    // Of pcclQuantBlock*, else 0: how many elements share a scale, a power of two from 32 to 4096; 0 = 256. All members
-    // give the same.
+    // pcclQuantBlock* only, else 0: how many elements share a scale, a power of two from 32 to 4096; 0 = 256. All
+    // members give the same.
     uint32_t block;
-    // Of pcclQuantBlock*: a value is rounded up or down at random, so that it is right on average, in place of to the
+    // pcclQuantBlock* only: a value is rounded up or down at random, so that it is right on average, in place of to the
     // nearest. The random numbers are a function of `seed` and the element's index, nothing else. With one seed on all
     // members, or in all ops, the errors of the same element are alike and add up: give each member and op its own.
     bool stochastic;
     uint64_t seed;
-    // Of pcclQuantBlock* with pcclSum or pcclAvg: error feedback. What is reduced is the input + residual_in (NULL:
+    // pcclQuantBlock* with pcclSum or pcclAvg only: error feedback. What is reduced is the input + residual_in (NULL:
     // zeros), and residual_out gets what quantisation took away from it. Both have `count` floats, whatever the data
     // type, at the device of the tensors, and belong to the op until it has been awaited. residual_out overlaps none of
     // the other buffers, residual_in may only overlap sendbuf where that is not recvbuf. residual_in is never written;
@@ -224,8 +224,8 @@ typedef struct pcclReduceOptions_t {
     // member chooses for itself.
     const float *PCCL_NULLABLE residual_in;
     float *PCCL_NULLABLE residual_out;
-    // Of tensors at a GPU: the CUstream (or cudaStream_t) whose work so far the op comes after; NULL = the legacy
-    // default stream.
+    // Tensors on a GPU only: the CUstream (or cudaStream_t) whose work so far the operation comes after; NULL = the
+    // legacy default stream.
     void *PCCL_NULLABLE stream;
 } pcclReduceOptions_t;
 
@@ -448,10 +448,10 @@ PCCL_EXPORT pcclResult_t pcclCollectiveAsync(const pcclCollective_t *collective,
 PCCL_EXPORT pcclResult_t pcclCollective(const pcclCollective_t *collective, const pcclComm_t *comm,
                                         pcclReduceInfo_t *PCCL_NULLABLE info_out);
 
-// Who is in which part of a result: range number `index` of the op of `tag` that has ended last, among those of
-// pcclAllReduceEx and pcclAllReduceMultipleWithRetry, also when it failed. Ranges are in order and cover the tensor;
-// neighbours differ. Up to `capacity` ids are written to `uuids_out`, which may be NULL when capacity is 0. Known for
-// the last 1,024 tags. Does not wait. pcclInvalidArgument: no such op, or no such range.
+// Returns the contributors of a part of a result: range number `index` of the operation of `tag` that has ended last,
+// among those of pcclAllReduceEx and pcclAllReduceMultipleWithRetry, also if it failed. Ranges are in order and cover
+// the tensor; neighbours differ. Writes up to `capacity` ids to `uuids_out`, which may be NULL if capacity is 0. Known
+// for the last 1,024 tags. Does not wait. Returns pcclInvalidArgument if there is no such operation or range.
 PCCL_EXPORT pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index,
                                                    pcclReduceRange_t *range_out,
                                                    pcclRankUuid_t *PCCL_NULLABLE uuids_out, size_t capacity);

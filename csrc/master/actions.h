@@ -1,4 +1,4 @@
-// What an event makes the master do: frames to send, connections to close, lines for the log.
+// Actions that an event causes at the master: frames to send, connections to close, lines for the log.
 //
 // A frame is encoded once, into actions_frame, and may then go to any number of connections.
 #ifndef PCCL_MASTER_ACTIONS_H
@@ -44,7 +44,7 @@ struct actions {
 void actions_clear(struct actions *actions); // the memory stays
 void actions_fini(struct actions *actions);
 
-// What the next frame is to be encoded into.
+// Returns the buffer into which to encode the next frame.
 struct wire_buffer *actions_frame(struct actions *actions);
 // Sends the frame that was encoded last. False: memory was refused for it, or for the send.
 bool actions_send(struct actions *actions, uint32_t conn);

@@ -129,7 +129,7 @@ static bool is_worse(const struct blame *a, const struct blame *b) {
     return a->peer->member.join_number > b->peer->member.join_number;
 }
 
-// Of all members with a hopeless link.
+// Returns the culprit among all members with a hopeless link.
 static struct blame find_culprit(const struct breaks *breaks, struct desk *desk) {
     struct blame worst = {0};
     for (uint32_t i = 0; i < breaks->count; i++) {

@@ -45,8 +45,8 @@ void candidate_linked(struct candidate *candidate, struct desk *desk, struct des
 // All have answered, or the time for it is over. `breaks`: by the group's slot.
 enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk,
                                        struct failure_counts *failure_counts, struct breaks *breaks);
-// Its newcomers become members, and its order that of the desk. Returns the lowest of the newcomers' join numbers;
-// UINT64_MAX: there are none.
+// Makes the candidate's newcomers members and its order that of the membership. Returns the lowest join number among
+// the newcomers, or UINT64_MAX if there are none.
 uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts);
 
 #endif

@@ -132,7 +132,7 @@ struct desk_group *desk_group_for(struct desk *desk, uint32_t id) {
         if (group->count > 0 && group->id == id) return group;
         if (group->count == 0 && unused == NULL) unused = group;
     }
-    // As many groups as peers, so one is unused.
+    // There are as many groups as peers, so one is unused.
     if (unused == NULL) unused = &desk->groups[desk->group_slots++];
     *unused = (struct desk_group){.id = id, .count = 1};
     return unused;

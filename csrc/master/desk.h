@@ -30,7 +30,7 @@ enum desk_part {
     DESK_RECEIVED,
 };
 
-// All that the master knows of a peer.
+// Everything that the master knows of a peer.
 struct desk_peer {
     bool used, gone;
     bool accepted;       // a member of the epoch in force
@@ -121,7 +121,7 @@ void desk_init(struct desk *desk, int64_t limit_ns, uint64_t id_key, int64_t now
 void desk_fini(struct desk *desk);
 
 bool desk_run_equal(const struct desk_run *a, const struct desk_run *b);
-// This master gives the run up: its members of this moment are remembered.
+// Records the current members when this master gives the run up.
 void desk_leave_run(struct desk *desk);
 
 // ---- peers ----

@@ -68,7 +68,7 @@ static bool is_candidate(const struct election_voter *voter, const struct electi
 static const struct wire_hash *mask_of(const struct election_voter *voter) { return &voter->vote.mask; }
 static const struct wire_hash *content_of(const struct election_voter *voter) { return &voter->vote.content; }
 
-// What most candidates have; at a tie, what the longest-standing one among them has.
+// Returns the hash that most candidates have; at a tie, that of the longest-standing one among them.
 static struct wire_hash popular(const struct election_voter *voters, uint32_t count,
                                 const struct election_result *result,
                                 const struct wire_hash *(*key)(const struct election_voter *)) {

@@ -50,7 +50,8 @@ static void let_go(struct gather *gather, struct desk *desk, struct survivor *su
     survivors_forget(&gather->survivors, survivor);
 }
 
-// It ends by itself, or looks further down its list.
+// Closes the survivor's connection without a message: the survivor ends by itself, or tries the next master of its
+// list.
 static void close_silently(struct gather *gather, struct desk *desk, struct survivor *survivor) {
     actions_close(&desk->actions, survivor->conn);
     survivors_forget(&gather->survivors, survivor);
@@ -207,7 +208,8 @@ static void ask_promises(struct gather *gather, struct desk *desk, const struct 
         struct survivor *survivor = survivors->list[i];
         if (!survivor_is_of(survivor, &claim->run) || survivor->asked) continue;
         survivor->asked = tell(desk, survivor, WIRE_GENERATION, gather->generation); // else with the next event
-        // It promises as soon as it hears that, also when another run has its turn before the answer comes.
+        // The survivor promises as soon as it hears the request, also if another run has its turn before the answer
+        // comes.
         if (survivor->asked) survivor->promised = gather->generation;
     }
 }
@@ -270,8 +272,8 @@ static enum gather_verdict decide_without_claim(struct gather *gather, struct de
     return GATHER_BEGINS;
 }
 
-// This master has given that run up itself, and not all that were members then have come back: those may be in an epoch
-// that nobody here has entered.
+// Returns true if this master gave that run up itself and some of its last members are still missing: they may be in an
+// epoch that nobody here has entered.
 static bool awaits_own_members(const struct gather *gather, const struct desk *desk, const struct claim *claim) {
     if (!expects(desk) || !desk_run_equal(&claim->run, &desk->left_run)) return false;
     for (uint32_t i = 0; i < desk->left_count; i++)

@@ -46,8 +46,8 @@ void gather_message(struct gather *gather, struct desk *desk, struct survivor *s
                     const struct wire_header *header);
 void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
                       const char *why);
-// What the busiest of the other masters does. Where it serves a run, all are sent on to it that are not enough to take
-// theirs up.
+// Takes the activity of the busiest other master. If that one serves a run, redirects to it all survivors that are too
+// few to resume their own.
 void gather_hear_others(struct gather *gather, struct desk *desk, enum wire_activity most);
 
 enum gather_verdict {
@@ -65,7 +65,7 @@ bool gather_suits(const struct gather *gather, bool loopback);
 // Lets those go that are silent, or have waited too long.
 void gather_tick(struct gather *gather, struct desk *desk);
 void gather_beat(struct gather *gather, struct desk *desk); // heartbeats to all
-// This master stood still: the rest has not had its time yet.
+// Extends the deadlines after this master was stopped, so that the remaining members get their full time.
 void gather_woke(struct gather *gather, const struct desk *desk);
 int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk);
 

@@ -26,7 +26,7 @@ enum {
     EVENTS, // all at once, so that a tick comes after everything that has arrived
 };
 
-// So a connection without a hello always finds a place: one that is closing gives way to it.
+// A connection without a hello always finds a slot: a closing one is dropped for it.
 _Static_assert(MIND_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS,
                "peers, those that wait, and connections without a hello leave places");
 
@@ -97,7 +97,7 @@ static bool conn_watch(struct master *master, struct conn *conn, uint32_t events
 
 // ---- writing ----
 
-// What came before the end is still read, and then the end: the last words say why it ended.
+// Reads what arrived before the end, then the end: the last frame says why the connection ended.
 static void conn_break(struct conn *conn) {
     conn->broken = true;
     transport_hang_up(conn->stream);
@@ -251,7 +251,7 @@ static void conn_connect(struct master *master, struct conn *conn) {
     if (error != 0 || !conn_watch(master, conn, EPOLLIN | EPOLLOUT)) conn_close(master, conn);
 }
 
-// Who was away when another master took the run up comes to the first of its list, and newcomers gather behind it.
+// Asks the other masters while this one gathers: a peer that missed a takeover dials the first master of its list.
 static void look_elsewhere(struct master *master) {
     if (master->other_count == 0 || mind_activity(master->mind) != WIRE_GATHERS) {
         master->looks_ns = INT64_MAX;
@@ -356,7 +356,7 @@ static void take_frames(struct master *master, struct conn *conn) {
     }
 }
 
-// Of a stranger one frame is read, and no more memory held than that takes.
+// Reads at most one frame of a stranger, and holds only the memory that the frame takes.
 static ptrdiff_t conn_receive(struct master *master, struct conn *conn) {
     if (!conn_hears(conn)) return transport_receive(conn->stream, master->chunk, sizeof master->chunk);
     return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? CHUNK_BYTES : 0);
@@ -376,8 +376,8 @@ static void conn_read(struct master *master, struct conn *conn) {
                                        : "its connection broke");
             return;
         }
-        // One that is broken must end soon, whatever it has sent. TELEMETRY is of the data plane: it goes on where the
-        // thread that follows the master hangs.
+        // A broken connection must end soon, whatever it has sent. TELEMETRY comes from the data plane and goes on even
+        // if the peer's control thread hangs.
         if (conn->state == CONN_KNOWN && !conn->broken && conn_in_type(&conn->in) != WIRE_TELEMETRY)
             mind_heard(master->mind, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
@@ -452,7 +452,7 @@ static void serve(struct master *master) {
     }
 }
 
-// What still came is read, for a reset would destroy the last words.
+// Reads what still arrives, since a reset would destroy the last frames.
 static void say_farewell(struct master *master) {
     carry_out(master, mind_farewell(master->mind, master->now_ns));
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {

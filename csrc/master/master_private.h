@@ -38,8 +38,8 @@ static inline bool has_limit(const struct conn *conn) {
     return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
 }
 
-// What is read from a connection: of another master; as the first frame over the local socket, which only asks; and as
-// the first frame of a stranger.
+// Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
+// asks; and as the first frame of a stranger.
 static inline bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
 static inline bool conn_carries_question(const struct wire_header *header) {
     return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What a report leaves of the sums of those before: the last few count.
+// Decay of the earlier sums with each report: the last few reports count.
 enum {
     FADE = 7,
     FADE_OF = 10,
@@ -133,7 +133,8 @@ static bool is_faded(const struct wire_seen *seen) {
     return seen->acked < WIRE_COUNT && seen->samples == 0 && seen->awaited == 0;
 }
 
-// Those of whom nothing is told fade, and make room; those of whom something is told first in the order of the report.
+// Merges a report. Entries of members that it omits fade and make room; the others come first, in the order of the
+// report.
 static void merge(struct matrix_row *row, const struct wire_telemetry *told) {
     static const struct wire_seen nothing;
     const struct wire_telemetry *sums = &row->sums;
@@ -182,7 +183,7 @@ static void add_fresh(struct wire_telemetry *fresh, const struct wire_telemetry 
     }
 }
 
-// What the shortest round trips are stays known.
+// Starts afresh but keeps the shortest round trips.
 static void begin_fresh(struct matrix_row *row) {
     row->reports = 0;
     row->fresh.ops.span_us = 0;

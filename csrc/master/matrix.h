@@ -1,7 +1,7 @@
-// What the members of a run tell of their ops and of each other (TELEMETRY), kept for whoever asks (DIAGNOSE), and for
-// the choice of ways and shares (master/ways). Who belongs to the run does not rest on it, and no bit of a result does:
-// a member that lies spoils what is said of the members that it speaks of, and the speed of its group. Memory that is
-// refused loses a report.
+// Keeps the members' reports of their operations and of each other (TELEMETRY), for whoever asks (DIAGNOSE) and for the
+// choice of algorithms and weights (master/ways). Neither membership nor any bit of a result depends on it. A member
+// that lies spoils only the statistics of the members that it reports on, and the speed of its group. If memory is
+// refused, a report is lost.
 #ifndef PCCL_MASTER_MATRIX_H
 #define PCCL_MASTER_MATRIX_H
 
@@ -10,21 +10,21 @@
 
 enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4, MATRIX_SENT = 4 };
 
-// What the last reports that tell of any said of another member, each newest first.
+// The last reports with data about another member, each newest first.
 struct matrix_recent {
     // When it began ops. One long pause would outweigh for long what comes after it if it faded.
     struct {
         uint64_t entries, late_us, early_us;
     } begun[MATRIX_BEGUN];
-    // What was sent to it, and how much of that again; reports of few segments are taken together. Where a queue
-    // overflows once, as at the beginning of an op after a pause, nothing is lost on the way: so the report with the
-    // largest share sent again counts with the share of the one that comes next.
+    // Segments sent to the member, and how many were retransmitted; reports of few segments are merged. A queue that
+    // overflows once, for example when an operation begins after a pause, is no loss on the path. Therefore the report
+    // with the largest retransmitted part counts with the fraction of the next largest.
     struct {
         uint64_t segments, retransmits;
     } sent[MATRIX_SENT];
 };
 
-// Of one member. Counts are in parts of one (WIRE_COUNT).
+// The row of a member. Counts are in parts of one (WIRE_COUNT).
 struct matrix_row {
     struct wire_id id;
     int64_t told_ns;
@@ -36,7 +36,7 @@ struct matrix_row {
         uint64_t ops, op_us, span_us, processor_us;
     } ended[MATRIX_BEGUN];
     uint64_t open_us, open_processor_us; // since an op has ended: not in the sums of ops yet
-    // What belongs to one group epoch as a whole: without the first report of it, part of which is older.
+    // Sums of one group epoch, without its first report, part of which is older.
     uint64_t epoch;
     uint32_t reports;            // since matrix_look
     struct wire_telemetry fresh; // plain sums since then
@@ -52,8 +52,9 @@ struct matrix {
 void matrix_fini(struct matrix *matrix);
 void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
                  const struct wire_telemetry *told);
-// What is seen of each edge of a group since its group epoch began, count x count; `edges` has room for that. False:
-// too little since the last time that this was true, or the group has more members than SHARES_MOST.
+// Writes the measurements of each edge of a group since its group epoch began, count x count; `edges` has room for
+// them. Returns false if too little is new since it last returned true, or if the group has more members than
+// SHARES_MOST.
 bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges);
 // Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
 void matrix_count(const struct desk *desk, struct wire_buffer *out);

@@ -42,7 +42,7 @@ static void enrol_held(struct mind *mind, struct survivor *survivor) {
     enrol(mind, conn, &source, &hello);
 }
 
-// Those that are no members: newcomers begin anew, everybody else has been left behind.
+// Dismisses all that are no members: newcomers restart, everybody else has been left behind.
 static void dismiss_rest(struct mind *mind) {
     struct desk *desk = &mind->run.desk;
     while (mind->gather.survivors.count > 0) {
@@ -190,7 +190,7 @@ static void refuse(struct mind *mind, const struct resumption *from, enum wire_t
     actions_turn_away(&mind->run.desk.actions, from->conn, header, type, why);
 }
 
-// This master serves a run.
+// Refuses a RESUME, because this master serves a run.
 static void refuse_resume(struct mind *mind, const struct resumption *from) {
     struct desk *desk = &mind->run.desk;
     struct desk_peer *before = desk_of_id(desk, &from->resume->hello.id);

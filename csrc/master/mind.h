@@ -52,8 +52,8 @@ struct mind_loss {
 const struct actions *mind_peers_lost(struct mind *mind, int64_t now_ns, const struct mind_loss *losses, size_t count);
 // Time has passed. Call it at mind_next_deadline, after everything that arrived before has been reported.
 const struct actions *mind_tick(struct mind *mind, int64_t now_ns);
-// What the busiest of the other masters does: where it has a run, or gathers, this one begins none. Where it serves
-// one, those that gather here are sent on to it, if they are not enough to take theirs up.
+// Takes the activity of the busiest other master. If that one has a run or gathers, this one begins none. If it serves
+// a run, this master redirects to it the survivors here that are too few to resume theirs.
 const struct actions *mind_others_are(struct mind *mind, int64_t now_ns, enum wire_activity most);
 // The owner stops this master: the last words to all.
 const struct actions *mind_farewell(struct mind *mind, int64_t now_ns);
@@ -71,8 +71,8 @@ bool mind_wants_random(const struct mind *mind);
 void mind_set_random(struct mind *mind, const uint8_t random[MIND_RANDOM_BYTES]);
 // A standby takes runs up and serves them. It begins none, but for newcomers of one whose members it has lost.
 void mind_set_standby(struct mind *mind, bool standby);
-// What the other masters of the list do is not known: newcomers wait for mind_others_are. Nobody is asked when there is
-// a run.
+// Marks the activity of the other masters of the list as unknown: newcomers wait for mind_others_are. Does nothing if
+// there is a run.
 void mind_await_others(struct mind *mind);
 enum wire_activity mind_activity(const struct mind *mind);
 // Whether nobody is there, and the last run ended after a member had left by itself: its work is done.

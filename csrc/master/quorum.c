@@ -31,9 +31,9 @@ struct wire_quorum quorum_announced(const struct quorum *quorum, const struct de
     return know_others(desk) ? quorum->needed : (struct wire_quorum){0};
 }
 
-// Those that have not entered the larger epoch can take the run up from the one before with more than half of that, few
-// as they may be of the larger one, and newcomers may be most of it. So it is sure of itself only when half of those
-// that were members before have entered it.
+// Starts the joint quorum when newcomers are admitted. Members that have not entered the larger epoch can resume the
+// run with more than half of the smaller one before, and newcomers may be most of the larger one. The run is therefore
+// safe only when half of the old members have entered.
 void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer) {
     if (!know_others(desk)) return;
     quorum->needed.old_members = (members_before + 1) / 2;
@@ -48,16 +48,16 @@ void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoc
     quorum->old_members_entered += is_old_member(quorum, peer);
 }
 
-// It will take nothing up elsewhere. Of one that came with RESUME the end of a connection does not tell that: it may
-// have gone on looking.
+// Notes that the peer will resume nothing elsewhere. For a peer that came with RESUME, the end of its connection does
+// not show that: it may have gone on looking.
 void quorum_ended(struct quorum *quorum, const struct desk_peer *peer) {
     if (quorum->needed.members == 0 && quorum->needed.old_members > 0 && !peer->entered && is_old_member(quorum, peer))
         quorum->needed.old_members--;
 }
 
-// Those that are about to be lost live, perhaps, and can take the run up elsewhere from the epoch at hand, if they and
-// others that are lost later are more than half of it. So the epochs after it are sure of themselves only when so many
-// have entered one that no more than half are left for that.
+// Raises the quorum before a loss. Lost peers may live and can resume the run elsewhere from the current epoch, if they
+// and later lost ones are more than half of it. Later epochs are therefore safe only when so many have entered one that
+// no more than half are left for that.
 static void doubt(struct quorum *quorum, const struct desk *desk) {
     uint32_t half = (desk->count + 1) / 2;
     if (quorum->needed.members < half) quorum->needed.members = half; // else the epoch at hand is not sure itself
@@ -85,9 +85,9 @@ enum quorum_verdict quorum_unheard(struct quorum *quorum, struct desk *desk, uin
     return give_up(desk, quorum->unheard, quorum->unheard_of);
 }
 
-// Those that have entered no epoch of this generation can take the run up elsewhere, from the epoch before, with
-// members that never came here. Once a quorum of that epoch has entered this one, any other quorum hears of it. Until
-// then those who have are told that they cannot go on with fewer.
+// Watches the entries into this generation. Members that have entered no epoch of it can resume the run elsewhere, from
+// the epoch before, with members that never came here. Once a quorum of that epoch has entered this one, any other
+// quorum hears of it. Until then the entered members are told that they cannot go on with fewer.
 enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk) {
     struct wire_quorum needed = quorum->needed;
     uint32_t most = quorum->entered, old_members = quorum->old_members_entered; // with those that may still

@@ -463,7 +463,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     }
 }
 
-// What members alone say.
+// Handles messages that only members send.
 static void on_member_message(struct run *run, struct desk_peer *peer, const struct wire_header *header,
                               const union message *message) {
     struct desk *desk = &run->desk;

@@ -59,7 +59,7 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
 void run_fini(struct run *run);
 
 void run_settle(struct run *run);
-// As if this master had ended and another one begun: its members come with RESUME.
+// Gives the run up as if this master had restarted: its members come with RESUME.
 void run_give_up(struct run *run);
 // The members have been taken over from another master: a new group epoch for every group.
 void run_resume(struct run *run);

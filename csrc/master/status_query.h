@@ -16,7 +16,7 @@ struct status_query;
 // 0 or -errno. Waits for nothing. `proof` is that of a member. NULL: of somebody else, who is told everything by a
 // master of the same user on this host, and counts by any other one.
 int status_query_begin(const struct wire_address *master, const struct wire_diagnose *proof, struct status_query **out);
-// As status_query_ask; after -ETIMEDOUT it can be waited for again. `members` and `edges` of `out` are the caller's.
+// Like status_query_ask; after -ETIMEDOUT you may wait again. The caller owns `members` and `edges` of `out`.
 int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out);
 void status_query_end(struct status_query *query); // NULL is allowed
 

@@ -157,7 +157,7 @@ void survey_give_up_round(struct survey *survey, const struct desk *desk) {
         if (!survey->measurements[i].answered) note_rate(survey, desk, &survey->measurements[i], 0);
 }
 
-// What could not be measured is unknown again.
+// Marks measurements that failed as unknown again.
 void survey_end(struct survey *survey, const struct desk *desk) {
     survey->count = survey->unanswered = 0;
     for (uint32_t i = 0; i < desk->count; i++)

@@ -43,7 +43,8 @@ void survey_measured(struct survey *survey, const struct desk *desk, const struc
                      const struct wire_measured *measured);
 // At deadline_ns: what is not answered cannot be measured.
 void survey_give_up_round(struct survey *survey, const struct desk *desk);
-// What could not be measured is unknown again. For a survey that members are lost in; the order may hold those still.
+// Marks measurements that failed as unknown again. Used when members are lost in a survey; the order may still hold
+// those.
 void survey_end(struct survey *survey, const struct desk *desk);
 // The survey is over: the best order of all members, group by group. True when it differs from the one in force.
 bool survey_order(struct survey *survey, const struct desk *desk, struct desk_peer **order);

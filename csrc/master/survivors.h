@@ -1,5 +1,5 @@
-// Those that have come while this master serves no run: members of a run that another master has left, and newcomers
-// that wait until it is known whether there is a run. Found by connection, and by run and id.
+// Keeps the peers that connect while this master serves no run: members of a run that another master has left, and
+// newcomers that wait until it is known whether there is a run. Finds them by connection, and by run and id.
 //
 // Members claim a run: the epoch that they were in when they lost their master. A claim is kept once for all that make
 // it, with how many of its members are here, counted as they come and go: an event costs a search in each claim of its
@@ -57,7 +57,8 @@ bool survivor_is_of(const struct survivor *survivor, const struct desk_run *run)
 // NULL: no place, or no memory.
 struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, uint32_t conn,
                                const struct wire_address *source);
-// What a member of a run that has lost its master says. False: no memory; it is to be forgotten.
+// Records the RESUME of a member that has lost its master. Returns false if memory is refused; then forget the
+// survivor.
 bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct desk_run *run,
                       const struct wire_resume *resume);
 void survivors_forget(struct survivors *survivors, struct survivor *survivor);
@@ -67,13 +68,14 @@ void survivors_forget(struct survivors *survivors, struct survivor *survivor);
 // The one that a peer of that run would make; NULL: nobody has made it.
 struct claim *survivors_find_claim(const struct survivors *survivors, const struct desk_run *run,
                                    const struct wire_resume *resume);
-// Of all runs the one with a majority here, else the one with most members here; NULL: there is no claim.
+// Returns the claim with a majority here, over all runs; otherwise the one with most members here; NULL if there is
+// none.
 struct claim *survivors_best_claim(const struct survivors *survivors);
 // A member of a claim, if it is here.
 struct survivor *survivors_member(const struct survivors *survivors, const struct claim *claim, uint32_t member);
 uint32_t claim_quorum(const struct claim *claim);
 bool claim_has_majority(const struct claim *claim); // of NULL: no
-// Where the members of the group end that begin at `begin`.
+// Returns the end of the group whose members begin at `begin`.
 uint32_t claim_group_end(const struct claim *claim, uint32_t begin);
 
 #endif

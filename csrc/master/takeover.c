@@ -66,7 +66,7 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
     if (here > 0) group->lost |= here < end - begin;
 }
 
-// What one member knows of its group.
+// Recovers what one member knows of its group.
 static void recall(struct takeover *t, struct desk_peer *peer) {
     const struct survivor *survivor = survivor_of(t, peer);
     struct desk_group *group = peer->group;
@@ -78,13 +78,14 @@ static void recall(struct takeover *t, struct desk_peer *peer) {
     t->witnesses[slot] = survivor;
 }
 
-// Those that made this claim knew a member of the group that is no longer in it, and of no loss since.
+// Marks the group as having lost a member if those that made this claim knew one that is no longer in it, and have
+// heard of no loss since.
 static void lose_unheard(const struct takeover *t, const struct claim *claim, struct desk_group *group) {
     for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= claim->number; rank++)
         group->lost |= survivor_of(t, group->members[rank])->claim == claim;
 }
 
-// Of one group of a claim, which is claim->members[begin..end).
+// Finds the absent members of one group of a claim, claim->members[begin..end).
 static void find_absent(const struct takeover *t, const struct claim *claim, uint32_t begin, uint32_t end) {
     struct desk_group *group = NULL;
     bool absent = false;

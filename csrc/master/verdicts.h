@@ -20,7 +20,7 @@ struct verdicts {
 void verdicts_fini(struct verdicts *verdicts);
 void verdicts_begin(struct verdicts *verdicts, uint32_t members); // the group epoch was entered
 
-// What a member says. It is expelled for what cannot be; what is of an older group epoch is void.
+// Handle a member's messages. They expel it for an impossible message and ignore messages of an older group epoch.
 void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
                    const struct wire_header *header, const struct wire_op_done *done);
 void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,

@@ -13,7 +13,7 @@ static const char *call_of(uint8_t vote) {
     return calls[vote];
 }
 
-// Those that have to call what a vote is about.
+// Members that still have to call what a vote is about.
 struct missing {
     uint32_t count, of;
     char names[NAMES * sizeof(struct desk_text)];

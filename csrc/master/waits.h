@@ -1,5 +1,4 @@
-// Who waits for whom: told to those that wait, and to the log, after DESK_WARN_MS and then ever more rarely. Nothing is
-// decided here.
+// Tells waiting members and the log who waits for whom, after DESK_WARN_MS and then ever more rarely. Decides nothing.
 #ifndef PCCL_MASTER_WAITS_H
 #define PCCL_MASTER_WAITS_H
 

@@ -8,7 +8,7 @@
 
 enum { FAILED_WAITS = 32 }; // looks
 
-// Of a group at hand, all by rank.
+// Figures of the current group, all by rank.
 struct look {
     struct desk_group *group;
     struct ways_group *known;

@@ -1,5 +1,5 @@
-// Which way the large all-reduces of each group go (topology/shares), decided at votes from what the members tell: each
-// gets a share and a site, and the ring another order where that pays. All of it is for speed alone.
+// Chooses the algorithm of large all-reduces for each group (topology/shares), at votes, from the members' reports.
+// Gives each member a weight and a site, and the ring another order if that pays. Only speed depends on it.
 #ifndef PCCL_MASTER_WAYS_H
 #define PCCL_MASTER_WAYS_H
 
@@ -7,7 +7,7 @@
 #include "master/matrix.h"
 #include "master/survey.h"
 
-// What is known of a group of these members.
+// Figures of a group of these members.
 struct ways_group {
     uint32_t count;
     struct wire_id ids[SHARES_MOST]; // by rank
@@ -25,7 +25,7 @@ void ways_forget(struct ways *ways, uint32_t slot); // of a group that has ended
 // differs. Memory that is refused leaves things as they are.
 bool ways_plan(struct ways *ways, struct matrix *matrix, const struct survey *survey, struct desk *desk,
                struct candidate *candidate);
-// What was planned could not come into force: the groups are left alone for a while.
+// Leaves the groups unchanged for a while, because the plan could not come into force.
 void ways_failed(struct ways *ways);
 
 #endif

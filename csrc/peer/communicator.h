@@ -1,5 +1,5 @@
-// What all parts of a communicator share: its lock, its phase, the mind, the engine, and the calls that are inside.
-// The parts stand above it: ticket, vote, ops, share, control; connect makes and frees the whole.
+// Shared by all parts of a communicator: its lock, its phase, the state machine, the engine, and the calls that are
+// inside. The parts stand above it: ticket, vote, ops, share, control; connect makes and frees the whole.
 //
 // Events are decided by the mind under the lock; what it decides is carried out without it. Nobody but the control
 // thread changes the mind's membership, so that thread may read it without the lock.
@@ -106,7 +106,7 @@ struct wire_id communicator_id(struct communicator *c);
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
 // Live state in a few words, cut to `capacity` > 0.
 void communicator_state(struct communicator *c, char *out, size_t capacity);
-// What the links to the other members of its group are like; up to `capacity` are written.
+// Reports the links to the other members of the group; writes up to `capacity` reports.
 pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out);
 // A descriptor that becomes readable whenever a call ends; made at the first request, closed by communicator_free.
 // Readable at first. Negative: -errno.
@@ -131,9 +131,9 @@ bool communicator_is_dead(const struct communicator *c);
 const char *communicator_why_dead(const struct communicator *c);
 // pcclMasterConnectionFailed or another code, for a communicator that is dead.
 pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code);
-// As communicator_usable.
+// Like communicator_usable.
 pcclResult_t communicator_check_usable(const struct communicator *c);
-// That no op is live: or pcclPendingAsyncOps.
+// Returns pcclPendingAsyncOps if an operation is live.
 pcclResult_t communicator_check_no_ops(const struct communicator *c);
 // A mind for the next attempt; the lock is not held. NULL when memory is refused.
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id);

@@ -460,7 +460,7 @@ static int64_t watch_engine(struct control *t) {
     return engine == NULL ? INT64_MAX : engine_watch(engine);
 }
 
-// What callers want. False: the communicator is destroyed.
+// Takes the requests of callers. Returns false if the communicator is being destroyed.
 static bool take_wishes(struct control *t, int64_t now) {
     pthread_mutex_lock(&t->c->lock);
     bool wanted = t->wanted, closing = t->c->closing;

@@ -1,4 +1,4 @@
-// What a peer's mind decides: actions for its body, frames for the master, and which hellos are let in. Pure.
+// Decisions of a peer's state machine: actions for its driver, frames for the master, and which hellos to accept. Pure.
 #ifndef PCCL_PEER_DECISION_H
 #define PCCL_PEER_DECISION_H
 
@@ -72,7 +72,7 @@ void member_output_fini(struct member_output *output);
 // read.
 struct member_action *member_act(struct member_output *output, enum member_action_kind kind);
 
-// What the tensors of a round of shared state hold when its master is lost.
+// Content of the tensors of a round of shared state when its master is lost.
 enum member_tensors {
     MEMBER_TENSORS_AS_VOTED,
     MEMBER_TENSORS_RECEIVED, // wholly

@@ -274,7 +274,7 @@ static void take_ack(struct links *links, struct connection *c, int64_t now) {
     const uint8_t *body;
     enum conn_next next = CONN_MORE;
     while (next == CONN_MORE || (next == CONN_FRAME && header.type != WIRE_LINK_ACK)) {
-        // What follows the ACK belongs to the data plane.
+        // Bytes after the ACK belong to the data plane.
         ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
         if (got == -EAGAIN) return;
         if (got <= 0) {
@@ -342,7 +342,8 @@ static void measure(struct links *links, struct connection *c, int64_t now) {
 
 static void take_hello(struct links *links, struct connection *c);
 
-// Of a state, from the address that has most of them: the oldest. NULL: there are fewer than `most` in all.
+// Returns the oldest connection in this state from the address that has most of them; NULL if there are fewer than
+// `most` in all.
 static struct connection *find_surplus(const struct links *links, enum connection_state state, uint32_t most) {
     struct connection *oldest = NULL;
     uint32_t count = 0, counts[ADDRESS_SLOTS] = {0}, crowd = 0;

@@ -46,7 +46,7 @@ struct link_event {
     uint64_t bytes_per_s;
 };
 
-// What this peer says of itself. `secret` and `run` are known from WELCOME on.
+// Identity of this peer. `secret` and `run` are known from WELCOME on.
 struct link_identity {
     struct wire_id self;
     uint64_t run, generation;

@@ -24,7 +24,7 @@ enum {
 enum link_state { CLOSED, DIALLING, ANSWERS, OPEN };
 
 struct master_link {
-    // Of `out`, and of changes of `state` and `stream`, which the control thread alone makes.
+    // Guards `out`, and changes of `state` and `stream`, which only the control thread makes.
     pthread_mutex_t lock;
     enum link_state state;
     struct transport *stream; // NULL: closed
@@ -97,7 +97,7 @@ static void await_room(struct master_link *m) {
     if (waits != m->waits_to_send && watch(m, waits ? EPOLLIN | EPOLLOUT : EPOLLIN)) m->waits_to_send = waits;
 }
 
-// Of a connection that broke the control thread reads the end.
+// Sends frames. The control thread reads the end of a connection that broke.
 static void send_frames(struct master_link *m, const struct wire_buffer *frames) {
     lock_assert_held(&m->lock);
     int error = frames->failed ? -ENOMEM : conn_out_send(&m->out, m->stream, frames->bytes, frames->length);

@@ -42,7 +42,7 @@ void master_link_send(struct master_link *link, const struct wire_buffer *frames
 
 // Dials `masters`, which is borrowed, in its order, once each, for a newcomer.
 void master_link_join(struct master_link *link, const struct wire_address *masters, uint32_t count, int64_t now_ns);
-// This one has refused the newcomer: dials the next of the list. False: there is none.
+// Dials the next master of the list, after this one has refused the newcomer. Returns false if there is none.
 bool master_link_join_next(struct master_link *link, int64_t now_ns);
 // The master is lost: closes, and dials the masters of the list again and again; `anew`: from the first one on.
 void master_link_seek(struct master_link *link, bool anew, int64_t now_ns);
@@ -51,12 +51,12 @@ void master_link_found(struct master_link *link, int64_t now_ns);
 
 // The connection that answers is the one to the master. Nothing goes out before `first`, which may be NULL.
 void master_link_use(struct master_link *link, const struct wire_buffer *first);
-// It cannot be used, for `what` and the errno `error`.
+// Ends the connection because of `what` and the errno `error`.
 void master_link_refuse(struct master_link *link, const char *what, int error, int64_t now_ns);
 // The own address on the connection that answers; false, and errno, when the system does not tell.
 bool master_link_local(const struct master_link *link, struct wire_address *out);
 void master_link_close(struct master_link *link); // ends dialling and seeking too
-// What is sent before goes out, then the stream ends.
+// Sends what was queued before, then ends the stream.
 void master_link_end(struct master_link *link);
 
 void master_link_event(struct master_link *link, uint32_t epoll_events, int64_t now_ns);

@@ -1,5 +1,5 @@
-// What a peer knows of its run, and what it makes of each event. Its parts are pure, and each has a state of its own:
-// the links (peer/mesh), what the next master must hear (peer/recovery_record), the search for one (peer/recovery).
+// Keeps what a peer knows of its run and decides on each event. Its parts are pure, and each has a state of its own:
+// the links (peer/mesh), the recovery record (peer/recovery_record), the search for a master (peer/recovery).
 #define _GNU_SOURCE
 #include "peer/member.h"
 

@@ -53,11 +53,11 @@ void member_disconnected(struct member *member, const char *why, int64_t now_ns,
 // with: what they hold now, or NULL if that is nothing whole. They must not be written from now until the next plan.
 void member_resume(struct member *member, uint16_t port, bool earlier, enum member_tensors tensors,
                    const struct wire_hash *content, int64_t now_ns, struct member_output *out);
-// One frame of the master, whose header was decoded.
+// Handles a frame of the master whose header was decoded.
 void member_frame(struct member *member, const struct wire_header *header, const uint8_t *body, int64_t now_ns,
                   struct member_output *out);
 void member_tick(struct member *member, int64_t now_ns, struct member_output *out);
-// As measured on the connection to the master, before a tick: a long one makes the peer more patient.
+// Takes the round trip to the master, measured before a tick: a long one makes the peer more patient.
 void member_round_trip(struct member *member, int64_t round_trip_ns);
 // The next time at which member_tick has something to do; INT64_MAX = never.
 int64_t member_deadline(const struct member *member);
@@ -98,8 +98,8 @@ enum member_phase member_phase(const struct member *member);
 const char *member_text(const struct member *member); // why it died or was refused; "" before
 const struct wire_id *member_id(const struct member *member);
 const struct wire_welcome *member_welcome(const struct member *member); // valid from REGISTERED on
-// Where the own list of entries begins to differ from the group's, as the master said in the last round of shared
-// state; NULL: it said nothing.
+// Returns where the own list of entries begins to differ from the group's, as the master said in the last round of
+// shared state; NULL if it said nothing.
 const struct wire_sync_differs *member_sync_differs(const struct member *member);
 // Header of a frame to the master; `epoch` is the number of the epoch in force.
 struct wire_header member_header(const struct member *member);

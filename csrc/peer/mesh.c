@@ -350,7 +350,7 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
         return;
     }
     n->links[index].state = LINK_FAILED;
-    // One that was dialled in an epoch before may have had to wait there for an epoch that never had it.
+    // A link that was dialled in an earlier epoch may have waited at the peer for an epoch that never had it.
     if (index >= n->link_count) n->refuses |= n->links[index].made_in == mesh->group_epoch;
     if (at->accepted && required_in(n, index, MESH_EPOCH)) report(at, n, index, WIRE_LINK_BROKEN, out);
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
@@ -381,7 +381,7 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
         else
             report(at, n, index, reason, out);
     }
-    // One that need not be there has carried bytes all the same. Spare lanes that break again and again are none.
+    // A link that is not required has carried bytes all the same. Spare lanes that break repeatedly are given up.
     if (at->accepted && n->in[MESH_EPOCH] && !required_in(n, index, MESH_EPOCH)) want_fresh_epoch(mesh, at->now_ns);
     if (index >= n->link_count) {
         n->refuses |= n->spare_lost != 0 && n->spare_lost != at->header.epoch;

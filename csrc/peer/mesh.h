@@ -1,4 +1,4 @@
-// Which links a peer's memberships require, and which of them are there. Pure.
+// Decides which links a peer's memberships require, and tracks which of them are up. Pure.
 //
 // Links are made for two memberships at once: the epoch in force and, while newcomers are admitted or an order is
 // tried, the candidate. A neighbour (another member of the own group) carries one flag per membership, and a link is

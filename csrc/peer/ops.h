@@ -17,7 +17,7 @@ pcclResult_t ops_launch(struct communicator *c, const struct call_args *args);
 // adopts whatever it ends with, ends with pcclTooFewPeers when no other member is left, and with
 // pcclMasterConnectionFailed when the communicator has died.
 pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline_ns, struct call_info *out);
-// What is put into this stream from now on waits for the end of the op, and the host does not.
+// Makes later work in this stream wait for the end of the operation. The host does not wait.
 pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream);
 // Asks to cancel the op on all members; ops_await tells how it ended. pcclInvalidArgument: there is no such op.
 pcclResult_t ops_cancel(struct communicator *c, uint64_t tag);

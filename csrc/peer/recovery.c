@@ -34,13 +34,14 @@ void recovery_tell(struct recovery *r, bool earlier, int64_t limit, int64_t now)
 bool recovery_promise(struct recovery *r, uint64_t generation, int64_t limit, int64_t now) {
     if (generation <= r->promised) return false;
     r->promised = generation;
-    // It has the promises of more than half, or will have, and waits a limit for the rest.
+    // The master has, or will have, the promises of more than half, and waits up to a limit for the rest.
     if (r->waits_until != INT64_MAX) r->waits_until = now + 2 * limit;
     return true;
 }
 
-// Of what it has missed, a peer hears sizes. All members of `now` were in the group before, so with the same size they
-// were all of it; else a loss follows, and the program meets that before it can use a rank.
+// Returns the rank in a missed epoch, of which a peer hears only the size. All members of `now` were in the group
+// before. With the same size they were all of it; otherwise a loss follows, which the program meets before it can use a
+// rank.
 static uint32_t rank_before(const struct member_view *now, uint32_t group_world) {
     return group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
 }

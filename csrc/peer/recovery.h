@@ -64,7 +64,7 @@ void recovery_end(struct recovery *r);
 bool recovery_looks_again(const struct recovery *r, int64_t now_ns);
 // Whether nobody hears what this peer says now.
 bool recovery_is_unheard(const struct recovery *r);
-// One of the losses that RESUMED told of, as `now`, the first view after them, lets it be seen.
+// Returns one of the losses that RESUMED reported, as far as `now`, the first view after them, shows it.
 struct member_view recovery_loss(const struct recovery *r, uint32_t at, const struct member_view *now);
 
 #endif

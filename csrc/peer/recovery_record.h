@@ -1,4 +1,4 @@
-// What a peer must know after a loss of the master. Pure.
+// The recovery record: what a peer must know after a loss of the master. Pure.
 //
 // The run is what its members know, so each keeps what the next master has to hear: how the last vote of all and the
 // last round of its group ended, the last verdicts, and the losses that its program has not met. Whoever missed one of
@@ -63,7 +63,7 @@ uint64_t recovery_record_newest(const struct recovery_record *t);
 // master.
 const struct epoch_ring *recovery_record_members(const struct recovery_record *t);
 
-// What the next master is told of it: writes its part of `resume`, whose lists are `past` and `losses`.
+// Writes its part of `resume` for the next master; the lists of `resume` are `past` and `losses`.
 void recovery_record_tell(const struct recovery_record *t, struct wire_resume *resume,
                           struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]);
 

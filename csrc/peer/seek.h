@@ -1,5 +1,5 @@
-// Which master a peer dials, and when: the list in its order, once for a new peer, again and again for one whose master
-// is lost. Pure.
+// Decides which master a peer dials, and when: the list in its order, once for a new peer, repeatedly for a peer that
+// has lost its master. Pure.
 #ifndef PCCL_PEER_SEEK_H
 #define PCCL_PEER_SEEK_H
 
@@ -28,11 +28,11 @@ struct seek {
 void seek_begin(struct seek *seek, bool again, int64_t now_ns);
 // The one to be dialled.
 const struct wire_address *seek_master(const struct seek *seek);
-// It could not be reached, or left. False: there is none left to try.
+// Notes that the master could not be reached, or left. Returns false if there is none left to try.
 bool seek_failed(struct seek *seek, int64_t now_ns);
 // From the first one on, at once: a better one may be there by now.
 void seek_anew(struct seek *seek, int64_t now_ns);
-// It is time for another line of the log.
+// Returns true when another log line is due.
 bool seek_tells(struct seek *seek, int64_t now_ns);
 
 #endif

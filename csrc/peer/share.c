@@ -60,7 +60,7 @@ void share_look(struct communicator *c, struct share_report *out) {
     communicator_finish(c, pcclSuccess);
 }
 
-// Its own part of the round is over.
+// Ends the caller's part of the round.
 static pcclResult_t drop(struct communicator *c, pcclResult_t code) {
     content_free(c->share->content);
     c->share->content = NULL;

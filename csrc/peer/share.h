@@ -21,7 +21,7 @@ pcclResult_t share_begin(struct communicator *c, const pcclSharedState_t *state,
 // Whether a round can be taken up, also when the communicator is dead meanwhile.
 bool share_is_left(struct communicator *c);
 
-// Of the round under way, or of the last one.
+// Report of the round under way, or of the last one.
 struct share_report {
     struct sync_report moved;
     uint64_t tx_bytes;

@@ -9,12 +9,12 @@
 
 #include "peer/communicator.h"
 
-// What is to be done for one on its caller's thread.
+// Callbacks of a ticket, on its caller's thread.
 struct ticket_type {
     const char *name; // as texts call it
     // Before it can be waited for; pcclTimedOut: there is more to do. NULL: nothing.
     pcclResult_t (*prepare)(struct communicator *c, int64_t deadline_ns);
-    // It has ended, or the communicator is being destroyed. `value` is written on success.
+    // Called when the call has ended, or the communicator is being destroyed. Writes `value` on success.
     pcclResult_t (*collect)(struct communicator *c, uint64_t *value);
 };
 

@@ -212,7 +212,7 @@ class ProcessGroup(PointToPoint):
     supports_shrinking = False
     supports_splitting = False
     supports_time_estimate = False
-    # What torch asks the backend of a device for. Calls in a batch run one by one.
+    # torch asks the backend of a device for these. Calls in a batch run one by one.
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         """Returns False: FSDP allocates its memory itself."""

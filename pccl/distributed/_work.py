@@ -141,7 +141,7 @@ class Work(dist.Work):
         callback becomes an error in C++, too.
         """
         future: Any = torch._C.Future.then(plain, _value_or_raise)
-        # Of the hooks in C++ the one that compresses to float16 wants a list of tensors of C++, which cannot be on a GPU.
+        # The C++ hook that compresses to float16 expects a C++ list of tensors, which cannot be on a GPU.
         if any(tensor.dtype is torch.float16 for tensor in _tensors(self.outcome)) and not self.devices():
             future = torch.jit.fork(_compiled(), future, self.outcome)  # type: ignore[no-untyped-call]
         return future

@@ -19,7 +19,7 @@ class Interruption:
         self.number: signal.Signals | None = None
         self._task: asyncio.Task[None] | None = None
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # What the parent had us ignore (nohup, a background job) stays ignored.
+            # Signals that the parent ignored (nohup, a background job) stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, self._note, number)
 

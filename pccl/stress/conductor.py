@@ -162,7 +162,7 @@ class Conductor:
         ]
         run.masters = self._masters
         self._addresses = ",".join(master.address for master in self._masters)
-        # What one step allocates comes and goes, and differs from step to step.
+        # Each step allocates and frees a different amount.
         self._growth_limits = replace(DEFAULT_GROWTH, bytes=DEFAULT_GROWTH.bytes + most_bytes(run.options.elements))
         self._serial = 0
         self._last_world = 1

@@ -228,7 +228,7 @@ class Judge:
         if worker is None:
             self._violate("contributors", op.at, f"{text}: nobody has code {code}")
         elif worker.ended is not None and worker.last[0] == name[0] and name[1] > worker.last[1] + 1 + self._delay:
-            # It may have begun the step after the last one that it told of, and no other.
+            # The worker may have begun the step after the last one that it reported, and no other.
             self._violate("contributors", op.at, f"{text}: {_name(worker)} is in it, whose last step was {worker.last[1]}")
 
     def _compare_state(self, worker: Worker, place: tuple[int, int], at: float, state: str) -> None:

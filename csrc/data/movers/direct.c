@@ -249,8 +249,8 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
     direct->missing--;
 }
 
-// What came from the member before the op was posted here: its input, or at least that it has posted the op. The
-// caller's to free; NULL: nothing.
+// Returns what the member sent before the operation was posted here: its input, or at least the notice that it has
+// posted it. The caller frees it; NULL if nothing came.
 static struct unexpected *take_unexpected(struct engine *engine, struct op *op, struct neighbour *from) {
     struct unexpected *posted = mover_unexpected(engine, op, from, WIRE_POSTED);
     struct unexpected *input = mover_unexpected(engine, op, from, WIRE_SMALL);

@@ -19,7 +19,7 @@
 
 enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache afterwards
 
-// What goes to another member, and comes from it.
+// Bytes to and from another member.
 struct link {
     uint64_t next;       // to be sent, elements of the piece
     bool ready;          // it has posted the op
@@ -52,8 +52,8 @@ static void copy_own(struct op *op) {
         stream_copy(result, own, bytes);
 }
 
-// What goes to this member. An all-gather sends one piece to all, so it sends the copy in the own result: then all get
-// the same bytes, also if the program writes to its input meanwhile.
+// Returns the piece for this member. An all-gather sends one piece to all, from the copy in its own result: all get the
+// same bytes, also if the program writes to its input meanwhile.
 static const uint8_t *piece_to(const struct op *op, uint32_t place) {
     const struct call_part *own = part_from(op, op->team->place);
     if (op->args.fingerprint.kind == PLAN_ALL_GATHER) return (const uint8_t *)op->args.recv + own->at * op->element;

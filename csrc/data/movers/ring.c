@@ -33,7 +33,8 @@ struct ring {
 // All but an all-reduce end with the reduce-scatter half.
 static bool is_half(const struct op *op) { return op->args.fingerprint.kind != PLAN_ALL_REDUCE; }
 
-// Of a half, a shard is the part of the member at which its sum is complete: of a reduce, all is the root's.
+// Returns a shard. In a half, a shard is the part of the member at which its sum is complete; in a reduce, the root
+// owns everything.
 static struct plan_range shard_of(const struct op *op, uint32_t shard) {
     const struct team *now = op->team;
     if (!is_half(op)) return plan_shard(op->count, now->count, shard);
@@ -63,7 +64,7 @@ static bool can_be_read(const struct op *op) {
            (is_half(op) || device_is_readable(op->args.queue, op->args.recv, op->out_bytes));
 }
 
-// Where the sum of this element is, or will be.
+// Returns where the sum of this element is, or will be.
 static uint8_t *sum_at(const struct op *op, uint64_t element) {
     struct plan_range result = result_of(op);
     if (element < result.begin || element >= result.end) return op->room.bytes + element * op->element;
@@ -97,7 +98,7 @@ static bool begin(struct engine *engine, struct op *op) {
 
 static bool is_placed(const struct incoming *in) { return in->header.type == WIRE_CHUNK_AT; }
 
-// Of the chunk, wherever it is.
+// Returns the chunk's size, wherever it is.
 static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
 
 // With workers a sum of other members may come while another thread adds up the same range: a member that sends it
@@ -181,7 +182,7 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     // A chunk that was kept counts as one of the direct link, which is not for bulk where there are lanes.
     bool now = lane != NULL && !lane->pace.far && lane_is_for_bulk(lane);
     struct forward *forward = now ? NULL : malloc(sizeof *forward);
-    // What a device has reduced is still in memory of the host: shown at once, it does not cross the bus again.
+    // A sum that a device has reduced is still in host memory: shown at once, it does not cross the bus again.
     struct frame *frame = now ? chunk_frame(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : NULL;
     if (frame != NULL) {
         lane_push(lane, frame);
@@ -295,7 +296,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     return true;
 }
 
-// Of the segments of one call; any other op is the first of its own.
+// Returns true for the first segment of a call; any other operation is its own first segment.
 static bool is_first_segment(const struct engine *engine, const struct op *op) {
     if (op->parent == NULL) return true;
     for (const struct op *other = mover_first(engine); other != NULL; other = other->next)

@@ -36,14 +36,14 @@ struct coding {
     uint64_t fence, residual_fence;
 };
 
-// One block of the shard that this member owns.
+// A block of the shard that this member owns.
 struct slot {
     uint32_t arrived;
     uint32_t unsent;      // RESULT frames not yet written
     struct block *result; // owned, until all of them are
 };
 
-// What goes to the owner of a shard, and comes from it.
+// Bytes to and from the owner of a shard.
 struct target {
     uint64_t next, asked, granted, blocks; // of its shard; asked: of the device
     struct coding codings[CODINGS];        // of [next, asked)
@@ -422,8 +422,8 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index, s
     return true;
 }
 
-// As far as inputs are here, and what they take of the device. False: malformed, memory was refused, or the device has
-// failed.
+// Reduces the blocks whose inputs have arrived, within the device's limits. Returns false if a frame is malformed,
+// memory was refused, or the device has failed.
 static bool reduce_blocks(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
     for (;;) {

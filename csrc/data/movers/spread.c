@@ -27,7 +27,7 @@ enum { WINDOW_LEAST = 4 }; // blocks
 // In frames: `hop`.
 enum direction { UP, DOWN };
 
-// One block of the tensor.
+// A block of the tensor.
 struct part {
     void **inputs;    // by place: from below; NULL: nothing has come, or it is added up
     uint64_t arrived; // bytes of them
@@ -143,7 +143,7 @@ static void move_open(const struct op *op, uint32_t place) {
     }
 }
 
-// What a block of the own shard takes until it is added up.
+// Returns the bytes that a block of the own shard takes until it is added up.
 static uint64_t stored_bytes(const struct op *op, const struct shard *own) {
     return own->size * op->element * (op->team->count - 1);
 }
@@ -268,7 +268,7 @@ static uint8_t *input_bytes(const struct op *op, const struct part *part, uint32
     return op->args.queue == NULL ? block->bytes : part->inputs[from];
 }
 
-// Where the input of that member is received. NULL: memory was refused, or the device has failed. Lock held.
+// Returns where to receive the input of that member; NULL if memory was refused or the device has failed. Lock held.
 static uint8_t *input_room(struct engine *engine, struct op *op, struct part *part, uint32_t from,
                            struct plan_range range) {
     size_t bytes = (range.end - range.begin) * op->element;

@@ -21,7 +21,7 @@
 #define CODES_F16 8u                  // pcclDataType_t
 #define CODES_BF16 9u
 
-// Where a thread is.
+// The place of a thread.
 struct codes_place {
     unsigned group;  // threads that share a block of the codec
     unsigned thread; // of these

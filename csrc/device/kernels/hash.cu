@@ -18,12 +18,12 @@
 #define HASH_P32_1 0x9E3779B1u
 #define HASH_P64_1 0x9E3779B185EBCA87u
 
-// Of lanes 2p and 2p + 1.
+// State of lanes 2p and 2p + 1.
 struct hash_pair {
     uint64_t a, b;
 };
 
-// As the address allows: whole, in words of 4 bytes, or byte by byte.
+// Load width that the address allows: whole, in words of 4 bytes, or byte by byte.
 enum hash_steps { HASH_STEP_16, HASH_STEP_4, HASH_STEP_1 };
 
 ELEMENT uint64_t hash_bytes(const uint8_t *at) {
@@ -82,7 +82,7 @@ ELEMENT uint64_t hash_avalanche(uint64_t x) {
     return x ^ x >> 32;
 }
 
-// Of the leaf at `at`, in all threads. bytes > 240
+// Returns the hash of the leaf at `at`, in all threads. bytes > 240
 ELEMENT uint64_t hash_leaf(const uint8_t *at, unsigned bytes, const uint64_t *secret, enum hash_steps steps) {
     unsigned thread = threadIdx.x % KERNEL_WARP, p = thread % 4, stripe = thread / 4;
     unsigned blocks = (bytes - 1) / HASH_BLOCK, rest = (bytes - 1) % HASH_BLOCK / HASH_STRIPE;

@@ -1,4 +1,4 @@
-// What the kernels for GPUs and the code that launches them share: the jobs, which are the kernels' only parameters.
+// Jobs, the only parameters of the GPU kernels, shared with the code that launches them.
 //
 // The kernels are in the language that C and CUDA C++ have in common. nvcc compiles them for GPUs, with the flags of
 // cmake/cuda_kernels.cmake, which keep the bits those of the CPU; the C compiler compiles the same files for tests,

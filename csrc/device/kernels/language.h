@@ -1,5 +1,5 @@
-// What CUDA C++ needs and C does not have. Whoever compiles the kernels as C defines these, and the rest of CUDA's
-// words that they use, before (tests/fakes/cuda/kernels.c).
+// Definitions that CUDA C++ needs and C lacks. A test that compiles the kernels as C defines these, and CUDA's other
+// words that they use, beforehand (tests/fakes/cuda/kernels.c).
 #ifndef PCCL_DEVICE_KERNELS_LANGUAGE_H
 #define PCCL_DEVICE_KERNELS_LANGUAGE_H
 
