@@ -338,25 +338,25 @@ class Member:
 
 
 @contextlib.contextmanager
-def crew(count: int) -> Iterator[list[Performer]]:
+def connected(count: int) -> Iterator[list[Performer]]:
     """A master and this many members."""
     with MasterNode("127.0.0.1:0") as master:
-        crew = [Performer(Member, number, (f"127.0.0.1:{master.port}",)) for number in range(count)]
+        members = [Performer(Member, number, (f"127.0.0.1:{master.port}",)) for number in range(count)]
         try:
             # one after another, so that ranks are known
-            for number, one in enumerate(crew):
-                for other in crew[: number + 1]:
+            for number, one in enumerate(members):
+                for other in members[: number + 1]:
                     other.tell("join" if other is one else "let_in", number + 1)
-                for other in crew[: number + 1]:
+                for other in members[: number + 1]:
                     other.answer()
-            yield crew
+            yield members
         finally:
-            for one in crew:
+            for one in members:
                 one.kill()
 
 
-def on_all(crew: Sequence[Performer], method: str, *arguments: Any) -> list[Any]:
+def on_all(members: Sequence[Performer], method: str, *arguments: Any) -> list[Any]:
     """Tells all of them the same, and gives what they answer."""
-    for one in crew:
+    for one in members:
         one.tell(method, *arguments)
-    return [one.answer() for one in crew]
+    return [one.answer() for one in members]

@@ -9,7 +9,7 @@ static const struct service_type sync_type;
 
 // ---- callers, and the control side ----
 static void sync_free(struct sync *sync) {
-    crew_free(sync->crew);
+    worker_pool_free(sync->pool);
     while (sync->requesters != NULL) {
         struct requester *requester = sync->requesters;
         sync->requesters = requester->next;
@@ -60,8 +60,8 @@ void sync_plan(struct engine *engine, const struct wire_sync_plan *plan) {
 bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn) {
     struct sync *sync = sync_of(service_close(engine));
     if (sync == NULL) return false;
-    crew_free(sync->crew); // it writes no more
-    sync->crew = NULL;
+    worker_pool_free(sync->pool); // it writes no more
+    sync->pool = NULL;
     *out = sync->report;
     *torn = sync->report.wrote && sync_note_leaves(sync);
     struct content *content = sync->content;
@@ -140,10 +140,10 @@ static bool receives(const struct sync *sync) { return sync->phase == PHASE_HASH
 
 static int step(struct service *service) {
     struct sync *sync = sync_of(service);
-    if (receives(sync)) sync_take_crew_results(sync);
-    if (receives(sync) && sync->crew != NULL && platform_now_ns() >= sync->tick_at) {
-        crew_watch(sync->crew);
-        sync_take_crew_results(sync);
+    if (receives(sync)) sync_take_worker_results(sync);
+    if (receives(sync) && sync->pool != NULL && platform_now_ns() >= sync->tick_at) {
+        worker_pool_watch(sync->pool);
+        sync_take_worker_results(sync);
     }
     struct device_queue *failed = content_failed_device(sync->content);
     if (failed != NULL) {
@@ -155,10 +155,10 @@ static int step(struct service *service) {
     return receives(sync) ? SYNC_TICK_MS : -1;
 }
 
-// The crew ends what it has begun before the caller of sync_end returns.
+// The pool ends what it has begun before the caller of sync_end returns.
 static void stop(struct service *service) {
     struct sync *sync = sync_of(service);
-    if (sync->crew != NULL) crew_stop(sync->crew);
+    if (sync->pool != NULL) worker_pool_stop(sync->pool);
 }
 
 static void changed(struct service *service, const struct neighbour *peer, enum neighbour_change change) {

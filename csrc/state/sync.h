@@ -6,11 +6,11 @@
 // peer as a receiver. Whoever has to receive gets the leaf hashes of the winner from a donor, checks them against the
 // content hash of the plan, and asks for the leaves that differ (state/delta). A leaf is received straight into its
 // place, or, from a process of the same host, read out of that one's memory, and hashed where it lies then
-// (state/crew); only leaves that differ are ever written. What a donor names is read while the donor is in the round;
-// if it leaves, what was read is something else, and the hash says so.
+// (state/worker_pool); only leaves that differ are ever written. What a donor names is read while the donor is in the
+// round; if it leaves, what was read is something else, and the hash says so.
 //
 // A leaf may come that was asked of somebody else meanwhile. Then the lane that began last writes, the other one's
-// bytes are discarded; what the crew has is left to it: no two write one leaf, and what was verified is not written
+// bytes are discarded; what the pool has is left to it: no two write one leaf, and what was verified is not written
 // again.
 #ifndef PCCL_STATE_SYNC_H
 #define PCCL_STATE_SYNC_H

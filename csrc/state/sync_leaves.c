@@ -1,15 +1,15 @@
-// Leaves as they come from donors: each is brought to its place and checked, by the crew or by the thread itself.
+// Leaves as they come from donors: each is brought to its place and checked, by the pool or by the thread itself.
 #define _GNU_SOURCE
 #include "state/sync_private.h"
 
 #include <string.h>
 
-enum { CREW_BYTES = 64 << 10 }; // a leaf that is worth another thread
+enum { WORKER_POOL_BYTES = 64 << 10 }; // a leaf that is worth another thread
 
-// Nobody else writes the leaf from now on. False: it is here, or the crew is at it, and ends what it has begun.
+// Nobody else writes the leaf from now on. False: it is here, or the pool is at it, and ends what it has begun.
 static bool take_over(struct sync *sync, const struct incoming *in, uint64_t leaf) {
     if (!delta_wants(sync->delta, leaf)) return false;
-    if (sync->crew != NULL && crew_has(sync->crew, leaf)) return false;
+    if (sync->pool != NULL && worker_pool_has(sync->pool, leaf)) return false;
     size_t at = 0;
     for (struct incoming *other; (other = lanes_next_service(sync->engine, &at)) != NULL;) {
         if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
@@ -66,7 +66,7 @@ bool sync_place_leaf(struct sync *sync, struct incoming *in) {
 }
 
 // A leaf is in its place, and checked.
-static void keep_leaf(struct sync *sync, const struct crew_job *job) {
+static void keep_leaf(struct sync *sync, const struct worker_pool_job *job) {
     struct donor *donor = &sync->donors[job->donor];
     delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
     donor->kept += job->length;
@@ -95,20 +95,20 @@ void sync_memory_hangs(struct sync *sync, const struct neighbour *peer) {
     if (index < sync->donor_count) doubt(sync, index);
 }
 
-static void take_result(struct sync *sync, const struct crew_job *job) {
+static void take_result(struct sync *sync, const struct worker_pool_job *job) {
     switch (job->result) {
-    case CREW_RIGHT: keep_leaf(sync, job); break;
-    case CREW_WRONG:
+    case WORKER_POOL_RIGHT: keep_leaf(sync, job); break;
+    case WORKER_POOL_WRONG:
         LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again",
             (unsigned long long)job->leaf);
         delta_wrong(sync->delta, job->leaf, job->donor);
         delta_lost(sync->delta, job->leaf);
         break;
-    case CREW_UNREADABLE:
+    case WORKER_POOL_UNREADABLE:
         delta_lost(sync->delta, job->leaf);
         doubt(sync, job->donor);
         break;
-    case CREW_UNWRITABLE:
+    case WORKER_POOL_UNWRITABLE:
         delta_lost(sync->delta, job->leaf);
         engine_lock(sync->engine);
         engine_fail_of(sync->engine, job->queue);
@@ -117,46 +117,46 @@ static void take_result(struct sync *sync, const struct crew_job *job) {
     }
 }
 
-static void go_on(struct sync *sync, const struct crew_job *job) {
-    if (job->result == CREW_RIGHT && delta_missing(sync->delta) > 0)
+static void go_on(struct sync *sync, const struct worker_pool_job *job) {
+    if (job->result == WORKER_POOL_RIGHT && delta_missing(sync->delta) > 0)
         sync_pump_donor(sync, job->donor, platform_now_ns());
     else
         sync_pump(sync);
 }
 
-static void tell_crew_is_done(void *context) {
+static void tell_workers_are_done(void *context) {
     struct engine *engine = context;
     engine_lock(engine);
     engine_wake(engine);
     engine_unlock(engine);
 }
 
-void sync_take_crew_results(struct sync *sync) {
-    struct crew_job job;
-    struct crew *crew = sync->crew;
-    while (crew != NULL && sync->phase == PHASE_LEAVES && crew_take(crew, &job)) {
+void sync_take_worker_results(struct sync *sync) {
+    struct worker_pool_job job;
+    struct worker_pool *pool = sync->pool;
+    while (pool != NULL && sync->phase == PHASE_LEAVES && worker_pool_take(pool, &job)) {
         take_result(sync, &job);
         go_on(sync, &job);
     }
 }
 
-// The crew does it, or, if that is busy or the job is small, the thread itself.
-static void do_job(struct sync *sync, struct lane *lane, struct crew_job *job) {
-    if (job->length >= CREW_BYTES) {
-        if (sync->crew == NULL) sync->crew = crew_new(tell_crew_is_done, sync->engine);
-        if (sync->crew != NULL && crew_give(sync->crew, job)) return;
-        sync_take_crew_results(sync); // there may be room then, or an end of it all
-        if (sync->phase != PHASE_LEAVES || (sync->crew != NULL && crew_give(sync->crew, job))) return;
+// The pool does it, or, if that is busy or the job is small, the thread itself.
+static void do_job(struct sync *sync, struct lane *lane, struct worker_pool_job *job) {
+    if (job->length >= WORKER_POOL_BYTES) {
+        if (sync->pool == NULL) sync->pool = worker_pool_new(tell_workers_are_done, sync->engine);
+        if (sync->pool != NULL && worker_pool_give(sync->pool, job)) return;
+        sync_take_worker_results(sync); // there may be room then, or an end of it all
+        if (sync->phase != PHASE_LEAVES || (sync->pool != NULL && worker_pool_give(sync->pool, job))) return;
     }
-    crew_do(job, lane_reader(lane));
+    worker_pool_do(job, lane_reader(lane));
     take_result(sync, job);
     go_on(sync, job);
 }
 
-static struct crew_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
+static struct worker_pool_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
-    return (struct crew_job){
+    return (struct worker_pool_job){
         .leaf = leaf,
         .donor = donor,
         .to = (uint8_t *)entry->data + piece.offset,
@@ -172,7 +172,7 @@ static void take_placed(struct sync *sync, const struct incoming *in, uint32_t d
     for (uint32_t i = 0; i < in->head.shard; i++) {
         // Leaves in flight from an unreadable donor were asked of others.
         if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
-        struct crew_job job = job_of(sync, in->head.offset + i, donor);
+        struct worker_pool_job job = job_of(sync, in->head.offset + i, donor);
         job.process = in->lane->verified_local ? sync->donors[donor].process : 0; // 0: it is sent, then
         job.from = from;
         job.came = (uint32_t)came;
@@ -184,11 +184,11 @@ static void take_placed(struct sync *sync, const struct incoming *in, uint32_t d
 }
 
 // False: it is not a leaf, or its device has failed, and the job is done.
-static bool unpack(struct sync *sync, const struct incoming *in, struct crew_job *job) {
+static bool unpack(struct sync *sync, const struct incoming *in, struct worker_pool_job *job) {
     engine_lock(sync->engine);
     job->landing = land_leaf(sync, job->leaf);
     engine_unlock(sync->engine);
-    job->result = job->landing == NULL ? CREW_UNWRITABLE : CREW_WRONG;
+    job->result = job->landing == NULL ? WORKER_POOL_UNWRITABLE : WORKER_POOL_WRONG;
     if (job->landing == NULL) return false;
     if (coding_unpack(job->landing, job->length, in->to, (uint32_t)in->length)) return true;
     device_shut(job->queue, job->landing);
@@ -203,7 +203,7 @@ bool sync_take_leaf(struct sync *sync, struct incoming *in) {
         take_placed(sync, in, donor);
         return true;
     }
-    struct crew_job job = job_of(sync, in->head.offset, donor);
+    struct worker_pool_job job = job_of(sync, in->head.offset, donor);
     job.came = (uint32_t)in->length;
     job.landing = in->to;
     if (in->head.extra != WIRE_SYNC_LZ4 || unpack(sync, in, &job)) {

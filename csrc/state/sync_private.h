@@ -13,7 +13,7 @@
 #include "data/service.h"
 #include "device/device.h"
 #include "state/coding.h"
-#include "state/crew.h"
+#include "state/worker_pool.h"
 #include "state/sync.h"
 
 enum {
@@ -77,7 +77,7 @@ struct sync {
     uint8_t *hashes_bad;         // by donor: how often
     struct wire_sync_done *done; // made ready, so that the end cannot fail
     struct delta *delta;
-    struct crew *crew;         // made when there is work for it
+    struct worker_pool *pool;  // made when there is work for it
     struct sync_report report; // written under the lock
 };
 
@@ -106,7 +106,7 @@ bool sync_note_leaves(struct sync *sync);
 // ---- sync_leaves.c ----
 bool sync_place_leaf(struct sync *sync, struct incoming *in); // as service_type.place
 bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type.arrived
-void sync_take_crew_results(struct sync *sync);
+void sync_take_worker_results(struct sync *sync);
 void sync_memory_hangs(struct sync *sync, const struct neighbour *peer);
 
 static inline struct sync *sync_of(struct service *service) { return (struct sync *)service; }

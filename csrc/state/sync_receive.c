@@ -9,7 +9,7 @@ enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 
 static void finish(struct sync *sync, enum wire_sync_completion complete) {
     sync->phase = PHASE_DONE;
-    if (sync->crew != NULL) crew_stop(sync->crew); // it ends while the others complete
+    if (sync->pool != NULL) worker_pool_stop(sync->pool); // it ends while the others complete
     struct wire_sync_done *done = sync->done;
     done->round = sync->plan->round;
     done->complete = (uint8_t)complete;
@@ -80,7 +80,7 @@ void sync_pump(struct sync *sync) {
     for (uint32_t i = 0; i < sync->donor_count; i++) sync_pump_donor(sync, i, now);
     if (delta_missing(sync->delta) == 0)
         finish(sync, WIRE_SYNC_COMPLETE);
-    else if (delta_hopeless(sync->delta) && (sync->crew == NULL || crew_idle(sync->crew)))
+    else if (delta_hopeless(sync->delta) && (sync->pool == NULL || worker_pool_idle(sync->pool)))
         finish(sync, WIRE_SYNC_MISSING);
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from collective_members import KINDS, ROOTED, SURVIVING, Wish, crew, on_all
+from collective_members import KINDS, ROOTED, SURVIVING, Wish, connected, on_all
 
 from pccl import DataType
 
@@ -38,7 +38,7 @@ def check_life(others):
 def test_before_it_has_launched(kind, victim, count):
     """Whatever needs the lost one ends with an error that names it; the rest goes on without it."""
     goes_on = kind in SURVIVING and not (kind in ROOTED and victim == 0)
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         others, outcomes = survivors_of(members, victim, Wish(kind, count))
         assert outcomes == [("", ()) if goes_on else ("PeerLostError", (victim,))] * (SIZE - 1)
         check_life(others)
@@ -50,7 +50,7 @@ def test_before_it_has_launched(kind, victim, count):
 def test_under_way(kind, victim, delay):
     """All survivors get the result, or all get the error."""
     goes_on = kind in SURVIVING and not (kind in ROOTED and victim == 0)
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         others, outcomes = survivors_of(members, victim, Wish(kind, LARGE), delay)
         assert len(set(outcomes)) == 1
         assert outcomes[0] in [("", ()), *([] if goes_on else [("PeerLostError", (victim,))])]
@@ -61,7 +61,7 @@ def test_under_way(kind, victim, delay):
 @pytest.mark.parametrize("kind", SURVIVING)
 def test_in_a_group_of_its_own(kind, delay):
     """Where the members are named, the collective itself goes on, and its result is the same."""
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         wish = Wish(kind, LARGE, members=tuple(range(SIZE)), dtype=DataType.INT64)
         others, outcomes = survivors_of(members, 1, wish, delay)
         assert outcomes == [("", ())] * (SIZE - 1)
@@ -70,7 +70,7 @@ def test_in_a_group_of_its_own(kind, delay):
 
 @pytest.mark.parametrize("kind", SURVIVING)
 def test_without_survivors(kind):
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         others, outcomes = survivors_of(members, 3, Wish(kind, SMALL, options=(("survivors", False),)))
         assert outcomes == [("PeerLostError", (3,))] * (SIZE - 1)
         check_life(others)
@@ -79,7 +79,7 @@ def test_without_survivors(kind):
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 @pytest.mark.parametrize("kind", ["broadcast", "barrier"])
 def test_calls_that_gave_up_waiting_are_repeated_across_a_death(kind, count):
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         for member in members[:2]:
             member.tell("make_bit_by_bit", Wish(kind, count))
         members[3].kill()
@@ -92,7 +92,7 @@ def test_calls_that_gave_up_waiting_are_repeated_across_a_death(kind, count):
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_two(kind):
     """Whoever is left goes on alone, where that means something."""
-    with crew(2) as members:
+    with connected(2) as members:
         for wish in (Wish(kind, SMALL), Wish("barrier")):
             members[0].tell("outlive", wish, 1)
         members[1].kill()
@@ -101,7 +101,7 @@ def test_of_two(kind):
 
 
 def test_who_is_outside_the_group_is_not_disturbed():
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         for member in members[:2]:
             member.tell("outlive", Wish("all_gather", LARGE, members=(0, 1, 2)), 2)
         members[3].tell("receive_from_any", SMALL)
@@ -114,14 +114,14 @@ def test_who_is_outside_the_group_is_not_disturbed():
 
 @pytest.mark.parametrize("count", [SMALL, LARGE])
 def test_a_receive_from_the_dead_ends(count):
-    with crew(2) as members:
+    with connected(2) as members:
         members[0].tell("outlive", Wish("send", count), 1)
         members[1].kill()
         assert members[0].answer() == ("PeerLostError", (1,))
 
 
 def test_a_receive_from_anybody_waits_for_the_last():
-    with crew(3) as members:
+    with connected(3) as members:
         members[0].tell("receive_from_any", SMALL)
         members[1].kill()
         assert members[2].ask("send_value", 0, SMALL, 2.5) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from collective_members import DIVIDED, KINDS, ROOTED, Wish, crew, on_all
+from collective_members import DIVIDED, KINDS, ROOTED, Wish, connected, on_all
 from performers import PATIENCE, Performer
 
 from pccl import DataType, ReduceOp
@@ -16,7 +16,7 @@ KIB = 1024
 
 @pytest.fixture(scope="module")
 def four() -> Iterator[list[Performer]]:
-    with crew(SIZE) as members:
+    with connected(SIZE) as members:
         for member in members:
             member.tell("load_torch")
         for member in members:

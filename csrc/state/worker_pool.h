@@ -7,23 +7,23 @@
 //
 // Used by one thread, which gives jobs and takes them back in the same order; `tell` is called from a helper, without a
 // lock, now and then, and when nothing is left to do.
-#ifndef PCCL_STATE_CREW_H
-#define PCCL_STATE_CREW_H
+#ifndef PCCL_STATE_WORKER_POOL_H
+#define PCCL_STATE_WORKER_POOL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { CREW_JOBS_MOST = 64 }; // under way
+enum { WORKER_POOL_JOBS_MOST = 64 }; // under way
 
-enum crew_result {
-    CREW_RIGHT,
-    CREW_WRONG,
-    CREW_UNREADABLE, // nothing is known of the leaf, but that it has to come another way
-    CREW_UNWRITABLE, // its device has failed
+enum worker_pool_result {
+    WORKER_POOL_RIGHT,
+    WORKER_POOL_WRONG,
+    WORKER_POOL_UNREADABLE, // nothing is known of the leaf, but that it has to come another way
+    WORKER_POOL_UNWRITABLE, // its device has failed
 };
 
-struct crew_job {
+struct worker_pool_job {
     uint64_t leaf;
     uint32_t donor;
     uint8_t *to; // its place, written by the helper until the job is taken back, and only with what is right
@@ -34,28 +34,28 @@ struct crew_job {
     uint64_t expected; // hash
     pid_t process;     // this one
     uint64_t from;     // address there
-    enum crew_result result;
+    enum worker_pool_result result;
 };
 
-struct crew;
+struct worker_pool;
 struct reader;
 
 // NULL when the system refuses memory or every thread.
-struct crew *crew_new(void (*tell)(void *context), void *context);
-// False: there are CREW_JOBS_MOST under way; nothing was done.
-bool crew_give(struct crew *crew, const struct crew_job *job);
+struct worker_pool *worker_pool_new(void (*tell)(void *context), void *context);
+// False: there are WORKER_POOL_JOBS_MOST under way; nothing was done.
+bool worker_pool_give(struct worker_pool *pool, const struct worker_pool_job *job);
 // False: the oldest is not done yet, or there is none.
-bool crew_take(struct crew *crew, struct crew_job *out);
-bool crew_has(const struct crew *crew, uint64_t leaf); // given and not taken back
-bool crew_idle(const struct crew *crew);               // all were taken back
-// Whether a helper hangs, of which the one thread learns by crew_take; to be called now and then.
-void crew_watch(struct crew *crew);
+bool worker_pool_take(struct worker_pool *pool, struct worker_pool_job *out);
+bool worker_pool_has(const struct worker_pool *pool, uint64_t leaf); // given and not taken back
+bool worker_pool_idle(const struct worker_pool *pool);               // all were taken back
+// Whether a helper hangs, of which the one thread learns by worker_pool_take; to be called now and then.
+void worker_pool_watch(struct worker_pool *pool);
 // No further job is begun. Does not block.
-void crew_stop(struct crew *crew);
+void worker_pool_stop(struct worker_pool *pool);
 // Stops, and waits until no helper touches anything, or it hangs and never will. NULL is allowed. Any one thread.
-void crew_free(struct crew *crew);
+void worker_pool_free(struct worker_pool *pool);
 
 // The work itself; sets the result.
-void crew_do(struct crew_job *job, struct reader *reader);
+void worker_pool_do(struct worker_pool_job *job, struct reader *reader);
 
 #endif

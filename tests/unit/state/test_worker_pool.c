@@ -11,7 +11,7 @@
 #include "check.h"
 #include "compute/hash.h"
 #include "device/reader.h"
-#include "state/crew.h"
+#include "state/worker_pool.h"
 
 enum { LEAF = 64 << 10, LEAVES = 500 };
 
@@ -23,8 +23,8 @@ static void tell(void *context) {
     atomic_fetch_add(&told, 1);
 }
 
-static struct crew_job job_of(uint64_t leaf) {
-    return (struct crew_job){
+static struct worker_pool_job job_of(uint64_t leaf) {
+    return (struct worker_pool_job){
         .leaf = leaf,
         .donor = (uint32_t)(leaf % 7),
         .to = mine + leaf * LEAF,
@@ -41,19 +41,19 @@ static void test_work(void) {
     static const struct {
         const char *name;
         bool here, flipped, hole, nobody;
-        enum crew_result want;
+        enum worker_pool_result want;
     } rows[] = {
-        {"placed", false, false, false, false, CREW_RIGHT},
-        {"placed, wrong", false, true, false, false, CREW_WRONG},
-        {"placed where nothing is", false, false, true, false, CREW_UNREADABLE},
-        {"placed in no process", false, false, false, true, CREW_UNREADABLE},
-        {"here", true, false, false, false, CREW_RIGHT},
-        {"here, wrong", true, true, false, false, CREW_WRONG},
+        {"placed", false, false, false, false, WORKER_POOL_RIGHT},
+        {"placed, wrong", false, true, false, false, WORKER_POOL_WRONG},
+        {"placed where nothing is", false, false, true, false, WORKER_POOL_UNREADABLE},
+        {"placed in no process", false, false, false, true, WORKER_POOL_UNREADABLE},
+        {"here", true, false, false, false, WORKER_POOL_RIGHT},
+        {"here, wrong", true, true, false, false, WORKER_POOL_WRONG},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
         memset(mine, 0, LEAF);
-        struct crew_job job = job_of(0);
+        struct worker_pool_job job = job_of(0);
         if (rows[i].here) {
             memcpy(mine, theirs, LEAF);
             job.landing = mine;
@@ -64,10 +64,10 @@ static void test_work(void) {
         if (rows[i].nobody) job.process = 0;
         struct reader *reader = reader_new();
         REQUIRE(reader != NULL);
-        crew_do(&job, reader);
+        worker_pool_do(&job, reader);
         reader_free(reader);
         CHECK_EQ(job.result, rows[i].want);
-        if (rows[i].want == CREW_RIGHT) CHECK_MEM(mine, theirs, LEAF);
+        if (rows[i].want == WORKER_POOL_RIGHT) CHECK_MEM(mine, theirs, LEAF);
     }
     munmap(hole, LEAF);
 }
@@ -75,56 +75,56 @@ static void test_work(void) {
 static void test_order(void) {
     check_case("order");
     memset(mine, 0, sizeof mine);
-    struct crew *crew = crew_new(tell, NULL);
-    REQUIRE(crew != NULL);
-    CHECK(crew_idle(crew));
+    struct worker_pool *pool = worker_pool_new(tell, NULL);
+    REQUIRE(pool != NULL);
+    CHECK(worker_pool_idle(pool));
     uint64_t given = 0, taken = 0, refused = 0;
-    struct crew_job job;
+    struct worker_pool_job job;
     while (taken < LEAVES) {
         while (given < LEAVES) {
             job = job_of(given);
-            if (!crew_give(crew, &job)) break;
-            CHECK(crew_has(crew, given));
+            if (!worker_pool_give(pool, &job)) break;
+            CHECK(worker_pool_has(pool, given));
             given++;
         }
         refused += given < LEAVES;
-        CHECK(given - taken <= CREW_JOBS_MOST);
+        CHECK(given - taken <= WORKER_POOL_JOBS_MOST);
         unsigned before = atomic_load(&told);
-        if (!crew_take(crew, &job)) {
+        if (!worker_pool_take(pool, &job)) {
             // Nothing is done yet: then it will be told.
             for (int i = 0; i < 5000 && atomic_load(&told) == before; i++) usleep(1000);
             CHECK(atomic_load(&told) != before);
             continue;
         }
         CHECK_EQ(job.leaf, taken);
-        CHECK_EQ(job.result, CREW_RIGHT);
-        CHECK(!crew_has(crew, taken));
+        CHECK_EQ(job.result, WORKER_POOL_RIGHT);
+        CHECK(!worker_pool_has(pool, taken));
         taken++;
     }
     CHECK(refused > 0);
-    CHECK(crew_idle(crew));
+    CHECK(worker_pool_idle(pool));
     CHECK_MEM(mine, theirs, sizeof mine);
-    crew_free(crew);
+    worker_pool_free(pool);
 }
 
 // Nothing is written after the end.
 static void test_end(void) {
     for (uint64_t trial = 0; trial < 20; trial++) {
         check_case("end, trial %d", (int)trial);
-        struct crew *crew = crew_new(tell, NULL);
-        REQUIRE(crew != NULL);
-        for (uint64_t leaf = 0; leaf < CREW_JOBS_MOST; leaf++) {
-            struct crew_job job = job_of(leaf);
-            CHECK(crew_give(crew, &job));
+        struct worker_pool *pool = worker_pool_new(tell, NULL);
+        REQUIRE(pool != NULL);
+        for (uint64_t leaf = 0; leaf < WORKER_POOL_JOBS_MOST; leaf++) {
+            struct worker_pool_job job = job_of(leaf);
+            CHECK(worker_pool_give(pool, &job));
         }
         usleep((useconds_t)(trial * 100));
-        crew_stop(crew);
-        crew_free(crew);
+        worker_pool_stop(pool);
+        worker_pool_free(pool);
         memset(mine, 1, sizeof mine);
         usleep(1000);
         for (size_t i = 0; i < sizeof mine; i += 4096) CHECK(mine[i] == 1);
     }
-    crew_free(NULL);
+    worker_pool_free(NULL);
 }
 
 // Memory that does not answer: what lies there is unreadable, the rest is done, and the end does not wait.
@@ -140,25 +140,25 @@ static void test_hang(void) {
         return;
     }
     memset(mine, 1, LEAF);
-    struct crew_job silent_job = job_of(0), job;
+    struct worker_pool_job silent_job = job_of(0), job;
     silent_job.from = (uint64_t)(uintptr_t)silent;
     for (int trial = 0; trial < 2; trial++) {
-        struct crew *crew = crew_new(tell, NULL);
-        REQUIRE(crew != NULL && crew_give(crew, &silent_job));
+        struct worker_pool *pool = worker_pool_new(tell, NULL);
+        REQUIRE(pool != NULL && worker_pool_give(pool, &silent_job));
         uint64_t rest = trial == 0 ? 10 : 0; // at the second trial nobody looks before the end
         for (uint64_t leaf = 1; leaf <= rest; leaf++) {
             job = job_of(leaf);
-            CHECK(crew_give(crew, &job));
+            CHECK(worker_pool_give(pool, &job));
         }
         for (uint64_t taken = 0; rest > 0 && taken <= rest;) {
-            crew_watch(crew);
-            if (!crew_take(crew, &job)) {
+            worker_pool_watch(pool);
+            if (!worker_pool_take(pool, &job)) {
                 usleep(1000);
                 continue;
             }
-            CHECK_EQ(job.result, taken++ == 0 ? CREW_UNREADABLE : CREW_RIGHT);
+            CHECK_EQ(job.result, taken++ == 0 ? WORKER_POOL_UNREADABLE : WORKER_POOL_RIGHT);
         }
-        crew_free(crew);
+        worker_pool_free(pool);
     }
     CHECK_EQ(ioctl(faults, UFFDIO_UNREGISTER, &range.range), 0); // now they are answered: with zeros
     close(faults);
