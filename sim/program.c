@@ -9,7 +9,7 @@
 #include "sim/engine.h"
 #include "sim/judge_ends.h"
 #include "sim/roster.h"
-#include "sim/sights.h"
+#include "sim/reports.h"
 #include "sim/state.h"
 #include "sim/trace.h"
 
@@ -39,7 +39,7 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
     SIM_TRACE(s, "peer %d: votes %s", slot + 1, names[kind]);
     call(s, p, STEP_VOTING);
     p->program->vote = kind;
-    if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) sights_tell(s, slot);
+    if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) reports_tell(s, slot);
     member_vote(p->mind, kind, &p->out);
 }
 

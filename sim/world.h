@@ -1,7 +1,7 @@
 // Shared by all parts of the simulator: the run's configuration, its clock, its randomness, and the state of each part.
 //
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
-// connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, sights, state
+// connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, reports, state
 // and program (models of a peer's data plane, of its shared state, and of what uses it); masters, seeking, watch, peers
 // (the bodies around the minds); faults; run. Beside them crowd: runs with more peers, by themselves.
 //

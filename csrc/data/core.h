@@ -12,7 +12,7 @@
 #include "base/lock.h"
 #include "data/backup.h"
 #include "data/callbacks.h"
-#include "data/sight.h"
+#include "data/stats.h"
 #include "device/device.h"
 #include "ops/book.h"
 
@@ -59,7 +59,7 @@ struct engine {
     struct pool *pool;
     struct same_host *same_host;
     struct backup_cache backups;
-    struct sights sights;
+    struct op_stats op_stats;
 
     // the service that is open (data/service): by a caller, and stopped by the thread, which reads it without the lock
     struct service *_Atomic service;

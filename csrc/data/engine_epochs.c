@@ -77,7 +77,7 @@ void engine_enter_pending(struct engine *engine) {
     engine_assert_locked(engine);
     struct wire_report report;
     // The last report of the operations may be lost with the connection to the previous master.
-    if (changes_master(engine)) atomic_store(&engine->sights.awake, true);
+    if (changes_master(engine)) atomic_store(&engine->op_stats.awake, true);
     engine_drop_ops(engine);
     engine->request_epoch = false;
     if (!book_enter(&engine->book, engine->pending, &report)) {

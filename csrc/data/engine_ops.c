@@ -80,7 +80,7 @@ static bool fill(void *context, struct op *op, struct block *result) {
 static void ended(void *context, struct op *op) {
     engine_assert_locked((struct engine *)context);
     struct engine *engine = context;
-    if (op->parent == NULL) sights_ended(&engine->sights, op->posted_ns, platform_now_ns());
+    if (op->parent == NULL) stats_op_ended(&engine->op_stats, op->posted_ns, platform_now_ns());
     if (op->parent == NULL) device_release(op->args.queue);
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
     if (op->parent == NULL && engine->callbacks.events != NULL) wake_signal(atomic_load(engine->callbacks.events));
@@ -204,7 +204,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
         engine->device_calls += with.queue != NULL;
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
-        if (sights_posted(&engine->sights)) engine_wake(engine);
+        if (stats_op_posted(&engine->op_stats)) engine_wake(engine);
     }
     engine_unlock(engine);
     if (result != CALL_OK) device_close(with.queue);

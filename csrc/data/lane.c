@@ -285,7 +285,7 @@ static void tune(struct lane *lane) {
     lane_look(lane, now_ns);
     struct pace_total total = {.models = models(lane),
                                .pauses = lane->engine->running.first == NULL,
-                               .coming_us = sight_latest_queue_us(&peer->sight, now_ns)};
+                               .coming_us = stats_latest_queue_us(&peer->stats, now_ns)};
     uint32_t available = 0;
     for (uint32_t i = 1; i < peer->lane_end; i++) {
         struct lane *other = peer->lanes[i];

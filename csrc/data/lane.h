@@ -7,7 +7,7 @@
 #include "data/frame.h"
 #include "data/pace.h"
 #include "data/silence.h"
-#include "data/sight.h"
+#include "data/stats.h"
 #include "data/throttle.h"
 #include "data/workers.h"
 #include "device/rendezvous.h"
@@ -53,7 +53,7 @@ struct neighbour {
     struct bucket bucket;     // thread: what they may send now; a far neighbour alone
     uint32_t turn;            // thread: the lane that is scheduled first
     bool alone;               // thread: the last large op that began has bulk for no other member
-    struct sight sight;
+    struct link_stats stats;
 };
 
 // The next thing on a lane: the head of a frame; its payload; or nothing, until the epoch of the frame whose head is in

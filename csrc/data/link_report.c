@@ -34,10 +34,10 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
     out->by_memory = neighbour_is_by_memory(peer);
     out->in_use = out->by_memory ? 0 : neighbour_lanes_in_use(peer);
     out->reason = out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer);
-    out->bytes_per_s = peer->sight.bytes_per_s;
+    out->bytes_per_s = peer->stats.bytes_per_s;
     out->limit_bytes_per_s = peer->throttle.rate * 1e9;
     // Between ops the last report to the master says it.
-    held->since_ns = engine->book.live > 0 || out->bytes_per_s == 0 ? engine->sights.since_ns : 0;
+    held->since_ns = engine->book.live > 0 || out->bytes_per_s == 0 ? engine->op_stats.since_ns : 0;
 }
 
 static void add(struct gauge *sums, const struct gauge *gauge) {

@@ -39,7 +39,7 @@ bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, 
 }
 
 bool mover_arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    sights_moved(&engine->sights);
+    stats_op_moved(&engine->op_stats);
     op_note_bytes(op);
     bool good = mover_of(op)->arrived(engine, op, in);
     if (!good && op->backup.saved.refused) {
@@ -111,7 +111,7 @@ void mover_sent(struct engine *engine, const struct frame *frame) {
     struct op *op = frame->op;
     struct moving *moving = op->work;
     moving->send_left -= frame->bytes;
-    sights_moved(&engine->sights);
+    stats_op_moved(&engine->op_stats);
     if (moving->early == 0) op_note_bytes(op); // a successor that only keeps it does not get on
     if (mover_of(op)->sent != NULL) mover_of(op)->sent(engine, op, frame);
     mover_check(engine, op);
@@ -157,7 +157,7 @@ struct neighbour *mover_predecessor(const struct op *op) {
 void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns) {
     bool says = type == WIRE_READY || type == WIRE_SMALL;
     if (says && op->name.segment == 0 && from == mover_successor(op))
-        sight_entered(&from->sight, op->begun_ns, heard_ns);
+        stats_entered(&from->stats, op->begun_ns, heard_ns);
 }
 
 struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {

@@ -22,7 +22,7 @@ static bool place_nothing(struct engine *engine, struct incoming *in) {
 static bool take_heartbeat(struct engine *engine, struct incoming *in) {
     (void)engine;
     // On the others it may have waited behind bulk.
-    sight_beat(&in->from->sight, in->head.offset, in->head.extra == 1 && in->lane->index == 0, platform_now_ns());
+    stats_beat(&in->from->stats, in->head.offset, in->head.extra == 1 && in->lane->index == 0, platform_now_ns());
     return true;
 }
 

@@ -78,24 +78,24 @@ static void look(struct engine *engine) {
     read_gauges(engine);
     for (size_t i = 0; i < all->count; i++) {
         const struct lane *lane = all->list[i];
-        struct sight *sight = &lane->peer->sight;
+        struct link_stats *stats = &lane->peer->stats;
         if (!lane->read.fresh) continue;
-        sight->sampled = true;
-        sight->backlogs |= lane->read.holds || lane->read.gauge.waiting > 0;
-        if (lane->read.gauge.smoothed_us > sight->round_trip_us) sight->round_trip_us = lane->read.gauge.smoothed_us;
-        sight->segments += lane->read.gauge.segments - lane->told.gauge.segments;
-        sight->retransmits += lane->read.gauge.retransmits - lane->told.gauge.retransmits;
+        stats->sampled = true;
+        stats->backlogs |= lane->read.holds || lane->read.gauge.waiting > 0;
+        if (lane->read.gauge.smoothed_us > stats->round_trip_us) stats->round_trip_us = lane->read.gauge.smoothed_us;
+        stats->segments += lane->read.gauge.segments - lane->told.gauge.segments;
+        stats->retransmits += lane->read.gauge.retransmits - lane->told.gauge.retransmits;
     }
     engine_lock(engine); // of the list
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
-        struct sight *sight = &peer->sight;
-        sight->samples += sight->sampled;
-        sight->backlogged += sight->backlogs;
-        if (sight->backlogs) sight->delay_us += sight->round_trip_us;
-        if (sight->sampled) sight_sent(sight, sight->segments, sight->retransmits);
-        sight->sampled = sight->backlogs = false;
-        sight->round_trip_us = 0;
-        sight->segments = sight->retransmits = 0;
+        struct link_stats *stats = &peer->stats;
+        stats->samples += stats->sampled;
+        stats->backlogged += stats->backlogs;
+        if (stats->backlogs) stats->delay_us += stats->round_trip_us;
+        if (stats->sampled) stats_sent(stats, stats->segments, stats->retransmits);
+        stats->sampled = stats->backlogs = false;
+        stats->round_trip_us = 0;
+        stats->segments = stats->retransmits = 0;
     }
     engine_unlock(engine);
 }
@@ -131,35 +131,35 @@ static bool says_something(const struct wire_seen *seen) {
 }
 
 // A report in which no op ran, or whose ops had ended long before it, would tell of the pause.
-static void note_rate(struct sight *sight, const struct sights *t, uint64_t acked, int64_t now_ns) {
+static void note_rate(struct link_stats *stats, const struct op_stats *t, uint64_t acked, int64_t now_ns) {
     int64_t end_ns = t->live > 0 ? now_ns : t->moved_ns, span_ns = end_ns - t->since_ns;
     bool ran = t->live > 0 || t->ops > 0, lasted = now_ns - end_ns < TELEMETRY_RATE_MS * MS_NS;
-    if (ran && span_ns > 0 && (lasted || sight->bytes_per_s == 0))
-        sight->bytes_per_s = (double)acked * 1e9 / (double)span_ns;
+    if (ran && span_ns > 0 && (lasted || stats->bytes_per_s == 0))
+        stats->bytes_per_s = (double)acked * 1e9 / (double)span_ns;
 }
 
 // Fills in the report for a member. If a report cannot hold all members, the statistics of the rest restart as well.
 static void see(const struct engine *engine, struct neighbour *peer, int64_t now_ns, struct wire_telemetry *out) {
     engine_assert_locked(engine);
-    struct sight *sight = &peer->sight;
+    struct link_stats *stats = &peer->stats;
     bool by_memory = neighbour_is_by_memory(peer);
     struct wire_seen seen = {
-        .samples = sight->samples,
-        .backlogged = sight->backlogged,
-        .delay_us = bounded(sight->delay_us),
-        .entries = sight->entries,
-        .late_us = bounded(sight->late_ns / US_NS),
-        .early_us = bounded(sight->early_ns / US_NS),
-        .queue_us = bounded(sight_queue_us(sight)),
-        .awaited = sight->awaited,
+        .samples = stats->samples,
+        .backlogged = stats->backlogged,
+        .delay_us = bounded(stats->delay_us),
+        .entries = stats->entries,
+        .late_us = bounded(stats->late_ns / US_NS),
+        .early_us = bounded(stats->early_ns / US_NS),
+        .queue_us = bounded(stats_queue_us(stats)),
+        .awaited = stats->awaited,
         .lanes = by_memory ? 0 : (uint16_t)neighbour_lanes_in_use(peer),
         .reason = (uint8_t)(by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer)),
     };
     add_lanes(peer, &seen);
-    note_rate(sight, &engine->sights, seen.acked, now_ns);
-    seen.retransmits = sight_lost(sight, seen.segments, seen.retransmits);
-    sight->samples = sight->backlogged = sight->delay_us = sight->entries = sight->late_ns = sight->early_ns = 0;
-    sight->awaited = 0;
+    note_rate(stats, &engine->op_stats, seen.acked, now_ns);
+    seen.retransmits = stats_lost(stats, seen.segments, seen.retransmits);
+    stats->samples = stats->backlogged = stats->delay_us = stats->entries = stats->late_ns = stats->early_ns = 0;
+    stats->awaited = 0;
     if (out->count == WIRE_MAX_SEEN || !says_something(&seen)) return;
     seen.acked = bounded(seen.acked);
     seen.busy_us = bounded(seen.busy_us);
@@ -173,15 +173,15 @@ static void note_awaited(const struct op *op) {
     const struct mover *mover = mover_of(op);
     const struct moving *moving = op->work;
     if (mover->misses == NULL) {
-        if (!moving->next_ready) mover_successor(op)->sight.awaited++;
+        if (!moving->next_ready) mover_successor(op)->stats.awaited++;
         return;
     }
     for (uint32_t place = 0; place < op->team->count; place++)
-        if (place != op->team->place && mover->misses(op, place)) mover_peer(op, place)->sight.awaited++;
+        if (place != op->team->place && mover->misses(op, place)) mover_peer(op, place)->stats.awaited++;
 }
 
 static void note_live(struct book *book, struct op *op) {
-    struct sights *t = &((struct engine *)book->driver.context)->sights;
+    struct op_stats *t = &((struct engine *)book->driver.context)->op_stats;
     if (op->phase == OP_ENDED) return;
     if (op->phase == OP_RUNNING && !op->frozen && op->team->count > 1) note_awaited(op);
     if (op->parent != NULL) return;
@@ -190,7 +190,7 @@ static void note_live(struct book *book, struct op *op) {
 }
 
 static void tell(struct engine *engine, int64_t now_ns) {
-    struct sights *t = &engine->sights;
+    struct op_stats *t = &engine->op_stats;
     const struct epoch_ring *ring = &engine->book.now->ring;
     int64_t processor_ns = platform_thread_ns();
     struct wire_telemetry out = {.count = 0};
@@ -234,7 +234,7 @@ static int64_t pause_ns(const struct engine *engine) {
 }
 
 int telemetry_step(struct engine *engine, int timeout_ms) {
-    struct sights *t = &engine->sights;
+    struct op_stats *t = &engine->op_stats;
     if (!atomic_load_explicit(&t->awake, memory_order_relaxed)) return timeout_ms;
     int64_t now_ns = platform_now_ns();
     if (atomic_exchange_explicit(&t->moved, false, memory_order_relaxed) || t->moved_ns == 0) t->moved_ns = now_ns;

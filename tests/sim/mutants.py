@@ -652,24 +652,24 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="fastest_forgotten",  # the fastest heartbeat of the span before counts no more
-        file="data/sight.c",
-        old="sight->least_us[1] = sight->least_at == 0 ? travel_us : sight->least_us[0];",
-        new="sight->least_us[1] = travel_us;",
-        test="data/test_sight.c",
+        file="data/stats.c",
+        old="stats->least_us[1] = stats->least_at == 0 ? travel_us : stats->least_us[0];",
+        new="stats->least_us[1] = travel_us;",
+        test="data/test_stats.c",
     ),
     Mutant(
         name="segments_counted_again",
-        file="data/sight.c",
-        old="sight->judged_segments = segments;",
+        file="data/stats.c",
+        old="stats->judged_segments = segments;",
         new="",
-        test="data/test_sight.c",
+        test="data/test_stats.c",
     ),
     Mutant(
         name="queue_by_the_worst",  # one late heartbeat counts as a queue
-        file="data/sight.c",
-        old="sight->travel_us[(count - 1) / 2]",
-        new="sight->travel_us[count - 1]",
-        test="data/test_sight.c",
+        file="data/stats.c",
+        old="stats->travel_us[(count - 1) / 2]",
+        new="stats->travel_us[count - 1]",
+        test="data/test_stats.c",
     ),
     Mutant(
         name="speed_of_an_instant",  # less time than the kernel measures in

@@ -1,4 +1,4 @@
-#include "sim/sights.h"
+#include "sim/reports.h"
 
 #include "sim/controls.h"
 #include "sim/mover.h"
@@ -22,7 +22,7 @@ static struct wire_seen see(const struct pccl_sim *s, uint64_t epoch, int from, 
                               .round_trip_us = near ? 300 : 40000};
 }
 
-void sights_tell(struct pccl_sim *s, int slot) {
+void reports_tell(struct pccl_sim *s, int slot) {
     static _Thread_local struct wire_telemetry told;
     struct engine_model *e = s->processes[slot].engine;
     const struct epoch_ring *ring = &e->book.now->ring;

@@ -1,11 +1,11 @@
 // Draws the peers' reports on their links (TELEMETRY) from the seed. They make the master choose algorithms, weights
 // and ring orders.
-#ifndef PCCL_SIM_SIGHTS_H
-#define PCCL_SIM_SIGHTS_H
+#ifndef PCCL_SIM_REPORTS_H
+#define PCCL_SIM_REPORTS_H
 
 #include "sim/world.h"
 
 // Enough for a choice, of the group epoch that the peer is in, or nothing.
-void sights_tell(struct pccl_sim *s, int slot);
+void reports_tell(struct pccl_sim *s, int slot);
 
 #endif
