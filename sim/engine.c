@@ -42,7 +42,7 @@ static void judge_loss(struct engine_model *e, const struct op *op) {
 // Without one of its list only that goes on which may, and was asked to.
 static void judge_success(struct engine_model *e, const struct op *op) {
     uint32_t missing = op->args.group == NULL ? 0 : op->args.group->count;
-    for (uint32_t members = sim_mover_members(op); members != 0 && missing > 0; members &= members - 1) missing--;
+    for (uint32_t members = sim_algorithm_members(op); members != 0 && missing > 0; members &= members - 1) missing--;
     if (missing == 0 || (op->args.retry && op_collective(op)->survives)) return;
     sim_fail(e->sim, "exactness", "peer %d ends op (%llu, %llu, %u) with success without %u of its list", e->slot + 1,
              (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence, missing);
@@ -51,8 +51,8 @@ static void judge_success(struct engine_model *e, const struct op *op) {
 // A call, or a segment of one.
 static void note_end(struct engine_model *e, const struct op *op) {
     if (op->outcome.result == CALL_OK && op->segments == NULL)
-        sim_mover_call(e, op)->members[op->name.segment] = sim_mover_members(op);
-    struct judged_op judged = sim_mover_shown(e, op);
+        sim_algorithm_call(e, op)->members[op->name.segment] = sim_algorithm_members(op);
+    struct judged_op judged = sim_algorithm_shown(e, op);
     judge_ended(e->sim, e->slot, &judged);
 }
 
@@ -81,7 +81,7 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
             count--;
         }
         frame.extra = ask && count == 0;
-        sim_mover_send(e, to, 0, &frame);
+        sim_algorithm_send(e, to, 0, &frame);
     } while (count > 0);
 }
 
@@ -97,14 +97,14 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
                           .fingerprint.count = result->bytes,
                           .value = result->value,
                           .contributors = result->contributors};
-    sim_mover_send(e, to, 0, &frame);
+    sim_algorithm_send(e, to, 0, &frame);
 }
 
 static void drained(void *context) { (void)context; }
 
 static void report_mismatch(void *context, const struct wire_mismatch *mismatch) {
     struct engine_model *e = context;
-    struct wire_header header = sim_mover_header(e);
+    struct wire_header header = sim_algorithm_header(e);
     header.epoch = mismatch->name.epoch;
     struct wire_buffer frame = {0};
     wire_encode_mismatch(&frame, header, mismatch);
@@ -113,7 +113,7 @@ static void report_mismatch(void *context, const struct wire_mismatch *mismatch)
 
 static void cancel(void *context, const struct wire_op_name *name) {
     struct engine_model *e = context;
-    struct wire_header header = sim_mover_header(e);
+    struct wire_header header = sim_algorithm_header(e);
     header.epoch = name->epoch;
     struct wire_cancel message = {*name};
     struct wire_buffer frame = {0};
@@ -128,7 +128,7 @@ static void request_epoch(void *context) {
 
 static void put(void *context, struct block *block) {
     (void)context;
-    sim_mover_block_put(block);
+    sim_algorithm_block_put(block);
 }
 
 // Judges the contributors that a call's outcome names.
@@ -156,13 +156,25 @@ static void judge_contributors(struct engine_model *e, const struct call *call, 
 
 void engine_model_begin(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
-    struct op_driver driver = {
-        e,      member,      sim_mover_start, sim_mover_signal, sim_mover_release, sim_mover_fill, ended,
-        forget, acknowledge, supply,          drained,          report_mismatch,   request_epoch,  put,
-        failed, cancel};
+    struct op_driver driver = {e,
+                               member,
+                               sim_algorithm_start,
+                               sim_algorithm_signal,
+                               sim_algorithm_release,
+                               sim_algorithm_fill,
+                               ended,
+                               forget,
+                               acknowledge,
+                               supply,
+                               drained,
+                               report_mismatch,
+                               request_epoch,
+                               put,
+                               failed,
+                               cancel};
     e->sim = s;
     e->slot = slot;
-    book_init(&e->book, &driver, sim_mover_work_bytes);
+    book_init(&e->book, &driver, sim_algorithm_work_bytes);
 }
 
 void engine_model_end(struct engine_model *e) {
@@ -319,7 +331,7 @@ void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action
     e->pending_ready = e->book.ready = false;
     judge_ring(s, slot, epoch);
     if (epoch->lost) book_note_loss(&e->book, epoch->group_epoch);
-    sim_mover_wake(e);
+    sim_algorithm_wake(e);
 }
 
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
@@ -330,7 +342,7 @@ void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
 
 static void send_report(struct engine_model *e, const struct wire_report *report) {
     struct wire_buffer frame = {0};
-    wire_encode_report(&frame, sim_mover_header(e), report);
+    wire_encode_report(&frame, sim_algorithm_header(e), report);
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
@@ -360,7 +372,7 @@ bool engine_model_apply(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
     e->woken = false;
     bool entered = e->pending != NULL && enter(e);
-    sim_mover_apply(e);
+    sim_algorithm_apply(e);
     return entered;
 }
 
@@ -373,7 +385,7 @@ void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdic
     struct engine_model *e = engine_of(s, slot);
     for (struct op *op = e->book.table[tag_slot(verdict->name.tag)]; op != NULL; op = op->chain)
         if ((op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && wire_op_name_equal(&op->name, &verdict->name)) {
-            struct judged_op judged = sim_mover_shown(e, op);
+            struct judged_op judged = sim_algorithm_shown(e, op);
             judge_verdict(s, slot, &judged, verdict);
         }
     book_verdict(&e->book, verdict);
@@ -386,13 +398,13 @@ void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct fra
     const struct epoch *now = e->book.now;
     struct op_member *member = NULL;
     for (uint32_t rank = 0; rank < now->ring.count; rank++)
-        if (rank != now->ring.rank && sim_mover_slot(e->book.members[rank]) == from) member = e->book.members[rank];
+        if (rank != now->ring.rank && sim_algorithm_slot(e->book.members[rank]) == from) member = e->book.members[rank];
     if (frame->epoch != now->group_epoch || frame->run != now->run || member == NULL) return;
     uint32_t bytes = frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY ? (uint32_t)frame->fingerprint.count : 0;
     struct block *block = NULL;
     if (frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY)
-        block = sim_mover_block(bytes, frame->value, frame->contributors);
-    struct wire_op head = sim_mover_head(frame);
+        block = sim_algorithm_block(bytes, frame->value, frame->contributors);
+    struct wire_op head = sim_algorithm_head(frame);
     struct wire_op_name name = {frame->offset, frame->tag, frame->sequence, 0, frame->extra};
     switch (frame->type) {
     case WIRE_SMALL:
@@ -401,7 +413,7 @@ void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct fra
         if (!book_signal(&e->book, member, frame->type, &head, block, bytes) && !s->processes[slot].out.failed)
             sim_fail(s, "bounded memory", "peer %d gets more from peer %d than it may hold", slot + 1, from + 1);
         return;
-    case WIRE_CHUNK: sim_mover_chunk(e, from, frame); return;
+    case WIRE_CHUNK: sim_algorithm_chunk(e, from, frame); return;
     case WIRE_SUPPLY: book_supplied(&e->book, &name, block); return;
     case WIRE_ACK: book_acked(&e->book, member, frame->names, frame->name_count, frame->extra == 1); return;
     default: sim_fail(s, "no mixing", "peer %d got a frame of type %u", slot + 1, frame->type); return;

@@ -1,10 +1,10 @@
-// The data plane of a simulated peer: the shipped mind of the ops (ops/book), driven in virtual time, and a mover that
-// adds numbers.
+// The data plane of a simulated peer: the shipped mind of the ops (ops/book), driven in virtual time, and a algorithm
+// that adds numbers.
 #ifndef PCCL_SIM_ENGINE_H
 #define PCCL_SIM_ENGINE_H
 
 #include "peer/member.h"
-#include "sim/mover.h"
+#include "sim/algorithm.h"
 
 void engine_model_begin(struct pccl_sim *s, int slot); // with its process
 void engine_model_end(struct engine_model *e);

@@ -1,7 +1,7 @@
 #include "sim/reports.h"
 
 #include "sim/controls.h"
-#include "sim/mover.h"
+#include "sim/algorithm.h"
 #include "sim/process.h"
 
 enum { REPORTS = 4, CITIES = 3 };
@@ -38,7 +38,7 @@ void reports_tell(struct pccl_sim *s, int slot) {
     }
     for (int i = 0; i < REPORTS; i++) {
         struct wire_buffer frame = {0};
-        wire_encode_telemetry(&frame, sim_mover_header(e), &told);
+        wire_encode_telemetry(&frame, sim_algorithm_header(e), &told);
         sim_send_master(s, &s->processes[slot], &frame);
     }
 }

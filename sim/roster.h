@@ -4,7 +4,7 @@
 #define PCCL_SIM_ROSTER_H
 
 #include "ops/plan.h"
-#include "sim/mover.h"
+#include "sim/algorithm.h"
 
 enum { ROSTERS_MOST = 32 };
 

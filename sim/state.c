@@ -105,7 +105,7 @@ static void finish(struct pccl_sim *s, int slot, bool complete) {
             done.sources[done.count++] = (struct wire_sync_source){state->donors[i].id, state->donors[i].kept};
     s->counts[complete ? COUNT_FETCHES : COUNT_NOT_FETCHED]++;
     struct wire_buffer frame = {0};
-    wire_encode_sync_done(&frame, sim_mover_header(p->engine), &done);
+    wire_encode_sync_done(&frame, sim_algorithm_header(p->engine), &done);
     sim_send_master(s, p, &frame);
 }
 

@@ -27,7 +27,7 @@ KNOWN: set[str] = set()
 
 
 def folder_of(path: Path) -> str:
-    """The room of a file: `csrc/data/movers` belongs to `data`."""
+    """The room of a file: `csrc/data/algorithms` belongs to `data`."""
     return path.parts[1] if path.parts[0] == "csrc" else path.parts[0]
 
 

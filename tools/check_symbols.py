@@ -26,8 +26,9 @@ FOLDERS = {"api": ("api_", "pccl"), "sim": ("sim_", "pccl_sim_", "judge_")}
 
 #: Circles that exist. Take them apart; add none.
 CIRCLES = {
-    "data/box data/lane data/link data/mover data/movers/broadcast data/movers/direct data/movers/pieces data/movers/ring "
-    "data/movers/sharded data/movers/spread data/route data/same_host data/service": "a layer of connections below data ends it",
+    "data/algorithm data/algorithms/broadcast data/algorithms/direct data/algorithms/pieces data/algorithms/ring "
+    "data/algorithms/sharded data/algorithms/spread data/box data/lane data/link data/route data/same_host "
+    "data/service": "a layer of connections below data ends it",
     "device/cuda device/cuda_queue device/device": "a library for CUDA that calls device_add ends it",
 }
 
@@ -40,7 +41,7 @@ PREFIXES = {
     "data/lane": {"neighbour_": "lane and neighbour are one module, until connections have a layer of their own"},
     "data/link": dict.fromkeys(("engine_", "lanes_", "neighbour_", "neighbours_"), "likewise"),
     "data/link_report": {"engine_": "a call of the engine"},
-    "data/movers/direct": {"mover_": "called by data/mover alone"},
+    "data/algorithms/direct": {"algorithm_": "called by data/algorithm alone"},
     "data/pool": {"block_": "what the pool holds"},
     "data/same_host": {"lane_": "likewise", "neighbour_": "likewise"},
     "data/workers": {"turn_": "the lock that worker threads pass on"},

@@ -4,7 +4,7 @@
 #include "base/stream.h"
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pool.h"
 #include "device/shared_memory.h"
 
@@ -72,7 +72,7 @@ struct frame *box_frame(struct engine *engine, struct op *op, struct neighbour *
     head->extra = (uint32_t)bytes;
     engine_lock(engine);
     bool taken = take_slots(boxes, 1, &slot);
-    struct frame *frame = taken ? mover_frame(engine, op, WIRE_CHUNK_IN, head, WIRE_PLACE_BYTES) : NULL;
+    struct frame *frame = taken ? algorithm_frame(engine, op, WIRE_CHUNK_IN, head, WIRE_PLACE_BYTES) : NULL;
     engine_unlock(engine);
     if (frame == NULL) return NULL; // without memory the engine is dead
     stream_copy(boxes->own + (size_t)slot * BOX_SLOT_BYTES, chunk, bytes);

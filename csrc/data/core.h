@@ -2,8 +2,8 @@
 //
 // `engine.lock` guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
 // thread has seen an op, to nobody; with workers it is guarded by the turn (data/workers). The lock is never held
-// across a blocking call; socket calls never block. Modules of data/ read and change the fields; state/ and movers use
-// the functions here and in data/mover.h.
+// across a blocking call; socket calls never block. Modules of data/ read and change the fields; state/ and algorithms
+// use the functions here and in data/algorithm.h.
 #ifndef PCCL_DATA_CORE_H
 #define PCCL_DATA_CORE_H
 
@@ -16,7 +16,7 @@
 #include "device/device.h"
 #include "ops/book.h"
 
-struct mover_shared;
+struct algorithm_shared;
 struct lanes;
 struct pool;
 struct same_host;
@@ -55,7 +55,7 @@ struct engine {
     // each belongs to the module of its name
     struct lanes *lanes;
     struct workers *workers; // NULL: none
-    struct mover_shared *shared;
+    struct algorithm_shared *shared;
     struct pool *pool;
     struct same_host *same_host;
     struct backup_cache backups;

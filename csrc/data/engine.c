@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
@@ -41,7 +41,7 @@ static bool may_begin(struct engine *engine, struct op *op) {
     engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
     if (queue == NULL) return true;
-    if (mover_of(op)->direct && op->input == NULL && op->in_bytes > 0)
+    if (algorithm_of(op)->direct && op->input == NULL && op->in_bytes > 0)
         op->input = device_window(queue, op->args.send, op->in_bytes, &op->fence);
     if (device_passed(queue, op->fence) != DEVICE_DONE) return false;
     if (op->backup.bytes != NULL && !ranges_add(&op->backup.saved, 0, op->bytes)) engine_fail_of(engine, queue);
@@ -63,15 +63,15 @@ static void begin_posted(struct engine *engine) {
     for (;;) {
         engine_lock(engine);
         struct op *op = take_posted(engine);
-        bool direct = op != NULL && mover_of(op)->direct;
-        if (direct && !mover_of(op)->begin(engine, op)) book_refuse(&engine->book, op);
+        bool direct = op != NULL && algorithm_of(op)->direct;
+        if (direct && !algorithm_of(op)->begin(engine, op)) book_refuse(&engine->book, op);
         engine_unlock(engine);
         if (op == NULL) return;
         if (direct) continue;
         if (op->restart) backup_restore(&op->backup, op->args.queue, op->args.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
-        if (mover_begin(engine, op)) continue;
+        if (algorithm_begin(engine, op)) continue;
         engine_lock(engine);
         op_list_remove(&engine->running, op);
         engine_fail_of(engine, op->args.queue);
@@ -88,7 +88,7 @@ static void fail_with_device(struct book *book, struct op *op) {
 static void go_on_with_devices(struct engine *engine) {
     for (struct op *op = engine->running.first, *next; op != NULL; op = next) {
         next = op->next;
-        if (op->moved) mover_check(engine, op);
+        if (op->moved) algorithm_check(engine, op);
     }
     lanes_schedule(engine);
 }
@@ -245,7 +245,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->self = *self;
     engine->callbacks = *callbacks;
     struct op_driver driver = engine_driver(engine);
-    book_init(&engine->book, &driver, mover_work_bytes());
+    book_init(&engine->book, &driver, algorithm_work_bytes());
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->not_holding);

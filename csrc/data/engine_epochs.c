@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "data/engine.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
@@ -62,7 +62,7 @@ void engine_drop_ops(struct engine *engine) {
     engine_assert_locked(engine);
     lanes_drop_frames(engine, false);
     engine->running.first = engine->posted.first = NULL;
-    struct mover_shared *shared = mover_shared(engine);
+    struct algorithm_shared *shared = algorithm_shared(engine);
     shared->under_way = shared->early = shared->granted = 0;
 }
 
@@ -88,7 +88,7 @@ void engine_enter_pending(struct engine *engine) {
     engine->pending = NULL;
     wire_encode_report(&engine->for_master, engine_header(engine), &report);
     free(report.ops);
-    mover_leave_boxes(engine); // they end with the epoch
+    algorithm_leave_boxes(engine); // they end with the epoch
     lanes_enter_epoch(engine);
     if (engine->pending_ready) links_are_ready(engine);
 }

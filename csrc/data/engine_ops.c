@@ -10,7 +10,7 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/pool.h"
@@ -38,12 +38,12 @@ static bool start(void *context, struct op *op) {
     struct engine *engine = context;
     engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
-    bool direct = mover_of(op)->direct;
+    bool direct = algorithm_of(op)->direct;
     op->begun_ns = platform_now_ns();
     if (direct) {
         if (op->restart) backup_restore(&op->backup, queue, op->args.recv); // it was large among more members
         op->restart = false;
-        if (queue == NULL) return mover_of(op)->begin(engine, op);
+        if (queue == NULL) return algorithm_of(op)->begin(engine, op);
     } else if (op_is_in_place(op) && op->backup.bytes == NULL) {
         if (!backup_begin(&engine->backups, &op->backup, queue, op->bytes)) {
             engine_fail_of(engine, queue);
@@ -61,20 +61,20 @@ static bool start(void *context, struct op *op) {
 static bool signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
                       struct block *block) {
     engine_assert_locked((struct engine *)context);
-    mover_entered(op, neighbour_of(from), type, from->heard_ns);
-    return mover_signal(context, op, neighbour_of(from), type, head, block);
+    algorithm_entered(op, neighbour_of(from), type, from->heard_ns);
+    return algorithm_signal(context, op, neighbour_of(from), type, head, block);
 }
 
 static void release(void *context, struct op *op) {
     engine_assert_locked((struct engine *)context);
     op->moved = false;
-    mover_of(op)->release(context, op);
+    algorithm_of(op)->release(context, op);
 }
 
 static bool fill(void *context, struct op *op, struct block *result) {
     engine_assert_locked((struct engine *)context);
     (void)context;
-    return result->length == op->result_bytes && mover_write(op, result->bytes);
+    return result->length == op->result_bytes && algorithm_write(op, result->bytes);
 }
 
 static void ended(void *context, struct op *op) {
@@ -144,7 +144,7 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
 
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
     struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .offset = name->epoch, .extra = name->list};
-    mover_complete_result(context, result);
+    algorithm_complete_result(context, result);
     neighbour_signal(context, neighbour_of(to), WIRE_SUPPLY, &head, result);
 }
 
@@ -229,12 +229,12 @@ static bool settle(struct engine *engine, struct op *op) {
 
 // In words, for a caller that has waited long. Only what is known here is told; others may be waiting, too.
 static void say_what_for(const struct op *op, char *out, size_t capacity) {
-    const struct mover *mover = mover_of(op);
+    const struct algorithm *algorithm = algorithm_of(op);
     if (op->phase == OP_WAITING || op->frozen)
         snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
     else if (op->phase == OP_COMPLETE)
         snprintf(out, capacity, "it is complete here, and other members have yet to complete it");
-    else if (op->phase != OP_RUNNING || mover->waits_for == NULL || !mover->waits_for(op, out, capacity))
+    else if (op->phase != OP_RUNNING || algorithm->waits_for == NULL || !algorithm->waits_for(op, out, capacity))
         snprintf(out, capacity, "other members have yet to send their part, or wait for others themselves");
 }
 

@@ -1,8 +1,8 @@
 // Frames on the links of an engine: those that are to be sent, and the one that is coming on a lane.
 //
 // A frame is a head of fixed size (struct wire_header, then struct wire_op), a payload, and padding. Some frames belong
-// to an op (data/movers), some to the service of the engine (data/service.h), the rest to the links and the agreement
-// about ops.
+// to an op (data/algorithms), some to the service of the engine (data/service.h), the rest to the links and the
+// agreement about ops.
 #ifndef PCCL_DATA_FRAME_H
 #define PCCL_DATA_FRAME_H
 
@@ -32,7 +32,7 @@ struct frame {
     uint32_t length;        // of the payload
     uint8_t lead;           // zero bytes in front of it, see frame_align
     uint32_t copied;        // bytes that were copied for it into a box
-    uint32_t bytes;         // element bytes that it stands for, for the mover of `op`
+    uint32_t bytes;         // element bytes that it stands for, for the algorithm of `op`
     uint64_t fence; // of `device`, whose window the payload is: it is there when this has passed; 0: it is there
     struct device_queue *device;
     uint8_t place[WIRE_PLACE_BYTES];

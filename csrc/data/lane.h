@@ -45,7 +45,7 @@ struct neighbour {
     bool offered;                           // in this epoch it has told the name of its
     uint8_t rendezvous[RENDEZVOUS_NAME_BYTES];
     struct boxes boxes;
-    uint64_t eager_bytes;     // movers/direct, movers/ring: sent before the peer posted the op
+    uint64_t eager_bytes;     // algorithms/direct, algorithms/ring: sent before the peer posted the op
     double speed;             // thread: of its links together
     int64_t speed_ns;         // thread: when it was measured
     struct pace_lanes pace;   // thread: how many of its lanes carry bulk

@@ -10,7 +10,7 @@ struct engine;
 struct neighbour;
 struct pool;
 
-// A sum whose last addition is left until somebody asks for the bytes (data/movers/direct).
+// A sum whose last addition is left until somebody asks for the bytes (data/algorithms/direct).
 struct block_sum {
     struct block *operand; // owned reference, of the same length; NULL: the bytes of the block are complete
     uint64_t count;        // elements

@@ -6,7 +6,7 @@
 #include "base/platform.h"
 #include "data/box.h"
 #include "data/core.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
@@ -112,9 +112,9 @@ static struct op *find_running(const struct engine *engine, const struct incomin
 static bool place_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = find_running(engine, in);
     if (op == NULL || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint)) return true;
-    const struct mover *mover = mover_of(op);
-    if (in->header.type != mover->types[0] && in->header.type != mover->types[1]) return false;
-    if (!mover->place(engine, op, in)) return false;
+    const struct algorithm *algorithm = algorithm_of(op);
+    if (in->header.type != algorithm->types[0] && in->header.type != algorithm->types[1]) return false;
+    if (!algorithm->place(engine, op, in)) return false;
     in->op = op;
     return true;
 }
@@ -123,8 +123,8 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = in->op;
     in->op = NULL;
     if (op == NULL) return true;
-    bool good = mover_arrived(engine, op, in);
-    if (good) mover_check(engine, op);
+    bool good = algorithm_arrived(engine, op, in);
+    if (good) algorithm_check(engine, op);
     return good;
 }
 
@@ -147,8 +147,8 @@ static bool take_early(struct engine *engine, struct incoming *in) {
         block_put(engine, block);
     engine_unlock(engine);
     if (op == NULL) return good;
-    good = mover_take_early(engine, op, in->from, &in->head, block);
-    if (good) mover_check(engine, op);
+    good = algorithm_take_early(engine, op, in->from, &in->head, block);
+    if (good) algorithm_check(engine, op);
     return good;
 }
 
@@ -216,8 +216,8 @@ static bool arrived(struct engine *engine, struct incoming *in) {
 }
 
 static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
-    for (struct op *op = mover_first(engine); op != NULL; op = op->next) {
-        struct frame *frame = mover_of(op)->next(engine, op, lane, idle);
+    for (struct op *op = algorithm_first(engine); op != NULL; op = op->next) {
+        struct frame *frame = algorithm_of(op)->next(engine, op, lane, idle);
         if (frame != NULL) return frame;
     }
     return service_next(engine, lane);
@@ -235,7 +235,7 @@ const struct lane_route route = {
     .place = place,
     .arrived = arrived,
     .next = next,
-    .sent = mover_sent,
+    .sent = algorithm_sent,
     .may_be_read = same_host_may_come,
     .changed = changed,
 };

@@ -4,7 +4,7 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/link.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/same_host.h"
 
 static uint64_t microseconds(int64_t ns) { return ns <= 0 ? 0 : (uint64_t)(ns / US_NS); }
@@ -170,14 +170,14 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
 
 // Counts the members that the operation waits for at its beginning.
 static void note_awaited(const struct op *op) {
-    const struct mover *mover = mover_of(op);
+    const struct algorithm *algorithm = algorithm_of(op);
     const struct moving *moving = op->work;
-    if (mover->misses == NULL) {
-        if (!moving->next_ready) mover_successor(op)->stats.awaited++;
+    if (algorithm->misses == NULL) {
+        if (!moving->next_ready) algorithm_successor(op)->stats.awaited++;
         return;
     }
     for (uint32_t place = 0; place < op->team->count; place++)
-        if (place != op->team->place && mover->misses(op, place)) mover_peer(op, place)->stats.awaited++;
+        if (place != op->team->place && algorithm->misses(op, place)) algorithm_peer(op, place)->stats.awaited++;
 }
 
 static void note_live(struct book *book, struct op *op) {

@@ -1,10 +1,10 @@
 // Signals, inputs and first chunks that come before the op that they are for is posted here.
 //
 // What they hold is bounded by the sender: it counts the inputs and chunks that it has sent and the receiver has not
-// shown to have posted (data/movers/direct, data/movers/ring). What lies here was sent and is not posted, so it is part
-// of that count, and a member that keeps to the bound is never found above it. Beyond it a frame is a violation, and
-// its link is closed. No link ever waits for room: READY, ACK and heartbeats behind an early input are heard, and ops
-// posted in different orders cannot wait for each other.
+// shown to have posted (data/algorithms/direct, data/algorithms/ring). What lies here was sent and is not posted, so it
+// is part of that count, and a member that keeps to the bound is never found above it. Beyond it a frame is a
+// violation, and its link is closed. No link ever waits for room: READY, ACK and heartbeats behind an early input are
+// heard, and ops posted in different orders cannot wait for each other.
 #ifndef PCCL_OPS_UNEXPECTED_H
 #define PCCL_OPS_UNEXPECTED_H
 

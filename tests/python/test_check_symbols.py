@@ -53,18 +53,18 @@ def test_a_tree_without_breaches(tool: Any, tmp_path: Path) -> None:
 def test_a_circle_of_three(tool: Any, tmp_path: Path) -> None:
     sources = {
         "data/lane": "extern const int route; int lane_go(void) { return route; }",
-        "data/route": "int mover_go(void); const int route = 1; int route_go(void) { return mover_go(); }",
-        "data/mover": "int lane_go(void); int mover_go(void) { return lane_go(); }",
+        "data/route": "int algorithm_go(void); const int route = 1; int route_go(void) { return algorithm_go(); }",
+        "data/algorithm": "int lane_go(void); int algorithm_go(void) { return lane_go(); }",
         "net/conn": "int conn_go(void) { return 0; }",
     }
-    assert built(tool, tmp_path, sources) == ["objects need each other: data/lane data/mover data/route"]
-    tool.CIRCLES = {"data/lane data/mover data/route": "known"}
+    assert built(tool, tmp_path, sources) == ["objects need each other: data/algorithm data/lane data/route"]
+    tool.CIRCLES = {"data/algorithm data/lane data/route": "known"}
     assert tool.breaches(tool.Objects(tmp_path / "build")) == []
 
 
 def test_a_symbol_defined_twice(tool: Any, tmp_path: Path) -> None:
-    sources = {"data/mover": "int mover_bytes(void) { return 1; }", "sim/mover": "const int mover_bytes = 1;"}
-    assert built(tool, tmp_path, sources) == ["mover_bytes is defined in data/mover and sim/mover"]
+    sources = {"data/algorithm": "int algorithm_bytes(void) { return 1; }", "sim/algorithm": "const int algorithm_bytes = 1;"}
+    assert built(tool, tmp_path, sources) == ["algorithm_bytes is defined in data/algorithm and sim/algorithm"]
 
 
 def test_a_prefix_of_another_module(tool: Any, tmp_path: Path) -> None:

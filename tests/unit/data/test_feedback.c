@@ -1,5 +1,5 @@
-// Error feedback of the sharded mover: over the contributors of each range, what was given is what was applied and what
-// is left; with losses, in segments, in place; and what belongs to the caller alone is only read.
+// Error feedback of the sharded algorithm: over the contributors of each range, what was given is what was applied and
+// what is left; with losses, in segments, in place; and what belongs to the caller alone is only read.
 #include <math.h>
 
 #include "compute/kernels.h"

@@ -1,4 +1,4 @@
-// The sharded mover with a codec that has four bits for an element and a scale for every 256: nothing but the codec
+// The sharded algorithm with a codec that has four bits for an element and a scale for every 256: nothing but the codec
 // knows how long what it writes is. What members end with is exactly what the same steps give in one place.
 #include "engine_world.h"
 #include "four_bits.h"

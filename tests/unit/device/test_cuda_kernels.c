@@ -138,7 +138,7 @@ static void fill_block_like(void *bytes, int dtype, size_t count) {
     free(wide);
 }
 
-// What sharded ops do on the host (data/movers/sharded.c).
+// What sharded ops do on the host (data/algorithms/sharded.c).
 static void code_on_host(const struct coding *how, const struct device_codes *what, const void *input,
                          const float *residual_in, uint8_t *codes, void *result, float *residual_out) {
     static float sum[COUNT_MOST], term[COUNT_MOST], stored[COUNT_MOST];

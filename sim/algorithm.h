@@ -1,7 +1,7 @@
-// The ways of moving an op, with one number in place of a tensor: small ones as data/movers/direct.c moves them, large
-// ones as data/movers/ring.c, broadcast.c and pieces.c, by ops/plan. What is spread goes round the ring here.
-#ifndef PCCL_SIM_MOVER_H
-#define PCCL_SIM_MOVER_H
+// The ways of moving an op, with one number in place of a tensor: small ones as data/algorithms/direct.c moves them,
+// large ones as data/algorithms/ring.c, broadcast.c and pieces.c, by ops/plan. What is spread goes round the ring here.
+#ifndef PCCL_SIM_ALGORITHM_H
+#define PCCL_SIM_ALGORITHM_H
 
 #include "ops/book.h"
 #include "sim/judge_ops.h"
@@ -63,28 +63,28 @@ struct block {
     uint64_t value;
 };
 
-extern const size_t sim_mover_work_bytes; // behind each op
+extern const size_t sim_algorithm_work_bytes; // behind each op
 
 // Returns the header of the engine's frames to the master.
-struct wire_header sim_mover_header(const struct engine_model *e);
-struct block *sim_mover_block(uint32_t bytes, uint64_t value, uint32_t contributors);
-void sim_mover_block_put(struct block *block);   // NULL is allowed
-uint32_t sim_mover_members(const struct op *op); // slots, of the epoch in which it was begun
-struct call *sim_mover_call(const struct engine_model *e, const struct op *op);
-int sim_mover_slot(const struct op_member *member);
-struct wire_op sim_mover_head(const struct frame *frame);
-void sim_mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
-void sim_mover_wake(struct engine_model *e);
-struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *op);
+struct wire_header sim_algorithm_header(const struct engine_model *e);
+struct block *sim_algorithm_block(uint32_t bytes, uint64_t value, uint32_t contributors);
+void sim_algorithm_block_put(struct block *block);   // NULL is allowed
+uint32_t sim_algorithm_members(const struct op *op); // slots, of the epoch in which it was begun
+struct call *sim_algorithm_call(const struct engine_model *e, const struct op *op);
+int sim_algorithm_slot(const struct op_member *member);
+struct wire_op sim_algorithm_head(const struct frame *frame);
+void sim_algorithm_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
+void sim_algorithm_wake(struct engine_model *e);
+struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct op *op);
 
 // Callbacks of ops/driver.h.
-bool sim_mover_start(void *context, struct op *op);
-bool sim_mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
-                      struct block *block);
-void sim_mover_release(void *context, struct op *op);
-bool sim_mover_fill(void *context, struct op *op, struct block *result);
+bool sim_algorithm_start(void *context, struct op *op);
+bool sim_algorithm_signal(void *context, struct op *op, struct op_member *from, uint16_t type,
+                          const struct wire_op *head, struct block *block);
+void sim_algorithm_release(void *context, struct op *op);
+bool sim_algorithm_fill(void *context, struct op *op, struct block *result);
 
-void sim_mover_apply(struct engine_model *e); // begins the large ops that were started
-void sim_mover_chunk(struct engine_model *e, int from, const struct frame *frame);
+void sim_algorithm_apply(struct engine_model *e); // begins the large ops that were started
+void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *frame);
 
 #endif

@@ -5,7 +5,7 @@
 #include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pace.h"
 
 struct broadcast {
@@ -28,7 +28,7 @@ static bool begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     b->moving.next_ready = b->last; // nothing is sent there
     // The root receives nothing, but its predecessor compares the arguments.
-    mover_offer(engine, op, mover_predecessor(op), b->root ? 0 : box_offer(mover_predecessor(op), op));
+    algorithm_offer(engine, op, algorithm_predecessor(op), b->root ? 0 : box_offer(algorithm_predecessor(op), op));
     engine_unlock(engine);
     return true;
 }
@@ -38,7 +38,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     struct broadcast *b = op->work;
     (void)engine, (void)block;
-    if (type != WIRE_READY || from != mover_successor(op)) return true;
+    if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     b->next_began = true;
     b->boxed = !b->last && box_serves(from, op, head->extra);
     return true;
@@ -64,11 +64,11 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     size_t bytes = boxed ? in->head.extra : in->length;
     uint64_t offset = in->head.offset, elements = bytes / op->element;
     if (in->header.type != WIRE_CHUNK && !boxed) return false;
-    if (b->root || in->from != mover_predecessor(op) || bytes == 0 || bytes % op->element != 0 || offset > op->count ||
-        elements > op->count - offset)
+    if (b->root || in->from != algorithm_predecessor(op) || bytes == 0 || bytes % op->element != 0 ||
+        offset > op->count || elements > op->count - offset)
         return false;
-    return mover_take(engine, &b->placed, offset, offset + elements) &&
-           (boxed || mover_place(engine, op, in, offset * op->element));
+    return algorithm_take(engine, &b->placed, offset, offset + elements) &&
+           (boxed || algorithm_place(engine, op, in, offset * op->element));
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
@@ -77,13 +77,13 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     bool boxed = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = boxed ? in->head.extra : in->length;
     if (!boxed)
-        mover_land(op, offset * op->element, in->to, bytes);
+        algorithm_land(op, offset * op->element, in->to, bytes);
     else if (!box_copy(engine, in, (uint8_t *)op->args.recv + offset * op->element))
         return false;
     engine_lock(engine);
     bool noted = ranges_add(&b->whole, offset, offset + bytes / op->element);
     if (!noted) engine_fail(engine);
-    if (!b->last) neighbour_schedule(mover_successor(op));
+    if (!b->last) neighbour_schedule(algorithm_successor(op));
     engine_unlock(engine);
     b->moving.receive_left -= bytes;
     return noted;
@@ -92,8 +92,8 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct broadcast *b = op->work;
     uint64_t here = b->whole.count > 0 && b->whole.list[0].begin == 0 ? b->whole.list[0].end : 0;
-    if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != mover_successor(op) ||
-        !mover_may_use(engine, lane))
+    if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != algorithm_successor(op) ||
+        !algorithm_may_use(engine, lane))
         return NULL;
     uint64_t elements =
         pace_chunk(op->count, op->element, b->boxed ? PACE_CHUNK_MAX : pace_frame(&lane->pace), op->parent != NULL);
@@ -104,19 +104,19 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     head.offset = b->next;
     from += b->next * op->element;
     struct frame *frame = b->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
-                                   : mover_chunk(engine, op, &head, from, elements * op->element);
+                                   : algorithm_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) b->next += elements;
     return frame;
 }
 
-const struct mover broadcast_mover = {
+const struct algorithm broadcast_algorithm = {
     .name = "broadcast",
     .work_bytes = sizeof(struct broadcast),
     .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
     .begin = begin,
     .signal = take_signal,
     .release = release,
-    .waits_for = mover_waits_for_next,
+    .waits_for = algorithm_waits_for_next,
     .misses = misses,
     .place = place,
     .arrived = arrived,

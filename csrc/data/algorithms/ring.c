@@ -6,7 +6,7 @@
 
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pace.h"
 #include "data/same_host.h"
 #include "device/device.h"
@@ -90,8 +90,9 @@ static bool begin(struct engine *engine, struct op *op) {
         engine_unlock(engine);
         return false;
     }
-    mover_offer(engine, op, mover_predecessor(op), op->args.queue == NULL && same_host_may_read(mover_predecessor(op)));
-    neighbour_schedule(mover_successor(op)); // what may go early
+    algorithm_offer(engine, op, algorithm_predecessor(op),
+                    op->args.queue == NULL && same_host_may_read(algorithm_predecessor(op)));
+    neighbour_schedule(algorithm_successor(op)); // what may go early
     engine_unlock(engine);
     return true;
 }
@@ -124,7 +125,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     size_t bytes = chunk_bytes(in);
     if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !in->lane->verified_local || op->args.queue != NULL))
         return false;
-    if (in->from != mover_predecessor(op) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
+    if (in->from != algorithm_predecessor(op) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
     enum plan_step step = step_of(op, head);
@@ -138,7 +139,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
     if (!reduce && head->shard != op->team->place && comes_too_early(engine, op, head->offset * op->element, bytes))
         return false;
-    if (!mover_take(engine, reduce ? &ring->reducing : &ring->gathering, head->offset, head->offset + elements))
+    if (!algorithm_take(engine, reduce ? &ring->reducing : &ring->gathering, head->offset, head->offset + elements))
         return false;
     if (is_placed(in)) { // part by part, as it is read
         in->to = in->place;
@@ -147,14 +148,14 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     uint64_t at = head->offset * op->element;
     if (reduce) {
         if (op->args.queue != NULL)
-            in->to = mover_landing(op, at, bytes);
+            in->to = algorithm_landing(op, at, bytes);
         else if (in->to == NULL)
             in->to = lane_scratch(in->lane);
         return in->to != NULL;
     }
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
     // then.
-    return mover_place(engine, op, in, at);
+    return algorithm_place(engine, op, in, at);
 }
 
 // Lock held. The chunk, copied into the link, or, when the neighbour reads our memory, named.
@@ -163,8 +164,8 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
     const struct ring *ring = op->work;
     if (ring->next_reads) head->extra = (uint32_t)bytes;
     uint16_t type = !ring->moving.next_ready ? WIRE_EARLY : ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK;
-    struct frame *frame = mover_frame(engine, op, type, head, ring->next_reads ? WIRE_PLACE_BYTES : bytes);
-    if (frame == NULL || (!ring->next_reads && !mover_show(engine, op, frame, chunk))) return NULL;
+    struct frame *frame = algorithm_frame(engine, op, type, head, ring->next_reads ? WIRE_PLACE_BYTES : bytes);
+    if (frame == NULL || (!ring->next_reads && !algorithm_show(engine, op, frame, chunk))) return NULL;
     if (!ring->next_reads) return frame;
     frame->bytes = (uint32_t)bytes;
     wire_place_encode(frame->place, (uint64_t)(uintptr_t)chunk);
@@ -178,7 +179,7 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     head.hop++;
     head.extra = 0;
     engine_lock(engine);
-    struct lane *lane = ring->moving.next_ready ? neighbour_lane(mover_successor(op), in->lane->index) : NULL;
+    struct lane *lane = ring->moving.next_ready ? neighbour_lane(algorithm_successor(op), in->lane->index) : NULL;
     // A chunk that was kept counts as one of the direct link, which is not for bulk where there are lanes.
     bool now = lane != NULL && !lane->pace.far && lane_is_for_bulk(lane);
     struct forward *forward = now ? NULL : malloc(sizeof *forward);
@@ -191,7 +192,7 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
         *forward = (struct forward){NULL, head, chunk_bytes(in)};
         *ring->last = forward;
         ring->last = &forward->next;
-        neighbour_schedule(mover_successor(op));
+        neighbour_schedule(algorithm_successor(op));
     } else if (!now) {
         engine_fail(engine);
     }
@@ -203,10 +204,10 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
     (void)block;
-    if (type != WIRE_READY || from != mover_successor(op)) return true;
+    if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     if (ring->under_way == 0) ring->next_reads = head->extra == 1 && can_be_read(op);
     from->eager_bytes -= ring->moving.early;
-    mover_shared(engine)->early -= ring->moving.early;
+    algorithm_shared(engine)->early -= ring->moving.early;
     ring->moving.early = 0;
     return true;
 }
@@ -251,7 +252,7 @@ static bool take_placed(struct engine *engine, struct op *op, const struct incom
     size_t bytes = chunk_bytes(in), part_bytes = save ? PACE_CHUNK_MAX / 2 : bytes;
     for (size_t done = 0; done < bytes; done += part_bytes) {
         size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
-        if (!mover_save(op, at + done, part)) return false;
+        if (!algorithm_save(op, at + done, part)) return false;
         if (!reduce) {
             uint8_t *to = (uint8_t *)op->args.recv + at + done;
             if (!same_host_read_written(in->lane, to, address + done, part)) return false;
@@ -277,19 +278,19 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     if (is_placed(in)) {
         if (!take_placed(engine, op, in, step, at)) return false;
     } else if (reduce) {
-        if (!mover_save_apart(engine, op, at, bytes)) return false;
+        if (!algorithm_save_apart(engine, op, at, bytes)) return false;
         reduce_part(engine, op, step, at, to, bytes);
     } else {
-        mover_land(op, at, to, bytes);
+        algorithm_land(op, at, to, bytes);
     }
     if (reduce && !note_summed(engine, op, at, bytes)) return false;
     ring->moving.receive_left -= bytes;
     if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.shard == now->place) {
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
-        if (!ring->next_reads) mover_shared(engine)->under_way -= back;
+        if (!ring->next_reads) algorithm_shared(engine)->under_way -= back;
         engine_lock(engine);
-        neighbour_schedule(mover_successor(op));
+        neighbour_schedule(algorithm_successor(op));
         engine_unlock(engine);
     }
     if (step != STEP_GATHER_LAST && !(is_half(op) && step == STEP_REDUCE_LAST)) forward(engine, op, in);
@@ -299,7 +300,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 // Returns true for the first segment of a call; any other operation is its own first segment.
 static bool is_first_segment(const struct engine *engine, const struct op *op) {
     if (op->parent == NULL) return true;
-    for (const struct op *other = mover_first(engine); other != NULL; other = other->next)
+    for (const struct op *other = algorithm_first(engine); other != NULL; other = other->next)
         if (other->parent == op->parent && other->name.segment < op->name.segment) return false;
     return true;
 }
@@ -313,8 +314,8 @@ static bool may_inject(struct engine *engine, const struct op *op, uint64_t chun
     if (is_half(op)) return idle;
     if (ring->under_way == 0 && is_first_segment(engine, op)) return true;
     if (ring->next_reads) return ring->under_way < CHUNKS_AHEAD * chunk;
-    const struct epoch *now = mover_epoch(engine);
-    const struct mover_shared *shared = mover_shared(engine);
+    const struct epoch *now = algorithm_epoch(engine);
+    const struct algorithm_shared *shared = algorithm_shared(engine);
     return shared->under_way + PACE_CHUNK_MAX <=
            shared->early + pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
 }
@@ -348,14 +349,14 @@ static bool may_go_early(const struct op *op, const struct lane *lane) {
 }
 
 static bool is_kept(const struct engine *engine, const struct lane *lane, uint64_t bytes) {
-    return lane->peer->eager_bytes + bytes <= unexpected_chunk_limit(mover_epoch(engine)->ring.count);
+    return lane->peer->eager_bytes + bytes <= unexpected_chunk_limit(algorithm_epoch(engine)->ring.count);
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
     bool early = !ring->moving.next_ready;
-    if (lane->peer != mover_successor(op) || (early && !may_go_early(op, lane)) || !mover_may_use(engine, lane))
+    if (lane->peer != algorithm_successor(op) || (early && !may_go_early(op, lane)) || !algorithm_may_use(engine, lane))
         return NULL;
     bool forwards = ring->forwards != NULL;
     struct plan_range own = shard_of(op, now->place);
@@ -373,25 +374,25 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     struct frame *frame = early && !is_kept(engine, lane, bytes) ? NULL : chunk_frame(engine, op, &head, chunk, bytes);
     if (early && frame != NULL) {
         ring->moving.early += frame->bytes;
-        mover_shared(engine)->early += frame->bytes;
+        algorithm_shared(engine)->early += frame->bytes;
         lane->peer->eager_bytes += frame->bytes;
     }
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     ring->inject += elements;
     if (!is_half(op)) ring->under_way += frame->bytes;
-    if (!is_half(op) && !ring->next_reads) mover_shared(engine)->under_way += frame->bytes;
+    if (!is_half(op) && !ring->next_reads) algorithm_shared(engine)->under_way += frame->bytes;
     return frame;
 }
 
-const struct mover ring_mover = {
+const struct algorithm ring_algorithm = {
     .name = "ring",
     .work_bytes = sizeof(struct ring),
     .types = {WIRE_CHUNK, WIRE_CHUNK_AT},
     .begin = begin,
     .signal = take_signal,
     .release = release,
-    .waits_for = mover_waits_for_next,
+    .waits_for = algorithm_waits_for_next,
     .place = place,
     .arrived = arrived,
     .next = next,

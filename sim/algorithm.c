@@ -1,5 +1,5 @@
 // Models an algorithm: a reduced value is a sum of random numbers, which shows who contributed, once each.
-#include "sim/mover.h"
+#include "sim/algorithm.h"
 
 #include <stdlib.h>
 
@@ -27,17 +27,19 @@ struct moving {
     uint32_t contributors;
 };
 
-const size_t sim_mover_work_bytes = sizeof(struct moving);
+const size_t sim_algorithm_work_bytes = sizeof(struct moving);
 
-uint32_t sim_mover_members(const struct op *op) { return ((const struct moving *)op->work)->members; }
+uint32_t sim_algorithm_members(const struct op *op) { return ((const struct moving *)op->work)->members; }
 
 // ---- helpers ----
 
 static struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
 
-int sim_mover_slot(const struct op_member *member) { return ((const struct neighbour *)(const void *)member)->slot; }
+int sim_algorithm_slot(const struct op_member *member) {
+    return ((const struct neighbour *)(const void *)member)->slot;
+}
 
-static uint32_t bit(const struct op_member *member) { return 1U << sim_mover_slot(member); }
+static uint32_t bit(const struct op_member *member) { return 1U << sim_algorithm_slot(member); }
 
 static const struct epoch_ring *ring_of(const struct engine_model *e) { return &e->book.now->ring; }
 
@@ -54,22 +56,22 @@ static bool is_root(const struct op *op, uint32_t places) {
     return op->team->ranks[(op->team->place + places) % op->team->count] == op->args.root;
 }
 
-struct call *sim_mover_call(const struct engine_model *e, const struct op *op) {
+struct call *sim_algorithm_call(const struct engine_model *e, const struct op *op) {
     return (struct call *)&e->calls[op->args.tag & ((1U << CALL_BITS) - 1)];
 }
 
-struct wire_header sim_mover_header(const struct engine_model *e) {
+struct wire_header sim_algorithm_header(const struct engine_model *e) {
     const struct epoch *now = e->book.now;
     return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
 }
 
-struct block *sim_mover_block(uint32_t bytes, uint64_t value, uint32_t contributors) {
+struct block *sim_algorithm_block(uint32_t bytes, uint64_t value, uint32_t contributors) {
     struct block *block = refuse_never(sizeof *block);
     *block = (struct block){1, bytes, contributors, value};
     return block;
 }
 
-void sim_mover_block_put(struct block *block) {
+void sim_algorithm_block_put(struct block *block) {
     if (block != NULL && --block->references == 0) free(block);
 }
 
@@ -83,12 +85,12 @@ static struct frame frame_of(const struct engine_model *e, const struct op *op, 
                           .fingerprint = op->args.fingerprint};
 }
 
-void sim_mover_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame) {
+void sim_algorithm_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame) {
     const struct neighbour *n = neighbour_of(to);
     if (e->sim->processes[n->slot].life == n->life) sim_send(e->sim, e->slot, n->slot, index, frame);
 }
 
-void sim_mover_wake(struct engine_model *e) {
+void sim_algorithm_wake(struct engine_model *e) {
     struct pccl_sim *s = e->sim;
     if (e->woken) return;
     e->woken = true;
@@ -97,13 +99,13 @@ void sim_mover_wake(struct engine_model *e) {
 
 // Returns the call's input for this operation, or segment.
 static uint64_t input_of(const struct engine_model *e, const struct op *op) {
-    return sim_mix(sim_mover_call(e, op)->input + op->name.segment);
+    return sim_mix(sim_algorithm_call(e, op)->input + op->name.segment);
 }
 
 // Returns the members whose inputs are in a result at this member. Small operations bring all inputs to all.
 static uint32_t holds(const struct engine_model *e, const struct op *op) {
     const struct moving *m = op->work;
-    const struct call *call = sim_mover_call(e, op);
+    const struct call *call = sim_algorithm_call(e, op);
     const struct plan_collective *collective = op_collective(op);
     bool gets = op->args.fingerprint.kind == PLAN_REDUCE || op->args.fingerprint.kind == PLAN_GATHER;
     if (op->path == PLAN_SMALL || op->path == PLAN_RING || op->path == PLAN_SPREAD || !collective->rooted ||
@@ -112,7 +114,7 @@ static uint32_t holds(const struct engine_model *e, const struct op *op) {
     return gets ? 1U << e->slot : 1U << sim_slot(&call->ids[call->root], &(uint32_t){0});
 }
 
-struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *op) {
+struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct op *op) {
     const struct moving *m = op->work;
     enum call_result result = op->outcome.result;
     return (struct judged_op){.name = op->name,
@@ -120,7 +122,7 @@ struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *
                               .small = op->path == PLAN_SMALL,
                               .members = m->members,
                               .holds = holds(e, op),
-                              .calls = sim_mover_call(e, op)->calls,
+                              .calls = sim_algorithm_call(e, op)->calls,
                               .input = input_of(e, op),
                               .value = m->value,
                               .contributors = m->contributors,
@@ -138,9 +140,9 @@ struct judged_op sim_mover_shown(const struct engine_model *e, const struct op *
 static void complete_small(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     if (m->missing > 0 || op->mismatch_reported) return;
-    struct judged_op judged = sim_mover_shown(e, op);
+    struct judged_op judged = sim_algorithm_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
-    op->result = sim_mover_block((uint32_t)op->bytes, m->value, m->contributors);
+    op->result = sim_algorithm_block((uint32_t)op->bytes, m->value, m->contributors);
     book_complete(&e->book, op);
 }
 
@@ -149,7 +151,7 @@ static void send_input(struct engine_model *e, struct op *op, struct op_member *
     mine.value = ((struct moving *)op->work)->input;
     mine.contributors = 1U << e->slot;
     acks_drop_implied(to, &op->name);
-    sim_mover_send(e, to, 0, &mine);
+    sim_algorithm_send(e, to, 0, &mine);
 }
 
 // Takes the block. What is known to have posted the op gets the input that is owed to it.
@@ -165,7 +167,7 @@ static void take_input(struct engine_model *e, struct op *op, struct op_member *
         m->contributors |= block->contributors;
         m->missing--;
     }
-    sim_mover_block_put(block);
+    sim_algorithm_block_put(block);
 }
 
 static void meet(struct engine_model *e, struct op *op, struct op_member *other) {
@@ -177,7 +179,7 @@ static void meet(struct engine_model *e, struct op *op, struct op_member *other)
         struct frame frame = frame_of(e, op, WIRE_POSTED);
         m->owed |= bit(other);
         acks_drop_implied(other, &op->name);
-        sim_mover_send(e, other, 0, &frame);
+        sim_algorithm_send(e, other, 0, &frame);
     } else {
         if (!seen) {
             m->eager |= bit(other);
@@ -211,21 +213,21 @@ static bool travels(const struct op *op, uint32_t members, uint32_t shard) {
 static void complete_large(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     if (op->phase != OP_RUNNING || op->mismatch_reported || m->to_receive > 0 || m->to_send > 0) return;
-    struct judged_op judged = sim_mover_shown(e, op);
+    struct judged_op judged = sim_algorithm_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
     if (!book_complete(&e->book, op)) return;
-    judged = sim_mover_shown(e, op);
+    judged = sim_algorithm_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
     struct wire_op_done done = {op->name, (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
     struct wire_buffer frame = {0};
-    wire_encode_op_done(&frame, sim_mover_header(e), &done);
+    wire_encode_op_done(&frame, sim_algorithm_header(e), &done);
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
 }
 
 // Over a lane, which neighbours of the ring have, or the direct link.
 static void send_chunk(struct engine_model *e, struct op_member *to, const struct frame *frame) {
     uint32_t n = ring_of(e)->count, places = (to->rank + n - ring_of(e)->rank) % n;
-    sim_mover_send(e, to, places == 1 || places == n - 1 ? 1 + frame->shard % LANES : 0, frame);
+    sim_algorithm_send(e, to, places == 1 || places == n - 1 ? 1 + frame->shard % LANES : 0, frame);
 }
 
 static void forward(struct engine_model *e, struct op *op, const struct frame *frame) {
@@ -265,7 +267,7 @@ static void begin_ring(struct engine_model *e, struct op *op) {
     }
     struct unexpected *posted = book_unexpected(&e->book, op, successor(op), WIRE_READY);
     struct frame ready = frame_of(e, op, WIRE_READY);
-    sim_mover_send(e, predecessor(op), 0, &ready);
+    sim_algorithm_send(e, predecessor(op), 0, &ready);
     if (travels(op, n, rank)) {
         struct frame chunk = frame_of(e, op, WIRE_CHUNK);
         chunk.shard = (uint16_t)rank;
@@ -287,7 +289,7 @@ static void begin_chain(struct engine_model *e, struct op *op) {
     m->next_ready = last; // nothing is sent there
     struct unexpected *posted = book_unexpected(&e->book, op, successor(op), WIRE_READY);
     struct frame ready = frame_of(e, op, WIRE_READY);
-    sim_mover_send(e, predecessor(op), 0, &ready);
+    sim_algorithm_send(e, predecessor(op), 0, &ready);
     if (root) {
         struct frame chunk = frame_of(e, op, WIRE_CHUNK);
         m->results = 1;
@@ -337,7 +339,7 @@ static void begin_pieces(struct engine_model *e, struct op *op) {
     }
     for (uint32_t step = 1; step < op->team->count; step++) {
         struct frame ready = frame_of(e, op, WIRE_READY);
-        sim_mover_send(e, behind(op, step), 0, &ready);
+        sim_algorithm_send(e, behind(op, step), 0, &ready);
     }
     for (uint32_t step = 1; step < op->team->count && op->phase == OP_RUNNING; step++) {
         struct unexpected *posted = book_unexpected(&e->book, op, behind(op, step), WIRE_READY);
@@ -356,7 +358,7 @@ static void begin_large(struct engine_model *e, struct op *op) {
     if (op->path == PLAN_PIECES) begin_pieces(e, op);
 }
 
-struct wire_op sim_mover_head(const struct frame *frame) {
+struct wire_op sim_algorithm_head(const struct frame *frame) {
     return (struct wire_op){.tag = frame->tag,
                             .fingerprint = frame->fingerprint,
                             .sequence = frame->sequence,
@@ -369,7 +371,7 @@ static void take_ring_chunk(struct engine_model *e, struct op *op, int from, con
     bool chain = op->path == PLAN_CHAIN;
     enum plan_step step = plan_ring_step(op->team->count, op->team->place, frame->shard, frame->hop);
     if (chain) step = m->next_ready && m->to_send == 0 ? STEP_GATHER_LAST : STEP_GATHER;
-    if (sim_mover_slot(predecessor(op)) != from || step == STEP_INVALID || m->to_receive == 0) {
+    if (sim_algorithm_slot(predecessor(op)) != from || step == STEP_INVALID || m->to_receive == 0) {
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of shard %u at hop %u from %d that it does not expect",
                  e->slot + 1, frame->shard, frame->hop, from + 1);
         return;
@@ -407,8 +409,8 @@ static void take_piece(struct engine_model *e, struct op *op, int from, const st
     complete_large(e, op);
 }
 
-void sim_mover_chunk(struct engine_model *e, int from, const struct frame *frame) {
-    struct wire_op head = sim_mover_head(frame);
+void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *frame) {
+    struct wire_op head = sim_algorithm_head(frame);
     struct op *op = book_find_running(&e->book, &head);
     if (op == NULL)
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
@@ -438,24 +440,24 @@ static void take_up_input(struct engine_model *e, struct op *op) {
     SIM_TRACE(e->sim, "peer %d: begins %s op (%llu, %llu, %u.%u)", e->slot + 1,
               op->path == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
               (unsigned long long)op->name.tag, op->name.sequence, op->name.segment);
-    struct judged_op judged = sim_mover_shown(e, op);
+    struct judged_op judged = sim_algorithm_shown(e, op);
     judge_begins(e->sim, e->slot, &judged);
 }
 
-bool sim_mover_start(void *context, struct op *op) {
+bool sim_algorithm_start(void *context, struct op *op) {
     struct engine_model *e = context;
     if (op->path == PLAN_SMALL) {
         take_up_input(e, op);
         begin_small(e, op);
     } else {
         op_list_append(&e->posted, op);
-        sim_mover_wake(e);
+        sim_algorithm_wake(e);
     }
     return true;
 }
 
-bool sim_mover_signal(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
-                      struct block *block) {
+bool sim_algorithm_signal(void *context, struct op *op, struct op_member *from, uint16_t type,
+                          const struct wire_op *head, struct block *block) {
     struct engine_model *e = context;
     (void)head;
     if (op->path == PLAN_SMALL) {
@@ -469,25 +471,25 @@ bool sim_mover_signal(void *context, struct op *op, struct op_member *from, uint
     return true;
 }
 
-void sim_mover_release(void *context, struct op *op) {
+void sim_algorithm_release(void *context, struct op *op) {
     (void)context;
-    sim_mover_block_put(op->result);
+    sim_algorithm_block_put(op->result);
     op->result = NULL;
 }
 
-bool sim_mover_fill(void *context, struct op *op, struct block *result) {
+bool sim_algorithm_fill(void *context, struct op *op, struct block *result) {
     struct engine_model *e = context;
     struct moving *m = op->work;
     if (result->bytes != op->bytes) return false;
     e->sim->counts[COUNT_OPS_SUPPLIED]++;
     m->value = result->value;
     m->contributors = result->contributors;
-    struct judged_op judged = sim_mover_shown(e, op);
+    struct judged_op judged = sim_algorithm_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
     return true;
 }
 
-void sim_mover_apply(struct engine_model *e) {
+void sim_algorithm_apply(struct engine_model *e) {
     for (struct op *op; (op = op_list_pop(&e->posted)) != NULL;) {
         op->phase = OP_RUNNING;
         take_up_input(e, op);

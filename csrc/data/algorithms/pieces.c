@@ -13,7 +13,7 @@
 #include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pace.h"
 #include "device/device.h"
 
@@ -73,8 +73,8 @@ static bool begin(struct engine *engine, struct op *op) {
         struct wire_op head;
         op_head(op, &head);
         head.offset = part_from(op, place)->count;
-        head.extra = box_offer(mover_peer(op, place), op);
-        neighbour_signal(engine, mover_peer(op, place), WIRE_READY, &head, NULL);
+        head.extra = box_offer(algorithm_peer(op, place), op);
+        neighbour_signal(engine, algorithm_peer(op, place), WIRE_READY, &head, NULL);
     }
     engine_unlock(engine);
     copy_own(op);
@@ -85,7 +85,7 @@ static bool begin(struct engine *engine, struct op *op) {
 static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct pieces *p = op->work;
-    uint32_t place = mover_place_of(op, from);
+    uint32_t place = algorithm_place_of(op, from);
     (void)block;
     if (p->links == NULL || type != WIRE_READY) return true;
     uint64_t given = part_to(op, place)->count;
@@ -109,7 +109,7 @@ static void release(struct engine *engine, struct op *op) {
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
-    uint32_t from = mover_place_of(op, in->from);
+    uint32_t from = algorithm_place_of(op, in->from);
     bool boxed = box_is_named(in, op);
     size_t bytes = boxed ? in->head.extra : in->length;
     if (p->links == NULL || from == GROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
@@ -117,26 +117,26 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     const struct call_part *part = part_from(op, from);
     uint64_t offset = in->head.offset, elements = bytes / op->element;
     if (offset > part->count || elements > part->count - offset) return false;
-    return mover_take(engine, &p->links[from].taken, offset, offset + elements) &&
-           (boxed || mover_place(engine, op, in, (part->at + offset) * op->element));
+    return algorithm_take(engine, &p->links[from].taken, offset, offset + elements) &&
+           (boxed || algorithm_place(engine, op, in, (part->at + offset) * op->element));
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
-    uint64_t at = (part_from(op, mover_place_of(op, in->from))->at + in->head.offset) * op->element;
+    uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.offset) * op->element;
     if (in->header.type == WIRE_CHUNK_IN) {
         p->moving.receive_left -= in->head.extra;
         return box_copy(engine, in, (uint8_t *)op->args.recv + at);
     }
-    mover_land(op, at, in->to, in->length);
+    algorithm_land(op, at, in->to, in->length);
     p->moving.receive_left -= in->length;
     return true;
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct pieces *p = op->work;
-    uint32_t place = mover_place_of(op, lane->peer);
-    if (!idle || p->links == NULL || place == GROUP_NOBODY || !mover_may_use(engine, lane)) return NULL;
+    uint32_t place = algorithm_place_of(op, lane->peer);
+    if (!idle || p->links == NULL || place == GROUP_NOBODY || !algorithm_may_use(engine, lane)) return NULL;
     struct link *link = &p->links[place];
     const struct call_part *part = part_to(op, place);
     if (!link->ready || link->next == part->count) return NULL;
@@ -148,12 +148,12 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     head.offset = link->next;
     const uint8_t *from = piece_to(op, place) + link->next * op->element;
     struct frame *frame = link->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
-                                      : mover_chunk(engine, op, &head, from, elements * op->element);
+                                      : algorithm_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) link->next += elements;
     return frame;
 }
 
-const struct mover pieces_mover = {
+const struct algorithm pieces_algorithm = {
     .name = "pieces",
     .work_bytes = sizeof(struct pieces),
     .types = {WIRE_CHUNK, WIRE_CHUNK_IN},

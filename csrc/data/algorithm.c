@@ -1,4 +1,4 @@
-#include "data/mover.h"
+#include "data/algorithm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,36 +12,36 @@
 #include "data/workers.h"
 #include "device/device.h"
 
-static const struct mover *const movers[] = {[PLAN_SMALL] = &direct_mover,    [PLAN_RING] = &ring_mover,
-                                             [PLAN_SPREAD] = &spread_mover,   [PLAN_SHARDED] = &sharded_mover,
-                                             [PLAN_CHAIN] = &broadcast_mover, [PLAN_PIECES] = &pieces_mover};
+static const struct algorithm *const algorithms[] = {
+    [PLAN_SMALL] = &direct_algorithm,    [PLAN_RING] = &ring_algorithm,       [PLAN_SPREAD] = &spread_algorithm,
+    [PLAN_SHARDED] = &sharded_algorithm, [PLAN_CHAIN] = &broadcast_algorithm, [PLAN_PIECES] = &pieces_algorithm};
 
-const struct mover *mover_of(const struct op *op) { return movers[op->path]; }
+const struct algorithm *algorithm_of(const struct op *op) { return algorithms[op->path]; }
 
-size_t mover_work_bytes(void) {
+size_t algorithm_work_bytes(void) {
     size_t most = 0;
-    for (size_t i = 0; i < sizeof movers / sizeof movers[0]; i++)
-        if (movers[i]->work_bytes > most) most = movers[i]->work_bytes;
+    for (size_t i = 0; i < sizeof algorithms / sizeof algorithms[0]; i++)
+        if (algorithms[i]->work_bytes > most) most = algorithms[i]->work_bytes;
     return most;
 }
 
 // ---- what the engine asks ----
-bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                  const struct wire_op *head, struct block *block) {
-    const struct mover *mover = mover_of(op);
-    if (!mover->direct) {
+bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                      const struct wire_op *head, struct block *block) {
+    const struct algorithm *algorithm = algorithm_of(op);
+    if (!algorithm->direct) {
         struct moving *moving = op->work;
         block_put(engine, block);
         block = NULL;
-        moving->next_ready |= type == WIRE_READY && from == mover_successor(op);
+        moving->next_ready |= type == WIRE_READY && from == algorithm_successor(op);
     }
-    return mover->signal == NULL || mover->signal(engine, op, from, type, head, block);
+    return algorithm->signal == NULL || algorithm->signal(engine, op, from, type, head, block);
 }
 
-bool mover_arrived(struct engine *engine, struct op *op, struct incoming *in) {
+bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     stats_op_moved(&engine->op_stats);
     op_note_bytes(op);
-    bool good = mover_of(op)->arrived(engine, op, in);
+    bool good = algorithm_of(op)->arrived(engine, op, in);
     if (!good && op->backup.saved.refused) {
         engine_lock(engine);
         engine_fail(engine);
@@ -51,19 +51,19 @@ bool mover_arrived(struct engine *engine, struct op *op, struct incoming *in) {
 }
 
 // Without a direct link the op is redone in the next epoch.
-bool mover_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
-                      struct block *block) {
-    const struct mover *mover = mover_of(op);
+bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
+                          struct block *block) {
+    const struct algorithm *algorithm = algorithm_of(op);
     struct incoming in = {
         .from = from, .header = {.type = WIRE_CHUNK}, .head = *head, .length = block->length, .to = block->bytes};
     engine_lock(engine);
     in.lane = from->lanes[0];
     bool taken = in.lane != NULL && wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint);
-    bool good = !taken || (mover->types[0] == WIRE_CHUNK && mover->place(engine, op, &in));
+    bool good = !taken || (algorithm->types[0] == WIRE_CHUNK && algorithm->place(engine, op, &in));
     engine_unlock(engine);
     if (taken && good) {
         if (in.to != block->bytes) memcpy(in.to, block->bytes, block->length);
-        good = mover_arrived(engine, op, &in);
+        good = algorithm_arrived(engine, op, &in);
     }
     engine_lock(engine);
     block_put(engine, block);
@@ -74,50 +74,50 @@ bool mover_take_early(struct engine *engine, struct op *op, struct neighbour *fr
 static void take_all_early(struct engine *engine, struct op *op, struct neighbour *from) {
     for (bool good = true; good;) {
         engine_lock(engine);
-        struct unexpected *early = mover_unexpected(engine, op, from, WIRE_EARLY);
+        struct unexpected *early = algorithm_unexpected(engine, op, from, WIRE_EARLY);
         struct lane *direct = from->lanes[0];
         engine_unlock(engine);
         if (early == NULL) return;
-        good = mover_take_early(engine, op, from, &early->head, early->block);
+        good = algorithm_take_early(engine, op, from, &early->head, early->block);
         free(early);
         if (!good && direct != NULL) lane_break(direct, WIRE_LINK_MALFORMED, "malformed EARLY");
     }
 }
 
-bool mover_begin(struct engine *engine, struct op *op) {
+bool algorithm_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct moving *moving = op->work;
-    if (!mover_of(op)->begin(engine, op)) return false;
+    if (!algorithm_of(op)->begin(engine, op)) return false;
     op->tx_bytes = moving->send_left;
     op->rx_bytes = moving->receive_left;
     engine_lock(engine);
     for (uint32_t place = 0; place < now->count; place++) {
-        struct neighbour *peer = mover_peer(op, place);
+        struct neighbour *peer = algorithm_peer(op, place);
         if (peer != NULL) peer->alone = op->path == PLAN_RING;
-        struct unexpected *unexpected = peer == NULL ? NULL : mover_unexpected(engine, op, peer, WIRE_READY);
+        struct unexpected *unexpected = peer == NULL ? NULL : algorithm_unexpected(engine, op, peer, WIRE_READY);
         if (unexpected == NULL) continue;
-        mover_signal(engine, op, peer, WIRE_READY, &unexpected->head, NULL);
+        algorithm_signal(engine, op, peer, WIRE_READY, &unexpected->head, NULL);
         neighbour_schedule(peer);
         free(unexpected);
     }
     engine_unlock(engine);
     for (uint32_t place = 0; place < now->count; place++)
-        if (mover_peer(op, place) != NULL) take_all_early(engine, op, mover_peer(op, place));
-    mover_check(engine, op);
+        if (algorithm_peer(op, place) != NULL) take_all_early(engine, op, algorithm_peer(op, place));
+    algorithm_check(engine, op);
     return true;
 }
 
-void mover_sent(struct engine *engine, const struct frame *frame) {
+void algorithm_sent(struct engine *engine, const struct frame *frame) {
     struct op *op = frame->op;
     struct moving *moving = op->work;
     moving->send_left -= frame->bytes;
     stats_op_moved(&engine->op_stats);
     if (moving->early == 0) op_note_bytes(op); // a successor that only keeps it does not get on
-    if (mover_of(op)->sent != NULL) mover_of(op)->sent(engine, op, frame);
-    mover_check(engine, op);
+    if (algorithm_of(op)->sent != NULL) algorithm_of(op)->sent(engine, op, frame);
+    algorithm_check(engine, op);
 }
 
-void mover_check(struct engine *engine, struct op *op) {
+void algorithm_check(struct engine *engine, struct op *op) {
     const struct moving *moving = op->work;
     if (moving->receive_left > 0 || moving->send_left > 0) return;
     if (!op->moved) op->fence = device_mark(op->args.queue);
@@ -132,49 +132,50 @@ void mover_check(struct engine *engine, struct op *op) {
     if (told) engine_tell(engine);
 }
 
-// ---- what a mover asks ----
-struct mover_shared *mover_shared(struct engine *engine) { return engine->shared; }
+// ---- what a algorithm asks ----
+struct algorithm_shared *algorithm_shared(struct engine *engine) { return engine->shared; }
 
-const struct epoch *mover_epoch(const struct engine *engine) { return engine->book.now; }
+const struct epoch *algorithm_epoch(const struct engine *engine) { return engine->book.now; }
 
-struct neighbour *mover_peer(const struct op *op, uint32_t place) { return neighbour_of(op->team->members[place]); }
+struct neighbour *algorithm_peer(const struct op *op, uint32_t place) { return neighbour_of(op->team->members[place]); }
 
-uint32_t mover_place_of(const struct op *op, const struct neighbour *peer) {
+uint32_t algorithm_place_of(const struct op *op, const struct neighbour *peer) {
     return team_place(op->team, &peer->member);
 }
 
-struct neighbour *mover_successor(const struct op *op) {
-    return mover_peer(op, (op->team->place + 1) % op->team->count);
+struct neighbour *algorithm_successor(const struct op *op) {
+    return algorithm_peer(op, (op->team->place + 1) % op->team->count);
 }
 
-struct neighbour *mover_predecessor(const struct op *op) {
-    return mover_peer(op, (op->team->place + op->team->count - 1) % op->team->count);
+struct neighbour *algorithm_predecessor(const struct op *op) {
+    return algorithm_peer(op, (op->team->place + op->team->count - 1) % op->team->count);
 }
 
 // Samples the start skew to the ring successor only: a member hears from its successor in every operation, so all means
 // are of the same operations. For a segmented call only the first segment counts; the data plane decides when the
 // others begin.
-void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns) {
+void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns) {
     bool says = type == WIRE_READY || type == WIRE_SMALL;
-    if (says && op->name.segment == 0 && from == mover_successor(op))
+    if (says && op->name.segment == 0 && from == algorithm_successor(op))
         stats_entered(&from->stats, op->begun_ns, heard_ns);
 }
 
-struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type) {
+struct unexpected *algorithm_unexpected(struct engine *engine, const struct op *op, struct neighbour *from,
+                                        uint16_t type) {
     engine_assert_locked(engine);
     struct unexpected *unexpected = book_unexpected(&engine->book, op, &from->member, type);
-    if (unexpected != NULL) mover_entered(op, from, type, unexpected->heard_ns);
+    if (unexpected != NULL) algorithm_entered(op, from, type, unexpected->heard_ns);
     return unexpected;
 }
 
-bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
+bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end) {
     engine_assert_locked(engine);
     bool taken = ranges_take(ranges, begin, end);
     if (!taken && ranges->refused) engine_fail(engine);
     return taken;
 }
 
-void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra) {
+void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra) {
     engine_assert_locked(engine);
     struct wire_op head;
     op_head(op, &head);
@@ -182,14 +183,14 @@ void mover_offer(struct engine *engine, const struct op *op, struct neighbour *t
     neighbour_signal(engine, to, WIRE_READY, &head, NULL);
 }
 
-bool mover_waits_for_next(const struct op *op, char *out, size_t capacity) {
+bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity) {
     const struct moving *moving = op->work;
     if (moving->next_ready) return false;
-    snprintf(out, capacity, "%s has not begun it", neighbour_label(mover_successor(op)).chars);
+    snprintf(out, capacity, "%s has not begun it", neighbour_label(algorithm_successor(op)).chars);
     return true;
 }
 
-bool mover_may_use(struct engine *engine, const struct lane *lane) {
+bool algorithm_may_use(struct engine *engine, const struct lane *lane) {
     if (lane->index > 0) return lane_is_for_bulk(lane);
     engine_lock(engine);
     bool bulk = lane_is_for_bulk(lane);
@@ -197,8 +198,8 @@ bool mover_may_use(struct engine *engine, const struct lane *lane) {
     return bulk;
 }
 
-struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
-                          size_t bytes) {
+struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
+                              size_t bytes) {
     engine_assert_locked(engine);
     struct frame *frame = frame_new(engine, type, head, bytes);
     if (frame == NULL) return NULL;
@@ -207,14 +208,14 @@ struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, c
     return frame;
 }
 
-bool mover_save(struct op *op, uint64_t offset, uint64_t length) {
+bool algorithm_save(struct op *op, uint64_t offset, uint64_t length) {
     return backup_save(&op->backup, op->args.send, offset, length);
 }
 
-bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length) {
+bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length) {
     struct backup *backup = &op->backup;
     if (engine->workers == NULL || backup->bytes == NULL || backup->queue != NULL)
-        return mover_save(op, offset, length);
+        return algorithm_save(op, offset, length);
     struct plan_range gap = {.end = offset};
     while (ranges_gap(&backup->saved, gap.end, offset + length, &gap)) {
         turn_leave(engine);
@@ -224,7 +225,7 @@ bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uin
     return ranges_add(&backup->saved, offset, offset + length);
 }
 
-bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {
+bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {
     engine_assert_locked(engine);
     frame->device = op->args.queue;
     frame->payload = device_window(op->args.queue, tensor, frame->length, &frame->fence);
@@ -233,37 +234,37 @@ bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const
     return false;
 }
 
-struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
-                          size_t bytes) {
+struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
+                              size_t bytes) {
     engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_CHUNK, head, bytes);
-    if (frame != NULL && !mover_show(engine, op, frame, tensor)) frame = NULL;
+    struct frame *frame = algorithm_frame(engine, op, WIRE_CHUNK, head, bytes);
+    if (frame != NULL && !algorithm_show(engine, op, frame, tensor)) frame = NULL;
     engine_unlock(engine);
     return frame;
 }
 
-uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length) {
+uint8_t *algorithm_landing(struct op *op, uint64_t offset, size_t length) {
     return device_landing(op->args.queue, (uint8_t *)op->args.recv + offset, length);
 }
 
-void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length) {
+void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length) {
     device_land(op->args.queue, (uint8_t *)op->args.recv + offset, landing, length);
 }
 
-bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
+bool algorithm_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
     engine_assert_locked(engine);
-    if (!mover_save(op, offset, in->length)) {
+    if (!algorithm_save(op, offset, in->length)) {
         engine_fail(engine);
         return false;
     }
-    in->to = mover_landing(op, offset, in->length);
+    in->to = algorithm_landing(op, offset, in->length);
     return in->to != NULL;
 }
 
 // Each member has all inputs of an all-to-all, and takes its own part of each; of what is reduced or scattered, one.
-bool mover_write(struct op *op, const uint8_t *common) {
+bool algorithm_write(struct op *op, const uint8_t *common) {
     if (op->out_bytes == 0) return true;
-    uint8_t *landing = mover_landing(op, 0, op->out_bytes);
+    uint8_t *landing = algorithm_landing(op, 0, op->out_bytes);
     if (landing == NULL) return false;
     const struct call_parts *parts = op->args.parts;
     const struct plan_collective *collective = op_collective(op);
@@ -271,13 +272,13 @@ bool mover_write(struct op *op, const uint8_t *common) {
     uint32_t inputs = all ? op->args.group->count : 1;
     uint64_t at = whole && !all ? 0 : parts->own_at * op->element, each = op->out_bytes / inputs;
     for (uint32_t i = 0; i < inputs; i++) copy_bytes(landing + i * each, common + i * op->bytes + at, each);
-    mover_land(op, 0, landing, op->out_bytes);
+    algorithm_land(op, 0, landing, op->out_bytes);
     return true;
 }
 
-void mover_complete_direct(struct engine *engine, struct op *op) {
+void algorithm_complete_direct(struct engine *engine, struct op *op) {
     engine_assert_locked(engine);
     book_complete(&engine->book, op);
 }
 
-struct op *mover_first(const struct engine *engine) { return engine->running.first; }
+struct op *algorithm_first(const struct engine *engine) { return engine->running.first; }

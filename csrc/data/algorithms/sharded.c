@@ -17,7 +17,7 @@
 #include "compute/kernels.h"
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pool.h"
 #include "device/device.h"
 
@@ -159,7 +159,7 @@ static bool ask_sum(struct op *op, struct plan_range range, const uint8_t *const
     add_own(op, range, &what, now->place);
     if (op->args.fingerprint.op == pcclAvg) what.sum.divisor = what.times = now->count;
     what.result = (uint8_t *)op->args.recv + range.begin * op->element;
-    return mover_save(op, range.begin * op->element, what.count * op->element) && coding_ask(op, &what, coding);
+    return algorithm_save(op, range.begin * op->element, what.count * op->element) && coding_ask(op, &what, coding);
 }
 
 // wide = this member's input, with what was taken away from it before.
@@ -205,7 +205,7 @@ static struct block **inputs_of(const struct op *op, const struct sharded *s, ui
 static bool allocate(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
-    struct mover_shared *shared = mover_shared(engine);
+    struct algorithm_shared *shared = algorithm_shared(engine);
     size_t block_bytes = encoded_bytes(op, (struct plan_range){0, CODEC_PIECE});
     s->window = WINDOW_BYTES / (block_bytes * (now->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
@@ -229,7 +229,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     struct sharded *s = op->work;
     (void)engine, (void)block;
     if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
-    struct target *target = &s->targets[mover_place_of(op, from)];
+    struct target *target = &s->targets[algorithm_place_of(op, from)];
     uint64_t granted = type == WIRE_GRANT ? head->offset : head->extra < s->window ? head->extra : s->window;
     // A block is over at its owner after it has gone there.
     if (type == WIRE_GRANT &&
@@ -249,7 +249,7 @@ static bool begin(struct engine *engine, struct op *op) {
         struct plan_range shard = spread_shard(now->spread, op->count, now->count, rank);
         bytes += encoded_bytes(op, shard) * (rank == now->place ? now->count - 1 : 1);
         s->targets[rank].blocks = blocks_in(shard);
-        if (rank != now->place) mover_offer(engine, op, mover_peer(op, rank), (uint32_t)s->window);
+        if (rank != now->place) algorithm_offer(engine, op, algorithm_peer(op, rank), (uint32_t)s->window);
     }
     engine_unlock(engine);
     s->moving.send_left = s->moving.receive_left = bytes;
@@ -260,7 +260,7 @@ static bool begin(struct engine *engine, struct op *op) {
 // False: the device has failed.
 static bool encode_input(struct engine *engine, struct op *op, struct plan_range range, const struct coding *coding,
                          uint8_t *out) {
-    struct mover_shared *shared = mover_shared(engine);
+    struct algorithm_shared *shared = algorithm_shared(engine);
     widen_input(op, coding, range.end - range.begin, shared->wide);
     encode(op, range, out, shared->wide, false);
     if (op->args.residual_out == NULL) return true;
@@ -277,7 +277,7 @@ static struct frame *next_result(struct engine *engine, struct op *op, struct ta
     head.shard = (uint16_t)op->team->place;
     head.offset = index;
     engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_RESULT, &head, result->length);
+    struct frame *frame = algorithm_frame(engine, op, WIRE_RESULT, &head, result->length);
     if (frame != NULL) {
         result->references++;
         frame->block = result;
@@ -319,7 +319,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, struct lan
     head.shard = (uint16_t)rank;
     head.offset = target->next;
     engine_lock(engine);
-    struct frame *frame = mover_frame(engine, op, WIRE_CODES, &head, encoded_bytes(op, range));
+    struct frame *frame = algorithm_frame(engine, op, WIRE_CODES, &head, encoded_bytes(op, range));
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     frame->payload = stage != NULL ? stage : coding->codes;
@@ -338,11 +338,11 @@ static bool store(struct op *op, struct plan_range range, const uint8_t *codes, 
     size_t count = range.end - range.begin;
     if (!codec_decode(codec_of(op), dtype, wide, codes, count)) return false;
     uint64_t at = range.begin * op->element;
-    uint8_t *landing = mover_landing(op, at, count * op->element);
+    uint8_t *landing = algorithm_landing(op, at, count * op->element);
     if (landing == NULL) return false;
     codec_narrow(dtype, landing, wide, count);
     if (look) codec_widen(dtype, wide, landing, count);
-    mover_land(op, at, landing, count * op->element);
+    algorithm_land(op, at, landing, count * op->element);
     return true;
 }
 
@@ -361,7 +361,7 @@ static void offer_result(struct engine *engine, struct op *op, uint64_t index, s
     s->ready_count++;
     engine_lock(engine);
     for (uint32_t step = 1; step < now->count; step++)
-        neighbour_schedule(mover_peer(op, (now->place + step) % now->count));
+        neighbour_schedule(algorithm_peer(op, (now->place + step) % now->count));
     engine_unlock(engine);
 }
 
@@ -372,7 +372,7 @@ static bool sum_block(struct engine *engine, struct op *op, struct plan_range ra
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
     int wide = codec_wide(what->dtype);
-    void *sum = mover_shared(engine)->wide, *input = mover_shared(engine)->wide_input;
+    void *sum = algorithm_shared(engine)->wide, *input = algorithm_shared(engine)->wide_input;
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? sum : input;
@@ -438,18 +438,19 @@ static bool reduce_blocks(struct engine *engine, struct op *op) {
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
-    uint32_t from = mover_place_of(op, in->from), shard = in->head.shard;
+    uint32_t from = algorithm_place_of(op, in->from), shard = in->head.shard;
     uint64_t index = in->head.offset;
     if (s->targets == NULL || from == UINT32_MAX || shard >= now->count) return false;
     if (index >= s->targets[shard].blocks) return false;
     if (in->length != encoded_bytes(op, block_range(op, shard, index))) return false;
     if (in->header.type == WIRE_RESULT) {
         // each comes once, as in ring.c
-        if (shard != from || !mover_take(engine, &s->targets[from].results, index, index + 1)) return false;
+        if (shard != from || !algorithm_take(engine, &s->targets[from].results, index, index + 1)) return false;
         in->to = lane_scratch(in->lane);
         return in->to != NULL;
     }
-    if (shard != now->place || index >= s->granted || !mover_take(engine, &s->targets[from].codes, index, index + 1))
+    if (shard != now->place || index >= s->granted ||
+        !algorithm_take(engine, &s->targets[from].codes, index, index + 1))
         return false;
     in->block = block_new(engine, in->length);
     if (in->block != NULL) in->to = in->block->bytes;
@@ -459,10 +460,10 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
 static bool store_result(struct engine *engine, struct op *op, struct plan_range range, const uint8_t *codes) {
     struct device_codes what = codes_of(op, range, &codes, 1);
     what.result = (uint8_t *)op->args.recv + range.begin * op->element;
-    if (!mover_save(op, range.begin * op->element, what.count * op->element)) return false;
+    if (!algorithm_save(op, range.begin * op->element, what.count * op->element)) return false;
     enum device_coding coding = device_code(op->args.queue, &what, NULL, NULL);
     if (coding != DEVICE_CODING_ELSEWHERE) return coding == DEVICE_CODING_ASKED;
-    return store(op, range, codes, mover_shared(engine)->wide_input, false);
+    return store(op, range, codes, algorithm_shared(engine)->wide_input, false);
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
@@ -476,7 +477,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
         if (!store_result(engine, op, range, in->to)) return false;
     } else {
         struct slot *slot = &s->slots[index % s->window];
-        inputs_of(op, s, index)[mover_place_of(op, in->from)] = in->block;
+        inputs_of(op, s, index)[algorithm_place_of(op, in->from)] = in->block;
         in->block = NULL;
         if (++slot->arrived == now->count - 1) {
             slot->unsent = now->count - 1;
@@ -491,9 +492,9 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 // ---- frames ----
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
-    uint32_t rank = mover_place_of(op, lane->peer);
+    uint32_t rank = algorithm_place_of(op, lane->peer);
     if (s->targets == NULL || !reduce_blocks(engine, op)) return NULL; // perhaps the device has woken the thread
-    if (!idle || rank == UINT32_MAX || !mover_may_use(engine, lane)) return NULL;
+    if (!idle || rank == UINT32_MAX || !algorithm_may_use(engine, lane)) return NULL;
     struct target *target = &s->targets[rank];
     return target->results_sent < s->ready_count ? next_result(engine, op, target) : next_input(engine, op, lane, rank);
 }
@@ -516,7 +517,8 @@ static void advance(struct engine *engine, struct op *op) {
     head.offset = grant;
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++)
-        if (mover_peer(op, rank) != NULL) neighbour_signal(engine, mover_peer(op, rank), WIRE_GRANT, &head, NULL);
+        if (algorithm_peer(op, rank) != NULL)
+            neighbour_signal(engine, algorithm_peer(op, rank), WIRE_GRANT, &head, NULL);
     engine_unlock(engine);
 }
 
@@ -534,7 +536,7 @@ static void sent(struct engine *engine, struct op *op, const struct frame *frame
     advance(engine, op);
 }
 
-const struct mover sharded_mover = {
+const struct algorithm sharded_algorithm = {
     .name = "sharded",
     .work_bytes = sizeof(struct sharded),
     .types = {WIRE_CODES, WIRE_RESULT},

@@ -17,7 +17,7 @@
 
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pace.h"
 #include "data/pool.h"
 #include "device/device.h"
@@ -96,7 +96,7 @@ static uint32_t parent(const struct op *op, uint32_t shard, uint64_t block, uint
 // Each on one line of its own, since all members have to cut alike: what they know of the op alone.
 static bool divide(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
-    const struct epoch *epoch = mover_epoch(engine);
+    const struct epoch *epoch = algorithm_epoch(engine);
     struct spreading *s = op->work;
     uint64_t granted = pace_granted(now->count, epoch->latency_us, epoch->megabytes_per_s), first = 0;
     struct other *others = calloc(now->count, sizeof *others);
@@ -151,7 +151,7 @@ static uint64_t stored_bytes(const struct op *op, const struct shard *own) {
 // Until which block of the own shard the others may send. Of all ops together so much as PACE_GRANTED_MOST may come,
 // but WINDOW_LEAST blocks of each, so that it always goes on.
 static uint64_t grantable(struct engine *engine, const struct op *op, const struct shard *own) {
-    uint64_t granted = mover_shared(engine)->granted;
+    uint64_t granted = algorithm_shared(engine)->granted;
     uint64_t left = granted < PACE_GRANTED_MOST ? PACE_GRANTED_MOST - granted : 0;
     uint64_t blocks = own->granted - smaller(own->granted, own->open) + left / stored_bytes(op, own);
     if (blocks < WINDOW_LEAST) blocks = WINDOW_LEAST;
@@ -159,13 +159,13 @@ static uint64_t grantable(struct engine *engine, const struct op *op, const stru
 }
 
 static void note_granted(struct engine *engine, const struct op *op, struct shard *own, uint64_t granted) {
-    mover_shared(engine)->granted += (granted - own->granted) * stored_bytes(op, own);
+    algorithm_shared(engine)->granted += (granted - own->granted) * stored_bytes(op, own);
     own->granted = granted;
 }
 
 static void note_added(struct engine *engine, const struct op *op) {
     const struct spreading *s = op->work;
-    mover_shared(engine)->granted -= stored_bytes(op, &s->shards[op->team->place]);
+    algorithm_shared(engine)->granted -= stored_bytes(op, &s->shards[op->team->place]);
 }
 
 static bool begin(struct engine *engine, struct op *op) {
@@ -178,7 +178,7 @@ static bool begin(struct engine *engine, struct op *op) {
     if (own->blocks > 0) note_granted(engine, op, own, grantable(engine, op, own));
     engine_lock(engine);
     for (uint32_t i = 0; i < now->count; i++)
-        if (i != now->place) mover_offer(engine, op, mover_peer(op, i), (uint32_t)own->granted);
+        if (i != now->place) algorithm_offer(engine, op, algorithm_peer(op, i), (uint32_t)own->granted);
     engine_unlock(engine);
     return true;
 }
@@ -234,7 +234,7 @@ static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
 static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
     struct spreading *s = op->work;
-    uint32_t place = mover_place_of(op, from);
+    uint32_t place = algorithm_place_of(op, from);
     (void)engine, (void)block;
     if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
     if (type == WIRE_GRANT && !may_be_granted(op, place, head->offset)) return false;
@@ -244,7 +244,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     if (granted <= shard->granted) return true;
     shard->granted = granted;
     uint32_t to = taker(op, place); // an agent, perhaps
-    if (to != GROUP_NOBODY) neighbour_schedule(mover_peer(op, to));
+    if (to != GROUP_NOBODY) neighbour_schedule(algorithm_peer(op, to));
     return true;
 }
 
@@ -256,7 +256,7 @@ static bool misses(const struct op *op, uint32_t place) {
 static bool waits_for(const struct op *op, char *out, size_t capacity) {
     for (uint32_t i = 0; i < op->team->count; i++) {
         if (i == op->team->place || !misses(op, i)) continue;
-        snprintf(out, capacity, "%s has not begun it", neighbour_label(mover_peer(op, i)).chars);
+        snprintf(out, capacity, "%s has not begun it", neighbour_label(algorithm_peer(op, i)).chars);
         return true;
     }
     return false;
@@ -278,14 +278,14 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
     }
     if (part->inputs[from] == NULL)
         part->inputs[from] = op->args.queue == NULL ? (void *)block_new(engine, bytes)
-                                                    : (void *)mover_landing(op, range.begin * op->element, bytes);
+                                                    : (void *)algorithm_landing(op, range.begin * op->element, bytes);
     return part->inputs[from] == NULL ? NULL : input_bytes(op, part, from);
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct spreading *s = op->work;
     const struct team *now = op->team;
-    uint32_t from = mover_place_of(op, in->from), at = in->head.shard;
+    uint32_t from = algorithm_place_of(op, in->from), at = in->head.shard;
     uint64_t offset = in->head.offset, elements = in->length / op->element;
     if (s->ready == NULL || from == GROUP_NOBODY || at >= now->count || in->header.type != WIRE_CHUNK) return false;
     struct shard *shard = &s->shards[at];
@@ -297,10 +297,11 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     // Everything comes once, as in ring.c.
     if (in->head.hop == DOWN)
         return at != now->place && parent(op, at, block, now->place) == from &&
-               mover_take(engine, &s->results, offset, offset + elements) &&
-               mover_place(engine, op, in, offset * op->element);
+               algorithm_take(engine, &s->results, offset, offset + elements) &&
+               algorithm_place(engine, op, in, offset * op->element);
     if (in->head.hop != UP || from == at || parent(op, at, block, from) != now->place ||
-        block >= shard->open + shard->window || !mover_take(engine, &s->others[from].inputs, offset, offset + elements))
+        block >= shard->open + shard->window ||
+        !algorithm_take(engine, &s->others[from].inputs, offset, offset + elements))
         return false;
     uint8_t *room = input_room(engine, op, part_of(s, at, block), from, range);
     if (room != NULL) in->to = room + (offset - range.begin) * op->element;
@@ -318,7 +319,7 @@ static void offer(struct engine *engine, struct op *op, uint32_t shard, uint64_t
     const struct ready *ready = &s->ready[s->ready_count - 1];
     engine_lock(engine);
     for (uint32_t i = 0; i < op->team->count; i++)
-        if (i != op->team->place && is_for(op, ready, i)) neighbour_schedule(mover_peer(op, i));
+        if (i != op->team->place && is_for(op, ready, i)) neighbour_schedule(algorithm_peer(op, i));
     engine_unlock(engine);
 }
 
@@ -337,7 +338,7 @@ static void grant(struct engine *engine, struct op *op) {
     head.offset = granted;
     engine_lock(engine);
     for (uint32_t i = 0; i < now->count; i++)
-        if (i != now->place) neighbour_signal(engine, mover_peer(op, i), WIRE_GRANT, &head, NULL);
+        if (i != now->place) neighbour_signal(engine, algorithm_peer(op, i), WIRE_GRANT, &head, NULL);
     engine_unlock(engine);
 }
 
@@ -349,7 +350,7 @@ static bool add_up(struct engine *engine, struct op *op, uint32_t shard, uint64_
     struct part *part = part_of(s, shard, block);
     struct plan_range range = block_range(&s->shards[shard], block);
     uint64_t at = range.begin * op->element, count = range.end - range.begin;
-    if (!mover_save(op, at, count * op->element)) return false;
+    if (!algorithm_save(op, at, count * op->element)) return false;
     uint8_t *result = (uint8_t *)op->args.recv + at;
     const uint8_t *other = (const uint8_t *)op->args.send + at;
     uint32_t left = children(op, shard, block);
@@ -397,7 +398,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct shard *shard = &s->shards[head->shard];
     uint64_t block = (head->offset - shard->range.begin) / shard->size;
     if (head->hop == DOWN) {
-        mover_land(op, head->offset * op->element, in->to, in->length);
+        algorithm_land(op, head->offset * op->element, in->to, in->length);
         arrived_down(engine, op, head->shard, block, in->length);
     } else if (!arrived_up(engine, op, head->shard, block, in->length)) {
         return false;
@@ -412,7 +413,8 @@ static struct frame *piece(struct engine *engine, struct op *op, const struct la
                            struct wire_op *head, uint64_t end) {
     uint64_t elements = pace_frame(&lane->pace) / op->element;
     if (elements > end - head->offset) elements = end - head->offset;
-    return mover_chunk(engine, op, head, (const uint8_t *)tensor + head->offset * op->element, elements * op->element);
+    return algorithm_chunk(engine, op, head, (const uint8_t *)tensor + head->offset * op->element,
+                           elements * op->element);
 }
 
 // A sum or a result.
@@ -456,7 +458,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
     uint32_t to = taker(op, at);
     if (to == place || to == GROUP_NOBODY) return frame;
     engine_lock(engine);
-    neighbour_schedule(mover_peer(op, to));
+    neighbour_schedule(algorithm_peer(op, to));
     engine_unlock(engine);
     return frame;
 }
@@ -464,8 +466,9 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
     struct spreading *s = op->work;
-    uint32_t place = mover_place_of(op, lane->peer);
-    if (!idle || s->ready == NULL || place == GROUP_NOBODY || !s->others[place].begun || !mover_may_use(engine, lane))
+    uint32_t place = algorithm_place_of(op, lane->peer);
+    if (!idle || s->ready == NULL || place == GROUP_NOBODY || !s->others[place].begun ||
+        !algorithm_may_use(engine, lane))
         return NULL;
     struct frame *frame = next_ready(engine, op, lane, place);
     if (frame != NULL || now->spread->sites == now->count)
@@ -479,7 +482,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     return frame;
 }
 
-const struct mover spread_mover = {
+const struct algorithm spread_algorithm = {
     .name = "spread",
     .work_bytes = sizeof(struct spreading),
     .types = {WIRE_CHUNK},

@@ -1,15 +1,15 @@
-// A mover: one algorithm that moves the bytes of an op among the members of the epoch. Which one is the plan's choice
-// (op->path), and each op has one.
+// A algorithm: one algorithm that moves the bytes of an op among the members of the epoch. Which one is the plan's
+// choice (op->path), and each op has one.
 //
-// What a mover keeps of an op lies in `op->work`, all 0 when the op begins and again after `release`.
-#ifndef PCCL_DATA_MOVER_H
-#define PCCL_DATA_MOVER_H
+// What a algorithm keeps of an op lies in `op->work`, all 0 when the op begins and again after `release`.
+#ifndef PCCL_DATA_ALGORITHM_H
+#define PCCL_DATA_ALGORITHM_H
 
 #include "data/frame.h"
 #include "ops/book.h"
 #include "ops/op.h"
 
-struct mover {
+struct algorithm {
     const char *name;
     size_t work_bytes;
     uint16_t types[2]; // of its frames under way; 0: none
@@ -27,7 +27,7 @@ struct mover {
     // Writes what the operation waits for. False, or no function: nothing is known here.
     bool (*waits_for)(const struct op *op, char *out, size_t capacity);
     // Whether the member at this place, who is to say so, has not begun it yet. No function: the successor alone says
-    // so, and mover_signal notes that.
+    // so, and algorithm_signal notes that.
     bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
@@ -39,7 +39,8 @@ struct mover {
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
-extern const struct mover direct_mover, ring_mover, spread_mover, sharded_mover, broadcast_mover, pieces_mover;
+extern const struct algorithm direct_algorithm, ring_algorithm, spread_algorithm, sharded_algorithm,
+    broadcast_algorithm, pieces_algorithm;
 
 // Head of `op->work` for all algorithms but direct ones. With nothing left to receive and to send the operation is
 // complete without further notice.
@@ -49,88 +50,90 @@ struct moving {
     uint64_t early;                   // bytes that went there before that was known
 };
 
-const struct mover *mover_of(const struct op *op);
+const struct algorithm *algorithm_of(const struct op *op);
 // The room that any of them needs.
-size_t mover_work_bytes(void);
+size_t algorithm_work_bytes(void);
 
-// ---- what the engine asks of any mover; all but `mover_signal` of those that are not direct, by the thread ----
-// Begins, and hears what came before. False: memory was refused. The op may be no more afterwards, as of the next two.
-bool mover_begin(struct engine *engine, struct op *op);
-void mover_sent(struct engine *engine, const struct frame *frame);
-// A chunk of the op is in its place; mover_check is to follow. False: malformed.
-bool mover_arrived(struct engine *engine, struct op *op, struct incoming *in);
+// ---- what the engine asks of any algorithm; all but `algorithm_signal` of those that are not direct, by the thread
+// ---- Begins, and hears what came before. False: memory was refused. The op may be no more afterwards, as of the next
+// two.
+bool algorithm_begin(struct engine *engine, struct op *op);
+void algorithm_sent(struct engine *engine, const struct frame *frame);
+// A chunk of the op is in its place; algorithm_check is to follow. False: malformed.
+bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in);
 // The same of a chunk that came in a block, which it takes: the op had not been begun here. Lock not held.
-bool mover_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
-                      struct block *block);
+bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
+                          struct block *block);
 // Ends the op if everything is here and everything is sent, and the device has all of it. Lock not held.
-void mover_check(struct engine *engine, struct op *op);
-bool mover_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                  const struct wire_op *head, struct block *block);
+void algorithm_check(struct engine *engine, struct op *op);
+bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                      const struct wire_op *head, struct block *block);
 
 // Notes when that member, if it is the successor, has begun the op, as this message of it tells.
-void mover_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
+void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
 
 // The first of the ops under way, in which `next` leads to the others. Thread.
-struct op *mover_first(const struct engine *engine);
+struct op *algorithm_first(const struct engine *engine);
 
-// ---- what a mover asks of the engine ----
+// ---- what a algorithm asks of the engine ----
 // What all ops of one engine share. Thread.
-struct mover_shared {
+struct algorithm_shared {
     uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (pace_window)
     uint64_t early;          // ring: of those that went before the successor was known to have posted
     uint64_t granted;        // spread: bytes of inputs that the others may send, and that are not added up yet
     void *wide, *wide_input; // sharded: accumulators of CODEC_PIECE wide elements, made at first use
 };
 
-struct mover_shared *mover_shared(struct engine *engine);
-const struct epoch *mover_epoch(const struct engine *engine);
+struct algorithm_shared *algorithm_shared(struct engine *engine);
+const struct epoch *algorithm_epoch(const struct engine *engine);
 // Returns the participant of the operation at this place in op->team; NULL for the own place. Lock held, or thread,
 // like the next three.
-struct neighbour *mover_peer(const struct op *op, uint32_t place);
-uint32_t mover_place_of(const struct op *op, const struct neighbour *peer); // GROUP_NOBODY: it does not take part
-struct neighbour *mover_successor(const struct op *op);
-struct neighbour *mover_predecessor(const struct op *op);
+struct neighbour *algorithm_peer(const struct op *op, uint32_t place);
+uint32_t algorithm_place_of(const struct op *op, const struct neighbour *peer); // GROUP_NOBODY: it does not take part
+struct neighbour *algorithm_successor(const struct op *op);
+struct neighbour *algorithm_predecessor(const struct op *op);
 // Returns what that member sent for the operation before it began, for the caller to free; NULL if nothing came.
-struct unexpected *mover_unexpected(struct engine *engine, const struct op *op, struct neighbour *from, uint16_t type);
+struct unexpected *algorithm_unexpected(struct engine *engine, const struct op *op, struct neighbour *from,
+                                        uint16_t type);
 // Like ranges_take, but ends the engine if memory is refused.
-bool mover_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
+bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Tells the member that the op is posted here.
-void mover_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
+void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
 // The `waits_for` of those that need the successor alone.
-bool mover_waits_for_next(const struct op *op, char *out, size_t capacity);
+bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Whether bulk goes this way (lane_is_for_bulk). Lock not held.
-bool mover_may_use(struct engine *engine, const struct lane *lane);
+bool algorithm_may_use(struct engine *engine, const struct lane *lane);
 // A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused.
-struct frame *mover_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
-                          size_t bytes);
+struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
+                              size_t bytes);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
-bool mover_save(struct op *op, uint64_t offset, uint64_t length);
+bool algorithm_save(struct op *op, uint64_t offset, uint64_t length);
 // The same, without the turn while it copies. Nothing else writes or saves that range meanwhile. Lock not held.
-bool mover_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length);
+bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length);
 
 // ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
 // What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has
 // failed, and the frame is no more.
-bool mover_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
+bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
 // Returns where bytes for the result at `offset` may be received (device_landing) until they arrive; NULL if the device
 // has failed.
-uint8_t *mover_landing(struct op *op, uint64_t offset, size_t length);
-void mover_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
+uint8_t *algorithm_landing(struct op *op, uint64_t offset, size_t length);
+void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
 // The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and
 // so has the engine.
-bool mover_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
+bool algorithm_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
 // A frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
-struct frame *mover_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
-                          size_t bytes);
+struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
+                              size_t bytes);
 
 // Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.
-bool mover_write(struct op *op, const uint8_t *common);
+bool algorithm_write(struct op *op, const uint8_t *common);
 // Completes the bytes of a result that a direct op kept.
-void mover_complete_result(struct engine *engine, struct block *result);
+void algorithm_complete_result(struct engine *engine, struct block *result);
 // Completes the results that direct ops kept and that need a neighbour's box.
-void mover_leave_boxes(struct engine *engine);
+void algorithm_leave_boxes(struct engine *engine);
 // The end of a direct op, whose result is in `op->result` too.
-void mover_complete_direct(struct engine *engine, struct op *op);
+void algorithm_complete_direct(struct engine *engine, struct op *op);
 
 #endif

@@ -15,7 +15,7 @@
 #include "data/box.h"
 #include "data/core.h"
 #include "data/lane.h"
-#include "data/mover.h"
+#include "data/algorithm.h"
 #include "data/pool.h"
 #include "device/device.h"
 
@@ -95,14 +95,14 @@ static bool keep_sum(struct engine *engine, struct op *op, const struct block *f
 
 // False: the device has failed.
 static bool write_once(struct engine *engine, struct op *op) {
-    uint8_t *landing = mover_landing(op, 0, op->bytes);
+    uint8_t *landing = algorithm_landing(op, 0, op->bytes);
     if (landing == NULL) return false;
     struct block *sum = reduce_all_but_last(op), *last = block_of(op, op->team->count - 1);
     const struct wire_fingerprint *what = &op->args.fingerprint;
     uint32_t divisor = divisor_of(op);
     reduce(op, landing, sum, last);
     if (divisor > 0) kernels_get()->divide[what->dtype](landing, op->count, divisor);
-    mover_land(op, 0, landing, op->bytes);
+    algorithm_land(op, 0, landing, op->bytes);
     // The own input may still be on its way, so the other block takes the sum, unless that lies in a box.
     const struct block *own = ((const struct direct *)op->work)->input;
     bool boxed = sum->boxed != NULL || last->boxed != NULL;
@@ -115,7 +115,7 @@ static bool write_once(struct engine *engine, struct op *op) {
     return true;
 }
 
-void mover_complete_result(struct engine *engine, struct block *result) {
+void algorithm_complete_result(struct engine *engine, struct block *result) {
     engine_assert_locked(engine);
     struct block_sum *sum = &result->sum;
     if (sum->operand == NULL) return;
@@ -130,12 +130,12 @@ void mover_complete_result(struct engine *engine, struct block *result) {
     sum->operand = NULL;
 }
 
-void mover_leave_boxes(struct engine *engine) {
+void algorithm_leave_boxes(struct engine *engine) {
     engine_assert_locked(engine);
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct retained *kept = engine->book.retained.slots[i]; kept != NULL; kept = kept->next)
             if (kept->result->sum.operand != NULL && kept->result->sum.operand->boxed != NULL)
-                mover_complete_result(engine, kept->result);
+                algorithm_complete_result(engine, kept->result);
 }
 
 // result = the inputs one after another, by rank; of most collectives that is one input alone.
@@ -162,7 +162,7 @@ static void complete(struct engine *engine, struct op *op) {
     else if (!once)
         gather_parts(op, op->result->bytes);
     kernels_leave(mode);
-    if (once ? written : mover_write(op, op->result->bytes)) mover_complete_direct(engine, op);
+    if (once ? written : algorithm_write(op, op->result->bytes)) algorithm_complete_direct(engine, op);
 }
 
 static void release(struct engine *engine, struct op *op) {
@@ -234,14 +234,14 @@ static void learn_posted(struct neighbour *peer, struct op *op, struct part *par
 static void take_part(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                       struct block *block) {
     struct direct *direct = op->work;
-    struct part *part = &direct->parts[mover_place_of(op, from)];
+    struct part *part = &direct->parts[algorithm_place_of(op, from)];
     learn_posted(from, op, part);
     if (part->owed) {
         part->owed = false;
         send_input(engine, op, from);
     }
     if (type != WIRE_SMALL || part->block != NULL || (block->boxed != NULL && !may_be_boxed(op)) ||
-        block->length != op_share(op, op->team->ranks[mover_place_of(op, from)])) {
+        block->length != op_share(op, op->team->ranks[algorithm_place_of(op, from)])) {
         block_put(engine, block);
         return;
     }
@@ -252,17 +252,17 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
 // Returns what the member sent before the operation was posted here: its input, or at least the notice that it has
 // posted it. The caller frees it; NULL if nothing came.
 static struct unexpected *take_unexpected(struct engine *engine, struct op *op, struct neighbour *from) {
-    struct unexpected *posted = mover_unexpected(engine, op, from, WIRE_POSTED);
-    struct unexpected *input = mover_unexpected(engine, op, from, WIRE_SMALL);
+    struct unexpected *posted = algorithm_unexpected(engine, op, from, WIRE_POSTED);
+    struct unexpected *input = algorithm_unexpected(engine, op, from, WIRE_SMALL);
     if (input != NULL) free(posted);
     return input != NULL ? input : posted;
 }
 
 static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     struct direct *direct = op->work;
-    struct part *part = &direct->parts[mover_place_of(op, peer)];
+    struct part *part = &direct->parts[algorithm_place_of(op, peer)];
     struct unexpected *seen = take_unexpected(engine, op, peer);
-    if (seen == NULL && peer->eager_bytes + op->in_bytes > unexpected_limit(mover_epoch(engine)->ring.count)) {
+    if (seen == NULL && peer->eager_bytes + op->in_bytes > unexpected_limit(algorithm_epoch(engine)->ring.count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;
@@ -295,7 +295,7 @@ static bool begin(struct engine *engine, struct op *op) {
     if (direct->parts == NULL || direct->input == NULL || (op->result == NULL && !is_written_once(op))) return false;
     // Each member begins with another receiver, so that nobody is everybody's first.
     for (uint32_t step = 1; step < now->count; step++)
-        meet(engine, op, mover_peer(op, (now->place + step) % now->count));
+        meet(engine, op, algorithm_peer(op, (now->place + step) % now->count));
     copy_input(op); // a device's input is read as a whole before the op begins
     if (direct->missing == 0 && !op->mismatch_reported) complete(engine, op);
     return true;
@@ -324,7 +324,7 @@ static bool waits_for(const struct op *op, char *out, size_t capacity) {
     for (uint32_t i = 0; i < now->count; i++) {
         if (i == now->place || direct->parts[i].block != NULL || missing++ >= NAMES) continue;
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
-                               neighbour_label(mover_peer(op, i)).chars);
+                               neighbour_label(algorithm_peer(op, i)).chars);
     }
     snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, now->count, names,
              missing > NAMES ? ", ..." : "");
@@ -336,7 +336,7 @@ static bool misses(const struct op *op, uint32_t place) {
     return direct->parts != NULL && direct->parts[place].block == NULL;
 }
 
-const struct mover direct_mover = {
+const struct algorithm direct_algorithm = {
     .name = "direct",
     .work_bytes = sizeof(struct direct),
     .direct = true,
