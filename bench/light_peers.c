@@ -1,4 +1,4 @@
-// Light peers: the control part of many peers in one process, each with its own mind (peer/member) and its own
+// Light peers: the control part of many peers in one process, each with its own state machine (peer/member) and its own
 // connection to a master. Links between them are taken for made as soon as both sides want them, and there is no tensor
 // data. bench/scaling.py tells what to do, a word a line, and reads a line for each that is done: the word,
 // milliseconds, bytes to the master, bytes from it.
@@ -38,7 +38,7 @@ struct parked { // a hello that waits for the other side to want it
 };
 
 struct light {
-    struct member *mind;
+    struct member *core;
     struct member_output out;
     struct transport *stream; // NULL: none
     bool gone, connecting, wants_write, seeking, queued;
@@ -126,7 +126,7 @@ static void say(struct light *peer, struct wire_buffer *frames) {
     frames->length = 0;
 }
 
-// ---- what minds say ----
+// ---- what state machines say ----
 
 static void enqueue(struct light *peer) {
     if (peer->queued) return;
@@ -151,13 +151,13 @@ static void link_up(struct light *to, struct parked hello) {
                                       .from = number_id(hello.from),
                                       .to = number_id(place(to)),
                                       .index = hello.index};
-    memcpy(message.secret, member_welcome(from->mind)->secret, sizeof message.secret);
-    enum member_judgement judgement = member_judge_hello(to->mind, &message);
+    memcpy(message.secret, member_welcome(from->core)->secret, sizeof message.secret);
+    enum member_judgement judgement = member_judge_hello(to->core, &message);
     if (judgement == MEMBER_PARK) park(to, hello);
-    if (judgement == MEMBER_REJECT) member_link_failed(from->mind, &message.to, hello.index, &from->out);
+    if (judgement == MEMBER_REJECT) member_link_failed(from->core, &message.to, hello.index, &from->out);
     if (judgement == MEMBER_ACCEPT) {
-        member_link_up(to->mind, &message.from, hello.index, 1, now, &to->out);
-        member_link_up(from->mind, &message.to, hello.index, 1, now, &from->out);
+        member_link_up(to->core, &message.from, hello.index, 1, now, &to->out);
+        member_link_up(from->core, &message.to, hello.index, 1, now, &from->out);
         enqueue(to);
     }
     enqueue(from);
@@ -165,7 +165,7 @@ static void link_up(struct light *to, struct parked hello) {
 
 static void report(struct light *peer) { // no op is open
     struct wire_report nothing = {0};
-    struct wire_header header = member_header(peer->mind);
+    struct wire_header header = member_header(peer->core);
     header.epoch = peer->group_epoch;
     wire_encode_report(&peer->out.frames, header, &nothing);
 }
@@ -190,7 +190,7 @@ static void carry_out_one(struct light *peer, const struct member_action *action
     case MEMBER_VERDICT: peer->verdicts++; return;
     case MEMBER_CONNECT_END:
     case MEMBER_VOTE_END:
-        if (action->code != 0) die("a peer", member_text(peer->mind));
+        if (action->code != 0) die("a peer", member_text(peer->core));
         peer->votes += action->kind == MEMBER_VOTE_END;
         return;
     case MEMBER_SEEK:
@@ -199,13 +199,13 @@ static void carry_out_one(struct light *peer, const struct member_action *action
         peer->dial_at = now + RETRY_MS * MS_NS;
         return;
     case MEMBER_FOUND: peer->seeking = false; return;
-    case MEMBER_DIE: die("a peer is dead", member_text(peer->mind)); return;
+    case MEMBER_DIE: die("a peer is dead", member_text(peer->core)); return;
     default: return;
     }
 }
 
-// A mind may speak while another one's words are carried out, so what it said is taken whole, and what it says then is
-// for the next turn.
+// A state machine may speak while another one's words are carried out, so what it said is taken whole, and what it says
+// then is for the next turn.
 static void carry_out(void) {
     while (queue_begin != queue_end) {
         struct light *peer = &peers[queue[queue_begin]];
@@ -229,7 +229,7 @@ static void take_frames(struct light *peer) {
     while (peer->stream != NULL && peer->in_length - at >= WIRE_HEADER_BYTES) {
         if (!wire_header_decode(peer->in + at, &header)) die("the master", "sent something that is no message");
         if (peer->in_length - at < WIRE_HEADER_BYTES + header.length) break;
-        member_frame(peer->mind, &header, peer->in + at + WIRE_HEADER_BYTES, now, &peer->out);
+        member_frame(peer->core, &header, peer->in + at + WIRE_HEADER_BYTES, now, &peer->out);
         at += WIRE_HEADER_BYTES + header.length;
         enqueue(peer);
         carry_out(); // what a frame says is borrowed until the next one
@@ -244,17 +244,17 @@ static void lose(struct light *peer, const char *why) {
     if (peer->seeking)
         peer->dial_at = now + RETRY_MS * MS_NS;
     else
-        member_disconnected(peer->mind, why, now, &peer->out);
+        member_disconnected(peer->core, why, now, &peer->out);
     enqueue(peer);
 }
 
 static void connected(struct light *peer) {
     peer->connecting = false;
     peer->wants_write = true;
-    if (member_phase(peer->mind) == MEMBER_IDLE)
-        member_join(peer->mind, PORT, now, &peer->out);
+    if (member_phase(peer->core) == MEMBER_IDLE)
+        member_join(peer->core, PORT, now, &peer->out);
     else
-        member_resume(peer->mind, PORT, false, MEMBER_TENSORS_AS_VOTED, NULL, now, &peer->out);
+        member_resume(peer->core, PORT, false, MEMBER_TENSORS_AS_VOTED, NULL, now, &peer->out);
     say(peer, &peer->out.frames);
     flush(peer);
     enqueue(peer);
@@ -265,7 +265,7 @@ static void hear(struct light *peer) {
     ptrdiff_t got = transport_receive(peer->stream, peer->in + peer->in_length, peer->in_capacity - peer->in_length);
     if (got == -EAGAIN) return;
     if (got <= 0) {
-        bool unheard = member_is_seeking(peer->mind);
+        bool unheard = member_is_seeking(peer->core);
         peer->seeking = false;
         lose(peer, unheard ? "the next master was lost, too" : "the master was lost");
         return;
@@ -299,7 +299,7 @@ static void turn(void) {
     for (uint32_t i = 0; i < peer_count; i++) {
         const struct light *peer = &peers[i];
         if (peer->gone) continue;
-        int64_t at = member_deadline(peer->mind);
+        int64_t at = member_deadline(peer->core);
         if (peer->seeking && peer->stream == NULL && peer->dial_at < at) at = peer->dial_at;
         if (at < next) next = at;
     }
@@ -314,8 +314,8 @@ static void turn(void) {
         struct light *peer = &peers[i];
         if (peer->gone) continue;
         if (peer->seeking && peer->stream == NULL && peer->dial_at <= now) call(peer);
-        if (member_deadline(peer->mind) > now) continue;
-        member_tick(peer->mind, now, &peer->out);
+        if (member_deadline(peer->core) > now) continue;
+        member_tick(peer->core, now, &peer->out);
         enqueue(peer);
         carry_out();
     }
@@ -324,12 +324,12 @@ static void turn(void) {
 // ---- what is to be done ----
 
 static bool is_settled(const struct light *peer) { // in the epoch in force, with all links of it
-    if (member_phase(peer->mind) != MEMBER_ACCEPTED || member_is_seeking(peer->mind)) return false;
-    uint32_t count = member_epoch(peer->mind)->ring.count;
+    if (member_phase(peer->core) != MEMBER_ACCEPTED || member_is_seeking(peer->core)) return false;
+    uint32_t count = member_epoch(peer->core)->ring.count;
     return count == alive && (count == 1 || peer->ready == peer->group_epoch);
 }
 
-static bool is_registered(const struct light *peer) { return member_phase(peer->mind) >= MEMBER_REGISTERED; }
+static bool is_registered(const struct light *peer) { return member_phase(peer->core) >= MEMBER_REGISTERED; }
 
 static uint32_t wanted; // votes or verdicts
 static bool has_voted(const struct light *peer) { return peer->votes >= wanted; }
@@ -364,7 +364,7 @@ static void do_op(void) {
         if (peer->gone) continue;
         peer->verdicts = wanted - 1;
         struct wire_op_done done = {.name = {.epoch = peer->group_epoch, .tag = 1, .sequence = sequence}};
-        struct wire_header header = member_header(peer->mind);
+        struct wire_header header = member_header(peer->core);
         header.epoch = peer->group_epoch;
         wire_encode_op_done(&peer->out.frames, header, &done);
         enqueue(peer);
@@ -379,7 +379,7 @@ static void do_vote(enum wire_vote_kind kind) {
     for (uint32_t i = 0; i < peer_count; i++) {
         if (peers[i].gone) continue;
         peers[i].votes = wanted - 1;
-        member_vote(peers[i].mind, kind, &peers[i].out);
+        member_vote(peers[i].core, kind, &peers[i].out);
         enqueue(&peers[i]);
     }
     carry_out();
@@ -392,8 +392,8 @@ static void do_word(const char *word) {
         wait_for(is_registered, word);
     } else if (strcmp(word, "admit") == 0) {
         for (uint32_t i = 0; i < peer_count; i++) {
-            if (member_phase(peers[i].mind) != MEMBER_ACCEPTED) continue;
-            member_vote(peers[i].mind, WIRE_VOTE_UPDATE, &peers[i].out);
+            if (member_phase(peers[i].core) != MEMBER_ACCEPTED) continue;
+            member_vote(peers[i].core, WIRE_VOTE_UPDATE, &peers[i].out);
             enqueue(&peers[i]);
         }
         carry_out();
@@ -409,14 +409,14 @@ static void do_word(const char *word) {
         wait_for(is_settled, word);
     } else if (strcmp(word, "beat") == 0) {
         for (uint32_t i = 0; i < peer_count; i++) {
-            if (!peers[i].gone) wire_encode_empty(&peers[i].out.frames, member_header(peers[i].mind), WIRE_HEARTBEAT);
+            if (!peers[i].gone) wire_encode_empty(&peers[i].out.frames, member_header(peers[i].core), WIRE_HEARTBEAT);
             enqueue(&peers[i]);
         }
         carry_out();
         for (int64_t until = platform_now_ns() + QUIET_MS * MS_NS; platform_now_ns() < until;) turn(); // nobody answers
     } else if (strcmp(word, "takeover") == 0) {
         for (uint32_t i = 0; i < peer_count; i++) {
-            if (peers[i].gone || member_is_seeking(peers[i].mind)) continue;
+            if (peers[i].gone || member_is_seeking(peers[i].core)) continue;
             lose(&peers[i], "the master was lost");
         }
         carry_out();
@@ -445,9 +445,9 @@ static void begin(int argc, char **argv) {
     if (peers == NULL || queue == NULL || poller < 0) die("start", strerror(errno));
     for (uint32_t i = 0; i < peer_count; i++) {
         struct wire_id id = number_id(i);
-        peers[i].mind = member_new(&id, 0, 1);
-        if (peers[i].mind == NULL) die("memory", "refused");
-        member_set_recovery(peers[i].mind, RECOVERY_MS, 1);
+        peers[i].core = member_new(&id, 0, 1);
+        if (peers[i].core == NULL) die("memory", "refused");
+        member_set_recovery(peers[i].core, RECOVERY_MS, 1);
     }
     now = platform_now_ns();
 }

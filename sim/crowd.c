@@ -7,7 +7,7 @@
 
 #include "base/platform.h"
 #include "peer/member.h"
-#include "master/mind.h"
+#include "master/core.h"
 #include "sim/number_id.h"
 
 enum {
@@ -44,7 +44,7 @@ struct parked {
 };
 
 struct member_model {
-    struct member *mind;
+    struct member *core;
     struct member_output out;
     bool ended, queued;
     int64_t stopped_until, tick_at;
@@ -62,7 +62,7 @@ struct crowd {
     int64_t now;
     uint32_t count, living, round, takeovers, lives;
     struct member_model *members;
-    struct mind *master; // NULL: there is none
+    struct master_core *master; // NULL: there is none
     uint32_t master_life;
     int64_t master_tick_at, faults_end, bound_at;
     uint32_t owner[ACTIONS_MAX_CONNS], owner_life[ACTIONS_MAX_CONNS]; // member + 1, 0: unused
@@ -186,14 +186,14 @@ static void dial(struct crowd *c, struct member_model *p) {
     p->up_at = p->down_at = c->now;
     c->owner[conn] = place(c, p) + 1;
     c->owner_life[conn] = p->life;
-    if (member_phase(p->mind) == MEMBER_IDLE)
-        member_join(p->mind, PORT, c->now, &p->out);
+    if (member_phase(p->core) == MEMBER_IDLE)
+        member_join(p->core, PORT, c->now, &p->out);
     else
-        member_resume(p->mind, PORT, false, MEMBER_TENSORS_AS_VOTED, NULL, c->now, &p->out);
+        member_resume(p->core, PORT, false, MEMBER_TENSORS_AS_VOTED, NULL, c->now, &p->out);
     enqueue(c, p);
 }
 
-// ---- what minds say ----
+// ---- what state machines say ----
 
 static void link_up(struct crowd *c, struct member_model *to, struct parked hello) {
     struct member_model *from = &c->members[hello.from];
@@ -203,8 +203,8 @@ static void link_up(struct crowd *c, struct member_model *to, struct parked hell
                                       .from = number_id(hello.from),
                                       .to = number_id(place(c, to)),
                                       .index = hello.index};
-    memcpy(message.secret, member_welcome(from->mind)->secret, sizeof message.secret);
-    enum member_judgement judgement = member_judge_hello(to->mind, &message);
+    memcpy(message.secret, member_welcome(from->core)->secret, sizeof message.secret);
+    enum member_judgement judgement = member_judge_hello(to->core, &message);
     if (judgement == MEMBER_PARK) {
         if (to->parked_count == to->parked_capacity) {
             to->parked_capacity = to->parked_capacity == 0 ? 16 : 2 * to->parked_capacity;
@@ -212,10 +212,10 @@ static void link_up(struct crowd *c, struct member_model *to, struct parked hell
         }
         to->parked[to->parked_count++] = hello;
     } else if (judgement == MEMBER_REJECT) {
-        member_link_failed(from->mind, &message.to, hello.index, &from->out);
+        member_link_failed(from->core, &message.to, hello.index, &from->out);
     } else {
-        member_link_up(to->mind, &message.from, hello.index, 1, c->now, &to->out);
-        member_link_up(from->mind, &message.to, hello.index, 1, c->now, &from->out);
+        member_link_up(to->core, &message.from, hello.index, 1, c->now, &to->out);
+        member_link_up(from->core, &message.to, hello.index, 1, c->now, &from->out);
         enqueue(c, to);
     }
     enqueue(c, from);
@@ -239,14 +239,14 @@ static void carry_out_one(struct crowd *c, struct member_model *p, const struct 
     }
     case MEMBER_ENTER_EPOCH:
         p->group_epoch = action->epoch->group_epoch;
-        header = member_header(p->mind);
+        header = member_header(p->core);
         header.epoch = p->group_epoch;
         wire_encode_report(&p->out.frames, header, &nothing);
         return;
     case MEMBER_LINKS_READY: p->ready = action->group_epoch; return;
     case MEMBER_CONNECT_END:
     case MEMBER_VOTE_END:
-        if (action->code != 0) fail(c, "progress: peer %u: %s", place(c, p) + 1, member_text(p->mind));
+        if (action->code != 0) fail(c, "progress: peer %u: %s", place(c, p) + 1, member_text(p->core));
         p->votes += action->kind == MEMBER_VOTE_END;
         return;
     case MEMBER_SEEK:
@@ -254,13 +254,13 @@ static void carry_out_one(struct crowd *c, struct member_model *p, const struct 
         push(c,
              (struct event){.at = c->now + RETRY_MS * MS_NS, .kind = PEER_DIALS, .peer = place(c, p), .life = p->life});
         return;
-    case MEMBER_DIE: fail(c, "progress: peer %u is dead: %s", place(c, p) + 1, member_text(p->mind)); return;
+    case MEMBER_DIE: fail(c, "progress: peer %u is dead: %s", place(c, p) + 1, member_text(p->core)); return;
     default: return;
     }
 }
 
 static void plan_tick(struct crowd *c, struct member_model *p) {
-    int64_t at = member_deadline(p->mind);
+    int64_t at = member_deadline(p->core);
     if (at == INT64_MAX || at >= p->tick_at) return;
     p->tick_at = at > c->now ? at : c->now;
     push(c, (struct event){.at = p->tick_at, .kind = PEER_TICK, .peer = place(c, p)});
@@ -337,24 +337,24 @@ static void apply(struct crowd *c, const struct actions *actions) {
                         .at = later(p->down_at, c->now) + 1, .kind = PEER_LOSES, .peer = place(c, p), .life = p->life});
         c->owner[conn] = 0;
     }
-    int64_t next = mind_next_deadline(c->master);
+    int64_t next = core_next_deadline(c->master);
     if (next >= c->master_tick_at) return;
     c->master_tick_at = next > c->now ? next : c->now;
     push(c, (struct event){.at = c->master_tick_at, .kind = MASTER_TICK, .life = c->master_life});
 }
 
 static void start_master(struct crowd *c) {
-    uint8_t random[MIND_RANDOM_BYTES];
+    uint8_t random[CORE_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)below(c, 256);
-    c->master = mind_new(LIMIT_MS, random, c->now);
+    c->master = core_new(LIMIT_MS, random, c->now);
     if (c->master == NULL) abort(); // a test that cannot go on
     c->master_life++;
     c->master_tick_at = INT64_MAX;
-    mind_expect_survivors(c->master, c->now + 100 * MS_NS);
+    core_expect_survivors(c->master, c->now + 100 * MS_NS);
 }
 
 static void end_master(struct crowd *c) {
-    mind_free(c->master);
+    core_free(c->master);
     c->master = NULL;
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         if (c->owner[i] == 0) continue;
@@ -380,11 +380,11 @@ static void to_master(struct crowd *c, const struct event *event) {
     bool first = p->first;
     p->first = false;
     if (first && header.type == WIRE_HELLO && wire_decode_hello(body, header.length, &hello))
-        apply(c, mind_peer_connected(c->master, c->now, p->conn - 1, &source, &hello));
+        apply(c, core_peer_connected(c->master, c->now, p->conn - 1, &source, &hello));
     else if (first && header.type == WIRE_RESUME)
-        apply(c, mind_peer_resumed(c->master, c->now, p->conn - 1, &source, &header, body));
+        apply(c, core_peer_resumed(c->master, c->now, p->conn - 1, &source, &header, body));
     else
-        apply(c, mind_message(c->master, c->now, p->conn - 1, &header, body));
+        apply(c, core_message(c->master, c->now, p->conn - 1, &header, body));
 }
 
 // ---- what goes wrong, and what must come of it ----
@@ -393,8 +393,8 @@ static bool is_one_run(const struct crowd *c) {
     for (uint32_t i = 0; i < c->count; i++) {
         const struct member_model *p = &c->members[i];
         if (p->ended) continue;
-        if (member_phase(p->mind) != MEMBER_ACCEPTED || member_is_seeking(p->mind)) return false;
-        if (member_epoch(p->mind)->ring.count != c->living || p->ready != p->group_epoch) return false;
+        if (member_phase(p->core) != MEMBER_ACCEPTED || member_is_seeking(p->core)) return false;
+        if (member_epoch(p->core)->ring.count != c->living || p->ready != p->group_epoch) return false;
     }
     return true;
 }
@@ -410,8 +410,8 @@ static bool vote(struct crowd *c, enum wire_vote_kind kind) {
     bool any = false;
     for (uint32_t i = 0; i < c->count; i++) {
         struct member_model *p = &c->members[i];
-        if (p->ended || member_phase(p->mind) != MEMBER_ACCEPTED) continue;
-        member_vote(p->mind, kind, &p->out);
+        if (p->ended || member_phase(p->core) != MEMBER_ACCEPTED) continue;
+        member_vote(p->core, kind, &p->out);
         enqueue(c, p);
         any = true;
     }
@@ -448,13 +448,13 @@ static void go_on(struct crowd *c) {
     if (c->now > c->bound_at) {
         uint32_t in = 0;
         for (uint32_t i = 0; i < c->count; i++)
-            in += !c->members[i].ended && member_phase(c->members[i].mind) == MEMBER_ACCEPTED &&
-                  !member_is_seeking(c->members[i].mind);
+            in += !c->members[i].ended && member_phase(c->members[i].core) == MEMBER_ACCEPTED &&
+                  !member_is_seeking(c->members[i].core);
         fail(c, "bounded time: %u of %u living peers are in the run %d heartbeat limits after the last fault", in,
              c->living, BOUND_LIMITS);
     }
     if (!is_one_run(c)) {
-        if (c->round == 0 && !c->voting && mind_peer_count(c->master) == c->count)
+        if (c->round == 0 && !c->voting && core_peer_count(c->master) == c->count)
             c->voting = vote(c, WIRE_VOTE_UPDATE);
         return;
     }
@@ -476,28 +476,28 @@ static void run_event(struct crowd *c, const struct event *event) {
     case MASTER_LOSES:
         if (c->master == NULL || c->owner[event->peer] == 0 || c->owner_life[event->peer] != event->life) return;
         c->owner[event->peer] = 0;
-        apply(c, mind_peer_lost(c->master, c->now, event->peer, "its connection ended"));
+        apply(c, core_peer_lost(c->master, c->now, event->peer, "its connection ended"));
         return;
     case MASTER_TICK:
         if (c->master == NULL || event->life != c->master_life || event->at != c->master_tick_at) return;
         c->master_tick_at = INT64_MAX;
-        apply(c, mind_tick(c->master, c->now));
+        apply(c, core_tick(c->master, c->now));
         return;
     case MASTER_STARTS: start_master(c); return;
     case MASTER_ENDS: end_master(c); return;
     case TO_PEER:
         if (p->life != event->life || p->conn == 0 || !wire_header_decode(event->frame, &header)) return;
-        member_frame(p->mind, &header, event->frame + WIRE_HEADER_BYTES, c->now, &p->out);
+        member_frame(p->core, &header, event->frame + WIRE_HEADER_BYTES, c->now, &p->out);
         break;
     case PEER_LOSES:
         if (p->life != event->life || p->conn == 0) return;
         hang_up(c, p, false);
-        member_disconnected(p->mind, "its connection ended", c->now, &p->out);
+        member_disconnected(p->core, "its connection ended", c->now, &p->out);
         break;
     case PEER_TICK:
         if (p->tick_at != event->at) return;
         p->tick_at = INT64_MAX;
-        if (member_deadline(p->mind) <= c->now) member_tick(p->mind, c->now, &p->out);
+        if (member_deadline(p->core) <= c->now) member_tick(p->core, c->now, &p->out);
         break;
     case PEER_DIALS:
         if (p->life != event->life || p->conn != 0) return;
@@ -544,9 +544,9 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     c->count = c->members != NULL ? peers : 0;
     for (uint32_t i = 0; i < c->count; i++) {
         struct wire_id id = number_id(i);
-        c->members[i] = (struct member_model){.mind = member_new(&id, 0, 1), .tick_at = INT64_MAX};
-        if (c->members[i].mind != NULL) member_set_recovery(c->members[i].mind, RECOVERY_MS, 1);
-        c->refused |= c->members[i].mind == NULL;
+        c->members[i] = (struct member_model){.core = member_new(&id, 0, 1), .tick_at = INT64_MAX};
+        if (c->members[i].core != NULL) member_set_recovery(c->members[i].core, RECOVERY_MS, 1);
+        c->refused |= c->members[i].core == NULL;
     }
     if (c->refused || c->members == NULL || c->queue == NULL) {
         crowd_free(c);
@@ -555,7 +555,7 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
     c->living = peers;
     c->bound_at = c->now + BOUND_LIMITS * LIMIT_MS * MS_NS;
     start_master(c);
-    mind_expect_survivors(c->master, c->now); // there was no run before
+    core_expect_survivors(c->master, c->now); // there was no run before
     for (uint32_t i = 0; i < peers; i++)
         push(c, (struct event){.at = c->now + (i == 0 ? 0 : MS_NS + delay(c)), .kind = PEER_DIALS, .peer = i});
     return c;
@@ -564,12 +564,12 @@ struct crowd *crowd_new(uint64_t seed, uint32_t peers) {
 void crowd_free(struct crowd *c) {
     if (c == NULL) return;
     for (uint32_t i = 0; i < c->count; i++) {
-        member_free(c->members[i].mind);
+        member_free(c->members[i].core);
         member_output_fini(&c->members[i].out);
         free(c->members[i].parked);
     }
     while (c->heap_count > 0) free(c->heap[--c->heap_count].frame);
-    mind_free(c->master);
+    core_free(c->master);
     free(c->members);
     free(c->queue);
     free(c->heap);

@@ -1,6 +1,6 @@
-// A crowd: more peers than the other simulator takes, with the shipped minds of masters and peers, and without ops,
-// states and links that break. A master ends, perhaps the next one as well, some members end with it or stand still,
-// and the rest are to be one run again. All of it is drawn from the seed.
+// A crowd: more peers than the other simulator takes, with the shipped state machines of masters and peers, and without
+// ops, states and links that break. A master ends, perhaps the next one as well, some members end with it or stand
+// still, and the rest are to be one run again. All of it is drawn from the seed.
 #ifndef PCCL_SIM_CROWD_H
 #define PCCL_SIM_CROWD_H
 

@@ -24,8 +24,8 @@ static bool is_left(const struct pccl_sim *s, const struct vote_record *record) 
 // Checks that all peers hear the same end of a vote, and the ends of votes in one order.
 void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action) {
     const struct process *p = &s->processes[slot];
-    const struct wire_barrier *last = member_barrier(p->mind);
-    struct vote_record mine = {.run = member_header(p->mind).run,
+    const struct wire_barrier *last = member_barrier(p->core);
+    struct vote_record mine = {.run = member_header(p->core).run,
                                .number = last->number,
                                .value = action->value,
                                .epoch = action->view.number,
@@ -58,7 +58,7 @@ void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action
 
 void judge_sync(struct pccl_sim *s, int slot, const struct wire_sync_end *end, uint64_t content, uint64_t before) {
     const struct process *p = &s->processes[slot];
-    uint64_t run = member_header(p->mind).run;
+    uint64_t run = member_header(p->core).run;
     struct truth *truth = judge_truth(s, run);
     if (end->code == 0 && p->group < GROUPS && truth->run != 0 && truth->announced[p->group].round == end->round)
         truth->commits[p->group] = truth->announced[p->group];

@@ -2,7 +2,7 @@
 #ifndef PCCL_SIM_JUDGE_MASTER_H
 #define PCCL_SIM_JUDGE_MASTER_H
 
-#include "master/mind.h"
+#include "master/core.h"
 #include "sim/controls.h"
 
 struct judged_masters {

@@ -28,7 +28,7 @@ static bool instance_tainted(const struct pccl_sim *s, const struct instance *in
 
 void judge_ring(struct pccl_sim *s, int slot, const struct epoch *epoch) {
     const struct process *p = &s->processes[slot];
-    struct wire_header header = member_header(p->mind);
+    struct wire_header header = member_header(p->core);
     uint64_t hash = sim_mix(epoch->latency_us) + sim_mix(epoch->megabytes_per_s + 1);
     for (uint32_t i = 0; i < epoch->ring.count; i++) {
         uint32_t life;
@@ -74,7 +74,7 @@ static struct instance *find(struct pccl_sim *s, uint64_t run, uint64_t generati
 
 // Returns the part of the adopted epoch that a peer's program may read.
 static uint64_t visible(const struct process *p) {
-    const struct member_view *view = member_adopted(p->mind);
+    const struct member_view *view = member_adopted(p->core);
     return (uint64_t)view->global_world << 48 | (uint64_t)view->group_world << 32 | (uint64_t)view->groups << 16 |
            view->largest_group;
 }
@@ -221,7 +221,7 @@ void judge_verdict(struct pccl_sim *s, int slot, const struct judged_op *op, con
     struct instance *instance = find(s, op->epoch->run, op->epoch->generation, p->group, &op->name);
     if (verdict->kind == WIRE_VERDICT_CANCEL) return; // the verdict that ends the op follows
     if (instance == NULL || instance_tainted(s, instance)) return;
-    uint64_t generation = member_header(p->mind).generation;
+    uint64_t generation = member_header(p->core).generation;
     // A small op that is to be supplied is lost after all when everybody who has it is. Who had not begun a mismatched
     // op may begin the next one of that tag under the same name, before it enters the epoch in which nobody knows that
     // name.

@@ -112,7 +112,7 @@ static void dial_once(struct pccl_sim *s, int slot, const struct member_action *
     c->ghost = ghost;
     if (life != 0) push(s, c, EVENT_DIAL_ARRIVES, 1, s->now + sim_delay(s, slot, other), false);
     push(s, c, EVENT_DIAL_LATE, 0,
-         s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].mind)), false);
+         s->now + (ghost ? 2 * sim_delay(s, slot, other) : member_link_limit_ns(s->processes[slot].core)), false);
 }
 
 void sim_dial(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -139,7 +139,7 @@ static struct connection *connection_of(struct pccl_sim *s, const struct event *
 static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hello *hello, struct connection *c,
                         int64_t until) {
     struct process *p = &s->processes[slot];
-    enum member_judgement judgement = member_judge_hello(p->mind, hello);
+    enum member_judgement judgement = member_judge_hello(p->core, hello);
     if (judgement == MEMBER_PARK && s->now < until && p->parked_count < PARKED_MOST) {
         p->parked[p->parked_count].hello = *hello;
         p->parked[p->parked_count].connection = (uint32_t)(c - s->links->all);
@@ -154,7 +154,7 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
     if (!accepted) return false;
     c->open[1] = true;
     use_link(s, slot, c->ends[0], hello->index, c);
-    member_link_up(p->mind, &hello->from, hello->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+    member_link_up(p->core, &hello->from, hello->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
     return false;
 }
 
@@ -166,8 +166,8 @@ void sim_dial_arrives(struct pccl_sim *s, struct event *event) {
                                     .from = sim_id_of(event->from, event->other_life),
                                     .to = sim_id(s, event->slot),
                                     .index = c->index};
-    memcpy(hello.secret, member_welcome(s->processes[event->from].mind)->secret, sizeof hello.secret);
-    accept_dial(s, event->slot, &hello, c, s->now + member_link_limit_ns(s->processes[event->from].mind));
+    memcpy(hello.secret, member_welcome(s->processes[event->from].core)->secret, sizeof hello.secret);
+    accept_dial(s, event->slot, &hello, c, s->now + member_link_limit_ns(s->processes[event->from].core));
 }
 
 uint32_t links_take_parked(struct pccl_sim *s, int slot) {
@@ -196,7 +196,7 @@ static void dial_failed(struct pccl_sim *s, struct connection *c, int slot) {
     bool ghost = c->ghost;
     close_end(s, c, 0, true);
     if (ghost) return; // its dialler has forgotten it
-    member_link_failed(s->processes[slot].mind, &other, index, &s->processes[slot].out);
+    member_link_failed(s->processes[slot].core, &other, index, &s->processes[slot].out);
 }
 
 void sim_dial_ends(struct pccl_sim *s, struct event *event) {
@@ -211,7 +211,7 @@ void sim_dial_ends(struct pccl_sim *s, struct event *event) {
     if (p->links[event->from][c->index] == link) return;
     struct wire_id other = sim_id_of(event->from, event->other_life);
     use_link(s, event->slot, event->from, c->index, c);
-    member_link_up(p->mind, &other, c->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+    member_link_up(p->core, &other, c->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
 }
 
 void sim_refuse_dial(struct pccl_sim *s, const struct event *event) {
@@ -241,14 +241,14 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     if (!current) {
         // A dial whose answer did not come.
         struct wire_id other = sim_id_of(event->from, event->other_life);
-        if (end == 0 && !ghost) member_link_failed(p->mind, &other, index, &p->out);
+        if (end == 0 && !ghost) member_link_failed(p->core, &other, index, &p->out);
         return;
     }
     p->links[event->from][index] = 0;
     p->ended |= 1U << event->from;
     struct wire_id other = sim_id_of(event->from, event->other_life);
     SIM_TRACE(s, "peer %d: link %u to %d is lost", event->slot + 1, index, event->from + 1);
-    member_link_lost(p->mind, &other, index, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now, &p->out);
+    member_link_lost(p->core, &other, index, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now, &p->out);
 }
 
 // Cancels everything under way with that peer, as links_cancel does.

@@ -34,7 +34,7 @@ static struct event *of_master(struct pccl_sim *s, uint32_t k, enum event_kind k
 
 static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    int64_t next = mind_next_deadline(master->mind);
+    int64_t next = core_next_deadline(master->core);
     if (next >= master->tick_at) return; // the tick that is queued looks again
     master->tick_at = next > s->now ? next : s->now;
     sim_push(s, of_master(s, k, EVENT_MASTER_TICK, master->tick_at));
@@ -42,7 +42,7 @@ static void plan_master_tick(struct pccl_sim *s, uint32_t k) {
 
 static void plan_look(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    if (s->master_count == 1 || master->looks || mind_activity(master->mind) != WIRE_GATHERS) return;
+    if (s->master_count == 1 || master->looks || core_activity(master->core) != WIRE_GATHERS) return;
     master->looks = true;
     sim_push(s, of_master(s, k, EVENT_MASTER_LOOKS, s->now + LOOK_MS * MS_NS));
 }
@@ -59,7 +59,7 @@ static void say(struct pccl_sim *s, uint32_t k, const struct actions *actions, s
         control_to_peer(s, actions->sends[i].conn, actions->bytes.bytes + actions->sends[i].offset);
 }
 
-// A mind that is short of memory keeps none from one event to the next, so that it has to ask for it again.
+// A state machine that is short of memory keeps none from one event to the next, so that it has to ask for it again.
 static void take_buffers(struct actions *actions) {
     wire_buffer_fini(&actions->bytes);
     free(actions->sends);
@@ -72,10 +72,10 @@ static void end_event(struct pccl_sim *s, uint32_t k, const struct actions *acti
     struct master *master = &s->masters[k];
     for (size_t i = 0; i < actions->close_count; i++) control_close_at_master(s, &s->controls[actions->closes[i]]);
     if (master->shortage.times > 0) take_buffers((struct actions *)actions);
-    if (mind_wants_random(master->mind)) {
-        uint8_t random[MIND_RANDOM_BYTES] = {0};
-        for (size_t i = 0; i < sizeof random - MIND_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
-        mind_set_random(master->mind, random);
+    if (core_wants_random(master->core)) {
+        uint8_t random[CORE_RANDOM_BYTES] = {0};
+        for (size_t i = 0; i < sizeof random - CORE_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
+        core_set_random(master->core, random);
     }
     plan_look(s, k);
     plan_master_tick(s, k);
@@ -85,25 +85,25 @@ static void end_event(struct pccl_sim *s, uint32_t k, const struct actions *acti
 
 void sim_start_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
-    uint8_t random[MIND_RANDOM_BYTES] = {0};
-    for (size_t i = 0; i < sizeof random - MIND_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
+    uint8_t random[CORE_RANDOM_BYTES] = {0};
+    for (size_t i = 0; i < sizeof random - CORE_KEY_BYTES; i++) random[i] = (uint8_t)sim_random(s);
     *master = (struct master){.running = true,
                               .life = ++s->master_lives,
                               .stopped_until = master->stopped_until,
                               .tick_at = INT64_MAX,
                               .began_at = s->now};
-    master->mind = mind_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
-    if (master->mind == NULL) abort(); // a test that cannot go on
-    mind_set_standby(master->mind, k > 0);
+    master->core = core_new((uint32_t)(s->limit_ns / MS_NS), random, s->now);
+    if (master->core == NULL) abort(); // a test that cannot go on
+    core_set_standby(master->core, k > 0);
     if (master->life > s->master_count || sim_chance(s, 8))
-        mind_expect_survivors(master->mind, s->now + YOUNG_MS * MS_NS);
+        core_expect_survivors(master->core, s->now + YOUNG_MS * MS_NS);
     SIM_TRACE(s, "%s: starts", master_name(s, k));
 }
 
-static void end_mind(struct master *master) {
+static void end_core(struct master *master) {
     master->running = false;
-    mind_free(master->mind);
-    master->mind = NULL;
+    core_free(master->core);
+    master->core = NULL;
     master->unsaid = NULL;
 }
 
@@ -122,7 +122,7 @@ static void end_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     if (!master->running) return;
     SIM_TRACE(s, "%s: ends", master_name(s, k));
-    end_mind(master);
+    end_core(master);
     close_all_at_master(s, k);
 }
 
@@ -151,7 +151,7 @@ void sim_end_master(struct pccl_sim *s, uint32_t k) {
 void sim_hold_master(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     SIM_TRACE(s, "%s: ends, and a child holds its connections and its port", master_name(s, k));
-    end_mind(master);
+    end_core(master);
     master->held = true;
 }
 
@@ -215,7 +215,7 @@ static void ask_others(struct pccl_sim *s, uint32_t k) {
         bool hears = s->now >= other->stopped_until && !sim_cut(s, MASTER + (int)k, MASTER + (int)i);
         int64_t end = s->now + (hears ? sim_delay(s, MASTER + (int)k, MASTER + (int)i) : ASK_MS * MS_NS);
         if (end > at) at = end;
-        if (hears && other->running && mind_activity(other->mind) > most) most = mind_activity(other->mind);
+        if (hears && other->running && core_activity(other->core) > most) most = core_activity(other->core);
     }
     master->asks = true;
     struct event *event = of_master(s, k, EVENT_MASTER_HEARS, at);
@@ -225,7 +225,7 @@ static void ask_others(struct pccl_sim *s, uint32_t k) {
 
 static void on_frame_to_master(struct pccl_sim *s, struct control *control, const struct event *event) {
     uint32_t conn = (uint32_t)(control - s->controls), k = control->master;
-    struct mind *mind = s->masters[k].mind;
+    struct master_core *core = s->masters[k].core;
     if (s->tracing) {
         char text[TEXT_BYTES];
         if (event->header.type != WIRE_HEARTBEAT)
@@ -235,12 +235,12 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
     struct wire_address source = {.family = 4, .bytes = {10, 0, 0, (uint8_t)(event->slot + 1)}};
     if (control->known) {
         judge_link_report(s, control, &event->header, event->body);
-        carry_out(s, k, mind_message(mind, s->now, conn, &event->header, event->body));
+        carry_out(s, k, core_message(core, s->now, conn, &event->header, event->body));
         return;
     }
     control->known = true;
     if (event->header.type == WIRE_RESUME) {
-        carry_out(s, k, mind_peer_resumed(mind, s->now, conn, &source, &event->header, event->body));
+        carry_out(s, k, core_peer_resumed(core, s->now, conn, &source, &event->header, event->body));
         return;
     }
     struct wire_hello hello;
@@ -248,30 +248,30 @@ static void on_frame_to_master(struct pccl_sim *s, struct control *control, cons
         control_close_at_master(s, control);
         return;
     }
-    if (k == 0 && s->master_count > 1 && mind_activity(mind) != WIRE_SERVES && s->now >= s->masters[k].known_until) {
+    if (k == 0 && s->master_count > 1 && core_activity(core) != WIRE_SERVES && s->now >= s->masters[k].known_until) {
         ask_others(s, k);
-        mind_await_others(mind);
+        core_await_others(core);
     }
-    carry_out(s, k, mind_peer_connected(mind, s->now, conn, &source, &hello));
+    carry_out(s, k, core_peer_connected(core, s->now, conn, &source, &hello));
 }
 
 static void on_look(struct pccl_sim *s, uint32_t k) {
     s->masters[k].looks = false;
-    if (mind_activity(s->masters[k].mind) == WIRE_GATHERS) ask_others(s, k);
+    if (core_activity(s->masters[k].core) == WIRE_GATHERS) ask_others(s, k);
 }
 
 static void on_others_heard(struct pccl_sim *s, uint32_t k, enum wire_activity most) {
     struct master *master = &s->masters[k];
     master->asks = false;
     master->known_until = s->now + (most == WIRE_IDLE ? IDLE_MS : BUSY_MS) * MS_NS;
-    carry_out(s, k, mind_others_are(master->mind, s->now, most));
+    carry_out(s, k, core_others_are(master->core, s->now, most));
 }
 
 static void on_master_tick(struct pccl_sim *s, uint32_t k) {
     struct master *master = &s->masters[k];
     master->tick_at = INT64_MAX;
-    if (mind_next_deadline(master->mind) <= s->now)
-        carry_out(s, k, mind_tick(master->mind, s->now));
+    if (core_next_deadline(master->core) <= s->now)
+        carry_out(s, k, core_tick(master->core, s->now));
     else
         plan_master_tick(s, k);
 }
@@ -300,7 +300,7 @@ static void on_control(struct pccl_sim *s, uint32_t k, struct control *control, 
     }
     // The connection has ended, or carries garbage from here on.
     if (event->flag && control->at_peer) control_tell_peer(s, control);
-    carry_out(s, k, mind_peer_lost(s->masters[k].mind, s->now, event->index, event->flag ? "garbage" : "closed"));
+    carry_out(s, k, core_peer_lost(s->masters[k].core, s->now, event->index, event->flag ? "garbage" : "closed"));
     control->at_master = false;
     if (!control->at_peer) control->used = false;
 }

@@ -1,14 +1,15 @@
-// The bodies of masters: they carry out what the mind says, and feed it what happens. In place of master/master.
+// The bodies of masters: they carry out what the state machine says, and feed it what happens. In place of
+// master/master.
 #ifndef PCCL_SIM_MASTERS_H
 #define PCCL_SIM_MASTERS_H
 
-#include "master/mind.h"
+#include "master/core.h"
 #include "sim/memory.h"
 #include "sim/queue.h"
 
 struct master {
     bool running, rests; // rests: it is started again when the next faults begin
-    struct mind *mind;
+    struct master_core *core;
     uint32_t life; // no two masters have the same
     int64_t stopped_until, tick_at, began_at;
     bool looks, asks;             // it will look whether another one serves a run; it has asked the others

@@ -1,5 +1,5 @@
-// Memory that is refused to the shipped minds (sim/refuse). What the simulator itself asks for, between its events and
-// by refuse_never, it gets.
+// Memory that is refused to the shipped state machines (sim/refuse). What the simulator itself asks for, between its
+// events and by refuse_never, it gets.
 #ifndef PCCL_SIM_MEMORY_H
 #define PCCL_SIM_MEMORY_H
 

@@ -2,7 +2,7 @@
 #ifndef PCCL_SIM_PARTITION_H
 #define PCCL_SIM_PARTITION_H
 
-#include "master/mind.h"
+#include "master/core.h"
 #include "sim/world.h"
 
 void partition_in_two(struct pccl_sim *s);

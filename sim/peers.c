@@ -17,30 +17,30 @@
 #include "sim/watch.h"
 
 enum {
-    TURNS_MOST = 50, // of what a program makes its mind say, which makes the program go on
+    TURNS_MOST = 50, // of what a program makes its state machine say, which makes the program go on
     RESTART_MS = 120,
 };
 
 // NULL: memory was refused.
-static struct member *new_mind(struct pccl_sim *s, int slot) {
+static struct member *new_core(struct pccl_sim *s, int slot) {
     struct wire_id id = sim_id(s, slot);
-    struct member *mind = member_new(&id, s->processes[slot].group, LANES);
-    if (mind != NULL) member_set_recovery(mind, s->recovery_ms, s->master_count);
-    return mind;
+    struct member *core = member_new(&id, s->processes[slot].group, LANES);
+    if (core != NULL) member_set_recovery(core, s->recovery_ms, s->master_count);
+    return core;
 }
 
 // A master of the list has refused this newcomer: perhaps the next one serves the run.
 static bool try_next_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     if (p->seek.again || !seek_failed(&p->seek, s->now)) return false;
-    struct member *fresh = new_mind(s, slot);
+    struct member *fresh = new_core(s, slot);
     if (fresh == NULL) return false;
-    SIM_TRACE(s, "peer %d: tries the next master: %s", slot + 1, member_text(p->mind));
+    SIM_TRACE(s, "peer %d: tries the next master: %s", slot + 1, member_text(p->core));
     sim_close_controls(s, slot, true);
     sim_close_links(s, slot, true);
     p->parked_count = 0;
-    member_free(p->mind);
-    p->mind = fresh;
+    member_free(p->core);
+    p->core = fresh;
     p->tick_at = INT64_MAX;
     sim_join_master(s, slot);
     return true;
@@ -72,7 +72,7 @@ void sim_end_held(struct pccl_sim *s, int slot) {
     is_over(s, slot, false);
 }
 
-// ---- what a mind says ----
+// ---- what a state machine says ----
 
 static void probe(struct pccl_sim *s, int slot, const struct member_action *action) {
     uint32_t life;
@@ -113,14 +113,14 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         }
         if (action->code == pcclMasterConnectionFailed && try_next_master(s, slot)) return;
         s->counts[COUNT_REFUSED]++;
-        judge_dies(s, slot, member_text(p->mind), "refused");
+        judge_dies(s, slot, member_text(p->core), "refused");
         sim_end(s, slot, true);
         return;
     case MEMBER_VOTE_END: program_vote_ended(s, slot, action); return;
     case MEMBER_SYNC_PLAN: state_model_plan(s, slot, action->plan); return;
     case MEMBER_RECHECK: sim_push_for(s, slot, EVENT_RECHECK, s->now); return;
     case MEMBER_SEEK:
-        SIM_TRACE(s, "peer %d: looks for a master: %s", slot + 1, member_lost_why(p->mind));
+        SIM_TRACE(s, "peer %d: looks for a master: %s", slot + 1, member_lost_why(p->core));
         sim_lose_master(s, slot, action->anew);
         return;
     case MEMBER_FOUND:
@@ -128,10 +128,10 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         p->seeking = false;
         SIM_TRACE(s, "peer %d: goes on with a master", slot + 1);
         return;
-    case MEMBER_WAITING: SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->mind)); return;
+    case MEMBER_WAITING: SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->core)); return;
     case MEMBER_DIE:
         s->counts[COUNT_EXPELLED]++;
-        judge_dies(s, slot, member_text(p->mind), "dead");
+        judge_dies(s, slot, member_text(p->core), "dead");
         sim_end(s, slot, true);
         return;
     }
@@ -140,13 +140,13 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
 // Ends the peer for lack of memory, as the driver does: nothing is known for sure any more.
 static void die_of_memory(struct pccl_sim *s, int slot) {
     if (s->processes[slot].shortage.refused == 0)
-        sim_fail(s, "bounded memory", "the mind of peer %d asks for more memory than there is", slot + 1);
+        sim_fail(s, "bounded memory", "the state machine of peer %d asks for more memory than there is", slot + 1);
     s->counts[COUNT_EXPELLED]++;
     judge_dies(s, slot, "the system refused memory", "dead");
     sim_end(s, slot, true);
 }
 
-// The frames after the actions, as the body does; what an action makes the mind say comes after that.
+// The frames after the actions, as the body does; what an action makes the state machine say comes after that.
 static void act(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     uint32_t life = p->life, turns = 0;
@@ -155,17 +155,18 @@ static void act(struct pccl_sim *s, int slot) {
            s->state == PCCL_SIM_RUNNING) {
         struct member_output out = p->out;
         if (++turns > TURNS_MOST)
-            sim_fail(s, "progress", "the mind of peer %d and its program answer each other without end", slot + 1);
+            sim_fail(s, "progress", "the state machine of peer %d and its program answer each other without end",
+                     slot + 1);
         p->out = (struct member_output){0};
-        const struct member *mind = p->mind;
+        const struct member *core = p->core;
         if (out.failed || out.frames.failed) {
             member_output_fini(&out);
             die_of_memory(s, slot);
             return;
         }
-        for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->mind == mind; i++)
+        for (size_t i = 0; i < out.count && sim_alive(s, slot, life) && p->core == core; i++)
             run_action(s, slot, &out.actions[i]);
-        if (sim_alive(s, slot, life) && p->mind == mind) sim_to_master(s, slot, &out.frames);
+        if (sim_alive(s, slot, life) && p->core == core) sim_to_master(s, slot, &out.frames);
         member_output_clear(&out);
         if (sim_alive(s, slot, life) && p->out.capacity == 0 && p->out.frames.capacity == 0 && p->shortage.times == 0 &&
             !p->out.failed && !p->out.frames.failed)
@@ -174,7 +175,7 @@ static void act(struct pccl_sim *s, int slot) {
             member_output_fini(&out);
     }
     if (!sim_alive(s, slot, life)) return;
-    int64_t next = member_deadline(p->mind);
+    int64_t next = member_deadline(p->core);
     if (next >= p->tick_at) return; // the tick that is queued looks again
     p->tick_at = next > s->now ? next : s->now;
     sim_push_for(s, slot, EVENT_PEER_TICK, p->tick_at);
@@ -184,7 +185,7 @@ void sim_start(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     if (p->running) return;
     uint32_t life = p->life + 1;
-    member_free(p->mind);
+    member_free(p->core);
     member_output_fini(&p->out);
     delta_free(p->state->delta);
     engine_model_end(p->engine);
@@ -202,8 +203,8 @@ void sim_start(struct pccl_sim *s, int slot) {
     engine_model_begin(s, slot);
     for (uint32_t i = 0; i < LEAVES; i++)
         p->state->leaves[i] = sim_mix(s->config.seed * 64 + (sim_chance(s, 2) ? i : 32 + i));
-    p->mind = new_mind(s, slot);
-    if (p->mind == NULL) abort(); // a test that cannot go on
+    p->core = new_core(s, slot);
+    if (p->core == NULL) abort(); // a test that cannot go on
     s->counts[COUNT_STARTS]++;
     SIM_TRACE(s, "peer %d: starts (life %u, group %u)", slot + 1, life, p->group);
     p->seek = (struct seek){.masters = s->addresses, .count = s->master_count};
@@ -218,7 +219,7 @@ static void on_peer_tick(struct pccl_sim *s, int slot, const struct event *event
     struct process *p = &s->processes[slot];
     if (p->tick_at != event->at) return; // an earlier one was queued after it
     p->tick_at = INT64_MAX;
-    if (member_deadline(p->mind) <= s->now) member_tick(p->mind, s->now, &p->out);
+    if (member_deadline(p->core) <= s->now) member_tick(p->core, s->now, &p->out);
     sim_expire_parked(s, slot);
 }
 
@@ -235,13 +236,13 @@ static void on_control(struct pccl_sim *s, int slot, const struct event *event) 
         }
         s->counts[COUNT_ORDERS] += event->header.type == WIRE_EPOCH && event->body[0] == WIRE_REASON_ORDER;
         s->counts[COUNT_TOLD_LATE] += event->header.type == WIRE_RESUMED && (event->body[4] | event->body[5]) != 0;
-        s->counts[COUNT_AFRESH] += event->header.type == WIRE_WELCOME && member_is_seeking(p->mind);
-        member_frame(p->mind, &event->header, event->body, s->now, &p->out);
+        s->counts[COUNT_AFRESH] += event->header.type == WIRE_WELCOME && member_is_seeking(p->core);
+        member_frame(p->core, &event->header, event->body, s->now, &p->out);
         return;
     }
     if (!event->flag)
         sim_close_controls(s, slot, true); // else it is open, and the master hears that the peer leaves it
-    member_disconnected(p->mind, event->flag ? "garbage" : "the master closed", s->now, &p->out);
+    member_disconnected(p->core, event->flag ? "garbage" : "the master closed", s->now, &p->out);
 }
 
 // Frames under way on links that have ended are lost.
@@ -292,12 +293,12 @@ static void on_engine(struct pccl_sim *s, int slot) {
 static void on_program(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     if (!program_go_on(s, slot)) return;
-    member_leave(p->mind, &p->out);
+    member_leave(p->core, &p->out);
     sim_to_master(s, slot, &p->out.frames);
     sim_end(s, slot, true);
 }
 
-// Before it carries out what its mind has said.
+// Before it carries out what its state machine has said.
 static bool blocks(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     int64_t blocked = p->running && p->out.count + p->out.frames.length > 0 ? effect_block(s, false) : 0;
@@ -324,7 +325,7 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     case EVENT_LINK_ENDS: sim_link_ends(s, event); break;
     case EVENT_PROBED: {
         struct wire_id self = sim_id(s, slot), other = sim_id_of(event->from, event->other_life);
-        member_measured(p->mind, event->flag ? &other : &self, event->flag ? &self : &other, event->number, &p->out);
+        member_measured(p->core, event->flag ? &other : &self, event->flag ? &self : &other, event->number, &p->out);
         break;
     }
     case EVENT_ENGINE: on_engine(s, slot); break;

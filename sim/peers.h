@@ -1,4 +1,4 @@
-// The bodies of peers: they carry out what the mind says, and feed it what happens. In place of peer/control.
+// The bodies of peers: they carry out what the state machine says, and feed it what happens. In place of peer/control.
 #ifndef PCCL_SIM_PEERS_H
 #define PCCL_SIM_PEERS_H
 

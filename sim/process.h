@@ -1,4 +1,4 @@
-// A peer's process: its mind, its connections, and the models in it.
+// A peer's process: its core, its connections, and the models in it.
 #ifndef PCCL_SIM_PROCESS_H
 #define PCCL_SIM_PROCESS_H
 
@@ -18,7 +18,7 @@ struct process {
     struct shortage shortage;
     bool tainted; // a frame of its connection was changed: what it says is not judged
     bool misused; // its program gave a wrong revision
-    struct member *mind;
+    struct member *core;
     struct member_output out;
     int64_t tick_at;  // of the tick that is queued; INT64_MAX: none
     uint32_t control; // + 1; 0: none

@@ -40,7 +40,7 @@ static void vote(struct pccl_sim *s, int slot, uint8_t kind) {
     call(s, p, STEP_VOTING);
     p->program->vote = kind;
     if (kind == WIRE_VOTE_UPDATE || kind == WIRE_VOTE_OPTIMIZE) reports_tell(s, slot);
-    member_vote(p->mind, kind, &p->out);
+    member_vote(p->core, kind, &p->out);
 }
 
 // ---- shared state ----
@@ -76,7 +76,7 @@ static void sync_state(struct pccl_sim *s, int slot) {
               (unsigned long long)(message.content.low & 0xffff), message.incomplete ? ", incomplete" : "");
     call(s, p, STEP_SYNCING);
     state_model_begin(s, slot);
-    member_sync(p->mind, &message, &p->out);
+    member_sync(p->core, &message, &p->out);
 }
 
 static void leave(struct pccl_sim *s, int slot) {
@@ -160,7 +160,7 @@ static void post(struct pccl_sim *s, int slot, uint32_t tag) {
     if (listed && !roster_choose(s, slot, p->program->roster, drawn, &made))
         p->engine->calls[tag].result = CALL_OK;
     else
-        engine_model_post(s, slot, tag, &made, member_adopted(p->mind)->group_epoch);
+        engine_model_post(s, slot, tag, &made, member_adopted(p->core)->group_epoch);
 }
 
 static void after_reduces(struct pccl_sim *s, int slot) {
@@ -175,7 +175,7 @@ static void after_reduces(struct pccl_sim *s, int slot) {
 static void reduce(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     struct program *program = p->program;
-    if (program->phase == program->phases || member_adopted(p->mind)->group_world < 2) {
+    if (program->phase == program->phases || member_adopted(p->core)->group_world < 2) {
         after_reduces(s, slot);
         return;
     }
@@ -202,13 +202,13 @@ static void await_all(struct pccl_sim *s, int slot) {
         again |= !is_over(&calls[tag]);
         if (calls[tag].count == 0 && calls[tag].epoch > lost) lost = calls[tag].epoch;
     }
-    if (lost != 0) member_adopt_loss(p->mind, lost); // in retry mode every end names an epoch, and all the same
+    if (lost != 0) member_adopt_loss(p->core, lost); // in retry mode every end names an epoch, and all the same
     if (!again) {
         p->program->phase++;
         reduce(s, slot);
         return;
     }
-    if (member_adopted(p->mind)->group_world < 2) {
+    if (member_adopted(p->core)->group_world < 2) {
         after_reduces(s, slot);
         return;
     }
@@ -227,14 +227,14 @@ static void begin_reduces(struct pccl_sim *s, int slot) {
 
 static void after_update(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (draw(s, p->program, 2) % 8 == 0 && member_adopted(p->mind)->global_world > 1)
+    if (draw(s, p->program, 2) % 8 == 0 && member_adopted(p->core)->global_world > 1)
         vote(s, slot, WIRE_VOTE_OPTIMIZE);
     else
         begin_reduces(s, slot);
 }
 
 static void adopt(struct process *p, const struct member_view *view) {
-    member_adopt(p->mind, view);
+    member_adopt(p->core, view);
     mismatches_voted(&p->engine->book.mismatches, view->group_epoch);
 }
 
@@ -254,7 +254,7 @@ void program_connected(struct pccl_sim *s, int slot, const struct member_action 
 
 void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
-    if (member_phase(p->mind) == MEMBER_DEAD) return; // it ends
+    if (member_phase(p->core) == MEMBER_DEAD) return; // it ends
     if (p->program->step == STEP_SYNCING) {
         on_sync_end(s, slot, action);
         return;

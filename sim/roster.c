@@ -10,8 +10,8 @@ static bool is_used(const struct pccl_sim *s, const struct roster *roster) {
 
 const struct roster *roster_pass(struct pccl_sim *s, int slot, uint64_t number) {
     struct process *p = &s->processes[slot];
-    uint64_t run = member_header(p->mind).run;
-    const struct epoch_ring *ring = &member_epoch(p->mind)->ring;
+    uint64_t run = member_header(p->core).run;
+    const struct epoch_ring *ring = &member_epoch(p->core)->ring;
     struct roster *found = NULL;
     for (uint32_t i = 0; i < ROSTERS_MOST; i++) {
         struct roster *roster = &s->rosters->list[i];

@@ -99,7 +99,7 @@ struct whole {
 
 static void end_process(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    member_free(p->mind);
+    member_free(p->core);
     member_output_fini(&p->out);
     delta_free(p->state->delta);
     p->state->delta = NULL;
@@ -139,7 +139,7 @@ static void clear(struct pccl_sim *s) {
     for (int slot = 0; slot < SLOTS; slot++)
         if (s->processes[slot].life != 0) end_process(s, slot);
     for (uint32_t i = 0; i < MASTERS_MOST; i++) {
-        mind_free(s->masters[i].mind);
+        core_free(s->masters[i].core);
         s->masters[i] = (struct master){0};
     }
 }

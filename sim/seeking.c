@@ -11,7 +11,7 @@ static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
     struct control *control = control_open(s, slot, master);
     if (control == NULL) return;
     p->control = (uint32_t)(control - s->controls) + 1;
-    member_join(p->mind, 48149, s->now, &p->out);
+    member_join(p->core, 48149, s->now, &p->out);
     if ((s->faults & PCCL_SIM_DUPLICATE) != 0 && s->faulty && sim_chance(s, 6))
         control_double(s, slot, master, &p->out.frames);
 }
@@ -36,7 +36,7 @@ void sim_lose_master(struct pccl_sim *s, int slot, bool anew) {
     struct process *p = &s->processes[slot];
     if (p->control != 0 && !p->seeking) { // silent
         struct wire_buffer moved = {0};
-        wire_encode_empty(&moved, member_header(p->mind), WIRE_MOVED);
+        wire_encode_empty(&moved, member_header(p->core), WIRE_MOVED);
         sim_send_master(s, p, &moved);
     }
     sim_close_controls(s, slot, true);
@@ -52,7 +52,7 @@ void sim_lose_master(struct pccl_sim *s, int slot, bool anew) {
 
 void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     struct process *p = &s->processes[slot];
-    if (p->control != 0 || !p->seeking || !member_is_seeking(p->mind)) return;
+    if (p->control != 0 || !p->seeking || !member_is_seeking(p->core)) return;
     uint32_t master = p->seek.at;
     if (late || (!s->masters[master].running && !s->masters[master].held)) {
         seek_failed(&p->seek, s->now);
@@ -72,7 +72,7 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     struct wire_hash content = {0};
     enum member_tensors tensors = state_model_restart(s, slot, &content);
     s->truths->resumed[slot].life = p->life;
-    s->truths->resumed[slot].generation = member_header(p->mind).generation;
-    s->truths->resumed[slot].epoch = member_header(p->mind).epoch;
-    member_resume(p->mind, 48149, master > 0, tensors, &content, s->now, &p->out);
+    s->truths->resumed[slot].generation = member_header(p->core).generation;
+    s->truths->resumed[slot].epoch = member_header(p->core).epoch;
+    member_resume(p->core, 48149, master > 0, tensors, &content, s->now, &p->out);
 }

@@ -1,7 +1,7 @@
-// The deterministic simulator: the shipped minds of the master and of the peers, the plan of the ring and the plan of a
-// transfer, in virtual time, over a virtual network, against faults drawn from a seed. After every event the invariants
-// of docs/design.md are checked. The same configuration gives the same run, event by event. docs/simulator.md tells
-// what is modelled and what is judged.
+// The deterministic simulator: the shipped state machines of the master and of the peers, the plan of the ring and the
+// plan of a transfer, in virtual time, over a virtual network, against faults drawn from a seed. After every event the
+// invariants of docs/design.md are checked. The same configuration gives the same run, event by event.
+// docs/simulator.md tells what is modelled and what is judged.
 //
 // Whoever links it wraps malloc, calloc and realloc, so that they can refuse (CMakeLists.txt). Not part of libpccl.so:
 // it serves the tests and `pccl sim`. One thread per simulator; several can run side by side.
@@ -28,7 +28,7 @@ enum pccl_sim_fault {
     PCCL_SIM_FORK = 4096,     // a process ends, a master too, while a child that it forked holds its connections open
     // the thread of a master, or the control thread of a peer, blocks in the middle of an event
     PCCL_SIM_BLOCK = 8192,
-    PCCL_SIM_MEMORY = 16384, // memory is refused to a mind
+    PCCL_SIM_MEMORY = 16384, // memory is refused to a state machine
     PCCL_SIM_APART = 32768,  // two peers that reach everybody else cannot reach each other
     PCCL_SIM_CANCEL = 65536, // programs cancel operations, at any time
     PCCL_SIM_ALL = 131071,

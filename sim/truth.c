@@ -39,7 +39,7 @@ const struct epoch_record *truth_newest_entered(const struct pccl_sim *s, const 
             uint32_t life = truth->lives[slot];
             if (life == 0 || record->lives[slot] != life) continue;
             struct wire_header header =
-                sim_alive(s, slot, life) ? member_header(s->processes[slot].mind) : (struct wire_header){0};
+                sim_alive(s, slot, life) ? member_header(s->processes[slot].core) : (struct wire_header){0};
             if (told && s->truths->resumed[slot].life != life) continue;
             uint64_t generation = told ? s->truths->resumed[slot].generation : header.generation,
                      epoch = told ? s->truths->resumed[slot].epoch : header.epoch;

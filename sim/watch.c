@@ -58,7 +58,7 @@ static void judge_progress(struct pccl_sim *s) {
 // Peers may give up a lost master only when no more than half of the last epoch is left.
 static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
     uint32_t members = 0, left = 0, old_members = 0;
-    uint64_t run = member_header(s->processes[slot].mind).run;
+    uint64_t run = member_header(s->processes[slot].core).run;
     const struct truth *truth = judge_truth(s, run);
     if (truth->lives[slot] != s->processes[slot].life) return; // the run goes on without it
     const struct epoch_record *newest = truth_newest_entered(s, truth, false);
@@ -67,7 +67,7 @@ static void judge_minority(struct pccl_sim *s, int slot, const char *text) {
         bool lives = newest->lives[other] != 0 && sim_alive(s, other, newest->lives[other]) &&
                      !truth_is_tainted(s, other, newest->lives[other]);
         // who never heard that it was let in may have begun another one
-        lives = lives && member_header(s->processes[other].mind).run == run;
+        lives = lives && member_header(s->processes[other].core).run == run;
         left += lives;
         old_members += lives && (newest->old_members >> other & 1) != 0;
     }
@@ -126,7 +126,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
 static bool serves(const struct pccl_sim *s, uint32_t k) {
     const struct master *master = &s->masters[k];
     return master->running && s->now >= master->stopped_until && s->said->last[k].life == master->life &&
-           mind_epoch(master->mind) == s->said->last[k].number && mind_peer_count(master->mind) > 0;
+           core_epoch(master->core) == s->said->last[k].number && core_peer_count(master->core) > 0;
 }
 
 static void judge_dead(struct pccl_sim *s, struct truth *truth) {
@@ -136,7 +136,7 @@ static void judge_dead(struct pccl_sim *s, struct truth *truth) {
         s->now < master->stopped_until + s->limit_ns)
         return;
     // nobody was left to be told
-    if (mind_epoch(master->mind) != truth->number) memset(truth->lives, 0, sizeof truth->lives);
+    if (core_epoch(master->core) != truth->number) memset(truth->lives, 0, sizeof truth->lives);
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
         uint32_t life = truth->lives[slot];
@@ -174,7 +174,7 @@ static void judge_calls(struct pccl_sim *s) {
         const struct program *program = s->processes[slot].program;
         if (!s->processes[slot].running) continue;
         if (program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE) s->watch->measured_at = s->now;
-        if (member_is_seeking(s->processes[slot].mind)) s->watch->sought_at = s->now;
+        if (member_is_seeking(s->processes[slot].core)) s->watch->sought_at = s->now;
     }
     if (s->now - s->watch->sought_at <= bound) bound += (int64_t)s->recovery_ms * MS_NS;
     if (s->now - s->watch->measured_at <= bound) bound += (int64_t)(s->peers * s->peers) * MEASURE_MS * MS_NS;
@@ -197,8 +197,8 @@ static void judge_calls(struct pccl_sim *s) {
                  "(master: %llu), group epoch %llu, %s, vote %u%s",
                  slot + 1, steps[p->program->step], (long long)((s->now - p->program->since) / MS_NS),
                  (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS),
-                 (unsigned long long)member_header(p->mind).epoch,
-                 (unsigned long long)judge_truth(s, member_header(p->mind).run)->number,
+                 (unsigned long long)member_header(p->core).epoch,
+                 (unsigned long long)judge_truth(s, member_header(p->core).run)->number,
                  (unsigned long long)p->engine->book.now->group_epoch, p->engine->book.ready ? "linked" : "not linked",
                  p->program->vote, ops);
         return;

@@ -3,7 +3,7 @@
 // From below to above: world; queue (events in virtual time), trace, effect, memory, process; controls and links (what
 // connects processes), partition; truth, judge_ops, judge_ends, judge_master (the invariants); engine, reports, state
 // and program (models of a peer's data plane, of its shared state, and of what uses it); masters, seeking, watch, peers
-// (the bodies around the minds); faults; run. Beside them crowd: runs with more peers, by themselves.
+// (the bodies around the state machines); faults; run. Beside them crowd: runs with more peers, by themselves.
 //
 // A process is a slot; slot MASTER + i is that of the i-th master of the list. Whoever starts in a slot has a new life:
 // what was meant for an older life is void.

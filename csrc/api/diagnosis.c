@@ -83,9 +83,9 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     communicator_begin(c);
     query->count = c->params.master_count;
     memcpy(query->masters, c->params.masters, sizeof query->masters);
-    if (c->mind != NULL && !c->renewing) {
-        query->self.id = *member_id(c->mind);
-        memcpy(query->self.secret, member_welcome(c->mind)->secret, sizeof query->self.secret);
+    if (c->core != NULL && !c->renewing) {
+        query->self.id = *member_id(c->core);
+        memcpy(query->self.secret, member_welcome(c->core)->secret, sizeof query->self.secret);
     }
     communicator_finish(c, pcclSuccess);
     query->own = true;

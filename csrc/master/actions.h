@@ -29,7 +29,7 @@ struct actions_log {
 };
 
 // Carried out in this order: all sends, then all closes. A connection is closed once what was sent on it is written, or
-// cannot be. The mind has forgotten a connection that it closes: nothing more is to be reported of it.
+// cannot be. The state machine has forgotten a connection that it closes: nothing more is to be reported of it.
 struct actions {
     struct wire_buffer bytes;
     size_t frame; // of these, where the frame encoded last begins

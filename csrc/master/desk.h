@@ -2,7 +2,7 @@
 // order of its members. What is said to a peer goes through the desk, so that nobody is told anything once it is out.
 //
 // A peer that is found wanting is dropped or expelled: it is `gone` at once, hears nothing more, and keeps its place
-// until the mind has taken it out, so pointers to peers stay valid until an event has settled.
+// until the state machine has taken it out, so pointers to peers stay valid until an event has settled.
 #ifndef PCCL_MASTER_DESK_H
 #define PCCL_MASTER_DESK_H
 
@@ -101,7 +101,7 @@ struct desk {
     uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
     uint32_t unused_from;        // slots below are in use
     uint32_t peer_count, loopback_count, gone_count;
-    bool turnover;                     // peers came or went; the mind clears it
+    bool turnover;                     // peers came or went; the state machine clears it
     int64_t silence_at;                // no peer counts as silent before
     uint32_t count;                    // of `order`
     bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet

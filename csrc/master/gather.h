@@ -13,7 +13,7 @@
 enum { GATHER_HOLD_MS = 60000 }; // a newcomer waits no longer for a run to be taken up
 
 struct gather {
-    bool standby;             // see mind_set_standby
+    bool standby;             // see core_set_standby
     bool others_awaited;      // what other masters do is not known yet
     bool others_busy;         // one of them has a run, or gathers: none is begun beside that
     int64_t majority_at;      // since when enough are here; INT64_MAX: they are not

@@ -15,7 +15,7 @@
 #include "net/local.h"
 #include "net/socket.h"
 #include "master/master_private.h"
-#include "master/mind.h"
+#include "master/core.h"
 
 enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
@@ -27,7 +27,7 @@ enum {
 };
 
 // A connection without a hello always finds a slot: a closing one is dropped for it.
-_Static_assert(MIND_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS,
+_Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS,
                "peers, those that wait, and connections without a hello leave places");
 
 enum ending {
@@ -52,7 +52,7 @@ struct master {
     int poller;
     struct listener listener, local; // local: of this host and user (net/local)
     int64_t now_ns;
-    struct mind *mind;
+    struct master_core *core;
     // the other masters of the list; set before the thread begins
     struct wire_address others[WIRE_MAX_MASTERS];
     uint32_t other_count;
@@ -65,7 +65,7 @@ struct master {
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
     uint32_t conn_count[CONN_STATES];
-    struct mind_loss lost[ACTIONS_MAX_CONNS]; // in this turn
+    struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
     uint8_t chunk[CHUNK_BYTES];
     struct epoll_event events[EVENTS];
@@ -143,7 +143,7 @@ static void conn_start_closing(struct master *master, struct conn *conn) {
     conn_end(master, conn);
 }
 
-// ---- what the mind says ----
+// ---- what the state machine says ----
 
 static void carry_out(struct master *master, const struct actions *actions) {
     for (size_t i = 0; i < actions->log_count; i++)
@@ -154,9 +154,9 @@ static void carry_out(struct master *master, const struct actions *actions) {
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
     }
     for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
-    uint8_t random[MIND_RANDOM_BYTES];
-    if (mind_wants_random(master->mind) && platform_random(random, sizeof random))
-        mind_set_random(master->mind, random);
+    uint8_t random[CORE_RANDOM_BYTES];
+    if (core_wants_random(master->core) && platform_random(random, sizeof random))
+        core_set_random(master->core, random);
 }
 
 static void conn_lose(struct master *master, struct conn *conn, const char *why) {
@@ -166,17 +166,17 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
     }
     conn->broken = true;
     set_state(master, conn, CONN_LOST);
-    master->lost[master->lost_count++] = (struct mind_loss){index_of(master, conn), why};
+    master->lost[master->lost_count++] = (struct core_loss){index_of(master, conn), why};
 }
 
 // Many that end together, as with a rack, are one epoch and not one each.
 static void tell_lost(struct master *master) {
     size_t count = 0;
-    for (size_t i = 0; i < master->lost_count; i++) // the mind may have forgotten some since
+    for (size_t i = 0; i < master->lost_count; i++) // the state machine may have forgotten some since
         if (master->conns[master->lost[i].conn].state == CONN_LOST) master->lost[count++] = master->lost[i];
     master->lost_count = 0;
     for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->lost[i].conn]);
-    if (count > 0) carry_out(master, mind_peers_lost(master->mind, master->now_ns, master->lost, count));
+    if (count > 0) carry_out(master, core_peers_lost(master->core, master->now_ns, master->lost, count));
 }
 
 // ---- accepting and dialling ----
@@ -253,7 +253,7 @@ static void conn_connect(struct master *master, struct conn *conn) {
 
 // Asks the other masters while this one gathers: a peer that missed a takeover dials the first master of its list.
 static void look_elsewhere(struct master *master) {
-    if (master->other_count == 0 || mind_activity(master->mind) != WIRE_GATHERS) {
+    if (master->other_count == 0 || core_activity(master->core) != WIRE_GATHERS) {
         master->looks_ns = INT64_MAX;
         return;
     }
@@ -267,7 +267,7 @@ static void hear_others(struct master *master) {
     if (!master->asks || master->conn_count[CONN_ASKED] > 0) return;
     master->asks = false;
     master->known_until_ns = master->now_ns + (master->most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
-    carry_out(master, mind_others_are(master->mind, master->now_ns, master->most));
+    carry_out(master, core_others_are(master->core, master->now_ns, master->most));
     if (master->ends_ns > master->now_ns) return;
     if (master->most == WIRE_IDLE)
         master_interrupt(master);
@@ -278,7 +278,7 @@ static void hear_others(struct master *master) {
 // Nobody needs it: its limit has passed without a peer, and no other master of the list has a run that it may have to
 // take up.
 static void end_if_idle(struct master *master) {
-    bool idle = master->conn_count[CONN_KNOWN] == 0 && mind_activity(master->mind) == WIRE_IDLE;
+    bool idle = master->conn_count[CONN_KNOWN] == 0 && core_activity(master->core) == WIRE_IDLE;
     if (!idle || master->idle_limit_ms == 0)
         master->ends_ns = INT64_MAX;
     else if (master->ends_ns == INT64_MAX)
@@ -290,12 +290,12 @@ static void end_if_idle(struct master *master) {
 // ---- reading ----
 
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
-    struct wire_status_is status = {.activity = (uint8_t)mind_activity(master->mind),
-                                    .completed = mind_completed(master->mind)};
+    struct wire_status_is status = {.activity = (uint8_t)core_activity(master->core),
+                                    .completed = core_completed(master->core)};
     if (header->type == WIRE_STATUS)
         wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
     else
-        mind_describe(master->mind, master->now_ns, header, body, conn->source.family == 0, &conn->out.bytes);
+        core_describe(master->core, master->now_ns, header, body, conn->source.family == 0, &conn->out.bytes);
     conn_flush(master, conn);
     conn_start_closing(master, conn);
 }
@@ -303,13 +303,13 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
 static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     uint32_t index = index_of(master, conn);
     if (conn->state == CONN_KNOWN) {
-        carry_out(master, mind_message(master->mind, master->now_ns, index, header, body));
+        carry_out(master, core_message(master->core, master->now_ns, index, header, body));
         return;
     }
     struct wire_hello hello;
     if (header->type == WIRE_RESUME) {
         set_state(master, conn, CONN_KNOWN);
-        carry_out(master, mind_peer_resumed(master->mind, master->now_ns, index, &conn->source, header, body));
+        carry_out(master, core_peer_resumed(master->core, master->now_ns, index, &conn->source, header, body));
         return;
     }
     if (header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE) {
@@ -320,13 +320,13 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         conn_close(master, conn);
         return;
     }
-    bool may_begin = !master->standby && master->other_count > 0 && mind_activity(master->mind) != WIRE_SERVES;
+    bool may_begin = !master->standby && master->other_count > 0 && core_activity(master->core) != WIRE_SERVES;
     if (may_begin && master->now_ns >= master->known_until_ns) {
         ask_others(master);
-        mind_await_others(master->mind);
+        core_await_others(master->core);
     }
     set_state(master, conn, CONN_KNOWN);
-    carry_out(master, mind_peer_connected(master->mind, master->now_ns, index, &conn->source, &hello));
+    carry_out(master, core_peer_connected(master->core, master->now_ns, index, &conn->source, &hello));
 }
 
 static void on_answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
@@ -336,7 +336,7 @@ static void on_answer(struct master *master, struct conn *conn, const struct wir
     conn_close(master, conn);
 }
 
-// Gives the mind the frames that are complete.
+// Gives the state machine the frames that are complete.
 static void take_frames(struct master *master, struct conn *conn) {
     while (conn_hears(conn)) {
         struct wire_header header;
@@ -379,7 +379,7 @@ static void conn_read(struct master *master, struct conn *conn) {
         // A broken connection must end soon, whatever it has sent. TELEMETRY comes from the data plane and goes on even
         // if the peer's control thread hangs.
         if (conn->state == CONN_KNOWN && !conn->broken && conn_in_type(&conn->in) != WIRE_TELEMETRY)
-            mind_heard(master->mind, master->now_ns, index_of(master, conn));
+            core_heard(master->core, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;
         more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
@@ -394,7 +394,7 @@ static bool some_have_limits(const struct master *master) {
 }
 
 static int64_t next_deadline(struct master *master) {
-    int64_t next = platform_earlier(mind_next_deadline(master->mind), master->looks_ns);
+    int64_t next = platform_earlier(core_next_deadline(master->core), master->looks_ns);
     next = platform_earlier(next, platform_earlier(master->listener.resumes_ns, master->local.resumes_ns));
     if (!master->asks) next = platform_earlier(next, master->ends_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
@@ -408,7 +408,7 @@ static void act_on_time(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
             conn_close(master, &master->conns[i]);
-    if (mind_next_deadline(master->mind) <= master->now_ns) carry_out(master, mind_tick(master->mind, master->now_ns));
+    if (core_next_deadline(master->core) <= master->now_ns) carry_out(master, core_tick(master->core, master->now_ns));
 }
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
@@ -454,7 +454,7 @@ static void serve(struct master *master) {
 
 // Reads what still arrives, since a reset would destroy the last frames.
 static void say_farewell(struct master *master) {
-    carry_out(master, mind_farewell(master->mind, master->now_ns));
+    carry_out(master, core_farewell(master->core, master->now_ns));
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_KNOWN) continue;
@@ -476,7 +476,7 @@ static void *thread_main(void *context) {
     struct master *master = context;
     serve(master);
     bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
-    uint32_t peers = mind_peer_count(master->mind);
+    uint32_t peers = core_peer_count(master->core);
     if (!detached) say_farewell(master);
     close_all(master);
     LOG(LOG_NOTICE, "stopped, %u peers: %s", peers,
@@ -541,13 +541,13 @@ static int open_all(struct master *master) {
     listener_open(&master->local, local_listen(bound.port)); // without it, processes of this host get counts only
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
-    uint8_t random[MIND_RANDOM_BYTES];
+    uint8_t random[CORE_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;
     master->now_ns = platform_now_ns();
-    master->mind = mind_new(master->heartbeat_limit_ms, random, master->now_ns);
-    if (master->mind == NULL) return -ENOMEM;
-    mind_set_standby(master->mind, master->standby);
-    if (!master->new) mind_expect_survivors(master->mind, master->now_ns + MASTER_YOUNG_MS * MS_NS);
+    master->core = core_new(master->heartbeat_limit_ms, random, master->now_ns);
+    if (master->core == NULL) return -ENOMEM;
+    core_set_standby(master->core, master->standby);
+    if (!master->new) core_expect_survivors(master->core, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     if (master->new) master->known_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;
 }
@@ -559,8 +559,8 @@ int master_run(struct master *master) {
         master->run = true;
         return 0;
     }
-    mind_free(master->mind);
-    master->mind = NULL;
+    core_free(master->core);
+    master->core = NULL;
     close_all(master);
     return error;
 }
@@ -592,7 +592,7 @@ void master_free(struct master *master) {
         master_interrupt(master);
         pthread_join(master->thread, NULL);
     }
-    mind_free(master->mind);
+    core_free(master->core);
     pthread_cond_destroy(&master->changed);
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);

@@ -1,5 +1,5 @@
 // The master's body: one thread (`pccl:master`) with one loop over the listening socket and all connections. It decides
-// nothing: what it reads goes to the mind (master/mind), what the mind says is carried out.
+// nothing: what it reads goes to the state machine (master/core), what the state machine says is carried out.
 //
 // Whatever bytes arrive, at worst the connection that they came on is closed.
 #ifndef PCCL_MASTER_MASTER_H

@@ -11,9 +11,9 @@
 enum conn_state {
     CONN_UNUSED,
     CONN_ANONYMOUS, // no hello yet
-    CONN_KNOWN,     // the mind knows it
-    CONN_LOST,      // ended; the mind is told after all that has arrived with it
-    CONN_CLOSING,   // the mind has forgotten it; its last words are being written
+    CONN_KNOWN,     // the state machine knows it
+    CONN_LOST,      // ended; the state machine is told after all that has arrived with it
+    CONN_CLOSING,   // the state machine has forgotten it; its last words are being written
     CONN_ASKED,     // another master of the list, which has not yet told what it does
     CONN_STATES,
 };

@@ -1,4 +1,5 @@
-// The ops' mind: what a member of a peer group knows of its ops, and what it agrees on about them with the others.
+// The ops' state machine: what a member of a peer group knows of its ops, and what it agrees on about them with the
+// others.
 //
 // Pure: no lock, no clock, no socket, no thread, and no tensor is touched. Whoever drives it (ops/driver.h) tells it
 // what happens and does what it asks: the data plane under its lock, the simulator in virtual time.

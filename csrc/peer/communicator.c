@@ -47,12 +47,12 @@ void communicator_release(struct communicator *c) {
 bool communicator_is_dead(const struct communicator *c) {
     communicator_assert_locked(c);
     return c->phase == COMMUNICATOR_DEAD ||
-           (c->phase == COMMUNICATOR_CONNECTED && member_phase(c->mind) == MEMBER_DEAD);
+           (c->phase == COMMUNICATOR_CONNECTED && member_phase(c->core) == MEMBER_DEAD);
 }
 
 const char *communicator_why_dead(const struct communicator *c) {
     communicator_assert_locked(c);
-    return c->phase == COMMUNICATOR_DEAD ? c->reason : member_text(c->mind);
+    return c->phase == COMMUNICATOR_DEAD ? c->reason : member_text(c->core);
 }
 
 pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code) {
@@ -79,13 +79,13 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c) {
 }
 
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
-    struct member *mind = member_new(id, c->params.group, c->params.lanes);
-    if (mind == NULL) return NULL;
-    member_set_recovery(mind, c->params.recovery_limit_ms, c->params.master_count);
-    member_set_spare_lanes(mind, c->params.spare_lanes);
-    member_set_join_only(mind, c->params.join_only);
-    member_set_name(mind, &c->params.name);
-    return mind;
+    struct member *core = member_new(id, c->params.group, c->params.lanes);
+    if (core == NULL) return NULL;
+    member_set_recovery(core, c->params.recovery_limit_ms, c->params.master_count);
+    member_set_spare_lanes(core, c->params.spare_lanes);
+    member_set_join_only(core, c->params.join_only);
+    member_set_name(core, &c->params.name);
+    return core;
 }
 
 // ---- what programs ask ----
@@ -100,22 +100,22 @@ pcclResult_t communicator_view(struct communicator *c, struct member_view *out) 
     static const struct member_view alone = {.global_world = 1, .group_world = 1, .groups = 1, .largest_group = 1};
     bool dead = communicator_is_dead(c);
     pcclResult_t code = dead ? pcclSuccess : communicator_check_usable(c);
-    if (code == pcclSuccess) *out = dead ? alone : *member_adopted(c->mind);
+    if (code == pcclSuccess) *out = dead ? alone : *member_adopted(c->core);
     return communicator_finish(c, code);
 }
 
 struct wire_id communicator_id(struct communicator *c) {
     struct wire_id id = {{0}};
     communicator_begin(c);
-    if (c->mind != NULL && !c->renewing) id = *member_id(c->mind);
+    if (c->core != NULL && !c->renewing) id = *member_id(c->core);
     communicator_finish(c, pcclSuccess);
     return id;
 }
 
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out) {
     communicator_begin(c);
-    const struct epoch *epoch = c->mind != NULL && !c->renewing ? member_epoch(c->mind) : NULL;
-    struct wire_id self = epoch == NULL ? (struct wire_id){{0}} : *member_id(c->mind);
+    const struct epoch *epoch = c->core != NULL && !c->renewing ? member_epoch(c->core) : NULL;
+    struct wire_id self = epoch == NULL ? (struct wire_id){{0}} : *member_id(c->core);
     const struct wire_name *name = wire_id_equal(id, &self) ? &c->params.name : departed_name(&c->departed, id);
     for (uint32_t i = 0; epoch != NULL && i < epoch->count && name == NULL; i++)
         if (wire_id_equal(&epoch->everyone[i].id, id)) name = &epoch->everyone[i].name;
@@ -128,11 +128,11 @@ void communicator_state(struct communicator *c, char *out, size_t capacity) {
     communicator_begin(c);
     if (communicator_is_dead(c))
         snprintf(out, capacity, "dead: %s", communicator_why_dead(c));
-    else if (c->phase == COMMUNICATOR_CONNECTED && member_is_seeking(c->mind))
-        snprintf(out, capacity, "looking for a master: %s", member_lost_why(c->mind));
+    else if (c->phase == COMMUNICATOR_CONNECTED && member_is_seeking(c->core))
+        snprintf(out, capacity, "looking for a master: %s", member_lost_why(c->core));
     else if (c->phase == COMMUNICATOR_CONNECTED)
-        snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(c->mind)->number);
-    else if (c->phase == COMMUNICATOR_CONNECTING && !c->renewing && member_phase(c->mind) == MEMBER_REGISTERED)
+        snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(c->core)->number);
+    else if (c->phase == COMMUNICATOR_CONNECTING && !c->renewing && member_phase(c->core) == MEMBER_REGISTERED)
         snprintf(out, capacity, "registered");
     else
         snprintf(out, capacity, "%s", c->phase == COMMUNICATOR_CONNECTING ? "connecting" : "idle");

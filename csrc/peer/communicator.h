@@ -1,8 +1,8 @@
 // Shared by all parts of a communicator: its lock, its phase, the state machine, the engine, and the calls that are
 // inside. The parts stand above it: ticket, vote, ops, share, control; connect makes and frees the whole.
 //
-// Events are decided by the mind under the lock; what it decides is carried out without it. Nobody but the control
-// thread changes the mind's membership, so that thread may read it without the lock.
+// Events are decided by the state machine under the lock; what it decides is carried out without it. Nobody but the
+// control thread changes the state machine's membership, so that thread may read it without the lock.
 //
 // Functions may be called from any thread. Results are those of pccl.h; whenever one is not pcclSuccess or
 // pcclTimedOut, the thread's detail text says why.
@@ -64,11 +64,11 @@ struct communicator {
     enum communicator_phase phase;
     bool closing;
     bool stopped;                // connect_stop has returned; its caller's
-    bool renewing;               // mind and engine are being made anew
+    bool renewing;               // state machine and engine are being made anew
     uint32_t users;              // calls inside
     uint32_t launches;           // ops being posted
     uint32_t holds;              // communicator_hold
-    struct member *mind;         // of this connect attempt; membership changed by the control thread only
+    struct member *core;         // of this connect attempt; membership changed by the control thread only
     struct engine *engine;       // of this connect attempt; stays while connected
     char reason[MEMBER_TEXT];    // why the attempt failed, or the communicator died
     char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
@@ -84,7 +84,7 @@ struct communicator {
 
 // No network, no thread, no part. NULL when the system refuses.
 struct communicator *communicator_new(const struct communicator_params *params);
-// Nobody else may hold it. Its parts, mind and engine are gone.
+// Nobody else may hold it. Its parts, state machine and engine are gone.
 void communicator_free(struct communicator *c);
 
 // ---- what programs ask ----
@@ -125,7 +125,7 @@ void communicator_release(struct communicator *c);
 void communicator_begin(struct communicator *c);
 // Gives it back, and returns `code`; the last of every call.
 pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
-// Whether it is dead; the mind knows of it a moment before the phase does.
+// Whether it is dead; the state machine knows of it a moment before the phase does.
 bool communicator_is_dead(const struct communicator *c);
 // Why it is dead.
 const char *communicator_why_dead(const struct communicator *c);
@@ -135,7 +135,7 @@ pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code);
 pcclResult_t communicator_check_usable(const struct communicator *c);
 // Returns pcclPendingAsyncOps if an operation is live.
 pcclResult_t communicator_check_no_ops(const struct communicator *c);
-// A mind for the next attempt; the lock is not held. NULL when memory is refused.
+// A state machine for the next attempt; the lock is not held. NULL when memory is refused.
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id);
 
 #endif

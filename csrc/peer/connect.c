@@ -11,18 +11,18 @@
 
 enum { DRAIN_MS = 500 }; // what a leaving peer waits at most for others to complete what it has
 
-// A fresh id, mind and engine; those of the attempt before end here. Called without the lock, under `renewing`, while
-// the control thread has no connection.
+// A fresh id, state machine and engine; those of the attempt before end here. Called without the lock, under
+// `renewing`, while the control thread has no connection.
 static bool renew(struct communicator *c) {
     struct wire_id id;
     engine_free(c->engine);
     c->engine = NULL;
-    member_free(c->mind);
-    c->mind = NULL;
+    member_free(c->core);
+    c->core = NULL;
     if (!platform_random(id.bytes, sizeof id.bytes)) return false;
     struct engine_callbacks callbacks = control_callbacks(c->control);
-    c->mind = communicator_new_member(c, &id);
-    c->engine = c->mind == NULL ? NULL : engine_new(&id, &callbacks);
+    c->core = communicator_new_member(c, &id);
+    c->engine = c->core == NULL ? NULL : engine_new(&id, &callbacks);
     if (c->engine != NULL && c->params.spare_lanes == 0) engine_fix_lanes(c->engine);
     return c->engine != NULL && control_start(c->control);
 }
@@ -36,7 +36,7 @@ static pcclResult_t collect(struct communicator *c, uint64_t *value) {
         return detail_fail(c->ticket.code, "%s", c->reason);
     }
     c->phase = COMMUNICATOR_CONNECTED;
-    member_adopt(c->mind, &c->ticket.view);
+    member_adopt(c->core, &c->ticket.view);
     return pcclSuccess;
 }
 
@@ -80,7 +80,7 @@ pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket) {
 static void free_all(struct communicator *c) {
     share_free(c);
     engine_free(c->engine);
-    member_free(c->mind);
+    member_free(c->core);
     control_free(c->control);
     ops_forget(c);
     communicator_free(c);

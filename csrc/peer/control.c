@@ -80,7 +80,8 @@ static void log_failure(struct control *t, const char *text) {
     t->failure.silent_until = now + FAILURE_AGAIN_MS * MS_NS;
 }
 
-// Ends the connect attempt; `view` may be NULL. Unless it succeeded, the caller may free mind and engine from then on.
+// Ends the connect attempt; `view` may be NULL. Unless it succeeded, the caller may free state machine and engine from
+// then on.
 static void end_attempt(struct control *t, pcclResult_t code, const struct member_view *view, const char *text) {
     struct communicator *c = t->c;
     char address[64];
@@ -130,17 +131,17 @@ static void die_of(struct control *t, const char *why) {
     pthread_mutex_unlock(&c->lock);
 }
 
-// ---- carrying out what the mind decides ----
+// ---- carrying out what the state machine decides ----
 
 // Registration tells the secret and the run.
 static void introduce(struct control *t) {
-    const struct member *mind = t->c->mind;
-    const struct wire_welcome *welcome = member_welcome(mind);
-    struct wire_header header = member_header(mind);
-    struct link_identity identity = {.self = *member_id(mind), .run = header.run, .generation = header.generation};
+    const struct member *core = t->c->core;
+    const struct wire_welcome *welcome = member_welcome(core);
+    struct wire_header header = member_header(core);
+    struct link_identity identity = {.self = *member_id(core), .run = header.run, .generation = header.generation};
     memcpy(identity.secret, welcome->secret, sizeof identity.secret);
     links_identify(t->links, &identity);
-    links_set_park_limit(t->links, member_link_limit_ns(mind));
+    links_set_park_limit(t->links, member_link_limit_ns(core));
     // so that a link is found out twice within a limit
     engine_set_silence(t->c->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2);
 }
@@ -149,7 +150,7 @@ static void introduce(struct control *t) {
 // was refused.
 static bool try_next_master(struct control *t, int64_t now) {
     struct communicator *c = t->c;
-    struct member *fresh = communicator_new_member(c, member_id(c->mind));
+    struct member *fresh = communicator_new_member(c, member_id(c->core));
     if (fresh == NULL || !master_link_join_next(t->c->master, now)) {
         member_free(fresh);
         return false;
@@ -157,37 +158,37 @@ static bool try_next_master(struct control *t, int64_t now) {
     links_free(t->links);
     t->links = NULL;
     pthread_mutex_lock(&c->lock);
-    member_free(c->mind);
-    c->mind = fresh;
+    member_free(c->core);
+    c->core = fresh;
     pthread_mutex_unlock(&c->lock);
     return true;
 }
 
 // The master is lost: links and ops go on while another one is looked for.
 static void seek_master(struct control *t, bool anew, int64_t now) {
-    const struct member *mind = t->c->mind;
+    const struct member *core = t->c->core;
     bool lost_now = !master_link_seeks(t->c->master);
     if (lost_now &&
         master_link_is_open(t->c->master)) { // silent: should it wake up, it is not to take this for a death
         struct wire_buffer moved = {0};
-        wire_encode_empty(&moved, member_header(mind), WIRE_MOVED);
+        wire_encode_empty(&moved, member_header(core), WIRE_MOVED);
         master_link_send(t->c->master, &moved);
         wire_buffer_fini(&moved);
     }
     if (lost_now)
-        LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(mind),
+        LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(core),
             t->c->params.recovery_limit_ms / 1000);
     master_link_seek(t->c->master, anew, now);
 }
 
 static void tell_waiting(struct control *t) {
-    const struct member *mind = t->c->mind;
-    bool without = member_phase(mind) == MEMBER_JOINING || member_is_seeking(mind);
+    const struct member *core = t->c->core;
+    bool without = member_phase(core) == MEMBER_JOINING || member_is_seeking(core);
     const char *who = without ? "the master " : "";
     pthread_mutex_lock(&t->c->lock);
-    snprintf(t->c->waits_why, sizeof t->c->waits_why, "%s%s", who, member_waits_why(mind));
+    snprintf(t->c->waits_why, sizeof t->c->waits_why, "%s%s", who, member_waits_why(core));
     pthread_mutex_unlock(&t->c->lock);
-    LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(mind));
+    LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(core));
 }
 
 static bool is_in(const struct epoch_ring *ring, const struct wire_id *id) {
@@ -222,7 +223,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     switch (action->kind) {
     case MEMBER_DIAL: // nobody waits for a spare one, and if its other end is up already, ops begin anew where it fails
         links_dial(t->links, &action->id, action->index, &action->address,
-                   now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->mind));
+                   now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
         break;
     case MEMBER_DROP_PEER:
         links_cancel(t->links, &action->id);
@@ -236,11 +237,11 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(c->engine, action->verdict); break;
     case MEMBER_PROBE:
-        links_probe(t->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(c->mind));
+        links_probe(t->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(c->core));
         break;
     case MEMBER_CONNECT_END:
         if (action->code != pcclMasterConnectionFailed || !try_next_master(t, now))
-            end_attempt(t, action->code, &action->view, member_text(c->mind));
+            end_attempt(t, action->code, &action->view, member_text(c->core));
         break;
     case MEMBER_VOTE_END: end_vote(t, action); break;
     case MEMBER_SYNC_PLAN: share_planned(c, action->plan, now); break;
@@ -251,17 +252,18 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_SEEK: seek_master(t, action->anew, now); break;
     case MEMBER_FOUND: master_link_found(t->c->master, now); break;
     case MEMBER_WAITING: tell_waiting(t); break;
-    case MEMBER_DIE: die(t, member_text(c->mind)); break;
+    case MEMBER_DIE: die(t, member_text(c->core)); break;
     }
 }
 
 // ---- events ----
 
-// Around each event: the mind is told between the two, under the lock; then what it decides is carried out, without it.
+// Around each event: the state machine is told between the two, under the lock; then what it decides is carried out,
+// without it.
 static struct member *event_begin(struct control *t) {
     member_output_clear(&t->actions);
     pthread_mutex_lock(&t->c->lock);
-    return t->c->mind;
+    return t->c->core;
 }
 
 static void event_end(struct control *t, int64_t now) {
@@ -275,7 +277,7 @@ static void event_end(struct control *t, int64_t now) {
 }
 
 static enum member_judgement judge(void *control, const struct wire_link_hello *hello) {
-    return member_judge_hello(((struct control *)control)->c->mind, hello);
+    return member_judge_hello(((struct control *)control)->c->core, hello);
 }
 
 static void take_link_events(struct control *t, int64_t now) {
@@ -285,17 +287,17 @@ static void take_link_events(struct control *t, int64_t now) {
             LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
             engine_add_link(t->c->engine, &event.id, event.index, event.stream);
         }
-        struct member *mind = event_begin(t);
+        struct member *core = event_begin(t);
         if (event.kind == LINK_EVENT_UP)
-            member_link_up(mind, &event.id, event.index, event.latency_us, now, &t->actions);
+            member_link_up(core, &event.id, event.index, event.latency_us, now, &t->actions);
         else if (event.kind == LINK_EVENT_NARROW)
-            member_link_narrow(mind, &event.id);
+            member_link_narrow(core, &event.id);
         else if (event.kind == LINK_EVENT_FAILED)
-            member_link_failed(mind, &event.id, event.index, &t->actions);
+            member_link_failed(core, &event.id, event.index, &t->actions);
         else if (event.outgoing)
-            member_measured(mind, member_id(mind), &event.id, event.bytes_per_s, &t->actions);
+            member_measured(core, member_id(core), &event.id, event.bytes_per_s, &t->actions);
         else
-            member_measured(mind, &event.id, member_id(mind), event.bytes_per_s, &t->actions);
+            member_measured(core, &event.id, member_id(core), event.bytes_per_s, &t->actions);
         event_end(t, now);
     }
 }
@@ -345,7 +347,7 @@ static bool take_lost(struct control *t, struct lost_link **lost, size_t *count)
     return !failed;
 }
 
-// Tells the mind of links that the engine saw break.
+// Tells the state machine of links that the engine saw break.
 static void lose_links(struct control *t, int64_t now) {
     struct lost_link *lost;
     size_t count;
@@ -353,7 +355,7 @@ static void lose_links(struct control *t, int64_t now) {
     if (!take_lost(t, &lost, &count)) die_of(t, t->why[0] != 0 ? t->why : no_memory);
     for (size_t i = 0; i < count && t->links != NULL; i++) {
         // If the link was made again meanwhile, its loss is old news, and only a malformed frame is reported.
-        bool again = !wire_id_equal(&lost[i].id, member_id(t->c->mind)) &&
+        bool again = !wire_id_equal(&lost[i].id, member_id(t->c->core)) &&
                      engine_has_link(t->c->engine, &lost[i].id, lost[i].index);
         if (again && lost[i].reason != WIRE_LINK_MALFORMED) continue;
         struct member *member = event_begin(t);
@@ -370,7 +372,7 @@ static void lose_links(struct control *t, int64_t now) {
 
 static void join(struct control *t, int64_t now) {
     struct wire_address local;
-    t->links = links_new(t->epoll, DATA_LINKS, member_id(t->c->mind), judge, t);
+    t->links = links_new(t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
     int error = t->links == NULL ? ENOMEM : 0;
     if (error == 0 && !master_link_local(t->c->master, &local)) error = errno;
     if (error == 0) error = -links_listen(t->links, &local, &t->links_port);
@@ -401,7 +403,7 @@ static void resume(struct control *t, int64_t now) {
 }
 
 static void take_frame(struct control *t, const struct master_event *event, int64_t now) {
-    // Links that broke before an epoch are made again in it only if the mind knows of them.
+    // Links that broke before an epoch are made again in it only if the state machine knows of them.
     if (event->header.type == WIRE_EPOCH || event->header.type == WIRE_CANDIDATE) lose_links(t, now);
     if (!master_link_is_open(t->c->master)) return;
     member_frame(event_begin(t), &event->header, event->body, now, &t->actions);
@@ -413,7 +415,7 @@ static void disconnected(struct control *t, const char *why, int64_t now) {
     char address[64], text[2 * MASTER_LINK_TEXT];
     snprintf(text, sizeof text, "the connection to the master at %s broke: %s%s",
              master_link_address(t->c->master, address), why,
-             member_phase(t->c->mind) == MEMBER_JOINING ? not_a_master : "");
+             member_phase(t->c->core) == MEMBER_JOINING ? not_a_master : "");
     member_disconnected(event_begin(t), text, now, &t->actions);
     event_end(t, now);
 }
@@ -438,10 +440,10 @@ static void tick(struct control *t, int64_t now) {
     master_link_tick(t->c->master, now);
     if (t->links == NULL) return;
     links_tick(t->links, now);
-    if (now < member_deadline(t->c->mind)) return;
-    struct member *mind = event_begin(t);
-    if (master_link_is_open(t->c->master)) member_round_trip(mind, master_link_round_trip_ns(t->c->master));
-    member_tick(mind, now, &t->actions);
+    if (now < member_deadline(t->c->core)) return;
+    struct member *core = event_begin(t);
+    if (master_link_is_open(t->c->master)) member_round_trip(core, master_link_round_trip_ns(t->c->master));
+    member_tick(core, now, &t->actions);
     event_end(t, now);
 }
 
@@ -449,7 +451,7 @@ static int64_t next_deadline(const struct control *t) {
     int64_t at = master_link_deadline(t->c->master);
     return t->links == NULL
                ? at
-               : platform_earlier(at, platform_earlier(member_deadline(t->c->mind), links_deadline(t->links)));
+               : platform_earlier(at, platform_earlier(member_deadline(t->c->core), links_deadline(t->links)));
 }
 
 // When to look again. An engine stays while connected.

@@ -1,5 +1,5 @@
-// The control thread of a communicator (`pccl:control`): what happens is told to the mind, and what the mind decides is
-// carried out. It owns the connection to the master, and all connections to peers until they are links.
+// The control thread of a communicator (`pccl:control`): what happens is told to the core, and what the state machine
+// decides is carried out. It owns the connection to the master, and all connections to peers until they are links.
 #ifndef PCCL_PEER_CONTROL_H
 #define PCCL_PEER_CONTROL_H
 

@@ -1,5 +1,5 @@
 // The connection to the master: dialling the masters of a list one after another, reading frames, and the one place
-// that sends any: those of the mind, and those of the data plane, whose thread sends them itself, so that an op that is
+// that sends any: those of the core, and those of the data plane, whose thread sends them itself, so that an op that is
 // done is one system call away from the master.
 //
 // Owned and called by the control thread alone, but for master_link_send; nothing here blocks. What happens is taken

@@ -1,11 +1,11 @@
-// A peer's control mind: membership, links, votes and adoption, as seen by one peer. Pure: no sockets, no clock, no
-// threads. Every event takes the time and appends actions to `struct member_output`; the body (peer/control) carries
-// them out in order, before it feeds the next event. A simulator can do the same.
+// A peer's control state machine: membership, links, votes and adoption, as seen by one peer. Pure: no sockets, no
+// clock, no threads. Every event takes the time and appends actions to `struct member_output`; the body (peer/control)
+// carries them out in order, before it feeds the next event. A simulator can do the same.
 //
-// What the mind keeps per event is bounded by WIRE_MAX_MEMBERS and the pool sizes. When memory is refused,
+// What the state machine keeps per event is bounded by WIRE_MAX_MEMBERS and the pool sizes. When memory is refused,
 // `output.failed` is set and the body must let the communicator die.
 //
-// The mind does no locking. The body guards it with one lock.
+// The state machine does no locking. The body guards it with one lock.
 #ifndef PCCL_PEER_MEMBER_H
 #define PCCL_PEER_MEMBER_H
 
@@ -30,7 +30,7 @@ enum member_phase {
 
 struct member;
 
-// A mind in phase IDLE that will join as `id`. NULL when memory is refused.
+// A state machine in phase IDLE that will join as `id`. NULL when memory is refused.
 struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lanes);
 // How many spare lanes it has room for (peer/mesh); 0 at first.
 void member_set_spare_lanes(struct member *member, uint32_t spare);

@@ -36,9 +36,9 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
 static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (!vote_is_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
-    if (args->group == NULL && member_adopted(c->mind)->group_world < 2)
+    if (args->group == NULL && member_adopted(c->core)->group_world < 2)
         return detail_fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
-    uint64_t adopted = member_adopted(c->mind)->group_epoch;
+    uint64_t adopted = member_adopted(c->core)->group_epoch;
     c->launches++; // keeps a topology call from beginning between the check and the post
     pthread_mutex_unlock(&c->lock);
     enum call_result result = engine_post(c->engine, args, adopted);
@@ -105,7 +105,7 @@ static int by_joining(const void *a, const void *b) {
 static pcclResult_t members_locked(struct communicator *c, bool adopted, struct wire_id *ids_out, size_t capacity,
                                    size_t *count_out) {
     RETURN_IF_FAILED(communicator_check_usable(c));
-    const struct epoch_ring *ring = adopted ? member_members(c->mind) : &member_epoch(c->mind)->ring;
+    const struct epoch_ring *ring = adopted ? member_members(c->core) : &member_epoch(c->core)->ring;
     if (ring == NULL)
         return detail_fail(pcclRankConnectionLost, "the members are not known, for some were lost together with a "
                                                    "master: call update_topology");
@@ -161,9 +161,9 @@ pcclResult_t ops_cancel(struct communicator *c, uint64_t tag) {
 static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct call_outcome *outcome,
                             struct call_info *out) {
     char lost[WIRE_MAX_TEXT];
-    uint32_t count = departed_tell(&c->departed, member_adopted(c->mind)->group_epoch, lost, sizeof lost);
+    uint32_t count = departed_tell(&c->departed, member_adopted(c->core)->group_epoch, lost, sizeof lost);
     // In retry mode every end names an epoch, and all members the same.
-    if (outcome->epoch != 0) member_adopt_loss(c->mind, outcome->epoch);
+    if (outcome->epoch != 0) member_adopt_loss(c->core, outcome->epoch);
     if (outcome->contributors != NULL) keep_told(c, tag, outcome->contributors);
     switch (outcome->result) {
     case CALL_OK: *out = outcome->info; return pcclSuccess;

@@ -1,4 +1,4 @@
-// The search for a master, as a peer's mind keeps it. Pure.
+// The search for a master, as a peer's state machine keeps it. Pure.
 //
 // A peer acts on one master at a time: with RESUME it has done with all masters before. What it promised to one, it
 // tells the next, so that of two masters that gather at once one has the higher generation; to that it belongs once it

@@ -84,12 +84,12 @@ static pcclResult_t vote(struct communicator *c) {
         LOG(LOG_WARN,
             "shared state: a transfer into this memory was cut short: it can only receive until a sync has succeeded");
     // Before the vote is sent: the plan may be here at once.
-    if (!sync_begin(c->engine, c->share->content, (int64_t)member_welcome(c->mind)->heartbeat_limit_ms * MS_NS))
+    if (!sync_begin(c->engine, c->share->content, (int64_t)member_welcome(c->core)->heartbeat_limit_ms * MS_NS))
         return drop(c, detail_fail(pcclInternalError, "the system refused memory for a round of shared state"));
     c->share->voted = true;
     c->share->hashed_at = platform_now_ns();
     struct member_output out = {0};
-    member_sync(c->mind, &vote, &out);
+    member_sync(c->core, &vote, &out);
     pthread_mutex_unlock(&c->lock);
     master_link_send(c->master, &out.frames);
     member_output_fini(&out);
@@ -167,7 +167,7 @@ static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
     if (c->phase == COMMUNICATOR_DEAD && !ended) {
         char entries[300];
         const struct wire_sync_differs *differs =
-            c->ticket.code == pcclInvalidUsage ? member_sync_differs(c->mind) : NULL;
+            c->ticket.code == pcclInvalidUsage ? member_sync_differs(c->core) : NULL;
         return detail_fail(c->ticket.code, "the communicator died in sync_shared_state: %s%s", c->reason,
                            name_difference(entries, sizeof entries, state, differs));
     }

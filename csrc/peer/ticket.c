@@ -43,15 +43,15 @@ void ticket_end(struct communicator *c, pcclResult_t code, uint64_t value, const
 }
 
 static bool is_unanswered(const struct communicator *c) {
-    return c->phase == COMMUNICATOR_CONNECTING && c->mind != NULL && member_phase(c->mind) <= MEMBER_JOINING;
+    return c->phase == COMMUNICATOR_CONNECTING && c->core != NULL && member_phase(c->core) <= MEMBER_JOINING;
 }
 
 static pcclResult_t timed_out(const struct communicator *c) {
     if (is_unanswered(c) && c->waits_why[0] == 0)
         return detail_fail(pcclTimedOut, "no master has answered in this attempt to connect");
-    if (c->mind != NULL && member_is_seeking(c->mind) && c->waits_why[0] == 0)
+    if (c->core != NULL && member_is_seeking(c->core) && c->waits_why[0] == 0)
         return detail_fail(pcclTimedOut, "the master is lost (%s), and another one is looked for",
-                           member_lost_why(c->mind));
+                           member_lost_why(c->core));
     return detail_fail(pcclTimedOut, "%s", c->waits_why);
 }
 

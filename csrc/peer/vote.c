@@ -23,7 +23,7 @@ static pcclResult_t collect(struct communicator *c, uint64_t *value) {
     if (c->ticket.code == pcclSuccess) {
         *value = c->ticket.value;
         if (vote_is_pending(c)) return pcclSuccess;
-        member_adopt(c->mind, &c->ticket.view);
+        member_adopt(c->core, &c->ticket.view);
         engine_voted(c->engine, c->ticket.view.group_epoch);
         return pcclSuccess;
     }
@@ -40,12 +40,12 @@ static pcclResult_t begin(struct communicator *c, enum wire_vote_kind kind, uint
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (ticket_is_left(c, &types[kind])) return ticket_begun(c, pcclSuccess, ticket);
     RETURN_IF_FAILED(ticket_check_none(c));
-    if (kind == WIRE_VOTE_OPTIMIZE && member_adopted(c->mind)->global_world < 2)
+    if (kind == WIRE_VOTE_OPTIMIZE && member_adopted(c->core)->global_world < 2)
         return detail_fail(pcclInvalidUsage, "optimize_topology needs at least two accepted peers in the run");
     if (kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(communicator_check_no_ops(c));
     ticket_open(c, &types[kind]);
     struct member_output out = {0};
-    member_vote(c->mind, kind, &out);
+    member_vote(c->core, kind, &out);
     pthread_mutex_unlock(&c->lock);
     master_link_send(c->master, &out.frames);
     member_output_fini(&out);

@@ -239,9 +239,9 @@ class Conductor:
         }
         master.child = await self._nursery.start(self._backend.master, task, self._folder / master.log)
         master.usages = []
-        self._do(self._mind_master(master, master.child))
+        self._do(self._core_master(master, master.child))
 
-    async def _mind_master(self, master: Master, child: Child) -> None:
+    async def _core_master(self, master: Master, child: Child) -> None:
         status = await child.status
         child.close()
         if child is master.child and self._going_on:

@@ -35,7 +35,7 @@ void bottle_run(struct engine *engine, bool (*step)(void));
 void bottle_free(struct engine *engine);
 
 // The next group epoch, of the engine and the peers in `members` (bits), the ring turned so that the engine is the
-// `rank`-th. Mind the speed: it decides which way ops go.
+// `rank`-th. Check the speed: it decides which way ops go.
 // By peer, two bits each, of all epochs that are entered from now on; 0 in a new bottle.
 void bottle_spread(uint32_t shares, uint32_t sites);
 void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool lost, uint32_t megabytes_per_s);

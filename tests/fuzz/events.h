@@ -2,7 +2,7 @@
 #ifndef PCCL_TESTS_FUZZ_EVENTS_H
 #define PCCL_TESTS_FUZZ_EVENTS_H
 
-// ---- fuzz_mind: what follows is said at the event ----
+// ---- fuzz_core: what follows is said at the event ----
 enum master_event {
     M_CONNECT,     // connection, how (group, lanes, id), odd
     M_LOST,        // connection

@@ -1,4 +1,4 @@
-// The ops' mind, with calls, signals, epochs and verdicts in any order, and a driver that moves nothing: every
+// The ops' core, with calls, signals, epochs and verdicts in any order, and a driver that moves nothing: every
 // reference that it takes it lets go of once, every call ends once, what has ended is not moved, and memory stays
 // bounded.
 #include "ops/book.h"

@@ -1,11 +1,9 @@
-// A peer's control mind with a master and links that do as they like. The input is a program of enum peer_event.
-// Checked:
-//  - what it sends is well-formed, for a master to decode; a dead mind says nothing more;
-//  - connect ends once, a vote ends once, and only when it is open; death comes once;
-//  - group epochs only grow, the own place in the ring is its own, the adopted epoch never goes back;
-//  - it dials nobody twice at once, and not itself;
-//  - a tick at the deadline moves the deadline: the control thread cannot spin;
-//  - it promises no generation below one that it promised before, and tells the next master an epoch that it is in.
+// A peer's control state machine with a master and links that do as they like. The input is a program of enum
+// peer_event. Checked: - what it sends is well-formed, for a master to decode; a dead state machine says nothing more;
+// - connect ends once, a vote ends once, and only when it is open; death comes once; - group epochs only grow, the own
+// place in the ring is its own, the adopted epoch never goes back; - it dials nobody twice at once, and not itself; - a
+// tick at the deadline moves the deadline: the control thread cannot spin; - it promises no generation below one that
+// it promised before, and tells the next master an epoch that it is in.
 #include "peer/member.h"
 
 #include "base/platform.h"
@@ -20,7 +18,7 @@ enum {
     DIALS_MAX = OTHERS * (WIRE_MAX_LANES + 1)
 };
 
-static struct member *mind;
+static struct member *core;
 static struct member_output out;
 static int64_t now;
 static struct wire_id self;
@@ -38,7 +36,7 @@ static uint32_t dial_count;
 
 static struct wire_id id_of(uint32_t other) { return (struct wire_id){{(uint8_t)(1 + other % (OTHERS + 1))}}; }
 
-// ---- what the mind says ----
+// ---- what the state machine says ----
 
 static void check_resume(const struct wire_header *header, const uint8_t *body) {
     static struct wire_member members[WIRE_MAX_MEMBERS];
@@ -48,7 +46,7 @@ static void check_resume(const struct wire_header *header, const uint8_t *body) 
     struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     MUST(seeking && wire_decode_resume(body, header->length, &resume) && wire_id_equal(&resume.hello.id, &self));
     MUST(header->generation >= promised && header->generation >= resume.generation && resume.vote == vote);
-    MUST(resume.accepted == (member_phase(mind) == MEMBER_ACCEPTED));
+    MUST(resume.accepted == (member_phase(core) == MEMBER_ACCEPTED));
     bool in_it = !resume.accepted;
     for (uint32_t i = 0; i < resume.epoch.count && resume.accepted; i++)
         in_it |= wire_id_equal(&resume.epoch.members[i].id, &self);
@@ -80,8 +78,8 @@ static void check_frame(const struct wire_header *header, const uint8_t *body) {
 }
 
 static void check_ring(void) {
-    const struct wire_member *ring = member_epoch(mind)->ring.members;
-    uint32_t count = member_epoch(mind)->ring.count, rank = member_epoch(mind)->ring.rank;
+    const struct wire_member *ring = member_epoch(core)->ring.members;
+    uint32_t count = member_epoch(core)->ring.count, rank = member_epoch(core)->ring.rank;
     MUST(count > 0 && rank < count && wire_id_equal(&ring[rank].id, &self));
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t k = 0; k < i; k++) MUST(!wire_id_equal(&ring[i].id, &ring[k].id));
@@ -154,7 +152,7 @@ static void hear(const struct member_action *action) {
         MUST(seeking);
         seeking = false;
         return;
-    case MEMBER_WAITING: MUST(member_waits_why(mind) != NULL); return;
+    case MEMBER_WAITING: MUST(member_waits_why(core) != NULL); return;
     case MEMBER_DIE:
         MUST(connected && !dead);
         dead = true;
@@ -164,7 +162,7 @@ static void hear(const struct member_action *action) {
 
 static void carry_out(void) {
     if (out.failed) return;
-    const struct wire_sync_differs *differs = member_sync_differs(mind);
+    const struct wire_sync_differs *differs = member_sync_differs(core);
     MUST(differs == NULL || differs->first <= differs->last);
     bool was_dead = dead;
     for (size_t i = 0; i < out.count; i++) {
@@ -179,10 +177,10 @@ static void carry_out(void) {
         at += WIRE_HEADER_BYTES + header.length;
     }
     MUST(!was_dead || out.frames.length == 0);
-    MUST((member_phase(mind) == MEMBER_DEAD) == dead);
-    if (dead) MUST(member_deadline(mind) == INT64_MAX && member_text(mind)[0] != 0 && vote == 0);
-    MUST(member_adopted(mind)->number >= adopted);
-    adopted = member_adopted(mind)->number;
+    MUST((member_phase(core) == MEMBER_DEAD) == dead);
+    if (dead) MUST(member_deadline(core) == INT64_MAX && member_text(core)[0] != 0 && vote == 0);
+    MUST(member_adopted(core)->number >= adopted);
+    adopted = member_adopted(core)->number;
     member_output_clear(&out);
 }
 
@@ -196,7 +194,7 @@ static void deliver(struct wire_buffer *frame) {
     }
     MUST(wire_header_decode(frame->bytes, &header));
     uint8_t *exact = fuzz_copy(frame->bytes + WIRE_HEADER_BYTES, header.length);
-    member_frame(mind, &header, exact, now, &out);
+    member_frame(core, &header, exact, now, &out);
     carry_out();
     free(exact);
     wire_buffer_fini(frame);
@@ -363,9 +361,9 @@ static void incoming(struct fuzz *in) {
                                     .to = id_of(how >> 2 & 1),
                                     .index = index};
     hello.secret[0] = how == 9;
-    if (member_judge_hello(mind, &hello) != MEMBER_ACCEPT) return;
-    MUST(wire_id_equal(&hello.to, &self) && hello.secret[0] == 0 && member_phase(mind) >= MEMBER_REGISTERED && !dead);
-    if (hello.kind == WIRE_LINK_DATA) member_link_up(mind, &hello.from, hello.index, (uint32_t)how << 4, now, &out);
+    if (member_judge_hello(core, &hello) != MEMBER_ACCEPT) return;
+    MUST(wire_id_equal(&hello.to, &self) && hello.secret[0] == 0 && member_phase(core) >= MEMBER_REGISTERED && !dead);
+    if (hello.kind == WIRE_LINK_DATA) member_link_up(core, &hello.from, hello.index, (uint32_t)how << 4, now, &out);
     carry_out();
 }
 
@@ -374,16 +372,16 @@ static void dialled(uint8_t how) {
     struct dial dial = dials[0];
     memmove(dials, dials + 1, --dial_count * sizeof dials[0]);
     if (how & 1)
-        member_link_failed(mind, &dial.id, dial.index, &out);
+        member_link_failed(core, &dial.id, dial.index, &out);
     else
-        member_link_up(mind, &dial.id, dial.index, (uint32_t)how << 4, now, &out);
+        member_link_up(core, &dial.id, dial.index, (uint32_t)how << 4, now, &out);
     carry_out();
 }
 
 static void tick(int64_t to) {
     now = to > now ? to : now;
-    member_tick(mind, now, &out);
-    MUST(out.failed || member_deadline(mind) > now);
+    member_tick(core, now, &out);
+    MUST(out.failed || member_deadline(core) > now);
     carry_out();
 }
 
@@ -391,7 +389,7 @@ static void resume(uint8_t how) {
     struct wire_hash content = {how, how};
     if (!seeking || there || dead) return;
     there = true;
-    member_resume(mind, 48149, how & 64, how % 3, &content, now, &out);
+    member_resume(core, 48149, how & 64, how % 3, &content, now, &out);
     carry_out();
 }
 
@@ -402,15 +400,15 @@ static void step(struct fuzz *in) {
     case P_JOIN:
         there |= !joined;
         joined = true;
-        member_join(mind, 48149, now, &out);
+        member_join(core, 48149, now, &out);
         break;
     case P_DISCONNECTED:
         there = false;
-        member_disconnected(mind, "the connection is gone", now, &out);
+        member_disconnected(core, "the connection is gone", now, &out);
         break;
     case P_WAIT: tick(now + fuzz_u8(in) * 8 * MS_NS); return;
     case P_DUE:
-        if (member_deadline(mind) < INT64_MAX) tick(member_deadline(mind));
+        if (member_deadline(core) < INT64_MAX) tick(member_deadline(core));
         return;
     case P_CANDIDATE:
     case P_EPOCH: take_epoch(in, event); return;
@@ -424,45 +422,45 @@ static void step(struct fuzz *in) {
         id = id_of(fuzz_u8(in));
         index = fuzz_u8(in);
         forget_dial(&id, index); // if there was one, it has come up
-        member_link_up(mind, &id, index, 1, now, &out);
+        member_link_up(core, &id, index, 1, now, &out);
         break;
     case P_LINK_LOST:
         id = id_of(fuzz_u8(in));
         a = fuzz_u8(in);
-        member_link_lost(mind, &id, a & 63, (enum wire_link_reason)((a >> 6) % 3), now, &out);
+        member_link_lost(core, &id, a & 63, (enum wire_link_reason)((a >> 6) % 3), now, &out);
         break;
     case P_MEASURED:
         id = id_of(fuzz_u8(in));
-        member_measured(mind, &id, &self, fuzz_number(in), &out);
+        member_measured(core, &id, &self, fuzz_number(in), &out);
         break;
     case P_VOTE:
         a = (uint8_t)(1 + fuzz_below(in, 3));
-        if (member_phase(mind) == MEMBER_ACCEPTED && vote == 0) {
+        if (member_phase(core) == MEMBER_ACCEPTED && vote == 0) {
             vote = a;
-            member_vote(mind, a, &out);
+            member_vote(core, a, &out);
         }
         break;
     case P_SYNC: {
         struct wire_sync_vote state = {.strategy = (uint8_t)fuzz_below(in, 3)};
-        if (member_phase(mind) == MEMBER_ACCEPTED && vote == 0) {
+        if (member_phase(core) == MEMBER_ACCEPTED && vote == 0) {
             vote = WIRE_VOTE_SYNC;
-            member_sync(mind, &state, &out);
+            member_sync(core, &state, &out);
         }
         break;
     }
-    case P_LEAVE: member_leave(mind, &out); break;
-    case P_ADOPT: member_adopt(mind, &newest); break;
+    case P_LEAVE: member_leave(core, &out); break;
+    case P_ADOPT: member_adopt(core, &newest); break;
     case P_ADOPT_LOSS:
         b = fuzz_u8(in);
-        member_adopt_loss(mind, b < 200 ? loss - (b < loss ? b : loss) : fuzz_number(in));
+        member_adopt_loss(core, b < 200 ? loss - (b < loss ? b : loss) : fuzz_number(in));
         break;
     case P_REFUSE: fuzz_refuse(fuzz_below(in, 32)); return;
     case P_RECOVERY:
         a = fuzz_u8(in);
-        if (!joined) member_set_recovery(mind, 64 * a, 1 + fuzz_below(in, WIRE_MAX_MASTERS));
+        if (!joined) member_set_recovery(core, 64 * a, 1 + fuzz_below(in, WIRE_MAX_MASTERS));
         return;
     case P_RESUME: resume(fuzz_u8(in)); return;
-    case P_ROUND_TRIP: member_round_trip(mind, (int64_t)fuzz_u8(in) * MS_NS); return;
+    case P_ROUND_TRIP: member_round_trip(core, (int64_t)fuzz_u8(in) * MS_NS); return;
     default: master_says(in, event); return;
     }
     carry_out();
@@ -479,12 +477,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     run = generation = 1;
     newest = (struct member_view){0};
     dial_count = 0;
-    mind = member_new(&self, 0, LANES);
-    if (mind != NULL) member_set_spare_lanes(mind, SPARE_LANES);
-    MUST(mind != NULL);
+    core = member_new(&self, 0, LANES);
+    if (core != NULL) member_set_spare_lanes(core, SPARE_LANES);
+    MUST(core != NULL);
     while (fuzz_more(&in) && !out.failed) step(&in); // when memory was refused, the body lets the communicator die
     fuzz_refuse(0);
-    member_free(mind);
+    member_free(core);
     member_output_fini(&out);
     return 0;
 }

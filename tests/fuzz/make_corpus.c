@@ -150,7 +150,7 @@ static void write_frames(void) {
         M_ALL_VOTE, 0, 0, 0, M_ALL_LINKED, 9, 0, 0, M_ALL_READY, 9, 0, 0, M_ALL_REPORT, 0
 
 static void write_master_programs(void) {
-    const char *target = "fuzz_mind";
+    const char *target = "fuzz_core";
     PROGRAM(target, "join", M_THREE);
     PROGRAM(target, "refused", M_CONNECT, 0, 0, 0, M_CONNECT, 1, 0, 1, M_CONNECT, 2, 0, 2, M_CONNECT, 3, 0, 4);
     PROGRAM(target, "unreachable", M_CONNECT, 0, 2, 0, M_CONNECT, 1, 2, 0, M_CONNECT, 2, 2, 0, M_VOTE, 0, 0, M_LINKED,
@@ -229,7 +229,7 @@ static void write_peer_programs(void) {
     PROGRAM(target, "not-in-it", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 6, 0, 2);
     PROGRAM(target, "raw", P_THREE, P_RAW, WIRE_OUTCOME, 0, 10, 1, 0, P_RAW, WIRE_CANDIDATE, 0, 32, 1);
     PROGRAM(target, "leave", P_THREE, P_LEAVE, P_DISCONNECTED);
-    PROGRAM(target, "bug-dead-mind-dialled-again", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 7, 0, 8, P_DISCONNECTED, P_DIALLED,
+    PROGRAM(target, "bug-dead-core-dialled-again", P_JOIN, P_WELCOME, 9, P_EPOCH, 0, 7, 0, 8, P_DISCONNECTED, P_DIALLED,
             1);
     PROGRAM(target, "recovery", P_RECOVERY, 20, 1, P_THREE, P_VOTE, 1, P_DISCONNECTED, P_RESUME, 0, P_GENERATION, 1,
             P_RESUMED, 0, 0, 0, 0, P_EPOCH, 2, 7, 0, 8, P_OUTCOME, 1, 0, 1);

@@ -282,7 +282,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="refuses_its_own",  # who comes back to it was left behind, though nobody has gone on
-        file="master/mind.c",
+        file="master/core.c",
         old="    if (!missed) return false;",
         new="    if (missed || !missed) return false;",
     ),
@@ -357,7 +357,7 @@ MUTANTS: list[Mutant] = [
         seeds=1000,
     ),
     Mutant(
-        name="lives_without_memory",  # a communicator goes on although an action of its mind was lost
+        name="lives_without_memory",  # a communicator goes on although an action of its state machine was lost
         file="peer/decision.c",
         old="        out->failed = true;\n        return &refused;",
         new="        return &refused;",
@@ -609,17 +609,17 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="resume_in_the_name_of_the_living",  # anybody who knows the secret of the run ends a membership
-        file="master/mind.c",
+        file="master/core.c",
         old="desk->now_ns < peer->heard.at_ns + desk->limit_ns / 2;",
         new="desk->now_ns < peer->heard.at_ns;",
-        test="master/test_mind_recovery.c",
+        test="master/test_core_recovery.c",
     ),
     Mutant(
         name="never_completed",  # a supervisor cannot tell the end of a run from its loss
-        file="master/mind.c",
-        old="mind_activity(mind) == WIRE_IDLE && mind->run.completed;",
+        file="master/core.c",
+        old="core_activity(core) == WIRE_IDLE && core->run.completed;",
         new="false;",
-        test="master/test_mind.c",
+        test="master/test_core.c",
     ),
     # ---- links, what is seen of them, and states that differ ----
     Mutant(

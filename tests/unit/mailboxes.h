@@ -1,11 +1,11 @@
-// For a test of the master's mind without sockets. Peers are letters, their connections are numbers ('a' = 0). What the
-// mind sends is kept per connection, but for heartbeats, and taken in order. Such a test says which messages come, and
-// that no other does.
+// For a test of the master's state machine without sockets. Peers are letters, their connections are numbers ('a' = 0).
+// What the state machine sends is kept per connection, but for heartbeats, and taken in order. Such a test says which
+// messages come, and that no other does.
 #ifndef PCCL_TESTS_MAILBOXES_H
 #define PCCL_TESTS_MAILBOXES_H
 
 #include "check.h"
-#include "master/mind.h"
+#include "master/core.h"
 
 enum { PEERS = 40, INBOX = 512 };
 

@@ -1,5 +1,5 @@
-// For a test of one subject of the master's mind: a desk with peers, which are letters. Their connections are numbers
-// ('a' = 0), their join numbers ascend, their hosts differ.
+// For a test of one subject of the master's state machine: a desk with peers, which are letters. Their connections are
+// numbers ('a' = 0), their join numbers ascend, their hosts differ.
 #ifndef PCCL_TESTS_SEATS_H
 #define PCCL_TESTS_SEATS_H
 

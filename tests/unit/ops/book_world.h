@@ -1,4 +1,5 @@
-// For tests of the ops' mind: one book, driven by hand. What it asks for is written down, in order, in short words.
+// For tests of the ops' state machine: one book, driven by hand. What it asks for is written down, in order, in short
+// words.
 #ifndef PCCL_TESTS_BOOK_WORLD_H
 #define PCCL_TESTS_BOOK_WORLD_H
 

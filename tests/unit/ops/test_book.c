@@ -1,4 +1,4 @@
-// The ops' mind, driven by hand: what it asks for when calls, signals, epochs and verdicts come.
+// The ops' core, driven by hand: what it asks for when calls, signals, epochs and verdicts come.
 #include "ops/book_world.h"
 
 static void test_large(void) {

@@ -1,4 +1,4 @@
-// Replays orders of events on the peer's control mind: no socket, no clock.
+// Replays orders of events on the peer's control state machine: no socket, no clock.
 #include "base/platform.h"
 #include "check.h"
 #include "peer/member.h"
@@ -63,7 +63,7 @@ static const struct member_action *first_action(const struct bed *bed, enum memb
     return &none;
 }
 
-// The next frame that the mind sends; type 0 when there is none.
+// The next frame that the state machine sends; type 0 when there is none.
 static uint16_t next_frame(struct bed *bed, const uint8_t **body, size_t *length) {
     if (bed->frames_read + WIRE_HEADER_BYTES > bed->out.frames.length) return 0;
     struct wire_header header;
@@ -580,7 +580,7 @@ static void test_hellos(void) {
     end(&bed);
 }
 
-// Random frames and link events in random order: nothing crashes, a dead mind stays silent.
+// Random frames and link events in random order: nothing crashes, a dead state machine stays silent.
 static void test_random(void) {
     static const char *const names[] = {"1", "1 2", "2 1 3", "3 2 1 4 | 5", "1 3 | 5 6", "2 3"};
     for (unsigned seed = 1; seed <= 2000; seed++) {

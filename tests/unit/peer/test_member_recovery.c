@@ -9,7 +9,7 @@
 
 enum { RUN = 77, LIMIT_MS = 1000, RECOVERY_MS = 4000 };
 
-static struct member *mind;
+static struct member *core;
 static struct member_output out;
 static int64_t now;
 
@@ -33,7 +33,7 @@ static const struct member_action *action(enum member_action_kind kind) {
     return &none;
 }
 
-// The frame that the mind sends first, or type 0.
+// The frame that the state machine sends first, or type 0.
 static struct wire_header sent(const uint8_t **body) {
     struct wire_header header = {0};
     if (out.frames.length == 0) return header;
@@ -50,7 +50,7 @@ static uint16_t sent_type(void) {
 static void feed(struct wire_buffer *frame) {
     struct wire_header header;
     REQUIRE(!frame->failed && wire_header_decode(frame->bytes, &header));
-    member_frame(mind, &header, frame->bytes + WIRE_HEADER_BYTES, now, fresh());
+    member_frame(core, &header, frame->bytes + WIRE_HEADER_BYTES, now, fresh());
     wire_buffer_fini(frame);
 }
 
@@ -117,20 +117,20 @@ static void registered(const char *name, uint32_t recovery_ms, uint32_t masters)
     struct wire_id self = id_of(1);
     check_case("%s", name);
     now = SECOND_NS;
-    mind = member_new(&self, 0, 1);
-    REQUIRE(mind != NULL);
-    member_set_recovery(mind, recovery_ms, masters);
-    member_join(mind, 5000, now, fresh());
+    core = member_new(&self, 0, 1);
+    REQUIRE(core != NULL);
+    member_set_recovery(core, recovery_ms, masters);
+    member_join(core, 5000, now, fresh());
     welcome(RUN, 1);
 }
 
 static void accepted(const char *name, uint32_t recovery_ms, uint32_t masters) {
     registered(name, recovery_ms, masters);
     epoch(1, WIRE_REASON_UPDATE, 5, 3);
-    CHECK_EQ(member_phase(mind), MEMBER_ACCEPTED);
+    CHECK_EQ(member_phase(core), MEMBER_ACCEPTED);
 }
 
-static void lose(void) { member_disconnected(mind, "the connection broke", now, fresh()); }
+static void lose(void) { member_disconnected(core, "the connection broke", now, fresh()); }
 
 static bool at_a_later_master; // of the list
 
@@ -142,14 +142,14 @@ static struct wire_resume resume(enum member_tensors tensors) {
     struct wire_resume told = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     struct wire_hash content = {5, 6};
     const uint8_t *body;
-    member_resume(mind, 5000, at_a_later_master, tensors, &content, now, fresh());
+    member_resume(core, 5000, at_a_later_master, tensors, &content, now, fresh());
     struct wire_header header = sent(&body);
     REQUIRE(header.type == WIRE_RESUME && header.run == RUN && wire_decode_resume(body, header.length, &told));
     return told;
 }
 
 static void end(void) {
-    member_free(mind);
+    member_free(core);
     member_output_fini(&out);
 }
 
@@ -159,23 +159,23 @@ static void test_loss(void) {
     accepted("without a recovery limit it is dead at once", 0, 1);
     lose();
     CHECK_EQ(count(MEMBER_DIE), 1);
-    CHECK_EQ(member_phase(mind), MEMBER_DEAD);
+    CHECK_EQ(member_phase(core), MEMBER_DEAD);
     end();
 
     accepted("it keeps its links and looks for another one", RECOVERY_MS, 1);
     lose();
     CHECK_EQ(count(MEMBER_SEEK), 1);
     CHECK_EQ(count(MEMBER_DROP_PEER) + count(MEMBER_DIE), 0);
-    CHECK(member_is_seeking(mind));
-    CHECK_STR(member_lost_why(mind), "the connection broke");
-    CHECK_EQ(member_deadline(mind) <= now + RECOVERY_MS * MS_NS, true);
+    CHECK(member_is_seeking(core));
+    CHECK_STR(member_lost_why(core), "the connection broke");
+    CHECK_EQ(member_deadline(core) <= now + RECOVERY_MS * MS_NS, true);
     end();
 
     accepted("silence is a loss, too", RECOVERY_MS, 1);
     now += (LIMIT_MS + 1) * MS_NS;
-    member_tick(mind, now, fresh());
+    member_tick(core, now, fresh());
     CHECK_EQ(count(MEMBER_SEEK), 1);
-    CHECK(strstr(member_lost_why(mind), "silent") != NULL);
+    CHECK(strstr(member_lost_why(core), "silent") != NULL);
     end();
 
     accepted("a master that is stopped is the end where there is no other", RECOVERY_MS, 1);
@@ -189,27 +189,27 @@ static void test_loss(void) {
     end();
 
     accepted("the limit ends it, and tells what was waited for", RECOVERY_MS, 1);
-    member_vote(mind, WIRE_VOTE_PENDING, fresh());
+    member_vote(core, WIRE_VOTE_PENDING, fresh());
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     text(WIRE_WAITING, "waits for 2 of 3");
     CHECK_EQ(count(MEMBER_WAITING), 1);
-    CHECK_STR(member_waits_why(mind), "waits for 2 of 3");
+    CHECK_STR(member_waits_why(core), "waits for 2 of 3");
     lose();
     now += RECOVERY_MS * MS_NS;
-    member_tick(mind, now, fresh());
+    member_tick(core, now, fresh());
     CHECK_EQ(count(MEMBER_DIE), 1);
     CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclMasterConnectionFailed);
-    CHECK(strstr(member_text(mind), "the connection broke") != NULL &&
-          strstr(member_text(mind), "4000 ms; one said that it waits for 2 of 3") != NULL);
+    CHECK(strstr(member_text(core), "the connection broke") != NULL &&
+          strstr(member_text(core), "4000 ms; one said that it waits for 2 of 3") != NULL);
     end();
 
     accepted("further losses on the way do not lengthen it", RECOVERY_MS, 2);
     int64_t lost_at = now;
     for (lose(); !count(MEMBER_DIE) && now < lost_at + 2 * RECOVERY_MS * MS_NS;) {
         if (count(MEMBER_SEEK)) resume(MEMBER_TENSORS_AS_VOTED);
-        now = member_deadline(mind);
-        member_tick(mind, now, fresh());
+        now = member_deadline(core);
+        member_tick(core, now, fresh());
     }
     CHECK_EQ(now, lost_at + RECOVERY_MS * MS_NS);
     end();
@@ -224,8 +224,8 @@ static void test_loss(void) {
             CHECK_EQ(count(MEMBER_SEEK), 0);
             text(WIRE_WAITING, "waits for 2 of 3");
         }
-        CHECK(!later || member_deadline(mind) <= now);
-        member_tick(mind, now, fresh());
+        CHECK(!later || member_deadline(core) <= now);
+        member_tick(core, now, fresh());
         CHECK_EQ(count(MEMBER_SEEK), later);
         CHECK(!later || action(MEMBER_SEEK)->anew);
         end();
@@ -236,7 +236,7 @@ static void test_loss(void) {
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     now += RECOVERY_ANSWER_MS * MS_NS;
-    member_tick(mind, now, fresh());
+    member_tick(core, now, fresh());
     CHECK_EQ(count(MEMBER_SEEK), 1);
     end();
 }
@@ -260,7 +260,7 @@ static void test_tells(void) {
 
     accepted("a vote that is opened meanwhile", RECOVERY_MS, 1);
     lose();
-    member_vote(mind, WIRE_VOTE_PENDING, fresh());
+    member_vote(core, WIRE_VOTE_PENDING, fresh());
     CHECK_EQ(resume(MEMBER_TENSORS_AS_VOTED).vote, WIRE_VOTE_PENDING);
     end();
 
@@ -275,7 +275,7 @@ static void test_tells(void) {
     for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
         accepted(states[i].name, RECOVERY_MS, 1);
         struct wire_sync_vote vote = {.content = {3, 4}};
-        member_sync(mind, &vote, fresh());
+        member_sync(core, &vote, fresh());
         lose();
         told = resume(states[i].tensors);
         CHECK_EQ(told.vote, WIRE_VOTE_SYNC);
@@ -288,14 +288,14 @@ static void test_tells(void) {
 static void test_differs(void) {
     accepted("what a lost master said of the entries is not held against them", RECOVERY_MS, 1);
     struct wire_sync_vote vote = {.content = {3, 4}, .outline = {2, {5, 6}}};
-    member_sync(mind, &vote, fresh());
+    member_sync(core, &vote, fresh());
     struct wire_buffer frame = {0};
     wire_encode_sync_differs(&frame, of(1), &(struct wire_sync_differs){1, 1});
     feed(&frame);
-    CHECK(member_sync_differs(mind) != NULL);
+    CHECK(member_sync_differs(core) != NULL);
     lose();
     struct wire_resume told = resume(MEMBER_TENSORS_AS_VOTED);
-    CHECK(member_sync_differs(mind) == NULL);
+    CHECK(member_sync_differs(core) == NULL);
     CHECK_EQ(told.sync_vote.outline.entries, 2);
     CHECK_MEM(told.sync_vote.outline.hashes, vote.outline.hashes, 2 * sizeof vote.outline.hashes[0]);
     end();
@@ -327,8 +327,8 @@ static void test_answers(void) {
     epoch(7, WIRE_REASON_RELINK, 6, 3);
     CHECK_EQ(count(MEMBER_FOUND), 1);
     CHECK_EQ(action(MEMBER_ENTER_EPOCH)->epoch->group_epoch, 6);
-    CHECK(!action(MEMBER_ENTER_EPOCH)->epoch->lost && !member_is_seeking(mind));
-    CHECK_EQ(member_header(mind).generation, 7);
+    CHECK(!action(MEMBER_ENTER_EPOCH)->epoch->lost && !member_is_seeking(core));
+    CHECK_EQ(member_header(core).generation, 7);
     epoch(1, WIRE_REASON_RELINK, 7, 3);
     CHECK_EQ(out.count, 0);
     end();
@@ -356,7 +356,7 @@ static void test_answers(void) {
         resume(MEMBER_TENSORS_AS_VOTED);
         text(ends[i].type, "no");
         CHECK_EQ(count(MEMBER_DIE), 1);
-        CHECK_STR(member_text(mind), ends[i].words);
+        CHECK_STR(member_text(core), ends[i].words);
         end();
     }
 }
@@ -367,9 +367,9 @@ static void taken_up(const char *name, uint8_t vote, uint8_t barrier_kind, uint8
     accepted(name, RECOVERY_MS, 1);
     struct wire_sync_vote state = {.content = {3, 4}};
     if (vote == WIRE_VOTE_SYNC)
-        member_sync(mind, &state, fresh());
+        member_sync(core, &state, fresh());
     else if (vote != 0)
-        member_vote(mind, vote, fresh());
+        member_vote(core, vote, fresh());
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     empty(of(2), WIRE_GENERATION);
@@ -389,7 +389,7 @@ static void test_ends(void) {
     CHECK_EQ(action(MEMBER_VOTE_END)->code, pcclTopologyOptimizationFailed);
     end();
     accepted("but nobody knows the ranks of that moment when somebody has died since", RECOVERY_MS, 1);
-    member_vote(mind, WIRE_VOTE_UPDATE, fresh());
+    member_vote(core, WIRE_VOTE_UPDATE, fresh());
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     empty(of(2), WIRE_GENERATION);
@@ -397,10 +397,10 @@ static void test_ends(void) {
     epoch(2, WIRE_REASON_LOSS, 6, 2);
     CHECK_EQ(action(MEMBER_VOTE_END)->view.group_world, 3);
     CHECK_EQ(action(MEMBER_VOTE_END)->view.rank, MEMBER_NO_RANK);
-    member_adopt(mind, &action(MEMBER_VOTE_END)->view);
-    member_adopt_loss(mind, 6); // which the next op tells of
-    CHECK_EQ(member_adopted(mind)->group_world, 2);
-    CHECK_EQ(member_adopted(mind)->rank, 0);
+    member_adopt(core, &action(MEMBER_VOTE_END)->view);
+    member_adopt_loss(core, 6); // which the next op tells of
+    CHECK_EQ(member_adopted(core)->group_world, 2);
+    CHECK_EQ(member_adopted(core)->rank, 0);
     end();
     taken_up("the round had ended for others", WIRE_VOTE_SYNC, 0, 0, true);
     CHECK_EQ(action(MEMBER_VOTE_END)->value, 8);
@@ -413,7 +413,7 @@ static void test_ends(void) {
     accepted("a vote that was opened after RESUME", RECOVERY_MS, 1);
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
-    member_vote(mind, WIRE_VOTE_PENDING, fresh());
+    member_vote(core, WIRE_VOTE_PENDING, fresh());
     empty(of(2), WIRE_GENERATION);
     resumed(2, 0, 0, false);
     epoch(2, WIRE_REASON_RELINK, 6, 3);
@@ -436,7 +436,7 @@ static void test_ends(void) {
 static enum member_judgement hello(uint8_t secret) {
     struct wire_link_hello message = {
         .version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .secret = {secret}, .from = id_of(2), .to = id_of(1)};
-    return member_judge_hello(mind, &message);
+    return member_judge_hello(core, &message);
 }
 
 static void candidate(uint32_t attempt) {
@@ -483,26 +483,26 @@ static void test_newcomers(void) {
     welcome(RUN + 1, 4);
     CHECK_EQ(count(MEMBER_FOUND), 1);
     CHECK_EQ(count(MEMBER_CONNECT_END), 0);
-    CHECK_EQ(member_phase(mind), MEMBER_REGISTERED);
-    CHECK_EQ(member_header(mind).run, RUN + 1);
+    CHECK_EQ(member_phase(core), MEMBER_REGISTERED);
+    CHECK_EQ(member_header(core).run, RUN + 1);
     end();
 
     registered("its master begins another run in place of the one that it waits in", RECOVERY_MS, 1);
     welcome(RUN + 1, 1);
-    CHECK_EQ(member_phase(mind), MEMBER_REGISTERED);
-    CHECK_EQ(member_header(mind).run, RUN + 1);
+    CHECK_EQ(member_phase(core), MEMBER_REGISTERED);
+    CHECK_EQ(member_header(core).run, RUN + 1);
     CHECK_EQ(count(MEMBER_RECHECK), 1);
     end();
 
     accepted("an accepted peer hears of no other run", RECOVERY_MS, 1);
     welcome(RUN + 1, 1);
-    CHECK_EQ(member_header(mind).run, RUN);
+    CHECK_EQ(member_header(core).run, RUN);
     end();
 
     registered("its connect ends with the limit", RECOVERY_MS, 1);
     lose();
     now += RECOVERY_MS * MS_NS;
-    member_tick(mind, now, fresh());
+    member_tick(core, now, fresh());
     CHECK_EQ(action(MEMBER_CONNECT_END)->code, pcclMasterConnectionFailed);
     end();
 
@@ -532,14 +532,14 @@ static void test_newcomers(void) {
     check_case("a newcomer without WELCOME hears why it waits");
     struct wire_id self = id_of(1);
     now = SECOND_NS;
-    mind = member_new(&self, 0, 1);
-    member_join(mind, 5000, now, fresh());
+    core = member_new(&self, 0, 1);
+    member_join(core, 5000, now, fresh());
     now += (MEMBER_JOIN_LIMIT_MS - 1) * MS_NS;
     text(WIRE_WAITING, "waits for 2 of 3");
     CHECK_EQ(count(MEMBER_WAITING), 1);
     now += (MEMBER_JOIN_LIMIT_MS - 1) * MS_NS;
-    member_tick(mind, now, fresh());
-    CHECK_EQ(member_phase(mind), MEMBER_JOINING); // it speaks, so it is a master
+    member_tick(core, now, fresh());
+    CHECK_EQ(member_phase(core), MEMBER_JOINING); // it speaks, so it is a master
     end();
 
     accepted("in a run it hears for whom it waits", RECOVERY_MS, 1);
@@ -548,7 +548,7 @@ static void test_newcomers(void) {
     feed(&frame);
     CHECK_EQ(count(MEMBER_DIE), 0);
     CHECK_EQ(count(MEMBER_WAITING), 1);
-    CHECK_STR(member_waits_why(mind), "update_topology waits");
+    CHECK_STR(member_waits_why(core), "update_topology waits");
     end();
 }
 

@@ -37,7 +37,7 @@ static void check_fails(const char *text) {
 
 // The end that another peer heard of the last vote.
 static struct member_action end_of_vote(const struct vote_record **out) {
-    uint64_t number = member_barrier(sim->processes[0].mind)->number;
+    uint64_t number = member_barrier(sim->processes[0].core)->number;
     const struct vote_record *record = NULL;
     for (uint32_t i = 0; i < VOTES_MOST; i++)
         if (sim->ends->votes[i].number == number) record = &sim->ends->votes[i];
@@ -172,7 +172,7 @@ static void test_views(void) {
 // Peer 1 was expelled and does not know it; the others, who are still members, have ended.
 static void test_epoch_without_members(void) {
     begin("an epoch of which nobody is left, told to two");
-    struct wire_header header = member_header(sim->processes[1].mind);
+    struct wire_header header = member_header(sim->processes[1].core);
     struct truth *truth = judge_truth(sim, header.run);
     struct judged_op op = op_of_two();
     judge_begins(sim, 0, &op);

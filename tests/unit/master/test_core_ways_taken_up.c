@@ -1,5 +1,5 @@
 // A master dies while its epoch has shares and sites: what the next one tells the members, and what it serves then.
-#include "mind_world.h"
+#include "core_world.h"
 
 #include "topology/shares.h"
 
@@ -67,7 +67,7 @@ static void tell(const char *ring, char slow, uint64_t epoch) {
 static void share(const char *name, bool sites) {
     begin(name);
     form("abcd", 0);
-    tell("abcd", 'b', mind_epoch(m));
+    tell("abcd", 'b', core_epoch(m));
     vote("abcd", WIRE_VOTE_UPDATE);
     linked("abcd", CANDIDATE("abcd", "abcd"), "");
     HEARS("abcd", UPDATE, "abcd");
@@ -79,11 +79,11 @@ static void share(const char *name, bool sites) {
 }
 
 static void stand_by(void) {
-    uint8_t random[MIND_RANDOM_BYTES] = {90};
+    uint8_t random[CORE_RANDOM_BYTES] = {90};
     clear_all();
-    mind_free(m);
+    core_free(m);
     now += SECOND_NS;
-    m = mind_new(LIMIT_MS, random, now);
+    m = core_new(LIMIT_MS, random, now);
     REQUIRE(m != NULL);
 }
 
@@ -109,7 +109,7 @@ static void resume(char who, uint8_t vote) {
     clear(&boxes[who - 'a']);
     wire_encode_resume(&out, (struct wire_header){.run = run, .generation = 1}, &message);
     CHECK(wire_header_decode(out.bytes, &header));
-    act(mind_peer_resumed(m, now, (uint32_t)(who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
+    act(core_peer_resumed(m, now, (uint32_t)(who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(&out);
 }
 
@@ -134,8 +134,8 @@ static void test_all_here(void) {
         stand_by();
         take_up("dbca", "", true);
         HEARS("abcd", RELINK, "abcd");
-        CHECK_EQ(mind_epoch(m), before.commit.epoch.number + 1);
-        CHECK_EQ(of('a')->commit.epoch.group_epoch, mind_epoch(m));
+        CHECK_EQ(core_epoch(m), before.commit.epoch.number + 1);
+        CHECK_EQ(of('a')->commit.epoch.group_epoch, core_epoch(m));
         KEEP_WAYS("abcd", &before);
         linked("abcd", 0, "");
         check_case("and without figures of its own the next one leaves them alone");
@@ -146,7 +146,7 @@ static void test_all_here(void) {
         vote("abcd", WIRE_VOTE_UPDATE);
         OUTCOME("abcd", UPDATE, 0, 0);
         check_case("and with those that the shares came from, in the new epoch");
-        tell("abcd", 'b', mind_epoch(m));
+        tell("abcd", 'b', core_epoch(m));
         vote("abcd", WIRE_VOTE_UPDATE);
         OUTCOME("abcd", UPDATE, 0, 0);
         check_case("a loss after it changes nothing for the others");
@@ -207,7 +207,7 @@ static void test_candidate(void) {
     share("a candidate ends with its master, and the vote for it with what was in force", false);
     struct heard before = *of('a');
     for (int looks = 0; looks < 100 && quiet("a"); looks++) {
-        tell("abcd", 'c', mind_epoch(m));
+        tell("abcd", 'c', core_epoch(m));
         vote("abcd", WIRE_VOTE_UPDATE);
         if (boxes[0].frames[boxes[0].head].header.type != WIRE_OUTCOME) break;
         OUTCOME("abcd", UPDATE, 0, 0);
@@ -221,7 +221,7 @@ static void test_candidate(void) {
     HEARS("abcd", RELINK, "abcd");
     KEEP_WAYS("abcd", &before);
     OUTCOME("abcd", UPDATE, 0, 0);
-    CHECK_EQ(mind_epoch(m), before.commit.epoch.number + 1);
+    CHECK_EQ(core_epoch(m), before.commit.epoch.number + 1);
     end();
 }
 

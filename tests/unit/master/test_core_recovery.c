@@ -7,7 +7,7 @@
 
 enum { LIMIT_MS = 1000, RUN = 7 };
 
-static struct mind *m;
+static struct master_core *m;
 static int64_t now;
 static char log_text[64 * 1024];
 
@@ -22,17 +22,17 @@ static void act(const struct actions *actions) {
 }
 
 static void begin(const char *name) {
-    uint8_t random[MIND_RANDOM_BYTES] = {1, 2, 3};
+    uint8_t random[CORE_RANDOM_BYTES] = {1, 2, 3};
     check_case("%s", name);
     now = 1000 * SECOND_NS;
-    m = mind_new(LIMIT_MS, random, now);
+    m = core_new(LIMIT_MS, random, now);
     REQUIRE(m != NULL);
     log_text[0] = 0;
 }
 
 static void end(void) {
     clear_all();
-    mind_free(m);
+    core_free(m);
 }
 
 #define WAITING(peer, part) text_at(__LINE__, peer, WIRE_WAITING, part)
@@ -59,7 +59,7 @@ static void skip_waiting(const char *peers) {
 static void hand_over(char peer, struct wire_buffer *frame) {
     struct wire_header header;
     CHECK(wire_header_decode(frame->bytes, &header));
-    act(mind_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES));
+    act(core_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(frame);
 }
 
@@ -74,16 +74,16 @@ static void hello(char peer, uint8_t masters) {
     struct wire_hello message = {
         .version = WIRE_VERSION, .id = id_of(peer), .lanes = 1, .port = 48149, .masters = masters};
     clear(&boxes[peer - 'a']);
-    act(mind_peer_connected(m, now, (uint32_t)(peer - 'a'), &source, &message));
+    act(core_peer_connected(m, now, (uint32_t)(peer - 'a'), &source, &message));
 }
 
 // Time passes in small steps; `alive` are heard of all the while.
 static void pass(int64_t ms, const char *alive) {
     for (int64_t until = now + ms * MS_NS; now < until;) {
         now += 10 * MS_NS;
-        for (const char *p = alive; *p; p++) mind_heard(m, now, (uint32_t)(*p - 'a'));
-        if (mind_next_deadline(m) <= now) act(mind_tick(m, now));
-        CHECK(mind_next_deadline(m) > now);
+        for (const char *p = alive; *p; p++) core_heard(m, now, (uint32_t)(*p - 'a'));
+        if (core_next_deadline(m) <= now) act(core_tick(m, now));
+        CHECK(core_next_deadline(m) > now);
     }
 }
 
@@ -157,7 +157,7 @@ static void resume(const struct says *says) {
     message.sync_vote.outline = (struct wire_outline){says->entry != 0, {says->entry}};
     wire_encode_resume(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
-    act(mind_peer_resumed(m, now, (uint32_t)(says->who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
+    act(core_peer_resumed(m, now, (uint32_t)(says->who - 'a'), &source, &header, out.bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(&out);
 }
 
@@ -379,7 +379,7 @@ static void test_claims(void) {
         for (const char *p = row->members && asked ? row->members : ""; *p; p++) RESUMED(*p);
         uint8_t reason = asked == NULL ? WIRE_REASON_UPDATE : row->lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK;
         if (row->members) epoch_at(__LINE__, row->members, row->members, row->number, reason);
-        CHECK_EQ(mind_epoch(m), row->members ? row->number : 0);
+        CHECK_EQ(core_epoch(m), row->members ? row->number : 0);
         end();
     }
 }
@@ -423,7 +423,7 @@ static void test_lies(void) {
         struct wire_address source = address_of('a');
         struct wire_header header = {.length = length, .type = WIRE_RESUME, .run = RUN, .generation = 1};
         clear(&boxes[0]);
-        act(mind_peer_resumed(m, now, 0, &source, &header, bytes));
+        act(core_peer_resumed(m, now, 0, &source, &header, bytes));
         REFUSED('a', "malformed");
     }
     end();
@@ -449,11 +449,11 @@ static void test_lies(void) {
     ASKED("ab", 2);
     resume(&(struct says){.who = 'c', .members = "cxyz", .number = 50});
     promise("ab", RUN, 2);
-    CHECK_EQ(mind_epoch(m), 0);
+    CHECK_EQ(core_epoch(m), 0);
     pass(50, "abc");
     WAITING('b', "1 of the 4 members of epoch 50");
     WAITING('c', "3 are needed");
-    act(mind_peer_lost(m, now, 'c' - 'a', "test"));
+    act(core_peer_lost(m, now, 'c' - 'a', "test"));
     RESUMED('a');
     RESUMED('b');
     EPOCH("ab", 6, RELINK);
@@ -480,7 +480,7 @@ static void test_duplicates(void) {
     begin("the same peer over a new connection, once the old one is gone");
     resume(&(struct says){.who = 'a', .members = "ab"});
     WAITING('a', "1 of the 2");
-    act(mind_peer_lost(m, now, 0, "test"));
+    act(core_peer_lost(m, now, 0, "test"));
     resume_all("ab");
     skip_waiting("ab");
     ASKED("ab", 2);
@@ -494,9 +494,9 @@ static void test_promises(void) {
     resume_all("abc");
     ASKED("abc", 2);
     promise("ab", RUN, 2);
-    CHECK_EQ(mind_epoch(m), 0);
-    act(mind_peer_lost(m, now, 'c' - 'a', "test"));
-    CHECK_EQ(mind_epoch(m), 0); // c may come again within the limit
+    CHECK_EQ(core_epoch(m), 0);
+    act(core_peer_lost(m, now, 'c' - 'a', "test"));
+    CHECK_EQ(core_epoch(m), 0); // c may come again within the limit
     pass(LIMIT_MS + 50, "ab");
     RESUMED('a');
     RESUMED('b');
@@ -510,7 +510,7 @@ static void test_promises(void) {
     promise("a", RUN, 3);
     promise("a", RUN + 1, 2);
     promise("b", RUN, 2);
-    CHECK_EQ(mind_epoch(m), 0);
+    CHECK_EQ(core_epoch(m), 0);
     promise("a", RUN, 2);
     RESUMED('a');
     RESUMED('b');
@@ -540,7 +540,7 @@ static void test_promises(void) {
     say('a', (struct wire_header){.run = RUN, .generation = 2, .epoch = 6}, WIRE_LEAVE);
     epoch_at(__LINE__, "b", "b", 7, WIRE_REASON_LOSS);
     say('b', (struct wire_header){.run = RUN, .generation = 2, .epoch = 7}, WIRE_LEAVE);
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     resume_all("cd");
     ASKED("cd", 3);
     promise("cd", RUN, 3);
@@ -568,7 +568,7 @@ static void test_turns(void) {
     resume(&(struct says){.who = 'c', .members = "bcx", .run = 3});
     ASKED("bc", 2);
     promise("a", RUN, 2);
-    act(mind_peer_lost(m, now, 'b' - 'a', "test"));
+    act(core_peer_lost(m, now, 'b' - 'a', "test"));
     ASKED("a", 3);
     promise("a", RUN, 3);
     RESUMED('a');
@@ -744,7 +744,7 @@ static void test_young(void) {
     resume(&(struct says){.who = 'b', .members = "ab"});
     EXPELLED('b', "another run");
     WAITING('y', "1 of 1 members has not called update_topology");
-    CHECK_EQ(mind_peer_count(m), 3);
+    CHECK_EQ(core_peer_count(m), 3);
     end();
 
     found_young("a survivor that falls silent does not count");
@@ -776,8 +776,8 @@ static void test_young(void) {
     found_young("the young run ends by itself while somebody waits");
     resume(&(struct says){.who = 'a', .members = "abc"});
     WAITING('a', "1 of the 3");
-    act(mind_peer_lost(m, now, 'y' - 'a', "test"));
-    act(mind_peer_lost(m, now, 'x' - 'a', "test"));
+    act(core_peer_lost(m, now, 'y' - 'a', "test"));
+    act(core_peer_lost(m, now, 'x' - 'a', "test"));
     resume(&(struct says){.who = 'b', .members = "abc"});
     resume(&(struct says){.who = 'c', .members = "abc"});
     ASKED("abc", 2);
@@ -788,7 +788,7 @@ static void test_young(void) {
 
 static void test_newcomers(void) {
     begin("a newcomer waits as long as a minority does, and both hear why");
-    mind_expect_survivors(m, now + 100 * MS_NS);
+    core_expect_survivors(m, now + 100 * MS_NS);
     resume(&(struct says){.who = 'a', .members = "abc"});
     hello('x', 1);
     CHECK(quiet("ax"));
@@ -800,14 +800,14 @@ static void test_newcomers(void) {
     pass(400, "ax");
     WAITING('a', "1 of the 3"); // again
     WAITING('x', "1 of the 3");
-    act(mind_peer_lost(m, now, 0, "its limit has passed"));
+    act(core_peer_lost(m, now, 0, "its limit has passed"));
     TAKE('x', WIRE_WELCOME);
     epoch_at(__LINE__, "x", "x", 1, WIRE_REASON_UPDATE);
     CHECK(strstr(log_text, "newcomers begin a new one") != NULL);
     end();
 
     begin("a newcomer waits for those that may come, and not longer");
-    mind_expect_survivors(m, now + 100 * MS_NS);
+    core_expect_survivors(m, now + 100 * MS_NS);
     hello('x', 1);
     pass(90, "");
     CHECK(quiet("x"));
@@ -817,7 +817,7 @@ static void test_newcomers(void) {
     end();
 
     begin("a newcomer is let in where the run goes on");
-    mind_expect_survivors(m, now + 100 * MS_NS);
+    core_expect_survivors(m, now + 100 * MS_NS);
     hello('x', 1);
     resume_all("ab");
     ASKED("ab", 2);
@@ -829,19 +829,19 @@ static void test_newcomers(void) {
     end();
 
     begin("newcomers that wait for what the other masters say begin a run with their answer");
-    mind_await_others(m);
+    core_await_others(m);
     hello('x', 1);
     CHECK(quiet("x"));
-    act(mind_others_are(m, now, WIRE_IDLE));
+    act(core_others_are(m, now, WIRE_IDLE));
     TAKE('x', WIRE_WELCOME);
     TAKE('x', WIRE_EPOCH);
     end();
 
     begin("they are refused when another one serves a run");
-    mind_await_others(m);
+    core_await_others(m);
     hello('x', 1);
     CHECK(quiet("x"));
-    act(mind_others_are(m, now, WIRE_SERVES));
+    act(core_others_are(m, now, WIRE_SERVES));
     REFUSED('x', "standby");
     end();
 
@@ -850,11 +850,11 @@ static void test_newcomers(void) {
     WAITING('a', "1 of the 3");
     hello('x', 2);
     WAITING('x', "1 of the 3");
-    CHECK_EQ(mind_activity(m), WIRE_GATHERS);
-    act(mind_others_are(m, now, WIRE_SERVES));
+    CHECK_EQ(core_activity(m), WIRE_GATHERS);
+    act(core_others_are(m, now, WIRE_SERVES));
     CHECK(boxes['a' - 'a'].closed);
     REFUSED('x', "standby");
-    CHECK_EQ(mind_activity(m), WIRE_IDLE);
+    CHECK_EQ(core_activity(m), WIRE_IDLE);
     end();
 
     begin("they are enough");
@@ -862,12 +862,12 @@ static void test_newcomers(void) {
     WAITING('a', "1 of the 3");
     resume(&(struct says){'b', .members = "abc"});
     ASKED("ab", 2);
-    act(mind_others_are(m, now, WIRE_SERVES));
+    act(core_others_are(m, now, WIRE_SERVES));
     CHECK(quiet("ab") && !boxes['a' - 'a'].closed);
     end();
 
     begin("a standby begins no run, and takes one up");
-    mind_set_standby(m, true);
+    core_set_standby(m, true);
     hello('x', 1);
     REFUSED('x', "standby");
     resume_all("ab");
@@ -914,8 +914,8 @@ static void test_left(void) {
     header.epoch = 7;
     say('b', header, WIRE_MOVED);
     CHECK(quiet("abc") && boxes[2].closed);
-    CHECK_EQ(mind_peer_count(m), 0);
-    CHECK_EQ(mind_activity(m), WIRE_IDLE);
+    CHECK_EQ(core_peer_count(m), 0);
+    CHECK_EQ(core_activity(m), WIRE_IDLE);
     end();
 
     begin("half of them is no majority anywhere");
@@ -980,9 +980,9 @@ static void test_left(void) {
     form("a", 2);
     hello('z', 2);
     TAKE('z', WIRE_WELCOME);
-    act(mind_peer_lost(m, now, 0, "test"));
+    act(core_peer_lost(m, now, 0, "test"));
     CHECK(quiet("z") && boxes['z' - 'a'].closed);
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     end();
 
     begin("frames of other generations and runs are not heard");
@@ -1045,7 +1045,7 @@ static void test_admission(void) {
     for (const char *p = "cdefg"; *p; p++) TAKE(*p, WIRE_EPOCH);
     say('b', header, WIRE_MOVED);
     CHECK(boxes[2].closed && boxes[3].closed && boxes[6].closed);
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     CHECK(strstr(log_text, "gives the run up") != NULL);
     end();
 
@@ -1065,7 +1065,7 @@ static void test_admission(void) {
     begin("a member that dies, or leaves, goes on nowhere");
     admit(2);
     header.epoch = 8;
-    act(mind_peer_lost(m, now, 0, "test"));
+    act(core_peer_lost(m, now, 0, "test"));
     CHECK_EQ(all_told('b').old_members, 1);
     epoch_at(__LINE__, "cdefg", "bcdefg", 9, WIRE_REASON_LOSS);
     say('b', header, WIRE_LEAVE);
@@ -1153,7 +1153,7 @@ static void test_woken(void) {
     form("ab", 1);
     now += LIMIT_MS * MS_NS * 9 / 10;
     for (const char *p = "ab"; *p; p++) say(*p, header, WIRE_HEARTBEAT);
-    act(mind_tick(m, now));
+    act(core_tick(m, now));
     pass(2 * LIMIT_MS, "ab");
     say('a', header, WIRE_MOVED);
     epoch_at(__LINE__, "b", "b", 7, WIRE_REASON_LOSS); // long after
@@ -1247,7 +1247,7 @@ static void test_come_back(void) {
     }
     vote_update("ab", header);
     for (const char *p = "abxyz"; *p; p++) TAKE(*p, WIRE_CANDIDATE);
-    act(mind_peers_lost(m, now, (struct mind_loss[]){{0, "test"}, {1, "test"}, {'z' - 'a', "test"}}, 3));
+    act(core_peers_lost(m, now, (struct core_loss[]){{0, "test"}, {1, "test"}, {'z' - 'a', "test"}}, 3));
     header = TAKE('x', WIRE_WELCOME)->header;
     TAKE('y', WIRE_WELCOME);
     linked("xy", header, 1);
@@ -1276,7 +1276,7 @@ static void test_come_back(void) {
     resume(&(struct says){.who = 'y', .is = 'z', .generation = 2});
     TAKE('y', WIRE_WELCOME);
     CHECK(boxes['z' - 'a'].closed);
-    CHECK_EQ(mind_peer_count(m), 3);
+    CHECK_EQ(core_peer_count(m), 3);
     CHECK(!boxes[0].closed && !boxes[1].closed);
     end();
 }

@@ -1,10 +1,10 @@
-// The master's mind with as many members as there may be: what each event costs, counted in comparisons of ids.
-// The linker puts the functions below in the place of the library's (tests/CMakeLists.txt).
+// The master's state machine with as many members as there may be: what each event costs, counted in comparisons of
+// ids. The linker puts the functions below in the place of the library's (tests/CMakeLists.txt).
 #include <time.h>
 
 #include "base/platform.h"
 #include "check.h"
-#include "master/mind.h"
+#include "master/core.h"
 
 enum {
     MEMBERS = WIRE_MAX_MEMBERS,
@@ -30,7 +30,7 @@ int __wrap_wire_id_compare(const struct wire_id *a, const struct wire_id *b) {
     return __real_wire_id_compare(a, b);
 }
 
-static struct mind *m;
+static struct master_core *m;
 static int64_t now;
 static struct wire_member members[MEMBERS + 1];
 static uint32_t sent[WIRE_SYNC_DIFFERS + 1], closed; // by type
@@ -58,11 +58,11 @@ static void at_most(const char *what, uint64_t events, uint64_t each) {
 }
 
 static void begin(const char *name) {
-    uint8_t random[MIND_RANDOM_BYTES] = {1, 2, 3};
+    uint8_t random[CORE_RANDOM_BYTES] = {1, 2, 3};
     uint64_t seed = 5;
     check_case("%s", name);
     now = 1000 * SECOND_NS;
-    m = mind_new(LIMIT_MS, random, now);
+    m = core_new(LIMIT_MS, random, now);
     REQUIRE(m != NULL);
     memset(sent, 0, sizeof sent);
     closed = 0;
@@ -96,21 +96,21 @@ static void resume(uint32_t conn, uint32_t member, uint64_t run, uint64_t number
     struct wire_header header = {.run = run, .generation = 1};
     wire_encode_resume(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
-    act(mind_peer_resumed(m, now, conn, &members[member].address, &header, out.bytes + WIRE_HEADER_BYTES));
+    act(core_peer_resumed(m, now, conn, &members[member].address, &header, out.bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(&out);
 }
 
 static void hello(uint32_t conn) {
     struct wire_hello message = {
         .version = WIRE_VERSION, .id = members[conn].id, .lanes = 1, .port = 999, .masters = 1};
-    act(mind_peer_connected(m, now, conn, &members[conn].address, &message));
+    act(core_peer_connected(m, now, conn, &members[conn].address, &message));
 }
 
 static void say(uint32_t conn, struct wire_header header, enum wire_type type) {
     struct wire_buffer out = {0};
     wire_encode_empty(&out, header, type);
     CHECK(wire_header_decode(out.bytes, &header));
-    act(mind_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    act(core_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(&out);
 }
 
@@ -119,7 +119,7 @@ static void vote(uint32_t conn, struct wire_header header, uint8_t kind) {
     struct wire_vote message = {kind};
     wire_encode_vote(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
-    act(mind_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    act(core_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(&out);
 }
 
@@ -129,7 +129,7 @@ static void linked(uint32_t conn, struct wire_header header, uint32_t attempt) {
     message = (struct wire_linked){.attempt = attempt, .latency_us = 1};
     wire_encode_linked(&out, header, &message);
     CHECK(wire_header_decode(out.bytes, &header));
-    act(mind_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
+    act(core_message(m, now, conn, &header, out.bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(&out);
 }
 
@@ -149,27 +149,27 @@ static void test_takeover(void) {
     at_most("taking the run up", 1, 20 * MEMBERS);
     CHECK_EQ(take(WIRE_RESUMED), MEMBERS);
     CHECK_EQ(take(WIRE_EPOCH), MEMBERS);
-    CHECK_EQ(mind_peer_count(m), MEMBERS);
+    CHECK_EQ(core_peer_count(m), MEMBERS);
     CHECK(clock() - began < 20 * CLOCKS_PER_SEC); // a hundred times of what it takes; sanitizers are slow
 
     check_case("they are lost");
     header.epoch = 14;
-    for (uint32_t i = 0; i < 8; i++) act(mind_peer_lost(m, now, i, "test"));
-    CHECK_EQ(mind_peer_count(m), MEMBERS - 8);
+    for (uint32_t i = 0; i < 8; i++) act(core_peer_lost(m, now, i, "test"));
+    CHECK_EQ(core_peer_count(m), MEMBERS - 8);
     at_most("a loss", 8, 3);
     CHECK_EQ(take(WIRE_EPOCH), 8 * MEMBERS - 36);
 
     check_case("many at once are lost in one epoch");
-    struct mind_loss losses[100];
-    for (uint32_t i = 0; i < 100; i++) losses[i] = (struct mind_loss){8 + i, "test"};
-    act(mind_peers_lost(m, now, losses, 100));
+    struct core_loss losses[100];
+    for (uint32_t i = 0; i < 100; i++) losses[i] = (struct core_loss){8 + i, "test"};
+    act(core_peers_lost(m, now, losses, 100));
     CHECK_EQ(take(WIRE_EPOCH), MEMBERS - 108);
     header.epoch++;
     for (uint32_t i = 108; i < MEMBERS; i++) linked(i, header, 0);
     for (uint32_t i = 108; i < MEMBERS; i++) vote(i, header, WIRE_VOTE_PENDING);
     at_most("a vote", MEMBERS, 0);
     CHECK_EQ(take(WIRE_OUTCOME), MEMBERS - 108);
-    mind_free(m);
+    core_free(m);
 }
 
 // Each speaks for a run of its own, in a small frame or a large one.
@@ -186,15 +186,15 @@ static void test_strangers(void) {
     for (uint32_t i = 0; i < 3; i++) resume(MEMBERS + i, i, RUN, 5, 3);
     CHECK_EQ(closed, 3);
     CHECK_EQ(take(WIRE_GENERATION), 2 + 1);
-    mind_free(m);
+    core_free(m);
 
     begin("as many epochs of one run");
     for (uint32_t i = 0; i < MEMBERS; i++) resume(i, i, RUN, 5 + i, MEMBERS);
     at_most("RESUME", MEMBERS, MEMBERS * (4 * LOG2 + 6));
-    mind_free(m);
+    core_free(m);
 
     begin("newcomers take all places");
-    mind_expect_survivors(m, now + SECOND_NS);
+    core_expect_survivors(m, now + SECOND_NS);
     for (uint32_t i = 1; i < MEMBERS; i++) hello(i);
     resume(0, 0, RUN, 5, 2);
     hello(MEMBERS);
@@ -202,7 +202,7 @@ static void test_strangers(void) {
     resume(MEMBERS + 1, 1, RUN, 5, 2);
     CHECK_EQ(take(WIRE_REFUSED), 1);
     CHECK_EQ(take(WIRE_GENERATION), 2);
-    mind_free(m);
+    core_free(m);
 }
 
 static void test_joins(void) {
@@ -222,7 +222,7 @@ static void test_joins(void) {
     }
     at_most("a candidate", MEMBERS, 0);
     CHECK_EQ(take(WIRE_EPOCH), MEMBERS);
-    mind_free(m);
+    core_free(m);
 }
 
 int main(void) {

@@ -1,5 +1,5 @@
-// The master's mind and links: those that break, and the order of the rings by what they carry.
-#include "mind_world.h"
+// The master's state machine and links: those that break, and the order of the rings by what they carry.
+#include "core_world.h"
 
 static void test_links(void) {
     begin("a link breaks because its peer died");

@@ -1,5 +1,5 @@
 // Votes that change the way of large all-reduces: how the epoch comes, and what becomes of shares afterwards.
-#include "mind_world.h"
+#include "core_world.h"
 
 // Of a ring in which `slow` holds the others up.
 static void tell(const char *ring, char slow, uint64_t epoch) {
@@ -29,7 +29,7 @@ static bool shares_are(const char *ring, char slow) {
 static void test_update(void) {
     begin("an update vote without newcomers gives members other shares");
     form("abcd", 0);
-    uint64_t before = mind_epoch(m);
+    uint64_t before = core_epoch(m);
     tell("abcd", 'b', before);
     vote("abcd", WIRE_VOTE_UPDATE);
     uint32_t attempt = CANDIDATE("abcd", "abcd");
@@ -60,7 +60,7 @@ static void skip(const char *peers, enum wire_type type) {
 static void test_optimise(void) {
     begin("a vote to optimise as well, after measurements that fail");
     form("abcd", 0);
-    uint64_t before = mind_epoch(m);
+    uint64_t before = core_epoch(m);
     tell("abcd", 'a', before);
     vote("abcd", WIRE_VOTE_OPTIMIZE);
     do {
@@ -76,21 +76,21 @@ static void test_optimise(void) {
 static void test_out_of_reach(void) {
     begin("members that cannot make their links stay, and so does what is in force");
     form("abcd", 0);
-    uint64_t before = mind_epoch(m);
+    uint64_t before = core_epoch(m);
     tell("abcd", 'b', before);
     vote("abcd", WIRE_VOTE_UPDATE);
     uint32_t attempt = CANDIDATE("abcd", "abcd");
     linked("abc", attempt, "");
     linked("d", attempt, "a");
     OUTCOME("abcd", UPDATE, 0, 0);
-    CHECK_EQ(mind_epoch(m), before);
+    CHECK_EQ(core_epoch(m), before);
     end();
 }
 
 static void test_loss_meanwhile(void) {
     begin("a member dies while the links are made: the vote passes without a plan");
     form("abcd", 0);
-    uint64_t before = mind_epoch(m);
+    uint64_t before = core_epoch(m);
     tell("abcd", 'b', before);
     vote("abcd", WIRE_VOTE_UPDATE);
     CANDIDATE("abcd", "abcd");

@@ -1,5 +1,5 @@
-// The master's mind and ops: how they end, with losses, segments and mismatches.
-#include "mind_world.h"
+// The master's state machine and ops: how they end, with losses, segments and mismatches.
+#include "core_world.h"
 
 static void test_done(void) {
     begin("a large op commits when all are done");

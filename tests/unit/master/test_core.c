@@ -1,7 +1,8 @@
-// The master's mind: who is admitted, votes, groups, bad peers, runs and refused memory. See also test_mind_*.c.
-#include "mind_world.h"
+// The master's state machine: who is admitted, votes, groups, bad peers, runs and refused memory. See also
+// test_core_*.c.
+#include "core_world.h"
 
-// Memory is refused to the mind alone, from the `refuse_at`-th request inside it on, `refuse_count` times.
+// Memory is refused to the state machine alone, from the `refuse_at`-th request inside it on, `refuse_count` times.
 #if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define CAN_REFUSE 1
 static uint64_t requests, refuse_at = UINT64_MAX, refuse_count;
@@ -23,7 +24,7 @@ static void test_first_peer(void) {
     CHECK_EQ(members[0].group, 7);
     CHECK_EQ(members[0].address.port, 48149);
     CHECK_EQ(members[0].address.bytes[3], 'a');
-    CHECK_EQ(mind_epoch(m), 1);
+    CHECK_EQ(core_epoch(m), 1);
     vote("a", WIRE_VOTE_PENDING);
     OUTCOME("a", PENDING, 0, 0);
     vote("a", WIRE_VOTE_UPDATE);
@@ -257,7 +258,7 @@ static void test_bad_candidates(void) {
     now += LIMIT_MS * MS_NS - 10 * MS_NS; // past the limit of the candidate
     for (const char *p = "abc"; *p; p++) simple(*p, WIRE_HEARTBEAT);
     now += 10 * MS_NS;
-    act((inside = true, mind_tick(m, now)));
+    act((inside = true, core_tick(m, now)));
     REFUSED('c', "in time");
     REFUSED('d', "no heartbeat");
     OUTCOME("ab", UPDATE, 0, 0);
@@ -501,9 +502,9 @@ static void test_refusals(void) {
     begin("another version");
     struct wire_hello hello = {.version = WIRE_VERSION + 1};
     struct wire_address address = address_of('a');
-    act((inside = true, mind_peer_connected(m, now, 0, &address, &hello)));
+    act((inside = true, core_peer_connected(m, now, 0, &address, &hello)));
     REFUSED('a', "version");
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     end();
 
     begin("loopback and network do not mix");
@@ -537,12 +538,12 @@ static void test_refusals(void) {
     end();
 
     begin("of newcomers that wait for a run to begin most decide, not the first");
-    mind_expect_survivors(m, now + 100 * MS_NS);
+    core_expect_survivors(m, now + 100 * MS_NS);
     hello_from('a', 0, loopback);
     hello_from('b', 0, address_of('b'));
     hello_from('c', 0, address_of('c'));
     now += 200 * MS_NS;
-    act((inside = true, mind_tick(m, now)));
+    act((inside = true, core_tick(m, now)));
     REFUSED('a', "most peers");
     TAKE('b', WIRE_WELCOME);
     TAKE('c', WIRE_WELCOME);
@@ -552,7 +553,7 @@ static void test_refusals(void) {
     begin("an id twice");
     form("a", 0);
     hello = (struct wire_hello){.version = WIRE_VERSION, .id = id_of('a'), .lanes = 1, .port = 1, .masters = 1};
-    act((inside = true, mind_peer_connected(m, now, 1, &address, &hello)));
+    act((inside = true, core_peer_connected(m, now, 1, &address, &hello)));
     REFUSED('b', "registered");
     end();
 }
@@ -562,7 +563,7 @@ static void test_join_only(void) {
     join_only = true;
     hello_from('a', 0, address_of('a'));
     REFUSED('a', "no run goes on");
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     join_only = false;
     form("b", 0);
     join_only = true;
@@ -584,7 +585,7 @@ static void test_join_only(void) {
     simple('a', WIRE_LEAVE);
     REFUSED('b', "no run goes on");
     REFUSED('c', "no run goes on");
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     end();
 
     begin("the members go while it waits, and another newcomer begins the next run");
@@ -612,7 +613,7 @@ static void test_join_only(void) {
     CANDIDATE("bc", "bc");
     die('c');
     REFUSED('b', "no run goes on");
-    CHECK_EQ(mind_peer_count(m), 0);
+    CHECK_EQ(core_peer_count(m), 0);
     end();
 }
 
@@ -625,11 +626,11 @@ static void test_violations(void) {
         form("ab", 0);
         struct wire_header header = head('a');
         header.type = (uint16_t)wrong[i];
-        act((inside = true, mind_message(m, now, 0, &header, NULL)));
+        act((inside = true, core_message(m, now, 0, &header, NULL)));
         EXPELLED('a', wire_type_name((uint16_t)wrong[i]));
         EPOCH("b", LOSS, 3, 3, "b");
         header.type = WIRE_HEARTBEAT;
-        act((inside = true, mind_message(m, now, 0, &header, NULL))); // nobody any more
+        act((inside = true, core_message(m, now, 0, &header, NULL))); // nobody any more
         end();
     }
 
@@ -643,12 +644,12 @@ static void test_violations(void) {
     begin("stale run and generation are ignored, a future epoch is not");
     form("ab", 0);
     struct wire_header header = {.type = WIRE_LEAVE, .run = run + 1, .generation = generation, .epoch = 2};
-    act((inside = true, mind_message(m, now, 0, &header, NULL)));
+    act((inside = true, core_message(m, now, 0, &header, NULL)));
     header = (struct wire_header){.type = WIRE_LEAVE, .run = run, .generation = generation + 1, .epoch = 2};
-    act((inside = true, mind_message(m, now, 0, &header, NULL)));
+    act((inside = true, core_message(m, now, 0, &header, NULL)));
     CHECK(quiet("ab"));
     header = (struct wire_header){.type = WIRE_HEARTBEAT, .run = run, .generation = generation, .epoch = 3};
-    act((inside = true, mind_message(m, now, 0, &header, NULL)));
+    act((inside = true, core_message(m, now, 0, &header, NULL)));
     EXPELLED('a', "never was");
     EPOCH("b", LOSS, 3, 3, "b");
     end();
@@ -667,13 +668,13 @@ static void test_violations(void) {
             for (size_t k = 0; k < header.length; k++) body[k] = (uint8_t)(check_random(&seed) % 3);
             uint8_t *exact = malloc(header.length + 1);
             memcpy(exact, body, header.length);
-            act((inside = true, mind_message(m, now, (uint32_t)(check_random(&seed) % 4), &header, exact)));
+            act((inside = true, core_message(m, now, (uint32_t)(check_random(&seed) % 4), &header, exact)));
             free(exact);
             wire_buffer_fini(&frame);
         }
         for (char p = 'a'; p <= 'd'; p++) die(p);
         for (int c = 0; c < 4; c++) clear(&boxes[c]);
-        CHECK_EQ(mind_peer_count(m), 0);
+        CHECK_EQ(core_peer_count(m), 0);
     }
     end();
 }
@@ -692,7 +693,7 @@ static void test_time(void) {
     form("ab", 0);
     for (int i = 0; i < 300; i++) {
         pass(10, "a");
-        mind_heard(m, now, 1);
+        core_heard(m, now, 1);
     }
     CHECK(quiet("ab"));
     end();
@@ -719,8 +720,8 @@ static void test_time(void) {
     for (int i = 0; i < 100; i++) {
         now += 10 * MS_NS;
         for (const char *p = "abc"; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        if (mind_next_deadline(m) > now) continue;
-        const struct actions *actions = mind_tick(m, now);
+        if (core_next_deadline(m) > now) continue;
+        const struct actions *actions = core_tick(m, now);
         beats += actions->send_count;
         CHECK_EQ(actions->close_count, 0);
     }
@@ -734,12 +735,12 @@ static void test_runs(void) {
     uint64_t first = run;
     die('a');
     EPOCH("b", LOSS, 3, 3, "b");
-    CHECK(!mind_completed(m));
+    CHECK(!core_completed(m));
     simple('b', WIRE_LEAVE);
-    CHECK_EQ(mind_next_deadline(m), INT64_MAX);
-    CHECK(mind_completed(m)); // a member left by itself
+    CHECK_EQ(core_next_deadline(m), INT64_MAX);
+    CHECK(core_completed(m)); // a member left by itself
     CHECK_EQ(join('b', 3), 1);
-    CHECK(!mind_completed(m));
+    CHECK(!core_completed(m));
     CHECK(run != first && run != 0);
     EPOCH("b", UPDATE, 1, 1, "b");
     end();
@@ -789,7 +790,7 @@ static void live(void) {
     apply_all();
     vote_accepted(WIRE_VOTE_UPDATE);
     apply_all();
-    uint64_t epoch = mind_epoch(m);
+    uint64_t epoch = core_epoch(m);
     for (uint64_t tag = 0; tag < 40; tag++) done("abcde", epoch, tag);
     mismatch('b', epoch, 103, 'c');
     apply_all();
@@ -799,7 +800,7 @@ static void live(void) {
     for (int i = 0; i < 5; i++) {
         now += 10 * MS_NS;
         for (const char *p = "abcdef"; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        act((inside = true, mind_tick(m, now)));
+        act((inside = true, core_tick(m, now)));
     }
     apply_all();
     die('a');
@@ -820,10 +821,10 @@ static void given_up(const char *peers) {
         CHECK(box->closed);
         for (size_t i = box->head; i < box->tail; i++) CHECK(box->frames[i].header.type != WIRE_EXPELLED);
     }
-    CHECK_EQ(mind_peer_count(m), 0);
-    CHECK_EQ(mind_activity(m), WIRE_IDLE);
+    CHECK_EQ(core_peer_count(m), 0);
+    CHECK_EQ(core_activity(m), WIRE_IDLE);
     hello_from('f', 0, address_of('f'));
-    CHECK_EQ(mind_activity(m), WIRE_GATHERS);
+    CHECK_EQ(core_activity(m), WIRE_GATHERS);
 }
 
 static void test_starving(void) {
@@ -838,7 +839,7 @@ static void test_starving(void) {
     begin("and for what members are told: none of them hears what comes after it");
     form("abc", 0);
     drain("abc");
-    wire_buffer_fini((struct wire_buffer *)&mind_tick(m, now)->bytes); // it has to be asked for again
+    wire_buffer_fini((struct wire_buffer *)&core_tick(m, now)->bytes); // it has to be asked for again
     drain("abc");
     refuse_next(0, 1);
     die('c');
@@ -849,12 +850,12 @@ static void test_starving(void) {
     begin("but a newcomer for which memory is refused is alone with that");
     form("ab", 0);
     drain("ab");
-    wire_buffer_fini((struct wire_buffer *)&mind_tick(m, now)->bytes);
+    wire_buffer_fini((struct wire_buffer *)&core_tick(m, now)->bytes);
     refuse_next(0, 1);
     hello_from('c', 0, address_of('c'));
     refuse_at = UINT64_MAX;
     CHECK(boxes['c' - 'a'].closed);
-    CHECK_EQ(mind_peer_count(m), 2);
+    CHECK_EQ(core_peer_count(m), 2);
     end();
 }
 
@@ -878,7 +879,7 @@ static void test_memory(void) {
             live();
             refuse_at = UINT64_MAX;
             for (char p = 'a'; p <= 'f'; p++) die(p);
-            CHECK_EQ(mind_peer_count(m), 0);
+            CHECK_EQ(core_peer_count(m), 0);
             for (int c = 0; c < PEERS; c++) clear(&boxes[c]);
             now += LIMIT_MS * MS_NS; // for which members of a run that was given up may come
             form("abC", 0);          // all is well again

@@ -1,4 +1,4 @@
-// Rounds of shared state in the master's mind, without sockets. Peers are letters, their connections numbers ('a' = 0);
+// Rounds of shared state in the master's core, without sockets. Peers are letters, their connections numbers ('a' = 0);
 // peers answer CANDIDATE by themselves. What a peer gets is kept as text:
 //   LOSS abc       EPOCH(LOSS) with these members
 //   PLAN 5 bc<a    revision 5: b and c receive, a gives
@@ -6,9 +6,9 @@
 //   NONE(why)      code 9
 //   DIFFERS 1-2    its entries, from one of 1 to 2 on
 //   EXPELLED(why)
-// Votes are words as in test_election.c, without * (the mind knows): strategy, revision, mask, content, ! for
+// Votes are words as in test_election.c, without * (the state machine knows): strategy, revision, mask, content, ! for
 // incomplete.
-#include "master/mind.h"
+#include "master/core.h"
 
 #include "base/platform.h"
 #include "check.h"
@@ -23,7 +23,7 @@ struct box {
     uint64_t round; // of the last plan
 };
 
-static struct mind *m;
+static struct master_core *m;
 static int64_t now;
 static struct box boxes[PEERS];
 static uint64_t run, generation;
@@ -128,7 +128,7 @@ static void act(const struct actions *actions) {
 static void say(char peer, struct wire_buffer *frame) {
     struct wire_header header;
     REQUIRE(wire_header_decode(frame->bytes, &header));
-    act(mind_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES));
+    act(core_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES));
     wire_buffer_fini(frame);
 }
 
@@ -164,13 +164,13 @@ static void join(const char *peers, uint32_t group) {
             .version = WIRE_VERSION, .id = id_of(*peers), .group = group, .lanes = 2, .port = 48149, .masters = 1};
         struct wire_address address = {.family = 4, .bytes = {10, 0, 0, (uint8_t)*peers}, .port = 999};
         *box_of(*peers) = (struct box){0};
-        act(mind_peer_connected(m, now, (uint32_t)(*peers - 'a'), &address, &hello));
+        act(core_peer_connected(m, now, (uint32_t)(*peers - 'a'), &address, &hello));
     }
 }
 
 static void die(char peer) {
     *box_of(peer) = (struct box){.closed = true};
-    act(mind_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"));
+    act(core_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"));
 }
 
 static struct wire_hash hash_of(char letter) { return (struct wire_hash){(uint64_t)letter, (uint64_t)letter * 5}; }
@@ -243,11 +243,11 @@ static void get_part_at(int line, const char *peers, const char *part) {
 
 static void begin(const char *name, const char *peers) {
     check_case("%s", name);
-    uint8_t random[MIND_RANDOM_BYTES];
+    uint8_t random[CORE_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)(i + 1);
     now = 1000 * SECOND_NS;
     waits_told = 0;
-    m = mind_new(LIMIT_MS, random, now);
+    m = core_new(LIMIT_MS, random, now);
     REQUIRE(m != NULL);
     memset(boxes, 0, sizeof boxes);
     join(peers, 0);
@@ -260,7 +260,7 @@ static void end(void) {
     for (int i = 0; i < PEERS; i++)
         if (!boxes[i].closed)
             check_report(boxes[i].text[0] == 0, __FILE__, __LINE__, "%c also got \"%s\"", 'a' + i, boxes[i].text);
-    mind_free(m);
+    core_free(m);
     check_case("%s", "");
 }
 
@@ -273,7 +273,7 @@ static void pass(int64_t ms, const char *alive) {
             wire_encode_empty(&out, head(*p), WIRE_HEARTBEAT);
             say(*p, &out);
         }
-        if (mind_next_deadline(m) <= now) act(mind_tick(m, now));
+        if (core_next_deadline(m) <= now) act(core_tick(m, now));
     }
 }
 

@@ -1,15 +1,12 @@
-// The master's mind with peers that do as they like: arbitrary sequences of events and of messages, well-formed ones
-// that mean anything and bytes that mean nothing. The input is a program of enum master_event. Each peer here notes
-// what the master told it, so that a program can also behave well, and so that what the master says can be judged:
-//  - what it sends is well-formed, for a peer to decode, and goes to connections that it has not given up; each is
-//  closed once;
-//  - epochs only grow, those that get one get the same, and every accepted peer is in it;
-//  - what ends a vote goes to those that have such a vote open;
-//  - a plan of shared state names its receiver among the members, nobody twice, no donor that receives;
-//  - a tick at the deadline moves the deadline: the master cannot spin.
-// A master may be lost: the next one knows nothing, and hears from each peer what that was told last, or something
-// else.
-#include "master/mind.h"
+// The master's state machine with peers that do as they like: arbitrary sequences of events and of messages,
+// well-formed ones that mean anything and bytes that mean nothing. The input is a program of enum master_event. Each
+// peer here notes what the master told it, so that a program can also behave well, and so that what the master says can
+// be judged: - what it sends is well-formed, for a peer to decode, and goes to connections that it has not given up;
+// each is closed once; - epochs only grow, those that get one get the same, and every accepted peer is in it; - what
+// ends a vote goes to those that have such a vote open; - a plan of shared state names its receiver among the members,
+// nobody twice, no donor that receives; - a tick at the deadline moves the deadline: the master cannot spin. A master
+// may be lost: the next one knows nothing, and hears from each peer what that was told last, or something else.
+#include "master/core.h"
 
 #include "base/platform.h"
 #include "events.h"
@@ -46,7 +43,7 @@ static struct known {
     struct wire_loss losses[1];
 } known[CONNS];
 
-static struct mind *master;
+static struct master_core *master;
 static int64_t now;
 static uint64_t run, generation;
 static struct wire_member members[WIRE_MAX_MEMBERS];
@@ -280,9 +277,9 @@ static void carry_out(const struct actions *actions) {
     for (size_t i = 0; i < CONNS; i++) {
         open += peers[i].registered;
         // Nobody that is accepted is left behind: all are in the newest epoch.
-        if (peers[i].registered && peers[i].accepted) MUST(peers[i].number == mind_epoch(master));
+        if (peers[i].registered && peers[i].accepted) MUST(peers[i].number == core_epoch(master));
     }
-    MUST(mind_peer_count(master) == open);
+    MUST(core_peer_count(master) == open);
 }
 
 // ---- what peers say ----
@@ -306,13 +303,13 @@ static void connect(struct fuzz *in, uint32_t conn) {
     if (odd == 4) source.bytes[0] = 127;
     peers[conn] = (struct peer){.open = true, .id = hello.id, .group = hello.group};
     known[conn].any = false;
-    carry_out(mind_peer_connected(master, now, conn, &source, &hello));
+    carry_out(core_peer_connected(master, now, conn, &source, &hello));
 }
 
 static void lose(uint32_t conn) {
     if (!peers[conn].open) return;
     peers[conn] = (struct peer){0};
-    carry_out(mind_peer_lost(master, now, conn, "the connection is gone"));
+    carry_out(core_peer_lost(master, now, conn, "the connection is gone"));
 }
 
 // A vote counts from the moment at which the master reads it, so it is noted before.
@@ -329,7 +326,7 @@ static void note_vote(struct peer *peer, const struct wire_header *header, const
 static void deliver(uint32_t conn, const struct wire_header *header, const uint8_t *body) {
     uint8_t *exact = fuzz_copy(body, header->length);
     note_vote(&peers[conn], header, exact);
-    carry_out(mind_message(master, now, conn, header, exact));
+    carry_out(core_message(master, now, conn, header, exact));
     free(exact);
 }
 
@@ -449,17 +446,17 @@ static void sync_done(uint32_t conn, uint8_t how, const struct wire_id *donor, u
 // ---- the loss of the master ----
 
 static void replace_master(uint8_t how) {
-    uint8_t random[MIND_RANDOM_BYTES] = {9, how, (uint8_t)(now / MS_NS)};
+    uint8_t random[CORE_RANDOM_BYTES] = {9, how, (uint8_t)(now / MS_NS)};
     for (uint32_t conn = 0; conn < CONNS; conn++) {
         if (peers[conn].open && known[conn].any) known[conn].resume.vote = peers[conn].vote;
         peers[conn] = (struct peer){0};
     }
-    mind_free(master);
-    master = mind_new(LIMIT_MS, random, now);
-    if (master == NULL) master = mind_new(LIMIT_MS, random, now); // one allocation is refused at most
-    mind_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
-    mind_set_standby(master, how & 4);
-    MUST(mind_activity(master) == WIRE_IDLE);
+    core_free(master);
+    master = core_new(LIMIT_MS, random, now);
+    if (master == NULL) master = core_new(LIMIT_MS, random, now); // one allocation is refused at most
+    core_expect_survivors(master, now + (how & 3) * 50 * MS_NS);
+    core_set_standby(master, how & 4);
+    MUST(core_activity(master) == WIRE_IDLE);
 }
 
 static void lie_of(struct wire_resume *resume, struct known *claimed, uint8_t lie, uint64_t what) {
@@ -528,7 +525,7 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
         if (resume->accepted) peers[conn].number = resume->epoch.number;
         if (resume->accepted) peers[conn].group_epoch = resume->epoch.group_epoch;
         uint8_t *exact = fuzz_copy(frame.bytes + WIRE_HEADER_BYTES, header.length);
-        carry_out(mind_peer_resumed(master, now, conn, &source, &header, exact));
+        carry_out(core_peer_resumed(master, now, conn, &source, &header, exact));
         free(exact);
     }
     wire_buffer_fini(&frame);
@@ -567,8 +564,8 @@ static void raw(uint32_t conn, struct fuzz *in) {
 
 static void tick(int64_t to) {
     now = to > now ? to : now;
-    carry_out(mind_tick(master, now));
-    MUST(mind_next_deadline(master) > now);
+    carry_out(core_tick(master, now));
+    MUST(core_next_deadline(master) > now);
 }
 
 static void hear_all(void) {
@@ -615,7 +612,7 @@ static void step(struct fuzz *in) {
     switch (event) {
     case M_WAIT: tick(now + fuzz_u8(in) * 8 * MS_NS); return;
     case M_DUE:
-        if (mind_next_deadline(master) < INT64_MAX) tick(mind_next_deadline(master));
+        if (core_next_deadline(master) < INT64_MAX) tick(core_next_deadline(master));
         return;
     case M_HEARTBEATS: hear_all(); return;
     case M_ALL_REPORT:
@@ -640,10 +637,10 @@ static void step(struct fuzz *in) {
         for (; conn < CONNS; conn++) promise(conn);
         return;
     case M_RANDOM:
-        if (mind_wants_random(master)) {
-            uint8_t random[MIND_RANDOM_BYTES];
+        if (core_wants_random(master)) {
+            uint8_t random[CORE_RANDOM_BYTES];
             fuzz_bytes(in, random, sizeof random);
-            mind_set_random(master, random);
+            core_set_random(master, random);
         }
         return;
     default: break;
@@ -708,16 +705,16 @@ static void step(struct fuzz *in) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct fuzz in = {data, data + size};
-    uint8_t random[MIND_RANDOM_BYTES] = {7, 7, 7};
+    uint8_t random[CORE_RANDOM_BYTES] = {7, 7, 7};
     memset(peers, 0, sizeof peers);
     memset(known, 0, sizeof known);
     now = SECOND_NS;
     run = generation = 0;
-    master = mind_new(LIMIT_MS, random, now);
+    master = core_new(LIMIT_MS, random, now);
     MUST(master != NULL);
     while (fuzz_more(&in)) step(&in);
     fuzz_refuse(0);
-    carry_out(mind_farewell(master, now));
-    mind_free(master);
+    carry_out(core_farewell(master, now));
+    core_free(master);
     return 0;
 }

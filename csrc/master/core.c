@@ -1,4 +1,4 @@
-#include "master/mind.h"
+#include "master/core.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 static const char WRONG_SECRET[] = "its secret is not that of the run";
 static const char ANOTHER_RUN[] = "this master serves another run by now";
 
-struct mind {
+struct master_core {
     struct gather gather;
     struct run run;
     // for decoding
@@ -21,69 +21,70 @@ struct mind {
     struct wire_loss losses[WIRE_MAX_MEMBERS];
 };
 
-static void enrol(struct mind *mind, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
-    struct desk *desk = &mind->run.desk;
+static void enrol(struct master_core *core, uint32_t conn, const struct wire_address *source,
+                  const struct wire_hello *hello) {
+    struct desk *desk = &core->run.desk;
     if (hello->version == WIRE_VERSION && desk->peer_count == 0 &&
-        !gather_suits(&mind->gather, socket_address_is_loopback(source)))
+        !gather_suits(&core->gather, socket_address_is_loopback(source)))
         actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED,
                           "most peers that wait for the run to begin reached the master over the other kind of "
                           "address, loopback or network; give all of them its network address");
     else
-        run_register(&mind->run, conn, source, hello);
+        run_register(&core->run, conn, source, hello);
 }
 
 // ---- from gathering to a run ----
 
-static void enrol_held(struct mind *mind, struct survivor *survivor) {
+static void enrol_held(struct master_core *core, struct survivor *survivor) {
     uint32_t conn = survivor->conn;
     struct wire_address source = survivor->source;
     struct wire_hello hello = survivor->resume.hello;
-    survivors_forget(&mind->gather.survivors, survivor);
-    enrol(mind, conn, &source, &hello);
+    survivors_forget(&core->gather.survivors, survivor);
+    enrol(core, conn, &source, &hello);
 }
 
 // Dismisses all that are no members: newcomers restart, everybody else has been left behind.
-static void dismiss_rest(struct mind *mind) {
-    struct desk *desk = &mind->run.desk;
-    while (mind->gather.survivors.count > 0) {
-        struct survivor *survivor = mind->gather.survivors.list[0];
+static void dismiss_rest(struct master_core *core) {
+    struct desk *desk = &core->run.desk;
+    while (core->gather.survivors.count > 0) {
+        struct survivor *survivor = core->gather.survivors.list[0];
         if (survivor->resumes && survivor->resume.accepted)
-            gather_turn_away(&mind->gather, desk, survivor, WIRE_EXPELLED,
+            gather_turn_away(&core->gather, desk, survivor, WIRE_EXPELLED,
                              survivor->run.id != desk->run.id             ? ANOTHER_RUN
                              : desk_run_equal(&survivor->run, &desk->run) ? "the run went on without this peer"
                                                                           : WRONG_SECRET);
         else
-            enrol_held(mind, survivor);
+            enrol_held(core, survivor);
     }
-    mind->gather.said_epoch = 0;
+    core->gather.said_epoch = 0;
 }
 
-static void take_up(struct mind *mind) {
-    struct gather *gather = &mind->gather;
-    takeover(&mind->run, &gather->survivors, survivors_best_claim(&gather->survivors), gather->generation);
+static void take_up(struct master_core *core) {
+    struct gather *gather = &core->gather;
+    takeover(&core->run, &gather->survivors, survivors_best_claim(&gather->survivors), gather->generation);
     gather->generation = 0;
     gather->majority_at = INT64_MAX;
-    dismiss_rest(mind);
+    dismiss_rest(core);
 }
 
 // Until when those that gather beside a young run wait. Newcomers of an older run, of which no member comes, wait for
 // one a heartbeat limit and no longer.
-static int64_t yields_until(const struct mind *mind) {
-    const struct survivors *survivors = &mind->gather.survivors;
-    if (survivors->claim_count > 0) return mind->run.yields_until;
-    return platform_earlier(mind->run.yields_until, survivors->list[0]->since_ns + mind->run.desk.limit_ns);
+static int64_t yields_until(const struct master_core *core) {
+    const struct survivors *survivors = &core->gather.survivors;
+    if (survivors->claim_count > 0) return core->run.yields_until;
+    return platform_earlier(core->run.yields_until, survivors->list[0]->since_ns + core->run.desk.limit_ns);
 }
 
 // A run that this master has begun while the members of an older one were on their way lets them wait, or gives way.
-static bool yield(struct mind *mind) {
-    struct desk *desk = &mind->run.desk;
-    const struct claim *claim = survivors_best_claim(&mind->gather.survivors);
+static bool yield(struct master_core *core) {
+    struct desk *desk = &core->run.desk;
+    const struct claim *claim = survivors_best_claim(&core->gather.survivors);
     if (!claim_has_majority(claim)) {
-        if (desk->now_ns >= yields_until(mind))
-            dismiss_rest(mind);
+        if (desk->now_ns >= yields_until(core))
+            dismiss_rest(core);
         else if (claim != NULL)
-            gather_say(&mind->gather, desk, claim);
-        return mind->gather.survivors.count == 0;
+            gather_say(&core->gather, desk, claim);
+        return core->gather.survivors.count == 0;
     }
     actions_log(&desk->actions, LOG_NOTICE,
                 "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come",
@@ -103,55 +104,55 @@ static bool yield(struct mind *mind) {
 }
 
 // True: peers have come or gone.
-static bool gather(struct mind *mind) {
-    struct desk *desk = &mind->run.desk;
-    mind->gather.survivors.due = false;
-    if (desk->peer_count > 0) return yield(mind);
-    switch (gather_decide(&mind->gather, desk)) {
+static bool gather(struct master_core *core) {
+    struct desk *desk = &core->run.desk;
+    core->gather.survivors.due = false;
+    if (desk->peer_count > 0) return yield(core);
+    switch (gather_decide(&core->gather, desk)) {
     case GATHER_WAITS: break;
     case GATHER_BEGINS:
-        while (mind->gather.survivors.count > 0) enrol_held(mind, mind->gather.survivors.list[0]);
+        while (core->gather.survivors.count > 0) enrol_held(core, core->gather.survivors.list[0]);
         break;
-    case GATHER_TAKES_UP: take_up(mind); break;
+    case GATHER_TAKES_UP: take_up(core); break;
     }
     return desk->peer_count > 0;
 }
 
 // ---- around each event ----
 
-static void begin_event(struct mind *mind, int64_t now_ns) {
-    struct run *run = &mind->run;
+static void begin_event(struct master_core *core, int64_t now_ns) {
+    struct run *run = &core->run;
     struct desk *desk = &run->desk;
-    bool waits = mind->gather.survivors.count > 0;
+    bool waits = core->gather.survivors.count > 0;
     // Whoever has peers sends a heartbeat every fifth of the limit; so it stood still if nothing happened for so long.
     bool woke = (desk->peer_count > 0 || waits) && now_ns > desk->now_ns + desk->limit_ns / 2;
     actions_clear(&desk->actions);
     if (now_ns > desk->now_ns) desk->now_ns = now_ns;
     if (!woke) return;
-    gather_woke(&mind->gather, desk);
+    gather_woke(&core->gather, desk);
     run->woken_until = desk->now_ns + desk->limit_ns;
     // those that gather have left, and come again
     if (waits && desk->survivors_until < run->woken_until) desk->survivors_until = run->woken_until;
 }
 
-static const struct actions *settle(struct mind *mind) {
-    struct desk *desk = &mind->run.desk;
-    struct survivors *survivors = &mind->gather.survivors;
+static const struct actions *settle(struct master_core *core) {
+    struct desk *desk = &core->run.desk;
+    struct survivors *survivors = &core->gather.survivors;
     do {
-        run_settle(&mind->run);
+        run_settle(&core->run);
         survivors->due |= desk->turnover;
         desk->turnover = false;
-    } while (survivors->count > 0 && survivors->due && gather(mind));
+    } while (survivors->count > 0 && survivors->due && gather(core));
     return &desk->actions;
 }
 
 // ---- peers come ----
 
-const struct actions *mind_peer_connected(struct mind *mind, int64_t now_ns, uint32_t conn,
+const struct actions *core_peer_connected(struct master_core *core, int64_t now_ns, uint32_t conn,
                                           const struct wire_address *source, const struct wire_hello *hello) {
-    begin_event(mind, now_ns);
-    if (!gather_hold(&mind->gather, &mind->run.desk, conn, source, hello)) enrol(mind, conn, source, hello);
-    return settle(mind);
+    begin_event(core, now_ns);
+    if (!gather_hold(&core->gather, &core->run.desk, conn, source, hello)) enrol(core, conn, source, hello);
+    return settle(core);
 }
 
 static bool is_secret(const struct run *run, const struct desk_run *claimed) {
@@ -185,186 +186,187 @@ static bool is_heard_elsewhere(const struct run *run, struct desk *desk, const s
            desk->now_ns >= run->woken_until && desk->now_ns < peer->heard.at_ns + desk->limit_ns / 2;
 }
 
-static void refuse(struct mind *mind, const struct resumption *from, enum wire_type type, const char *why) {
+static void refuse(struct master_core *core, const struct resumption *from, enum wire_type type, const char *why) {
     struct wire_header header = {.run = from->run.id, .generation = from->promised};
-    actions_turn_away(&mind->run.desk.actions, from->conn, header, type, why);
+    actions_turn_away(&core->run.desk.actions, from->conn, header, type, why);
 }
 
 // Refuses a RESUME, because this master serves a run.
-static void refuse_resume(struct mind *mind, const struct resumption *from) {
-    struct desk *desk = &mind->run.desk;
+static void refuse_resume(struct master_core *core, const struct resumption *from) {
+    struct desk *desk = &core->run.desk;
     struct desk_peer *before = desk_of_id(desk, &from->resume->hello.id);
     // the run that it waited in is over, or has not seen it go
     if (!from->resume->accepted && (before == NULL || !before->accepted)) {
         struct wire_hello hello = from->resume->hello;
         if (before != NULL) {
             desk_drop(desk, before, LOG_INFO, "it comes again");
-            settle(mind);
+            settle(core);
         }
-        enrol(mind, from->conn, from->source, &hello);
+        enrol(core, from->conn, from->source, &hello);
         return;
     }
-    refuse(mind, from, from->resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED,
+    refuse(core, from, from->resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED,
            from->run.id == desk->run.id ? "the connection broke, and the run went on without this peer" : ANOTHER_RUN);
 }
 
-const struct actions *mind_peer_resumed(struct mind *mind, int64_t now_ns, uint32_t conn,
+const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns, uint32_t conn,
                                         const struct wire_address *source, const struct wire_header *header,
                                         const uint8_t *body) {
-    struct run *run = &mind->run;
+    struct run *run = &core->run;
     struct desk *desk = &run->desk;
     struct wire_resume resume = {
-        .barrier.sizes = mind->sizes, .epoch.members = mind->members, .past = mind->past, .losses = mind->losses};
+        .barrier.sizes = core->sizes, .epoch.members = core->members, .past = core->past, .losses = core->losses};
     struct resumption from = {conn, source, {.id = header->run}, header->generation, &resume};
-    begin_event(mind, now_ns);
+    begin_event(core, now_ns);
     bool sound = wire_decode_resume(body, header->length, &resume);
     memcpy(from.run.secret, resume.secret, sizeof from.run.secret);
     // A young run may have to give way to the one that is resumed.
     bool young = header->run != desk->run.id && desk->now_ns < run->yields_until;
     if (sound && resume.hello.version != WIRE_VERSION)
-        refuse(mind, &from, WIRE_REFUSED, "the master speaks another version of the protocol");
+        refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol");
     else if (!sound || !gather_is_sound(&from))
-        refuse(mind, &from, WIRE_REFUSED, "malformed RESUME");
+        refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
     else if (!is_secret(run, &from.run))
-        refuse(mind, &from, WIRE_REFUSED, WRONG_SECRET);
+        refuse(core, &from, WIRE_REFUSED, WRONG_SECRET);
     else if (is_heard_elsewhere(run, desk, &from))
         actions_close(&desk->actions, conn);
     else if (desk->peer_count > 0 && !young && !take_back(run, &from))
-        refuse_resume(mind, &from);
+        refuse_resume(core, &from);
     else
-        gather_resume(&mind->gather, desk, &from);
-    return settle(mind);
+        gather_resume(&core->gather, desk, &from);
+    return settle(core);
 }
 
 // ---- what they say, and how they go ----
 
-const struct actions *mind_message(struct mind *mind, int64_t now_ns, uint32_t conn, const struct wire_header *header,
-                                   const uint8_t *body) {
-    struct desk *desk = &mind->run.desk;
+const struct actions *core_message(struct master_core *core, int64_t now_ns, uint32_t conn,
+                                   const struct wire_header *header, const uint8_t *body) {
+    struct desk *desk = &core->run.desk;
     struct desk_peer *peer = desk_of_conn(desk, conn);
-    struct survivor *survivor = survivors_of_conn(&mind->gather.survivors, conn);
-    begin_event(mind, now_ns);
+    struct survivor *survivor = survivors_of_conn(&core->gather.survivors, conn);
+    begin_event(core, now_ns);
     if (peer != NULL) {
         if (header->type != WIRE_TELEMETRY) desk_heard(desk, peer, desk->now_ns); // see conn_read of the master
-        run_message(&mind->run, peer, header, body);
+        run_message(&core->run, peer, header, body);
     } else if (survivor != NULL) {
-        gather_message(&mind->gather, desk, survivor, header);
+        gather_message(&core->gather, desk, survivor, header);
     } else {
         return &desk->actions;
     }
-    return settle(mind);
+    return settle(core);
 }
 
-const struct actions *mind_peers_lost(struct mind *mind, int64_t now_ns, const struct mind_loss *losses, size_t count) {
-    struct desk *desk = &mind->run.desk;
-    begin_event(mind, now_ns);
+const struct actions *core_peers_lost(struct master_core *core, int64_t now_ns, const struct core_loss *losses,
+                                      size_t count) {
+    struct desk *desk = &core->run.desk;
+    begin_event(core, now_ns);
     for (size_t i = 0; i < count; i++) {
         struct desk_peer *peer = desk_of_conn(desk, losses[i].conn);
-        struct survivor *survivor = survivors_of_conn(&mind->gather.survivors, losses[i].conn);
+        struct survivor *survivor = survivors_of_conn(&core->gather.survivors, losses[i].conn);
         if (peer != NULL)
-            run_lose(&mind->run, peer, losses[i].why);
+            run_lose(&core->run, peer, losses[i].why);
         else if (survivor != NULL)
-            survivors_forget(&mind->gather.survivors, survivor);
+            survivors_forget(&core->gather.survivors, survivor);
     }
-    return settle(mind);
+    return settle(core);
 }
 
-const struct actions *mind_peer_lost(struct mind *mind, int64_t now_ns, uint32_t conn, const char *why) {
-    return mind_peers_lost(mind, now_ns, &(struct mind_loss){conn, why}, 1);
+const struct actions *core_peer_lost(struct master_core *core, int64_t now_ns, uint32_t conn, const char *why) {
+    return core_peers_lost(core, now_ns, &(struct core_loss){conn, why}, 1);
 }
 
-void mind_heard(struct mind *mind, int64_t now_ns, uint32_t conn) {
-    struct desk_peer *peer = desk_of_conn(&mind->run.desk, conn);
-    struct survivor *survivor = survivors_of_conn(&mind->gather.survivors, conn);
+void core_heard(struct master_core *core, int64_t now_ns, uint32_t conn) {
+    struct desk_peer *peer = desk_of_conn(&core->run.desk, conn);
+    struct survivor *survivor = survivors_of_conn(&core->gather.survivors, conn);
     if (peer != NULL)
-        desk_heard(&mind->run.desk, peer, now_ns);
+        desk_heard(&core->run.desk, peer, now_ns);
     else if (survivor != NULL && now_ns > survivor->heard_ns)
         survivor->heard_ns = now_ns;
 }
 
 // ---- other masters ----
 
-void mind_set_standby(struct mind *mind, bool standby) { mind->gather.standby = standby; }
+void core_set_standby(struct master_core *core, bool standby) { core->gather.standby = standby; }
 
-void mind_await_others(struct mind *mind) { mind->gather.others_awaited = true; }
+void core_await_others(struct master_core *core) { core->gather.others_awaited = true; }
 
-const struct actions *mind_others_are(struct mind *mind, int64_t now_ns, enum wire_activity most) {
-    begin_event(mind, now_ns);
-    gather_hear_others(&mind->gather, &mind->run.desk, most);
-    return settle(mind);
+const struct actions *core_others_are(struct master_core *core, int64_t now_ns, enum wire_activity most) {
+    begin_event(core, now_ns);
+    gather_hear_others(&core->gather, &core->run.desk, most);
+    return settle(core);
 }
 
-bool mind_completed(const struct mind *mind) { return mind_activity(mind) == WIRE_IDLE && mind->run.completed; }
+bool core_completed(const struct master_core *core) { return core_activity(core) == WIRE_IDLE && core->run.completed; }
 
-enum wire_activity mind_activity(const struct mind *mind) {
-    return mind->run.desk.peer_count > 0 ? WIRE_SERVES : mind->gather.survivors.count > 0 ? WIRE_GATHERS : WIRE_IDLE;
+enum wire_activity core_activity(const struct master_core *core) {
+    return core->run.desk.peer_count > 0 ? WIRE_SERVES : core->gather.survivors.count > 0 ? WIRE_GATHERS : WIRE_IDLE;
 }
 
-const struct actions *mind_farewell(struct mind *mind, int64_t now_ns) {
-    struct desk *desk = &mind->run.desk;
-    begin_event(mind, now_ns);
+const struct actions *core_farewell(struct master_core *core, int64_t now_ns) {
+    struct desk *desk = &core->run.desk;
+    begin_event(core, now_ns);
     wire_encode_empty(desk_frame(desk), desk_header(desk), WIRE_BYE);
     for (uint32_t i = 0; i < desk->slots; i++)
         if (desk->peers[i].used) actions_send(&desk->actions, desk->peers[i].conn);
-    for (uint32_t i = 0; i < mind->gather.survivors.count; i++)
-        actions_send(&desk->actions, mind->gather.survivors.list[i]->conn);
+    for (uint32_t i = 0; i < core->gather.survivors.count; i++)
+        actions_send(&desk->actions, core->gather.survivors.list[i]->conn);
     return &desk->actions;
 }
 
 // ---- time ----
 
-const struct actions *mind_tick(struct mind *mind, int64_t now_ns) {
-    struct desk *desk = &mind->run.desk;
-    begin_event(mind, now_ns);
-    mind->gather.survivors.due = true;
-    run_tick(&mind->run);
-    gather_tick(&mind->gather, desk);
-    if (desk->peer_count + mind->gather.survivors.count > 0 && desk->heartbeat_at <= desk->now_ns) {
+const struct actions *core_tick(struct master_core *core, int64_t now_ns) {
+    struct desk *desk = &core->run.desk;
+    begin_event(core, now_ns);
+    core->gather.survivors.due = true;
+    run_tick(&core->run);
+    gather_tick(&core->gather, desk);
+    if (desk->peer_count + core->gather.survivors.count > 0 && desk->heartbeat_at <= desk->now_ns) {
         desk->heartbeat_at = desk->now_ns + desk->limit_ns / 5;
-        gather_beat(&mind->gather, desk);
-        run_beat(&mind->run);
+        gather_beat(&core->gather, desk);
+        run_beat(&core->run);
     }
-    return settle(mind);
+    return settle(core);
 }
 
-int64_t mind_next_deadline(const struct mind *mind) {
-    const struct desk *desk = &mind->run.desk;
-    bool serves = desk->peer_count > 0, gathers = mind->gather.survivors.count > 0;
-    int64_t next = platform_earlier(gather_next_deadline(&mind->gather, desk), run_next_deadline(&mind->run));
+int64_t core_next_deadline(const struct master_core *core) {
+    const struct desk *desk = &core->run.desk;
+    bool serves = desk->peer_count > 0, gathers = core->gather.survivors.count > 0;
+    int64_t next = platform_earlier(gather_next_deadline(&core->gather, desk), run_next_deadline(&core->run));
     if (serves || gathers) next = platform_earlier(next, desk->heartbeat_at);
-    if (serves && gathers) next = platform_earlier(next, yields_until(mind));
+    if (serves && gathers) next = platform_earlier(next, yields_until(core));
     return next;
 }
 
-void mind_expect_survivors(struct mind *mind, int64_t until_ns) { mind->run.desk.survivors_until = until_ns; }
+void core_expect_survivors(struct master_core *core, int64_t until_ns) { core->run.desk.survivors_until = until_ns; }
 
 // ---- life ----
 
-struct mind *mind_new(uint32_t heartbeat_limit_ms, const uint8_t random[MIND_RANDOM_BYTES], int64_t now_ns) {
-    struct mind *mind = malloc(sizeof *mind);
-    if (mind == NULL) return NULL;
+struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[CORE_RANDOM_BYTES], int64_t now_ns) {
+    struct master_core *core = malloc(sizeof *core);
+    if (core == NULL) return NULL;
     uint64_t key;
-    memcpy(&key, random + MIND_RANDOM_BYTES - sizeof key, sizeof key);
-    run_init(&mind->run, heartbeat_limit_ms * MS_NS, random, key, now_ns);
-    gather_init(&mind->gather, key);
-    return mind;
+    memcpy(&key, random + CORE_RANDOM_BYTES - sizeof key, sizeof key);
+    run_init(&core->run, heartbeat_limit_ms * MS_NS, random, key, now_ns);
+    gather_init(&core->gather, key);
+    return core;
 }
 
-void mind_free(struct mind *mind) {
-    if (mind == NULL) return;
-    gather_fini(&mind->gather);
-    run_fini(&mind->run);
-    free(mind);
+void core_free(struct master_core *core) {
+    if (core == NULL) return;
+    gather_fini(&core->gather);
+    run_fini(&core->run);
+    free(core);
 }
 
-bool mind_wants_random(const struct mind *mind) { return mind->run.wants_random; }
+bool core_wants_random(const struct master_core *core) { return core->run.wants_random; }
 
-void mind_set_random(struct mind *mind, const uint8_t random[MIND_RANDOM_BYTES]) {
-    memcpy(mind->run.random, random, sizeof mind->run.random);
-    mind->run.wants_random = false;
+void core_set_random(struct master_core *core, const uint8_t random[CORE_RANDOM_BYTES]) {
+    memcpy(core->run.random, random, sizeof core->run.random);
+    core->run.wants_random = false;
 }
 
-uint32_t mind_peer_count(const struct mind *mind) { return mind->run.desk.peer_count; }
+uint32_t core_peer_count(const struct master_core *core) { return core->run.desk.peer_count; }
 
 // An accepted one: a newcomer is told the secret, but has not been let in.
 static bool proves_member(struct desk *desk, const struct wire_header *header, const uint8_t *body) {
@@ -374,13 +376,13 @@ static bool proves_member(struct desk *desk, const struct wire_header *header, c
     return peer != NULL && peer->accepted && memcmp(proof.secret, desk->run.secret, sizeof proof.secret) == 0;
 }
 
-void mind_describe(struct mind *mind, int64_t now_ns, const struct wire_header *header, const uint8_t *body,
+void core_describe(struct master_core *core, int64_t now_ns, const struct wire_header *header, const uint8_t *body,
                    bool trusted, struct wire_buffer *out) {
-    struct desk *desk = &mind->run.desk;
+    struct desk *desk = &core->run.desk;
     if (trusted || proves_member(desk, header, body))
-        matrix_describe(&mind->run.matrix, desk, now_ns, out);
+        matrix_describe(&core->run.matrix, desk, now_ns, out);
     else
         matrix_count(desk, out);
 }
 
-uint64_t mind_epoch(const struct mind *mind) { return mind->run.desk.number; }
+uint64_t core_epoch(const struct master_core *core) { return core->run.desk.number; }

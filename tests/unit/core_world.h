@@ -1,6 +1,6 @@
-// For a test of the whole master's mind without sockets: peers that say what the test wants, in virtual time.
-#ifndef PCCL_TESTS_MIND_WORLD_H
-#define PCCL_TESTS_MIND_WORLD_H
+// For a test of the whole master's state machine without sockets: peers that say what the test wants, in virtual time.
+#ifndef PCCL_TESTS_CORE_WORLD_H
+#define PCCL_TESTS_CORE_WORLD_H
 
 #include "base/platform.h"
 #include "mailboxes.h"
@@ -9,29 +9,29 @@
 
 enum { LIMIT_MS = 1000, HEARING_MS = LIMIT_MS / BREAKS_HEARING_OF + 10 };
 
-static struct mind *m;
+static struct master_core *m;
 static int64_t now;
 static uint64_t run, generation;
 static struct wire_member members[WIRE_MAX_MEMBERS];
 static uint64_t epochs[PEERS]; // number in force at the peer
 
-// The mind is at work, not the test.
+// The state machine is at work, not the test.
 static bool inside;
 
 static inline void act(const struct actions *actions) {
     inside = false;
     post(actions);
-    uint8_t random[MIND_RANDOM_BYTES];
+    uint8_t random[CORE_RANDOM_BYTES];
     memset(random, 77, sizeof random);
-    if (mind_wants_random(m)) mind_set_random(m, random);
+    if (core_wants_random(m)) core_set_random(m, random);
 }
 
 static inline void begin(const char *name) {
     check_case("%s", name);
-    uint8_t random[MIND_RANDOM_BYTES];
+    uint8_t random[CORE_RANDOM_BYTES];
     for (size_t i = 0; i < sizeof random; i++) random[i] = (uint8_t)(i + 1);
     now = 1000 * SECOND_NS;
-    m = mind_new(LIMIT_MS, random, now);
+    m = core_new(LIMIT_MS, random, now);
     REQUIRE(m != NULL);
     memset(epochs, 0, sizeof epochs);
     for (size_t i = 0; i < PEERS; i++) clear(&boxes[i]);
@@ -39,7 +39,7 @@ static inline void begin(const char *name) {
 
 static inline void end(void) {
     clear_all();
-    mind_free(m);
+    core_free(m);
     check_case("%s", "");
 }
 
@@ -50,7 +50,7 @@ static inline void drain(const char *peers) {
 static inline void say(char peer, struct wire_buffer *frame) {
     struct wire_header header;
     CHECK(wire_header_decode(frame->bytes, &header));
-    act((inside = true, mind_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES)));
+    act((inside = true, core_message(m, now, (uint32_t)(peer - 'a'), &header, frame->bytes + WIRE_HEADER_BYTES)));
     wire_buffer_fini(frame);
 }
 
@@ -74,7 +74,7 @@ static inline void hello_from(char peer, uint32_t group, struct wire_address add
                                .join_only = join_only};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
-    act((inside = true, mind_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
+    act((inside = true, core_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));
 }
 
 // The WELCOME is checked and taken.
@@ -123,7 +123,7 @@ static inline void simple(char peer, enum wire_type type) {
     say(peer, &out);
 }
 
-static inline void die(char peer) { act((inside = true, mind_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
+static inline void die(char peer) { act((inside = true, core_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
 static inline void report_link(char peer, char reported, enum wire_link_reason reason) {
     struct wire_buffer out = {0};
@@ -187,7 +187,7 @@ static inline void pass(int64_t ms, const char *alive) {
     for (int64_t until = now + ms * MS_NS; now < until;) {
         now += 10 * MS_NS;
         for (const char *p = alive; *p; p++) simple(*p, WIRE_HEARTBEAT);
-        if (mind_next_deadline(m) <= now) act((inside = true, mind_tick(m, now)));
+        if (core_next_deadline(m) <= now) act((inside = true, core_tick(m, now)));
     }
 }
 
