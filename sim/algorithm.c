@@ -41,7 +41,7 @@ int sim_algorithm_slot(const struct op_member *member) {
 
 static uint32_t bit(const struct op_member *member) { return 1U << sim_algorithm_slot(member); }
 
-static const struct epoch_ring *ring_of(const struct engine_model *e) { return &e->book.now->ring; }
+static const struct epoch_ring *ring_of(const struct engine_model *e) { return &e->call_table.now->ring; }
 
 // Returns the participant so many places behind this member in the ring.
 static struct op_member *behind(const struct op *op, uint32_t places) {
@@ -61,7 +61,7 @@ struct call *sim_algorithm_call(const struct engine_model *e, const struct op *o
 }
 
 struct wire_header sim_algorithm_header(const struct engine_model *e) {
-    const struct epoch *now = e->book.now;
+    const struct epoch *now = e->call_table.now;
     return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
 }
 
@@ -77,8 +77,8 @@ void sim_algorithm_block_put(struct block *block) {
 
 static struct frame frame_of(const struct engine_model *e, const struct op *op, uint16_t type) {
     return (struct frame){.type = type,
-                          .run = e->book.now->run,
-                          .epoch = e->book.now->group_epoch,
+                          .run = e->call_table.now->run,
+                          .epoch = e->call_table.now->group_epoch,
                           .tag = op->name.tag,
                           .sequence = op->name.sequence,
                           .segment = op->name.segment,
@@ -118,7 +118,7 @@ struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct 
     const struct moving *m = op->work;
     enum call_result result = op->outcome.result;
     return (struct judged_op){.name = op->name,
-                              .epoch = e->book.now,
+                              .epoch = e->call_table.now,
                               .small = op->path == PLAN_SMALL,
                               .members = m->members,
                               .holds = holds(e, op),
@@ -143,7 +143,7 @@ static void complete_small(struct engine_model *e, struct op *op) {
     struct judged_op judged = sim_algorithm_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
     op->result = sim_algorithm_block((uint32_t)op->bytes, m->value, m->contributors);
-    book_complete(&e->book, op);
+    call_table_complete(&e->call_table, op);
 }
 
 static void send_input(struct engine_model *e, struct op *op, struct op_member *to) {
@@ -172,8 +172,8 @@ static void take_input(struct engine_model *e, struct op *op, struct op_member *
 
 static void meet(struct engine_model *e, struct op *op, struct op_member *other) {
     struct moving *m = op->work;
-    struct unexpected *posted = book_unexpected(&e->book, op, other, WIRE_POSTED);
-    struct unexpected *input = book_unexpected(&e->book, op, other, WIRE_SMALL);
+    struct unexpected *posted = call_table_unexpected(&e->call_table, op, other, WIRE_POSTED);
+    struct unexpected *input = call_table_unexpected(&e->call_table, op, other, WIRE_SMALL);
     bool seen = posted != NULL || input != NULL;
     if (!seen && neighbour_of(other)->eager_bytes + op->bytes > unexpected_limit(ring_of(e)->count)) {
         struct frame frame = frame_of(e, op, WIRE_POSTED);
@@ -215,7 +215,7 @@ static void complete_large(struct engine_model *e, struct op *op) {
     if (op->phase != OP_RUNNING || op->mismatch_reported || m->to_receive > 0 || m->to_send > 0) return;
     struct judged_op judged = sim_algorithm_shown(e, op);
     judge_reduced(e->sim, e->slot, &judged);
-    if (!book_complete(&e->book, op)) return;
+    if (!call_table_complete(&e->call_table, op)) return;
     judged = sim_algorithm_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
     struct wire_op_done done = {op->name, (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
@@ -265,7 +265,7 @@ static void begin_ring(struct engine_model *e, struct op *op) {
             m->to_send += step != STEP_INVALID && step != STEP_GATHER_LAST;
         }
     }
-    struct unexpected *posted = book_unexpected(&e->book, op, successor(op), WIRE_READY);
+    struct unexpected *posted = call_table_unexpected(&e->call_table, op, successor(op), WIRE_READY);
     struct frame ready = frame_of(e, op, WIRE_READY);
     sim_algorithm_send(e, predecessor(op), 0, &ready);
     if (travels(op, n, rank)) {
@@ -287,7 +287,7 @@ static void begin_chain(struct engine_model *e, struct op *op) {
     m->to_receive = !root;
     m->to_send = !last;
     m->next_ready = last; // nothing is sent there
-    struct unexpected *posted = book_unexpected(&e->book, op, successor(op), WIRE_READY);
+    struct unexpected *posted = call_table_unexpected(&e->call_table, op, successor(op), WIRE_READY);
     struct frame ready = frame_of(e, op, WIRE_READY);
     sim_algorithm_send(e, predecessor(op), 0, &ready);
     if (root) {
@@ -342,7 +342,7 @@ static void begin_pieces(struct engine_model *e, struct op *op) {
         sim_algorithm_send(e, behind(op, step), 0, &ready);
     }
     for (uint32_t step = 1; step < op->team->count && op->phase == OP_RUNNING; step++) {
-        struct unexpected *posted = book_unexpected(&e->book, op, behind(op, step), WIRE_READY);
+        struct unexpected *posted = call_table_unexpected(&e->call_table, op, behind(op, step), WIRE_READY);
         if (posted != NULL) piece_is_ready(e, op, behind(op, step));
         free(posted);
     }
@@ -411,7 +411,7 @@ static void take_piece(struct engine_model *e, struct op *op, int from, const st
 
 void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *frame) {
     struct wire_op head = sim_algorithm_head(frame);
-    struct op *op = book_find_running(&e->book, &head);
+    struct op *op = call_table_find_running(&e->call_table, &head);
     if (op == NULL)
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
                  e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
@@ -424,7 +424,7 @@ void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *f
         take_ring_chunk(e, op, from, frame);
 }
 
-// ---- what the book asks for ----
+// ---- what the call table asks for ----
 
 // Takes the input as if it lay in the result's buffer: a restart that has not put it back reduces something else.
 static void take_up_input(struct engine_model *e, struct op *op) {

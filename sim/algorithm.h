@@ -3,7 +3,7 @@
 #ifndef PCCL_SIM_ALGORITHM_H
 #define PCCL_SIM_ALGORITHM_H
 
-#include "ops/book.h"
+#include "ops/call_table.h"
 #include "sim/judge_ops.h"
 #include "sim/queue.h"
 
@@ -52,7 +52,7 @@ struct engine_model {
     bool pending_ready;
     bool woken;
     struct neighbour *neighbours; // owned
-    struct book book;
+    struct call_table call_table;
     struct op_list posted; // large, to be begun
     struct call calls[TAGS];
 };

@@ -27,13 +27,13 @@ static bool is_dead(const struct op *op) {
 
 static void judge_loss(struct engine_model *e, const struct op *op) {
     const struct group *group = op->args.group;
-    bool lost = op->args.retry && e->book.now->ring.count < 2;
+    bool lost = op->args.retry && e->call_table.now->ring.count < 2;
     if (group != NULL) {
-        lost = !op->args.retry && group_living(group, e->book.now) < group->count;
-        if (op_collective(op)->rooted) lost |= !group_has(group, op->args.root, e->book.now);
+        lost = !op->args.retry && group_living(group, e->call_table.now) < group->count;
+        if (op_collective(op)->rooted) lost |= !group_has(group, op->args.root, e->call_table.now);
     }
-    for (uint32_t i = 0; i < e->book.loss_count && !op->args.retry && group == NULL; i++)
-        lost |= e->book.losses[i] > op->adopted;
+    for (uint32_t i = 0; i < e->call_table.loss_count && !op->args.retry && group == NULL; i++)
+        lost |= e->call_table.losses[i] > op->adopted;
     if (!lost && !e->sim->processes[e->slot].tainted)
         sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost that it needs",
                  e->slot + 1, (unsigned long long)op->name.epoch, (unsigned long long)op->args.tag, op->name.sequence);
@@ -75,7 +75,7 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
                         bool ask) {
     struct engine_model *e = context;
     do {
-        struct frame frame = {.type = WIRE_ACK, .run = e->book.now->run, .epoch = e->book.now->group_epoch};
+        struct frame frame = {.type = WIRE_ACK, .run = e->call_table.now->run, .epoch = e->call_table.now->group_epoch};
         while (count > 0 && frame.name_count < ACKS_MOST) {
             frame.names[frame.name_count++] = *names++;
             count--;
@@ -88,8 +88,8 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
     struct engine_model *e = context;
     struct frame frame = {.type = WIRE_SUPPLY,
-                          .run = e->book.now->run,
-                          .epoch = e->book.now->group_epoch,
+                          .run = e->call_table.now->run,
+                          .epoch = e->call_table.now->group_epoch,
                           .tag = name->tag,
                           .sequence = name->sequence,
                           .offset = name->epoch,
@@ -174,13 +174,13 @@ void engine_model_begin(struct pccl_sim *s, int slot) {
                                cancel};
     e->sim = s;
     e->slot = slot;
-    book_init(&e->book, &driver, sim_algorithm_work_bytes);
+    call_table_init(&e->call_table, &driver, sim_algorithm_work_bytes);
 }
 
 void engine_model_end(struct engine_model *e) {
     if (e->sim == NULL) return;
-    book_end_all(&e->book);
-    book_fini(&e->book);
+    call_table_end_all(&e->call_table);
+    call_table_fini(&e->call_table);
     epoch_put(e->pending);
     while (e->neighbours != NULL) {
         struct neighbour *n = e->neighbours;
@@ -218,7 +218,7 @@ static void free_dropped(struct engine_model *e) {
             continue;
         }
         *at = n->next;
-        book_forget(&e->book, &n->member);
+        call_table_forget(&e->call_table, &n->member);
         free(n);
     }
 }
@@ -270,7 +270,7 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
         return;
     }
     struct op *op;
-    enum call_result result = book_post(&e->book, &args, 1, adopted, &op);
+    enum call_result result = call_table_post(&e->call_table, &args, 1, adopted, &op);
     if (result != CALL_OK) {
         group_put(args.group);
         free(args.parts);
@@ -282,17 +282,17 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
 bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     struct engine_model *e = engine_of(s, slot);
     struct call *call = &e->calls[tag];
-    struct op *op = book_find(&e->book, call->tag);
+    struct op *op = call_table_find(&e->call_table, call->tag);
     if (op != NULL && call->result == CALL_IN_PROGRESS && s->now >= call->cancel_at) {
         SIM_TRACE(s, "peer %d: cancels op %u", slot + 1, tag);
         call->cancel_at = INT64_MAX;
         s->counts[COUNT_CANCELS]++;
-        book_cancel(&e->book, op);
+        call_table_cancel(&e->call_table, op);
     }
     if (call->result != CALL_IN_PROGRESS || op == NULL || op->phase != OP_ENDED || is_dead(op))
         return call->result != CALL_IN_PROGRESS;
     struct call_outcome outcome;
-    book_take(&e->book, op, &outcome);
+    call_table_take(&e->call_table, op, &outcome);
     call->epoch = outcome.epoch;
     call->result = outcome.result;
     s->counts[COUNT_OPS_OK] += call->result == CALL_OK;
@@ -309,12 +309,12 @@ bool engine_model_await(struct pccl_sim *s, int slot, uint32_t tag) {
     return true;
 }
 
-void engine_model_drain(struct pccl_sim *s, int slot) { book_drain(&engine_of(s, slot)->book); }
+void engine_model_drain(struct pccl_sim *s, int slot) { call_table_drain(&engine_of(s, slot)->call_table); }
 
 // ---- epochs ----
 
 void engine_model_missed_loss(struct pccl_sim *s, int slot, uint64_t group_epoch) {
-    book_note_loss(&engine_of(s, slot)->book, group_epoch);
+    call_table_note_loss(&engine_of(s, slot)->call_table, group_epoch);
 }
 
 void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -328,16 +328,16 @@ void engine_model_enter(struct pccl_sim *s, int slot, const struct member_action
         if (i != epoch->ring.rank) know(e, &epoch->ring.members[i].id);
     epoch_put(e->pending);
     e->pending = epoch_get(epoch);
-    e->pending_ready = e->book.ready = false;
+    e->pending_ready = e->call_table.ready = false;
     judge_ring(s, slot, epoch);
-    if (epoch->lost) book_note_loss(&e->book, epoch->group_epoch);
+    if (epoch->lost) call_table_note_loss(&e->call_table, epoch->group_epoch);
     sim_algorithm_wake(e);
 }
 
 void engine_model_ready(struct pccl_sim *s, int slot, uint64_t group_epoch) {
     struct engine_model *e = engine_of(s, slot);
     if (e->pending != NULL && e->pending->group_epoch == group_epoch) e->pending_ready = true;
-    if (e->pending == NULL && e->book.now->group_epoch == group_epoch) book_links_ready(&e->book);
+    if (e->pending == NULL && e->call_table.now->group_epoch == group_epoch) call_table_links_ready(&e->call_table);
 }
 
 static void send_report(struct engine_model *e, const struct wire_report *report) {
@@ -353,7 +353,7 @@ static bool enter(struct engine_model *e) {
     struct wire_report report;
     e->posted.first = NULL;
     for (struct neighbour *n = e->neighbours; n != NULL; n = n->next) n->eager_bytes = 0;
-    if (!book_enter(&e->book, epoch, &report)) {
+    if (!call_table_enter(&e->call_table, epoch, &report)) {
         failed(e);
         return false;
     }
@@ -378,27 +378,28 @@ bool engine_model_apply(struct pccl_sim *s, int slot) {
 
 void engine_model_go_on(struct pccl_sim *s, int slot) {
     struct engine_model *e = engine_of(s, slot);
-    if (e->pending_ready) book_links_ready(&e->book);
+    if (e->pending_ready) call_table_links_ready(&e->call_table);
 }
 
 void engine_model_verdict(struct pccl_sim *s, int slot, const struct wire_verdict *verdict) {
     struct engine_model *e = engine_of(s, slot);
-    for (struct op *op = e->book.table[tag_slot(verdict->name.tag)]; op != NULL; op = op->chain)
+    for (struct op *op = e->call_table.table[tag_slot(verdict->name.tag)]; op != NULL; op = op->chain)
         if ((op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && wire_op_name_equal(&op->name, &verdict->name)) {
             struct judged_op judged = sim_algorithm_shown(e, op);
             judge_verdict(s, slot, &judged, verdict);
         }
-    book_verdict(&e->book, verdict);
+    call_table_verdict(&e->call_table, verdict);
 }
 
 // ---- frames ----
 
 void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct frame *frame) {
     struct engine_model *e = engine_of(s, slot);
-    const struct epoch *now = e->book.now;
+    const struct epoch *now = e->call_table.now;
     struct op_member *member = NULL;
     for (uint32_t rank = 0; rank < now->ring.count; rank++)
-        if (rank != now->ring.rank && sim_algorithm_slot(e->book.members[rank]) == from) member = e->book.members[rank];
+        if (rank != now->ring.rank && sim_algorithm_slot(e->call_table.members[rank]) == from)
+            member = e->call_table.members[rank];
     if (frame->epoch != now->group_epoch || frame->run != now->run || member == NULL) return;
     uint32_t bytes = frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY ? (uint32_t)frame->fingerprint.count : 0;
     struct block *block = NULL;
@@ -410,12 +411,13 @@ void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct fra
     case WIRE_SMALL:
     case WIRE_POSTED:
     case WIRE_READY:
-        if (!book_signal(&e->book, member, frame->type, &head, block, bytes) && !s->processes[slot].out.failed)
+        if (!call_table_signal(&e->call_table, member, frame->type, &head, block, bytes) &&
+            !s->processes[slot].out.failed)
             sim_fail(s, "bounded memory", "peer %d gets more from peer %d than it may hold", slot + 1, from + 1);
         return;
     case WIRE_CHUNK: sim_algorithm_chunk(e, from, frame); return;
-    case WIRE_SUPPLY: book_supplied(&e->book, &name, block); return;
-    case WIRE_ACK: book_acked(&e->book, member, frame->names, frame->name_count, frame->extra == 1); return;
+    case WIRE_SUPPLY: call_table_supplied(&e->call_table, &name, block); return;
+    case WIRE_ACK: call_table_acked(&e->call_table, member, frame->names, frame->name_count, frame->extra == 1); return;
     default: sim_fail(s, "no mixing", "peer %d got a frame of type %u", slot + 1, frame->type); return;
     }
 }

@@ -277,7 +277,7 @@ static void deliver(struct pccl_sim *s, const struct event *event) {
 static void on_engine(struct pccl_sim *s, int slot) {
     struct event *event;
     if (!engine_model_apply(s, slot)) return;
-    const struct epoch *now = s->processes[slot].engine->book.now;
+    const struct epoch *now = s->processes[slot].engine->call_table.now;
     uint32_t members = sim_slots(&now->ring);
     for (int other = 0; other < (int)s->peers; other++)
         if ((members >> other & 1) == 0) state_model_forget(s, slot, other);
@@ -320,7 +320,7 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     case EVENT_DIAL_ENDS: sim_dial_ends(s, event); break;
     case EVENT_DIAL_LATE: sim_dial_late(s, event); break;
     case EVENT_LINK_FRAME:
-        if (sim_link_frame(s, event, p->engine->book.now->group_epoch, kept)) deliver(s, event);
+        if (sim_link_frame(s, event, p->engine->call_table.now->group_epoch, kept)) deliver(s, event);
         break;
     case EVENT_LINK_ENDS: sim_link_ends(s, event); break;
     case EVENT_PROBED: {

@@ -235,7 +235,7 @@ static void after_update(struct pccl_sim *s, int slot) {
 
 static void adopt(struct process *p, const struct member_view *view) {
     member_adopt(p->core, view);
-    mismatches_voted(&p->engine->book.mismatches, view->group_epoch);
+    mismatches_voted(&p->engine->call_table.mismatches, view->group_epoch);
 }
 
 static void pass_update(struct pccl_sim *s, int slot, const struct member_action *action) {
@@ -280,7 +280,8 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
 
 static bool go_on_leaving(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (p->engine->book.retained.count > 0 && p->engine->book.now->ring.count > 1 && s->now < p->program->leave_by) {
+    if (p->engine->call_table.retained.count > 0 && p->engine->call_table.now->ring.count > 1 &&
+        s->now < p->program->leave_by) {
         sim_push_for(s, slot, EVENT_PROGRAM, s->now + LOOK_MS * MS_NS);
         return false;
     }

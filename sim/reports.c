@@ -25,8 +25,8 @@ static struct wire_seen see(const struct pccl_sim *s, uint64_t epoch, int from, 
 void reports_tell(struct pccl_sim *s, int slot) {
     static _Thread_local struct wire_telemetry told;
     struct engine_model *e = s->processes[slot].engine;
-    const struct epoch_ring *ring = &e->book.now->ring;
-    uint64_t epoch = e->book.now->group_epoch;
+    const struct epoch_ring *ring = &e->call_table.now->ring;
+    uint64_t epoch = e->call_table.now->group_epoch;
     if (ring->count < 3 || drawn(s, epoch, 0) % 2 == 0) return;
     told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = 1, .op_us = 1000, .epoch = epoch}};
     for (uint32_t i = 1; i < ring->count; i++) {

@@ -57,7 +57,7 @@ static bool send_frame(struct pccl_sim *s, int slot, int other, const struct fra
 }
 
 static struct frame frame_of(const struct process *p, uint16_t type) {
-    return (struct frame){.type = type, .run = p->engine->book.now->run, .tag = p->state->round};
+    return (struct frame){.type = type, .run = p->engine->call_table.now->run, .tag = p->state->round};
 }
 
 // ---- giving ----
@@ -240,7 +240,7 @@ void state_model_plan(struct pccl_sim *s, int slot, const struct wire_sync_plan 
         state->ask_count = 0;
         return;
     }
-    const struct epoch_ring *ring = &p->engine->book.now->ring;
+    const struct epoch_ring *ring = &p->engine->call_table.now->ring;
     state->phase = SYNC_HASHES;
     state->donor_count = plan->donor_count < SLOTS ? plan->donor_count : SLOTS;
     for (uint32_t i = 0; i < state->donor_count; i++) {

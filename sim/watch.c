@@ -186,7 +186,7 @@ static void judge_calls(struct pccl_sim *s) {
         char ops[TEXT_BYTES] = "";
         for (uint32_t tag = 0, at = 0;
              tag < p->program->tags && p->program->step == STEP_REDUCING && at < TEXT_BYTES - 100; tag++) {
-            const struct op *op = book_find(&p->engine->book, p->engine->calls[tag].tag);
+            const struct op *op = call_table_find(&p->engine->call_table, p->engine->calls[tag].tag);
             if (op == NULL) continue;
             at += (uint32_t)snprintf(ops + at, TEXT_BYTES - at, "; op (%llu, %u, %u) in phase %d%s",
                                      (unsigned long long)op->name.epoch, tag, op->name.sequence, (int)op->phase,
@@ -199,8 +199,8 @@ static void judge_calls(struct pccl_sim *s) {
                  (long long)((s->now - since) / MS_NS), (long long)(s->limit_ns / MS_NS),
                  (unsigned long long)member_header(p->core).epoch,
                  (unsigned long long)judge_truth(s, member_header(p->core).run)->number,
-                 (unsigned long long)p->engine->book.now->group_epoch, p->engine->book.ready ? "linked" : "not linked",
-                 p->program->vote, ops);
+                 (unsigned long long)p->engine->call_table.now->group_epoch,
+                 p->engine->call_table.ready ? "linked" : "not linked", p->program->vote, ops);
         return;
     }
 }
@@ -211,12 +211,12 @@ static void judge_memory(struct pccl_sim *s) {
         const struct process *p = &s->processes[slot];
         uint32_t early = 0;
         if (!p->running) continue;
-        const struct book *book = &p->engine->book;
-        for (uint32_t rank = 0; rank < book->now->ring.count; rank++)
-            if (book->members[rank] != NULL) early += book->members[rank]->unexpected_count;
-        if (book->retained.count > RETAINED_MOST)
+        const struct call_table *call_table = &p->engine->call_table;
+        for (uint32_t rank = 0; rank < call_table->now->ring.count; rank++)
+            if (call_table->members[rank] != NULL) early += call_table->members[rank]->unexpected_count;
+        if (call_table->retained.count > RETAINED_MOST)
             sim_fail(s, "bounded memory", "peer %d keeps %zu results for members that must have them", slot + 1,
-                     book->retained.count);
+                     call_table->retained.count);
         if (early > UNEXPECTED_MOST)
             sim_fail(s, "bounded memory", "peer %d holds %u frames of ops that it has not posted", slot + 1, early);
     }

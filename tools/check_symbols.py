@@ -120,7 +120,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 def prefixes_of(module: str) -> set[str]:
     """What a function of this module may begin with: its name in the singular or plural, or the name that it extends.
 
-    `ops/book_epochs` is a part of `ops/book`, so `book_` is right for it.
+    `ops/call_table_epochs` is a part of `ops/call_table`, so `call_table_` is right for it.
     """
     words = Path(module).name.split("_")
     names = {"_".join(words[:count]) for count in range(1, len(words) + 1)}

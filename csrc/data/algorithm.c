@@ -126,7 +126,7 @@ void algorithm_check(struct engine *engine, struct op *op) {
     struct wire_op_done done = {.name = op->name, .members = (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
     op_list_remove(&engine->running, op);
     engine_lock(engine);
-    bool told = book_complete(&engine->book, op);
+    bool told = call_table_complete(&engine->call_table, op);
     if (told) wire_encode_op_done(&engine->for_master, engine_header(engine), &done);
     engine_unlock(engine);
     if (told) engine_tell(engine);
@@ -135,7 +135,7 @@ void algorithm_check(struct engine *engine, struct op *op) {
 // ---- what a algorithm asks ----
 struct algorithm_shared *algorithm_shared(struct engine *engine) { return engine->shared; }
 
-const struct epoch *algorithm_epoch(const struct engine *engine) { return engine->book.now; }
+const struct epoch *algorithm_epoch(const struct engine *engine) { return engine->call_table.now; }
 
 struct neighbour *algorithm_peer(const struct op *op, uint32_t place) { return neighbour_of(op->team->members[place]); }
 
@@ -163,7 +163,7 @@ void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t typ
 struct unexpected *algorithm_unexpected(struct engine *engine, const struct op *op, struct neighbour *from,
                                         uint16_t type) {
     engine_assert_locked(engine);
-    struct unexpected *unexpected = book_unexpected(&engine->book, op, &from->member, type);
+    struct unexpected *unexpected = call_table_unexpected(&engine->call_table, op, &from->member, type);
     if (unexpected != NULL) algorithm_entered(op, from, type, unexpected->heard_ns);
     return unexpected;
 }
@@ -278,7 +278,7 @@ bool algorithm_write(struct op *op, const uint8_t *common) {
 
 void algorithm_complete_direct(struct engine *engine, struct op *op) {
     engine_assert_locked(engine);
-    book_complete(&engine->book, op);
+    call_table_complete(&engine->call_table, op);
 }
 
 struct op *algorithm_first(const struct engine *engine) { return engine->running.first; }

@@ -6,7 +6,7 @@
 #define PCCL_DATA_ALGORITHM_H
 
 #include "data/frame.h"
-#include "ops/book.h"
+#include "ops/call_table.h"
 #include "ops/op.h"
 
 struct algorithm {

@@ -33,7 +33,7 @@ bool engine_awaits(const struct engine *engine, const struct op_member *member) 
 }
 
 struct wire_header engine_header(const struct engine *engine) {
-    const struct epoch *now = engine->book.now;
+    const struct epoch *now = engine->call_table.now;
     return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
 }
 

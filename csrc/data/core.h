@@ -14,7 +14,7 @@
 #include "data/callbacks.h"
 #include "data/stats.h"
 #include "device/device.h"
-#include "ops/book.h"
+#include "ops/call_table.h"
 
 struct algorithm_shared;
 struct lanes;
@@ -46,7 +46,7 @@ struct engine {
     bool ended;      // the thread has
     pthread_cond_t thread_ended;
 
-    struct book book;
+    struct call_table call_table;
     struct op_list posted;         // large, or of a device, for the thread to begin
     uint32_t device_calls;         // live ones whose tensors a device has
     pthread_cond_t drained;        // no result is kept any more

@@ -32,7 +32,7 @@ enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };
 // ---- the thread ----
 static void end_all(struct engine *engine) {
     engine->posted.first = engine->running.first = NULL;
-    book_end_all(&engine->book);
+    call_table_end_all(&engine->call_table);
 }
 
 // Returns true if the operation may begin. On a device it waits until the work that its caller had queued there is
@@ -64,7 +64,7 @@ static void begin_posted(struct engine *engine) {
         engine_lock(engine);
         struct op *op = take_posted(engine);
         bool direct = op != NULL && algorithm_of(op)->direct;
-        if (direct && !algorithm_of(op)->begin(engine, op)) book_refuse(&engine->book, op);
+        if (direct && !algorithm_of(op)->begin(engine, op)) call_table_refuse(&engine->call_table, op);
         engine_unlock(engine);
         if (op == NULL) return;
         if (direct) continue;
@@ -75,13 +75,13 @@ static void begin_posted(struct engine *engine) {
         engine_lock(engine);
         op_list_remove(&engine->running, op);
         engine_fail_of(engine, op->args.queue);
-        book_refuse(&engine->book, op);
+        call_table_refuse(&engine->call_table, op);
         engine_unlock(engine);
     }
 }
 
-static void fail_with_device(struct book *book, struct op *op) {
-    if (device_has_failed(op->args.queue)) engine_fail_of(book->driver.context, op->args.queue);
+static void fail_with_device(struct call_table *call_table, struct op *op) {
+    if (device_has_failed(op->args.queue)) engine_fail_of(call_table->driver.context, op->args.queue);
 }
 
 // A device that gets on wakes the thread.
@@ -120,7 +120,7 @@ static bool serve_requests(struct engine *engine) {
     service_woken(engine);
     if (!go_on) service_stop(engine);
     bool devices = engine->device_calls > 0;
-    if (devices) book_for_each(&engine->book, fail_with_device);
+    if (devices) call_table_for_each(&engine->call_table, fail_with_device);
     bool failed = engine->failed, request_epoch = engine->request_epoch;
     engine->failed = engine->request_epoch = false;
     engine_unlock(engine);
@@ -245,7 +245,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->self = *self;
     engine->callbacks = *callbacks;
     struct op_driver driver = engine_driver(engine);
-    book_init(&engine->book, &driver, algorithm_work_bytes());
+    call_table_init(&engine->call_table, &driver, algorithm_work_bytes());
     pthread_mutex_init(&engine->lock, NULL);
     platform_cond_init(&engine->no_waiters);
     platform_cond_init(&engine->not_holding);
@@ -278,8 +278,9 @@ void engine_kill(struct engine *engine) {
 
 void engine_drain(struct engine *engine, int64_t deadline_ns) {
     engine_lock(engine);
-    book_drain(&engine->book);
-    while (engine->book.retained.count > 0 && engine->book.now->ring.count > 1 && !engine->dead && !engine->stopping)
+    call_table_drain(&engine->call_table);
+    while (engine->call_table.retained.count > 0 && engine->call_table.now->ring.count > 1 && !engine->dead &&
+           !engine->stopping)
         if (!platform_cond_wait(&engine->drained, &engine->lock, deadline_ns)) break;
     engine_unlock(engine);
 }
@@ -296,8 +297,8 @@ static void join_thread(struct engine *engine) {
     pthread_join(engine->thread, NULL);
 }
 
-static void await_device(struct book *book, struct op *op) {
-    (void)book;
+static void await_device(struct call_table *call_table, struct op *op) {
+    (void)call_table;
     device_await(op->args.queue);
 }
 
@@ -312,7 +313,7 @@ void engine_stop(struct engine *engine) {
     engine_lock(engine);
     if (first) {
         end_all(engine);
-        book_for_each(&engine->book, await_device);
+        call_table_for_each(&engine->call_table, await_device);
         lanes_close(engine->lanes);
     }
     while (engine->waiters > 0) pthread_cond_wait(&engine->no_waiters, &engine->lock);
@@ -323,7 +324,7 @@ void engine_free(struct engine *engine) {
     if (engine == NULL) return;
     engine_stop(engine);
     engine_lock(engine); // nobody else has the engine, but these functions check
-    book_fini(&engine->book);
+    call_table_fini(&engine->call_table);
     backup_cache_free(&engine->backups);
     lanes_free(engine->lanes);
     workers_free(engine);

@@ -13,7 +13,7 @@
 // ---- the control side ----
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {
     engine_lock(engine);
-    book_note_loss(&engine->book, group_epoch);
+    call_table_note_loss(&engine->call_table, group_epoch);
     engine_unlock(engine);
 }
 
@@ -29,8 +29,8 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
     if (known) {
         epoch_put(engine->pending);
         engine->pending = epoch_get(epoch);
-        engine->pending_ready = engine->book.ready = false;
-        if (epoch->lost) book_note_loss(&engine->book, epoch->group_epoch);
+        engine->pending_ready = engine->call_table.ready = false;
+        if (epoch->lost) call_table_note_loss(&engine->call_table, epoch->group_epoch);
     }
     engine_wake(engine);
     engine_unlock(engine);
@@ -38,14 +38,14 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
 
 static void links_are_ready(struct engine *engine) {
     same_host_offer(engine);
-    book_links_ready(&engine->book);
+    call_table_links_ready(&engine->call_table);
 }
 
 void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
     engine_lock(engine);
     if (engine->pending != NULL) {
         if (engine->pending->group_epoch == group_epoch) engine->pending_ready = true;
-    } else if (engine->book.now->group_epoch == group_epoch) {
+    } else if (engine->call_table.now->group_epoch == group_epoch) {
         links_are_ready(engine);
     }
     engine_unlock(engine);
@@ -53,7 +53,7 @@ void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
 
 void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
     engine_lock(engine);
-    book_verdict(&engine->book, verdict);
+    call_table_verdict(&engine->call_table, verdict);
     engine_unlock(engine);
 }
 
@@ -69,7 +69,7 @@ void engine_drop_ops(struct engine *engine) {
 // Returns true if this member, which was in a group, continues with another master, or again with the one that it had
 // lost.
 static bool changes_master(const struct engine *engine) {
-    const struct epoch *now = engine->book.now;
+    const struct epoch *now = engine->call_table.now;
     return now->ring.count > 0 && now->generation != engine->pending->generation;
 }
 
@@ -80,7 +80,7 @@ void engine_enter_pending(struct engine *engine) {
     if (changes_master(engine)) atomic_store(&engine->op_stats.awake, true);
     engine_drop_ops(engine);
     engine->request_epoch = false;
-    if (!book_enter(&engine->book, engine->pending, &report)) {
+    if (!call_table_enter(&engine->call_table, engine->pending, &report)) {
         engine_fail(engine);
         return;
     }

@@ -1,5 +1,5 @@
-// Ops as callers see them: posted, awaited and taken. And what the book (ops/book) asks for: the data plane is its
-// driver.
+// Ops as callers see them: posted, awaited and taken. And what the call table (ops/call_table) asks for: the data plane
+// is its driver.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ struct waiter {
     pthread_cond_t ended;
 };
 
-// ---- what the book asks for ----
+// ---- what the call table asks for ----
 // It was made when the epoch was told, and is not freed while the epoch is awaited.
 static struct op_member *member(void *context, const struct wire_id *id) {
     engine_assert_locked((struct engine *)context);
@@ -198,7 +198,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
         engine_fail(engine);
         result = CALL_NO_MEMORY;
     } else if (!engine->dead && !engine->stopping) {
-        result = book_post(&engine->book, &with, dtype_size(args->fingerprint.dtype), adopted, &op);
+        result = call_table_post(&engine->call_table, &with, dtype_size(args->fingerprint.dtype), adopted, &op);
     }
     if (result == CALL_OK) {
         engine->device_calls += with.queue != NULL;
@@ -273,7 +273,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     struct waiter waiter;
     *out = (struct call_outcome){.result = CALL_UNKNOWN};
     engine_lock(engine);
-    struct op *op = book_find(&engine->book, tag);
+    struct op *op = call_table_find(&engine->call_table, tag);
     if (op == NULL || op->waiter != NULL) {
         engine_unlock(engine);
         return;
@@ -289,7 +289,7 @@ void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struc
     } else {
         bool intact = settle(engine, op);
         while (op->holding > 0) pthread_cond_wait(&engine->not_holding, &engine->lock);
-        book_take(&engine->book, op, out);
+        call_table_take(&engine->call_table, op, out);
         if (out->result == CALL_DEAD)
             snprintf(out->text, sizeof out->text, "%s%s", engine->why, intact ? "" : "; " ENGINE_INPUT_LOST);
     }
@@ -319,7 +319,7 @@ static enum call_result hold(struct engine *engine, struct op *op, void *stream)
 
 enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream) {
     engine_lock(engine);
-    struct op *op = book_find(&engine->book, tag);
+    struct op *op = call_table_find(&engine->call_table, tag);
     enum call_result result = op == NULL ? CALL_UNKNOWN : hold(engine, op, stream);
     engine_unlock(engine);
     return result;
@@ -327,28 +327,28 @@ enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream) 
 
 enum call_result engine_cancel(struct engine *engine, uint64_t tag) {
     engine_lock(engine);
-    struct op *op = book_find(&engine->book, tag);
-    if (op != NULL) book_cancel(&engine->book, op);
+    struct op *op = call_table_find(&engine->call_table, tag);
+    if (op != NULL) call_table_cancel(&engine->call_table, op);
     engine_unlock(engine);
     return op == NULL ? CALL_UNKNOWN : CALL_OK;
 }
 
 void engine_voted(struct engine *engine, uint64_t group_epoch) {
     engine_lock(engine);
-    mismatches_voted(&engine->book.mismatches, group_epoch);
+    mismatches_voted(&engine->call_table.mismatches, group_epoch);
     engine_unlock(engine);
 }
 
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member) {
     engine_lock(engine);
-    bool posted = unexpected_has(&engine->book.unexpected, tag, member);
+    bool posted = unexpected_has(&engine->call_table.unexpected, tag, member);
     engine_unlock(engine);
     return posted;
 }
 
 size_t engine_live_ops(struct engine *engine) {
     engine_lock(engine);
-    size_t live = engine->book.live;
+    size_t live = engine->call_table.live;
     engine_unlock(engine);
     return live;
 }

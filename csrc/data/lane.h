@@ -32,7 +32,7 @@ struct boxes {
 // Another member, or candidate, and the links to it. Changed under the lock by the modules lane, link and same_host,
 // and on the thread only where that is said; all others read.
 struct neighbour {
-    struct op_member member; // first: what the book knows of it; rank UINT32_MAX: it is no member
+    struct op_member member; // first: what the call table knows of it; rank UINT32_MAX: it is no member
     struct wire_name name;   // empty before the first epoch with it
     struct neighbour *next;
     struct lane *lanes[WIRE_MAX_LANES + 1]; // [0] the direct link

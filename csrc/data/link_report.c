@@ -37,7 +37,7 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
     out->bytes_per_s = peer->stats.bytes_per_s;
     out->limit_bytes_per_s = peer->throttle.rate * 1e9;
     // Between ops the last report to the master says it.
-    held->since_ns = engine->book.live > 0 || out->bytes_per_s == 0 ? engine->op_stats.since_ns : 0;
+    held->since_ns = engine->call_table.live > 0 || out->bytes_per_s == 0 ? engine->op_stats.since_ns : 0;
 }
 
 static void add(struct gauge *sums, const struct gauge *gauge) {
@@ -81,7 +81,7 @@ static uint32_t rank_of(const struct epoch_ring *ring, uint32_t place) {
 size_t engine_report_links(struct engine *engine, struct link_report *out, size_t capacity) {
     engine_lock(engine);
     // The program may know of an epoch that the thread is about to enter.
-    const struct epoch *epoch = epoch_get(engine->pending != NULL ? engine->pending : engine->book.now);
+    const struct epoch *epoch = epoch_get(engine->pending != NULL ? engine->pending : engine->call_table.now);
     engine_unlock(engine);
     const struct epoch_ring *ring = &epoch->ring;
     size_t count = 0;

@@ -57,8 +57,8 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
     in->from->member.heard_ns = platform_now_ns();
-    bool good = book_signal(&engine->book, &in->from->member, in->header.type, &in->head, block,
-                            block == NULL ? 0 : block->length);
+    bool good = call_table_signal(&engine->call_table, &in->from->member, in->header.type, &in->head, block,
+                                  block == NULL ? 0 : block->length);
     if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_schedule(in->from);
     return good;
 }
@@ -84,7 +84,7 @@ static bool hear_boxed(struct engine *engine, struct incoming *in, struct block 
 static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
     struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0, in->head.extra};
-    book_supplied(&engine->book, &name, block);
+    call_table_supplied(&engine->call_table, &name, block);
     return true;
 }
 
@@ -94,7 +94,7 @@ static bool hear_acks(struct engine *engine, struct incoming *in, struct block *
     uint32_t count = 0;
     for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)
         names[count] = wire_ack_decode(block->bytes + at);
-    book_acked(&engine->book, &in->from->member, names, count, in->head.extra == 1);
+    call_table_acked(&engine->call_table, &in->from->member, names, count, in->head.extra == 1);
     block_put(engine, block);
     return true;
 }
@@ -105,7 +105,7 @@ static bool is_current(const struct engine *engine, const struct incoming *in) {
 }
 
 static struct op *find_running(const struct engine *engine, const struct incoming *in) {
-    struct op *op = book_find_running(&engine->book, &in->head);
+    struct op *op = call_table_find_running(&engine->call_table, &in->head);
     return op != NULL && op->phase == OP_RUNNING ? op : NULL;
 }
 
@@ -226,7 +226,7 @@ static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
 static void changed(struct engine *engine, struct neighbour *peer, enum neighbour_change change) {
     service_changed(engine, peer, change);
     if (change != NEIGHBOUR_FREED) return;
-    book_forget(&engine->book, &peer->member);
+    call_table_forget(&engine->call_table, &peer->member);
     same_host_forget(peer);
     box_end(&peer->boxes);
 }

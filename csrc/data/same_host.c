@@ -132,7 +132,7 @@ void same_host_offered(struct lane *lane) {
     engine_lock(engine);
     if (!peer->offered) memcpy(peer->rendezvous, lane->in.place, sizeof peer->rendezvous);
     // The other side has all links. If this one has not, they are claimed when it has.
-    if (!peer->offered && engine->same_host->rendezvous != NULL && engine->book.ready) claim_links(engine, peer);
+    if (!peer->offered && engine->same_host->rendezvous != NULL && engine->call_table.ready) claim_links(engine, peer);
     peer->offered = true;
     engine_unlock(engine);
 }

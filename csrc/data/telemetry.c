@@ -13,9 +13,9 @@ static uint64_t bounded(uint64_t number) { return number < WIRE_MOST_SEEN ? numb
 
 // The other members, by a number from 1 on: the neighbours in the ring first. NULL: it is no member any more.
 static struct neighbour *other_member(const struct engine *engine, uint32_t number) {
-    const struct epoch_ring *ring = &engine->book.now->ring;
+    const struct epoch_ring *ring = &engine->call_table.now->ring;
     uint32_t step = number == 1 ? 1 : number == 2 ? ring->count - 1 : number - 1;
-    struct op_member *member = engine->book.members[(ring->rank + step) % ring->count];
+    struct op_member *member = engine->call_table.members[(ring->rank + step) % ring->count];
     return member == NULL ? NULL : neighbour_of(member);
 }
 
@@ -25,7 +25,7 @@ static struct neighbour *other_member(const struct engine *engine, uint32_t numb
 static bool say_beats(struct engine *engine, bool near) {
     bool far = false;
     engine_lock(engine);
-    for (uint32_t i = 1; i < engine->book.now->ring.count && i <= TELEMETRY_BEAT_PEERS; i++) {
+    for (uint32_t i = 1; i < engine->call_table.now->ring.count && i <= TELEMETRY_BEAT_PEERS; i++) {
         struct neighbour *peer = other_member(engine, i);
         struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
         if (lane == NULL || !lane->polled || lane->broken) continue;
@@ -180,8 +180,8 @@ static void note_awaited(const struct op *op) {
         if (place != op->team->place && algorithm->misses(op, place)) algorithm_peer(op, place)->stats.awaited++;
 }
 
-static void note_live(struct book *book, struct op *op) {
-    struct op_stats *t = &((struct engine *)book->driver.context)->op_stats;
+static void note_live(struct call_table *call_table, struct op *op) {
+    struct op_stats *t = &((struct engine *)call_table->driver.context)->op_stats;
     if (op->phase == OP_ENDED) return;
     if (op->phase == OP_RUNNING && !op->frozen && op->team->count > 1) note_awaited(op);
     if (op->parent != NULL) return;
@@ -191,14 +191,14 @@ static void note_live(struct book *book, struct op *op) {
 
 static void tell(struct engine *engine, int64_t now_ns) {
     struct op_stats *t = &engine->op_stats;
-    const struct epoch_ring *ring = &engine->book.now->ring;
+    const struct epoch_ring *ring = &engine->call_table.now->ring;
     int64_t processor_ns = platform_thread_ns();
     struct wire_telemetry out = {.count = 0};
     read_gauges(engine);
     engine_lock(engine);
     t->live = 0;
     t->oldest_ns = 0;
-    book_for_each(&engine->book, note_live);
+    call_table_for_each(&engine->call_table, note_live);
     out.ops = (struct wire_ops_seen){
         .span_us = bounded(microseconds(now_ns - t->since_ns)),
         .ops = t->ops,

@@ -31,11 +31,11 @@ struct call_args {
     const void *send;
     void *recv; // == send: in place
     uint64_t tag;
-    // `mode` is the book's to set; `count`: of all that is reduced, broadcast or sent; of all parts together of what is
-    // gathered or scattered; of all parts of one member of an all-to-all
+    // `mode` is the call table's to set; `count`: of all that is reduced, broadcast or sent; of all parts together of
+    // what is gathered or scattered; of all parts of one member of an all-to-all
     struct wire_fingerprint fingerprint;
     struct group *group;      // or NULL; of a call that was posted: a reference
-    struct call_parts *parts; // of a divided collective; malloc'ed, of a call that was posted: the book's
+    struct call_parts *parts; // of a divided collective; malloc'ed, of a call that was posted: the call table's
     uint32_t root;            // rank in the group
     bool stochastic;          // rounds stochastically by `rounding`, which begins at the first element of a segment
     struct codec_rounding rounding;

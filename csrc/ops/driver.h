@@ -1,5 +1,5 @@
-// Driver of the op table (ops/book): the functions that it needs from the data plane (data/engine) or the simulator
-// (sim/engine).
+// Driver of the op table (ops/call_table): the functions that it needs from the data plane (data/engine) or the
+// simulator (sim/engine).
 #ifndef PCCL_OPS_DRIVER_H
 #define PCCL_OPS_DRIVER_H
 
@@ -8,7 +8,7 @@
 
 enum { OP_ACKS_MAX = 32 }; // names in one ACK
 
-// The bytes of an input or a result: the driver's, counted. The book has one reference to each that it is given.
+// The bytes of an input or a result: the driver's, counted. The call table has one reference to each that it is given.
 struct block;
 
 // Another member, as the ops know it; part of what the driver keeps of it, from one epoch to the next. Made with its id
@@ -27,8 +27,8 @@ struct op_member {
 
 struct op;
 
-// Each is called from within a function of the book, on its caller's thread and under its caller's lock, and must not
-// block. Where nothing else is said, it must not call the book.
+// Each is called from within a function of the call table, on its caller's thread and under its caller's lock, and must
+// not block. Where nothing else is said, it must not call the call table.
 struct op_driver {
     void *context; // first argument of each
     // The other member of this id, who is in the epoch that is entered. NULL: memory was refused.

@@ -1,6 +1,6 @@
 // An epoch as a member knows it: the members, the own rank, and the figures of the cost model. Immutable and counted:
-// the member's state machine makes it, the engine, the book and the ops hold it, and whoever has a reference reads it
-// without a lock, on any thread.
+// the member's state machine makes it, the engine, the call table and the ops hold it, and whoever has a reference
+// reads it without a lock, on any thread.
 #ifndef PCCL_OPS_EPOCH_H
 #define PCCL_OPS_EPOCH_H
 

@@ -27,7 +27,7 @@ struct group {
     _Atomic uint32_t references;
     uint32_t count, rank; // of the list; the own rank
     uint32_t hash;        // of the list; its lower half, the mark, is never 0
-    struct team *team;    // of the newest epoch that it was asked for; under the lock of the book
+    struct team *team;    // of the newest epoch that it was asked for; under the lock of the call table
     struct wire_id ids[];
 };
 

@@ -273,7 +273,7 @@ bool sync_begin_receiving(struct sync *sync) {
     for (uint32_t i = 0; i < plan->donor_count; i++)
         sync->donors[i] = (struct donor){
             .id = plan->donors[i], .peer = neighbour_member(sync->engine, &plan->donors[i]), .progress_at = now};
-    sync->hash_donor = sync->engine->book.now->ring.rank % sync->donor_count;
+    sync->hash_donor = sync->engine->call_table.now->ring.rank % sync->donor_count;
     return true;
 }
 

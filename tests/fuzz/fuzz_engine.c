@@ -33,9 +33,10 @@ static void on_frame(const struct wire_header *header, const uint8_t *body) {
     struct wire_report report = {.ops = ops};
     struct wire_telemetry telemetry;
     if (header->type == WIRE_DONE)
-        MUST(wire_decode_op_done(body, header->length, &done) && done.name.epoch == engine->book.now->group_epoch);
+        MUST(wire_decode_op_done(body, header->length, &done) &&
+             done.name.epoch == engine->call_table.now->group_epoch);
     else if (header->type == WIRE_REPORT)
-        MUST(wire_decode_report(body, header->length, &report) && header->epoch == engine->book.now->group_epoch);
+        MUST(wire_decode_report(body, header->length, &report) && header->epoch == engine->call_table.now->group_epoch);
     else if (header->type == WIRE_TELEMETRY)
         MUST(wire_decode_telemetry(body, header->length, &telemetry));
     else
@@ -133,15 +134,15 @@ static void take(uint32_t tag) {
 
 // The name of what runs under this tag, or of what would.
 static struct wire_op_name name_of(uint32_t tag, uint32_t segment) {
-    struct wire_op_name name = {engine->book.now->group_epoch, tag, 1, 0, 0};
-    for (struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
+    struct wire_op_name name = {engine->call_table.now->group_epoch, tag, 1, 0, 0};
+    for (struct op *op = engine->call_table.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->name.sequence != 0 && op->args.tag == tag && (op->parent == NULL || op->name.segment == segment))
             return op->name;
     return name;
 }
 
 static const struct op *op_of(uint32_t tag, uint32_t segment) {
-    for (const struct op *op = engine->book.table[tag_slot(tag)]; op != NULL; op = op->chain)
+    for (const struct op *op = engine->call_table.table[tag_slot(tag)]; op != NULL; op = op->chain)
         if (op->segments == NULL && op->args.tag == tag && (op->parent == NULL || op->name.segment == segment))
             return op;
     return NULL;
@@ -163,10 +164,10 @@ static void verdict(void) {
 static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
     if (type == WIRE_MEMORY) return RENDEZVOUS_NAME_BYTES;
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
-    if (op == NULL || engine->book.now->ring.count == 0) return 0;
+    if (op == NULL || engine->call_table.now->ring.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
-    const struct team *team = engine->book.team; // no call here names a list
-    if (team == NULL || team->epoch != engine->book.now) return 0;
+    const struct team *team = engine->call_table.team; // no call here names a list
+    if (team == NULL || team->epoch != engine->call_table.now) return 0;
     struct plan_range shard = spread_shard(team->spread, op->count, team->count, head->shard % team->count);
     if (type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
         head->offset += shard.begin;
@@ -189,7 +190,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
 static void change(struct wire_header *header, struct wire_op *head, size_t *length) {
     uint64_t value;
     switch (fuzz_below(&in, 16)) {
-    case 0: header->epoch = engine->book.now->group_epoch + fuzz_below(&in, 4) - 1; break;
+    case 0: header->epoch = engine->call_table.now->group_epoch + fuzz_below(&in, 4) - 1; break;
     case 1: header->run = fuzz_u8(&in); break;
     case 2: head->tag = fuzz_number(&in); break;
     case 3: head->fingerprint.count = fuzz_number(&in); break;
@@ -218,7 +219,7 @@ static void frame(void) {
     static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
     uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in),
              how = fuzz_u8(&in);
-    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->book.now->group_epoch};
+    struct wire_header header = {.run = 7, .generation = 1, .epoch = engine->call_table.now->group_epoch};
     header.type = kind < sizeof types / sizeof types[0] ? types[kind] : (uint16_t)fuzz_u8(&in);
     struct wire_op_name name = name_of(tag, where >> 5);
     const struct op *op = op_of(tag, where >> 5);

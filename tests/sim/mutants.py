@@ -379,51 +379,51 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="redo_without_input",  # an op begins again from what it has written over its input
-        file="ops/book_epochs.c",
+        file="ops/call_table_epochs.c",
         old="    op->restart = true;\n",
         new="",
     ),
     Mutant(
         name="all_reported_done",  # a large op that is not complete here is reported so
-        file="ops/book_epochs.c",
+        file="ops/call_table_epochs.c",
         old="op->phase == OP_COMPLETE ? WIRE_OP_DONE",
         new="op->path != PLAN_SMALL ? WIRE_OP_DONE",
     ),
     Mutant(
         name="early_of_the_old_epoch",  # what came early outlives its group epoch
-        file="ops/book_epochs.c",
-        old="    unexpected_clear(&book->unexpected, &book->driver);\n",
+        file="ops/call_table_epochs.c",
+        old="    unexpected_clear(&table->unexpected, &table->driver);\n",
         new="",
     ),
     Mutant(
         name="tells_the_lost",  # the outcome names the members of the epoch in which the op was begun first
-        file="ops/book.c",
+        file="ops/call_table.c",
         old="    epoch_put(op->epoch);\n    op->epoch = epoch_get(now);\n",
         new="    if (op->epoch == NULL) op->epoch = epoch_get(now);\n",
     ),
     Mutant(
         name="lost_again",  # an op is lost by the loss that its caller has adopted
-        file="ops/book.c",
-        old="if (book->losses[i] > adopted) return",
-        new="if (book->losses[i] >= adopted) return",
+        file="ops/call_table.c",
+        old="if (table->losses[i] > adopted) return",
+        new="if (table->losses[i] >= adopted) return",
     ),
     Mutant(
         name="supplies_nobody_later",  # what was to be supplied before the links were there never is
-        file="ops/book.c",
-        old="    retained_supply(&book->retained, &book->driver);\n",
+        file="ops/call_table.c",
+        old="    retained_supply(&table->retained, &table->driver);\n",
         new="",
     ),
     Mutant(
         name="supplied_is_not_kept",  # who was supplied has nothing for the others when the supplier dies
-        file="ops/book.c",
-        old="    keep(book, retained, op, result);\n    acknowledge(book, op, true);",
-        new="    free(retained);\n    driver->put(driver->context, result);\n    acknowledge(book, op, true);",
+        file="ops/call_table.c",
+        old="    keep(table, retained, op, result);\n    acknowledge(table, op, true);",
+        new="    free(retained);\n    driver->put(driver->context, result);\n    acknowledge(table, op, true);",
         first=25500,
         seeds=200,
     ),
     Mutant(
         name="retry_ends",  # an op in retry mode ends with a loss as any other
-        file="ops/book_epochs.c",
+        file="ops/call_table_epochs.c",
         old="    if (op->args.retry || op->args.group != NULL ||",
         new="    if ((op->args.retry && op->parent == NULL) || op->args.group != NULL ||",
     ),
@@ -441,9 +441,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="segments_begin_once",  # of those under way one that was committed is not followed by the next
-        file="ops/book.c",
-        old="    begin_segments(book, parent);\n    end_when_over(book, parent);\n}\n\nvoid book_release",
-        new="    end_when_over(book, parent);\n}\n\nvoid book_release",
+        file="ops/call_table.c",
+        old="    begin_segments(table, parent);\n    end_when_over(table, parent);\n}\n\nvoid call_table_release",
+        new="    end_when_over(table, parent);\n}\n\nvoid call_table_release",
     ),
     Mutant(
         name="segment_numbers_repeat",
@@ -453,7 +453,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="goes_on_frozen",  # an op is moved on in the midst of a new group epoch
-        file="ops/book_epochs.c",
+        file="ops/call_table_epochs.c",
         old="        op->frozen = true;\n",
         new="",
     ),
@@ -471,21 +471,21 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="lost_outside_the_list",  # a loss of somebody whom its list does not name ends an op
-        file="ops/book.c",
+        file="ops/call_table.c",
         old="return op->args.retry || op->args.group != NULL ? 0 :",
         new="return op->args.retry ? 0 :",
     ),
     Mutant(
         name="root_lost_unseen",  # an op whose root is dead goes on without it
-        file="ops/book.c",
-        old="(!collective->rooted || group_has(group, op->args.root, book->now));",
+        file="ops/call_table.c",
+        old="(!collective->rooted || group_has(group, op->args.root, table->now));",
         new="true;",
     ),
     Mutant(
         name="members_of_the_old_epoch",  # a report counts those of a list who took part, also the lost
-        file="ops/book_epochs.c",
+        file="ops/call_table_epochs.c",
         old="op->path == PLAN_SMALL, members_in(op, epoch));",
-        new="op->path == PLAN_SMALL, members_in(op, book->now));",
+        new="op->path == PLAN_SMALL, members_in(op, table->now));",
         first=4001,
     ),
     Mutant(
@@ -496,51 +496,51 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="shards_of_the_lost",  # kinds that carry shards go on without those that are lost
-        file="ops/book.c",
+        file="ops/call_table.c",
         old="return collective->survives && op->args.retry &&",
         new="return (op->args.retry || !collective->survives) &&",
     ),
     Mutant(
         name="survivors_unasked",  # an op over a list goes on without those that are lost though its caller did not ask
-        file="ops/book.c",
+        file="ops/call_table.c",
         old="return collective->survives && op->args.retry &&",
         new="return collective->survives &&",
     ),
     # ---- cancellation ----
     Mutant(
         name="cancel_asked_once",  # an operation that begins in a later epoch is not cancelled there
-        file="ops/book.c",
-        old="if ((op->parent != NULL ? op->parent : op)->cancel) book->driver.cancel(book->driver.context, &op->name);",
+        file="ops/call_table.c",
+        old="if ((op->parent != NULL ? op->parent : op)->cancel) table->driver.cancel(table->driver.context, &op->name);",
         new="",
-        test="ops/test_book.c",
+        test="ops/test_call_table.c",
     ),
     Mutant(
         name="cancel_spares_those_that_wait",  # a member that has not begun the operation begins it afterwards
-        file="ops/book_epochs.c",
-        old="op_list_remove(&book->waiting, op); book_end(book, op, CALL_CANCELLED); } else if",
+        file="ops/call_table_epochs.c",
+        old="op_list_remove(&table->waiting, op); call_table_end(table, op, CALL_CANCELLED); } else if",
         new="} else if",
         faults=CANCEL,
         seeds=2000,
     ),
     Mutant(
         name="begins_after_a_cancellation",  # in the same epoch, under the name of the operation that was cancelled
-        file="ops/book.c",
-        old="if (book->ended_in == book->now->group_epoch && book->ended_in != 0) return;",
+        file="ops/call_table.c",
+        old="if (table->ended_in == table->now->group_epoch && table->ended_in != 0) return;",
         new="",
         faults=CANCEL,
         seeds=4000,
     ),
     Mutant(
         name="cancelled_is_redone",
-        file="ops/book_epochs.c",
-        old="if (op->cancelled) { book_end(book, op, CALL_CANCELLED); return; }",
+        file="ops/call_table_epochs.c",
+        old="if (op->cancelled) { call_table_end(table, op, CALL_CANCELLED); return; }",
         new="",
         faults=CANCEL,
         seeds=2000,
     ),
     Mutant(
         name="cancelled_twice",  # a call that ends takes a cancellation of the next call of its tag for its own
-        file="ops/book_epochs.c",
+        file="ops/call_table_epochs.c",
         old="!part->mismatched && !part->cancelled)",
         new="!part->mismatched)",
         first=2001,
@@ -549,8 +549,9 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="queued_misses_its_end",  # an operation that was never moved begins again though the others have ended it
-        file="ops/book_epochs.c",
-        old="if (op->parent == NULL && op->args.group == NULL && book_take_mismatch(book, op, book_counted_loss(book, op)))",
+        file="ops/call_table_epochs.c",
+        old="if (op->parent == NULL && op->args.group == NULL && "
+        "call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))",
         new="if (op->phase == OP_ENDED)",
         first=501,
         faults=CANCEL | MISUSE | BREAK,
@@ -561,7 +562,7 @@ MUTANTS: list[Mutant] = [
         file="ops/mismatches.c",
         old="if ((*at)->epoch < group_epoch)",
         new="if ((*at)->epoch < 1)",
-        test="ops/test_book.c",
+        test="ops/test_call_table.c",
     ),
     Mutant(
         name="cancel_without_an_epoch",  # nothing ends the operation at those who have begun it

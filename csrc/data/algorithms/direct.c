@@ -133,7 +133,7 @@ void algorithm_complete_result(struct engine *engine, struct block *result) {
 void algorithm_leave_boxes(struct engine *engine) {
     engine_assert_locked(engine);
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct retained *kept = engine->book.retained.slots[i]; kept != NULL; kept = kept->next)
+        for (struct retained *kept = engine->call_table.retained.slots[i]; kept != NULL; kept = kept->next)
             if (kept->result->sum.operand != NULL && kept->result->sum.operand->boxed != NULL)
                 algorithm_complete_result(engine, kept->result);
 }

@@ -95,7 +95,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     struct wire_fingerprint theirs = op->args.fingerprint;
     theirs.count = head->offset;
     theirs.layout ^= 1;
-    book_report_mismatch(&engine->book, op, &from->member, &theirs);
+    call_table_report_mismatch(&engine->call_table, op, &from->member, &theirs);
     return true;
 }
 

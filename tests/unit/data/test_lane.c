@@ -190,7 +190,7 @@ static void test_after_a_cancellation(void) {
     engine_links_ready(world.engine, 1);
     post(&world, 2);
     engine_lock(world.engine);
-    CHECK_EQ(book_find(&world.engine->book, 2)->phase, OP_WAITING);
+    CHECK_EQ(call_table_find(&world.engine->call_table, 2)->phase, OP_WAITING);
     engine_unlock(world.engine);
     end(&world);
 }

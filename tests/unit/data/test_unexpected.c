@@ -12,7 +12,8 @@ static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
     pthread_mutex_lock(&engine->lock);
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (const struct unexpected *early = engine->book.unexpected.slots[i]; early != NULL; early = early->next)
+        for (const struct unexpected *early = engine->call_table.unexpected.slots[i]; early != NULL;
+             early = early->next)
             held += early->bytes;
     pthread_mutex_unlock(&engine->lock);
     return held;

@@ -1,21 +1,21 @@
 // Ops made of ops, driven by hand.
-#include "ops/book_world.h"
+#include "ops/call_table_world.h"
 
 #include "ops/segments.h"
 
 static struct op *begin_divided(uint32_t members) {
     begin();
     enter(1, members);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *call = post(1, DIVIDED, true);
     check_said("start 1.0 start 1.1 start 1.2 start 1.3 start 1.4 start 1.5 ");
     CHECK_EQ(call->segments->count, 8);
-    CHECK_EQ(book.extra, PLAN_SEGMENTS_AHEAD - 1);
+    CHECK_EQ(table.extra, PLAN_SEGMENTS_AHEAD - 1);
     return call;
 }
 
 static void commit(struct op *op) {
-    CHECK(book_complete(&book, op));
+    CHECK(call_table_complete(&table, op));
     verdict(WIRE_VERDICT_COMMIT, op);
 }
 
@@ -27,7 +27,7 @@ static void test_in_order(void) {
         commit(started[i]);
     }
     check_said("start 1.6 start 1.7 end 1: 0 ");
-    CHECK(book.extra == 0 && book.live == 1);
+    CHECK(table.extra == 0 && table.live == 1);
     struct call_outcome outcome = take(call);
     CHECK_EQ(outcome.contributors->count, 1);
     CHECK_EQ(outcome.contributors->ranges[0].end, DIVIDED);
@@ -42,13 +42,13 @@ static void test_loss(void) {
     commit(started[0]);
     commit(started[1]);
     said[0] = '\0';
-    book_note_loss(&book, 2);
+    call_table_note_loss(&table, 2);
     enter(2, 2);
     said[0] = '\0';
     struct op *open[PLAN_SEGMENTS_AHEAD];
     for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) open[i] = started[2 + i];
     verdict(WIRE_VERDICT_COMMIT, open[0]); // not complete here: it never was
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("");
     for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) verdict(WIRE_VERDICT_ABORT, open[i]);
     check_said("start 1.2 again start 1.3 again start 1.4 again start 1.5 again start 1.6 again start 1.7 again ");
@@ -71,13 +71,13 @@ static void test_alone(void) {
     check_case("who is left alone loses the call, and is told which ranges are reduced");
     struct op *call = begin_divided(2);
     commit(started[0]);
-    book_note_loss(&book, 2);
+    call_table_note_loss(&table, 2);
     enter(2, 1);
     said[0] = '\0';
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     for (int i = 1; i <= PLAN_SEGMENTS_AHEAD; i++) verdict(WIRE_VERDICT_ABORT, started[i]);
     check_said("end 1: 2 ");
-    CHECK(book.extra == 0);
+    CHECK(table.extra == 0);
     int parts = 0;
     for (struct op *part = segments_part(call, NULL); part != NULL; part = segments_part(call, part)) parts++;
     CHECK_EQ(parts, 1 + PLAN_SEGMENTS_AHEAD); // their inputs are to be put back
@@ -85,7 +85,7 @@ static void test_alone(void) {
     REQUIRE(outcome.contributors != NULL && outcome.contributors->count == 2);
     CHECK_EQ(outcome.contributors->ranges[1].count, 0);
     free(outcome.contributors);
-    CHECK(book.live == 0);
+    CHECK(table.live == 0);
     end();
 }
 
@@ -96,8 +96,8 @@ static void test_whole(void) {
     check_said("");
     enter(2, 3);
     check_said("restore 1.0 restore 1.1 restore 1.2 restore 1.3 restore 1.4 restore 1.5 ");
-    CHECK(book.extra == 0);
-    book_links_ready(&book);
+    CHECK(table.extra == 0);
+    call_table_links_ready(&table);
     check_said("start 1.0 ");
     struct op *op = started[started_count - 1];
     CHECK(op->bytes == DIVIDED && op->args.fingerprint.mode == WIRE_MODE_WHOLE);
@@ -109,7 +109,7 @@ static void test_whole(void) {
     commit(started[0]);
     verdict(WIRE_VERDICT_WHOLE, started[1]);
     enter(2, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     commit(started[started_count - 1]);
     struct call_outcome outcome = take(call);
     CHECK_EQ(outcome.contributors->count, 1);
@@ -132,13 +132,13 @@ static void test_room(void) {
     check_case("many calls have at least one segment under way each");
     begin();
     enter(1, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     for (uint64_t tag = 0; tag < 1024; tag++) post(tag, DIVIDED, true);
-    CHECK_EQ(book.live, 1024);
-    const struct epoch *now = book.now;
-    CHECK_EQ(book.extra, plan_extra_segments(now->ring.count, now->latency_us, now->megabytes_per_s));
+    CHECK_EQ(table.live, 1024);
+    const struct epoch *now = table.now;
+    CHECK_EQ(table.extra, plan_extra_segments(now->ring.count, now->latency_us, now->megabytes_per_s));
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct op *op = book.table[i]; op != NULL; op = op->chain)
+        for (struct op *op = table.table[i]; op != NULL; op = op->chain)
             if (op->segments != NULL) CHECK(op->segments->live > 0);
     end();
 }
@@ -150,7 +150,7 @@ static uint32_t kept_of_ready(uint32_t segment, uint32_t sequence) {
                            .segment = (uint16_t)segment,
                            .fingerprint = {.count = DIVIDED, .mode = WIRE_MODE_SEGMENTS}};
     uint32_t before = others[1].unexpected_count;
-    CHECK(book_signal(&book, &others[1], WIRE_READY, &head, NULL, 0));
+    CHECK(call_table_signal(&table, &others[1], WIRE_READY, &head, NULL, 0));
     said[0] = '\0';
     return others[1].unexpected_count - before;
 }
@@ -168,10 +168,10 @@ static void test_late_signals(void) {
     CHECK_EQ(kept_of_ready(2, 1), 0); // under way
     CHECK_EQ(kept_of_ready(0, 2), 1);
     check_case("a segment that is to be redone waits for its signals, whichever verdict comes first");
-    book_note_loss(&book, 2);
+    call_table_note_loss(&table, 2);
     enter(2, 2);
     CHECK_EQ(others[1].unexpected_count, 0);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *second = started[2], *fourth = started[4];
     CHECK_EQ(kept_of_ready(2, 1), 1); // nothing is named yet
     verdict(WIRE_VERDICT_ABORT, fourth);
@@ -182,7 +182,7 @@ static void test_late_signals(void) {
     CHECK_EQ(kept_of_ready(8, 1), 0); // there is none
     verdict(WIRE_VERDICT_ABORT, second);
     for (int i = 0; i < 2; i++) {
-        struct unexpected *early = book_unexpected(&book, second, &others[1], WIRE_READY);
+        struct unexpected *early = call_table_unexpected(&table, second, &others[1], WIRE_READY);
         CHECK(early != NULL);
         free(early);
     }

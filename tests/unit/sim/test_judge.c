@@ -136,9 +136,9 @@ static void test_pairs_apart(void) {
 
 // A small op of two peers, as the judge is shown it by the one that has both inputs.
 static struct judged_op op_of_two(void) {
-    uint64_t epoch = sim->processes[0].engine->book.now->group_epoch;
+    uint64_t epoch = sim->processes[0].engine->call_table.now->group_epoch;
     return (struct judged_op){.name = {.epoch = epoch, .tag = 77, .sequence = 1},
-                              .epoch = sim->processes[0].engine->book.now,
+                              .epoch = sim->processes[0].engine->call_table.now,
                               .small = true,
                               .members = 3,
                               .holds = 3,

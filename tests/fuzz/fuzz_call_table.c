@@ -1,7 +1,7 @@
 // The ops' core, with calls, signals, epochs and verdicts in any order, and a driver that moves nothing: every
 // reference that it takes it lets go of once, every call ends once, what has ended is not moved, and memory stays
 // bounded.
-#include "ops/book.h"
+#include "ops/call_table.h"
 
 #include "fuzz.h"
 
@@ -19,7 +19,7 @@ struct work {
 
 static const uint16_t types[] = {WIRE_READY, WIRE_GRANT, WIRE_POSTED, WIRE_SMALL};
 
-static struct book book;
+static struct call_table call_table;
 static struct op_member others[OTHERS];
 static uint32_t blocks, ended, posted;
 static struct op *moving[OPS_MOST];
@@ -58,7 +58,7 @@ static struct op_member *member_of(void *context, const struct wire_id *id) {
 
 static bool start(void *context, struct op *op) {
     (void)context;
-    MUST(book.ready && !work_of(op)->moved && moving_count < OPS_MOST && op->phase != OP_ENDED);
+    MUST(call_table.ready && !work_of(op)->moved && moving_count < OPS_MOST && op->phase != OP_ENDED);
     if (op->path == PLAN_SMALL && op->result == NULL && (op->result = block_new(op->bytes)) == NULL) return false;
     work_of(op)->moved = true;
     moving[moving_count++] = op;
@@ -172,7 +172,8 @@ static void post(struct fuzz *in, uint8_t who) {
     args.tell = how & 2;
     args.fingerprint = fingerprint_of(in);
     bool named = who == 0 || name_list(in, who, &args);
-    if (named && book_post(&book, &args, 4, how & 4 ? book.now->group_epoch : how >> 4, &op) == CALL_OK) {
+    if (named &&
+        call_table_post(&call_table, &args, 4, how & 4 ? call_table.now->group_epoch : how >> 4, &op) == CALL_OK) {
         posted++;
     } else {
         group_put(args.group);
@@ -189,7 +190,7 @@ static void begin(struct fuzz *in) {
     if (op->phase == OP_QUEUED) op->phase = OP_RUNNING;
     for (uint32_t type = 0; type < sizeof types / sizeof types[0]; type++)
         for (uint32_t i = 0; i < OTHERS; i++) {
-            struct unexpected *unexpected = book_unexpected(&book, op, &others[i], types[type]);
+            struct unexpected *unexpected = call_table_unexpected(&call_table, op, &others[i], types[type]);
             if (unexpected != NULL && unexpected->block != NULL) put(NULL, unexpected->block);
             free(unexpected);
         }
@@ -197,7 +198,7 @@ static void begin(struct fuzz *in) {
 
 static void complete(struct fuzz *in) {
     struct op *op = pick(in);
-    if (op != NULL && op->phase == OP_RUNNING) book_complete(&book, op);
+    if (op != NULL && op->phase == OP_RUNNING) call_table_complete(&call_table, op);
 }
 
 static struct op_member *member(struct fuzz *in) {
@@ -207,10 +208,10 @@ static struct op_member *member(struct fuzz *in) {
 
 static struct wire_op_name name_of(struct fuzz *in) {
     uint8_t how = fuzz_u8(in);
-    struct op *op = how & 1 ? pick(in) : book_find(&book, how >> 1 & (TAGS - 1));
+    struct op *op = how & 1 ? pick(in) : call_table_find(&call_table, how >> 1 & (TAGS - 1));
     if (op != NULL && how & 128) return op->name;
-    return (struct wire_op_name){book.now->group_epoch - (how >> 6 & 1), how >> 1 & (TAGS - 1), 1 + (how >> 3 & 3),
-                                 (uint16_t)(how >> 5 & 1), 0};
+    return (struct wire_op_name){call_table.now->group_epoch - (how >> 6 & 1), how >> 1 & (TAGS - 1),
+                                 1 + (how >> 3 & 3), (uint16_t)(how >> 5 & 1), 0};
 }
 
 static void signal_from(struct fuzz *in) {
@@ -218,7 +219,7 @@ static void signal_from(struct fuzz *in) {
     struct wire_op_name name = name_of(in);
     uint16_t type = types[fuzz_below(in, 4)];
     struct wire_op head = {.tag = name.tag, .sequence = name.sequence, .segment = name.segment};
-    const struct op *op = book_find(&book, name.tag);
+    const struct op *op = call_table_find(&call_table, name.tag);
     head.fingerprint = (fuzz_u8(in) & 3) == 3 || op == NULL ? fingerprint_of(in) : op->args.fingerprint;
     size_t bytes = type == WIRE_SMALL ? (size_t)head.fingerprint.count * 4 : 0;
     struct block *block = type == WIRE_SMALL ? block_new(bytes) : NULL;
@@ -226,20 +227,20 @@ static void signal_from(struct fuzz *in) {
         if (block != NULL) put(NULL, block);
         return;
     }
-    book_signal(&book, from, type, &head, block, bytes);
+    call_table_signal(&call_table, from, type, &head, block, bytes);
 }
 
 static void supplied(struct fuzz *in) {
     struct wire_op_name name = name_of(in);
-    const struct op *op = book_find(&book, name.tag);
+    const struct op *op = call_table_find(&call_table, name.tag);
     struct block *block = block_new(op != NULL && fuzz_u8(in) & 3 ? op->bytes : 64);
-    if (block != NULL) book_supplied(&book, &name, block);
+    if (block != NULL) call_table_supplied(&call_table, &name, block);
 }
 
 static void enter(struct fuzz *in) {
     uint8_t how = fuzz_u8(in);
     struct wire_member list[OTHERS + 1] = {{.id = id_of(OTHERS)}};
-    struct wire_epoch told = {.group_epoch = book.now->group_epoch + 1 + (how >> 6),
+    struct wire_epoch told = {.group_epoch = call_table.now->group_epoch + 1 + (how >> 6),
                               .latency_us = 50,
                               .megabytes_per_s = 1000,
                               .members = list};
@@ -258,8 +259,8 @@ static void enter(struct fuzz *in) {
             work_of(moving[i])->moved = false;
             moving[i--] = moving[--moving_count];
         }
-    if (how & 8) book_note_loss(&book, epoch->group_epoch);
-    bool entered = book_enter(&book, epoch, &report);
+    if (how & 8) call_table_note_loss(&call_table, epoch->group_epoch);
+    bool entered = call_table_enter(&call_table, epoch, &report);
     epoch_put(epoch);
     MUST(entered || report.ops == NULL);
     MUST(report.count <= 2 * WIRE_MAX_LIVE_OPS);
@@ -276,16 +277,16 @@ static void verdict(struct fuzz *in) {
     message.count = 0;
     for (uint32_t i = 0; i < OTHERS; i++)
         if (how >> (5 + i % 3) & 1) message.needy[message.count++] = id_of(i);
-    book_verdict(&book, &message);
+    call_table_verdict(&call_table, &message);
 }
 
 static void take(uint64_t tag) {
-    struct op *op = book_find(&book, tag);
+    struct op *op = call_table_find(&call_table, tag);
     struct call_outcome outcome = {0};
     if (op == NULL || op->phase != OP_ENDED) return;
     MUST(work_of(op)->call_ended);
     bool listed = op->args.group != NULL;
-    book_take(&book, op, &outcome);
+    call_table_take(&call_table, op, &outcome);
     MUST(!listed || outcome.result != CALL_LOST || outcome.text[0] != '\0'); // it names the lost
     free(outcome.contributors);
     ended--;
@@ -297,7 +298,7 @@ static void report_one(struct fuzz *in) {
     const struct op_member *other = member(in);
     struct wire_fingerprint theirs = fingerprint_of(in);
     if (op == NULL || other == NULL || wire_fingerprint_equal(&theirs, &op->args.fingerprint)) return;
-    book_report_mismatch(&book, op, other, &theirs);
+    call_table_report_mismatch(&call_table, op, other, &theirs);
 }
 
 static void check(void) {
@@ -306,8 +307,8 @@ static void check(void) {
         MUST(others[i].unexpected_bytes <= UNEXPECTED_BYTES && others[i].unexpected_count <= UNEXPECTED_MAX);
         bytes += others[i].unexpected_bytes;
     }
-    MUST(bytes <= UNEXPECTED_ALL_BYTES && book.live + book.extra <= WIRE_MAX_LIVE_OPS);
-    MUST(book.live == posted && ended <= posted);
+    MUST(bytes <= UNEXPECTED_ALL_BYTES && call_table.live + call_table.extra <= WIRE_MAX_LIVE_OPS);
+    MUST(call_table.live == posted && ended <= posted);
 }
 
 static void run_event(struct fuzz *in) {
@@ -324,13 +325,13 @@ static void run_event(struct fuzz *in) {
     case 8: {
         struct wire_op_name name = name_of(in);
         struct op_member *from = member(in);
-        if (from != NULL) book_acked(&book, from, &name, 1, fuzz_u8(in) & 1);
+        if (from != NULL) call_table_acked(&call_table, from, &name, 1, fuzz_u8(in) & 1);
         break;
     }
     case 9: supplied(in); break;
     case 10: enter(in); break;
     case 11:
-        if (!book.ready && book.members != NULL) book_links_ready(&book);
+        if (!call_table.ready && call_table.members != NULL) call_table_links_ready(&call_table);
         break;
     case 12:
     case 13: verdict(in); break;
@@ -339,10 +340,10 @@ static void run_event(struct fuzz *in) {
         uint8_t how = fuzz_u8(in);
         struct op_member *gone = &others[how >> 4 & 3 ? how % OTHERS : 0];
         if ((how & 3) == 0) fuzz_refuse(1 + (how >> 2 & 15));
-        if ((how & 3) == 1) book_drain(&book);
+        if ((how & 3) == 1) call_table_drain(&call_table);
         if ((how & 3) == 2) report_one(in);
         if ((how & 3) == 3 && gone->rank == UINT32_MAX) { // it comes back as somebody new
-            book_forget(&book, gone);
+            call_table_forget(&call_table, gone);
             *gone = (struct op_member){.id = gone->id, .rank = UINT32_MAX};
         }
     }
@@ -358,17 +359,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (uint32_t i = 0; i < OTHERS; i++) others[i] = (struct op_member){.id = id_of(i), .rank = UINT32_MAX};
     blocks = ended = posted = moving_count = 0;
     dead = false;
-    book_init(&book, &driver, sizeof(struct work));
+    call_table_init(&call_table, &driver, sizeof(struct work));
     while (fuzz_more(&in) && !dead) {
         run_event(&in);
         check();
     }
     fuzz_refuse(0);
-    book_end_all(&book);
+    call_table_end_all(&call_table);
     MUST(ended == posted && moving_count == 0);
     for (uint64_t tag = 0; tag < TAGS; tag++) take(tag);
-    MUST(posted == 0 && book.live == 0);
-    book_fini(&book);
+    MUST(posted == 0 && call_table.live == 0);
+    call_table_fini(&call_table);
     MUST(blocks == 0);
     return 0;
 }

@@ -11,18 +11,18 @@
 // of ending with it, and when it is large only in the segments that were under way (ops/segments).
 //
 // Where memory is refused and others would wait for what cannot be done, the driver's `failed` is called; it ends all
-// ops soon (book_end_all).
-#ifndef PCCL_OPS_BOOK_H
-#define PCCL_OPS_BOOK_H
+// ops soon (call_table_end_all).
+#ifndef PCCL_OPS_CALL_TABLE_H
+#define PCCL_OPS_CALL_TABLE_H
 
 #include "ops/unexpected.h"
 #include "ops/retained.h"
 #include "ops/mismatches.h"
 #include "ops/op.h"
 
-enum { BOOK_LOSSES_MAX = WIRE_MAX_MEMBERS };
+enum { CALL_TABLE_LOSSES_MAX = WIRE_MAX_MEMBERS };
 
-struct book {
+struct call_table {
     struct op_driver driver;
     size_t work_bytes;          // of the driver, behind each op
     const struct epoch *now;    // in force; epoch_none() before the first
@@ -32,7 +32,7 @@ struct book {
     // Group epoch in which a mismatch or a cancellation was told: nothing begins in it any more. A member that ended
     // its call at once would otherwise give its next op the name of that one, which others may still be running.
     uint64_t ended_in;
-    uint64_t losses[BOOK_LOSSES_MAX]; // group epochs in which members were lost, in order
+    uint64_t losses[CALL_TABLE_LOSSES_MAX]; // group epochs in which members were lost, in order
     uint32_t loss_count;
 
     struct op *table[TAG_SLOTS];
@@ -47,58 +47,59 @@ struct book {
     struct mismatches mismatches;
 };
 
-void book_init(struct book *book, const struct op_driver *driver, size_t work_bytes);
+void call_table_init(struct call_table *table, const struct op_driver *driver, size_t work_bytes);
 // All ops have ended. Forgets them, and with that puts back the inputs of those that nobody took.
-void book_fini(struct book *book);
+void call_table_fini(struct call_table *table);
 
 // ---- callers ----
 // As engine_post, but CALL_DEAD. `element`: bytes; `out`: the op, if CALL_OK, which may have ended. Of a call that is
-// posted the reference to its group and its parts are the book's.
-enum call_result book_post(struct book *book, const struct call_args *args, size_t element, uint64_t adopted,
-                           struct op **out);
-struct op *book_find(const struct book *book, uint64_t tag); // the call with this tag; NULL: there is none
+// posted the reference to its group and its parts are the call table's.
+enum call_result call_table_post(struct call_table *table, const struct call_args *args, size_t element,
+                                 uint64_t adopted, struct op **out);
+struct op *call_table_find(const struct call_table *table, uint64_t tag); // the call with this tag; NULL: there is none
 // Asks to end the call on all members with CALL_CANCELLED. It still ends well if a member has completed it.
-void book_cancel(struct book *book, struct op *call);
+void call_table_cancel(struct call_table *table, struct op *call);
 // Removes a call that has ended and whose input is restored.
-void book_take(struct book *book, struct op *op, struct call_outcome *out);
+void call_table_take(struct call_table *table, struct op *op, struct call_outcome *out);
 // Before leaving: acknowledges everything, and asks the others to do likewise. All has drained when `retained.count` is
 // 0.
-void book_drain(struct book *book);
-void book_end_all(struct book *book); // with CALL_DEAD
+void call_table_drain(struct call_table *table);
+void call_table_end_all(struct call_table *table); // with CALL_DEAD
 
 // ---- other members ----
 // READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL. False:
 // more than is allowed, or malformed.
-bool book_signal(struct book *book, struct op_member *from, uint16_t type, const struct wire_op *head,
-                 struct block *block, size_t bytes);
+bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_op *head,
+                       struct block *block, size_t bytes);
 // ACK.
-void book_acked(struct book *book, struct op_member *from, const struct wire_op_name *names, uint32_t count,
-                bool asked);
+void call_table_acked(struct call_table *table, struct op_member *from, const struct wire_op_name *names,
+                      uint32_t count, bool asked);
 // SUPPLY. Takes the block.
-void book_supplied(struct book *book, const struct wire_op_name *name, struct block *result);
-void book_forget(struct book *book, const struct op_member *member); // it is about to be freed
+void call_table_supplied(struct call_table *table, const struct wire_op_name *name, struct block *result);
+void call_table_forget(struct call_table *table, const struct op_member *member); // it is about to be freed
 
 // ---- what moves ops ----
 // All calls and segments.
-void book_for_each(struct book *book, void (*act)(struct book *, struct op *));
+void call_table_for_each(struct call_table *table, void (*act)(struct call_table *, struct op *));
 // The one that runs in the epoch in force; NULL: there is none.
-struct op *book_find_running(const struct book *book, const struct wire_op *head);
+struct op *call_table_find_running(const struct call_table *table, const struct wire_op *head);
 // Returns the data that arrived for this op before its start; the caller frees it. NULL: none.
-struct unexpected *book_unexpected(struct book *book, const struct op *op, const struct op_member *from, uint16_t type);
+struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,
+                                         uint16_t type);
 // Everything is here and everything is sent. A small op ends, and `op->result` is kept. True: a large one, and DONE is
 // to be sent.
-bool book_complete(struct book *book, struct op *op);
-void book_report_mismatch(struct book *book, struct op *op, const struct op_member *other,
-                          const struct wire_fingerprint *theirs);
+bool call_table_complete(struct call_table *table, struct op *op);
+void call_table_report_mismatch(struct call_table *table, struct op *op, const struct op_member *other,
+                                const struct wire_fingerprint *theirs);
 // Memory for the op was refused: it ends, and the communicator, since others wait for it.
-void book_refuse(struct book *book, struct op *op);
+void call_table_refuse(struct call_table *table, struct op *op);
 
 // ---- epochs ----
-void book_note_loss(struct book *book, uint64_t epoch); // members were lost in it
+void call_table_note_loss(struct call_table *table, uint64_t epoch); // members were lost in it
 // Enters an epoch. `report`, where each op stood, is the caller's to free. False: memory was refused, and the epoch is
 // not in force.
-bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report *report);
-void book_links_ready(struct book *book); // of the epoch in force, and no newer one is known
-void book_verdict(struct book *book, const struct wire_verdict *verdict);
+bool call_table_enter(struct call_table *table, const struct epoch *epoch, struct wire_report *report);
+void call_table_links_ready(struct call_table *table); // of the epoch in force, and no newer one is known
+void call_table_verdict(struct call_table *table, const struct wire_verdict *verdict);
 
 #endif

@@ -2,33 +2,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/book_private.h"
+#include "ops/call_table_private.h"
 #include "ops/segments.h"
 
-void book_note_loss(struct book *book, uint64_t epoch) {
-    if (book->loss_count == BOOK_LOSSES_MAX)
-        memmove(book->losses, book->losses + 1, --book->loss_count * sizeof book->losses[0]);
-    book->losses[book->loss_count++] = epoch;
+void call_table_note_loss(struct call_table *table, uint64_t epoch) {
+    if (table->loss_count == CALL_TABLE_LOSSES_MAX)
+        memmove(table->losses, table->losses + 1, --table->loss_count * sizeof table->losses[0]);
+    table->losses[table->loss_count++] = epoch;
 }
 
 // ---- mismatches ----
 static enum call_result ending_of(const struct op *op) { return op->parent == NULL ? op->ending : op->parent->ending; }
 
 // Ends an op that was found to differ: now, or when the epoch that follows freezes it.
-static void end_mismatched(struct book *book, struct op *op) {
+static void end_mismatched(struct call_table *table, struct op *op) {
     bool waiting = op->phase == OP_WAITING;
-    if (waiting) op_list_remove(&book->waiting, op);
+    if (waiting) op_list_remove(&table->waiting, op);
     if (waiting || op->frozen)
-        book_end(book, op, ending_of(op));
+        call_table_end(table, op, ending_of(op));
     else
         op->mismatched = true;
 }
 
-static void end_call_mismatched(struct book *book, struct op *call) {
-    if (call->segments == NULL) end_mismatched(book, call);
+static void end_call_mismatched(struct call_table *table, struct op *call) {
+    if (call->segments == NULL) end_mismatched(table, call);
     for (int i = 0; call->segments != NULL && i < PLAN_SEGMENTS_AHEAD; i++) {
         struct op *op = call->segments->ops[i];
-        if (op != NULL && op->phase != OP_ENDED) end_mismatched(book, op);
+        if (op != NULL && op->phase != OP_ENDED) end_mismatched(table, op);
     }
 }
 
@@ -41,16 +41,16 @@ static bool is_ending(const struct op *call) {
 }
 
 // Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
-static bool is_meant(const struct book *book, const struct op *op, const struct wire_verdict *verdict) {
+static bool is_meant(const struct call_table *table, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
     if (!mismatch_concerns(op_list(op), name->list, verdict->other)) return false;
     // The op has not begun, and the verdict is of a future epoch: decide on entry, since the call may be lost by then.
-    if (op->args.group != NULL && !op_has_begun(op) && name->epoch > book->now->group_epoch) return false;
+    if (op->args.group != NULL && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
     if (op->segments != NULL)
         return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_ending(op));
     if (op->phase == OP_WAITING) {
         // The verdict is of this call, unless the others have lost that call before and repeated it.
-        uint64_t loss = book_counted_loss(book, op);
+        uint64_t loss = call_table_counted_loss(table, op);
         return loss == 0 || loss > name->epoch;
     }
     return op_has_begun(op) && op->name.epoch == name->epoch && op->name.sequence == name->sequence;
@@ -58,50 +58,51 @@ static bool is_meant(const struct book *book, const struct op *op, const struct 
 
 // The verdict comes before the epoch that freezes the op. A member that has not begun this op yet must hear of it
 // before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
-static void mark_cancelled(struct book *book, struct op *op) {
+static void mark_cancelled(struct call_table *table, struct op *op) {
     if (op->phase == OP_WAITING) {
-        op_list_remove(&book->waiting, op);
-        book_end(book, op, CALL_CANCELLED);
+        op_list_remove(&table->waiting, op);
+        call_table_end(table, op, CALL_CANCELLED);
     } else if (op_has_begun(op)) {
         op->cancelled = true;
     }
 }
 
 // A segment that is not begun here is complete nowhere, so no further one begins.
-static void cancel_call(struct book *book, struct op *call) {
+static void cancel_call(struct call_table *table, struct op *call) {
     struct segments *s = call->segments;
     if (s == NULL) {
-        mark_cancelled(book, call);
+        mark_cancelled(table, call);
         return;
     }
     s->fall_back = false;
     if (s->next < s->count && s->failure == CALL_OK) s->failure = CALL_CANCELLED;
     for (int i = 0; call->phase != OP_ENDED && i < PLAN_SEGMENTS_AHEAD; i++)
-        if (s->ops[i] != NULL) mark_cancelled(book, s->ops[i]);
+        if (s->ops[i] != NULL) mark_cancelled(table, s->ops[i]);
 }
 
 // An op of the epoch in force that has ended here has ended everywhere, or will: its cancellation came too late.
-static bool came_too_late(const struct book *book, const struct wire_verdict *verdict) {
+static bool came_too_late(const struct call_table *table, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
     struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .segment = name->segment};
-    return verdict->kind == WIRE_VERDICT_CANCEL && name->epoch == book->now->group_epoch && book_is_over(book, &head);
+    return verdict->kind == WIRE_VERDICT_CANCEL && name->epoch == table->now->group_epoch &&
+           call_table_is_over(table, &head);
 }
 
-static void on_mismatch(struct book *book, const struct wire_verdict *verdict) {
+static void on_mismatch(struct call_table *table, const struct wire_verdict *verdict) {
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict->text.chars, verdict->text.length <= WIRE_MAX_TEXT ? verdict->text.length : WIRE_MAX_TEXT);
-    struct op *op = book_find(book, verdict->name.tag);
-    book->ended_in = verdict->name.epoch;
-    if (verdict->name.epoch == book->now->group_epoch) book->ready = false;
-    if (op != NULL && is_meant(book, op, verdict)) {
+    struct op *op = call_table_find(table, verdict->name.tag);
+    table->ended_in = verdict->name.epoch;
+    if (verdict->name.epoch == table->now->group_epoch) table->ready = false;
+    if (op != NULL && is_meant(table, op, verdict)) {
         memcpy(op->outcome.text, text, sizeof text);
         op->ending = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
         if (op->ending == CALL_CANCELLED)
-            cancel_call(book, op);
+            cancel_call(table, op);
         else
-            end_call_mismatched(book, op);
-    } else if (!came_too_late(book, verdict) && !mismatches_add(&book->mismatches, verdict, text)) {
-        book->driver.failed(book->driver.context);
+            end_call_mismatched(table, op);
+    } else if (!came_too_late(table, verdict) && !mismatches_add(&table->mismatches, verdict, text)) {
+        table->driver.failed(table->driver.context);
     }
 }
 
@@ -113,34 +114,35 @@ static bool has_begun(const struct op *call) {
 }
 
 // Ends a call over a list that was to begin in this epoch, if members that entered it before reported a mismatch.
-static void end_if_mismatched(struct book *book, struct op *op) {
+static void end_if_mismatched(struct call_table *table, struct op *op) {
     if (op->parent != NULL || op->args.group == NULL || op->phase == OP_ENDED || has_begun(op)) return;
-    if (book_take_mismatch(book, op, 0)) end_call_mismatched(book, op);
+    if (call_table_take_mismatch(table, op, 0)) end_call_mismatched(table, op);
 }
 
 // ---- entering an epoch ----
-static void freeze(struct book *book, struct op *op) {
+static void freeze(struct call_table *table, struct op *op) {
     if (op_has_begun(op) && op->mismatched) {
-        book_end(book, op, ending_of(op));
+        call_table_end(table, op, ending_of(op));
     } else if (op->phase == OP_QUEUED && op->cancelled) {
-        book_end(book, op, CALL_CANCELLED); // not begun here, so complete nowhere
+        call_table_end(table, op, CALL_CANCELLED); // not begun here, so complete nowhere
     } else if (op->phase == OP_QUEUED) {
         // Nobody has heard of it: it begins later, unless a verdict of an epoch in between has ended it for the others.
-        book_release(book, op);
-        book_wait_for_links(book, op);
-        if (op->parent == NULL && op->args.group == NULL && book_take_mismatch(book, op, book_counted_loss(book, op)))
-            end_mismatched(book, op);
+        call_table_release(table, op);
+        call_table_wait_for_links(table, op);
+        if (op->parent == NULL && op->args.group == NULL &&
+            call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))
+            end_mismatched(table, op);
     } else if (op_has_begun(op)) {
         op->frozen = true;
-        book_release(book, op);
+        call_table_release(table, op);
     }
 }
 
-static void end_if_lost(struct book *book, struct op *op) {
-    bool lost = op->args.group != NULL ? !book_may_go_on(book, op) : book_counted_loss(book, op) != 0;
+static void end_if_lost(struct call_table *table, struct op *op) {
+    bool lost = op->args.group != NULL ? !call_table_may_go_on(table, op) : call_table_counted_loss(table, op) != 0;
     if (op->phase != OP_WAITING || !lost) return;
-    op_list_remove(&book->waiting, op);
-    book_end_lost(book, op);
+    op_list_remove(&table->waiting, op);
+    call_table_end_lost(table, op);
 }
 
 static struct op *find_to_fall_back(struct op *op) {
@@ -149,14 +151,14 @@ static struct op *find_to_fall_back(struct op *op) {
 }
 
 // Each of them moves ops in its chain, so each time the chain is looked through again.
-static void begin_unsegmented(struct book *book) {
+static void begin_unsegmented(struct call_table *table) {
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct op *op; (op = find_to_fall_back(book->table[i])) != NULL;) {
+        for (struct op *op; (op = find_to_fall_back(table->table[i])) != NULL;) {
             uint32_t live = op->segments->live;
-            book_remove_segments(book, op, true);
-            if (live > 1) book->extra -= live - 1;
+            call_table_remove_segments(table, op, true);
+            if (live > 1) table->extra -= live - 1;
             segments_begin_unsegmented(op);
-            book_begin_segments(book, op);
+            call_table_begin_segments(table, op);
         }
 }
 
@@ -171,23 +173,23 @@ static uint32_t members_in(const struct op *op, const struct epoch *epoch) {
     return op->args.group == NULL ? 0 : group_living(op->args.group, epoch);
 }
 
-static bool build_report(struct book *book, const struct epoch *epoch, struct wire_report *report) {
+static bool build_report(struct call_table *table, const struct epoch *epoch, struct wire_report *report) {
     *report = (struct wire_report){
-        .ops = calloc(book->live + book->extra + book->retained.count + 1, sizeof(struct wire_op_report))};
+        .ops = calloc(table->live + table->extra + table->retained.count + 1, sizeof(struct wire_op_report))};
     if (report->ops == NULL) return false;
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct op *op = book->table[i]; op != NULL; op = op->chain)
+        for (struct op *op = table->table[i]; op != NULL; op = op->chain)
             if (op->frozen && op->phase != OP_ENDED)
                 report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN,
                            op->path == PLAN_SMALL, members_in(op, epoch));
     for (size_t i = 0; i < TAG_SLOTS; i++)
-        for (struct retained *retained = book->retained.slots[i]; retained != NULL; retained = retained->next)
+        for (struct retained *retained = table->retained.slots[i]; retained != NULL; retained = retained->next)
             report_add(report, &retained->name, WIRE_OP_RETAINED, true, 0);
     return true;
 }
 
-static struct op_member **find_members(struct book *book, const struct epoch_ring *ring) {
-    const struct op_driver *driver = &book->driver;
+static struct op_member **find_members(struct call_table *table, const struct epoch_ring *ring) {
+    const struct op_driver *driver = &table->driver;
     struct op_member **members = calloc(ring->count, sizeof(struct op_member *));
     for (uint32_t i = 0; members != NULL && i < ring->count; i++) {
         if (i == ring->rank || (members[i] = driver->member(driver->context, &ring->members[i].id)) != NULL) continue;
@@ -197,96 +199,96 @@ static struct op_member **find_members(struct book *book, const struct epoch_rin
     return members;
 }
 
-bool book_enter(struct book *book, const struct epoch *epoch, struct wire_report *report) {
-    book->ready = false;
-    book_for_each(book, freeze);
-    begin_unsegmented(book);
-    unexpected_clear(&book->unexpected, &book->driver);
-    tag_counters_clear(&book->counters);
-    book->epoch_requested = false;
-    struct op_member **members = find_members(book, &epoch->ring);
-    if (members == NULL || !build_report(book, epoch, report)) {
+bool call_table_enter(struct call_table *table, const struct epoch *epoch, struct wire_report *report) {
+    table->ready = false;
+    call_table_for_each(table, freeze);
+    begin_unsegmented(table);
+    unexpected_clear(&table->unexpected, &table->driver);
+    tag_counters_clear(&table->counters);
+    table->epoch_requested = false;
+    struct op_member **members = find_members(table, &epoch->ring);
+    if (members == NULL || !build_report(table, epoch, report)) {
         free(members);
         return false;
     }
-    for (uint32_t i = 0; i < book->now->ring.count; i++)
-        if (book->members[i] != NULL) book->members[i]->rank = UINT32_MAX;
+    for (uint32_t i = 0; i < table->now->ring.count; i++)
+        if (table->members[i] != NULL) table->members[i]->rank = UINT32_MAX;
     for (uint32_t i = 0; i < epoch->ring.count; i++)
         if (members[i] != NULL) members[i]->rank = i;
-    free(book->members);
-    epoch_put(book->now);
-    book->now = epoch_get(epoch);
-    book->members = members;
-    book_for_each(book, end_if_lost);
-    book_for_each(book, end_if_mismatched);
+    free(table->members);
+    epoch_put(table->now);
+    table->now = epoch_get(epoch);
+    table->members = members;
+    call_table_for_each(table, end_if_lost);
+    call_table_for_each(table, end_if_mismatched);
     return true;
 }
 
 // ---- verdicts ----
 
-static void redo(struct book *book, struct op *op) {
+static void redo(struct call_table *table, struct op *op) {
     // The others have begun this call in a later epoch only, under the name that was found to be mismatched.
     struct op *call = op->parent != NULL ? op->parent : op;
     if (op->cancelled) {
-        book_end(book, op, CALL_CANCELLED);
+        call_table_end(table, op, CALL_CANCELLED);
         return;
     }
-    if (!book_may_go_on(book, op)) {
-        book_end_lost(book, op); // and not with what the others have called since
+    if (!call_table_may_go_on(table, op)) {
+        call_table_end_lost(table, op); // and not with what the others have called since
         return;
     }
-    if (book_take_mismatch(book, call, 0)) {
-        end_call_mismatched(book, call);
+    if (call_table_take_mismatch(table, call, 0)) {
+        end_call_mismatched(table, call);
         return;
     }
     op->frozen = false;
     op->restart = true;
-    book_begin(book, op);
+    call_table_begin(table, op);
 }
 
-static void on_abort(struct book *book, struct op *op) {
+static void on_abort(struct call_table *table, struct op *op) {
     if (op->args.retry || op->args.group != NULL || op->cancelled)
-        redo(book, op); // or ends it, if it cannot go on without those that are lost
-    else if (book_take_mismatch(book, op, book_first_loss(book, op->adopted)))
+        redo(table, op); // or ends it, if it cannot go on without those that are lost
+    else if (call_table_take_mismatch(table, op, call_table_first_loss(table, op->adopted)))
         // as for those that had begun this call under a later name, before the loss
-        book_end(book, op, ending_of(op));
+        call_table_end(table, op, ending_of(op));
     else
-        book_end_lost(book, op);
+        call_table_end_lost(table, op);
 }
 
-static void on_supplier(struct book *book, const struct wire_verdict *verdict) {
-    const struct epoch_ring *ring = &book->now->ring;
+static void on_supplier(struct call_table *table, const struct wire_verdict *verdict) {
+    const struct epoch_ring *ring = &table->now->ring;
     bool own = ring->count > 0 && wire_id_equal(&verdict->supplier, &ring->members[ring->rank].id);
-    if (!retained_appoint(&book->retained, verdict, own, book->ready, book->members, ring->count, &book->driver))
-        book->driver.failed(book->driver.context);
+    if (!retained_appoint(&table->retained, verdict, own, table->ready, table->members, ring->count, &table->driver))
+        table->driver.failed(table->driver.context);
 }
 
-static struct op *find_named(const struct book *book, const struct wire_op_name *name) {
-    struct op *op = book->table[tag_slot(name->tag)];
+static struct op *find_named(const struct call_table *table, const struct wire_op_name *name) {
+    struct op *op = table->table[tag_slot(name->tag)];
     while (op != NULL &&
            !((op->phase == OP_RUNNING || op->phase == OP_COMPLETE) && wire_op_name_equal(&op->name, name)))
         op = op->chain;
     return op;
 }
 
-void book_verdict(struct book *book, const struct wire_verdict *verdict) {
+void call_table_verdict(struct call_table *table, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
-    struct op *op = find_named(book, &verdict->name), *call = book_find(book, verdict->name.tag);
+    struct op *op = find_named(table, &verdict->name), *call = call_table_find(table, verdict->name.tag);
     switch (verdict->kind) {
     case WIRE_VERDICT_COMMIT:
         if (!wire_id_equal(&verdict->supplier, &nobody))
-            on_supplier(book, verdict);
+            on_supplier(table, verdict);
         else if (op != NULL && op->phase == OP_COMPLETE)
-            book_end(book, op, CALL_OK);
+            call_table_end(table, op, CALL_OK);
         break;
     case WIRE_VERDICT_ABORT:
-        if (op != NULL && op->frozen) on_abort(book, op);
+        if (op != NULL && op->frozen) on_abort(table, op);
         break;
     case WIRE_VERDICT_REDO:
-        if (op != NULL && op->frozen) redo(book, op);
+        if (op != NULL && op->frozen) redo(table, op);
         break;
     case WIRE_VERDICT_MISMATCH:
-    case WIRE_VERDICT_CANCEL: on_mismatch(book, verdict); break;
+    case WIRE_VERDICT_CANCEL: on_mismatch(table, verdict); break;
     case WIRE_VERDICT_WHOLE:
         if (call != NULL && call->segments != NULL && op_list(call) == verdict->name.list)
             segments_fall_back(call, &verdict->name);

@@ -1,7 +1,7 @@
-// For tests of the ops' state machine: one book, driven by hand. What it asks for is written down, in order, in short
-// words.
-#ifndef PCCL_TESTS_BOOK_WORLD_H
-#define PCCL_TESTS_BOOK_WORLD_H
+// For tests of the ops' state machine: one call table, driven by hand. What it asks for is written down, in order, in
+// short words.
+#ifndef PCCL_TESTS_CALL_TABLE_WORLD_H
+#define PCCL_TESTS_CALL_TABLE_WORLD_H
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "check.h"
-#include "ops/book.h"
+#include "ops/call_table.h"
 
 enum { MEMBERS = 4, LISTED = 16, LARGE = 4 << 20, DIVIDED = 8 << 21 }; // bytes; DIVIDED: 8 segments
 
@@ -17,7 +17,7 @@ struct block {
     int references;
 };
 
-static struct book book;
+static struct call_table table;
 static const struct wire_id own = {{0, 9}};
 static struct op_member others[MEMBERS]; // by number; 0 is this one
 static struct op *started[64];           // the newest last
@@ -141,12 +141,12 @@ static inline void begin(void) {
     said[0] = '\0';
     started_count = 0;
     for (uint8_t i = 0; i < MEMBERS; i++) others[i] = (struct op_member){.id.bytes = {i}, .rank = UINT32_MAX};
-    book_init(&book, &driver, 8);
+    call_table_init(&table, &driver, 8);
 }
 
 static inline void end(void) {
-    book_end_all(&book);
-    book_fini(&book);
+    call_table_end_all(&table);
+    call_table_fini(&table);
     CHECK_EQ(blocks, 0);
 }
 
@@ -160,7 +160,7 @@ static inline void enter(uint64_t number, uint32_t count) {
     struct wire_report report;
     for (uint8_t i = 0; i < count; i++) members[i].id = i == 0 ? own : others[i].id;
     const struct epoch *epoch = epoch_new(&told, &ring, &(struct wire_header){0}, false);
-    REQUIRE(epoch != NULL && book_enter(&book, epoch, &report));
+    REQUIRE(epoch != NULL && call_table_enter(&table, epoch, &report));
     epoch_put(epoch);
     for (uint32_t i = 0; i < report.count; i++)
         say("%s %d.%d ", states[report.ops[i].state], (int)report.ops[i].name.tag, report.ops[i].name.segment);
@@ -173,7 +173,7 @@ static inline struct op *post(uint64_t tag, uint64_t bytes, bool retry) {
     struct call_args reduce = {
         .send = &nothing, .recv = &nothing, .tag = tag, .fingerprint = {.count = bytes}, .retry = retry, .tell = true};
     struct op *op = NULL;
-    CHECK(book_post(&book, &reduce, 1, book.now->group_epoch, &op) == CALL_OK);
+    CHECK(call_table_post(&table, &reduce, 1, table.now->group_epoch, &op) == CALL_OK);
     return op;
 }
 
@@ -200,26 +200,26 @@ static inline struct op *post_list(uint64_t tag, uint8_t kind, uint64_t bytes, b
     REQUIRE(args.group != NULL && args.parts != NULL);
     args.fingerprint.layout = (uint32_t)group_mark(args.group->hash) << 16 | root;
     struct op *op = NULL;
-    CHECK(book_post(&book, &args, 1, book.now->group_epoch, &op) == CALL_OK);
+    CHECK(call_table_post(&table, &args, 1, table.now->group_epoch, &op) == CALL_OK);
     return op;
 }
 
 static inline void verdict(enum wire_verdict_kind kind, const struct op *op) {
     static struct wire_verdict message;
     message = (struct wire_verdict){.name = op->name, .kind = (uint8_t)kind, .text = {3, "why"}};
-    book_verdict(&book, &message);
+    call_table_verdict(&table, &message);
 }
 
 static inline struct call_outcome take(struct op *op) {
     struct call_outcome outcome;
-    book_take(&book, op, &outcome);
+    call_table_take(&table, op, &outcome);
     return outcome;
 }
 
 // A small op has all inputs.
 static inline void complete_small(struct op *op) {
     op->result = block_new();
-    CHECK(!book_complete(&book, op));
+    CHECK(!call_table_complete(&table, op));
 }
 
 #endif

@@ -1,5 +1,5 @@
 // The ops' core, driven by hand: what it asks for when calls, signals, epochs and verdicts come.
-#include "ops/book_world.h"
+#include "ops/call_table_world.h"
 
 static void test_large(void) {
     begin();
@@ -7,9 +7,9 @@ static void test_large(void) {
     enter(1, 3);
     struct op *op = post(7, LARGE, false);
     check_said("");
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("start 7.0 ");
-    CHECK(book_complete(&book, op));
+    CHECK(call_table_complete(&table, op));
     verdict(WIRE_VERDICT_COMMIT, op);
     check_said("end 7: 0 ");
     struct call_outcome outcome = take(op);
@@ -24,18 +24,18 @@ static void test_freeze(void) {
     begin();
     check_case("after a loss an op ends, one in retry mode begins again from its input");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *first = post(1, LARGE, false), *second = post(2, LARGE, true), *third = post(3, LARGE, false);
-    CHECK(book_complete(&book, third));
+    CHECK(call_table_complete(&table, third));
     check_said("start 1.0 start 2.0 start 3.0 ");
-    book_note_loss(&book, 2);
+    call_table_note_loss(&table, 2);
     enter(2, 2);
     struct op *late = post(4, LARGE, false); // has adopted epoch 2
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     CHECK(strstr(said, "open 1.0") != NULL && strstr(said, "open 2.0") != NULL && strstr(said, "done 3.0") != NULL &&
           strstr(said, "start 4.0") != NULL);
     said[0] = '\0';
-    CHECK(!book_complete(&book, first) || first->frozen);
+    CHECK(!call_table_complete(&table, first) || first->frozen);
     verdict(WIRE_VERDICT_ABORT, first);
     verdict(WIRE_VERDICT_ABORT, second);
     verdict(WIRE_VERDICT_COMMIT, third);
@@ -48,11 +48,11 @@ static void test_freeze(void) {
     check_case("a call that counts on a lost member is lost before it begins");
     enter(1, 3);
     struct op *waits = post(1, LARGE, false), *counts_on_nobody = post(2, LARGE, true);
-    book_note_loss(&book, 2);
+    call_table_note_loss(&table, 2);
     enter(2, 2);
     check_said("end 1: 2 ");
     CHECK(waits->phase == OP_ENDED && counts_on_nobody->phase == OP_WAITING);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("start 2.0 ");
     end();
 }
@@ -61,12 +61,12 @@ static void test_relink(void) {
     begin();
     check_case("without a loss an op is redone unseen");
     enter(1, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post(1, LARGE, false);
     enter(2, 2);
     verdict(WIRE_VERDICT_REDO, op);
     check_said("start 1.0 open 1.0 ");
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("start 1.0 again ");
     CHECK_EQ(op->name.epoch, 2);
     end();
@@ -76,32 +76,32 @@ static void test_retained(void) {
     begin();
     check_case("a small result is retained until all others have it");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post(1, 100, false);
     complete_small(op);
     check_said("start 1.0 end 1: 0 ");
     struct wire_op_name name = op->name;
-    CHECK_EQ(book.retained.count, 1);
-    book_acked(&book, &others[1], &name, 1, false);
-    book_acked(&book, &others[1], &name, 1, false); // repeated
-    CHECK_EQ(book.retained.count, 1);
+    CHECK_EQ(table.retained.count, 1);
+    call_table_acked(&table, &others[1], &name, 1, false);
+    call_table_acked(&table, &others[1], &name, 1, false); // repeated
+    CHECK_EQ(table.retained.count, 1);
     struct wire_op next = {.tag = 1, .sequence = 2, .fingerprint = {.count = 100}};
-    CHECK(book_signal(&book, &others[2], WIRE_POSTED, &next, NULL, 0)); // implies it
+    CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &next, NULL, 0)); // implies it
     check_said("drained ");
-    CHECK_EQ(book.retained.count, 0);
+    CHECK_EQ(table.retained.count, 0);
     check_case("what others ask for is acknowledged at once, also later");
-    book_acked(&book, &others[1], NULL, 0, true);
+    call_table_acked(&table, &others[1], NULL, 0, true);
     check_said("ack 1 to 1 ");
     free(take(op).contributors);
     op = post(1, 100, false);
     complete_small(op);
     check_said("start 1.0 ack 1 to 1 end 1: 0 ");
-    book_drain(&book);
+    call_table_drain(&table);
     check_said("ack 0 to 1 and ask ack 2 to 2 and ask ");
     check_case("nobody waits for a member that is forgotten");
-    book_forget(&book, &others[1]);
+    call_table_forget(&table, &others[1]);
     check_said("");
-    book_forget(&book, &others[2]);
+    call_table_forget(&table, &others[2]);
     check_said("drained ");
     end();
 }
@@ -110,7 +110,7 @@ static void test_supply(void) {
     begin();
     check_case("a retained result is supplied to those that lack it, once the links are there");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post(1, 100, false);
     complete_small(op);
     enter(2, 3);
@@ -118,30 +118,30 @@ static void test_supply(void) {
     static struct wire_verdict message;
     message = (struct wire_verdict){.name = op->name, .kind = WIRE_VERDICT_COMMIT, .count = 1, .needy = {{{2}}}};
     message.supplier.bytes[1] = 1; // another one
-    book_verdict(&book, &message);
+    call_table_verdict(&table, &message);
     check_said("");
     message.supplier = own;
-    book_verdict(&book, &message);
+    call_table_verdict(&table, &message);
     check_said("");
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("supply 1 to 2 ");
     end();
     begin();
     check_case("who is supplied holds the result for the others, and tells them that it has it");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     op = post(1, 100, false);
     struct wire_op_name name = op->name;
-    book_supplied(&book, &name, block_new()); // not frozen: from nobody who may
+    call_table_supplied(&table, &name, block_new()); // not frozen: from nobody who may
     check_said("start 1.0 ");
     enter(2, 3);
     name.sequence++;
-    book_supplied(&book, &name, block_new()); // another op
+    call_table_supplied(&table, &name, block_new()); // another op
     check_said("open 1.0 ");
     name.sequence--;
-    book_supplied(&book, &name, block_new());
+    call_table_supplied(&table, &name, block_new());
     check_said("fill 1 ack 1 to 1 ack 1 to 2 end 1: 0 ");
-    CHECK_EQ(book.retained.count, 1);
+    CHECK_EQ(table.retained.count, 1);
     end();
 }
 
@@ -149,25 +149,25 @@ static void test_unexpected(void) {
     begin();
     check_case("what comes before its op waits for it");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 100}};
-    CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 100));
+    CHECK(call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), 100));
     CHECK_EQ(others[1].unexpected_count, 1);
     struct op *op = post(1, 100, false);
-    CHECK(book_unexpected(&book, op, &others[2], WIRE_SMALL) == NULL);
-    struct unexpected *unexpected = book_unexpected(&book, op, &others[1], WIRE_SMALL);
+    CHECK(call_table_unexpected(&table, op, &others[2], WIRE_SMALL) == NULL);
+    struct unexpected *unexpected = call_table_unexpected(&table, op, &others[1], WIRE_SMALL);
     REQUIRE(unexpected != NULL);
     put(NULL, unexpected->block);
     free(unexpected);
     CHECK_EQ(others[1].unexpected_count, 0);
     check_said("start 1.0 ");
-    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
+    CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
     check_said("signal 1 from 2 ");
     check_case("a member that sends more than it may is told off, and the next epoch forgets all");
     head.tag = 2;
-    CHECK(book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), UNEXPECTED_BYTES));
-    CHECK(!book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 1));
-    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 1));
+    CHECK(call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), UNEXPECTED_BYTES));
+    CHECK(!call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), 1));
+    CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 1));
     enter(2, 3);
     CHECK(others[1].unexpected_bytes == 0 && others[1].unexpected_count == 0 && others[2].unexpected_count == 0);
     end();
@@ -177,13 +177,13 @@ static void test_mismatch(void) {
     begin();
     check_case("other arguments report_mismatch once, and the op ends when the epoch after the verdict freezes it");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 99}};
-    CHECK(book_signal(&book, &others[1], WIRE_READY, &head, NULL, 0));
+    CHECK(call_table_signal(&table, &others[1], WIRE_READY, &head, NULL, 0));
     struct op *op = post(1, LARGE, false);
-    CHECK(book_signal(&book, &others[2], WIRE_READY, &head, NULL, 0));
+    CHECK(call_table_signal(&table, &others[2], WIRE_READY, &head, NULL, 0));
     check_said("report_mismatch 1 start 1.0 ");
-    CHECK(!book_complete(&book, op));
+    CHECK(!call_table_complete(&table, op));
     verdict(WIRE_VERDICT_MISMATCH, op);
     check_said("");
     enter(2, 3);
@@ -198,7 +198,7 @@ static void test_mismatch(void) {
     check_said("end 5: 3 ");
     free(take(op).contributors);
     check_case("a loss before it comes first");
-    book_note_loss(&book, 3);
+    call_table_note_loss(&table, 3);
     unmade.name.epoch = 3;
     verdict(WIRE_VERDICT_MISMATCH, &unmade);
     op = post(5, LARGE, false); // counts on the members of epoch 2
@@ -213,20 +213,20 @@ static void test_cancel(void) {
     begin();
     check_case("the master is asked to cancel an op in each epoch in which it begins");
     enter(1, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post(1, LARGE, false);
-    book_cancel(&book, op);
-    book_cancel(&book, op);
+    call_table_cancel(&table, op);
+    call_table_cancel(&table, op);
     check_said("start 1.0 cancel 1 ");
     enter(2, 2);
     verdict(WIRE_VERDICT_REDO, op);
     said[0] = '\0';
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("cancel 1 start 1.0 again ");
     check_case("it ends with the verdict after the cancellation, and nothing begins in between");
     verdict(WIRE_VERDICT_CANCEL, op);
     struct op *later = post(2, LARGE, false);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     check_said("");
     enter(3, 2);
     said[0] = '\0';
@@ -239,31 +239,31 @@ static void test_cancel(void) {
     enter(1, 2);
     op = post(1, LARGE, false);
     struct wire_verdict cancelled = {.kind = WIRE_VERDICT_CANCEL, .name = {1, 1, 1, 0, 0}};
-    book_verdict(&book, &cancelled);
+    call_table_verdict(&table, &cancelled);
     CHECK_EQ(op->outcome.result, CALL_CANCELLED);
     free(take(op).contributors);
     cancelled.name.epoch = 2;
-    book_verdict(&book, &cancelled);
+    call_table_verdict(&table, &cancelled);
     op = post(1, LARGE, false);
     CHECK_EQ(op->outcome.result, CALL_CANCELLED);
     end();
     begin();
     check_case("a call in segments that was cancelled leaves a later cancellation to the next call");
     enter(1, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     op = post(1, DIVIDED, true);
     cancelled.name = started[0]->name;
-    book_verdict(&book, &cancelled);
+    call_table_verdict(&table, &cancelled);
     cancelled.name.epoch = 2; // of a member that has called again
-    book_verdict(&book, &cancelled);
-    CHECK_EQ(book.mismatches.count, 1);
+    call_table_verdict(&table, &cancelled);
+    CHECK_EQ(table.mismatches.count, 1);
     check_case("a vote ends what it may not concern any more");
-    mismatches_voted(&book.mismatches, 2);
-    CHECK_EQ(book.mismatches.count, 1);
-    mismatches_voted(&book.mismatches, 3);
-    CHECK_EQ(book.mismatches.count, 0);
-    book_verdict(&book, &cancelled); // from a master that took over
-    CHECK_EQ(book.mismatches.count, 0);
+    mismatches_voted(&table.mismatches, 2);
+    CHECK_EQ(table.mismatches.count, 1);
+    mismatches_voted(&table.mismatches, 3);
+    CHECK_EQ(table.mismatches.count, 0);
+    call_table_verdict(&table, &cancelled); // from a master that took over
+    CHECK_EQ(table.mismatches.count, 0);
     end();
 }
 
@@ -271,7 +271,7 @@ static void test_two_mismatches(void) {
     begin();
     check_case("the others' next call is mismatched too, before the epoch that ends the one under way is entered");
     enter(1, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post(1, DIVIDED, true);
     struct op next = {.name = {2, 1, 1, 0, 0}};
     said[0] = '\0';
@@ -282,7 +282,7 @@ static void test_two_mismatches(void) {
     enter(3, 3);
     check_said("end 1: 3 ");
     free(take(op).contributors);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     op = post(1, DIVIDED, true);
     check_said("end 1: 3 ");
     free(take(op).contributors);
@@ -303,7 +303,7 @@ static void check_lost(struct op *op, uint64_t epoch, const char *who) {
 
 // All lose the last members of the epoch.
 static void lose(uint64_t number, uint32_t left) {
-    book_note_loss(&book, number);
+    call_table_note_loss(&table, number);
     enter(number, left);
 }
 
@@ -311,18 +311,18 @@ static void test_list_lost(void) {
     begin();
     check_case("a call over a list goes on after a loss of others, and ends with one of its own");
     enter(1, 4);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post_list(7, PLAN_ALL_GATHER, LARGE, false, "201", 0);
     check_said("start 7.0 ");
     lose(2, 3);
     CHECK_EQ(members_told, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     verdict(WIRE_VERDICT_ABORT, op);
     check_said("open 7.0 start 7.0 again ");
     CHECK(op->contributors == 3 && op->team->place == 0 && op->team->ranks[0] == 1);
     lose(3, 2);
     CHECK_EQ(members_told, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     verdict(WIRE_VERDICT_ABORT, op);
     check_said("open 7.0 end 7: 2 ");
     check_lost(op, 3, "rank 0");
@@ -336,7 +336,7 @@ static void test_list_lost(void) {
     check_said("end 8: 2 ");
     check_lost(op, 5, "rank 0");
     check_case("of many only the first are told");
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     op = post_list(9, PLAN_BARRIER, 0, false, "3033333333333", 0);
     check_said("end 9: 2 ");
     check_lost(op, 5, "rank 0, rank 2, rank 3, rank 4, rank 5, rank 6, rank 7, rank 8, ...");
@@ -347,15 +347,15 @@ static void test_list_goes_on(void) {
     begin();
     check_case("a call over a list whose meaning survives goes on without the lost, if it was asked to");
     enter(1, 4);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *asked = post_list(1, PLAN_ALL_REDUCE, LARGE, true, "302", 0);
     struct op *complete = post_list(2, PLAN_ALL_REDUCE, LARGE, false, "302", 0);
     struct op *without = post_list(3, PLAN_ALL_REDUCE, LARGE, false, "302", 0);
-    CHECK(book_complete(&book, complete));
+    CHECK(call_table_complete(&table, complete));
     said[0] = '\0';
     lose(2, 3);
     CHECK_EQ(members_told, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     said[0] = '\0';
     verdict(WIRE_VERDICT_COMMIT, complete);
     verdict(WIRE_VERDICT_ABORT, without);
@@ -363,7 +363,7 @@ static void test_list_goes_on(void) {
     check_said("end 2: 0 end 3: 2 start 1.0 again ");
     CHECK_EQ(complete->outcome.info.contributors, 3);
     check_lost(without, 2, "rank 0");
-    CHECK(book_complete(&book, asked));
+    CHECK(call_table_complete(&table, asked));
     verdict(WIRE_VERDICT_COMMIT, asked);
     check_said("end 1: 0 ");
     struct call_outcome outcome = take(asked);
@@ -377,7 +377,7 @@ static void test_list_goes_on(void) {
     CHECK_EQ(asked->contributors, 1);
     complete_small(asked);
     check_said("end 1: 0 ");
-    CHECK_EQ(book.retained.count, 0); // for nobody
+    CHECK_EQ(table.retained.count, 0); // for nobody
     end();
 }
 
@@ -385,13 +385,13 @@ static void test_list_root(void) {
     begin();
     check_case("without its root nothing goes on");
     enter(1, 4);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *from = post_list(1, PLAN_BROADCAST, LARGE, true, "032", 1);
     struct op *with = post_list(2, PLAN_BROADCAST, LARGE, true, "032", 2);
     struct op *of_all = post_list(3, PLAN_BROADCAST, LARGE, true, "1302", 1);
     CHECK(from->team->count == 3 && of_all->team->count == 4);
     lose(2, 3);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     said[0] = '\0';
     verdict(WIRE_VERDICT_REDO, from);
     verdict(WIRE_VERDICT_ABORT, with);
@@ -402,14 +402,14 @@ static void test_list_root(void) {
     check_case("segments give the text of the call");
     struct op *call = post_list(4, PLAN_REDUCE, DIVIDED, true, "012", 2);
     size_t first = started_count - PLAN_SEGMENTS_AHEAD;
-    CHECK(book_complete(&book, started[first]));
+    CHECK(call_table_complete(&table, started[first]));
     verdict(WIRE_VERDICT_COMMIT, started[first]);
     lose(3, 2);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     said[0] = '\0';
     for (int i = 1; i <= PLAN_SEGMENTS_AHEAD; i++) verdict(WIRE_VERDICT_ABORT, started[first + (size_t)i]);
     check_said("end 4: 2 ");
-    CHECK_EQ(book.extra, 0);
+    CHECK_EQ(table.extra, 0);
     check_lost(call, 3, "rank 2");
     end();
 }
@@ -418,28 +418,28 @@ static void test_list_signals(void) {
     begin();
     check_case("who names the same members and is none of them is told off");
     enter(1, 4);
-    book_links_ready(&book);
+    call_table_links_ready(&table);
     struct op *op = post_list(1, PLAN_SEND, 100, false, "02", 1);
     struct wire_op head;
     op_head(op, &head);
-    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
+    CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
     check_said("start 1.0 signal 1 from 2 ");
-    CHECK(!book_signal(&book, &others[1], WIRE_SMALL, &head, block_new(), 100));
+    CHECK(!call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), 100));
     CHECK_EQ(blocks, 0);
     check_case("what comes for an op that is over is dropped, and announces nothing");
     complete_small(op);
     free(take(op).contributors);
-    CHECK(book_signal(&book, &others[2], WIRE_POSTED, &head, NULL, 0));
-    CHECK(book_signal(&book, &others[2], WIRE_SMALL, &head, block_new(), 100));
-    CHECK(!unexpected_has(&book.unexpected, 1, &others[2].id));
+    CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &head, NULL, 0));
+    CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
+    CHECK(!unexpected_has(&table.unexpected, 1, &others[2].id));
     CHECK_EQ(others[2].unexpected_count, 0);
     head.sequence++;
-    CHECK(book_signal(&book, &others[2], WIRE_POSTED, &head, NULL, 0));
-    CHECK(unexpected_has(&book.unexpected, 1, &others[2].id));
-    CHECK(!unexpected_has(&book.unexpected, 1, &others[1].id) && !unexpected_has(&book.unexpected, 2, &others[2].id));
+    CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &head, NULL, 0));
+    CHECK(unexpected_has(&table.unexpected, 1, &others[2].id));
+    CHECK(!unexpected_has(&table.unexpected, 1, &others[1].id) && !unexpected_has(&table.unexpected, 2, &others[2].id));
     check_case("nor does anything of the epoch before");
     enter(2, 4);
-    CHECK(!unexpected_has(&book.unexpected, 1, &others[2].id));
+    CHECK(!unexpected_has(&table.unexpected, 1, &others[2].id));
     end();
 }
 
@@ -450,10 +450,10 @@ static void test_limits(void) {
     post(0, LARGE, false);
     struct call_args reduce = {.tag = 0, .fingerprint.count = 1};
     struct op *op;
-    CHECK(book_post(&book, &reduce, 1, 1, &op) == CALL_TAG_LIVE);
+    CHECK(call_table_post(&table, &reduce, 1, 1, &op) == CALL_TAG_LIVE);
     for (uint64_t tag = 1; tag < WIRE_MAX_LIVE_OPS; tag++) post(tag, LARGE, false);
     reduce.tag = WIRE_MAX_LIVE_OPS;
-    CHECK(book_post(&book, &reduce, 1, 1, &op) == CALL_TOO_MANY);
+    CHECK(call_table_post(&table, &reduce, 1, 1, &op) == CALL_TOO_MANY);
     said[0] = '\0';
     end();
 }

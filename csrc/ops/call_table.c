@@ -1,0 +1,498 @@
+#include "ops/call_table.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ops/call_table_private.h"
+#include "ops/segments.h"
+
+// EXTRA_MAX: segments under way that are not the only one of their op; the rest is left to further calls.
+enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, LOST_TOLD = 8 };
+
+// ---- life ----
+void call_table_init(struct call_table *table, const struct op_driver *driver, size_t work_bytes) {
+    *table = (struct call_table){.driver = *driver, .work_bytes = work_bytes, .now = epoch_get(epoch_none())};
+}
+
+void call_table_fini(struct call_table *table) {
+    unexpected_clear(&table->unexpected, &table->driver);
+    retained_clear(&table->retained, &table->driver);
+    tag_counters_clear(&table->counters);
+    mismatches_clear(&table->mismatches);
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        while (table->table[i] != NULL) {
+            struct op *op = table->table[i];
+            if (op->segments != NULL) segments_free(op);
+            call_table_free_op(table, op, op->outcome.result != CALL_OK);
+        }
+    while (table->unused != NULL) {
+        struct op *op = table->unused;
+        table->unused = op->chain;
+        free(op);
+    }
+    free(table->members);
+    team_free(table->team);
+    epoch_put(table->now);
+}
+
+static void fail(struct call_table *table) { table->driver.failed(table->driver.context); }
+
+// ---- ops by tag ----
+struct op *call_table_find(const struct call_table *table, uint64_t tag) {
+    struct op *op = table->table[tag_slot(tag)];
+    while (op != NULL && (op->args.tag != tag || op->parent != NULL)) op = op->chain;
+    return op;
+}
+
+struct op *call_table_find_running(const struct call_table *table, const struct wire_op *head) {
+    for (struct op *op = table->table[tag_slot(head->tag)]; op != NULL; op = op->chain)
+        if (op_has_begun(op) && !op->frozen && op->args.tag == head->tag && op->name.sequence == head->sequence &&
+            op->name.segment == head->segment && op->name.epoch == table->now->group_epoch)
+            return op;
+    return NULL;
+}
+
+void call_table_for_each(struct call_table *table, void (*act)(struct call_table *, struct op *)) {
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        for (struct op *op = table->table[i]; op != NULL; op = op->chain) act(table, op);
+}
+
+static struct op *new_op(struct call_table *table, uint64_t tag) {
+    struct op *op = table->unused;
+    if (op != NULL)
+        table->unused = op->chain;
+    else if ((op = malloc(sizeof *op + table->work_bytes)) == NULL)
+        return NULL;
+    memset(op, 0, sizeof *op + table->work_bytes);
+    op->work = op + 1;
+    op->chain = table->table[tag_slot(tag)];
+    table->table[tag_slot(tag)] = op;
+    op->args.tag = tag;
+    return op;
+}
+
+void call_table_free_op(struct call_table *table, struct op *op, bool restore) {
+    table->driver.forget(table->driver.context, op, restore);
+    struct op **at = &table->table[tag_slot(op->args.tag)];
+    while (*at != op) at = &(*at)->chain;
+    *at = op->chain;
+    epoch_put(op->epoch);
+    op->epoch = NULL;
+    if (op->parent == NULL) {
+        group_put(op->args.group);
+        free(op->args.parts);
+    }
+    op->chain = table->unused;
+    table->unused = op;
+}
+
+// ---- ends ----
+static void begin_segments(struct call_table *table, struct op *parent);
+
+static void end_when_over(struct call_table *table, struct op *parent) {
+    if (parent->segments->live == 0 && parent->phase != OP_ENDED)
+        call_table_end(table, parent, parent->segments->failure);
+}
+
+static void end_segment(struct call_table *table, struct op *op) {
+    struct op *parent = op->parent;
+    if (segments_ended(op)) {
+        segments_remove(op);
+        call_table_free_op(table, op, false);
+    }
+    if (parent->segments->live > 0) table->extra--;
+    if (parent->phase == OP_ENDED) return;
+    begin_segments(table, parent);
+    end_when_over(table, parent);
+}
+
+void call_table_release(struct call_table *table, struct op *op) {
+    table->driver.release(table->driver.context, op);
+    if (op->retained != NULL) retained_free(op->retained, &table->driver);
+    op->retained = NULL;
+}
+
+void call_table_end(struct call_table *table, struct op *op, enum call_result result) {
+    call_table_release(table, op);
+    op->outcome.result = result;
+    op->outcome.info = (struct call_info){op->contributors, op->tx_bytes, op->rx_bytes};
+    op->phase = OP_ENDED;
+    op->frozen = false;
+    if (op->parent != NULL)
+        end_segment(table, op);
+    else
+        table->driver.ended(table->driver.context, op);
+}
+
+// Writes the lost members of the group as text.
+static void say_who(const struct call_table *table, struct op *op) {
+    char *text = op->outcome.text;
+    size_t at = 0;
+    uint32_t told = 0;
+    for (uint32_t rank = 0; rank < op->args.group->count; rank++) {
+        if (group_has(op->args.group, rank, table->now)) continue;
+        if (told++ == LOST_TOLD) snprintf(text + at, sizeof op->outcome.text - at, ", ...");
+        if (told > LOST_TOLD) continue;
+        at += (size_t)snprintf(text + at, sizeof op->outcome.text - at, "%s%u", at == 0 ? "rank " : ", rank ", rank);
+    }
+}
+
+void call_table_end_lost(struct call_table *table, struct op *op) {
+    uint64_t epoch = call_table_counted_loss(table, op);
+    if (op->args.group != NULL) say_who(table, op);
+    op->outcome.epoch = epoch != 0 ? epoch : table->now->group_epoch;
+    call_table_end(table, op, CALL_LOST);
+}
+
+void call_table_refuse(struct call_table *table, struct op *op) {
+    fail(table); // first: nothing is to begin in the place of the op
+    call_table_end(table, op, CALL_NO_MEMORY);
+}
+
+static void end_dead(struct call_table *table, struct op *op) {
+    if (op->phase != OP_ENDED) call_table_end(table, op, CALL_DEAD);
+}
+
+void call_table_end_all(struct call_table *table) {
+    table->waiting.first = NULL;
+    call_table_for_each(table, end_dead);
+}
+
+// ---- beginning ----
+uint64_t call_table_counted_loss(const struct call_table *table, const struct op *op) {
+    return op->args.retry || op->args.group != NULL ? 0 : call_table_first_loss(table, op->adopted);
+}
+
+uint64_t call_table_first_loss(const struct call_table *table, uint64_t adopted) {
+    for (uint32_t i = 0; i < table->loss_count; i++)
+        if (table->losses[i] > adopted) return table->losses[i];
+    return 0;
+}
+
+static bool name(struct call_table *table, struct op *op) {
+    bool named = op->parent != NULL ? segments_name(op, table->now->group_epoch, &table->counters)
+                                    : tag_counter_take(&table->counters, op->args.tag, &op->name.sequence);
+    op->name.epoch = table->now->group_epoch;
+    op->name.tag = op->args.tag;
+    op->name.list = op_list(op);
+    if (table->counters.full && !table->epoch_requested) {
+        table->epoch_requested = true;
+        table->driver.request_epoch(table->driver.context);
+    }
+    return named;
+}
+
+// Reports any unexpected signal whose arguments differ: others may use another algorithm, so nobody else looks at it.
+static void compare_unexpected(struct call_table *table, struct op *op) {
+    struct wire_op head;
+    op_head(op, &head);
+    const struct unexpected *at = table->unexpected.slots[tag_slot(op->args.tag)];
+    while ((at = unexpected_differing(at, &head)) != NULL) {
+        call_table_report_mismatch(table, op, at->from, &at->head.fingerprint);
+        at = at->next;
+    }
+}
+
+// Without those of its group that are lost. Others decide alike, by the same epoch.
+bool call_table_may_go_on(const struct call_table *table, const struct op *op) {
+    const struct plan_collective *collective = op_collective(op);
+    const struct group *group = op->args.group;
+    if (group == NULL || group_living(group, table->now) == group->count) return true;
+    return collective->survives && op->args.retry &&
+           (!collective->rooted || group_has(group, op->args.root, table->now));
+}
+
+// Sets the op's team in the epoch in force. False: memory was refused.
+static bool find_team(struct call_table *table, struct op *op) {
+    struct team **newest = op->args.group == NULL ? &table->team : &op->args.group->team;
+    if (*newest == NULL || (*newest)->epoch != table->now) {
+        struct team *team = team_new(op->args.group, table->now, table->members);
+        if (team == NULL) return false;
+        team_free(*newest);
+        *newest = team;
+    }
+    op->team = *newest;
+    return true;
+}
+
+static void begin(struct call_table *table, struct op *op) {
+    if (!call_table_may_go_on(table, op)) {
+        call_table_end_lost(table, op);
+        return;
+    }
+    if (tag_counter_is_spent(&table->counters, op->args.tag)) {
+        // of the fresh epoch, which was asked for long ago; the others wait at the same op
+        call_table_wait_for_links(table, op);
+        return;
+    }
+    if (!name(table, op) || !find_team(table, op)) {
+        call_table_refuse(table, op);
+        return;
+    }
+    const struct epoch *now = table->now;
+    epoch_put(op->epoch);
+    op->epoch = epoch_get(now);
+    op->contributors = op->team->count;
+    op->mismatch_reported = op->mismatched = false;
+    op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s,
+                            op->team->spread != NULL);
+    if (op->team->count < 2 && op->args.group == NULL) {
+        call_table_end_lost(table, op); // alone: only a loss leads here
+        return;
+    }
+    compare_unexpected(table, op);
+    if ((op->parent != NULL ? op->parent : op)->cancel) table->driver.cancel(table->driver.context, &op->name);
+    bool small = op->path == PLAN_SMALL;
+    op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
+    if ((small && (op->retained = retained_new(op->team->count)) == NULL) ||
+        !table->driver.start(table->driver.context, op))
+        call_table_refuse(table, op);
+}
+
+void call_table_wait_for_links(struct call_table *table, struct op *op) {
+    op->phase = OP_WAITING;
+    op_list_append(&table->waiting, op);
+}
+
+void call_table_begin(struct call_table *table, struct op *op) {
+    if (table->ready)
+        begin(table, op);
+    else
+        call_table_wait_for_links(table, op);
+}
+
+static bool has_room_for_extra(const struct call_table *table) {
+    const struct epoch *now = table->now;
+    uint32_t useful = plan_extra_segments(now->ring.count, now->latency_us, now->megabytes_per_s);
+    return table->extra < useful && table->extra < EXTRA_MAX && table->live + table->extra < WIRE_MAX_LIVE_OPS;
+}
+
+// A segment that cannot begin ends at once, and with it perhaps the call.
+static void begin_segments(struct call_table *table, struct op *parent) {
+    struct segments *s = parent->segments;
+    while (segments_may_add(s, has_room_for_extra(table))) {
+        struct op *op = new_op(table, parent->args.tag);
+        if (op == NULL && s->live == 0) {
+            s->failure = CALL_NO_MEMORY;
+            fail(table);
+        }
+        if (op == NULL) return; // tried again when a segment has ended
+        if (s->live > 0) table->extra++;
+        segments_add(parent, op);
+        call_table_begin(table, op);
+    }
+}
+
+void call_table_begin_segments(struct call_table *table, struct op *parent) {
+    begin_segments(table, parent);
+    end_when_over(table, parent);
+}
+
+void call_table_links_ready(struct call_table *table) {
+    if (table->ended_in == table->now->group_epoch && table->ended_in != 0) return; // another epoch follows
+    table->ready = true;
+    retained_supply(&table->retained, &table->driver);
+    struct op_list waiting = table->waiting;
+    table->waiting.first = NULL;
+    for (struct op *op; (op = op_list_pop(&waiting)) != NULL;) call_table_begin(table, op);
+}
+
+bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss) {
+    return mismatches_take(&table->mismatches, call->args.tag, op_list(call), loss, call->outcome.text, &call->ending);
+}
+
+// ---- callers ----
+static void start(struct call_table *table, struct op *op) {
+    uint64_t loss = call_table_counted_loss(table, op);
+    uint32_t segments = op->args.retry ? plan_segments(op->count, op->element) : 1;
+    // A call that cannot continue is lost as soon as no newer epoch is known: the mismatch that others were told of is
+    // of a later call.
+    if (call_table_may_go_on(table, op) && call_table_take_mismatch(table, op, loss))
+        call_table_end(table, op, op->ending);
+    else if (loss != 0)
+        call_table_end_lost(table, op);
+    else if (segments == 1)
+        call_table_begin(table, op);
+    else if (segments_new(op))
+        call_table_begin_segments(table, op);
+    else
+        call_table_refuse(table, op);
+}
+
+enum call_result call_table_post(struct call_table *table, const struct call_args *args, size_t element,
+                                 uint64_t adopted, struct op **out) {
+    if (call_table_find(table, args->tag) != NULL) return CALL_TAG_LIVE;
+    if (table->live + table->extra >= WIRE_MAX_LIVE_OPS) return CALL_TOO_MANY;
+    struct op *op = new_op(table, args->tag);
+    if (op == NULL) {
+        fail(table);
+        return CALL_NO_MEMORY;
+    }
+    op->args = *args;
+    op->adopted = adopted;
+    op->element = element;
+    op->count = args->fingerprint.count;
+    op_measure(op);
+    table->live++;
+    *out = op;
+    start(table, op);
+    return CALL_OK;
+}
+
+// An op without a name, or without a verdict in the epoch in force, is cancelled when it begins there.
+void call_table_cancel(struct call_table *table, struct op *call) {
+    if (call->phase == OP_ENDED || call->cancel) return;
+    call->cancel = true;
+    for (struct op *part = segments_part(call, NULL); part != NULL; part = segments_part(call, part))
+        if (op_has_begun(part) && !part->frozen) {
+            table->driver.cancel(table->driver.context, &part->name);
+            return;
+        }
+}
+
+void call_table_take(struct call_table *table, struct op *op, struct call_outcome *out) {
+    *out = op->outcome;
+    if (out->result == CALL_OK && op->segments == NULL && op->args.retry) out->epoch = op->name.epoch;
+    out->retry = op->args.retry;
+    if (op->args.tell) out->contributors = segments_contributors(op);
+    if (op->segments != NULL) {
+        call_table_remove_segments(table, op, false);
+        segments_free(op);
+    }
+    table->live--;
+    call_table_free_op(table, op, false);
+}
+
+void call_table_remove_segments(struct call_table *table, struct op *parent, bool restore) {
+    for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) {
+        struct op *op = parent->segments->ops[i];
+        if (op == NULL) continue;
+        if (op->phase == OP_WAITING) op_list_remove(&table->waiting, op);
+        segments_remove(op);
+        call_table_free_op(table, op, restore);
+    }
+}
+
+// ---- other members ----
+// Of an op, or a segment, that does not run here, and that was begun here in this epoch and is over: a member that
+// sends nothing to another one is not waited for by it. Segments of one sequence are begun one after another, and after
+// a loss each as its verdict comes.
+bool call_table_is_over(const struct call_table *table, const struct wire_op *head) {
+    if (head->sequence > tag_counter_last(&table->counters, head->tag)) return false;
+    const struct op *call = call_table_find(table, head->tag);
+    return call == NULL || !segments_lack(call, table->now->group_epoch, head->sequence, head->segment);
+}
+
+bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_op *head,
+                       struct block *block, size_t bytes) {
+    const struct op_driver *driver = &table->driver;
+    if (head->sequence > 1) retained_implied(&table->retained, from, table->now->group_epoch, head, driver);
+    struct op *op = call_table_find_running(table, head);
+    if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
+        call_table_report_mismatch(table, op, from, &head->fingerprint);
+    } else if (op != NULL && team_place(op->team, from) == GROUP_NOBODY) {
+        if (block != NULL) driver->put(driver->context, block);
+        return false; // it names the same members, and is none of them
+    } else if ((op == NULL && !call_table_is_over(table, head)) || (op != NULL && op->phase == OP_QUEUED)) {
+        struct unexpected unexpected = {
+            .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
+        // Nobody can grant more to a member that has not begun.
+        enum unexpected_result result = type == WIRE_GRANT
+                                            ? UNEXPECTED_OK
+                                            : unexpected_add(&table->unexpected, &unexpected, table->now->ring.count);
+        if (result == UNEXPECTED_OK) return true;
+        if (result == UNEXPECTED_NO_MEMORY) fail(table);
+        if (block != NULL) driver->put(driver->context, block);
+        return false;
+    } else if (op != NULL) {
+        return driver->signal(driver->context, op, from, type, head, block);
+    }
+    if (block != NULL) driver->put(driver->context, block);
+    return true;
+}
+
+void call_table_acked(struct call_table *table, struct op_member *from, const struct wire_op_name *names,
+                      uint32_t count, bool asked) {
+    for (uint32_t i = 0; i < count; i++) retained_acked(&table->retained, from, &names[i], &table->driver);
+    if (!asked) return;
+    from->draining = true;
+    acks_send(from, false, &table->driver);
+}
+
+void call_table_drain(struct call_table *table) {
+    for (uint32_t i = 0; i < table->now->ring.count && table->ready; i++)
+        if (table->members[i] != NULL) acks_send(table->members[i], true, &table->driver);
+}
+
+void call_table_forget(struct call_table *table, const struct op_member *member) {
+    retained_forget(&table->retained, member, &table->driver);
+}
+
+// ---- what moves ops ----
+struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,
+                                         uint16_t type) {
+    struct wire_op head;
+    op_head(op, &head);
+    return unexpected_take(&table->unexpected, from, &head, type);
+}
+
+// A member alone has nobody to keep a result for.
+static void keep(struct call_table *table, struct retained *retained, const struct op *op, struct block *result) {
+    retained->result = result;
+    if (op->team->count < 2)
+        retained_free(retained, &table->driver);
+    else
+        retained_add(&table->retained, retained, &op->name, op->team->members, op->team->count);
+}
+
+static void acknowledge(struct call_table *table, const struct op *op, bool now) {
+    for (uint32_t i = 0; i < op->team->count; i++) {
+        struct op_member *member = op->team->members[i];
+        if (member == NULL) continue;
+        acks_add(member, &op->name, op->result_bytes, &table->driver);
+        if (now) acks_send(member, false, &table->driver);
+    }
+}
+
+bool call_table_complete(struct call_table *table, struct op *op) {
+    if (op->phase != OP_RUNNING || op->mismatch_reported) return false;
+    if (op->path != PLAN_SMALL) {
+        op->phase = OP_COMPLETE;
+        return true;
+    }
+    keep(table, op->retained, op, op->result);
+    op->retained = NULL;
+    op->result = NULL;
+    acknowledge(table, op, false);
+    call_table_end(table, op, CALL_OK);
+    return false;
+}
+
+// A supplied member holds the result for the others as if it had completed the op itself: the supplier may die before
+// it has reached them.
+void call_table_supplied(struct call_table *table, const struct wire_op_name *name, struct block *result) {
+    const struct op_driver *driver = &table->driver;
+    struct op *op = call_table_find(table, name->tag);
+    bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
+                  wire_op_name_equal(&op->name, name);
+    bool ready = wanted && find_team(table, op); // of this epoch, since the op was begun in an older one
+    struct retained *retained = ready ? retained_new(op->team->count) : NULL;
+    if (wanted && retained == NULL) fail(table);
+    if (retained == NULL || !driver->fill(driver->context, op, result)) {
+        free(retained);
+        driver->put(driver->context, result);
+        return;
+    }
+    keep(table, retained, op, result);
+    acknowledge(table, op, true);
+    call_table_end(table, op, CALL_OK);
+}
+
+void call_table_report_mismatch(struct call_table *table, struct op *op, const struct op_member *other,
+                                const struct wire_fingerprint *theirs) {
+    if (op->mismatch_reported) return;
+    op->mismatch_reported = true;
+    struct wire_mismatch mismatch = {op->name, op->args.fingerprint, other->id, *theirs};
+    table->driver.report_mismatch(table->driver.context, &mismatch);
+}
