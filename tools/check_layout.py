@@ -7,11 +7,12 @@ than 600 lines, no line than 120 columns.
 
 from __future__ import annotations
 
-import graphlib
 import re
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from check_symbols import circles
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Where quoted includes are looked up.
@@ -58,27 +59,12 @@ def main() -> int:
                 found.add(f"{file} includes {name}, which stands above it")
             if module_of(target) != module_of(file):
                 includes[module_of(file)].add(module_of(target))
-    found.update(circles(includes))
+    found |= {f"modules include each other: {', '.join(circle)}" for circle in circles(includes)}
     for line in sorted(found - KNOWN):
         print(line)
     for line in sorted(KNOWN - found):
         print(f"mended, take it out of {Path(__file__).name}: {line}")
     return 1 if found != KNOWN else 0
-
-
-def circles(includes: dict[str, set[str]]) -> set[str]:
-    """One line for each circle, taken apart until none is left."""
-    found = set()
-    graph = {module: set(targets) for module, targets in includes.items()}
-    while True:
-        try:
-            graphlib.TopologicalSorter(graph).prepare()
-        except graphlib.CycleError as error:
-            circle = error.args[1]
-            found.add("modules include each other: " + ", ".join(sorted(set(circle))))
-            graph[circle[1]].discard(circle[0])
-        else:
-            return found
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ TOOL = Path(__file__).parents[2] / "tools" / "check_layout.py"
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOL.parent))
     spec = importlib.util.spec_from_file_location("check_layout", TOOL)
     assert spec is not None
     assert spec.loader is not None
