@@ -14,6 +14,7 @@ from pccl._enums import Result
 from pccl._errors import PCCLError
 from pccl._exports import publish
 from pccl._loader import load_native_module
+from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class MasterNode:
     ) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
-        limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, 0.1, 3600)
-        idle = None if until_empty is None else milliseconds("until_empty", until_empty, 0.001, 86400)
+        limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, *HEARTBEAT_SECONDS)
+        idle = None if until_empty is None else milliseconds("until_empty", until_empty, *IDLE_SECONDS)
         listed = parse_endpoints(masters) if masters is not None else []
         if advertise is not None and parse_endpoint(advertise) not in listed:
             raise ValueError(f"the masters {masters or '(none)'} do not contain {advertise}, which this one is to be")
