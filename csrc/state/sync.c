@@ -146,11 +146,7 @@ static int step(struct service *service) {
         sync_take_worker_results(sync);
     }
     struct device_queue *failed = content_failed_device(sync->content);
-    if (failed != NULL) {
-        engine_lock(sync->engine);
-        engine_fail_of(sync->engine, failed);
-        engine_unlock(sync->engine);
-    }
+    if (failed != NULL) sync_fail(sync, failed);
     if (receives(sync)) sync_receive(sync);
     return receives(sync) ? SYNC_TICK_MS : -1;
 }

@@ -110,9 +110,7 @@ static void take_result(struct sync *sync, const struct worker_pool_job *job) {
         break;
     case WORKER_POOL_UNWRITABLE:
         delta_lost(sync->delta, job->leaf);
-        engine_lock(sync->engine);
-        engine_fail_of(sync->engine, job->queue);
-        engine_unlock(sync->engine);
+        sync_fail(sync, job->queue);
         break;
     }
 }

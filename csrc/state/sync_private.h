@@ -109,6 +109,13 @@ bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type
 void sync_take_worker_results(struct sync *sync);
 void sync_memory_hangs(struct sync *sync, const struct neighbour *peer);
 
+// The device of this queue has failed, and so the engine fails. Lock not held.
+static inline void sync_fail(struct sync *sync, const struct device_queue *queue) {
+    engine_lock(sync->engine);
+    engine_fail_of(sync->engine, queue);
+    engine_unlock(sync->engine);
+}
+
 static inline struct sync *sync_of(struct service *service) { return (struct sync *)service; }
 
 #endif
