@@ -46,21 +46,29 @@ static struct block *block_of(const struct op *op, uint32_t place) {
     return place == op->team->place ? direct->input : direct->parts[place].block;
 }
 
-static void reduce(const struct op *op, void *to, const struct block *first, const struct block *second) {
+static uint32_t divisor_of(const struct op *op) { return op->args.fingerprint.op == pcclAvg ? op->team->count : 0; }
+
+// Returns how inputs of the op are reduced; the quotient is left to the last reduction. It has no operand yet.
+static struct block_sum sum_of(const struct op *op, bool is_last) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
-    kernels_get()->reduce[what->op][what->dtype](to, block_payload(first), block_payload(second), op->count);
+    return (struct block_sum){
+        .count = op->count, .divisor = is_last ? divisor_of(op) : 0, .op = what->op, .dtype = what->dtype};
 }
 
-static uint32_t divisor_of(const struct op *op) { return op->args.fingerprint.op == pcclAvg ? op->team->count : 0; }
+static void reduce(const struct block_sum *how, void *to, const struct block *first, const struct block *second) {
+    kernels_get()->reduce[how->op][how->dtype](to, block_payload(first), block_payload(second), how->count);
+    if (how->divisor > 0) kernels_get()->divide[how->dtype](to, how->count, how->divisor);
+}
 
 // Returns the reduction of all inputs but the last, in rank order. It overwrites received blocks only: the own input
 // may still be on its way to other members.
 static struct block *reduce_all_but_last(const struct op *op) {
     struct block *sum = block_of(op, 0), *room = op->team->place == 0 ? NULL : sum;
+    struct block_sum how = sum_of(op, false);
     for (uint32_t i = 1; i + 1 < op->team->count; i++) {
         struct block *input = block_of(op, i);
         if (room == NULL) room = input;
-        reduce(op, room->bytes, sum, input);
+        reduce(&how, room->bytes, sum, input);
         sum = room;
     }
     return sum;
@@ -68,12 +76,13 @@ static struct block *reduce_all_but_last(const struct op *op) {
 
 // result = the inputs reduced in rank order.
 static void reduce_parts(const struct op *op, void *result) {
-    if (op->team->count == 1)
-        memcpy(result, input_of(op), op->bytes);
-    else
-        reduce(op, result, reduce_all_but_last(op), block_of(op, op->team->count - 1));
-    uint32_t divisor = divisor_of(op);
-    if (divisor > 0) kernels_get()->divide[op->args.fingerprint.dtype](result, op->count, divisor);
+    struct block_sum how = sum_of(op, true);
+    if (op->team->count > 1) {
+        reduce(&how, result, reduce_all_but_last(op), block_of(op, op->team->count - 1));
+        return;
+    }
+    memcpy(result, input_of(op), op->bytes);
+    if (how.divisor > 0) kernels_get()->divide[how.dtype](result, how.count, how.divisor); // NaN become canonical
 }
 
 // Whether the result goes straight to the tensor. What is kept for the others is then the two operands of the last
@@ -84,12 +93,11 @@ static bool is_written_once(const struct op *op) {
 
 // Keeps the sum itself: the own input is still on its way, and the other one lies in a box. False: the system refused
 // memory.
-static bool keep_sum(struct engine *engine, struct op *op, const struct block *first, const struct block *second) {
+static bool keep_sum(struct engine *engine, struct op *op, const struct block_sum *how, const struct block *first,
+                     const struct block *second) {
     op->result = block_new(engine, op->bytes);
     if (op->result == NULL) return false;
-    reduce(op, op->result->bytes, first, second);
-    if (divisor_of(op) > 0)
-        kernels_get()->divide[op->args.fingerprint.dtype](op->result->bytes, op->count, divisor_of(op));
+    reduce(how, op->result->bytes, first, second);
     return true;
 }
 
@@ -98,20 +106,20 @@ static bool write_once(struct engine *engine, struct op *op) {
     uint8_t *landing = algorithm_landing(op, 0, op->bytes);
     if (landing == NULL) return false;
     struct block *sum = reduce_all_but_last(op), *last = block_of(op, op->team->count - 1);
-    const struct wire_fingerprint *what = &op->args.fingerprint;
-    uint32_t divisor = divisor_of(op);
-    reduce(op, landing, sum, last);
-    if (divisor > 0) kernels_get()->divide[what->dtype](landing, op->count, divisor);
+    struct block_sum how = sum_of(op, true);
+    reduce(&how, landing, sum, last);
     algorithm_land(op, 0, landing, op->bytes);
     // The own input may still be on its way, so the other block takes the sum, unless that lies in a box.
     const struct block *own = ((const struct direct *)op->work)->input;
     bool boxed = sum->boxed != NULL || last->boxed != NULL;
-    if (boxed && own->references > 1) return keep_sum(engine, op, sum, last);
+    if (boxed && own->references > 1) return keep_sum(engine, op, &how, sum, last);
     bool in_last = boxed ? last == own : sum == own;
     op->result = in_last ? last : sum;
     op->result->references++;
-    op->result->sum = (struct block_sum){in_last ? sum : last, op->count, divisor, what->op, what->dtype, in_last};
-    op->result->sum.operand->references++;
+    how.operand = in_last ? sum : last;
+    how.operand->references++;
+    how.operand_first = in_last;
+    op->result->sum = how;
     return true;
 }
 
@@ -119,12 +127,11 @@ void algorithm_complete_result(struct engine *engine, struct block *result) {
     engine_assert_locked(engine);
     struct block_sum *sum = &result->sum;
     if (sum->operand == NULL) return;
-    const uint8_t *operand = block_payload(sum->operand);
-    const uint8_t *first = sum->operand_first ? operand : result->bytes;
-    const uint8_t *second = sum->operand_first ? result->bytes : operand;
     unsigned mode = kernels_enter();
-    kernels_get()->reduce[sum->op][sum->dtype](result->bytes, first, second, sum->count);
-    if (sum->divisor > 0) kernels_get()->divide[sum->dtype](result->bytes, sum->count, sum->divisor);
+    if (sum->operand_first)
+        reduce(sum, result->bytes, sum->operand, result);
+    else
+        reduce(sum, result->bytes, result, sum->operand);
     kernels_leave(mode);
     block_put(engine, sum->operand);
     sum->operand = NULL;
