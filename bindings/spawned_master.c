@@ -8,7 +8,7 @@
 // it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
 // for members of an earlier run.
 //
-// It prints `pccl master listening on HOST:PORT`. SIGINT ends the run. SIGTERM detaches the master; with
+// The program prints `pccl master listening on HOST:PORT`. SIGINT ends the run. SIGTERM detaches the master; with
 // --end-on-sigterm it ends the run. With --background it returns once the master listens. With --leave it returns at
 // once, which spares a busy machine a change of processes: the caller learns from the output whether the master
 // listens. The master continues in a session of its own with / as its directory. It keeps no open file but DESCRIPTOR,

@@ -1,5 +1,5 @@
 // The data plane of a simulated peer: the shipped state machine of the ops (ops/call_table), driven in virtual time,
-// and a algorithm that adds numbers.
+// and an algorithm that adds numbers.
 #ifndef PCCL_SIM_ENGINE_H
 #define PCCL_SIM_ENGINE_H
 

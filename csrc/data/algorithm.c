@@ -132,7 +132,7 @@ void algorithm_check(struct engine *engine, struct op *op) {
     if (told) engine_tell(engine);
 }
 
-// ---- what a algorithm asks ----
+// ---- what an algorithm asks ----
 struct algorithm_shared *algorithm_shared(struct engine *engine) { return engine->shared; }
 
 const struct epoch *algorithm_epoch(const struct engine *engine) { return engine->call_table.now; }

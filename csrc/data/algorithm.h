@@ -1,7 +1,6 @@
-// A algorithm: one algorithm that moves the bytes of an op among the members of the epoch. Which one is the plan's
-// choice (op->path), and each op has one.
+// An algorithm moves the bytes of an op among the members of the epoch. The plan chooses one for each op (op->path).
 //
-// What a algorithm keeps of an op lies in `op->work`, all 0 when the op begins and again after `release`.
+// The state of an algorithm for an op lies in `op->work`, all 0 when the op begins and again after `release`.
 #ifndef PCCL_DATA_ALGORITHM_H
 #define PCCL_DATA_ALGORITHM_H
 
@@ -75,8 +74,8 @@ void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t typ
 // The first of the ops under way, in which `next` leads to the others. Thread.
 struct op *algorithm_first(const struct engine *engine);
 
-// ---- what a algorithm asks of the engine ----
-// What all ops of one engine share. Thread.
+// ---- what an algorithm asks of the engine ----
+// All ops of one engine share this. Thread.
 struct algorithm_shared {
     uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (pace_window)
     uint64_t early;          // ring: of those that went before the successor was known to have posted

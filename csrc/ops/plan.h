@@ -34,7 +34,7 @@ enum plan_kind {
     PLAN_KINDS
 };
 
-// The ways that the bytes go, each of them a algorithm.
+// The ways that the bytes go, each of them an algorithm.
 enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SPREAD, PLAN_SHARDED, PLAN_CHAIN, PLAN_PIECES, PLAN_PATHS };
 
 struct plan_collective {
