@@ -13,7 +13,7 @@
 #ifndef PCCL_MASTER_BREAKS_H
 #define PCCL_MASTER_BREAKS_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 
 enum {
     // between a link's break and its repair: most breaks are deaths, told by the control socket
@@ -53,14 +53,15 @@ void breaks_fini(struct breaks *breaks);
 // A new group epoch makes all links again.
 void breaks_begin(struct breaks *breaks);
 // A member cannot reach another one of its group.
-void breaks_add(struct breaks *breaks, struct desk *desk, struct desk_peer *reporter, struct desk_peer *reported,
-                enum wire_link_reason reason);
+void breaks_add(struct breaks *breaks, struct membership *table, struct peer_record *reporter,
+                struct peer_record *reported, enum wire_link_reason reason);
 // A member reports malformed frames of another one of its group, maybe from a group epoch that is over.
-void breaks_malformed(struct breaks *breaks, struct desk *desk, struct desk_peer *reporter, struct desk_peer *reported);
+void breaks_malformed(struct breaks *breaks, struct membership *table, struct peer_record *reporter,
+                      struct peer_record *reported);
 // All the peer's links of the group epoch in force are complete.
-void breaks_linked(struct breaks *breaks, struct desk *desk, struct desk_peer *peer);
+void breaks_linked(struct breaks *breaks, struct membership *table, struct peer_record *peer);
 // At due_ns: expels those at fault, or asks for a new group epoch.
-void breaks_tick(struct breaks *breaks, struct desk *desk, struct desk_group *group);
+void breaks_tick(struct breaks *breaks, struct membership *table, struct peer_group *group);
 void breaks_forget(struct breaks *breaks, uint32_t slot); // of a member that is out
 
 #endif

@@ -14,10 +14,10 @@ static const char NARROW[] =
 void candidate_init(struct candidate *candidate) { memset(candidate, 0, offsetof(struct candidate, order)); }
 
 // Newcomers go to the end of their group, in the order in which they came.
-static void insert(struct candidate *candidate, struct desk_peer *newcomer) {
+static void insert(struct candidate *candidate, struct peer_record *newcomer) {
     uint32_t at = candidate->count++;
     for (; at > 0; at--) {
-        struct desk_peer *before = candidate->order[at - 1];
+        struct peer_record *before = candidate->order[at - 1];
         if (before->member.group < newcomer->member.group) break;
         if (before->member.group == newcomer->member.group &&
             (before->accepted || before->member.join_number < newcomer->member.join_number))
@@ -27,15 +27,15 @@ static void insert(struct candidate *candidate, struct desk_peer *newcomer) {
     candidate->order[at] = newcomer;
 }
 
-bool candidate_form(struct candidate *candidate, struct desk *desk) {
-    memcpy(candidate->order, desk->order, desk->count * sizeof desk->order[0]);
-    candidate->count = desk->count;
-    for (uint32_t slot = 0; slot < desk->slots; slot++) {
-        struct desk_peer *peer = &desk->peers[slot];
+bool candidate_form(struct candidate *candidate, struct membership *table) {
+    memcpy(candidate->order, table->order, table->count * sizeof table->order[0]);
+    candidate->count = table->count;
+    for (uint32_t slot = 0; slot < table->slots; slot++) {
+        struct peer_record *peer = &table->peers[slot];
         if (peer->used && !peer->accepted && peer->invited) insert(candidate, peer);
     }
     candidate_keep_shares(candidate);
-    return candidate->count > desk->count;
+    return candidate->count > table->count;
 }
 
 static uint32_t group_end(const struct candidate *candidate, uint32_t begin) {
@@ -49,7 +49,7 @@ void candidate_keep_shares(struct candidate *candidate) {
         uint32_t sum = 0, sharing = 0;
         end = group_end(candidate, start);
         for (uint32_t i = start; i < end; i++) {
-            const struct desk_peer *peer = candidate->order[i];
+            const struct peer_record *peer = candidate->order[i];
             bool keeps = peer->accepted && end - start <= SHARES_MOST; // more go back to the ring
             candidate->share[i] = keeps ? peer->member.share : 0;
             candidate->site[i] = keeps ? peer->member.site : 0;
@@ -64,101 +64,101 @@ void candidate_keep_shares(struct candidate *candidate) {
 // Newcomers, or another order or other shares than the one in force.
 static bool differs(const struct candidate *candidate, uint32_t start, uint32_t end) {
     for (uint32_t i = start; i < end; i++) {
-        const struct desk_peer *peer = candidate->order[i];
+        const struct peer_record *peer = candidate->order[i];
         if (!peer->accepted || peer->group->members[i - start] != peer) return true;
         if (peer->member.share != candidate->share[i] || peer->member.site != candidate->site[i]) return true;
     }
     return false;
 }
 
-void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t kind) {
+void candidate_propose(struct candidate *candidate, struct membership *table, uint8_t kind) {
     candidate->kind = kind;
     candidate->stale = candidate->judged = false;
     candidate->attempt++;
     candidate->unanswered = candidate->count;
-    candidate->accepted_unanswered = desk->count;
+    candidate->accepted_unanswered = table->count;
     candidate->hopeless = 0;
     // The peers' own limit for making links ends before, so that they can tell whom they could not reach.
-    candidate->deadline_ns = desk->now_ns + desk->limit_ns + desk->limit_ns / 4;
+    candidate->deadline_ns = table->now_ns + table->limit_ns + table->limit_ns / 4;
     struct wire_candidate message = {.attempt = candidate->attempt,
-                                     .epoch = desk_describe(desk, candidate->order, candidate->count)};
-    message.epoch.number = desk->number + 1;
+                                     .epoch = membership_epoch(table, candidate->order, candidate->count)};
+    message.epoch.number = table->number + 1;
     for (uint32_t i = 0; i < candidate->count; i++) {
         message.epoch.members[i].share = candidate->share[i];
         message.epoch.members[i].site = candidate->site[i];
     }
     for (uint32_t start = 0; start < candidate->count;) {
         uint32_t end = group_end(candidate, start);
-        const struct desk_group *group = candidate->order[start]->group;
+        const struct peer_group *group = candidate->order[start]->group;
         bool changes = differs(candidate, start, end);
-        message.epoch.group_epoch = changes ? desk->number + 1 : group->group_epoch;
+        message.epoch.group_epoch = changes ? table->number + 1 : group->group_epoch;
         message.epoch.latency_us = changes ? SURVEY_DEFAULT_LATENCY_US : group->latency_us;
         message.epoch.megabytes_per_s = changes ? SURVEY_DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
-        wire_encode_candidate(desk_frame(desk), desk_header(desk), &message);
+        wire_encode_candidate(membership_frame(table), membership_header(table), &message);
         for (; start < end; start++) {
-            struct desk_peer *peer = candidate->order[start];
+            struct peer_record *peer = candidate->order[start];
             peer->listed = true;
             peer->regrouped = changes;
             peer->answered = peer->hopeless = false;
-            memset(candidate->unreachable[desk_slot(desk, peer)], 0, sizeof candidate->unreachable[0]);
-            memset(candidate->narrow[desk_slot(desk, peer)], 0, sizeof candidate->narrow[0]);
-            if (candidate->count > 1) desk_send(desk, peer);
+            memset(candidate->unreachable[membership_slot(table, peer)], 0, sizeof candidate->unreachable[0]);
+            memset(candidate->narrow[membership_slot(table, peer)], 0, sizeof candidate->narrow[0]);
+            if (candidate->count > 1) membership_send(table, peer);
         }
     }
 }
 
 // ---- answers ----
 
-static bool reaches(const struct candidate *candidate, const struct desk *desk, const struct desk_peer *from,
-                    const struct desk_peer *to) {
-    uint32_t slot = desk_slot(desk, to);
-    return !(candidate->unreachable[desk_slot(desk, from)][slot / 64] >> (slot % 64) & 1);
+static bool reaches(const struct candidate *candidate, const struct membership *table, const struct peer_record *from,
+                    const struct peer_record *to) {
+    uint32_t slot = membership_slot(table, to);
+    return !(candidate->unreachable[membership_slot(table, from)][slot / 64] >> (slot % 64) & 1);
 }
 
 // Whether one of two peers has told that large packets are lost between them.
-static bool is_narrow(const struct candidate *candidate, const struct desk *desk, const struct desk_peer *a,
-                      const struct desk_peer *b) {
-    uint32_t from = desk_slot(desk, a), to = desk_slot(desk, b);
+static bool is_narrow(const struct candidate *candidate, const struct membership *table, const struct peer_record *a,
+                      const struct peer_record *b) {
+    uint32_t from = membership_slot(table, a), to = membership_slot(table, b);
     return (candidate->narrow[from][to / 64] >> (to % 64) & 1) || (candidate->narrow[to][from / 64] >> (from % 64) & 1);
 }
 
 // All accepted peers have answered, and wait for newcomers alone. Those to whom one of them has no link are left out,
 // whatever they say, and the others' own limit is over soon.
-static void hurry_newcomers(struct candidate *candidate, struct desk *desk) {
+static void hurry_newcomers(struct candidate *candidate, struct membership *table) {
     for (uint32_t i = 0; i < candidate->count; i++) {
-        struct desk_peer *newcomer = candidate->order[i];
+        struct peer_record *newcomer = candidate->order[i];
         bool late = !newcomer->accepted && !newcomer->answered;
-        for (uint32_t k = 0; k < desk->count && late && !newcomer->hopeless; k++)
-            newcomer->hopeless = !reaches(candidate, desk, desk->order[k], newcomer);
+        for (uint32_t k = 0; k < table->count && late && !newcomer->hopeless; k++)
+            newcomer->hopeless = !reaches(candidate, table, table->order[k], newcomer);
         candidate->hopeless += newcomer->hopeless;
     }
-    candidate->deadline_ns -= desk->limit_ns * 3 / 8;
+    candidate->deadline_ns -= table->limit_ns * 3 / 8;
 }
 
-void candidate_linked(struct candidate *candidate, struct desk *desk, struct desk_peer *peer,
+void candidate_linked(struct candidate *candidate, struct membership *table, struct peer_record *peer,
                       const struct wire_linked *linked) {
     if (linked->attempt != candidate->attempt || !peer->listed || peer->answered) return;
     for (uint32_t i = 0; i < linked->count; i++) {
-        const struct desk_peer *other = desk_of_id(desk, &linked->unreachable[i]);
+        const struct peer_record *other = membership_by_id(table, &linked->unreachable[i]);
         if (other == NULL || other == peer || !other->listed || other->member.group != peer->member.group) continue;
-        uint32_t slot = desk_slot(desk, other);
-        candidate->unreachable[desk_slot(desk, peer)][slot / 64] |= UINT64_C(1) << (slot % 64);
-        candidate->narrow[desk_slot(desk, peer)][slot / 64] |= (uint64_t)linked->narrow[i] << (slot % 64);
+        uint32_t slot = membership_slot(table, other);
+        candidate->unreachable[membership_slot(table, peer)][slot / 64] |= UINT64_C(1) << (slot % 64);
+        candidate->narrow[membership_slot(table, peer)][slot / 64] |= (uint64_t)linked->narrow[i] << (slot % 64);
     }
     peer->answered = true;
     candidate->unanswered--;
     candidate->hopeless -= peer->hopeless;
-    if (peer->accepted && --candidate->accepted_unanswered == 0) hurry_newcomers(candidate, desk);
+    if (peer->accepted && --candidate->accepted_unanswered == 0) hurry_newcomers(candidate, table);
     if (candidate->accepted_unanswered == 0 && candidate->unanswered == candidate->hopeless) candidate->unanswered = 0;
 }
 
 // ---- judgement ----
 
 // Have all answered, and missed nobody?
-static bool all_reached(const struct candidate *candidate, const struct desk *desk) {
+static bool all_reached(const struct candidate *candidate, const struct membership *table) {
     bool reached = true;
     for (uint32_t i = 0; i < candidate->count; i++) {
-        const uint64_t *unreachable = candidate->unreachable[desk_slot(desk, candidate->order[i])];
+        const uint64_t *unreachable = candidate->unreachable[membership_slot(table, candidate->order[i])];
         for (uint32_t w = 0; w < CANDIDATE_WORDS; w++) reached &= unreachable[w] == 0;
         reached &= candidate->order[i]->answered;
     }
@@ -167,14 +167,14 @@ static bool all_reached(const struct candidate *candidate, const struct desk *de
 
 // The longest-standing peer of the candidate that this newcomer has no links to and that has a better right to stay, or
 // NULL.
-static const struct desk_peer *obstacle_of(const struct candidate *candidate, const struct desk *desk,
-                                           const struct desk_peer *newcomer) {
-    const struct desk_peer *found = NULL;
+static const struct peer_record *obstacle_of(const struct candidate *candidate, const struct membership *table,
+                                             const struct peer_record *newcomer) {
+    const struct peer_record *found = NULL;
     for (uint32_t i = 0; i < candidate->count; i++) {
-        const struct desk_peer *other = candidate->order[i];
+        const struct peer_record *other = candidate->order[i];
         bool first = other->accepted || other->member.join_number < newcomer->member.join_number;
         if (other == newcomer || other->gone || !first ||
-            (reaches(candidate, desk, newcomer, other) && reaches(candidate, desk, other, newcomer)))
+            (reaches(candidate, table, newcomer, other) && reaches(candidate, table, other, newcomer)))
             continue;
         if (found == NULL || other->member.join_number < found->member.join_number) found = other;
     }
@@ -182,10 +182,10 @@ static const struct desk_peer *obstacle_of(const struct candidate *candidate, co
 }
 
 // By join number, since the longer-standing of two newcomers stays; NULL: there is no further one.
-static struct desk_peer *next_newcomer(const struct candidate *candidate, uint64_t joined) {
-    struct desk_peer *next = NULL;
+static struct peer_record *next_newcomer(const struct candidate *candidate, uint64_t joined) {
+    struct peer_record *next = NULL;
     for (uint32_t i = 0; i < candidate->count; i++) {
-        struct desk_peer *peer = candidate->order[i];
+        struct peer_record *peer = candidate->order[i];
         if (!peer->accepted && peer->member.join_number > joined &&
             (next == NULL || peer->member.join_number < next->member.join_number))
             next = peer;
@@ -194,69 +194,73 @@ static struct desk_peer *next_newcomer(const struct candidate *candidate, uint64
 }
 
 // Leaves out every newcomer that is late or has no links to those that stay. True when there was one.
-static bool exclude_newcomers(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts) {
-    uint32_t before = desk->gone_count;
+static bool exclude_newcomers(struct candidate *candidate, struct membership *table,
+                              struct failure_counts *failure_counts) {
+    uint32_t before = table->gone_count;
     uint64_t joined = 0;
-    for (struct desk_peer *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
-        const struct desk_peer *obstacle = obstacle_of(candidate, desk, peer);
+    for (struct peer_record *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
+        const struct peer_record *obstacle = obstacle_of(candidate, table, peer);
         joined = peer->member.join_number;
         if (!peer->answered || (obstacle != NULL && obstacle->accepted))
-            failure_counts_add(failure_counts, &peer->member.address, desk->now_ns);
+            failure_counts_add(failure_counts, &peer->member.address, table->now_ns);
         if (obstacle != NULL)
-            desk_expel(desk, peer, "no data connection between this peer and %s%s", desk_name(obstacle).chars,
-                       is_narrow(candidate, desk, peer, obstacle) ? NARROW : "");
+            membership_expel(table, peer, "no data connection between this peer and %s%s",
+                             membership_label(obstacle).chars,
+                             is_narrow(candidate, table, peer, obstacle) ? NARROW : "");
         else if (!peer->answered)
-            desk_expel(desk, peer, "did not report its links in time");
+            membership_expel(table, peer, "did not report its links in time");
     }
-    return desk->gone_count > before;
+    return table->gone_count > before;
 }
 
-static void blame_accepted(struct candidate *candidate, struct desk *desk, struct breaks *breaks) {
+static void blame_accepted(struct candidate *candidate, struct membership *table, struct breaks *breaks) {
     for (uint32_t i = 0; i < candidate->count; i++)
         for (uint32_t k = 0; k < candidate->count; k++) {
-            struct desk_peer *from = candidate->order[i], *to = candidate->order[k];
-            if (!reaches(candidate, desk, from, to))
-                breaks_add(&breaks[desk_group_slot(desk, from->group)], desk, from, to, WIRE_LINK_BROKEN);
+            struct peer_record *from = candidate->order[i], *to = candidate->order[k];
+            if (!reaches(candidate, table, from, to))
+                breaks_add(&breaks[membership_group_slot(table, from->group)], table, from, to, WIRE_LINK_BROKEN);
         }
 }
 
-enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk,
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table,
                                        struct failure_counts *failure_counts, struct breaks *breaks) {
     candidate->deadline_ns = INT64_MAX;
-    if (all_reached(candidate, desk)) {
+    if (all_reached(candidate, table)) {
         candidate->judged = candidate->kind == WIRE_VOTE_UPDATE;
         return CANDIDATE_PASSES;
     }
-    if (candidate->kind != WIRE_VOTE_UPDATE || candidate->count == desk->count) return CANDIDATE_FAILS;
-    if (exclude_newcomers(candidate, desk, failure_counts)) return CANDIDATE_REPAIRS;
+    if (candidate->kind != WIRE_VOTE_UPDATE || candidate->count == table->count) return CANDIDATE_FAILS;
+    if (exclude_newcomers(candidate, table, failure_counts)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
-        if (!candidate->order[i]->answered) desk_expel(desk, candidate->order[i], "did not report its links in time");
+        if (!candidate->order[i]->answered)
+            membership_expel(table, candidate->order[i], "did not report its links in time");
     candidate->judged = true;
-    if (desk->gone_count == 0) blame_accepted(candidate, desk, breaks);
+    if (table->gone_count == 0) blame_accepted(candidate, table, breaks);
     return CANDIDATE_REPAIRS;
 }
 
-static void log_admitted(const struct candidate *candidate, struct desk *desk) {
+static void log_admitted(const struct candidate *candidate, struct membership *table) {
     uint32_t admitted = 0;
     for (uint32_t i = 0; i < candidate->count; i++) {
-        const struct desk_peer *peer = candidate->order[i];
+        const struct peer_record *peer = candidate->order[i];
         if (!peer->accepted && ++admitted <= ADMITTED_LINES)
-            actions_log(&desk->actions, LOG_NOTICE, "admitted %s, group %u", desk_place(peer).chars,
+            actions_log(&table->actions, LOG_NOTICE, "admitted %s, group %u", membership_label_at(peer).chars,
                         peer->member.group);
     }
     if (admitted > ADMITTED_LINES)
-        actions_log(&desk->actions, LOG_NOTICE, "admitted %u more", admitted - ADMITTED_LINES);
+        actions_log(&table->actions, LOG_NOTICE, "admitted %u more", admitted - ADMITTED_LINES);
 }
 
-uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts) {
+uint64_t candidate_commit(struct candidate *candidate, struct membership *table,
+                          struct failure_counts *failure_counts) {
     uint64_t newer = UINT64_MAX;
-    log_admitted(candidate, desk);
+    log_admitted(candidate, table);
     for (uint32_t i = 0; i < candidate->count; i++) {
-        struct desk_peer *peer = candidate->order[i];
+        struct peer_record *peer = candidate->order[i];
         if (!peer->accepted) {
             if (peer->member.join_number < newer) newer = peer->member.join_number;
-            peer->group = desk_group_for(desk, peer->member.group);
-            failure_counts_forgive(failure_counts, &peer->member.address, desk->now_ns);
+            peer->group = membership_ensure_group(table, peer->member.group);
+            failure_counts_forgive(failure_counts, &peer->member.address, table->now_ns);
         }
         if (peer->regrouped) peer->group->changed = true;
         peer->member.share = candidate->share[i];
@@ -264,8 +268,8 @@ uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct
         peer->accepted = true;
         peer->invited = peer->listed = false;
     }
-    memcpy(desk->order, candidate->order, candidate->count * sizeof desk->order[0]);
-    desk->count = candidate->count;
-    desk_rank(desk);
+    memcpy(table->order, candidate->order, candidate->count * sizeof table->order[0]);
+    table->count = candidate->count;
+    membership_rank(table);
     return newer;
 }

@@ -5,7 +5,7 @@
 #define PCCL_MASTER_CANDIDATE_H
 
 #include "master/breaks.h"
-#include "master/desk.h"
+#include "master/membership.h"
 #include "master/failure_counts.h"
 
 enum { CANDIDATE_WORDS = WIRE_MAX_MEMBERS / 64 };
@@ -19,7 +19,7 @@ struct candidate {
     uint32_t accepted_unanswered, hopeless; // of the unanswered
     int64_t deadline_ns;                    // INT64_MAX: judged
     // From here on nothing is read before it is written.
-    struct desk_peer *order[WIRE_MAX_MEMBERS];
+    struct peer_record *order[WIRE_MAX_MEMBERS];
     uint16_t share[WIRE_MAX_MEMBERS], site[WIRE_MAX_MEMBERS]; // by the place in `order`
     uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];  // from slot, to slot, as answered
     uint64_t narrow[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];       // likewise, of those: large packets are lost
@@ -33,20 +33,20 @@ enum candidate_verdict {
 
 void candidate_init(struct candidate *candidate);
 // The members, and all newcomers that are invited. False: there are none of these.
-bool candidate_form(struct candidate *candidate, struct desk *desk);
+bool candidate_form(struct candidate *candidate, struct membership *table);
 // `order` and `count` are set: each member keeps its share and its site, and a newcomer gets a fair share.
 void candidate_keep_shares(struct candidate *candidate);
 // `order`, `count`, `share` and `site` are set: sends the candidate to its members, if there are others to make links
 // to.
-void candidate_propose(struct candidate *candidate, struct desk *desk, uint8_t kind);
+void candidate_propose(struct candidate *candidate, struct membership *table, uint8_t kind);
 // A member says whom it could not reach. When the last one has, `unanswered` is 0.
-void candidate_linked(struct candidate *candidate, struct desk *desk, struct desk_peer *peer,
+void candidate_linked(struct candidate *candidate, struct membership *table, struct peer_record *peer,
                       const struct wire_linked *linked);
 // All have answered, or the time for it is over. `breaks`: by the group's slot.
-enum candidate_verdict candidate_judge(struct candidate *candidate, struct desk *desk,
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table,
                                        struct failure_counts *failure_counts, struct breaks *breaks);
 // Makes the candidate's newcomers members and its order that of the membership. Returns the lowest join number among
 // the newcomers, or UINT64_MAX if there are none.
-uint64_t candidate_commit(struct candidate *candidate, struct desk *desk, struct failure_counts *failure_counts);
+uint64_t candidate_commit(struct candidate *candidate, struct membership *table, struct failure_counts *failure_counts);
 
 #endif

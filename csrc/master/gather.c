@@ -20,57 +20,57 @@ void gather_init(struct gather *gather, uint64_t key) {
     survivors_init(&gather->survivors, key);
 }
 
-static bool expects(const struct desk *desk) { return desk->now_ns < desk->survivors_until; }
+static bool expects(const struct membership *table) { return table->now_ns < table->survivors_until; }
 
 static bool begins_none(const struct gather *gather) { return gather->standby || gather->others_busy; }
 
 void gather_fini(struct gather *gather) { survivors_fini(&gather->survivors); }
 
-static bool tell(struct desk *desk, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
+static bool tell(struct membership *table, const struct survivor *survivor, enum wire_type type, uint64_t generation) {
     struct wire_header header = {.run = survivor->run.id, .generation = generation};
-    return actions_send_empty(&desk->actions, survivor->conn, header, type);
+    return actions_send_empty(&table->actions, survivor->conn, header, type);
 }
 
-void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
+void gather_turn_away(struct gather *gather, struct membership *table, struct survivor *survivor, enum wire_type type,
                       const char *why) {
     struct wire_header header = {.run = survivor->run.id, .generation = survivor->promised};
-    actions_turn_away(&desk->actions, survivor->conn, header, type, why);
+    actions_turn_away(&table->actions, survivor->conn, header, type, why);
     survivors_forget(&gather->survivors, survivor);
 }
 
 // Without an end: it tries again, here or at another master, until its own limit has passed.
-static void send_back(struct desk *desk, uint32_t conn, uint64_t run, const char *why) {
-    actions_send_text(&desk->actions, conn, (struct wire_header){.run = run}, WIRE_WAITING, why);
-    actions_close(&desk->actions, conn);
-    actions_log(&desk->actions, LOG_WARN, "sent a peer back, to try again: it %s", why);
+static void send_back(struct membership *table, uint32_t conn, uint64_t run, const char *why) {
+    actions_send_text(&table->actions, conn, (struct wire_header){.run = run}, WIRE_WAITING, why);
+    actions_close(&table->actions, conn);
+    actions_log(&table->actions, LOG_WARN, "sent a peer back, to try again: it %s", why);
 }
 
-static void let_go(struct gather *gather, struct desk *desk, struct survivor *survivor, const char *why) {
-    send_back(desk, survivor->conn, survivor->run.id, why);
+static void let_go(struct gather *gather, struct membership *table, struct survivor *survivor, const char *why) {
+    send_back(table, survivor->conn, survivor->run.id, why);
     survivors_forget(&gather->survivors, survivor);
 }
 
 // Closes the survivor's connection without a message: the survivor ends by itself, or tries the next master of its
 // list.
-static void close_silently(struct gather *gather, struct desk *desk, struct survivor *survivor) {
-    actions_close(&desk->actions, survivor->conn);
+static void close_silently(struct gather *gather, struct membership *table, struct survivor *survivor) {
+    actions_close(&table->actions, survivor->conn);
     survivors_forget(&gather->survivors, survivor);
 }
 
 // ---- coming ----
 
-bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
+bool gather_hold(struct gather *gather, struct membership *table, uint32_t conn, const struct wire_address *source,
                  const struct wire_hello *hello) {
     const char *why = NULL;
-    if (desk->peer_count > 0) return false;
-    if (gather->survivors.count > 0 || expects(desk) || gather->others_awaited) {
-        struct survivor *survivor = survivors_add(&gather->survivors, desk, conn, source);
+    if (table->peer_count > 0) return false;
+    if (gather->survivors.count > 0 || expects(table) || gather->others_awaited) {
+        struct survivor *survivor = survivors_add(&gather->survivors, table, conn, source);
         if (survivor != NULL) survivor->resume.hello = *hello;
         if (survivor != NULL) return true;
         if (gather->survivors.count > 0) why = ALL_TAKEN;
     }
     if (why == NULL && begins_none(gather)) why = STANDBY;
-    if (why != NULL) actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED, why);
+    if (why != NULL) actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
     return why != NULL;
 }
 
@@ -100,7 +100,7 @@ static uint32_t support_of(const struct survivor *survivor) {
 
 // All places are taken. Who has the fewest beside itself goes, of those who has waited longest, so that many runs of
 // one member each keep no other run out.
-static bool make_room(struct gather *gather, struct desk *desk, const struct resumption *from) {
+static bool make_room(struct gather *gather, struct membership *table, const struct resumption *from) {
     struct survivors *survivors = &gather->survivors;
     const struct claim *claim =
         from->resume->accepted ? survivors_find_claim(survivors, &from->run, from->resume) : NULL;
@@ -110,19 +110,20 @@ static bool make_room(struct gather *gather, struct desk *desk, const struct res
         if (support_of(survivors->list[i]) < support_of(least)) least = survivors->list[i];
     if (support_of(least) > support) return false;
     if (least->resumes)
-        let_go(gather, desk, least, NO_ROOM);
+        let_go(gather, table, least, NO_ROOM);
     else
-        gather_turn_away(gather, desk, least, WIRE_REFUSED, ALL_TAKEN);
+        gather_turn_away(gather, table, least, WIRE_REFUSED, ALL_TAKEN);
     return true;
 }
 
 // NULL: no place, or no memory.
-static struct survivor *admit(struct gather *gather, struct desk *desk, const struct resumption *from) {
+static struct survivor *admit(struct gather *gather, struct membership *table, const struct resumption *from) {
     struct survivors *survivors = &gather->survivors;
     struct survivor *before = survivors_of_id(survivors, &from->run, &from->resume->hello.id), *survivor;
-    if (before != NULL) close_silently(gather, desk, before); // it has left that connection, whose end is still to come
-    if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, desk, from)) return NULL;
-    survivor = survivors_add(survivors, desk, from->conn, from->source);
+    if (before != NULL)
+        close_silently(gather, table, before); // it has left that connection, whose end is still to come
+    if (survivors->count == WIRE_MAX_MEMBERS && !make_room(gather, table, from)) return NULL;
+    survivor = survivors_add(survivors, table, from->conn, from->source);
     if (survivor == NULL) return NULL;
     survivor->promised = from->promised;
     if (survivors_resume(survivors, survivor, &from->run, from->resume)) return survivor;
@@ -130,42 +131,42 @@ static struct survivor *admit(struct gather *gather, struct desk *desk, const st
     return NULL;
 }
 
-void gather_resume(struct gather *gather, struct desk *desk, const struct resumption *from) {
-    const struct survivor *survivor = admit(gather, desk, from);
+void gather_resume(struct gather *gather, struct membership *table, const struct resumption *from) {
+    const struct survivor *survivor = admit(gather, table, from);
     if (survivor == NULL)
-        send_back(desk, from->conn, from->run.id, NO_ROOM);
+        send_back(table, from->conn, from->run.id, NO_ROOM);
     else
-        tell(desk, survivor, WIRE_HEARTBEAT, 0); // it is heard
+        tell(table, survivor, WIRE_HEARTBEAT, 0); // it is heard
 }
 
-void gather_message(struct gather *gather, struct desk *desk, struct survivor *survivor,
+void gather_message(struct gather *gather, struct membership *table, struct survivor *survivor,
                     const struct wire_header *header) {
-    survivor->heard_ns = desk->now_ns;
+    survivor->heard_ns = table->now_ns;
     if (header->type == WIRE_PROMISE && survivor->asked && header->run == survivor->run.id &&
         header->generation == gather->generation) {
         survivor->gave = true;
         gather->survivors.due = true;
     }
-    if (header->type == WIRE_LEAVE) close_silently(gather, desk, survivor);
+    if (header->type == WIRE_LEAVE) close_silently(gather, table, survivor);
 }
 
 // All are sent on to the master that serves a run.
-static void send_on(struct gather *gather, struct desk *desk) {
+static void send_on(struct gather *gather, struct membership *table) {
     while (gather->survivors.count > 0) {
         struct survivor *survivor = gather->survivors.list[0];
         if (survivor->resumes)
-            close_silently(gather, desk, survivor);
+            close_silently(gather, table, survivor);
         else
-            gather_turn_away(gather, desk, survivor, WIRE_REFUSED, STANDBY);
+            gather_turn_away(gather, table, survivor, WIRE_REFUSED, STANDBY);
     }
 }
 
-void gather_hear_others(struct gather *gather, struct desk *desk, enum wire_activity most) {
+void gather_hear_others(struct gather *gather, struct membership *table, enum wire_activity most) {
     gather->others_awaited = false;
     gather->others_busy = most != WIRE_IDLE;
     gather->survivors.due = true; // newcomers wait for this
-    if (most == WIRE_SERVES && desk->peer_count == 0 && !claim_has_majority(survivors_best_claim(&gather->survivors)))
-        send_on(gather, desk);
+    if (most == WIRE_SERVES && table->peer_count == 0 && !claim_has_majority(survivors_best_claim(&gather->survivors)))
+        send_on(gather, table);
 }
 
 bool gather_suits(const struct gather *gather, bool loopback) {
@@ -183,9 +184,9 @@ bool gather_suits(const struct gather *gather, bool loopback) {
 
 // The highest generation that a member of that run has promised, or has been asked for, or in which this master has
 // served it: to members that are gone, perhaps.
-static uint64_t highest_promise(const struct survivors *survivors, const struct desk *desk, const struct desk_run *run,
-                                bool asked) {
-    uint64_t highest = desk_run_equal(run, &desk->last_run) ? desk->last_generation : 0;
+static uint64_t highest_promise(const struct survivors *survivors, const struct membership *table,
+                                const struct run_identity *run, bool asked) {
+    uint64_t highest = membership_same_run(run, &table->last_run) ? table->last_generation : 0;
     for (uint32_t i = 0; i < survivors->count; i++) {
         const struct survivor *survivor = survivors->list[i];
         if (survivor_is_of(survivor, run) && (asked || !survivor->asked) && survivor->promised > highest)
@@ -194,12 +195,12 @@ static uint64_t highest_promise(const struct survivors *survivors, const struct 
     return highest;
 }
 
-static void ask_promises(struct gather *gather, struct desk *desk, const struct claim *claim) {
+static void ask_promises(struct gather *gather, struct membership *table, const struct claim *claim) {
     struct survivors *survivors = &gather->survivors;
-    uint64_t highest = highest_promise(survivors, desk, &claim->run, false);
+    uint64_t highest = highest_promise(survivors, table, &claim->run, false);
     // the first time, or another master was at work meanwhile
     if (gather->generation <= highest || gather->run != claim->run.id) {
-        highest = highest_promise(survivors, desk, &claim->run, true);
+        highest = highest_promise(survivors, table, &claim->run, true);
         for (uint32_t i = 0; i < survivors->count; i++) survivors->list[i]->asked = survivors->list[i]->gave = false;
         gather->generation = highest + 1;
         gather->run = claim->run.id;
@@ -207,7 +208,7 @@ static void ask_promises(struct gather *gather, struct desk *desk, const struct 
     for (uint32_t i = 0; i < survivors->count; i++) {
         struct survivor *survivor = survivors->list[i];
         if (!survivor_is_of(survivor, &claim->run) || survivor->asked) continue;
-        survivor->asked = tell(desk, survivor, WIRE_GENERATION, gather->generation); // else with the next event
+        survivor->asked = tell(table, survivor, WIRE_GENERATION, gather->generation); // else with the next event
         // The survivor promises as soon as it hears the request, also if another run has its turn before the answer
         // comes.
         if (survivor->asked) survivor->promised = gather->generation;
@@ -223,13 +224,13 @@ static bool all_promised(const struct survivors *survivors, const struct claim *
 // ---- what is said ----
 
 // Newcomers hear it as well: theirs is a call that does not return.
-void gather_say(struct gather *gather, struct desk *desk, const struct claim *claim) {
+void gather_say(struct gather *gather, struct membership *table, const struct claim *claim) {
     const struct survivors *survivors = &gather->survivors;
     char why[ACTIONS_LOG_BYTES], others[64] = "", old_members[96] = "";
     uint32_t newcomers = 0, least = claim->quorum.old_members;
     for (uint32_t i = 0; i < survivors->count; i++) newcomers += !survivors->list[i]->resumes;
-    if (desk->peer_count > 0)
-        snprintf(others, sizeof others, "; until then %u peers have begun a new one", desk->peer_count);
+    if (table->peer_count > 0)
+        snprintf(others, sizeof others, "; until then %u peers have begun a new one", table->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
     if (claim->old_members < least)
         snprintf(old_members, sizeof old_members, ", and %u more of those that were members before newcomers came",
@@ -239,23 +240,23 @@ void gather_say(struct gather *gather, struct desk *desk, const struct claim *cl
              "needed%s%s",
              claim->present, claim->count, (unsigned long long)claim->number, claim_quorum(claim), old_members, others);
     gather->said_epoch = claim->number;
-    if (desk->now_ns >= gather->say_at) {
-        gather->say_at = desk->now_ns + SAY_MS * MS_NS;
-        actions_log(&desk->actions, LOG_ERR, "%s", why); // nothing goes on meanwhile
+    if (table->now_ns >= gather->say_at) {
+        gather->say_at = table->now_ns + SAY_MS * MS_NS;
+        actions_log(&table->actions, LOG_ERR, "%s", why); // nothing goes on meanwhile
     }
     for (uint32_t i = 0; i < survivors->count; i++) {
         struct survivor *survivor = survivors->list[i];
-        if (survivor->told_ns != 0 && desk->now_ns < survivor->told_ns + SAY_MS * MS_NS) continue;
-        survivor->told_ns = desk->now_ns;
+        if (survivor->told_ns != 0 && table->now_ns < survivor->told_ns + SAY_MS * MS_NS) continue;
+        survivor->told_ns = table->now_ns;
         struct wire_header header = {.run = survivor->run.id};
-        actions_send_text(&desk->actions, survivor->conn, header, WIRE_WAITING, why);
+        actions_send_text(&table->actions, survivor->conn, header, WIRE_WAITING, why);
     }
 }
 
 // Whoever was waited for has given up, or was let go.
-static void say_end(struct gather *gather, struct desk *desk) {
+static void say_end(struct gather *gather, struct membership *table) {
     if (gather->said_epoch != 0)
-        actions_log(&desk->actions, LOG_NOTICE,
+        actions_log(&table->actions, LOG_NOTICE,
                     "nobody waits any more for the run of epoch %llu to be taken up: newcomers begin a new one",
                     (unsigned long long)gather->said_epoch);
     gather->said_epoch = 0;
@@ -263,36 +264,36 @@ static void say_end(struct gather *gather, struct desk *desk) {
 
 // ---- decision ----
 
-static enum gather_verdict decide_without_claim(struct gather *gather, struct desk *desk) {
+static enum gather_verdict decide_without_claim(struct gather *gather, struct membership *table) {
     gather->majority_at = INT64_MAX;
-    say_end(gather, desk);
-    if (expects(desk) || gather->others_awaited) return GATHER_WAITS;
+    say_end(gather, table);
+    if (expects(table) || gather->others_awaited) return GATHER_WAITS;
     while (gather->survivors.count > 0 && begins_none(gather))
-        gather_turn_away(gather, desk, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
+        gather_turn_away(gather, table, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
     return GATHER_BEGINS;
 }
 
 // Returns true if this master gave that run up itself and some of its last members are still missing: they may be in an
 // epoch that nobody here has entered.
-static bool awaits_own_members(const struct gather *gather, const struct desk *desk, const struct claim *claim) {
-    if (!expects(desk) || !desk_run_equal(&claim->run, &desk->left_run)) return false;
-    for (uint32_t i = 0; i < desk->left_count; i++)
-        if (survivors_of_id(&gather->survivors, &claim->run, &desk->left[i]) == NULL) return true;
+static bool awaits_own_members(const struct gather *gather, const struct membership *table, const struct claim *claim) {
+    if (!expects(table) || !membership_same_run(&claim->run, &table->left_run)) return false;
+    for (uint32_t i = 0; i < table->left_count; i++)
+        if (survivors_of_id(&gather->survivors, &claim->run, &table->left[i]) == NULL) return true;
     return false;
 }
 
-enum gather_verdict gather_decide(struct gather *gather, struct desk *desk) {
+enum gather_verdict gather_decide(struct gather *gather, struct membership *table) {
     const struct claim *claim = survivors_best_claim(&gather->survivors);
-    if (claim == NULL) return decide_without_claim(gather, desk);
+    if (claim == NULL) return decide_without_claim(gather, table);
     if (!claim_has_majority(claim)) {
         gather->majority_at = INT64_MAX;
-        if (!expects(desk)) gather_say(gather, desk, claim);
+        if (!expects(table)) gather_say(gather, table, claim);
         return GATHER_WAITS;
     }
-    if (gather->majority_at == INT64_MAX) gather->majority_at = desk->now_ns;
-    ask_promises(gather, desk, claim); // at once: who has promised waits for the rest, too
-    if (claim->present < claim->count && desk->now_ns < gather->majority_at + desk->limit_ns) return GATHER_WAITS;
-    if (awaits_own_members(gather, desk, claim)) return GATHER_WAITS;
+    if (gather->majority_at == INT64_MAX) gather->majority_at = table->now_ns;
+    ask_promises(gather, table, claim); // at once: who has promised waits for the rest, too
+    if (claim->present < claim->count && table->now_ns < gather->majority_at + table->limit_ns) return GATHER_WAITS;
+    if (awaits_own_members(gather, table, claim)) return GATHER_WAITS;
     return all_promised(&gather->survivors, claim) ? GATHER_TAKES_UP : GATHER_WAITS;
 }
 
@@ -300,39 +301,39 @@ enum gather_verdict gather_decide(struct gather *gather, struct desk *desk) {
 
 // A newcomer says nothing before its WELCOME, and waits no longer than this; members wait as long as they say
 // something.
-static int64_t deadline_of(const struct desk *desk, const struct survivor *survivor) {
-    return survivor->resumes ? survivor->heard_ns + desk->limit_ns : survivor->since_ns + GATHER_HOLD_MS * MS_NS;
+static int64_t deadline_of(const struct membership *table, const struct survivor *survivor) {
+    return survivor->resumes ? survivor->heard_ns + table->limit_ns : survivor->since_ns + GATHER_HOLD_MS * MS_NS;
 }
 
-void gather_tick(struct gather *gather, struct desk *desk) {
+void gather_tick(struct gather *gather, struct membership *table) {
     struct survivors *survivors = &gather->survivors;
     survivors->due_ns = INT64_MAX;
     for (uint32_t i = survivors->count; i-- > 0;) {
         struct survivor *survivor = survivors->list[i];
-        int64_t deadline = deadline_of(desk, survivor);
-        if (deadline > desk->now_ns)
+        int64_t deadline = deadline_of(table, survivor);
+        if (deadline > table->now_ns)
             survivors->due_ns = platform_earlier(survivors->due_ns, deadline);
         else if (survivor->resumes)
-            let_go(gather, desk, survivor, "had heard nothing of it for the heartbeat limit");
+            let_go(gather, table, survivor, "had heard nothing of it for the heartbeat limit");
         else
-            gather_turn_away(gather, desk, survivor, WIRE_REFUSED,
+            gather_turn_away(gather, table, survivor, WIRE_REFUSED,
                              "members of a lost run wait for the rest of them, and have not become enough to take it "
                              "up while this peer waited: start the rest again, or end those that wait, for a new run");
     }
 }
 
-void gather_beat(struct gather *gather, struct desk *desk) {
-    for (uint32_t i = 0; i < gather->survivors.count; i++) tell(desk, gather->survivors.list[i], WIRE_HEARTBEAT, 0);
+void gather_beat(struct gather *gather, struct membership *table) {
+    for (uint32_t i = 0; i < gather->survivors.count; i++) tell(table, gather->survivors.list[i], WIRE_HEARTBEAT, 0);
 }
 
-void gather_woke(struct gather *gather, const struct desk *desk) {
+void gather_woke(struct gather *gather, const struct membership *table) {
     gather->survivors.due = true;
-    if (gather->majority_at != INT64_MAX) gather->majority_at = desk->now_ns;
+    if (gather->majority_at != INT64_MAX) gather->majority_at = table->now_ns;
 }
 
-int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk) {
-    int64_t majority_until = gather->majority_at == INT64_MAX ? INT64_MAX : gather->majority_at + desk->limit_ns;
+int64_t gather_next_deadline(const struct gather *gather, const struct membership *table) {
+    int64_t majority_until = gather->majority_at == INT64_MAX ? INT64_MAX : gather->majority_at + table->limit_ns;
     if (gather->survivors.count == 0) return INT64_MAX;
-    int64_t next = platform_earlier(gather->survivors.due_ns, expects(desk) ? desk->survivors_until : INT64_MAX);
-    return platform_earlier(next, desk->now_ns < majority_until ? majority_until : INT64_MAX);
+    int64_t next = platform_earlier(gather->survivors.due_ns, expects(table) ? table->survivors_until : INT64_MAX);
+    return platform_earlier(next, table->now_ns < majority_until ? majority_until : INT64_MAX);
 }

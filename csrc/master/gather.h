@@ -7,7 +7,7 @@
 #ifndef PCCL_MASTER_GATHER_H
 #define PCCL_MASTER_GATHER_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 #include "master/survivors.h"
 
 enum { GATHER_HOLD_MS = 60000 }; // a newcomer waits no longer for a run to be taken up
@@ -27,7 +27,7 @@ struct gather {
 struct resumption {
     uint32_t conn;
     const struct wire_address *source;
-    struct desk_run run;
+    struct run_identity run;
     uint64_t promised;
     const struct wire_resume *resume;
 };
@@ -36,19 +36,19 @@ void gather_init(struct gather *gather, uint64_t key);
 void gather_fini(struct gather *gather);
 
 // A newcomer comes. False: it is to be registered.
-bool gather_hold(struct gather *gather, struct desk *desk, uint32_t conn, const struct wire_address *source,
+bool gather_hold(struct gather *gather, struct membership *table, uint32_t conn, const struct wire_address *source,
                  const struct wire_hello *hello);
 // A member of a run that has lost its master comes, or a newcomer that waited there.
-void gather_resume(struct gather *gather, struct desk *desk, const struct resumption *from);
+void gather_resume(struct gather *gather, struct membership *table, const struct resumption *from);
 // Numbers that no run comes near would overflow in what follows.
 bool gather_is_sound(const struct resumption *from);
-void gather_message(struct gather *gather, struct desk *desk, struct survivor *survivor,
+void gather_message(struct gather *gather, struct membership *table, struct survivor *survivor,
                     const struct wire_header *header);
-void gather_turn_away(struct gather *gather, struct desk *desk, struct survivor *survivor, enum wire_type type,
+void gather_turn_away(struct gather *gather, struct membership *table, struct survivor *survivor, enum wire_type type,
                       const char *why);
 // Takes the activity of the busiest other master. If that one serves a run, redirects to it all survivors that are too
 // few to resume their own.
-void gather_hear_others(struct gather *gather, struct desk *desk, enum wire_activity most);
+void gather_hear_others(struct gather *gather, struct membership *table, enum wire_activity most);
 
 enum gather_verdict {
     GATHER_WAITS,
@@ -56,17 +56,17 @@ enum gather_verdict {
     GATHER_TAKES_UP, // survivors_best_claim
 };
 // While there is no run.
-enum gather_verdict gather_decide(struct gather *gather, struct desk *desk);
+enum gather_verdict gather_decide(struct gather *gather, struct membership *table);
 // Says to the log, and to all that wait, for whom.
-void gather_say(struct gather *gather, struct desk *desk, const struct claim *claim);
+void gather_say(struct gather *gather, struct membership *table, const struct claim *claim);
 // Whether a newcomer that came over loopback, or not, is of the kind of most newcomers that wait.
 bool gather_suits(const struct gather *gather, bool loopback);
 
 // Lets those go that are silent, or have waited too long.
-void gather_tick(struct gather *gather, struct desk *desk);
-void gather_beat(struct gather *gather, struct desk *desk); // heartbeats to all
+void gather_tick(struct gather *gather, struct membership *table);
+void gather_beat(struct gather *gather, struct membership *table); // heartbeats to all
 // Extends the deadlines after this master was stopped, so that the remaining members get their full time.
-void gather_woke(struct gather *gather, const struct desk *desk);
-int64_t gather_next_deadline(const struct gather *gather, const struct desk *desk);
+void gather_woke(struct gather *gather, const struct membership *table);
+int64_t gather_next_deadline(const struct gather *gather, const struct membership *table);
 
 #endif

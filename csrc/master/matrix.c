@@ -202,27 +202,27 @@ static void note_fresh(struct matrix_row *row, const struct wire_telemetry *told
     }
 }
 
-void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
+void matrix_note(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
                  const struct wire_telemetry *told) {
-    struct matrix_row **row = &matrix->rows[desk_slot(desk, peer)];
+    struct matrix_row **row = &matrix->rows[membership_slot(table, peer)];
     if (*row == NULL) *row = calloc(1, sizeof **row);
     if (*row == NULL) return;
     if (!wire_id_equal(&(*row)->id, &peer->member.id)) **row = (struct matrix_row){.id = peer->member.id};
-    (*row)->told_ns = desk->now_ns;
+    (*row)->told_ns = table->now_ns;
     merge(*row, told);
     add_ops(*row, &told->ops);
     note_fresh(*row, told);
 }
 
-static const struct matrix_row *row_of(const struct matrix *matrix, const struct desk *desk,
-                                       const struct desk_peer *peer) {
-    const struct matrix_row *row = matrix->rows[desk_slot(desk, peer)];
+static const struct matrix_row *row_of(const struct matrix *matrix, const struct membership *table,
+                                       const struct peer_record *peer) {
+    const struct matrix_row *row = matrix->rows[membership_slot(table, peer)];
     return row != NULL && wire_id_equal(&row->id, &peer->member.id) ? row : NULL;
 }
 
-static struct matrix_row *fresh_row(const struct matrix *matrix, const struct desk *desk,
-                                    const struct desk_peer *peer) {
-    struct matrix_row *row = matrix->rows[desk_slot(desk, peer)];
+static struct matrix_row *fresh_row(const struct matrix *matrix, const struct membership *table,
+                                    const struct peer_record *peer) {
+    struct matrix_row *row = matrix->rows[membership_slot(table, peer)];
     bool fresh = row != NULL && wire_id_equal(&row->id, &peer->member.id) && row->epoch == peer->group->group_epoch &&
                  row->reports >= REPORTS_LEAST;
     return fresh ? row : NULL;
@@ -230,10 +230,10 @@ static struct matrix_row *fresh_row(const struct matrix *matrix, const struct de
 
 // The members of a group work at the same ops: the longest part of its time in which one sent is that of all, each of
 // which has told of a span of its own. 0: too little is known.
-static double busy_part(const struct matrix *matrix, const struct desk *desk, const struct desk_group *group) {
+static double busy_part(const struct matrix *matrix, const struct membership *table, const struct peer_group *group) {
     uint64_t longest = 0, span_us = 0;
     for (uint32_t i = 0; i < group->count; i++) {
-        const struct matrix_row *row = fresh_row(matrix, desk, group->members[i]);
+        const struct matrix_row *row = fresh_row(matrix, table, group->members[i]);
         if (row == NULL || row->fresh.ops.span_us == 0) return 0;
         for (uint32_t k = 0; k < row->fresh.count; k++) {
             if (row->fresh.others[k].seen.busy_us <= longest) continue;
@@ -244,15 +244,16 @@ static double busy_part(const struct matrix *matrix, const struct desk *desk, co
     return longest < BUSY_LEAST_US ? 0 : (double)longest / (double)span_us;
 }
 
-bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges) {
-    double part = group->count > SHARES_MOST ? 0 : busy_part(matrix, desk, group);
+bool matrix_look(struct matrix *matrix, struct membership *table, const struct peer_group *group,
+                 struct shares_edge *edges) {
+    double part = group->count > SHARES_MOST ? 0 : busy_part(matrix, table, group);
     if (part == 0) return false;
     memset(edges, 0, (size_t)group->count * group->count * sizeof *edges);
     for (uint32_t i = 0; i < group->count; i++) {
-        struct matrix_row *row = fresh_row(matrix, desk, group->members[i]);
+        struct matrix_row *row = fresh_row(matrix, table, group->members[i]);
         double busy_s = part * (double)row->fresh.ops.span_us / 1e6;
         for (uint32_t k = 0; k < row->fresh.count; k++) {
-            const struct desk_peer *to = desk_member(desk, group, &row->fresh.others[k].id);
+            const struct peer_record *to = membership_in_group(table, group, &row->fresh.others[k].id);
             const struct wire_seen *seen = &row->fresh.others[k].seen;
             if (to == NULL) continue;
             struct shares_edge *edge = &edges[i * group->count + to->rank];
@@ -270,15 +271,15 @@ static uint64_t since_us(int64_t then_ns, int64_t now_ns) {
     return then_ns >= now_ns ? 0 : (uint64_t)((now_ns - then_ns) / US_NS);
 }
 
-// The place of a member of the same group in the desk's order. False: it is none.
-static bool place_of(struct desk *desk, const struct desk_peer *of, const struct wire_id *id, uint16_t *out) {
-    const struct desk_peer *peer = desk_of_id(desk, id);
+// The place of a member of the same group in the table's order. False: it is none.
+static bool place_of(struct membership *table, const struct peer_record *of, const struct wire_id *id, uint16_t *out) {
+    const struct peer_record *peer = membership_by_id(table, id);
     if (peer == NULL || peer == of || !peer->accepted || peer->group != of->group) return false;
-    *out = (uint16_t)((uint32_t)(peer->group->members - desk->order) + peer->rank);
+    *out = (uint16_t)((uint32_t)(peer->group->members - table->order) + peer->rank);
     return true;
 }
 
-static void describe_member(const struct matrix_row *row, const struct desk_peer *peer, int64_t now_ns,
+static void describe_member(const struct matrix_row *row, const struct peer_record *peer, int64_t now_ns,
                             struct wire_matrix_member *out) {
     *out = (struct wire_matrix_member){
         .member = peer->member, .silent_us = since_us(peer->heard.at_ns, now_ns), .told_us = WIRE_MOST_SEEN};
@@ -296,43 +297,44 @@ static void describe_member(const struct matrix_row *row, const struct desk_peer
     out->ops.processor_us = bounded(out->ops.processor_us);
 }
 
-static void make_answer(const struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
-    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS), .epoch = desk->number};
-    uint32_t each = desk->count == 0 ? 0 : WIRE_MAX_EDGES / desk->count;
+static void make_answer(const struct matrix *matrix, struct membership *table, int64_t now_ns,
+                        struct wire_buffer *out) {
+    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS), .epoch = table->number};
+    uint32_t each = table->count == 0 ? 0 : WIRE_MAX_EDGES / table->count;
     if (each < EDGES_LEAST) each = EDGES_LEAST;
-    answer.members = calloc(desk->count + 1, sizeof *answer.members);
+    answer.members = calloc(table->count + 1, sizeof *answer.members);
     answer.edges = calloc(WIRE_MAX_EDGES, sizeof *answer.edges);
-    for (uint32_t i = 0; i < desk->count && answer.members != NULL && answer.edges != NULL; i++) {
-        const struct desk_peer *peer = desk->order[i];
-        const struct matrix_row *row = row_of(matrix, desk, peer);
+    for (uint32_t i = 0; i < table->count && answer.members != NULL && answer.edges != NULL; i++) {
+        const struct peer_record *peer = table->order[i];
+        const struct matrix_row *row = row_of(matrix, table, peer);
         describe_member(row, peer, now_ns, &answer.members[answer.member_count++]);
         for (uint32_t k = 0, told = 0; row != NULL && k < row->sums.count && told < each; k++) {
             struct wire_matrix_edge edge = {.from = (uint16_t)i, .seen = row->sums.others[k].seen};
-            if (answer.edge_count == WIRE_MAX_EDGES || !place_of(desk, peer, &row->sums.others[k].id, &edge.to))
+            if (answer.edge_count == WIRE_MAX_EDGES || !place_of(table, peer, &row->sums.others[k].id, &edge.to))
                 continue;
             answer.edges[answer.edge_count++] = edge;
             told++;
         }
     }
     answer.peers = answer.member_count;
-    wire_encode_matrix(out, desk_header(desk), &answer);
+    wire_encode_matrix(out, membership_header(table), &answer);
     free(answer.members);
     free(answer.edges);
 }
 
-void matrix_count(const struct desk *desk, struct wire_buffer *out) {
-    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
+void matrix_count(const struct membership *table, struct wire_buffer *out) {
+    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
                                  .counts_only = 1,
-                                 .peers = desk->count,
-                                 .epoch = desk->number};
+                                 .peers = table->count,
+                                 .epoch = table->number};
     wire_encode_matrix(out, (struct wire_header){0}, &answer);
 }
 
-void matrix_describe(struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out) {
+void matrix_describe(struct matrix *matrix, struct membership *table, int64_t now_ns, struct wire_buffer *out) {
     bool fresh = matrix->answered_ns != 0 && now_ns - matrix->answered_ns < MATRIX_ANSWER_MS * MS_NS;
     if (!fresh) {
         wire_buffer_fini(&matrix->answer);
-        make_answer(matrix, desk, now_ns, &matrix->answer);
+        make_answer(matrix, table, now_ns, &matrix->answer);
         matrix->answered_ns = matrix->answer.failed ? 0 : now_ns;
     }
     wire_buffer_append(out, &matrix->answer);

@@ -5,7 +5,7 @@
 #ifndef PCCL_MASTER_MATRIX_H
 #define PCCL_MASTER_MATRIX_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 #include "topology/shares.h"
 
 enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4, MATRIX_SENT = 4 };
@@ -50,17 +50,18 @@ struct matrix {
 };
 
 void matrix_fini(struct matrix *matrix);
-void matrix_note(struct matrix *matrix, struct desk *desk, const struct desk_peer *peer,
+void matrix_note(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
                  const struct wire_telemetry *told);
 // Writes the measurements of each edge of a group since its group epoch began, count x count; `edges` has room for
 // them. Returns false if too little is new since it last returned true, or if the group has more members than
 // SHARES_MOST.
-bool matrix_look(struct matrix *matrix, struct desk *desk, const struct desk_group *group, struct shares_edge *edges);
+bool matrix_look(struct matrix *matrix, struct membership *table, const struct peer_group *group,
+                 struct shares_edge *edges);
 // Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
-void matrix_count(const struct desk *desk, struct wire_buffer *out);
+void matrix_count(const struct membership *table, struct wire_buffer *out);
 // Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most: the
 // members of the epoch in force, and what they see of each other. Of very many members each tells of a few alone, its
 // neighbours in the ring first.
-void matrix_describe(struct matrix *matrix, struct desk *desk, int64_t now_ns, struct wire_buffer *out);
+void matrix_describe(struct matrix *matrix, struct membership *table, int64_t now_ns, struct wire_buffer *out);
 
 #endif

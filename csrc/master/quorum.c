@@ -4,44 +4,44 @@
 enum { UNHEARD_LIMITS = 3 };
 
 // Peers that know other masters may go on there without this one, if they are more than half.
-static bool know_others(const struct desk *desk) {
-    for (uint32_t i = 0; i < desk->slots; i++)
-        if (desk->peers[i].used && desk->peers[i].masters > 1) return true;
+static bool know_others(const struct membership *table) {
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used && table->peers[i].masters > 1) return true;
     return false;
 }
 
 static bool is_sure(const struct quorum *quorum) { return quorum->needed.members + quorum->needed.old_members == 0; }
 
-static bool is_old_member(const struct quorum *quorum, const struct desk_peer *peer) {
+static bool is_old_member(const struct quorum *quorum, const struct peer_record *peer) {
     return peer->member.join_number < quorum->needed.newer;
 }
 
-static void count_anew(struct quorum *quorum, const struct desk *desk) {
+static void count_anew(struct quorum *quorum, const struct membership *table) {
     quorum->entered = quorum->old_members_entered = 0;
-    quorum->since = desk->number + 1;
-    for (uint32_t i = 0; i < desk->count; i++) desk->order[i]->entered = false;
+    quorum->since = table->number + 1;
+    for (uint32_t i = 0; i < table->count; i++) table->order[i]->entered = false;
 }
 
-void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed) {
+void quorum_take_up(struct quorum *quorum, const struct membership *table, const struct wire_quorum *needed) {
     quorum->needed = *needed;
-    count_anew(quorum, desk);
+    count_anew(quorum, table);
 }
 
-struct wire_quorum quorum_announced(const struct quorum *quorum, const struct desk *desk) {
-    return know_others(desk) ? quorum->needed : (struct wire_quorum){0};
+struct wire_quorum quorum_announced(const struct quorum *quorum, const struct membership *table) {
+    return know_others(table) ? quorum->needed : (struct wire_quorum){0};
 }
 
 // Starts the joint quorum when newcomers are admitted. Members that have not entered the larger epoch can resume the
 // run with more than half of the smaller one before, and newcomers may be most of the larger one. The run is therefore
 // safe only when half of the old members have entered.
-void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer) {
-    if (!know_others(desk)) return;
+void quorum_admits(struct quorum *quorum, const struct membership *table, uint32_t members_before, uint64_t newer) {
+    if (!know_others(table)) return;
     quorum->needed.old_members = (members_before + 1) / 2;
     quorum->needed.newer = newer;
-    count_anew(quorum, desk);
+    count_anew(quorum, table);
 }
 
-void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoch) {
+void quorum_entered(struct quorum *quorum, struct peer_record *peer, uint64_t epoch) {
     if (is_sure(quorum) || peer->entered || epoch < quorum->since) return;
     peer->entered = true;
     quorum->entered++;
@@ -50,7 +50,7 @@ void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoc
 
 // Notes that the peer will resume nothing elsewhere. For a peer that came with RESUME, the end of its connection does
 // not show that: it may have gone on looking.
-void quorum_ended(struct quorum *quorum, const struct desk_peer *peer) {
+void quorum_ended(struct quorum *quorum, const struct peer_record *peer) {
     if (quorum->needed.members == 0 && quorum->needed.old_members > 0 && !peer->entered && is_old_member(quorum, peer))
         quorum->needed.old_members--;
 }
@@ -58,51 +58,52 @@ void quorum_ended(struct quorum *quorum, const struct desk_peer *peer) {
 // Raises the quorum before a loss. Lost peers may live and can resume the run elsewhere from the current epoch, if they
 // and later lost ones are more than half of it. Later epochs are therefore safe only when so many have entered one that
 // no more than half are left for that.
-static void doubt(struct quorum *quorum, const struct desk *desk) {
-    uint32_t half = (desk->count + 1) / 2;
+static void doubt(struct quorum *quorum, const struct membership *table) {
+    uint32_t half = (table->count + 1) / 2;
     if (quorum->needed.members < half) quorum->needed.members = half; // else the epoch at hand is not sure itself
-    count_anew(quorum, desk);
+    count_anew(quorum, table);
 }
 
-static enum quorum_verdict give_up(struct desk *desk, uint32_t gone, uint32_t of) {
-    actions_log(&desk->actions, LOG_ERR,
+static enum quorum_verdict give_up(struct membership *table, uint32_t gone, uint32_t of) {
+    actions_log(&table->actions, LOG_ERR,
                 "%u of %u peers were not heard of any more: they may have gone on with another master, so this one "
                 "gives the run up",
                 gone, of);
     return QUORUM_GIVES_UP;
 }
 
-enum quorum_verdict quorum_unheard(struct quorum *quorum, struct desk *desk, uint32_t count) {
-    if (!know_others(desk)) return QUORUM_KEEPS;
-    doubt(quorum, desk);
-    if (quorum->unheard == 0 || desk->now_ns > quorum->unheard_since + UNHEARD_LIMITS * desk->limit_ns) {
+enum quorum_verdict quorum_unheard(struct quorum *quorum, struct membership *table, uint32_t count) {
+    if (!know_others(table)) return QUORUM_KEEPS;
+    doubt(quorum, table);
+    if (quorum->unheard == 0 || table->now_ns > quorum->unheard_since + UNHEARD_LIMITS * table->limit_ns) {
         quorum->unheard = 0;
-        quorum->unheard_of = desk->count;
-        quorum->unheard_since = desk->now_ns;
+        quorum->unheard_of = table->count;
+        quorum->unheard_since = table->now_ns;
     }
     quorum->unheard += count;
     if (2 * quorum->unheard <= quorum->unheard_of) return QUORUM_KEEPS;
-    return give_up(desk, quorum->unheard, quorum->unheard_of);
+    return give_up(table, quorum->unheard, quorum->unheard_of);
 }
 
 // Watches the entries into this generation. Members that have entered no epoch of it can resume the run elsewhere, from
 // the epoch before, with members that never came here. Once a quorum of that epoch has entered this one, any other
 // quorum hears of it. Until then the entered members are told that they cannot go on with fewer.
-enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk) {
+enum quorum_verdict quorum_watch(struct quorum *quorum, struct membership *table) {
     struct wire_quorum needed = quorum->needed;
     uint32_t most = quorum->entered, old_members = quorum->old_members_entered; // with those that may still
     if (is_sure(quorum)) return QUORUM_KEEPS;
-    for (uint32_t i = 0; i < desk->count; i++) {
-        const struct desk_peer *peer = desk->order[i];
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct peer_record *peer = table->order[i];
         most += !peer->entered;
         old_members += !peer->entered && is_old_member(quorum, peer);
     }
     if (quorum->entered >= needed.members && quorum->old_members_entered >= needed.old_members) {
         quorum->needed = (struct wire_quorum){0};
-        return know_others(desk) ? QUORUM_IS_SURE : QUORUM_KEEPS;
+        return know_others(table) ? QUORUM_IS_SURE : QUORUM_KEEPS;
     }
-    if (!know_others(desk)) return QUORUM_KEEPS;
-    if (most < needed.members) return give_up(desk, needed.members - most, needed.members); // also with newcomers alone
-    if (old_members < needed.old_members) return give_up(desk, needed.old_members - old_members, needed.old_members);
+    if (!know_others(table)) return QUORUM_KEEPS;
+    if (most < needed.members)
+        return give_up(table, needed.members - most, needed.members); // also with newcomers alone
+    if (old_members < needed.old_members) return give_up(table, needed.old_members - old_members, needed.old_members);
     return QUORUM_KEEPS;
 }

@@ -3,7 +3,7 @@
 #ifndef PCCL_MASTER_QUORUM_H
 #define PCCL_MASTER_QUORUM_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 
 // All 0 for a run that begins.
 struct quorum {
@@ -18,22 +18,22 @@ struct quorum {
 };
 
 // The run is taken up, and begins with the next epoch.
-void quorum_take_up(struct quorum *quorum, const struct desk *desk, const struct wire_quorum *needed);
-struct wire_quorum quorum_announced(const struct quorum *quorum, const struct desk *desk); // in EPOCH
+void quorum_take_up(struct quorum *quorum, const struct membership *table, const struct wire_quorum *needed);
+struct wire_quorum quorum_announced(const struct quorum *quorum, const struct membership *table); // in EPOCH
 
 // The next epoch lets newcomers in, the first of them with that join number.
-void quorum_admits(struct quorum *quorum, const struct desk *desk, uint32_t members_before, uint64_t newer);
+void quorum_admits(struct quorum *quorum, const struct membership *table, uint32_t members_before, uint64_t newer);
 // A member has said that it is in that epoch.
-void quorum_entered(struct quorum *quorum, struct desk_peer *peer, uint64_t epoch);
+void quorum_entered(struct quorum *quorum, struct peer_record *peer, uint64_t epoch);
 // The peer's connection has ended, or it leaves the run; it is about to be dropped.
-void quorum_ended(struct quorum *quorum, const struct desk_peer *peer);
+void quorum_ended(struct quorum *quorum, const struct peer_record *peer);
 
 enum quorum_verdict { QUORUM_KEEPS, QUORUM_IS_SURE, QUORUM_GIVES_UP };
 // Peers fell silent, or left for another master: they may be the majority of a run elsewhere. GIVES_UP: so this master
 // gives its own up, as was logged.
-enum quorum_verdict quorum_unheard(struct quorum *quorum, struct desk *desk, uint32_t count);
+enum quorum_verdict quorum_unheard(struct quorum *quorum, struct membership *table, uint32_t count);
 // While it is not sure that no other master can take the run up: looks whether it is (an epoch has to tell the
 // members), or whether too few are left.
-enum quorum_verdict quorum_watch(struct quorum *quorum, struct desk *desk);
+enum quorum_verdict quorum_watch(struct quorum *quorum, struct membership *table);
 
 #endif

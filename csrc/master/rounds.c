@@ -8,16 +8,18 @@
 
 void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, votes)); }
 
-static struct rounds_group *round_of(struct rounds *rounds, const struct desk *desk, const struct desk_group *group) {
-    return &rounds->groups[desk_group_slot(desk, group)];
+static struct rounds_group *round_of(struct rounds *rounds, const struct membership *table,
+                                     const struct peer_group *group) {
+    return &rounds->groups[membership_group_slot(table, group)];
 }
 
-static struct election_group describe(struct rounds *rounds, const struct desk *desk, const struct desk_group *group) {
-    const struct rounds_group *round = round_of(rounds, desk, group);
+static struct election_group describe(struct rounds *rounds, const struct membership *table,
+                                      const struct peer_group *group) {
+    const struct rounds_group *round = round_of(rounds, table, group);
     struct election_group out = {
         .state = round->committed ? ELECTION_LOST : ELECTION_NEW, .expected = round->expected, .ahead = round->ahead};
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        const struct desk_peer *peer = group->members[rank];
+        const struct peer_record *peer = group->members[rank];
         if (round->committed && peer->committed && !peer->gone) out.state = ELECTION_EXPECTING;
     }
     return out;
@@ -25,8 +27,8 @@ static struct election_group describe(struct rounds *rounds, const struct desk *
 
 // ---- the end of a round ----
 
-static void end_round(struct rounds *rounds, struct desk *desk, struct desk_group *group, const char *failure) {
-    struct rounds_group *round = round_of(rounds, desk, group);
+static void end_round(struct rounds *rounds, struct membership *table, struct peer_group *group, const char *failure) {
+    struct rounds_group *round = round_of(rounds, table, group);
     bool success = failure == NULL;
     const struct rounds_end last = {.round = round->number,
                                     .code = success ? pcclSuccess : pcclNoSharedStateAvailable,
@@ -35,43 +37,44 @@ static void end_round(struct rounds *rounds, struct desk *desk, struct desk_grou
     end.text.length = success ? 0 : (uint16_t)strnlen(failure, WIRE_MAX_TEXT);
     memcpy(end.text.chars, success ? "" : failure, end.text.length);
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        struct desk_peer *peer = group->members[rank];
+        struct peer_record *peer = group->members[rank];
         end.tx_bytes = success ? peer->tx_bytes : 0;
-        wire_encode_sync_end(desk_frame(desk), desk_header(desk), &end);
-        desk_send(desk, peer);
-        desk_set_vote(desk, peer, 0);
+        wire_encode_sync_end(membership_frame(table), membership_header(table), &end);
+        membership_send(table, peer);
+        membership_set_vote(table, peer, 0);
         peer->committed |= success;
-        peer->part = DESK_WAITS;
+        peer->part = ROLE_WAITS;
         peer->tx_bytes = 0;
     }
     if (success) {
         round->committed = true;
         round->expected = election_expect(round->result.revision);
-        actions_log(&desk->actions, LOG_DEBUG, "group %u: shared state is at revision %llu", group->id,
+        actions_log(&table->actions, LOG_DEBUG, "group %u: shared state is at revision %llu", group->id,
                     (unsigned long long)last.revision);
     } else {
-        actions_log(&desk->actions, LOG_WARN, "group %u: no shared state: %s", group->id, failure);
+        actions_log(&table->actions, LOG_WARN, "group %u: no shared state: %s", group->id, failure);
     }
     *round = (struct rounds_group){.committed = round->committed, .expected = round->expected, .last = last};
 }
 
 // ---- votes and election ----
 
-void rounds_vote(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_vote *vote) {
-    struct election_group group = describe(rounds, desk, peer->group);
+void rounds_vote(struct rounds *rounds, struct membership *table, struct peer_record *peer,
+                 const struct wire_sync_vote *vote) {
+    struct election_group group = describe(rounds, table, peer->group);
     if (election_is_ahead(&group, vote->revision)) {
-        round_of(rounds, desk, peer->group)->ahead = true;
-        desk_expel(desk, peer, WIRE_SYNC_RULE "it gave revision %llu, but its group is to be at %llu",
-                   (unsigned long long)vote->revision, (unsigned long long)group.expected);
+        round_of(rounds, table, peer->group)->ahead = true;
+        membership_expel(table, peer, WIRE_SYNC_RULE "it gave revision %llu, but its group is to be at %llu",
+                         (unsigned long long)vote->revision, (unsigned long long)group.expected);
         return;
     }
-    desk_set_vote(desk, peer, WIRE_VOTE_SYNC);
-    rounds->votes[desk_slot(desk, peer)] = *vote;
+    membership_set_vote(table, peer, WIRE_VOTE_SYNC);
+    rounds->votes[membership_slot(table, peer)] = *vote;
     rounds->due = true;
 }
 
 // Right after the election, when the votes lie in `voters`.
-static void expel_for_mask(struct rounds *rounds, struct desk *desk, struct desk_peer *peer,
+static void expel_for_mask(struct rounds *rounds, struct membership *table, struct peer_record *peer,
                            const struct wire_outline *mine, const struct wire_hash *mask) {
     static const char rule[] =
         WIRE_SYNC_RULE "its entries (names, order, data types, sizes or flags) are not those of its group";
@@ -80,38 +83,38 @@ static void expel_for_mask(struct rounds *rounds, struct desk *desk, struct desk
     const struct wire_outline *others = &rounds->voters[elected].vote.outline;
     struct wire_sync_differs differs;
     if (!outline_differ(mine, others, &differs)) {
-        desk_expel(desk, peer, "%s", rule);
+        membership_expel(table, peer, "%s", rule);
         return;
     }
-    wire_encode_sync_differs(desk_frame(desk), desk_header(desk), &differs);
-    if (!desk->actions.bytes.failed) desk_send(desk, peer);
+    wire_encode_sync_differs(membership_frame(table), membership_header(table), &differs);
+    if (!table->actions.bytes.failed) membership_send(table, peer);
     char at[64];
     unsigned long long first = differs.first, last = differs.last;
     snprintf(at, sizeof at, first == last ? "entry %llu" : "one of entries %llu to %llu", first, last);
-    desk_expel(desk, peer, "%s: it has %llu, its group %llu, and the first that differs is %s, counted from 0", rule,
-               (unsigned long long)mine->entries, (unsigned long long)others->entries, at);
+    membership_expel(table, peer, "%s: it has %llu, its group %llu, and the first that differs is %s, counted from 0",
+                     rule, (unsigned long long)mine->entries, (unsigned long long)others->entries, at);
 }
 
-static void expel_by_rule(struct rounds *rounds, struct desk *desk, struct desk_peer *peer,
+static void expel_by_rule(struct rounds *rounds, struct membership *table, struct peer_record *peer,
                           const struct election_voter *voter, const struct election_result *result) {
     switch (voter->fate) {
     case ELECTION_KEEPS:
     case ELECTION_RECEIVES: return;
     case ELECTION_STRATEGY:
-        desk_expel(desk, peer, WIRE_SYNC_RULE "other members enforce the popular state, so all have to");
+        membership_expel(table, peer, WIRE_SYNC_RULE "other members enforce the popular state, so all have to");
         return;
-    case ELECTION_MASK: expel_for_mask(rounds, desk, peer, &voter->vote.outline, &result->mask); return;
+    case ELECTION_MASK: expel_for_mask(rounds, table, peer, &voter->vote.outline, &result->mask); return;
     case ELECTION_BEHIND:
-        desk_expel(desk, peer, WIRE_SYNC_RULE "it may only send, but is at revision %llu instead of %llu",
-                   (unsigned long long)voter->vote.revision, (unsigned long long)result->revision);
+        membership_expel(table, peer, WIRE_SYNC_RULE "it may only send, but is at revision %llu instead of %llu",
+                         (unsigned long long)voter->vote.revision, (unsigned long long)result->revision);
         return;
     case ELECTION_MINORITY:
-        desk_expel(desk, peer, WIRE_SYNC_RULE "it may only send, but its content is not the popular one");
+        membership_expel(table, peer, WIRE_SYNC_RULE "it may only send, but its content is not the popular one");
         return;
     }
 }
 
-static void end_without_candidate(struct rounds *rounds, struct desk *desk, struct desk_group *group,
+static void end_without_candidate(struct rounds *rounds, struct membership *table, struct peer_group *group,
                                   const struct election_group *as) {
     char why[WIRE_MAX_TEXT + 1];
     unsigned long long expected = as->expected;
@@ -130,41 +133,41 @@ static void end_without_candidate(struct rounds *rounds, struct desk *desk, stru
                  expected - 1);
         break;
     }
-    end_round(rounds, desk, group, why);
+    end_round(rounds, table, group, why);
 }
 
-static void elect(struct rounds *rounds, struct desk *desk, struct desk_group *group) {
-    struct rounds_group *round = round_of(rounds, desk, group);
-    struct election_group as = describe(rounds, desk, group);
+static void elect(struct rounds *rounds, struct membership *table, struct peer_group *group) {
+    struct rounds_group *round = round_of(rounds, table, group);
+    struct election_group as = describe(rounds, table, group);
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        const struct desk_peer *peer = group->members[rank];
+        const struct peer_record *peer = group->members[rank];
         rounds->voters[rank] = (struct election_voter){.join_number = peer->member.join_number,
-                                                       .vote = rounds->votes[desk_slot(desk, peer)],
+                                                       .vote = rounds->votes[membership_slot(table, peer)],
                                                        .committed = peer->committed};
     }
     round->number = ++rounds->number;
     election_hold(&as, rounds->voters, group->count, &round->result);
     if (!round->result.elected) {
-        end_without_candidate(rounds, desk, group, &as);
+        end_without_candidate(rounds, table, group, &as);
         return;
     }
     round->phase = ROUNDS_ELECTED;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        struct desk_peer *peer = group->members[rank];
+        struct peer_record *peer = group->members[rank];
         const struct election_voter *voter = &rounds->voters[rank];
-        peer->part = voter->fate == ELECTION_RECEIVES ? DESK_RECEIVES : voter->donor ? DESK_GIVES : DESK_WAITS;
-        expel_by_rule(rounds, desk, peer, voter, &round->result);
+        peer->part = voter->fate == ELECTION_RECEIVES ? ROLE_RECEIVER : voter->donor ? ROLE_DONOR : ROLE_WAITS;
+        expel_by_rule(rounds, table, peer, voter, &round->result);
     }
 }
 
 // ---- transfer ----
 
 // The longest-standing first, so that the list does not depend on the ring.
-static uint32_t list_part(const struct desk_group *group, enum desk_part part, struct wire_id ids[WIRE_MAX_MEMBERS]) {
+static uint32_t list_part(const struct peer_group *group, enum sync_role part, struct wire_id ids[WIRE_MAX_MEMBERS]) {
     uint64_t joins[WIRE_MAX_MEMBERS];
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        const struct desk_peer *peer = group->members[rank];
+        const struct peer_record *peer = group->members[rank];
         if (peer->part != part) continue;
         uint32_t at = count++;
         for (; at > 0 && joins[at - 1] > peer->member.join_number; at--) {
@@ -177,86 +180,87 @@ static uint32_t list_part(const struct desk_group *group, enum desk_part part, s
     return count;
 }
 
-static void send_plan(struct rounds *rounds, struct desk *desk, struct desk_group *group) {
-    struct rounds_group *round = round_of(rounds, desk, group);
+static void send_plan(struct rounds *rounds, struct membership *table, struct peer_group *group) {
+    struct rounds_group *round = round_of(rounds, table, group);
     struct wire_sync_plan plan;
     plan.round = round->number;
     plan.revision = round->result.revision;
     plan.mask = round->result.mask;
     plan.content = round->result.content;
-    plan.receiver_count = list_part(group, DESK_RECEIVES, plan.receivers);
-    plan.donor_count = list_part(group, DESK_GIVES, plan.donors);
-    wire_encode_sync_plan(desk_frame(desk), desk_header(desk), &plan);
-    desk_send_group(desk, group);
+    plan.receiver_count = list_part(group, ROLE_RECEIVER, plan.receivers);
+    plan.donor_count = list_part(group, ROLE_DONOR, plan.donors);
+    wire_encode_sync_plan(membership_frame(table), membership_header(table), &plan);
+    membership_send_group(table, group);
     round->phase = ROUNDS_MOVING;
-    actions_log(&desk->actions, LOG_INFO, "group %u: shared state of revision %llu goes from %u to %u peers", group->id,
-                (unsigned long long)plan.revision, plan.donor_count, plan.receiver_count);
+    actions_log(&table->actions, LOG_INFO, "group %u: shared state of revision %llu goes from %u to %u peers",
+                group->id, (unsigned long long)plan.revision, plan.donor_count, plan.receiver_count);
 }
 
-void rounds_done(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_done *done) {
-    struct rounds_group *round = round_of(rounds, desk, peer->group);
+void rounds_done(struct rounds *rounds, struct membership *table, struct peer_record *peer,
+                 const struct wire_sync_done *done) {
+    struct rounds_group *round = round_of(rounds, table, peer->group);
     if (done->round > rounds->number) {
-        desk_expel(desk, peer, "malformed SYNC_DONE");
+        membership_expel(table, peer, "malformed SYNC_DONE");
         return;
     }
     // the round ended while it was on its way
     if (round->phase != ROUNDS_MOVING || done->round != round->number) return;
-    if (peer->part != DESK_RECEIVES) {
-        desk_expel(desk, peer, "SYNC_DONE without anything to receive");
+    if (peer->part != ROLE_RECEIVER) {
+        membership_expel(table, peer, "SYNC_DONE without anything to receive");
         return;
     }
     for (uint32_t i = 0; i < done->count; i++) {
-        struct desk_peer *donor = desk_member(desk, peer->group, &done->sources[i].id);
-        if (donor != NULL && donor->part == DESK_GIVES) donor->tx_bytes += done->sources[i].bytes;
+        struct peer_record *donor = membership_in_group(table, peer->group, &done->sources[i].id);
+        if (donor != NULL && donor->part == ROLE_DONOR) donor->tx_bytes += done->sources[i].bytes;
     }
     if (done->complete == WIRE_SYNC_READ_ONLY)
-        desk_expel(desk, peer, WIRE_SYNC_RULE "it has to receive, but its memory is read-only");
+        membership_expel(table, peer, WIRE_SYNC_RULE "it has to receive, but its memory is read-only");
     else if (done->complete == WIRE_SYNC_COMPLETE)
-        peer->part = DESK_RECEIVED;
+        peer->part = ROLE_DONE;
     else
-        round->failed = desk_name(peer);
+        round->failed = membership_label(peer);
     rounds->due = true;
 }
 
-static void advance(struct rounds *rounds, struct desk *desk, struct desk_group *group) {
-    const struct rounds_group *round = round_of(rounds, desk, group);
+static void advance(struct rounds *rounds, struct membership *table, struct peer_group *group) {
+    const struct rounds_group *round = round_of(rounds, table, group);
     uint32_t voted = 0, receive = 0, give = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) voted += group->members[rank]->vote == WIRE_VOTE_SYNC;
-    if (round->phase == ROUNDS_VOTING && voted == group->count) elect(rounds, desk, group);
+    if (round->phase == ROUNDS_VOTING && voted == group->count) elect(rounds, table, group);
     // those expelled have to be out of the group first
-    if (round->phase == ROUNDS_VOTING || desk->gone_count > 0) return;
+    if (round->phase == ROUNDS_VOTING || table->gone_count > 0) return;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        enum desk_part part = group->members[rank]->part;
-        receive += part == DESK_RECEIVES;
-        give += part == DESK_GIVES;
+        enum sync_role part = group->members[rank]->part;
+        receive += part == ROLE_RECEIVER;
+        give += part == ROLE_DONOR;
     }
     if (round->failed.chars[0] != 0) {
         char why[WIRE_MAX_TEXT + 1];
         snprintf(why, sizeof why, "%s could not get it from any member that holds it", round->failed.chars);
-        end_round(rounds, desk, group, why);
+        end_round(rounds, table, group, why);
     } else if (receive > 0 && give == 0) {
-        end_round(rounds, desk, group, "all members that held it have left");
+        end_round(rounds, table, group, "all members that held it have left");
     } else if (receive == 0) {
-        end_round(rounds, desk, group, NULL);
+        end_round(rounds, table, group, NULL);
     } else if (round->phase == ROUNDS_ELECTED) {
-        send_plan(rounds, desk, group);
+        send_plan(rounds, table, group);
     }
 }
 
-void rounds_advance(struct rounds *rounds, struct desk *desk) {
+void rounds_advance(struct rounds *rounds, struct membership *table) {
     if (!rounds->due) return;
     rounds->due = false;
-    for (struct desk_group *group = desk_first(desk); group != NULL && desk->gone_count == 0;
-         group = desk_after(desk, group))
-        advance(rounds, desk, group);
-    if (desk->gone_count > 0) rounds->due = true; // goes on when they are out
+    for (struct peer_group *group = membership_groups(table); group != NULL && table->gone_count == 0;
+         group = membership_next(table, group))
+        advance(rounds, table, group);
+    if (table->gone_count > 0) rounds->due = true; // goes on when they are out
 }
 
 // ---- of the master before ----
 
-void rounds_recall(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
+void rounds_recall(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume) {
-    struct rounds_group *round = round_of(rounds, desk, peer->group);
+    struct rounds_group *round = round_of(rounds, table, peer->group);
     if (!resume->accepted) return;
     peer->committed = resume->sync_committed;
     if (resume->epoch.sync_round <= round->last.round) return;
@@ -266,10 +270,10 @@ void rounds_recall(struct rounds *rounds, const struct desk *desk, struct desk_p
     round->committed = resume->epoch.sync_expected != 0;
 }
 
-bool rounds_missed(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
+bool rounds_missed(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out) {
     static const char ended[] = "the round ended so for other members, before the master was lost";
-    const struct rounds_end *last = &round_of(rounds, desk, peer->group)->last;
+    const struct rounds_end *last = &round_of(rounds, table, peer->group)->last;
     if (resume->vote != WIRE_VOTE_SYNC || resume->epoch.sync_round >= last->round) return false;
     *out = (struct wire_sync_end){.round = last->round, .code = last->code, .revision = last->revision};
     out->text.length = last->code == pcclSuccess ? 0 : sizeof ended - 1;

@@ -5,7 +5,7 @@
 #ifndef PCCL_MASTER_ROUNDS_H
 #define PCCL_MASTER_ROUNDS_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 #include "master/election.h"
 
 enum rounds_phase {
@@ -42,15 +42,17 @@ struct rounds {
 };
 
 void rounds_init(struct rounds *rounds);
-void rounds_vote(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_vote *vote);
-void rounds_done(struct rounds *rounds, struct desk *desk, struct desk_peer *peer, const struct wire_sync_done *done);
+void rounds_vote(struct rounds *rounds, struct membership *table, struct peer_record *peer,
+                 const struct wire_sync_vote *vote);
+void rounds_done(struct rounds *rounds, struct membership *table, struct peer_record *peer,
+                 const struct wire_sync_done *done);
 // Once nobody is gone.
-void rounds_advance(struct rounds *rounds, struct desk *desk);
+void rounds_advance(struct rounds *rounds, struct membership *table);
 
 // A run is taken up: what a member knows of its group, and the end of its round if that has ended without it.
-void rounds_recall(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
+void rounds_recall(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume);
-bool rounds_missed(struct rounds *rounds, const struct desk *desk, struct desk_peer *peer,
+bool rounds_missed(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out);
 
 #endif

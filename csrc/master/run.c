@@ -6,12 +6,12 @@
 #include "net/socket.h"
 #include "pccl.h"
 
-static struct breaks *breaks_of(struct run *run, const struct desk_group *group) {
-    return &run->breaks[desk_group_slot(&run->desk, group)];
+static struct breaks *breaks_of(struct run *run, const struct peer_group *group) {
+    return &run->breaks[membership_group_slot(&run->table, group)];
 }
 
-static struct verdicts *verdicts_of(struct run *run, const struct desk_group *group) {
-    return &run->verdicts[desk_group_slot(&run->desk, group)];
+static struct verdicts *verdicts_of(struct run *run, const struct peer_group *group) {
+    return &run->verdicts[membership_group_slot(&run->table, group)];
 }
 
 // The slot is as if it had never been used.
@@ -20,47 +20,47 @@ static void close_group(struct run *run, uint32_t slot) {
     verdicts_fini(&run->verdicts[slot]);
     ways_forget(&run->ways, slot);
     run->rounds.groups[slot] = (struct rounds_group){0};
-    run->desk.groups[slot].count = 0;
+    run->table.groups[slot].count = 0;
 }
 
-static void forget(struct run *run, struct desk_peer *peer) {
-    survey_forget(&run->survey, desk_slot(&run->desk, peer));
-    desk_forget(&run->desk, peer);
+static void forget(struct run *run, struct peer_record *peer) {
+    survey_forget(&run->survey, membership_slot(&run->table, peer));
+    membership_remove(&run->table, peer);
 }
 
 // ---- epochs ----
 
 static void send_epoch(struct run *run, uint8_t reason) {
-    struct desk *desk = &run->desk;
-    struct wire_epoch_commit message = {.reason = reason, .epoch = desk_describe(desk, desk->order, desk->count)};
-    message.epoch.number = desk->number;
+    struct membership *table = &run->table;
+    struct wire_epoch_commit message = {.reason = reason, .epoch = membership_epoch(table, table->order, table->count)};
+    message.epoch.number = table->number;
     message.epoch.barrier = run->barrier;
-    message.quorum = quorum_announced(&run->quorum, desk);
-    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
-        const struct rounds_group *round = &run->rounds.groups[desk_group_slot(desk, group)];
+    message.quorum = quorum_announced(&run->quorum, table);
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
+        const struct rounds_group *round = &run->rounds.groups[membership_group_slot(table, group)];
         message.epoch.group_epoch = group->group_epoch;
         message.epoch.lost_epoch = group->lost_epoch;
         message.epoch.sync_round = round->last.round;
         message.epoch.sync_expected = round->committed ? round->expected : 0;
         message.epoch.latency_us = group->latency_us;
         message.epoch.megabytes_per_s = group->megabytes_per_s;
-        wire_encode_epoch_commit(desk_frame(desk), desk_header(desk), &message);
-        desk_send_group(desk, group);
+        wire_encode_epoch_commit(membership_frame(table), membership_header(table), &message);
+        membership_send_group(table, group);
     }
 }
 
-static void enter_group_epoch(struct run *run, struct desk_group *group) {
-    group->group_epoch = run->desk.number;
-    if (group->lost) group->lost_epoch = run->desk.number;
+static void enter_group_epoch(struct run *run, struct peer_group *group) {
+    group->group_epoch = run->table.number;
+    if (group->lost) group->lost_epoch = run->table.number;
     group->changed = group->lost = false;
     group->latency_us = 0;
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        struct desk_peer *peer = group->members[rank];
+        struct peer_record *peer = group->members[rank];
         peer->linked = peer->reported = false;
         if (peer->latency_us > group->latency_us) group->latency_us = peer->latency_us;
     }
     if (group->latency_us == 0) group->latency_us = SURVEY_DEFAULT_LATENCY_US;
-    group->megabytes_per_s = survey_group_rate(&run->survey, &run->desk, group);
+    group->megabytes_per_s = survey_group_rate(&run->survey, &run->table, group);
     verdicts_begin(verdicts_of(run, group), group->count);
     breaks_begin(breaks_of(run, group));
 }
@@ -69,25 +69,26 @@ static void enter_group_epoch(struct run *run, struct desk_group *group) {
 // changed, and that in which the run is taken up is one for all.
 static void enter_epoch(struct run *run, uint8_t reason, bool all) {
     static const char *const reasons[] = {"?", "update", "loss", "relink", "order"};
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     bool lost = reason == WIRE_REASON_LOSS;
-    desk->number++;
-    desk->changed = false;
-    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
+    table->number++;
+    table->changed = false;
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
         if (all || (lost ? group->lost : group->changed)) enter_group_epoch(run, group);
-        desk->changed |= group->changed;
+        table->changed |= group->changed;
     }
-    if (lost) run->lost_number = desk->number;
-    if (lost) desk->lost = false;
+    if (lost) run->lost_number = table->number;
+    if (lost) table->lost = false;
     if (run->phase == RUN_CANDIDATE) run->candidate.stale = true;
     send_epoch(run, reason);
-    actions_log(&desk->actions, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)desk->number,
-                all ? "resumed" : reasons[reason], desk->count);
+    actions_log(&table->actions, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)table->number,
+                all ? "resumed" : reasons[reason], table->count);
 }
 
 void run_resume(struct run *run) {
     bool lost = false;
-    for (struct desk_group *group = desk_first(&run->desk); group != NULL; group = desk_after(&run->desk, group))
+    for (struct peer_group *group = membership_groups(&run->table); group != NULL;
+         group = membership_next(&run->table, group))
         lost |= group->lost;
     enter_epoch(run, lost ? WIRE_REASON_LOSS : WIRE_REASON_RELINK, true);
 }
@@ -96,56 +97,56 @@ void run_resume(struct run *run) {
 
 // The vote of all is over: an epoch or an OUTCOME says how.
 static void end_vote(struct run *run) {
-    for (uint32_t i = 0; i < run->desk.count; i++) desk_set_vote(&run->desk, run->desk.order[i], 0);
+    for (uint32_t i = 0; i < run->table.count; i++) membership_set_vote(&run->table, run->table.order[i], 0);
     run->barrier++;
     run->phase = RUN_IDLE;
 }
 
 static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t value) {
     struct wire_outcome outcome = {kind, code, value};
-    wire_encode_outcome(desk_frame(&run->desk), desk_header(&run->desk), &outcome);
-    for (uint32_t i = 0; i < run->desk.count; i++) desk_send(&run->desk, run->desk.order[i]);
+    wire_encode_outcome(membership_frame(&run->table), membership_header(&run->table), &outcome);
+    for (uint32_t i = 0; i < run->table.count; i++) membership_send(&run->table, run->table.order[i]);
     end_vote(run);
 }
 
 static void commit_candidate(struct run *run) {
-    uint32_t before = run->desk.count;
+    uint32_t before = run->table.count;
     uint8_t kind = run->candidate.kind;
-    uint64_t newer = candidate_commit(&run->candidate, &run->desk, &run->failure_counts);
-    if (run->desk.count > before) quorum_admits(&run->quorum, &run->desk, before, newer);
+    uint64_t newer = candidate_commit(&run->candidate, &run->table, &run->failure_counts);
+    if (run->table.count > before) quorum_admits(&run->quorum, &run->table, before, newer);
     end_vote(run);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
 }
 
 static void propose(struct run *run, uint8_t kind) {
     run->phase = RUN_CANDIDATE;
-    candidate_propose(&run->candidate, &run->desk, kind);
+    candidate_propose(&run->candidate, &run->table, kind);
     if (run->candidate.count == 1) commit_candidate(run); // nobody to make links to
 }
 
-static bool may_come(struct run *run, const struct desk_peer *peer) {
+static bool may_come(struct run *run, const struct peer_record *peer) {
     return peer->used && !peer->accepted &&
-           failure_counts_until(&run->failure_counts, &peer->member.address, run->desk.now_ns) <= run->desk.now_ns;
+           failure_counts_until(&run->failure_counts, &peer->member.address, run->table.now_ns) <= run->table.now_ns;
 }
 
 static bool newcomers_wait(struct run *run) {
-    for (uint32_t i = 0; i < run->desk.slots && run->desk.peer_count > run->desk.count; i++)
-        if (may_come(run, &run->desk.peers[i])) return true;
+    for (uint32_t i = 0; i < run->table.slots && run->table.peer_count > run->table.count; i++)
+        if (may_come(run, &run->table.peers[i])) return true;
     return false;
 }
 
 // The update vote has passed. The first members need no vote.
 static void form_update(struct run *run) {
-    for (uint32_t i = 0; i < run->desk.slots && run->desk.count == 0; i++) run->desk.peers[i].invited = true;
-    bool newcomers = candidate_form(&run->candidate, &run->desk);
-    if (newcomers || ways_plan(&run->ways, &run->matrix, &run->survey, &run->desk, &run->candidate))
+    for (uint32_t i = 0; i < run->table.slots && run->table.count == 0; i++) run->table.peers[i].invited = true;
+    bool newcomers = candidate_form(&run->candidate, &run->table);
+    if (newcomers || ways_plan(&run->ways, &run->matrix, &run->survey, &run->table, &run->candidate))
         propose(run, WIRE_VOTE_UPDATE);
     else
         answer_vote(run, WIRE_VOTE_UPDATE, pcclSuccess, 0);
 }
 
 static void judge_candidate(struct run *run) {
-    switch (candidate_judge(&run->candidate, &run->desk, &run->failure_counts, run->breaks)) {
+    switch (candidate_judge(&run->candidate, &run->table, &run->failure_counts, run->breaks)) {
     case CANDIDATE_PASSES: commit_candidate(run); return;
     case CANDIDATE_FAILS:
         if (run->candidate.kind == WIRE_VOTE_UPDATE) ways_failed(&run->ways);
@@ -158,30 +159,30 @@ static void judge_candidate(struct run *run) {
 
 // The vote has passed, or a round of measurements is over.
 static void optimise(struct run *run) {
-    if (run->phase == RUN_IDLE && !survey_begin(&run->survey, &run->desk)) {
+    if (run->phase == RUN_IDLE && !survey_begin(&run->survey, &run->table)) {
         answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, 0);
         return;
     }
     run->phase = RUN_SURVEY;
-    if (survey_next(&run->survey, &run->desk)) return;
-    bool differs = survey_order(&run->survey, &run->desk, run->candidate.order);
-    run->candidate.count = run->desk.count;
+    if (survey_next(&run->survey, &run->table)) return;
+    bool differs = survey_order(&run->survey, &run->table, run->candidate.order);
+    run->candidate.count = run->table.count;
     candidate_keep_shares(&run->candidate);
-    differs |= ways_plan(&run->ways, &run->matrix, &run->survey, &run->desk, &run->candidate);
+    differs |= ways_plan(&run->ways, &run->matrix, &run->survey, &run->table, &run->candidate);
     if (differs)
         propose(run, WIRE_VOTE_OPTIMIZE);
     else
         answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclSuccess, 0);
 }
 
-static bool all_voted(const struct run *run, uint8_t kind) { return run->desk.open[kind] == run->desk.count; }
+static bool all_voted(const struct run *run, uint8_t kind) { return run->table.open[kind] == run->table.count; }
 
 static void pass_votes(struct run *run) {
-    struct desk *desk = &run->desk;
-    if (desk->count == 0) {
-        if (desk->peer_count > 0) form_update(run);
+    struct membership *table = &run->table;
+    if (table->count == 0) {
+        if (table->peer_count > 0) form_update(run);
     } else if (all_voted(run, WIRE_VOTE_UPDATE)) {
-        for (uint32_t i = 0; i < desk->slots; i++) desk->peers[i].invited = may_come(run, &desk->peers[i]);
+        for (uint32_t i = 0; i < table->slots; i++) table->peers[i].invited = may_come(run, &table->peers[i]);
         form_update(run);
     } else if (all_voted(run, WIRE_VOTE_PENDING)) {
         answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, newcomers_wait(run));
@@ -195,36 +196,36 @@ static void pass_votes(struct run *run) {
 // Takes those out that are gone. Nobody holds one after this: the order and the groups are rebuilt here, the survey
 // ends, and a candidate with one is stale, so that its list is not read again.
 static void reap(struct run *run) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < desk->count; i++) {
-        struct desk_peer *peer = desk->order[i];
+    for (uint32_t i = 0; i < table->count; i++) {
+        struct peer_record *peer = table->order[i];
         peer->group->count = 0; // set again below, where members are left
         if (!peer->gone) {
-            desk->order[kept++] = peer;
+            table->order[kept++] = peer;
             continue;
         }
-        desk->lost = peer->group->lost = true;
-        breaks_forget(breaks_of(run, peer->group), desk_slot(desk, peer));
-        desk_set_vote(desk, peer, 0);
+        table->lost = peer->group->lost = true;
+        breaks_forget(breaks_of(run, peer->group), membership_slot(table, peer));
+        membership_set_vote(table, peer, 0);
     }
-    if (kept < desk->count) {
+    if (kept < table->count) {
         if (run->phase == RUN_SURVEY) {
             run->phase = RUN_IDLE;
-            survey_end(&run->survey, desk);
+            survey_end(&run->survey, table);
         }
         run->rounds.due = true;
     }
-    desk->count = kept;
-    desk_rank(desk);
-    for (uint32_t i = 0; i < desk->slots; i++) {
-        struct desk_peer *peer = &desk->peers[i];
+    table->count = kept;
+    membership_rank(table);
+    for (uint32_t i = 0; i < table->slots; i++) {
+        struct peer_record *peer = &table->peers[i];
         if (!peer->gone) continue;
         if (peer->listed) run->candidate.stale = true;
-        if (peer->accepted && peer->group->count == 0) close_group(run, desk_group_slot(desk, peer->group));
+        if (peer->accepted && peer->group->count == 0) close_group(run, membership_group_slot(table, peer->group));
         forget(run, peer);
     }
-    desk->gone_count = 0;
+    table->gone_count = 0;
 }
 
 static void progress(struct run *run) {
@@ -237,109 +238,107 @@ static void progress(struct run *run) {
     } else if (run->phase == RUN_SURVEY && run->survey.unanswered == 0) {
         optimise(run);
     }
-    if (run->phase == RUN_IDLE && run->desk.gone_count == 0) pass_votes(run);
-    if (run->desk.gone_count == 0) rounds_advance(&run->rounds, &run->desk);
+    if (run->phase == RUN_IDLE && run->table.gone_count == 0) pass_votes(run);
+    if (run->table.gone_count == 0) rounds_advance(&run->rounds, &run->table);
 }
 
 static void watch_quorum(struct run *run) {
-    switch (quorum_watch(&run->quorum, &run->desk)) {
+    switch (quorum_watch(&run->quorum, &run->table)) {
     case QUORUM_KEEPS: return;
-    case QUORUM_IS_SURE: run->desk.changed |= !run->desk.lost; return; // an epoch tells them
+    case QUORUM_IS_SURE: run->table.changed |= !run->table.lost; return; // an epoch tells them
     case QUORUM_GIVES_UP: run_give_up(run); return;
     }
 }
 
 static void start(struct run *run) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     if (run->next_join > 1) {
-        desk->last_run = desk->run;
-        desk->last_generation = desk->generation;
+        table->last_run = table->run;
+        table->last_generation = table->generation;
     }
-    memcpy(&desk->run.id, run->random, sizeof desk->run.id);
-    memcpy(desk->run.secret, run->random + sizeof desk->run.id, sizeof desk->run.secret);
-    if (desk->run.id == 0) desk->run.id = 1; // 0 means: no run yet
+    memcpy(&table->run.id, run->random, sizeof table->run.id);
+    memcpy(table->run.secret, run->random + sizeof table->run.id, sizeof table->run.secret);
+    if (table->run.id == 0) table->run.id = 1; // 0 means: no run yet
     for (size_t i = 0; i < sizeof run->random; i++) run->random[i] = (uint8_t)(run->random[i] * 167 + i + 1);
     run->wants_random = true;
-    desk->generation = 1;
-    desk->number = 0;
-    desk->lost = desk->changed = false;
+    table->generation = 1;
+    table->number = 0;
+    table->lost = table->changed = false;
     run->next_join = 1;
     run->barrier = 0;
-    memset(desk->open, 0, sizeof desk->open);
+    memset(table->open, 0, sizeof table->open);
     run->rounds.number = 0;
     run->candidate.attempt = 0;
     run->quorum = (struct quorum){0};
     run->heard_number = run->lost_number = 0;
     run->yields_until = 0;
     run->phase = RUN_IDLE;
-    desk->warn_at = INT64_MAX;
+    table->warn_at = INT64_MAX;
 }
 
 void run_give_up(struct run *run) {
-    struct desk *desk = &run->desk;
-    desk_leave_run(desk);
-    for (uint32_t i = 0; i < desk->slots; i++) {
-        struct desk_peer *peer = &desk->peers[i];
+    struct membership *table = &run->table;
+    membership_leave_run(table);
+    for (uint32_t i = 0; i < table->slots; i++) {
+        struct peer_record *peer = &table->peers[i];
         if (!peer->used) continue;
-        if (!peer->gone && desk->by_conn[peer->conn] != 0) {
-            desk->by_conn[peer->conn] = 0;
-            actions_close(&desk->actions, peer->conn);
+        if (!peer->gone && table->by_conn[peer->conn] != 0) {
+            table->by_conn[peer->conn] = 0;
+            actions_close(&table->actions, peer->conn);
         }
         forget(run, peer);
     }
-    for (uint32_t i = 0; i < desk->group_slots; i++)
-        if (desk->groups[i].count > 0) close_group(run, i);
-    desk->gone_count = desk->count = run->candidate.count = run->survey.count = 0;
+    for (uint32_t i = 0; i < table->group_slots; i++)
+        if (table->groups[i].count > 0) close_group(run, i);
+    table->gone_count = table->count = run->candidate.count = run->survey.count = 0;
     start(run);
-    desk->survivors_until = desk->now_ns + desk->limit_ns; // its members may come back, and newcomers be the first
+    table->survivors_until = table->now_ns + table->limit_ns; // its members may come back, and newcomers be the first
 }
 
 static void drop_for_memory(struct run *run) {
-    run->desk.out_of_memory = false;
-    actions_log(&run->desk.actions, LOG_ERR,
-                "the system refuses memory: gives the run of %u peers up, for all to come back", run->desk.count);
+    run->table.out_of_memory = false;
+    actions_log(&run->table.actions, LOG_ERR, "out of memory: gives up the run of %u peers", run->table.count);
     run_give_up(run);
 }
 
-static void welcome(struct run *run, struct desk_peer *peer) {
-    struct desk *desk = &run->desk;
+static void welcome(struct run *run, struct peer_record *peer) {
+    struct membership *table = &run->table;
     struct wire_welcome welcome = {.join_number = peer->member.join_number,
-                                   .heartbeat_limit_ms = (uint32_t)(desk->limit_ns / MS_NS),
+                                   .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
                                    .seen = peer->member.address};
-    memcpy(welcome.secret, desk->run.secret, sizeof welcome.secret);
-    wire_encode_welcome(desk_frame(desk), desk_header(desk), &welcome);
-    desk_send(desk, peer);
+    memcpy(welcome.secret, table->run.secret, sizeof welcome.secret);
+    wire_encode_welcome(membership_frame(table), membership_header(table), &welcome);
+    membership_send(table, peer);
 }
 
-// All members are gone. What became of their run they alone know, if they live: newcomers do not go on with it, but
-// begin another one, which gives way to theirs as long as it is young.
-static void begin_anew(struct run *run) {
-    struct desk *desk = &run->desk;
+// Starts another run for the newcomers when all members are gone, since only members know the state of their run. A
+// young run yields to the old one if its members return.
+static void restart(struct run *run) {
+    struct membership *table = &run->table;
     uint64_t next_join = run->next_join;
-    actions_log(&desk->actions, LOG_NOTICE,
-                "the last member is gone, so the run has ended: the newcomers that wait start a new one");
+    actions_log(&table->actions, LOG_NOTICE,
+                "the last member is gone: the run ends, and waiting newcomers start another");
     start(run);
     run->next_join = next_join;
-    run->yields_until = desk->now_ns + RUN_YOUNG_MS * MS_NS;
-    for (uint32_t i = 0; i < desk->slots; i++)
-        if (desk->peers[i].used) welcome(run, &desk->peers[i]);
+    run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used) welcome(run, &table->peers[i]);
 }
 
 void run_settle(struct run *run) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     do {
-        if (desk->out_of_memory) drop_for_memory(run);
-        if (desk->gone_count > 0) reap(run);
+        if (table->out_of_memory) drop_for_memory(run);
+        if (table->gone_count > 0) reap(run);
         watch_quorum(run);
-        if (desk->count == 0) desk_refuse_join_only(desk);
-        if (desk->number > 0 && desk->count == 0 && desk->peer_count > 0) begin_anew(run);
-        if (desk->lost) enter_epoch(run, WIRE_REASON_LOSS, false);
-        if (desk->changed) enter_epoch(run, WIRE_REASON_RELINK, false);
-        if (desk->gone_count == 0) progress(run);
-    } while (desk->gone_count > 0 || desk->lost || desk->changed || desk->out_of_memory);
-    if (desk->peer_count > 0 || run->next_join == 1) return;
-    actions_log(&desk->actions, LOG_NOTICE,
-                "the last peer is gone, so the run has ended: the next peer starts a new one");
+        if (table->count == 0) membership_refuse_join_only(table);
+        if (table->number > 0 && table->count == 0 && table->peer_count > 0) restart(run);
+        if (table->lost) enter_epoch(run, WIRE_REASON_LOSS, false);
+        if (table->changed) enter_epoch(run, WIRE_REASON_RELINK, false);
+        if (table->gone_count == 0) progress(run);
+    } while (table->gone_count > 0 || table->lost || table->changed || table->out_of_memory);
+    if (table->peer_count > 0 || run->next_join == 1) return;
+    actions_log(&table->actions, LOG_NOTICE, "the last peer is gone: the run ends, and the next peer starts another");
     start(run);
 }
 
@@ -347,30 +346,30 @@ void run_settle(struct run *run) {
 
 static const char *reason_to_refuse(struct run *run, const struct wire_address *source,
                                     const struct wire_hello *hello) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
-    if (desk->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
-    if (desk_of_id(desk, &hello->id) != NULL) return "a peer of this id is registered";
-    if (hello->join_only && desk->peer_count == 0) return DESK_NO_RUN;
+    if (table->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
+    if (membership_by_id(table, &hello->id) != NULL) return "a peer of this id is registered";
+    if (hello->join_only && table->peer_count == 0) return MEMBERSHIP_NO_RUN;
     bool here = socket_address_is_loopback(source);
-    if (here && desk->loopback_count < desk->peer_count)
+    if (here && table->loopback_count < table->peer_count)
         return "this peer reached the master over loopback, others over the network, so they could not reach this "
                "peer; give it the master's network address";
-    if (!here && desk->loopback_count > 0)
+    if (!here && table->loopback_count > 0)
         return "this peer reached the master over the network, others over loopback, so it could not reach them; give "
                "them the master's network address";
     return NULL;
 }
 
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     const char *why = reason_to_refuse(run, source, hello);
     if (why != NULL) {
-        actions_turn_away(&desk->actions, conn, desk_header(desk), WIRE_REFUSED, why);
+        actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
         return;
     }
-    if (desk->peer_count == 0) run->completed = false;
-    if (desk->peer_count == 0) run->yields_until = desk->now_ns + RUN_YOUNG_MS * MS_NS;
+    if (table->peer_count == 0) run->completed = false;
+    if (table->peer_count == 0) run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
     struct wire_member member = {.id = hello->id,
                                  .join_number = run->next_join++,
                                  .group = hello->group,
@@ -378,56 +377,57 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
                                  .address = *source,
                                  .name = hello->name};
     member.address.port = hello->port;
-    struct desk_peer *peer = desk_add(desk, conn, &member);
+    struct peer_record *peer = membership_add(table, conn, &member);
     peer->masters = hello->masters;
     peer->join_only = hello->join_only;
-    desk_begin_wait(desk, peer);
+    membership_begin_wait(table, peer);
     welcome(run, peer);
-    actions_log_stranger(&desk->actions, LOG_INFO, "registered %s, group %u", desk_place(peer).chars, hello->group);
+    actions_log_stranger(&table->actions, LOG_INFO, "registered %s, group %u", membership_label_at(peer).chars,
+                         hello->group);
 }
 
 // ---- messages ----
 
-static void on_linked(struct run *run, struct desk_peer *peer, const struct wire_header *header,
+static void on_linked(struct run *run, struct peer_record *peer, const struct wire_header *header,
                       const struct wire_linked *linked) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     if (linked->attempt > run->candidate.attempt || (linked->attempt == 0 && !peer->accepted)) {
-        desk_expel(desk, peer, "LINKED for a candidate that never was");
+        membership_expel(table, peer, "LINKED for a candidate that never was");
         return;
     }
     if (linked->latency_us > 0) peer->latency_us = linked->latency_us;
     peer->heard.round_trip_ns = 2 * (int64_t)peer->latency_us * US_NS;
-    desk_heard(desk, peer, desk->now_ns);
+    membership_heard(table, peer, table->now_ns);
     if (linked->attempt > 0 && run->phase == RUN_CANDIDATE)
-        candidate_linked(&run->candidate, desk, peer, linked);
+        candidate_linked(&run->candidate, table, peer, linked);
     else if (linked->attempt == 0 && header->epoch >= peer->group->group_epoch)
-        breaks_linked(breaks_of(run, peer->group), desk, peer);
+        breaks_linked(breaks_of(run, peer->group), table, peer);
 }
 
-static void on_link_down(struct run *run, struct desk_peer *peer, const struct wire_header *header,
+static void on_link_down(struct run *run, struct peer_record *peer, const struct wire_header *header,
                          const struct wire_link_down *down) {
-    struct desk_group *group = peer->group;
-    struct desk_peer *reported = desk_member(&run->desk, group, &down->id);
+    struct peer_group *group = peer->group;
+    struct peer_record *reported = membership_in_group(&run->table, group, &down->id);
     if (reported != NULL && reported != peer && down->reason == WIRE_LINK_MALFORMED)
-        breaks_malformed(breaks_of(run, group), &run->desk, peer, reported);
+        breaks_malformed(breaks_of(run, group), &run->table, peer, reported);
     if (header->epoch < group->group_epoch) return; // the links have been made again since
     if (reported == peer)
-        desk_change(&run->desk, group);
+        membership_change_group(&run->table, group);
     else if (reported != NULL)
-        breaks_add(breaks_of(run, group), &run->desk, peer, reported, (enum wire_link_reason)down->reason);
+        breaks_add(breaks_of(run, group), &run->table, peer, reported, (enum wire_link_reason)down->reason);
 }
 
-static void on_moved(struct run *run, struct desk_peer *peer) {
-    struct desk *desk = &run->desk;
-    if (desk->now_ns < run->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
-        actions_log(&desk->actions, LOG_NOTICE,
+static void on_moved(struct run *run, struct peer_record *peer) {
+    struct membership *table = &run->table;
+    if (table->now_ns < run->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
+        actions_log(&table->actions, LOG_NOTICE,
                     "stood still, and %s looks for a master: gives the run up, for all to come back",
-                    desk_name(peer).chars);
+                    membership_label(peer).chars);
         run_give_up(run);
-    } else if (peer->accepted && quorum_unheard(&run->quorum, desk, 1) == QUORUM_GIVES_UP) {
+    } else if (peer->accepted && quorum_unheard(&run->quorum, table, 1) == QUORUM_GIVES_UP) {
         run_give_up(run);
     } else {
-        desk_drop(desk, peer, LOG_WARN, "it looks for another master, since this one was silent");
+        membership_drop(table, peer, LOG_WARN, "it looks for another master, since this one was silent");
     }
 }
 
@@ -464,41 +464,41 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
 }
 
 // Handles messages that only members send.
-static void on_member_message(struct run *run, struct desk_peer *peer, const struct wire_header *header,
+static void on_member_message(struct run *run, struct peer_record *peer, const struct wire_header *header,
                               const union message *message) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     struct verdicts *verdicts = verdicts_of(run, peer->group);
     bool votes = header->type == WIRE_VOTE || header->type == WIRE_SYNC_VOTE;
     if (votes && peer->vote != 0) {
-        desk_expel(desk, peer, "voted while its vote was open");
+        membership_expel(table, peer, "voted while its vote was open");
         return;
     }
     switch (header->type) {
-    case WIRE_VOTE: desk_set_vote(desk, peer, message->vote.kind); return;
-    case WIRE_DONE: verdicts_done(verdicts, desk, peer, header, &message->done); return;
-    case WIRE_REPORT: verdicts_report(verdicts, desk, peer, header, &message->report); return;
-    case WIRE_MISMATCH: verdicts_mismatch(desk, peer, header, &message->mismatch); return;
-    case WIRE_CANCEL: verdicts_cancel(desk, peer, header, &message->cancel); return;
+    case WIRE_VOTE: membership_set_vote(table, peer, message->vote.kind); return;
+    case WIRE_DONE: verdicts_done(verdicts, table, peer, header, &message->done); return;
+    case WIRE_REPORT: verdicts_report(verdicts, table, peer, header, &message->report); return;
+    case WIRE_MISMATCH: verdicts_mismatch(table, peer, header, &message->mismatch); return;
+    case WIRE_CANCEL: verdicts_cancel(table, peer, header, &message->cancel); return;
     case WIRE_LINK_DOWN: on_link_down(run, peer, header, &message->link_down); return;
     case WIRE_MEASURED:
-        if (run->phase == RUN_SURVEY) survey_measured(&run->survey, desk, peer, &message->measured); // else late
+        if (run->phase == RUN_SURVEY) survey_measured(&run->survey, table, peer, &message->measured); // else late
         return;
-    case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, desk, peer, &message->sync_vote); return;
-    case WIRE_SYNC_DONE: rounds_done(&run->rounds, desk, peer, &message->sync_done); return;
-    case WIRE_TELEMETRY: matrix_note(&run->matrix, desk, peer, &message->telemetry); return;
-    default: desk_expel(desk, peer, "%s is not for the master", wire_type_name(header->type)); return;
+    case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
+    case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
+    case WIRE_TELEMETRY: matrix_note(&run->matrix, table, peer, &message->telemetry); return;
+    default: membership_expel(table, peer, "%s is not for the master", wire_type_name(header->type)); return;
     }
 }
 
-void run_message(struct run *run, struct desk_peer *peer, const struct wire_header *header, const uint8_t *body) {
-    struct desk *desk = &run->desk;
+void run_message(struct run *run, struct peer_record *peer, const struct wire_header *header, const uint8_t *body) {
+    struct membership *table = &run->table;
     union message message;
     // Another master's; but a round's number is that of one generation, and the peer's data plane may not have heard of
     // this one when it ends.
-    bool late = header->generation < desk->generation && header->type == WIRE_SYNC_DONE;
-    if (header->run != desk->run.id || (header->generation != desk->generation && !late)) return;
-    if (header->epoch > desk->number) {
-        desk_expel(desk, peer, "%s of an epoch that never was", wire_type_name(header->type));
+    bool late = header->generation < table->generation && header->type == WIRE_SYNC_DONE;
+    if (header->run != table->run.id || (header->generation != table->generation && !late)) return;
+    if (header->epoch > table->number) {
+        membership_expel(table, peer, "%s of an epoch that never was", wire_type_name(header->type));
         return;
     }
     if (peer->accepted && header->epoch > run->heard_number) run->heard_number = header->epoch;
@@ -509,11 +509,11 @@ void run_message(struct run *run, struct desk_peer *peer, const struct wire_head
     } else if (header->type == WIRE_LEAVE) {
         quorum_ended(&run->quorum, peer);
         run->completed = run->completed || peer->accepted;
-        desk_drop(desk, peer, LOG_INFO, "it left");
+        membership_drop(table, peer, LOG_INFO, "it left");
     } else if (header->type != WIRE_LINKED && !peer->accepted) {
-        desk_expel(desk, peer, "%s before it was accepted", wire_type_name(header->type));
+        membership_expel(table, peer, "%s before it was accepted", wire_type_name(header->type));
     } else if (!decode(run, header, body, &message)) {
-        desk_expel(desk, peer, "malformed %s", wire_type_name(header->type));
+        membership_expel(table, peer, "malformed %s", wire_type_name(header->type));
     } else if (header->type == WIRE_LINKED) {
         on_linked(run, peer, header, &message.linked);
     } else {
@@ -521,57 +521,57 @@ void run_message(struct run *run, struct desk_peer *peer, const struct wire_head
     }
 }
 
-void run_lose(struct run *run, struct desk_peer *peer, const char *why) {
-    run->desk.by_conn[peer->conn] = 0;
+void run_lose(struct run *run, struct peer_record *peer, const char *why) {
+    run->table.by_conn[peer->conn] = 0;
     quorum_ended(&run->quorum, peer);
-    desk_drop(&run->desk, peer, LOG_INFO, why);
+    membership_drop(&run->table, peer, LOG_INFO, why);
 }
 
 // ---- time ----
 
 static void expel_silent(struct run *run) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     uint32_t silent = 0;
-    for (uint32_t i = 0; i < desk->count; i++)
-        silent += arrival_deadline_ns(&desk->order[i]->heard, desk->limit_ns) <= desk->now_ns;
-    if (silent > 0 && quorum_unheard(&run->quorum, desk, silent) == QUORUM_GIVES_UP) run_give_up(run);
-    desk->silence_at = INT64_MAX;
-    for (uint32_t i = 0; i < desk->slots; i++) {
-        struct desk_peer *peer = &desk->peers[i];
+    for (uint32_t i = 0; i < table->count; i++)
+        silent += arrival_deadline_ns(&table->order[i]->heard, table->limit_ns) <= table->now_ns;
+    if (silent > 0 && quorum_unheard(&run->quorum, table, silent) == QUORUM_GIVES_UP) run_give_up(run);
+    table->silence_at = INT64_MAX;
+    for (uint32_t i = 0; i < table->slots; i++) {
+        struct peer_record *peer = &table->peers[i];
         if (!peer->used) continue;
-        int64_t deadline = arrival_deadline_ns(&peer->heard, desk->limit_ns);
-        if (deadline <= desk->now_ns)
-            desk_expel(desk, peer, "no heartbeat for %.1f s",
-                       (double)(desk->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
+        int64_t deadline = arrival_deadline_ns(&peer->heard, table->limit_ns);
+        if (deadline <= table->now_ns)
+            membership_expel(table, peer, "no heartbeat for %.1f s",
+                             (double)(table->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
         else
-            desk->silence_at = platform_earlier(desk->silence_at, deadline);
+            table->silence_at = platform_earlier(table->silence_at, deadline);
     }
 }
 
 void run_tick(struct run *run) {
-    struct desk *desk = &run->desk;
+    struct membership *table = &run->table;
     expel_silent(run);
-    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group))
-        if (breaks_of(run, group)->due_ns <= desk->now_ns) breaks_tick(breaks_of(run, group), desk, group);
-    if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= desk->now_ns)
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group))
+        if (breaks_of(run, group)->due_ns <= table->now_ns) breaks_tick(breaks_of(run, group), table, group);
+    if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= table->now_ns)
         run->candidate.unanswered = 0; // judged as it is
-    if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= desk->now_ns) survey_give_up_round(&run->survey, desk);
-    waits_tick(desk, &run->failure_counts, run->phase == RUN_IDLE);
+    if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= table->now_ns) survey_give_up_round(&run->survey, table);
+    waits_tick(table, &run->failure_counts, run->phase == RUN_IDLE);
 }
 
 void run_beat(struct run *run) {
-    struct desk *desk = &run->desk;
-    wire_encode_empty(desk_frame(desk), desk_header(desk), WIRE_HEARTBEAT);
-    for (uint32_t i = 0; i < desk->slots; i++)
-        if (desk->peers[i].used) desk_send(desk, &desk->peers[i]);
+    struct membership *table = &run->table;
+    wire_encode_empty(membership_frame(table), membership_header(table), WIRE_HEARTBEAT);
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used) membership_send(table, &table->peers[i]);
 }
 
 int64_t run_next_deadline(const struct run *run) {
-    const struct desk *desk = &run->desk;
-    if (desk->peer_count == 0) return INT64_MAX;
-    int64_t next = platform_earlier(desk->silence_at, desk->warn_at);
-    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group))
-        next = platform_earlier(next, run->breaks[desk_group_slot(desk, group)].due_ns);
+    const struct membership *table = &run->table;
+    if (table->peer_count == 0) return INT64_MAX;
+    int64_t next = platform_earlier(table->silence_at, table->warn_at);
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group))
+        next = platform_earlier(next, run->breaks[membership_group_slot(table, group)].due_ns);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
         next = platform_earlier(next, run->candidate.deadline_ns);
     if (run->phase == RUN_SURVEY) next = platform_earlier(next, run->survey.deadline_ns);
@@ -584,8 +584,8 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
               int64_t now_ns) {
     memset(run, 0, offsetof(struct run, failure_counts));
     memcpy(run->random, random, sizeof run->random);
-    desk_init(&run->desk, limit_ns, id_key, now_ns);
-    failure_counts_init(&run->failure_counts, run->desk.limit_ns);
+    membership_init(&run->table, limit_ns, id_key, now_ns);
+    failure_counts_init(&run->failure_counts, run->table.limit_ns);
     candidate_init(&run->candidate);
     survey_init(&run->survey);
     rounds_init(&run->rounds);
@@ -593,8 +593,8 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
 }
 
 void run_fini(struct run *run) {
-    for (uint32_t i = 0; i < run->desk.group_slots; i++) close_group(run, i);
+    for (uint32_t i = 0; i < run->table.group_slots; i++) close_group(run, i);
     survey_fini(&run->survey);
     matrix_fini(&run->matrix);
-    desk_fini(&run->desk);
+    membership_fini(&run->table);
 }

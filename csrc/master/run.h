@@ -8,7 +8,7 @@
 
 #include "master/breaks.h"
 #include "master/candidate.h"
-#include "master/desk.h"
+#include "master/membership.h"
 #include "master/matrix.h"
 #include "master/quorum.h"
 #include "master/rounds.h"
@@ -49,7 +49,7 @@ struct run {
     struct candidate candidate;
     struct survey survey;
     struct rounds rounds;
-    struct desk desk;
+    struct membership table;
     struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS]; // for decoding
 };
 
@@ -68,8 +68,8 @@ void run_resume(struct run *run);
 
 // A newcomer said HELLO: it is registered, or refused.
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
-void run_message(struct run *run, struct desk_peer *peer, const struct wire_header *header, const uint8_t *body);
-void run_lose(struct run *run, struct desk_peer *peer, const char *why); // its connection is gone
+void run_message(struct run *run, struct peer_record *peer, const struct wire_header *header, const uint8_t *body);
+void run_lose(struct run *run, struct peer_record *peer, const char *why); // its connection is gone
 void run_tick(struct run *run);
 void run_beat(struct run *run);                   // heartbeats to all peers
 int64_t run_next_deadline(const struct run *run); // heartbeats apart

@@ -4,7 +4,7 @@
 #ifndef PCCL_MASTER_SURVEY_H
 #define PCCL_MASTER_SURVEY_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 
 enum {
     SURVEY_DEFAULT_LATENCY_US = 100, // until a link has been timed
@@ -12,7 +12,7 @@ enum {
 };
 
 struct survey_measurement {
-    struct desk_peer *from, *to;
+    struct peer_record *from, *to;
     bool answered;
 };
 
@@ -30,23 +30,23 @@ void survey_init(struct survey *survey);
 void survey_fini(struct survey *survey);
 void survey_forget(struct survey *survey, uint32_t slot); // the rates of a peer's links
 // Bytes per second as measured; 0: unknown.
-uint64_t survey_rate(const struct survey *survey, const struct desk *desk, const struct desk_peer *from,
-                     const struct desk_peer *to);
+uint64_t survey_rate(const struct survey *survey, const struct membership *table, const struct peer_record *from,
+                     const struct peer_record *to);
 // The slowest link of a group's ring, or the default.
-uint32_t survey_group_rate(const struct survey *survey, const struct desk *desk, const struct desk_group *group);
+uint32_t survey_group_rate(const struct survey *survey, const struct membership *table, const struct peer_group *group);
 
 // False: memory was refused.
-bool survey_begin(struct survey *survey, const struct desk *desk);
+bool survey_begin(struct survey *survey, const struct membership *table);
 // Plans the next round and asks for it; false: what is unknown now stays so.
-bool survey_next(struct survey *survey, struct desk *desk);
-void survey_measured(struct survey *survey, const struct desk *desk, const struct desk_peer *peer,
+bool survey_next(struct survey *survey, struct membership *table);
+void survey_measured(struct survey *survey, const struct membership *table, const struct peer_record *peer,
                      const struct wire_measured *measured);
 // At deadline_ns: what is not answered cannot be measured.
-void survey_give_up_round(struct survey *survey, const struct desk *desk);
+void survey_give_up_round(struct survey *survey, const struct membership *table);
 // Marks measurements that failed as unknown again. Used when members are lost in a survey; the order may still hold
 // those.
-void survey_end(struct survey *survey, const struct desk *desk);
+void survey_end(struct survey *survey, const struct membership *table);
 // The survey is over: the best order of all members, group by group. True when it differs from the one in force.
-bool survey_order(struct survey *survey, const struct desk *desk, struct desk_peer **order);
+bool survey_order(struct survey *survey, const struct membership *table, struct peer_record **order);
 
 #endif

@@ -15,14 +15,14 @@ struct survivor *survivors_of_conn(const struct survivors *survivors, uint32_t c
     return conn < ACTIONS_MAX_CONNS ? survivors->by_conn[conn] : NULL;
 }
 
-bool survivor_is_of(const struct survivor *survivor, const struct desk_run *run) {
-    return survivor->resumes && desk_run_equal(&survivor->run, run);
+bool survivor_is_of(const struct survivor *survivor, const struct run_identity *run) {
+    return survivor->resumes && membership_same_run(&survivor->run, run);
 }
 
-struct survivor *survivors_of_id(const struct survivors *survivors, const struct desk_run *run,
+struct survivor *survivors_of_id(const struct survivors *survivors, const struct run_identity *run,
                                  const struct wire_id *id) {
-    for (struct survivor *at = survivors->by_id[desk_bucket(survivors->key, id)]; at != NULL; at = at->next_by_id)
-        if (wire_id_equal(&at->resume.hello.id, id) && desk_run_equal(&at->run, run)) return at;
+    for (struct survivor *at = survivors->by_id[membership_bucket(survivors->key, id)]; at != NULL; at = at->next_by_id)
+        if (wire_id_equal(&at->resume.hello.id, id) && membership_same_run(&at->run, run)) return at;
     return NULL;
 }
 
@@ -75,12 +75,13 @@ static bool is_same_epoch(const struct claim *claim, const struct wire_resume *r
     return same;
 }
 
-struct claim *survivors_find_claim(const struct survivors *survivors, const struct desk_run *run,
+struct claim *survivors_find_claim(const struct survivors *survivors, const struct run_identity *run,
                                    const struct wire_resume *resume) {
     uint64_t digest = digest_of(survivors, &resume->epoch);
     for (uint32_t i = 0; i < survivors->claim_count; i++) {
         struct claim *claim = survivors->claims[i];
-        if (claim->digest == digest && desk_run_equal(&claim->run, run) && is_same_epoch(claim, resume)) return claim;
+        if (claim->digest == digest && membership_same_run(&claim->run, run) && is_same_epoch(claim, resume))
+            return claim;
     }
     return NULL;
 }
@@ -91,11 +92,11 @@ static bool is_newer(const struct claim *a, const struct claim *b) {
     return a->generation != b->generation ? a->generation > b->generation : a->number > b->number;
 }
 
-static void find_newest(struct survivors *survivors, const struct desk_run *run) {
+static void find_newest(struct survivors *survivors, const struct run_identity *run) {
     struct claim *newest = NULL;
     for (uint32_t i = 0; i < survivors->claim_count; i++) {
         struct claim *claim = survivors->claims[i];
-        if (!desk_run_equal(&claim->run, run)) continue;
+        if (!membership_same_run(&claim->run, run)) continue;
         claim->newest = false;
         if (newest == NULL || is_newer(claim, newest)) newest = claim;
     }
@@ -108,17 +109,17 @@ static void count_member(struct claim *claim, uint32_t member, int by) {
 }
 
 // A peer of that run came (by 1) or goes (by -1).
-static void count(struct survivors *survivors, const struct desk_run *run, const struct wire_id *id, int by) {
+static void count(struct survivors *survivors, const struct run_identity *run, const struct wire_id *id, int by) {
     for (uint32_t i = 0; i < survivors->claim_count; i++) {
         struct claim *claim = survivors->claims[i];
-        if (!desk_run_equal(&claim->run, run)) continue;
+        if (!membership_same_run(&claim->run, run)) continue;
         uint32_t member = roster_find(claim->members, claim->sorted, claim->count, id);
         if (member != UINT32_MAX) count_member(claim, member, by);
     }
 }
 
 // NULL: memory was refused.
-static struct claim *make_claim(struct survivors *survivors, const struct desk_run *run,
+static struct claim *make_claim(struct survivors *survivors, const struct run_identity *run,
                                 const struct wire_resume *resume) {
     const struct wire_epoch *epoch = &resume->epoch;
     size_t bytes = epoch->count * sizeof *epoch->members;
@@ -152,17 +153,17 @@ static void release_claim(struct survivors *survivors, struct claim *claim) {
 
 // ---- those that wait come and go ----
 
-struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, uint32_t conn,
+struct survivor *survivors_add(struct survivors *survivors, struct membership *table, uint32_t conn,
                                const struct wire_address *source) {
     struct survivor *survivor = survivors->count < WIRE_MAX_MEMBERS ? calloc(1, sizeof *survivor) : NULL;
     if (survivor == NULL) return NULL;
     survivor->conn = conn;
     survivor->source = *source;
-    survivor->heard_ns = survivor->since_ns = desk->now_ns;
+    survivor->heard_ns = survivor->since_ns = table->now_ns;
     survivors->by_conn[conn] = survivor;
     survivors->due = true;
-    survivors->due_ns = platform_earlier(survivors->due_ns, desk->now_ns + desk->limit_ns);
-    if (survivors->count == 0 && desk->peer_count == 0) desk->heartbeat_at = desk->now_ns + desk->limit_ns / 5;
+    survivors->due_ns = platform_earlier(survivors->due_ns, table->now_ns + table->limit_ns);
+    if (survivors->count == 0 && table->peer_count == 0) table->heartbeat_at = table->now_ns + table->limit_ns / 5;
     survivors->list[survivors->count++] = survivor;
     return survivor;
 }
@@ -174,10 +175,10 @@ static void *copy_of(const void *items, size_t bytes, bool *refused) {
     return copy;
 }
 
-bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct desk_run *run,
+bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct run_identity *run,
                       const struct wire_resume *resume) {
     struct wire_resume *mine = &survivor->resume;
-    struct survivor **bucket = &survivors->by_id[desk_bucket(survivors->key, &resume->hello.id)];
+    struct survivor **bucket = &survivors->by_id[membership_bucket(survivors->key, &resume->hello.id)];
     bool refused = false;
     *mine = *resume;
     mine->barrier.sizes = copy_of(mine->barrier.sizes, mine->barrier.count * sizeof *mine->barrier.sizes, &refused);
@@ -208,7 +209,7 @@ void survivors_forget(struct survivors *survivors, struct survivor *survivor) {
     survivors->due = true;
     if (survivor->resumes) {
         const struct wire_id *id = &survivor->resume.hello.id;
-        struct survivor **link = &survivors->by_id[desk_bucket(survivors->key, id)];
+        struct survivor **link = &survivors->by_id[membership_bucket(survivors->key, id)];
         while (*link != survivor) link = &(*link)->next_by_id;
         *link = survivor->next_by_id;
         count(survivors, &survivor->run, id, -1);

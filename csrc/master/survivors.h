@@ -7,10 +7,10 @@
 #ifndef PCCL_MASTER_SURVIVORS_H
 #define PCCL_MASTER_SURVIVORS_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 
 struct claim {
-    struct desk_run run;
+    struct run_identity run;
     uint64_t generation, number, digest; // digest: of the members
     struct wire_quorum quorum;
     bool newest;                   // of its run; of two that are, the one that was made first
@@ -26,7 +26,7 @@ struct survivor {
     struct wire_address source;
     int64_t since_ns, heard_ns, told_ns; // told: why it waits; 0: not yet
     bool resumes;                        // else a newcomer whose HELLO is held back
-    struct desk_run run;
+    struct run_identity run;
     uint64_t promised;           // to listen to no older generation, to any master; or asked to
     bool asked, gave;            // the promise of the generation at hand
     struct wire_resume resume;   // owns its arrays but for the members of its epoch
@@ -40,7 +40,7 @@ struct survivors {
     int64_t due_ns; // nobody is silent, or has waited too long, before
     uint32_t count, claim_count;
     struct survivor *by_conn[ACTIONS_MAX_CONNS];
-    struct survivor *by_id[DESK_ID_BUCKETS]; // those that resume
+    struct survivor *by_id[MEMBERSHIP_ID_BUCKETS]; // those that resume
     // From here on nothing is read before it is written. Both owned, in the order in which they came first.
     struct survivor *list[WIRE_MAX_MEMBERS];
     struct claim *claims[WIRE_MAX_MEMBERS];
@@ -50,23 +50,23 @@ void survivors_init(struct survivors *survivors, uint64_t key);
 void survivors_fini(struct survivors *survivors);
 
 struct survivor *survivors_of_conn(const struct survivors *survivors, uint32_t conn); // NULL: none
-struct survivor *survivors_of_id(const struct survivors *survivors, const struct desk_run *run,
-                                 const struct wire_id *id);                       // NULL: none
-bool survivor_is_of(const struct survivor *survivor, const struct desk_run *run); // it resumes that run
+struct survivor *survivors_of_id(const struct survivors *survivors, const struct run_identity *run,
+                                 const struct wire_id *id);                           // NULL: none
+bool survivor_is_of(const struct survivor *survivor, const struct run_identity *run); // it resumes that run
 
 // NULL: no place, or no memory.
-struct survivor *survivors_add(struct survivors *survivors, struct desk *desk, uint32_t conn,
+struct survivor *survivors_add(struct survivors *survivors, struct membership *table, uint32_t conn,
                                const struct wire_address *source);
 // Records the RESUME of a member that has lost its master. Returns false if memory is refused; then forget the
 // survivor.
-bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct desk_run *run,
+bool survivors_resume(struct survivors *survivors, struct survivor *survivor, const struct run_identity *run,
                       const struct wire_resume *resume);
 void survivors_forget(struct survivors *survivors, struct survivor *survivor);
 
 // ---- claims ----
 
 // The one that a peer of that run would make; NULL: nobody has made it.
-struct claim *survivors_find_claim(const struct survivors *survivors, const struct desk_run *run,
+struct claim *survivors_find_claim(const struct survivors *survivors, const struct run_identity *run,
                                    const struct wire_resume *resume);
 // Returns the claim with a majority here, over all runs; otherwise the one with most members here; NULL if there is
 // none.

@@ -2,7 +2,7 @@
 
 struct takeover {
     struct run *run;
-    struct desk *desk; // of the run
+    struct membership *table; // of the run
     struct survivors *survivors;
     const struct claim *claim;
     struct wire_barrier last; // the last vote of all that any member knows the end of; of a survivor
@@ -10,7 +10,7 @@ struct takeover {
     const struct survivor *witnesses[WIRE_MAX_MEMBERS];
 };
 
-static const struct survivor *survivor_of(const struct takeover *t, const struct desk_peer *peer) {
+static const struct survivor *survivor_of(const struct takeover *t, const struct peer_record *peer) {
     return survivors_of_conn(t->survivors, peer->conn);
 }
 
@@ -29,50 +29,50 @@ static void begin_run(struct takeover *t, uint64_t generation) {
     const struct claim *claim = t->claim;
     struct wire_quorum needed = claim->quorum;
     needed.members = claim_quorum(claim);
-    t->desk->run = claim->run;
-    t->desk->generation = generation;
-    t->desk->number = claim->number;
+    t->table->run = claim->run;
+    t->table->generation = generation;
+    t->table->number = claim->number;
     for (uint32_t i = 0; i < t->survivors->count; i++) {
         const struct survivor *survivor = t->survivors->list[i];
         if (!survivor_is_of(survivor, &claim->run)) continue;
         if (survivor->resume.join_number >= run->next_join) run->next_join = survivor->resume.join_number + 1;
-        if (survivor->resume.accepted && survivor->resume.epoch.number > t->desk->number)
-            t->desk->number = survivor->resume.epoch.number;
+        if (survivor->resume.accepted && survivor->resume.epoch.number > t->table->number)
+            t->table->number = survivor->resume.epoch.number;
     }
     for (uint32_t i = 0; i < claim->count; i++)
         if (claim->members[i].join_number >= run->next_join) run->next_join = claim->members[i].join_number + 1;
     run->barrier = t->last.number;
     run->yields_until = 0;
     run->rounds.number = generation << 32; // rounds have other numbers than those of masters before
-    quorum_take_up(&run->quorum, t->desk, &needed);
+    quorum_take_up(&run->quorum, t->table, &needed);
 }
 
 // ---- members and groups ----
 
 // The members of one group, which are claim->members[begin..end). A group of which nobody is here is gone.
 static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
-    struct desk_group *group = NULL;
+    struct peer_group *group = NULL;
     uint32_t here = 0;
     for (uint32_t i = begin; i < end; i++) {
         const struct survivor *survivor = survivors_member(t->survivors, t->claim, i);
         if (survivor == NULL) continue;
-        if (here++ == 0) group = desk_group_for(t->desk, t->claim->members[begin].group);
-        struct desk_peer *peer = desk_add(t->desk, survivor->conn, &t->claim->members[i]);
+        if (here++ == 0) group = membership_ensure_group(t->table, t->claim->members[begin].group);
+        struct peer_record *peer = membership_add(t->table, survivor->conn, &t->claim->members[i]);
         peer->accepted = true;
         peer->masters = survivor->resume.hello.masters;
         peer->group = group;
-        t->desk->order[t->desk->count++] = peer;
+        t->table->order[t->table->count++] = peer;
     }
     if (here > 0) group->lost |= here < end - begin;
 }
 
 // Recovers what one member knows of its group.
-static void recall(struct takeover *t, struct desk_peer *peer) {
+static void recall(struct takeover *t, struct peer_record *peer) {
     const struct survivor *survivor = survivor_of(t, peer);
-    struct desk_group *group = peer->group;
-    uint32_t slot = desk_group_slot(t->desk, group);
-    rounds_recall(&t->run->rounds, t->desk, peer, &survivor->resume);
-    verdicts_recall(&t->run->verdicts[slot], t->desk, peer, &survivor->resume);
+    struct peer_group *group = peer->group;
+    uint32_t slot = membership_group_slot(t->table, group);
+    rounds_recall(&t->run->rounds, t->table, peer, &survivor->resume);
+    verdicts_recall(&t->run->verdicts[slot], t->table, peer, &survivor->resume);
     if (!survivor->resume.accepted || survivor->resume.epoch.lost_epoch <= group->lost_epoch) return;
     group->lost_epoch = survivor->resume.epoch.lost_epoch;
     t->witnesses[slot] = survivor;
@@ -80,17 +80,17 @@ static void recall(struct takeover *t, struct desk_peer *peer) {
 
 // Marks the group as having lost a member if those that made this claim knew one that is no longer in it, and have
 // heard of no loss since.
-static void lose_unheard(const struct takeover *t, const struct claim *claim, struct desk_group *group) {
+static void lose_unheard(const struct takeover *t, const struct claim *claim, struct peer_group *group) {
     for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= claim->number; rank++)
         group->lost |= survivor_of(t, group->members[rank])->claim == claim;
 }
 
 // Finds the absent members of one group of a claim, claim->members[begin..end).
 static void find_absent(const struct takeover *t, const struct claim *claim, uint32_t begin, uint32_t end) {
-    struct desk_group *group = NULL;
+    struct peer_group *group = NULL;
     bool absent = false;
     for (uint32_t i = begin; i < end; i++) {
-        struct desk_peer *peer = desk_of_id(t->desk, &claim->members[i].id);
+        struct peer_record *peer = membership_by_id(t->table, &claim->members[i].id);
         // it may be here, left behind
         bool here = peer != NULL && peer->accepted && peer->group->id == claim->members[i].group;
         if (here) group = peer->group;
@@ -101,14 +101,15 @@ static void find_absent(const struct takeover *t, const struct claim *claim, uin
 
 // A loss that only members of other groups had heard of: for this group it happens now.
 static void find_unheard_losses(const struct takeover *t) {
-    for (struct desk_group *group = desk_first(t->desk); group != NULL; group = desk_after(t->desk, group))
+    for (struct peer_group *group = membership_groups(t->table); group != NULL;
+         group = membership_next(t->table, group))
         // Also of somebody who came with the last vote, which members here missed.
         for (uint32_t i = 0; i < t->last.count; i++)
             group->lost |= t->last.sizes[i].group == group->id && t->last.sizes[i].count > group->count &&
                            group->lost_epoch <= t->last.epoch;
     for (uint32_t i = 0; i < t->survivors->claim_count; i++) {
         const struct claim *claim = t->survivors->claims[i];
-        if (!desk_run_equal(&claim->run, &t->claim->run)) continue;
+        if (!membership_same_run(&claim->run, &t->claim->run)) continue;
         for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
             end = claim_group_end(claim, begin);
             find_absent(t, claim, begin, end);
@@ -141,51 +142,51 @@ static void tell_losses(const struct survivor *witness, const struct survivor *s
     resumed->losses = witness->resume.losses + first;
 }
 
-static void send_resumed(struct takeover *t, struct desk_peer *peer, const struct survivor *survivor) {
+static void send_resumed(struct takeover *t, struct peer_record *peer, const struct survivor *survivor) {
     struct run *run = t->run;
-    struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(t->desk->limit_ns / MS_NS), .barrier = t->last};
+    struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(t->table->limit_ns / MS_NS), .barrier = t->last};
     resumed.barrier_ended = missed_barrier(survivor, &t->last);
-    tell_losses(t->witnesses[desk_group_slot(t->desk, peer->group)], survivor, &t->last, &resumed);
+    tell_losses(t->witnesses[membership_group_slot(t->table, peer->group)], survivor, &t->last, &resumed);
     resumed.sync_ended =
-        !resumed.barrier_ended && rounds_missed(&run->rounds, t->desk, peer, &survivor->resume, &resumed.sync);
-    wire_encode_resumed(desk_frame(t->desk), desk_header(t->desk), &resumed);
-    desk_send(t->desk, peer);
+        !resumed.barrier_ended && rounds_missed(&run->rounds, t->table, peer, &survivor->resume, &resumed.sync);
+    wire_encode_resumed(membership_frame(t->table), membership_header(t->table), &resumed);
+    membership_send(t->table, peer);
     if (resumed.barrier_ended || resumed.sync_ended) return;
     if (survivor->resume.vote == WIRE_VOTE_SYNC)
-        rounds_vote(&run->rounds, t->desk, peer, &survivor->resume.sync_vote);
+        rounds_vote(&run->rounds, t->table, peer, &survivor->resume.sync_vote);
     else if (survivor->resume.vote != 0)
-        desk_set_vote(t->desk, peer, survivor->resume.vote);
+        membership_set_vote(t->table, peer, survivor->resume.vote);
 }
 
-static void take_member(struct takeover *t, struct desk_peer *peer) {
+static void take_member(struct takeover *t, struct peer_record *peer) {
     const struct survivor *survivor = survivor_of(t, peer);
-    struct verdicts *verdicts = &t->run->verdicts[desk_group_slot(t->desk, peer->group)];
+    struct verdicts *verdicts = &t->run->verdicts[membership_group_slot(t->table, peer->group)];
     if (fits(survivor, &t->last)) {
         send_resumed(t, peer, survivor);
-        verdicts_tell_mismatches(verdicts, t->desk, peer, &survivor->resume, &t->last);
+        verdicts_tell_mismatches(verdicts, t->table, peer, &survivor->resume, &t->last);
     } else {
-        desk_expel(t->desk, peer, "what it knows does not fit the run");
+        membership_expel(t->table, peer, "what it knows does not fit the run");
     }
 }
 
 void takeover(struct run *run, struct survivors *survivors, const struct claim *claim, uint64_t generation) {
-    struct desk *desk = &run->desk;
-    struct takeover t = {.run = run, .desk = desk, .survivors = survivors, .claim = claim};
+    struct membership *table = &run->table;
+    struct takeover t = {.run = run, .table = table, .survivors = survivors, .claim = claim};
     t.last = newest_barrier(&t);
     begin_run(&t, generation);
-    desk->count = 0;
+    table->count = 0;
     for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
         end = claim_group_end(claim, begin);
         take_group(&t, begin, end);
     }
-    desk_rank(desk);
-    for (uint32_t i = 0; i < desk->count; i++) recall(&t, desk->order[i]);
+    membership_rank(table);
+    for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
     find_unheard_losses(&t);
-    actions_log(&desk->actions, LOG_NOTICE,
+    actions_log(&table->actions, LOG_NOTICE,
                 "takes the run up, generation %llu: %u of %u members of epoch %llu are here",
-                (unsigned long long)desk->generation, claim->present, claim->count, (unsigned long long)claim->number);
-    for (uint32_t i = 0; i < desk->count; i++) take_member(&t, desk->order[i]);
-    for (uint32_t i = 0; i < desk->count; i++)
-        survivors_forget(survivors, survivors_of_conn(survivors, desk->order[i]->conn));
+                (unsigned long long)table->generation, claim->present, claim->count, (unsigned long long)claim->number);
+    for (uint32_t i = 0; i < table->count; i++) take_member(&t, table->order[i]);
+    for (uint32_t i = 0; i < table->count; i++)
+        survivors_forget(survivors, survivors_of_conn(survivors, table->order[i]->conn));
     run_resume(run);
 }

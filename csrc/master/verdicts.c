@@ -20,40 +20,40 @@ void verdicts_begin(struct verdicts *verdicts, uint32_t members) {
 }
 
 // Op messages of an older group epoch are void; a newer one cannot be.
-static bool is_current(struct desk *desk, struct desk_peer *peer, const struct wire_header *header) {
+static bool is_current(struct membership *table, struct peer_record *peer, const struct wire_header *header) {
     if (header->epoch > peer->group->group_epoch)
-        desk_expel(desk, peer, "%s of a group epoch that never was", wire_type_name(header->type));
+        membership_expel(table, peer, "%s of a group epoch that never was", wire_type_name(header->type));
     return header->epoch == peer->group->group_epoch;
 }
 
 // NULL: the peer is expelled, or there is no memory.
-static struct op_entry *note(struct op_table *table, struct desk *desk, struct desk_peer *peer,
+static struct op_entry *note(struct op_table *ops, struct membership *table, struct peer_record *peer,
                              const struct wire_op_name *name, enum wire_op_state state, const char *what) {
     struct op_entry *entry;
-    switch (op_table_note(table, name, peer->rank, state, &entry)) {
+    switch (op_table_note(ops, name, peer->rank, state, &entry)) {
     case OP_TABLE_OK: return entry;
-    case OP_TABLE_TWICE: desk_expel(desk, peer, "%s names an op twice", what); break;
-    case OP_TABLE_FULL: desk_expel(desk, peer, "%s exceeds the number of live ops", what); break;
-    case OP_TABLE_NO_MEMORY: desk->out_of_memory = true; break;
+    case OP_TABLE_TWICE: membership_expel(table, peer, "%s names an op twice", what); break;
+    case OP_TABLE_FULL: membership_expel(table, peer, "%s exceeds the number of live ops", what); break;
+    case OP_TABLE_NO_MEMORY: table->out_of_memory = true; break;
     }
     return NULL;
 }
 
 // All members of an op say alike how many they are. Of those that do not the largest number counts: so nothing is
 // committed of which an honest member is not done. False: there are not so many, and the member is expelled.
-static bool set_members(struct op_entry *entry, struct desk *desk, struct desk_peer *peer, uint32_t members,
+static bool set_members(struct op_entry *entry, struct membership *table, struct peer_record *peer, uint32_t members,
                         const char *what) {
     if (members == 0) members = peer->group->count;
     if (members > entry->members) entry->members = members;
     bool good = members <= peer->group->count;
-    if (!good) desk_expel(desk, peer, "%s counts more members of an op than there are", what);
+    if (!good) membership_expel(table, peer, "%s counts more members of an op than there are", what);
     return good;
 }
 
-static void send_to_those(const struct op_table *table, struct desk *desk, const struct desk_group *group,
+static void send_to_those(const struct op_table *ops, struct membership *table, const struct peer_group *group,
                           const struct op_entry *entry) {
     for (uint32_t rank = 0; rank < group->count; rank++)
-        if (op_entry_has(table, entry, rank)) desk_send(desk, group->members[rank]);
+        if (op_entry_has(ops, entry, rank)) membership_send(table, group->members[rank]);
 }
 
 static void set_text(struct wire_verdict *verdict, const char *text) {
@@ -71,25 +71,26 @@ static void init_verdict(struct wire_verdict *verdict, const struct wire_op_name
     verdict->count = 0;
 }
 
-static void encode(struct desk *desk, uint64_t epoch, const struct wire_verdict *verdict) {
-    struct wire_header header = desk_header(desk);
+static void encode(struct membership *table, uint64_t epoch, const struct wire_verdict *verdict) {
+    struct wire_header header = membership_header(table);
     header.epoch = epoch;
-    wire_encode_verdict(desk_frame(desk), header, verdict);
+    wire_encode_verdict(membership_frame(table), header, verdict);
 }
 
-void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_done(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                    const struct wire_header *header, const struct wire_op_done *done) {
-    if (!is_current(desk, peer, header)) return;
+    if (!is_current(table, peer, header)) return;
     if (done->name.epoch > header->epoch) {
-        desk_expel(desk, peer, "DONE for an op of an epoch that never was");
+        membership_expel(table, peer, "DONE for an op of an epoch that never was");
         return;
     }
-    struct op_entry *entry = note(&verdicts->done, desk, peer, &done->name, WIRE_OP_DONE, "DONE");
-    if (entry == NULL || !set_members(entry, desk, peer, done->members, "DONE") || entry->done < entry->members) return;
+    struct op_entry *entry = note(&verdicts->done, table, peer, &done->name, WIRE_OP_DONE, "DONE");
+    if (entry == NULL || !set_members(entry, table, peer, done->members, "DONE") || entry->done < entry->members)
+        return;
     struct wire_verdict verdict;
     init_verdict(&verdict, &done->name, WIRE_VERDICT_COMMIT);
-    encode(desk, peer->group->group_epoch, &verdict);
-    send_to_those(&verdicts->done, desk, peer->group, entry);
+    encode(table, peer->group->group_epoch, &verdict);
+    send_to_those(&verdicts->done, table, peer->group, entry);
     op_table_remove(&verdicts->done, entry);
 }
 
@@ -109,30 +110,30 @@ static const char *describe(char *out, size_t capacity, const struct wire_finger
 }
 
 static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mismatch *message,
-                              const struct desk_peer *mine, const struct desk_peer *theirs) {
+                              const struct peer_record *mine, const struct peer_record *theirs) {
     char my_arguments[128], their_arguments[128];
     struct wire_fingerprint told = message->theirs;
     told.layout = message->mine.layout;
     bool same = wire_fingerprint_same_op(&message->mine, &told);
     snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %s gave %s, %s gave %s%s", (unsigned long long)message->name.tag,
-             desk_name(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
-             desk_name(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs),
+             membership_label(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
+             membership_label(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs),
              same ? " with other members, another root or other sizes of parts" : "");
 }
 
 // Nobody can have completed the op, so its verdict needs no reports. It goes out before the new epoch: a member that
 // has not begun the op yet has to learn of it before it begins another under the same tag in that epoch.
-void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+void verdicts_mismatch(struct membership *table, struct peer_record *peer, const struct wire_header *header,
                        const struct wire_mismatch *mismatch) {
-    struct desk_group *group = peer->group;
+    struct peer_group *group = peer->group;
     if (wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs)) {
-        desk_expel(desk, peer, "malformed MISMATCH");
+        membership_expel(table, peer, "malformed MISMATCH");
         return;
     }
-    if (!is_current(desk, peer, header)) return;
-    const struct desk_peer *other = desk_member(desk, group, &mismatch->other);
+    if (!is_current(table, peer, header)) return;
+    const struct peer_record *other = membership_in_group(table, group, &mismatch->other);
     if (other == NULL || other == peer || mismatch->name.epoch != header->epoch) {
-        desk_expel(desk, peer, "MISMATCH with a peer or an op that never was");
+        membership_expel(table, peer, "MISMATCH with a peer or an op that never was");
         return;
     }
     struct wire_verdict verdict;
@@ -141,35 +142,35 @@ void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct w
     if (!modes_only) {
         char text[WIRE_MAX_TEXT + 1];
         describe_mismatch(text, mismatch, peer, other);
-        actions_log(&desk->actions, LOG_ERR, "%s", text);
+        actions_log(&table->actions, LOG_ERR, "%s", text);
         set_text(&verdict, text);
         verdict.other = (uint16_t)(mismatch->theirs.layout >> 16);
     }
-    encode(desk, group->group_epoch, &verdict);
-    desk_send_group(desk, group);
-    desk_change(desk, group);
+    encode(table, group->group_epoch, &verdict);
+    membership_send_group(table, group);
+    membership_change_group(table, group);
 }
 
 // ---- cancel ----
 
 // Members that have begun the op keep it until the reports on the new epoch are in: if one of them completed it, all
 // get COMMIT. Like a mismatch it goes out before the new epoch.
-void verdicts_cancel(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+void verdicts_cancel(struct membership *table, struct peer_record *peer, const struct wire_header *header,
                      const struct wire_cancel *cancel) {
-    if (!is_current(desk, peer, header)) return;
+    if (!is_current(table, peer, header)) return;
     if (cancel->name.epoch != header->epoch) {
-        desk_expel(desk, peer, "CANCEL for an op of another epoch");
+        membership_expel(table, peer, "CANCEL for an op of another epoch");
         return;
     }
     struct wire_verdict verdict;
     char text[WIRE_MAX_TEXT + 1];
     init_verdict(&verdict, &cancel->name, WIRE_VERDICT_CANCEL);
-    snprintf(text, sizeof text, "%s cancelled the operation with tag %llu", desk_name(peer).chars,
+    snprintf(text, sizeof text, "%s cancelled the operation with tag %llu", membership_label(peer).chars,
              (unsigned long long)cancel->name.tag);
     set_text(&verdict, text);
-    encode(desk, peer->group->group_epoch, &verdict);
-    desk_send_group(desk, peer->group);
-    desk_change(desk, peer->group);
+    encode(table, peer->group->group_epoch, &verdict);
+    membership_send_group(table, peer->group);
+    membership_change_group(table, peer->group);
 }
 
 // ---- reports and verdicts ----
@@ -180,7 +181,7 @@ static bool was_committed(const struct verdicts *verdicts, const struct wire_op_
     return past != NULL && past->done > 0;
 }
 
-static void judge(const struct verdicts *verdicts, const struct desk_group *group, const struct op_entry *entry,
+static void judge(const struct verdicts *verdicts, const struct peer_group *group, const struct op_entry *entry,
                   struct wire_verdict *out) {
     if (entry->retained > 0) {
         init_verdict(out, &entry->name, WIRE_VERDICT_COMMIT);
@@ -194,45 +195,45 @@ static void judge(const struct verdicts *verdicts, const struct desk_group *grou
     }
 }
 
-static void give_verdicts(struct verdicts *verdicts, struct desk *desk, const struct desk_group *group) {
+static void give_verdicts(struct verdicts *verdicts, struct membership *table, const struct peer_group *group) {
     struct wire_verdict verdict;
     uint32_t cursor = 0;
     for (struct op_entry *entry; (entry = op_table_next(&verdicts->reports, &cursor)) != NULL;) {
         judge(verdicts, group, entry, &verdict);
-        encode(desk, group->group_epoch, &verdict);
-        send_to_those(&verdicts->reports, desk, group, entry);
+        encode(table, group->group_epoch, &verdict);
+        send_to_those(&verdicts->reports, table, group, entry);
     }
     op_table_reset(&verdicts->reports, group->count, 0);
     op_table_reset(&verdicts->past, 0, 0); // all that was live then has its verdict
 }
 
-void verdicts_report(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_report(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                      const struct wire_header *header, const struct wire_report *report) {
-    if (!is_current(desk, peer, header)) return;
+    if (!is_current(table, peer, header)) return;
     if (peer->reported) {
-        desk_expel(desk, peer, "reported twice on one epoch");
+        membership_expel(table, peer, "reported twice on one epoch");
         return;
     }
     for (uint32_t i = 0; i < report->count; i++) {
         const struct wire_op_report *op = &report->ops[i];
-        struct op_entry *entry = note(&verdicts->reports, desk, peer, &op->name, op->state, "REPORT");
+        struct op_entry *entry = note(&verdicts->reports, table, peer, &op->name, op->state, "REPORT");
         if (entry == NULL) return;
-        if (op->state != WIRE_OP_RETAINED && !set_members(entry, desk, peer, op->members, "REPORT")) return;
+        if (op->state != WIRE_OP_RETAINED && !set_members(entry, table, peer, op->members, "REPORT")) return;
     }
     peer->reported = true;
-    if (--verdicts->missing == 0) give_verdicts(verdicts, desk, peer->group);
+    if (--verdicts->missing == 0) give_verdicts(verdicts, table, peer->group);
 }
 
 // ---- of the master before ----
 
-void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_recall(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                      const struct wire_resume *resume) {
     if (verdicts->past.ranks == 0) op_table_reset(&verdicts->past, peer->group->count, WIRE_MAX_PAST);
     for (uint32_t i = 0; i < resume->past_count; i++) {
         struct op_entry *entry;
         enum wire_op_state state = resume->past[i].kind == WIRE_VERDICT_COMMIT ? WIRE_OP_DONE : WIRE_OP_OPEN;
         enum op_table_result noted = op_table_note(&verdicts->past, &resume->past[i].name, peer->rank, state, &entry);
-        if (noted == OP_TABLE_NO_MEMORY) desk->out_of_memory = true;
+        if (noted == OP_TABLE_NO_MEMORY) table->out_of_memory = true;
         if (noted != OP_TABLE_OK) continue;
         entry->other = resume->past[i].other;
         entry->cancelled |= resume->past[i].kind == WIRE_VERDICT_CANCEL;
@@ -240,7 +241,7 @@ void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_p
 }
 
 // A MISMATCH was followed by a new group epoch at once, so whoever has entered one since had heard of it.
-static bool lacks_mismatch(const struct verdicts *verdicts, const struct desk_peer *peer,
+static bool lacks_mismatch(const struct verdicts *verdicts, const struct peer_record *peer,
                            const struct wire_resume *resume, const struct wire_barrier *last,
                            const struct op_entry *entry) {
     if (op_entry_has(&verdicts->past, entry, peer->rank)) return false;
@@ -248,7 +249,7 @@ static bool lacks_mismatch(const struct verdicts *verdicts, const struct desk_pe
     return resume->epoch.group_epoch <= entry->name.epoch;
 }
 
-void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_tell_mismatches(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                               const struct wire_resume *resume, const struct wire_barrier *last) {
     uint32_t cursor = 0;
     for (struct op_entry *entry; (entry = op_table_next(&verdicts->past, &cursor)) != NULL;) {
@@ -259,7 +260,7 @@ void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, stru
         set_text(&verdict, entry->cancelled ? "a member cancelled the operation before the master was lost"
                                             : "members gave different arguments for this op, as was found before the "
                                               "master was lost");
-        encode(desk, desk->number, &verdict);
-        desk_send(desk, peer);
+        encode(table, table->number, &verdict);
+        membership_send(table, peer);
     }
 }

@@ -5,7 +5,7 @@
 #ifndef PCCL_MASTER_VERDICTS_H
 #define PCCL_MASTER_VERDICTS_H
 
-#include "master/desk.h"
+#include "master/membership.h"
 #include "master/op_table.h"
 
 // All zero until the group enters its first group epoch.
@@ -21,21 +21,21 @@ void verdicts_fini(struct verdicts *verdicts);
 void verdicts_begin(struct verdicts *verdicts, uint32_t members); // the group epoch was entered
 
 // Handle a member's messages. They expel it for an impossible message and ignore messages of an older group epoch.
-void verdicts_done(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_done(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                    const struct wire_header *header, const struct wire_op_done *done);
-void verdicts_mismatch(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+void verdicts_mismatch(struct membership *table, struct peer_record *peer, const struct wire_header *header,
                        const struct wire_mismatch *mismatch);
-void verdicts_cancel(struct desk *desk, struct desk_peer *peer, const struct wire_header *header,
+void verdicts_cancel(struct membership *table, struct peer_record *peer, const struct wire_header *header,
                      const struct wire_cancel *cancel);
-void verdicts_report(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_report(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                      const struct wire_header *header, const struct wire_report *report);
 
 // A run is taken up: what each member remembers of the verdicts of the master before, then what it has missed of those.
 // The group's members are ranked, and verdicts_begin is still to come.
-void verdicts_recall(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_recall(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                      const struct wire_resume *resume);
 // `last`: how the last vote of all ended.
-void verdicts_tell_mismatches(struct verdicts *verdicts, struct desk *desk, struct desk_peer *peer,
+void verdicts_tell_mismatches(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
                               const struct wire_resume *resume, const struct wire_barrier *last);
 
 #endif

@@ -10,7 +10,7 @@ enum { FAILED_WAITS = 32 }; // looks
 
 // Figures of the current group, all by rank.
 struct look {
-    struct desk_group *group;
+    struct peer_group *group;
     struct ways_group *known;
     struct shares_edge *edges;
     uint64_t *rates;
@@ -28,8 +28,8 @@ void ways_failed(struct ways *ways) {
         if (ways->groups[i] != NULL) ways->groups[i]->memory.waits += FAILED_WAITS;
 }
 
-static struct ways_group *recall(struct ways *ways, const struct desk *desk, const struct desk_group *group) {
-    struct ways_group **known = &ways->groups[desk_group_slot(desk, group)];
+static struct ways_group *recall(struct ways *ways, const struct membership *table, const struct peer_group *group) {
+    struct ways_group **known = &ways->groups[membership_group_slot(table, group)];
     if (*known == NULL) *known = calloc(1, sizeof **known);
     if (*known == NULL) return NULL;
     const struct ways_group before = **known;
@@ -48,7 +48,7 @@ static struct ways_group *recall(struct ways *ways, const struct desk *desk, con
     return *known;
 }
 
-static bool on_one_host(const struct desk_group *group) {
+static bool on_one_host(const struct peer_group *group) {
     const struct wire_address *first = &group->members[0]->member.address;
     for (uint32_t i = 1; i < group->count; i++) {
         const struct wire_address *other = &group->members[i]->member.address;
@@ -58,7 +58,7 @@ static bool on_one_host(const struct desk_group *group) {
     return true;
 }
 
-static struct shares_plan plan_in_force(const struct desk_group *group) {
+static struct shares_plan plan_in_force(const struct peer_group *group) {
     struct shares_plan plan = {.way = SHARES_RING};
     bool sites = false, shares = false;
     for (uint32_t i = 0; i < group->count; i++) {
@@ -71,7 +71,7 @@ static struct shares_plan plan_in_force(const struct desk_group *group) {
     return plan;
 }
 
-static void log_plan(const struct look *look, struct desk *desk, const struct shares_times *times) {
+static void log_plan(const struct look *look, struct membership *table, const struct shares_times *times) {
     static const char *const ways[] = {"round the ring", "by shares", "by shares of sites"};
     char shares[160] = "";
     size_t at = 0;
@@ -81,7 +81,7 @@ static void log_plan(const struct look *look, struct desk *desk, const struct sh
         at += (size_t)snprintf(shares + at, sizeof shares - at, "%s%u %%", i == 0 ? ", " : " ",
                                (look->next.share[i] * 100 + sum / 2) / sum);
     actions_log(
-        &desk->actions, LOG_NOTICE,
+        &table->actions, LOG_NOTICE,
         "group %u: large all-reduces are to go %s%s; in ms per MB of a tensor: now %.3g, round the ring %.3g, by "
         "shares %.3g, of sites %.3g",
         look->group->id, ways[look->next.way], shares, times->now * 1e9, times->ring * 1e9, times->spread * 1e9,
@@ -99,33 +99,33 @@ static uint32_t crossings(const struct look *look, const uint32_t *order) {
 
 // Only for the sake of what lies between sites: the rates of one ring tell too little of others. What a survey has
 // measured comes first. True: the order differs.
-static bool order_ring(struct look *look, const struct survey *survey, const struct desk *desk) {
+static bool order_ring(struct look *look, const struct survey *survey, const struct membership *table) {
     uint32_t n = look->group->count, before[SHARES_MOST];
     for (uint32_t i = 0; i < n; i++) before[i] = look->order[i] = i;
     shares_rates(n, look->edges, &look->known->memory, look->rates);
     for (uint32_t i = 0; i < n * n; i++) {
-        uint64_t measured = survey_rate(survey, desk, look->group->members[i / n], look->group->members[i % n]);
+        uint64_t measured = survey_rate(survey, table, look->group->members[i / n], look->group->members[i % n]);
         if (measured > 0 && i / n != i % n) look->rates[i] = measured;
     }
     return ring_order(n, look->rates, look->order) && crossings(look, look->order) < crossings(look, before);
 }
 
 static bool plan_group(struct look *look, struct ways *ways, struct matrix *matrix, const struct survey *survey,
-                       struct desk *desk, struct candidate *candidate) {
-    struct desk_group *group = look->group;
+                       struct membership *table, struct candidate *candidate) {
+    struct peer_group *group = look->group;
     struct shares_times times;
-    uint32_t first = (uint32_t)(group->members - desk->order);
+    uint32_t first = (uint32_t)(group->members - table->order);
     bool reordered = false;
-    if (group->count < 3 || on_one_host(group) || !matrix_look(matrix, desk, group, look->edges)) return false;
-    look->known = recall(ways, desk, group);
+    if (group->count < 3 || on_one_host(group) || !matrix_look(matrix, table, group, look->edges)) return false;
+    look->known = recall(ways, table, group);
     if (look->known == NULL) return false;
     look->now = plan_in_force(group);
     bool changes = shares_plan(group->count, look->edges, &look->known->memory, &look->now, &look->next, &times);
     for (uint32_t i = 0; i < group->count; i++) reordered |= candidate->order[first + i] != group->members[i];
-    bool orders = !reordered && order_ring(look, survey, desk);
-    if (changes) log_plan(look, desk, &times);
+    bool orders = !reordered && order_ring(look, survey, table);
+    if (changes) log_plan(look, table, &times);
     if (orders)
-        actions_log(&desk->actions, LOG_NOTICE, "group %u: the ring is to go less often between sites", group->id);
+        actions_log(&table->actions, LOG_NOTICE, "group %u: the ring is to go less often between sites", group->id);
     for (uint32_t i = 0; i < group->count; i++) {
         if (orders) candidate->order[first + i] = group->members[look->order[i]];
         uint32_t rank = candidate->order[first + i]->rank;
@@ -135,15 +135,15 @@ static bool plan_group(struct look *look, struct ways *ways, struct matrix *matr
     return changes || orders;
 }
 
-bool ways_plan(struct ways *ways, struct matrix *matrix, const struct survey *survey, struct desk *desk,
+bool ways_plan(struct ways *ways, struct matrix *matrix, const struct survey *survey, struct membership *table,
                struct candidate *candidate) {
     struct look look = {.edges = calloc(SHARES_MOST * SHARES_MOST, sizeof *look.edges),
                         .rates = calloc(SHARES_MOST * SHARES_MOST, sizeof *look.rates)};
     bool differs = false;
-    for (struct desk_group *group = desk_first(desk); group != NULL; group = desk_after(desk, group)) {
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
         look.group = group;
         if (look.edges != NULL && look.rates != NULL)
-            differs |= plan_group(&look, ways, matrix, survey, desk, candidate);
+            differs |= plan_group(&look, ways, matrix, survey, table, candidate);
     }
     free(look.edges);
     free(look.rates);

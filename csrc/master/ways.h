@@ -23,7 +23,7 @@ void ways_forget(struct ways *ways, uint32_t slot); // of a group that has ended
 // Looks at all groups. `candidate` has an order of the members alone, with the shares in force; it gets better ones,
 // and where that order is the one in force and `survey` knows too little of it, a better order. True: something
 // differs. Memory that is refused leaves things as they are.
-bool ways_plan(struct ways *ways, struct matrix *matrix, const struct survey *survey, struct desk *desk,
+bool ways_plan(struct ways *ways, struct matrix *matrix, const struct survey *survey, struct membership *table,
                struct candidate *candidate);
 // Leaves the groups unchanged for a while, because the plan could not come into force.
 void ways_failed(struct ways *ways);

@@ -141,8 +141,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="mismatch_to_one",  # those that have not begun the op do not hear of it
         file="master/verdicts.c",
-        old="    desk_send_group(desk, group);\n    desk_change",
-        new="    desk_send(desk, peer);\n    desk_change",
+        old="    membership_send_group(table, group);\n    membership_change_group",
+        new="    membership_send(table, peer);\n    membership_change_group",
     ),
     Mutant(
         name="admit_unreachable",  # a newcomer without links
@@ -153,7 +153,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="votes_of_the_dead",  # the count of open votes is not corrected by a departure
         file="master/run.c",
-        old="        desk_set_vote(desk, peer, 0);\n",
+        old="        membership_set_vote(table, peer, 0);\n",
         new="",
     ),
     Mutant(
@@ -165,8 +165,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="no_relink",  # links that broke between living members are not made again
         file="master/breaks.c",
-        old="    desk_change(desk, group); // where",
-        new="    if (breaks->hearing_ns != 0) desk_change(desk, group); // where",
+        old="    membership_change_group(table, group); // where",
+        new="    if (breaks->hearing_ns != 0) membership_change_group(table, group); // where",
     ),
     Mutant(
         name="expect_after_failure",  # a sync without a state moves the expected revision
@@ -178,8 +178,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
         file="master/rounds.c",
-        old="list_part(group, DESK_GIVES, plan.donors)",
-        new="list_part(group, DESK_RECEIVES, plan.donors)",
+        old="list_part(group, ROLE_DONOR, plan.donors)",
+        new="list_part(group, ROLE_RECEIVER, plan.donors)",
     ),
     Mutant(
         name="torn_state_wins",  # a state whose transfer was cut short is a candidate
@@ -190,9 +190,9 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="sync_ends_without_all",  # one receiver that has its state ends the round
         file="master/rounds.c",
-        old="receive += part == DESK_RECEIVES;",
-        new="if (part == DESK_RECEIVED) {\n            receive = 0;\n            break;\n        }\n"
-        "        receive += part == DESK_RECEIVES;",
+        old="receive += part == ROLE_RECEIVER;",
+        new="if (part == ROLE_DONE) {\n            receive = 0;\n            break;\n        }\n"
+        "        receive += part == ROLE_RECEIVER;",
     ),
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
@@ -239,8 +239,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="left_master_goes_on",  # no fencing: a master whose peers have left for another one keeps the rest
         file="master/quorum.c",
-        old="    if (!know_others(desk)) return QUORUM_KEEPS;\n    doubt(quorum, desk);",
-        new="    if (desk->limit_ns > 0) return QUORUM_KEEPS;",
+        old="    if (!know_others(table)) return QUORUM_KEEPS;\n    doubt(quorum, table);",
+        new="    if (table->limit_ns > 0) return QUORUM_KEEPS;",
         first=40001,
     ),
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="chooses_when_it_wakes",  # a master that stood still loses those whose word it hears first
         file="master/run.c",
-        old="    if (desk->now_ns < run->woken_until) {",
+        old="    if (table->now_ns < run->woken_until) {",
         new="    if (run->woken_until < 0) {",
         seeds=4000,
     ),
@@ -302,7 +302,7 @@ MUTANTS: list[Mutant] = [
         name="newcomers_decide",  # those who never heard that newcomers were let in go on elsewhere, and so do the newcomers
         file="master/quorum.c",
         old="    quorum->needed.old_members = (members_before + 1) / 2;",
-        new="    quorum->needed.old_members = (members_before + 1) / 2 * (desk->limit_ns < 0);",
+        new="    quorum->needed.old_members = (members_before + 1) / 2 * (table->limit_ns < 0);",
     ),
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
@@ -326,7 +326,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="votes_of_those_held",  # those of a peer whose connections a forked child holds
         file="master/run.c",
-        old="        desk_set_vote(desk, peer, 0);\n",
+        old="        membership_set_vote(table, peer, 0);\n",
         new="",
         faults=FORK,
         seeds=1000,
@@ -341,8 +341,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="hears_later",  # a member hears what comes after something for which memory was refused
-        file="master/desk.c",
-        old="    if (peer->gone || desk->out_of_memory) return;",
+        file="master/membership.c",
+        old="    if (peer->gone || table->out_of_memory) return;",
         new="    if (peer->gone) return;",
         first=1,
         faults=MEMORY,
@@ -351,7 +351,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="done_without_memory",  # a DONE for which memory was refused never came
         file="master/verdicts.c",
-        old="    case OP_TABLE_NO_MEMORY: desk->out_of_memory = true; break;",
+        old="    case OP_TABLE_NO_MEMORY: table->out_of_memory = true; break;",
         new="    case OP_TABLE_NO_MEMORY: break;",
         faults=MEMORY,
         seeds=1000,
@@ -567,8 +567,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="cancel_without_an_epoch",  # nothing ends the operation at those who have begun it
         file="master/verdicts.c",
-        old="desk_send_group(desk, peer->group); desk_change(desk, peer->group); }",
-        new="desk_send_group(desk, peer->group);\n}",
+        old="membership_send_group(table, peer->group); membership_change_group(table, peer->group); }",
+        new="membership_send_group(table, peer->group);\n}",
         faults=CANCEL,
         seeds=500,
     ),
@@ -604,15 +604,15 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="malformed_frames_blame_the_older",
         file="master/breaks.c",
-        old='desk_expel(desk, later, "malformed',
-        new='desk_expel(desk, (struct desk_peer *)stays, "malformed',
+        old='membership_expel(table, later, "malformed',
+        new='membership_expel(table, (struct peer_record *)stays, "malformed',
         test="master/test_breaks.c",
     ),
     Mutant(
         name="resume_in_the_name_of_the_living",  # anybody who knows the secret of the run ends a membership
         file="master/core.c",
-        old="desk->now_ns < peer->heard.at_ns + desk->limit_ns / 2;",
-        new="desk->now_ns < peer->heard.at_ns;",
+        old="table->now_ns < peer->heard.at_ns + table->limit_ns / 2;",
+        new="table->now_ns < peer->heard.at_ns;",
         test="master/test_core_recovery.c",
     ),
     Mutant(

@@ -5,7 +5,7 @@
 #include "base/platform.h"
 #include "mailboxes.h"
 #include "master/breaks.h"
-#include "master/desk.h"
+#include "master/membership.h"
 
 enum { LIMIT_MS = 1000, HEARING_MS = LIMIT_MS / BREAKS_HEARING_OF + 10 };
 

@@ -1,44 +1,44 @@
-// For a test of one subject of the master's state machine: a desk with peers, which are letters. Their connections are
+// For a test of one subject of the master's state machine: a table with peers, which are letters. Their connections are
 // numbers ('a' = 0), their join numbers ascend, their hosts differ.
 #ifndef PCCL_TESTS_SEATS_H
 #define PCCL_TESTS_SEATS_H
 
 #include "check.h"
-#include "master/desk.h"
+#include "master/membership.h"
 
-static struct desk desk;
-static struct desk_peer *peers[26];
+static struct membership table;
+static struct peer_record *peers[26];
 
-static struct desk_peer *peer(char letter) { return peers[letter - 'a']; }
+static struct peer_record *peer(char letter) { return peers[letter - 'a']; }
 
-static struct desk_peer *come(char letter, uint32_t group) {
+static struct peer_record *come(char letter, uint32_t group) {
     struct wire_member member = {.id = {{(uint8_t)letter, 1, 2, 3}},
-                                 .join_number = desk.peer_count + 1,
+                                 .join_number = table.peer_count + 1,
                                  .group = group,
                                  .lanes = 1,
                                  .address = {.family = 4, .bytes = {10, 0, 0, (uint8_t)letter}, .port = 999}};
-    return peers[letter - 'a'] = desk_add(&desk, (uint32_t)(letter - 'a'), &member);
+    return peers[letter - 'a'] = membership_add(&table, (uint32_t)(letter - 'a'), &member);
 }
 
 // Members of one group, in ring order; groups ascend.
 static void seat(const char *letters, uint32_t group) {
     for (; *letters; letters++) {
-        struct desk_peer *member = come(*letters, group);
+        struct peer_record *member = come(*letters, group);
         member->accepted = true;
-        member->group = desk_group_for(&desk, group);
-        desk.order[desk.count++] = member;
+        member->group = membership_ensure_group(&table, group);
+        table.order[table.count++] = member;
     }
-    desk_rank(&desk);
+    membership_rank(&table);
 }
 
-static inline void open_desk(const char *name, const char *members) {
+static inline void open_membership(const char *name, const char *members) {
     check_case("%s", name);
-    desk_init(&desk, SECOND_NS, 7, 1000 * SECOND_NS);
+    membership_init(&table, SECOND_NS, 7, 1000 * SECOND_NS);
     seat(members, 0);
 }
 
-static inline void close_desk(void) {
-    desk_fini(&desk);
+static inline void close_membership(void) {
+    membership_fini(&table);
     check_case("%s", "");
 }
 
@@ -46,10 +46,10 @@ static inline void close_desk(void) {
 static inline const char *told(enum wire_type type) {
     static char letters[256];
     size_t count = 0;
-    for (size_t i = 0; i < desk.actions.send_count; i++) {
+    for (size_t i = 0; i < table.actions.send_count; i++) {
         struct wire_header header;
-        CHECK(wire_header_decode(desk.actions.bytes.bytes + desk.actions.sends[i].offset, &header));
-        if (header.type == type) letters[count++] = (char)('a' + desk.actions.sends[i].conn);
+        CHECK(wire_header_decode(table.actions.bytes.bytes + table.actions.sends[i].offset, &header));
+        if (header.type == type) letters[count++] = (char)('a' + table.actions.sends[i].conn);
     }
     letters[count] = 0;
     return letters;
@@ -58,8 +58,8 @@ static inline const char *told(enum wire_type type) {
 // The body of the last frame of that type.
 static inline const uint8_t *last_body(enum wire_type type, size_t *length) {
     *length = 0;
-    for (size_t i = desk.actions.send_count; i-- > 0;) {
-        const uint8_t *frame = desk.actions.bytes.bytes + desk.actions.sends[i].offset;
+    for (size_t i = table.actions.send_count; i-- > 0;) {
+        const uint8_t *frame = table.actions.bytes.bytes + table.actions.sends[i].offset;
         struct wire_header header;
         REQUIRE(wire_header_decode(frame, &header));
         *length = header.length;
@@ -69,7 +69,7 @@ static inline const uint8_t *last_body(enum wire_type type, size_t *length) {
     return NULL;
 }
 
-static inline void hush(void) { actions_clear(&desk.actions); }
+static inline void hush(void) { actions_clear(&table.actions); }
 
 // Those that are gone, by letter.
 static inline const char *gone(void) {

@@ -7,21 +7,21 @@ static struct breaks breaks;
 
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
+    open_membership(name, members);
     breaks_begin(&breaks);
 }
 
 static void end(void) {
     breaks_fini(&breaks);
-    close_desk();
+    close_membership();
 }
 
 // "ab" means that a misses its link to b; '!' behind it, that the link is silent, '?' that it is malformed.
 static void miss(const char *words) {
     for (; *words; words += words[2] == '!' || words[2] == '?' ? 3 : 2) {
         while (*words == ' ') words++;
-        if (words[2] == '?') breaks_malformed(&breaks, &desk, peer(words[0]), peer(words[1]));
-        breaks_add(&breaks, &desk, peer(words[0]), peer(words[1]),
+        if (words[2] == '?') breaks_malformed(&breaks, &table, peer(words[0]), peer(words[1]));
+        breaks_add(&breaks, &table, peer(words[0]), peer(words[1]),
                    words[2] == '!'   ? WIRE_LINK_SILENT
                    : words[2] == '?' ? WIRE_LINK_MALFORMED
                                      : WIRE_LINK_BROKEN);
@@ -29,27 +29,27 @@ static void miss(const char *words) {
 }
 
 static void tick(void) {
-    desk.now_ns = breaks.due_ns;
-    for (uint32_t i = 0; i < desk.count; i++) desk_heard(&desk, desk.order[i], desk.now_ns);
-    breaks_tick(&breaks, &desk, desk.order[0]->group);
+    table.now_ns = breaks.due_ns;
+    for (uint32_t i = 0; i < table.count; i++) membership_heard(&table, table.order[i], table.now_ns);
+    breaks_tick(&breaks, &table, table.order[0]->group);
 }
 
 // The new epoch has come; `linked` have made all their links of it.
 static void mend(const char *linked) {
-    desk.changed = false;
+    table.changed = false;
     breaks_begin(&breaks);
     for (; *linked; linked++)
-        if (peer(*linked) != NULL) breaks_linked(&breaks, &desk, peer(*linked));
+        if (peer(*linked) != NULL) breaks_linked(&breaks, &table, peer(*linked));
 }
 
 static void test_first(void) {
     begin("after the grace a new epoch mends it, and nobody is blamed", "abc");
-    int64_t now = desk.now_ns;
+    int64_t now = table.now_ns;
     CHECK_EQ(breaks.due_ns, INT64_MAX);
     miss("ab");
     CHECK_EQ(breaks.due_ns, now + BREAKS_GRACE_MS * MS_NS);
     tick();
-    CHECK(desk.changed && peer('a')->group->changed);
+    CHECK(table.changed && peer('a')->group->changed);
     CHECK_STR(gone(), "");
     CHECK_EQ(breaks.due_ns, INT64_MAX);
     mend("abc");
@@ -75,7 +75,7 @@ static void test_second(void) {
         tick();
         mend("");
         miss(rows[i].again);
-        CHECK_EQ(breaks.due_ns, desk.now_ns + desk.limit_ns / BREAKS_HEARING_OF);
+        CHECK_EQ(breaks.due_ns, table.now_ns + table.limit_ns / BREAKS_HEARING_OF);
         tick();
         CHECK_STR(gone(), rows[i].expelled);
         end();
@@ -87,10 +87,10 @@ static void test_word(void) {
     miss("ab");
     tick();
     mend("");
-    desk.now_ns++;
+    table.now_ns++;
     miss("ab");
-    desk.now_ns = breaks.due_ns;
-    breaks_tick(&breaks, &desk, peer('a')->group);
+    table.now_ns = breaks.due_ns;
+    breaks_tick(&breaks, &table, peer('a')->group);
     CHECK_STR(gone(), "");
     tick();
     CHECK_STR(gone(), "b");
@@ -110,7 +110,7 @@ static void test_silence(void) {
     begin("what concerns a member that is out is forgotten", "abc");
     miss("ab");
     miss("bc");
-    breaks_forget(&breaks, desk_slot(&desk, peer('b')));
+    breaks_forget(&breaks, membership_slot(&table, peer('b')));
     CHECK_EQ(breaks.count, 0);
     end();
 }
@@ -146,8 +146,8 @@ static void test_malformed(void) {
     begin("one that cost another member its place is believed no second time", "abcd");
     dispute((const char *const[]){"ac?"}, 1);
     CHECK_STR(gone(), "c");
-    breaks_forget(&breaks, desk_slot(&desk, peer('c')));
-    desk_forget(&desk, peer('c'));
+    breaks_forget(&breaks, membership_slot(&table, peer('c')));
+    membership_remove(&table, peer('c'));
     peers['c' - 'a'] = NULL;
     mend("abd");
     miss("ab?");
@@ -158,7 +158,7 @@ static void test_malformed(void) {
     dispute((const char *const[]){"ac?"}, 1);
     CHECK_STR(gone(), "c");
     peer('a')->settled_join = 2; // the new one has joined since
-    breaks_forget(&breaks, desk_slot(&desk, peer('c')));
+    breaks_forget(&breaks, membership_slot(&table, peer('c')));
     peer('c')->gone = false;
     mend("abc");
     CHECK_EQ(dispute((const char *const[]){"ac?"}, 1), BREAKS_MALFORMED_PAIR_MAX - 1);
@@ -169,15 +169,15 @@ static void test_malformed(void) {
         miss("ab?");
         tick();
         mend("ab");
-        desk.now_ns += BREAKS_DISPUTE_LIMITS * desk.limit_ns;
+        table.now_ns += BREAKS_DISPUTE_LIMITS * table.limit_ns;
     }
     CHECK_STR(gone(), "");
     end();
     begin("a report of an older group epoch counts, and makes no new epoch", "abc");
-    breaks_malformed(&breaks, &desk, peer('b'), peer('a'));
+    breaks_malformed(&breaks, &table, peer('b'), peer('a'));
     tick();
-    CHECK(!desk.changed && breaks.count == 1 && breaks.pairs[0].malformed == 1);
-    breaks_malformed(&breaks, &desk, peer('b'), peer('a')); // once in a group epoch
+    CHECK(!table.changed && breaks.count == 1 && breaks.pairs[0].malformed == 1);
+    breaks_malformed(&breaks, &table, peer('b'), peer('a')); // once in a group epoch
     CHECK_EQ(breaks.pairs[0].malformed, 1);
     end();
 }

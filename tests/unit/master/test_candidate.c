@@ -10,18 +10,18 @@ static struct breaks breaks[2];
 // Newcomers come after the members, all of one group.
 static void begin(const char *name, const char *members, const char *newcomers) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
+    open_membership(name, members);
     candidate_init(&candidate);
-    failure_counts_init(&failure_counts, desk.limit_ns);
+    failure_counts_init(&failure_counts, table.limit_ns);
     breaks_begin(&breaks[0]);
     for (; *newcomers; newcomers++) come(*newcomers, 0)->invited = true;
-    CHECK(candidate_form(&candidate, &desk));
-    candidate_propose(&candidate, &desk, WIRE_VOTE_UPDATE);
+    CHECK(candidate_form(&candidate, &table));
+    candidate_propose(&candidate, &table, WIRE_VOTE_UPDATE);
 }
 
 static void end(void) {
     breaks_fini(&breaks[0]);
-    close_desk();
+    close_membership();
 }
 
 // "c:ab" means that c answers, and cannot reach a and b.
@@ -34,7 +34,7 @@ static void answer(const char *words) {
             for (words++; *words && *words != ' '; words++)
                 linked.unreachable[linked.count++] = peer(*words)->member.id;
         while (*words == ' ') words++;
-        candidate_linked(&candidate, &desk, peer(who), &linked);
+        candidate_linked(&candidate, &table, peer(who), &linked);
     }
 }
 
@@ -60,7 +60,7 @@ static void test_judgement(void) {
         const struct row *row = &rows[i];
         begin(row->name, row->members, row->newcomers);
         answer(row->answers);
-        CHECK_EQ(candidate_judge(&candidate, &desk, &failure_counts, breaks), row->verdict);
+        CHECK_EQ(candidate_judge(&candidate, &table, &failure_counts, breaks), row->verdict);
         CHECK_STR(gone(), row->gone);
         CHECK_EQ(breaks[0].count, row->broken);
         end();
@@ -84,12 +84,12 @@ static void test_answers(void) {
 
 static void test_commit(void) {
     begin("newcomers become members at the end of their group", "ba", "nm");
-    CHECK_EQ(candidate_commit(&candidate, &desk, &failure_counts), 3);
+    CHECK_EQ(candidate_commit(&candidate, &table, &failure_counts), 3);
     const char order[] = "banm";
-    CHECK_EQ(desk.count, 4);
+    CHECK_EQ(table.count, 4);
     for (uint32_t i = 0; i < 4; i++) {
-        CHECK(desk.order[i] == peer(order[i]) && desk.order[i]->accepted);
-        CHECK_EQ(desk.order[i]->rank, i);
+        CHECK(table.order[i] == peer(order[i]) && table.order[i]->accepted);
+        CHECK_EQ(table.order[i]->rank, i);
     }
     CHECK(peer('a')->group->changed && peer('n')->group == peer('a')->group);
     end();
@@ -99,12 +99,12 @@ static void test_commit(void) {
     candidate.order[0] = peer('a');
     candidate.order[1] = peer('c');
     candidate.order[2] = peer('b');
-    candidate_propose(&candidate, &desk, WIRE_VOTE_OPTIMIZE);
+    candidate_propose(&candidate, &table, WIRE_VOTE_OPTIMIZE);
     answer("a:b b c");
-    CHECK_EQ(candidate_judge(&candidate, &desk, &failure_counts, breaks), CANDIDATE_FAILS);
+    CHECK_EQ(candidate_judge(&candidate, &table, &failure_counts, breaks), CANDIDATE_FAILS);
     CHECK_STR(gone(), "");
-    CHECK_EQ(candidate_commit(&candidate, &desk, &failure_counts), UINT64_MAX);
-    CHECK(desk.order[1] == peer('c'));
+    CHECK_EQ(candidate_commit(&candidate, &table, &failure_counts), UINT64_MAX);
+    CHECK(table.order[1] == peer('c'));
     end();
 }
 

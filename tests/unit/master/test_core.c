@@ -401,7 +401,7 @@ static void test_votes(void) {
     form("ab", 0);
     vote("a", WIRE_VOTE_UPDATE);
     vote("b", WIRE_VOTE_PENDING);
-    pass(DESK_WARN_MS - 100, "ab");
+    pass(MEMBERSHIP_WARN_MS - 100, "ab");
     CHECK(quiet("ab"));
     pass(200, "ab");
     text_at(__LINE__, 'a', WIRE_WAITING,
@@ -410,17 +410,17 @@ static void test_votes(void) {
     text_at(__LINE__, 'b', WIRE_WAITING,
             "are_peers_pending waits for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in "
             "update_topology");
-    pass(DESK_WARN_MS - 400, "ab");
+    pass(MEMBERSHIP_WARN_MS - 400, "ab");
     CHECK(quiet("ab"));
     pass(400, "ab");
     text_at(__LINE__, 'a', WIRE_WAITING, "for 20 s");
     text_at(__LINE__, 'b', WIRE_WAITING, "for 20 s");
-    pass(3 * DESK_WARN_MS / 2, "ab");
+    pass(3 * MEMBERSHIP_WARN_MS / 2, "ab");
     CHECK(quiet("ab"));
     die('b');
     EPOCH("a", LOSS, 3, 3, "a");
     OUTCOME("a", UPDATE, 0, 0);
-    pass(6 * DESK_WARN_MS, "a");
+    pass(6 * MEMBERSHIP_WARN_MS, "a");
     CHECK(quiet("a"));
     end();
 
@@ -428,7 +428,7 @@ static void test_votes(void) {
     form("ab", 0);
     join('c', 0);
     vote("a", WIRE_VOTE_UPDATE);
-    pass(DESK_WARN_MS + 100, "abc");
+    pass(MEMBERSHIP_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
             "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
             "10.0.0.98:48149");
@@ -437,21 +437,21 @@ static void test_votes(void) {
     vote("b", WIRE_VOTE_UPDATE);
     linked("abc", CANDIDATE("abc", "abc"), "");
     EPOCH("abc", UPDATE, 3, 3, "abc");
-    pass(6 * DESK_WARN_MS, "abc");
+    pass(6 * MEMBERSHIP_WARN_MS, "abc");
     CHECK(quiet("abc"));
     end();
 
     begin("a newcomer hears that nobody calls, and a later wait is told of anew");
     form("ab", 0);
     join('c', 0);
-    pass(DESK_WARN_MS + 100, "abc");
+    pass(MEMBERSHIP_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
             "2 of 2 members have not called update_topology for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in no "
             "call that waits for all; peer 62010203");
     CHECK(quiet("abc"));
     for (int turn = 0; turn < 2; turn++) {
         vote("a", WIRE_VOTE_PENDING);
-        pass(DESK_WARN_MS - 50, "abc");
+        pass(MEMBERSHIP_WARN_MS - 50, "abc");
         if (turn == 0) text_at(__LINE__, 'c', WIRE_WAITING, "for 20 s");
         CHECK(quiet("ab"));
         drain("c");

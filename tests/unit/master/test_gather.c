@@ -4,18 +4,18 @@
 #include "seats.h"
 
 static struct gather gather;
-static const struct desk_run RUN = {7, {1}};
+static const struct run_identity RUN = {7, {1}};
 static const struct wire_address AWAY = {.family = 4, .bytes = {10, 0, 0, 1}}, HERE = {.family = 4, .bytes = {127}};
 
 static void begin(const char *name) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, "");
+    open_membership(name, "");
     gather_init(&gather, 7);
 }
 
 static void end(void) {
     gather_fini(&gather);
-    close_desk();
+    close_membership();
 }
 
 static struct wire_id id_of(char who) { return (struct wire_id){{(uint8_t)who}}; }
@@ -28,7 +28,7 @@ static void resume_over(uint32_t conn, char who, const char *members, uint64_t p
     message.epoch = (struct wire_epoch){.number = 5, .members = list};
     for (; *members; members++)
         list[message.epoch.count++] = (struct wire_member){.id = id_of(*members), .join_number = (uint64_t)*members};
-    gather_resume(&gather, &desk, &from);
+    gather_resume(&gather, &table, &from);
 }
 
 static void resume(char who, const char *members, uint64_t promised) {
@@ -37,16 +37,16 @@ static void resume(char who, const char *members, uint64_t promised) {
 
 static bool hello(char who, const struct wire_address *source) {
     struct wire_hello message = {.id = id_of(who)};
-    return gather_hold(&gather, &desk, (uint32_t)(who - 'a'), source, &message);
+    return gather_hold(&gather, &table, (uint32_t)(who - 'a'), source, &message);
 }
 
 static void promise(const char *who, uint64_t generation) {
     struct wire_header header = {.type = WIRE_PROMISE, .run = RUN.id, .generation = generation};
     for (; *who; who++)
-        gather_message(&gather, &desk, survivors_of_conn(&gather.survivors, (uint32_t)(*who - 'a')), &header);
+        gather_message(&gather, &table, survivors_of_conn(&gather.survivors, (uint32_t)(*who - 'a')), &header);
 }
 
-static enum gather_verdict decide(void) { return gather_decide(&gather, &desk); }
+static enum gather_verdict decide(void) { return gather_decide(&gather, &table); }
 
 static void test_decisions(void) {
     static const struct {
@@ -70,7 +70,7 @@ static void test_decisions(void) {
         CHECK_STR(told(WIRE_GENERATION), rows[i].asked);
         CHECK_EQ(gather.generation, rows[i].asked[0] != 0 ? 4 : 0);
         promise(rows[i].promised, 4);
-        if (rows[i].late) desk.now_ns += desk.limit_ns;
+        if (rows[i].late) table.now_ns += table.limit_ns;
         CHECK_EQ(decide(), rows[i].verdict);
         CHECK_STR(told(WIRE_GENERATION), rows[i].asked); // once
         end();
@@ -98,11 +98,11 @@ static void test_promises(void) {
 static void test_newcomers(void) {
     begin("newcomers wait for what may still come, and begin a run when nothing did");
     CHECK(!hello('x', &AWAY)); // nobody is expected
-    desk.survivors_until = desk.now_ns + 1;
+    table.survivors_until = table.now_ns + 1;
     CHECK(hello('x', &AWAY));
     CHECK_EQ(decide(), GATHER_WAITS);
-    CHECK_EQ(gather_next_deadline(&gather, &desk), desk.survivors_until);
-    desk.now_ns++;
+    CHECK_EQ(gather_next_deadline(&gather, &table), table.survivors_until);
+    table.now_ns++;
     CHECK(hello('y', &AWAY)); // behind the other one
     gather.others_awaited = true;
     CHECK_EQ(decide(), GATHER_WAITS);
@@ -112,9 +112,9 @@ static void test_newcomers(void) {
 
     begin("not at a standby");
     gather.standby = true;
-    desk.survivors_until = desk.now_ns + 1;
+    table.survivors_until = table.now_ns + 1;
     CHECK(hello('x', &AWAY));
-    desk.now_ns++;
+    table.now_ns++;
     CHECK_EQ(decide(), GATHER_BEGINS);
     CHECK(hello('y', &AWAY));
     CHECK_STR(told(WIRE_REFUSED), "xy");
@@ -122,7 +122,7 @@ static void test_newcomers(void) {
     end();
 
     begin("of two kinds of addresses that of most newcomers counts");
-    desk.survivors_until = desk.now_ns + 1;
+    table.survivors_until = table.now_ns + 1;
     hello('x', &AWAY);
     hello('y', &HERE);
     CHECK(gather_suits(&gather, true) && gather_suits(&gather, false));
@@ -138,16 +138,16 @@ static void test_ends(void) {
     resume('a', "abc", 1);
     resume('b', "abc", 1);
     hello('x', &AWAY);
-    desk.now_ns += desk.limit_ns / 2;
+    table.now_ns += table.limit_ns / 2;
     promise("a", 9); // whatever it says, it is heard
-    desk.now_ns += desk.limit_ns / 2;
+    table.now_ns += table.limit_ns / 2;
     hush();
-    gather_tick(&gather, &desk);
+    gather_tick(&gather, &table);
     CHECK_STR(told(WIRE_WAITING), "b");
-    CHECK_EQ(desk.actions.close_count, 1);
-    desk.now_ns += GATHER_HOLD_MS * MS_NS;
+    CHECK_EQ(table.actions.close_count, 1);
+    table.now_ns += GATHER_HOLD_MS * MS_NS;
     promise("a", 9);
-    gather_tick(&gather, &desk);
+    gather_tick(&gather, &table);
     CHECK_STR(told(WIRE_REFUSED), "x");
     CHECK_EQ(gather.survivors.count, 1);
     end();
@@ -156,16 +156,16 @@ static void test_ends(void) {
     resume('a', "abc", 1);
     hello('x', &AWAY);
     hush();
-    gather_hear_others(&gather, &desk, WIRE_SERVES);
+    gather_hear_others(&gather, &table, WIRE_SERVES);
     CHECK_STR(told(WIRE_REFUSED), "x");
-    CHECK_EQ(desk.actions.close_count, 2);
+    CHECK_EQ(table.actions.close_count, 2);
     CHECK_EQ(gather.survivors.count, 0);
     end();
 
     begin("who comes again leaves its first connection");
     resume_over(25, 'a', "abc", 1);
     resume('a', "abc", 1);
-    CHECK(desk.actions.close_count == 1 && desk.actions.closes[0] == 25 && gather.survivors.count == 1);
+    CHECK(table.actions.close_count == 1 && table.actions.closes[0] == 25 && gather.survivors.count == 1);
     end();
 }
 

@@ -16,15 +16,15 @@ static void tell(char who, const char *others, uint64_t ops) {
         told.others[told.count].id = (struct wire_id){{(uint8_t)*others, 1, 2, 3}};
         told.others[told.count++].seen = (struct wire_seen){.acked = 1 << 20, .entries = ops, .queue_us = 7};
     }
-    matrix_note(&matrix, &desk, peer(who), &told);
+    matrix_note(&matrix, &table, peer(who), &told);
 }
 
 static struct wire_matrix ask(void) {
     struct wire_matrix answer = {.members = members, .edges = edges};
     struct wire_buffer out = {0};
     struct wire_header header;
-    desk.now_ns += MATRIX_ANSWER_MS * MS_NS;
-    matrix_describe(&matrix, &desk, desk.now_ns, &out);
+    table.now_ns += MATRIX_ANSWER_MS * MS_NS;
+    matrix_describe(&matrix, &table, table.now_ns, &out);
     REQUIRE(wire_header_decode(out.bytes, &header));
     CHECK_EQ(header.type, WIRE_MATRIX);
     CHECK(wire_decode_matrix(out.bytes + WIRE_HEADER_BYTES, header.length, &answer));
@@ -33,7 +33,7 @@ static struct wire_matrix ask(void) {
 }
 
 static void test_who(void) {
-    open_desk("members, in the order of the ring, and edges between those alone", "bac");
+    open_membership("members, in the order of the ring, and edges between those alone", "bac");
     seat("x", 1);
     come('n', 0); // no member
     tell('a', "bcxnz", 4);
@@ -47,11 +47,11 @@ static void test_who(void) {
     CHECK(edges[0].from == 1 && edges[0].to == 0 && edges[1].to == 2);
     CHECK(edges[2].from == 2 && edges[2].to == 1);
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 static void test_fading(void) {
-    open_desk("sums fade, what is told of now does not", "ab");
+    open_membership("sums fade, what is told of now does not", "ab");
     for (int i = 0; i < 100; i++) tell('a', "b", 3);
     ask();
     CHECK_EQ(members[0].ops.ops, 3 * MATRIX_BEGUN * WIRE_COUNT);
@@ -63,7 +63,7 @@ static void test_fading(void) {
     for (int i = 0; i < 100; i++) tell('a', "", 0);
     CHECK_EQ(ask().edge_count, 0);
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 static double mean_late_us(uint64_t late_us) {
@@ -71,13 +71,13 @@ static double mean_late_us(uint64_t late_us) {
     told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = 10, .op_us = 1000000}, .count = 1};
     told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
     told.others[0].seen = (struct wire_seen){.acked = 1 << 20, .entries = 10, .late_us = late_us, .early_us = 300};
-    matrix_note(&matrix, &desk, peer('a'), &told);
+    matrix_note(&matrix, &table, peer('a'), &told);
     ask();
     return (double)edges[0].seen.late_us * WIRE_COUNT / (double)edges[0].seen.entries;
 }
 
 static void test_pauses(void) {
-    open_desk("one pause is forgotten after as many reports, however long it was", "ab");
+    open_membership("one pause is forgotten after as many reports, however long it was", "ab");
     for (uint64_t pause_us = 100000; pause_us <= 100000000; pause_us *= 10) {
         for (int i = 0; i < 5; i++) mean_late_us(500);
         CHECK(mean_late_us(pause_us) > (double)pause_us / 50);
@@ -98,25 +98,25 @@ static void test_pauses(void) {
     mean_late_us(0);
     CHECK(edges[0].seen.late_us >= 1000000);
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 // Many fast ops, and then slow ones, in which one member is late.
 static void test_spans(void) {
     static struct wire_telemetry told;
-    open_desk("how late a member begins, and how long ops take, is of the same ops", "ab");
+    open_membership("how late a member begins, and how long ops take, is of the same ops", "ab");
     for (int i = 0; i < 20; i++) {
         uint64_t ops = i < 5 ? 1000 : 10, late_us = i < 5 ? 0 : 90000, op_us = i < 5 ? 500 : 95000;
         told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = ops, .op_us = ops * op_us}, .count = 1};
         told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
         told.others[0].seen = (struct wire_seen){.entries = ops, .late_us = ops * late_us};
-        matrix_note(&matrix, &desk, peer('a'), &told);
+        matrix_note(&matrix, &table, peer('a'), &told);
         ask();
         CHECK_EQ(members[0].ops.ops, edges[0].seen.entries);
         CHECK(edges[0].seen.late_us < members[0].ops.op_us);
     }
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 static double part_again(uint64_t segments, uint64_t retransmits) {
@@ -124,13 +124,14 @@ static double part_again(uint64_t segments, uint64_t retransmits) {
     told = (struct wire_telemetry){.ops = {.span_us = 1000000, .ops = 1, .op_us = 1000000}, .count = 1};
     told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
     told.others[0].seen = (struct wire_seen){.acked = 1 << 20, .segments = segments, .retransmits = retransmits};
-    matrix_note(&matrix, &desk, peer('a'), &told);
+    matrix_note(&matrix, &table, peer('a'), &told);
     ask();
     return edges[0].seen.segments == 0 ? 0 : (double)edges[0].seen.retransmits / (double)edges[0].seen.segments;
 }
 
 static void test_losses(void) {
-    open_desk("what was sent again in one report alone, as where a queue overflows once, is none of the way", "ab");
+    open_membership("what was sent again in one report alone, as where a queue overflows once, is none of the way",
+                    "ab");
     CHECK_EQ(part_again(5000, 400), 0);
     for (int i = 0; i < 10; i++) CHECK_EQ(part_again(5000, i % MATRIX_SENT == 0 ? 400 : 0), 0);
     check_case("what is lost all the time is told, within two reports");
@@ -152,7 +153,7 @@ static void test_losses(void) {
     for (int i = 0; i < 2 * MATRIX_SENT; i++) part_again(1 + (uint64_t)i % 2, WIRE_MOST_SEEN);
     CHECK(part_again(WIRE_MOST_SEEN, WIRE_MOST_SEEN) > 0);
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 // Reports of a second each; an op ends in every `of`th of them, and takes that long.
@@ -168,7 +169,7 @@ static void long_ops(uint32_t of, uint32_t reports) {
         told.count = 1;
         told.others[0].id = (struct wire_id){{'b', 1, 2, 3}};
         told.others[0].seen = (struct wire_seen){.acked = 5 << 20, .busy_us = 500000, .lanes = 7, .reason = 3};
-        matrix_note(&matrix, &desk, peer('a'), &told);
+        matrix_note(&matrix, &table, peer('a'), &told);
     }
     ask();
 }
@@ -179,7 +180,7 @@ static bool is_near(uint64_t number, double right) {
 
 static void test_long_ops(void) {
     for (uint32_t of = 1; of <= 100; of = of * 3 + 1) {
-        open_desk("ops longer than the time between two reports", "ab");
+        open_membership("ops longer than the time between two reports", "ab");
         check_case("an op in %u reports", of);
         long_ops(of, of * 20);
         const struct wire_ops_seen *ops = &members[0].ops;
@@ -199,66 +200,67 @@ static void test_long_ops(void) {
         long_ops(1000, 2 * of);
         CHECK(is_near(ops->span_us, (double)before_us * 3 / 2));
         matrix_fini(&matrix);
-        close_desk();
+        close_membership();
     }
 }
 
 static void test_rate(void) {
-    open_desk("an answer serves all who ask at about the same time", "ab");
+    open_membership("an answer serves all who ask at about the same time", "ab");
     tell('a', "b", 5);
     struct wire_buffer first = {0}, second = {0}, later = {0};
-    matrix_describe(&matrix, &desk, desk.now_ns, &first);
+    matrix_describe(&matrix, &table, table.now_ns, &first);
     tell('b', "a", 5);
-    matrix_describe(&matrix, &desk, desk.now_ns + (MATRIX_ANSWER_MS - 1) * MS_NS, &second);
+    matrix_describe(&matrix, &table, table.now_ns + (MATRIX_ANSWER_MS - 1) * MS_NS, &second);
     CHECK(first.length == second.length && memcmp(first.bytes, second.bytes, first.length) == 0);
-    matrix_describe(&matrix, &desk, desk.now_ns + MATRIX_ANSWER_MS * MS_NS, &later);
+    matrix_describe(&matrix, &table, table.now_ns + MATRIX_ANSWER_MS * MS_NS, &later);
     CHECK(later.length > first.length);
     wire_buffer_fini(&first);
     wire_buffer_fini(&second);
     wire_buffer_fini(&later);
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 static void test_places(void) {
-    open_desk("the place of one that is gone begins anew, and a doubled member counts once", "ab");
+    open_membership("the place of one that is gone begins anew, and a doubled member counts once", "ab");
     tell('a', "bb", 5);
     CHECK_EQ(ask().edge_count, 1);
     struct wire_id other = {{'q'}};
-    matrix.rows[desk_slot(&desk, peer('a'))]->id = other;
+    matrix.rows[membership_slot(&table, peer('a'))]->id = other;
     CHECK_EQ(ask().edge_count, 0);
     tell('a', "b", 1);
     ask();
     CHECK_EQ(members[0].ops.ops, WIRE_COUNT);
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 static void tell_sent(char who, char to, uint64_t acked, uint64_t busy_us, uint64_t span_us) {
     static struct wire_telemetry told;
-    told = (struct wire_telemetry){.ops = {.span_us = span_us, .epoch = desk.order[0]->group->group_epoch}, .count = 1};
+    told =
+        (struct wire_telemetry){.ops = {.span_us = span_us, .epoch = table.order[0]->group->group_epoch}, .count = 1};
     told.others[0].id = (struct wire_id){{(uint8_t)to, 1, 2, 3}};
     told.others[0].seen = (struct wire_seen){.acked = acked, .busy_us = busy_us};
-    matrix_note(&matrix, &desk, peer(who), &told);
+    matrix_note(&matrix, &table, peer(who), &told);
 }
 
 // In a second `a` sends 8 MB, but nothing at the end of the op; `b` sends as much all the time, and tells less often.
 static void test_look(void) {
     static struct shares_edge seen[4];
-    open_desk("a look is at all since the one before, and at as much of each member", "ab");
-    struct desk_group *group = desk.order[0]->group;
+    open_membership("a look is at all since the one before, and at as much of each member", "ab");
+    struct peer_group *group = table.order[0]->group;
     group->group_epoch = 5;
     for (int look = 0; look < 2; look++) {
         for (int i = 0; i < 6; i++) {
             tell_sent('a', 'b', i < 3 ? 8000000 : 0, i < 3 ? 1000000 : 0, 1000000);
-            CHECK(!matrix_look(&matrix, &desk, group, seen));
+            CHECK(!matrix_look(&matrix, &table, group, seen));
         }
         for (int i = 0; i < (look == 0 ? 4 : 3); i++) tell_sent('b', 'a', 12000000, 1500000, 1500000);
-        CHECK(matrix_look(&matrix, &desk, group, seen));
+        CHECK(matrix_look(&matrix, &table, group, seen));
         CHECK(fabs(seen[0 * 2 + 1].rate / 4e6 - 1) < 0.21 && fabs(seen[1 * 2 + 0].rate / 8e6 - 1) < 0.01);
     }
     matrix_fini(&matrix);
-    close_desk();
+    close_membership();
 }
 
 int main(void) {

@@ -7,69 +7,69 @@ static struct quorum quorum;
 
 static void begin(const char *name, const char *members, uint8_t masters) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
-    desk.number = 1;
+    open_membership(name, members);
+    table.number = 1;
     quorum = (struct quorum){0};
     for (const char *at = members; *at; at++) peer(*at)->masters = masters;
 }
 
 static void enter(const char *letters) {
-    for (; *letters; letters++) quorum_entered(&quorum, peer(*letters), desk.number);
+    for (; *letters; letters++) quorum_entered(&quorum, peer(*letters), table.number);
 }
 
 static void lose(const char *letters) {
     for (; *letters; letters++) {
         quorum_ended(&quorum, peer(*letters));
         uint32_t kept = 0;
-        for (uint32_t i = 0; i < desk.count; i++)
-            if (desk.order[i] != peer(*letters)) desk.order[kept++] = desk.order[i];
-        desk.count = kept;
+        for (uint32_t i = 0; i < table.count; i++)
+            if (table.order[i] != peer(*letters)) table.order[kept++] = table.order[i];
+        table.count = kept;
     }
 }
 
 static void test_taken_up(void) {
     struct wire_quorum needed = {.members = 3};
     begin("a run that was taken up is sure when a quorum has entered it", "abcd", 2);
-    quorum_take_up(&quorum, &desk, &needed);
-    desk.number++;
+    quorum_take_up(&quorum, &table, &needed);
+    table.number++;
     enter("ab");
     enter("a");
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
-    CHECK_EQ(quorum_announced(&quorum, &desk).members, 3);
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_KEEPS);
+    CHECK_EQ(quorum_announced(&quorum, &table).members, 3);
     enter("c");
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_IS_SURE);
-    CHECK_EQ(quorum_announced(&quorum, &desk).members, 0);
-    close_desk();
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_IS_SURE);
+    CHECK_EQ(quorum_announced(&quorum, &table).members, 0);
+    close_membership();
 
     begin("and given up when too few are left for that", "abcd", 2);
-    quorum_take_up(&quorum, &desk, &needed);
-    desk.number++;
+    quorum_take_up(&quorum, &table, &needed);
+    table.number++;
     enter("a");
     lose("b");
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_KEEPS);
     lose("c");
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_GIVES_UP);
-    close_desk();
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_GIVES_UP);
+    close_membership();
 }
 
 static void test_newcomers(void) {
     begin("newcomers do not count as those that were there before", "abcd", 2);
-    quorum_admits(&quorum, &desk, 2, 3); // c and d are new
-    desk.number++;
+    quorum_admits(&quorum, &table, 2, 3); // c and d are new
+    table.number++;
     CHECK_EQ(quorum.needed.old_members, 1);
     enter("cd");
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_KEEPS);
     enter("b");
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_IS_SURE);
-    close_desk();
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_IS_SURE);
+    close_membership();
 
     begin("one of those that leaves takes nothing up", "abc", 2);
-    quorum_admits(&quorum, &desk, 2, 3);
-    desk.number++;
+    quorum_admits(&quorum, &table, 2, 3);
+    table.number++;
     lose("a");
     CHECK_EQ(quorum.needed.old_members, 0);
-    CHECK_EQ(quorum_watch(&quorum, &desk), QUORUM_KEEPS);
-    close_desk();
+    CHECK_EQ(quorum_watch(&quorum, &table), QUORUM_KEEPS);
+    close_membership();
 }
 
 static void test_silence(void) {
@@ -87,10 +87,10 @@ static void test_silence(void) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         begin(rows[i].name, rows[i].members, rows[i].masters);
-        CHECK_EQ(quorum_unheard(&quorum, &desk, rows[i].first), QUORUM_KEEPS);
-        desk.now_ns += rows[i].apart_s * SECOND_NS;
-        CHECK_EQ(quorum_unheard(&quorum, &desk, rows[i].second), rows[i].verdict);
-        close_desk();
+        CHECK_EQ(quorum_unheard(&quorum, &table, rows[i].first), QUORUM_KEEPS);
+        table.now_ns += rows[i].apart_s * SECOND_NS;
+        CHECK_EQ(quorum_unheard(&quorum, &table, rows[i].second), rows[i].verdict);
+        close_membership();
     }
 }
 

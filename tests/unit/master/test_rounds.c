@@ -9,29 +9,29 @@ static struct rounds rounds;
 
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
+    open_membership(name, members);
     rounds_init(&rounds);
 }
 
 // Those that are gone leave their groups.
 static void reap(void) {
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < desk.count; i++)
-        if (!desk.order[i]->gone) desk.order[kept++] = desk.order[i];
-    desk.count = kept;
-    desk.gone_count = 0;
-    desk_rank(&desk);
+    for (uint32_t i = 0; i < table.count; i++)
+        if (!table.order[i]->gone) table.order[kept++] = table.order[i];
+    table.count = kept;
+    table.gone_count = 0;
+    membership_rank(&table);
 }
 
 static void advance(void) {
     do {
         reap();
-        rounds_advance(&rounds, &desk);
-    } while (desk.gone_count > 0);
+        rounds_advance(&rounds, &table);
+    } while (table.gone_count > 0);
 }
 
 static void lose(const char *letters) {
-    for (; *letters; letters++) desk_drop(&desk, peer(*letters), LOG_INFO, "test");
+    for (; *letters; letters++) membership_drop(&table, peer(*letters), LOG_INFO, "test");
     rounds.due = true;
     advance();
 }
@@ -43,7 +43,7 @@ static void vote(const char *votes) {
                                              votes[3] == '-' ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_ENFORCE_POPULAR,
                                          .revision = (uint64_t)(votes[1] - '0'),
                                          .content.low = (uint64_t)votes[2]};
-        rounds_vote(&rounds, &desk, peer(votes[0]), &message);
+        rounds_vote(&rounds, &table, peer(votes[0]), &message);
     }
     advance();
 }
@@ -52,7 +52,7 @@ static void done(char who, enum wire_sync_completion completion, char donor, uin
     static struct wire_sync_done message;
     message = (struct wire_sync_done){.round = rounds.number, .complete = (uint8_t)completion, .count = 1};
     message.sources[0] = (struct wire_sync_source){peer(donor)->member.id, bytes};
-    rounds_done(&rounds, &desk, peer(who), &message);
+    rounds_done(&rounds, &table, peer(who), &message);
     advance();
 }
 
@@ -104,13 +104,13 @@ static void test_votes(void) {
         CHECK_STR(gone(), rows[i].gone);
         CHECK_STR(told(WIRE_SYNC_END), rows[i].revision > 0 ? "abc" : "");
         if (rows[i].revision > 0) ENDED("abc", rows[i].revision);
-        close_desk();
+        close_membership();
     }
 
     begin("nobody may give", "ab");
     vote("a1x-b1x-");
     FAILED("ab", "every member is receive-only");
-    close_desk();
+    close_membership();
 
     begin("a revision that is ahead is expelled, and one that is expected goes on", "abc");
     vote("a1xb1xc1x");
@@ -119,7 +119,7 @@ static void test_votes(void) {
     CHECK_STR(gone(), "c");
     vote("a2xb2y");
     CHECK_STR(plan(), "b<a");
-    close_desk();
+    close_membership();
 
     begin("groups are independent", "ab");
     seat("cd", 1);
@@ -127,7 +127,7 @@ static void test_votes(void) {
     ENDED("cd", 5);
     vote("b1x");
     ENDED("ab", 1);
-    close_desk();
+    close_membership();
 }
 
 static void test_transfer(void) {
@@ -140,7 +140,7 @@ static void test_transfer(void) {
     CHECK_STR(told(WIRE_SYNC_END), "abcd");
     ENDED("abcd", 1);
     CHECK(peer('a')->committed && peer('d')->committed && peer('a')->tx_bytes == 0 && peer('a')->vote == 0);
-    close_desk();
+    close_membership();
 
     static const struct {
         const char *name, *lost;
@@ -164,7 +164,7 @@ static void test_transfer(void) {
             ENDED(rows[i].who, 1);
         else
             FAILED(rows[i].who, rows[i].why);
-        close_desk();
+        close_membership();
     }
 }
 
@@ -177,7 +177,7 @@ static void test_violations(void) {
     done('a', WIRE_SYNC_COMPLETE, 'b', 1);
     CHECK_STR(gone(), "a");
     CHECK_STR(told(WIRE_SYNC_END), "");
-    close_desk();
+    close_membership();
 }
 
 static void test_recall(void) {
@@ -186,14 +186,14 @@ static void test_recall(void) {
         .accepted = 1, .sync_committed = 1, .epoch = {.sync_round = 9, .sync_expected = 4}, .sync_revision = 3};
     struct wire_resume missed = {.accepted = 1, .vote = WIRE_VOTE_SYNC, .epoch = {.sync_round = 8, .sync_expected = 3}};
     struct wire_sync_end end;
-    rounds_recall(&rounds, &desk, peer('a'), &heard);
-    rounds_recall(&rounds, &desk, peer('b'), &missed);
-    CHECK(!rounds_missed(&rounds, &desk, peer('a'), &heard, &end));
-    CHECK(rounds_missed(&rounds, &desk, peer('b'), &missed, &end));
+    rounds_recall(&rounds, &table, peer('a'), &heard);
+    rounds_recall(&rounds, &table, peer('b'), &missed);
+    CHECK(!rounds_missed(&rounds, &table, peer('a'), &heard, &end));
+    CHECK(rounds_missed(&rounds, &table, peer('b'), &missed, &end));
     CHECK(end.round == 9 && end.revision == 3 && end.code == pcclSuccess && peer('b')->committed);
     vote("a4xb4x"); // the revision that is expected
     ENDED("ab", 4);
-    close_desk();
+    close_membership();
 }
 
 int main(void) {

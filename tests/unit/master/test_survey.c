@@ -7,14 +7,14 @@ static struct survey survey;
 
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
+    open_membership(name, members);
     survey_init(&survey);
-    CHECK(survey_begin(&survey, &desk));
+    CHECK(survey_begin(&survey, &table));
 }
 
 static void end(void) {
     survey_fini(&survey);
-    close_desk();
+    close_membership();
 }
 
 // "ab cd": the measurements of the round at hand.
@@ -32,7 +32,7 @@ static const char *planned(void) {
 static void answer(char from, char to, char teller, uint64_t rate) {
     struct wire_measured measured = {
         .from = peer(from)->member.id, .to = peer(to)->member.id, .bytes_per_s = rate * 1000000};
-    survey_measured(&survey, &desk, peer(teller), &measured);
+    survey_measured(&survey, &table, peer(teller), &measured);
 }
 
 static void test_rounds(void) {
@@ -40,7 +40,7 @@ static void test_rounds(void) {
     static const char *const rounds[] = {"ab", "bc", "ca", "ac", "ba", "cb"};
     for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
         hush();
-        CHECK(survey_next(&survey, &desk));
+        CHECK(survey_next(&survey, &table));
         CHECK_STR(planned(), rounds[i]);
         CHECK_EQ(told(WIRE_MEASURE)[0], rounds[i][0]);
         answer(rounds[i][0], rounds[i][1], (char)('a' + 'b' + 'c' - rounds[i][0] - rounds[i][1]), 5); // not concerned
@@ -49,46 +49,46 @@ static void test_rounds(void) {
         answer(rounds[i][0], rounds[i][1], rounds[i][1], 7); // again
         CHECK_EQ(survey.unanswered, 0);
     }
-    CHECK(!survey_next(&survey, &desk));
-    CHECK_EQ(survey_group_rate(&survey, &desk, peer('a')->group), 5);
+    CHECK(!survey_next(&survey, &table));
+    CHECK_EQ(survey_group_rate(&survey, &table, peer('a')->group), 5);
     end();
 
     begin("two peers of one host are not measured beside each other", "abcd");
     peer('c')->member.address = peer('a')->member.address;
-    CHECK(survey_begin(&survey, &desk) && survey_next(&survey, &desk));
+    CHECK(survey_begin(&survey, &table) && survey_next(&survey, &table));
     CHECK_STR(planned(), "ab");
     end();
 
     begin("apart they are", "abcd");
-    CHECK(survey_next(&survey, &desk));
+    CHECK(survey_next(&survey, &table));
     CHECK_STR(planned(), "ab cd");
     end();
 }
 
 static void test_ends(void) {
     begin("what cannot be measured is asked for again by the next survey alone", "ab");
-    CHECK(survey_next(&survey, &desk));
-    survey_give_up_round(&survey, &desk);
-    CHECK(survey_next(&survey, &desk));
+    CHECK(survey_next(&survey, &table));
+    survey_give_up_round(&survey, &table);
+    CHECK(survey_next(&survey, &table));
     CHECK_STR(planned(), "ba");
     answer('b', 'a', 'a', 9);
-    CHECK(!survey_next(&survey, &desk));
-    CHECK_EQ(survey_group_rate(&survey, &desk, peer('a')->group), SURVEY_DEFAULT_MEGABYTES_PER_S);
-    survey_end(&survey, &desk);
-    CHECK(survey_begin(&survey, &desk) && survey_next(&survey, &desk));
+    CHECK(!survey_next(&survey, &table));
+    CHECK_EQ(survey_group_rate(&survey, &table, peer('a')->group), SURVEY_DEFAULT_MEGABYTES_PER_S);
+    survey_end(&survey, &table);
+    CHECK(survey_begin(&survey, &table) && survey_next(&survey, &table));
     CHECK_STR(planned(), "ab");
     end();
 
     begin("a survey has its time", "ab");
-    desk.now_ns += 61 * SECOND_NS;
-    CHECK(!survey_next(&survey, &desk));
+    table.now_ns += 61 * SECOND_NS;
+    CHECK(!survey_next(&survey, &table));
     end();
 }
 
 static void test_order(void) {
     begin("the slow link is left out of the ring", "abcd");
-    struct desk_peer *order[4];
-    while (survey_next(&survey, &desk)) {
+    struct peer_record *order[4];
+    while (survey_next(&survey, &table)) {
         uint32_t count = survey.count;
         for (uint32_t i = 0; i < count; i++) {
             char from = (char)survey.measurements[i].from->member.id.bytes[0];
@@ -96,13 +96,13 @@ static void test_order(void) {
             answer(from, to, from, from + to == 'a' + 'b' ? 1 : 100);
         }
     }
-    CHECK(survey_order(&survey, &desk, order));
+    CHECK(survey_order(&survey, &table, order));
     for (uint32_t i = 0; i < 4; i++) {
         int sum = order[i]->member.id.bytes[0] + order[(i + 1) % 4]->member.id.bytes[0];
         CHECK(sum != 'a' + 'b');
     }
-    survey_forget(&survey, desk_slot(&desk, peer('c')));
-    CHECK(survey_begin(&survey, &desk) && survey_next(&survey, &desk));
+    survey_forget(&survey, membership_slot(&table, peer('c')));
+    CHECK(survey_begin(&survey, &table) && survey_next(&survey, &table));
     CHECK_STR(planned(), "bc");
     end();
 }

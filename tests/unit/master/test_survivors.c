@@ -6,15 +6,15 @@
 
 enum { MEMBERS = 5 };
 static struct survivors survivors;
-static struct desk desk;
+static struct membership table;
 static uint32_t conns;
 static struct wire_member members[MEMBERS];
-static const struct desk_run RUN = {7, {1}}, OTHER = {7, {2}}; // told apart by the secret alone
+static const struct run_identity RUN = {7, {1}}, OTHER = {7, {2}}; // told apart by the secret alone
 
 static void begin(const char *name) {
     check_case("%s", name);
     survivors_init(&survivors, 11);
-    desk_init(&desk, SECOND_NS, 11, 1000 * SECOND_NS);
+    membership_init(&table, SECOND_NS, 11, 1000 * SECOND_NS);
     conns = 0;
     for (uint32_t i = 0; i < MEMBERS; i++)
         members[i] = (struct wire_member){.id = {{(uint8_t)(i * 37 + 1)}}, .join_number = i + 1, .lanes = 1};
@@ -22,7 +22,7 @@ static void begin(const char *name) {
 
 static void end(void) {
     survivors_fini(&survivors);
-    desk_fini(&desk);
+    membership_fini(&table);
 }
 
 static struct wire_resume says(uint32_t who, uint64_t generation, uint64_t number, uint32_t count) {
@@ -32,14 +32,14 @@ static struct wire_resume says(uint32_t who, uint64_t generation, uint64_t numbe
                                 .epoch = {.number = number, .count = count, .members = members}};
 }
 
-static struct survivor *come(const struct desk_run *run, const struct wire_resume *resume) {
-    struct survivor *survivor = survivors_add(&survivors, &desk, conns++, &(struct wire_address){.family = 4});
+static struct survivor *come(const struct run_identity *run, const struct wire_resume *resume) {
+    struct survivor *survivor = survivors_add(&survivors, &table, conns++, &(struct wire_address){.family = 4});
     REQUIRE(survivor != NULL && survivors_resume(&survivors, survivor, run, resume));
     return survivor;
 }
 
 // A member of the first `count`, in epoch `number` of `generation`.
-static struct survivor *member(const struct desk_run *run, uint32_t who, uint64_t generation, uint64_t number,
+static struct survivor *member(const struct run_identity *run, uint32_t who, uint64_t generation, uint64_t number,
                                uint32_t count) {
     struct wire_resume resume = says(who, generation, number, count);
     return come(run, &resume);

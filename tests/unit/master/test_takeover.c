@@ -5,7 +5,7 @@
 
 static struct run run;
 static struct survivors survivors;
-static const struct desk_run RUN = {7, {1}};
+static const struct run_identity RUN = {7, {1}};
 static const char *everybody; // in the epoch that is taken up; capital letters are in group 1
 
 static uint32_t group_of(char who) { return who < 'a'; }
@@ -45,7 +45,7 @@ static struct wire_resume says(char who) {
 }
 
 static void come(char who, const struct wire_resume *resume) {
-    struct survivor *survivor = survivors_add(&survivors, &run.desk, (uint32_t)(who | 32), &(struct wire_address){0});
+    struct survivor *survivor = survivors_add(&survivors, &run.table, (uint32_t)(who | 32), &(struct wire_address){0});
     REQUIRE(survivor != NULL && survivors_resume(&survivors, survivor, &RUN, resume));
 }
 
@@ -58,9 +58,9 @@ static void come_all(const char *letters) {
 
 static void take_up(void) { takeover(&run, &survivors, survivors_best_claim(&survivors), 2); }
 
-static struct desk_peer *peer(char who) {
+static struct peer_record *peer(char who) {
     struct wire_id id = id_of(who);
-    struct desk_peer *found = desk_of_id(&run.desk, &id);
+    struct peer_record *found = membership_by_id(&run.table, &id);
     REQUIRE(found != NULL);
     return found;
 }
@@ -69,7 +69,7 @@ static struct desk_peer *peer(char who) {
 static const char *told(enum wire_type type) {
     static char letters[64];
     size_t count = 0;
-    const struct actions *actions = &run.desk.actions;
+    const struct actions *actions = &run.table.actions;
     for (size_t i = 0; i < actions->send_count; i++) {
         struct wire_header header;
         REQUIRE(wire_header_decode(actions->bytes.bytes + actions->sends[i].offset, &header));
@@ -94,15 +94,15 @@ static void test_members(void) {
         come_all(rows[i].here);
         take_up();
         uint32_t here = (uint32_t)strlen(rows[i].here);
-        CHECK_EQ(run.desk.count, here);
+        CHECK_EQ(run.table.count, here);
         CHECK_EQ(survivors.count, 0);
-        CHECK(desk_run_equal(&run.desk.run, &RUN) && run.desk.generation == 2 && run.desk.number == 6);
+        CHECK(membership_same_run(&run.table.run, &RUN) && run.table.generation == 2 && run.table.number == 6);
         CHECK_EQ(run.next_join, strlen(rows[i].members) + 1);
         CHECK_EQ(strlen(told(WIRE_RESUMED)), here);
         CHECK_EQ(strlen(told(WIRE_EPOCH)), here);
         CHECK_EQ(peer('c')->group->group_epoch, 6);
         CHECK_EQ(peer('c')->group->lost_epoch, rows[i].first_lost ? 6 : 0);
-        if (run.desk.count > 3) CHECK_EQ(peer('d')->group->lost_epoch, rows[i].second_lost ? 6 : 0);
+        if (run.table.count > 3) CHECK_EQ(peer('d')->group->lost_epoch, rows[i].second_lost ? 6 : 0);
         end();
     }
 }
@@ -119,7 +119,7 @@ static void test_votes(void) {
     take_up();
     CHECK_EQ(run.barrier, 3);
     CHECK(peer('a')->vote == 0 && peer('b')->vote == WIRE_VOTE_PENDING && peer('c')->vote == 0);
-    CHECK_EQ(run.desk.open[WIRE_VOTE_PENDING], 1);
+    CHECK_EQ(run.table.open[WIRE_VOTE_PENDING], 1);
     end();
 
     begin("who missed more than that does not fit", "abc");

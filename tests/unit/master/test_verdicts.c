@@ -16,22 +16,22 @@ static struct wire_op_name op(uint64_t epoch, uint32_t tag) { return (struct wir
 
 static void begin(const char *name, const char *members, uint64_t lost_epoch) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
-    desk.number = EPOCH;
+    open_membership(name, members);
+    table.number = EPOCH;
     peer('a')->group->group_epoch = EPOCH;
     peer('a')->group->lost_epoch = lost_epoch;
     header = (struct wire_header){.type = WIRE_REPORT, .epoch = EPOCH};
-    verdicts_begin(&verdicts, desk.count);
+    verdicts_begin(&verdicts, table.count);
 }
 
 static void end(void) {
     verdicts_fini(&verdicts);
-    close_desk();
+    close_membership();
 }
 
 static void done(char letter, uint32_t tag) {
     struct wire_op_done message = {op(EPOCH, tag), 0};
-    verdicts_done(&verdicts, &desk, peer(letter), &header, &message);
+    verdicts_done(&verdicts, &table, peer(letter), &header, &message);
 }
 
 // What one member says of the op: o open, d done, k kept, - nothing.
@@ -41,7 +41,7 @@ static void report(char letter, char state, uint32_t tag) {
                                            : state == 'd' ? WIRE_OP_DONE
                                                           : WIRE_OP_RETAINED};
     struct wire_report message = {.count = state != '-', .ops = &line};
-    verdicts_report(&verdicts, &desk, peer(letter), &header, &message);
+    verdicts_report(&verdicts, &table, peer(letter), &header, &message);
 }
 
 static struct wire_verdict verdict_sent(void) {
@@ -119,12 +119,12 @@ static void test_mismatch(void) {
     begin("all hear of a mismatch at once, and the links are made again", "abc", 0);
     struct wire_mismatch message = {.name = op(EPOCH, 1), .mine.count = 3, .theirs.count = 4};
     message.other = peer('b')->member.id;
-    verdicts_mismatch(&desk, peer('c'), &header, &message);
+    verdicts_mismatch(&table, peer('c'), &header, &message);
     CHECK_STR(told(WIRE_VERDICT), "abc");
     CHECK_EQ(verdict_sent().kind, WIRE_VERDICT_MISMATCH);
-    CHECK(verdict_sent().text.length > 0 && desk.changed);
+    CHECK(verdict_sent().text.length > 0 && table.changed);
     message.other = peer('c')->member.id; // with itself
-    verdicts_mismatch(&desk, peer('c'), &header, &message);
+    verdicts_mismatch(&table, peer('c'), &header, &message);
     CHECK_STR(gone(), "c");
     end();
 }
@@ -132,17 +132,17 @@ static void test_mismatch(void) {
 static void test_cancel(void) {
     begin("all hear of a cancellation at once, and an epoch follows", "abc", 0);
     struct wire_cancel message = {op(EPOCH, 1)};
-    verdicts_cancel(&desk, peer('c'), &header, &message);
+    verdicts_cancel(&table, peer('c'), &header, &message);
     CHECK_STR(told(WIRE_VERDICT), "abc");
     CHECK_EQ(verdict_sent().kind, WIRE_VERDICT_CANCEL);
-    CHECK(verdict_sent().text.length > 0 && desk.changed);
+    CHECK(verdict_sent().text.length > 0 && table.changed);
     message.name = op(EPOCH - 1, 1);
-    verdicts_cancel(&desk, peer('b'), &header, &message);
+    verdicts_cancel(&table, peer('b'), &header, &message);
     CHECK_STR(gone(), "b");
     end();
     begin("one that comes after its epoch is void", "abc", 0);
     header.epoch = EPOCH - 1;
-    verdicts_cancel(&desk, peer('c'), &header, &message);
+    verdicts_cancel(&table, peer('c'), &header, &message);
     CHECK_STR(told(WIRE_VERDICT), "");
     CHECK_STR(gone(), "");
     end();
@@ -166,7 +166,7 @@ static void test_mismatch_texts(void) {
         begin("what both sides gave", "abc", 0);
         struct wire_mismatch message = {.name = op(EPOCH, 1), .mine = rows[i].what, .theirs.count = 4};
         message.other = peer('b')->member.id;
-        verdicts_mismatch(&desk, peer('c'), &header, &message);
+        verdicts_mismatch(&table, peer('c'), &header, &message);
         struct wire_verdict verdict = verdict_sent();
         char text[WIRE_MAX_TEXT + 1] = "";
         memcpy(text, verdict.text.chars, verdict.text.length);
@@ -182,10 +182,10 @@ static void test_recall(void) {
     knows.epoch.group_epoch = lacks.epoch.group_epoch = EPOCH - 1;
     struct wire_barrier last = {0};
     begin("what one member has heard from the master before holds for all", "ab", EPOCH);
-    verdicts_recall(&verdicts, &desk, peer('a'), &knows);
-    verdicts_recall(&verdicts, &desk, peer('b'), &lacks);
-    verdicts_tell_mismatches(&verdicts, &desk, peer('a'), &knows, &last);
-    verdicts_tell_mismatches(&verdicts, &desk, peer('b'), &lacks, &last);
+    verdicts_recall(&verdicts, &table, peer('a'), &knows);
+    verdicts_recall(&verdicts, &table, peer('b'), &lacks);
+    verdicts_tell_mismatches(&verdicts, &table, peer('a'), &knows, &last);
+    verdicts_tell_mismatches(&verdicts, &table, peer('b'), &lacks, &last);
     CHECK_STR(told(WIRE_VERDICT), "b");
     hush();
     report('a', '-', 1);
@@ -198,7 +198,7 @@ static void test_recall(void) {
 static void done_of(char letter, uint32_t list, uint16_t members) {
     struct wire_op_done message = {op(EPOCH, 1), members};
     message.name.list = list;
-    verdicts_done(&verdicts, &desk, peer(letter), &header, &message);
+    verdicts_done(&verdicts, &table, peer(letter), &header, &message);
 }
 
 static void test_lists(void) {

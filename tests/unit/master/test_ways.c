@@ -13,28 +13,28 @@ static const struct {
 
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
-    open_desk(name, members);
+    open_membership(name, members);
     survey_init(&survey);
     candidate_init(&candidate);
-    for (uint32_t i = 0; i < desk.count; i++) desk.order[i]->group->group_epoch = desk.number = 5;
+    for (uint32_t i = 0; i < table.count; i++) table.order[i]->group->group_epoch = table.number = 5;
 }
 
 static void end(void) {
     for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) ways_forget(&ways, i);
     matrix_fini(&matrix);
     survey_fini(&survey);
-    close_desk();
+    close_membership();
 }
 
 // Members with the same letter of `sites` are near each other. In a ring of them, edges to and from those in `slows`
 // are full; `reports` from each member.
 static void tell(const char *sites, const char *slows, uint64_t epoch, int reports) {
     static struct wire_telemetry told;
-    for (uint32_t i = 0; i < desk.count * (uint32_t)reports; i++) {
-        const struct desk_peer *from = desk.order[i % desk.count];
+    for (uint32_t i = 0; i < table.count * (uint32_t)reports; i++) {
+        const struct peer_record *from = table.order[i % table.count];
         told = (struct wire_telemetry){.ops = {.span_us = 1000000, .epoch = epoch}};
-        for (uint32_t k = 0; k < desk.count; k++) {
-            const struct desk_peer *to = desk.order[k];
+        for (uint32_t k = 0; k < table.count; k++) {
+            const struct peer_record *to = table.order[k];
             if (to == from || to->group != from->group) continue;
             char a = (char)from->member.id.bytes[0], b = (char)to->member.id.bytes[0];
             bool full = strchr(slows, a) != NULL || strchr(slows, b) != NULL;
@@ -49,13 +49,13 @@ static void tell(const char *sites, const char *slows, uint64_t epoch, int repor
                                                                                             : fast.backlogged,
                                                                 .round_trip_us = far ? 80000 : 200};
         }
-        matrix_note(&matrix, &desk, from, &told);
+        matrix_note(&matrix, &table, from, &told);
     }
 }
 
 static bool plan(void) {
-    candidate_form(&candidate, &desk);
-    return ways_plan(&ways, &matrix, &survey, &desk, &candidate);
+    candidate_form(&candidate, &table);
+    return ways_plan(&ways, &matrix, &survey, &table, &candidate);
 }
 
 static const char *order(void) {
@@ -102,8 +102,8 @@ static void test_sites(void) {
     tell("xyzxyz", "", 5, 4);
     CHECK(plan());
     CHECK_STR(order(), "adfceb"); // or any other one with three ways between sites
-    CHECK(desk.actions.log_count > 0);
-    CHECK(strstr(desk.actions.logs[0].text, "sites, 17 % 17 % 17 % 17 % 17 % 17 %;") != NULL);
+    CHECK(table.actions.log_count > 0);
+    CHECK(strstr(table.actions.logs[0].text, "sites, 17 % 17 % 17 % 17 % 17 % 17 %;") != NULL);
     for (uint32_t i = 0; i < 6; i++) {
         CHECK_EQ(candidate.site[i], 1 + (candidate.order[i]->member.id.bytes[0] - 'a') % 3);
         CHECK_EQ(candidate.share[i], SHARES_WHOLE);
@@ -115,7 +115,7 @@ static void test_groups(void) {
     begin("each group by itself", "");
     seat("abc", 1);
     seat("defg", 2);
-    for (uint32_t i = 0; i < desk.count; i++) desk.order[i]->group->group_epoch = 5;
+    for (uint32_t i = 0; i < table.count; i++) table.order[i]->group->group_epoch = 5;
     tell("sssssss", "e", 5, 4);
     CHECK(plan());
     for (uint32_t i = 0; i < 3; i++) CHECK_EQ(candidate.share[i], 0);
@@ -135,7 +135,7 @@ static void test_stays(void) {
     end();
     begin("one of whom nothing is known", "abcd");
     tell("ssss", "c", 5, 4);
-    matrix.rows[desk_slot(&desk, peer('d'))]->id.bytes[0]++;
+    matrix.rows[membership_slot(&table, peer('d'))]->id.bytes[0]++;
     CHECK(!plan());
     end();
 }
@@ -146,20 +146,20 @@ static void test_newcomer(void) {
     peer('c')->member.share = 300;
     peer('c')->member.site = 2;
     come('n', 0)->invited = true;
-    CHECK(candidate_form(&candidate, &desk));
+    CHECK(candidate_form(&candidate, &table));
     CHECK_EQ(candidate.count, 4);
     CHECK(candidate.share[0] == 100 && candidate.share[1] == 0 && candidate.share[2] == 300);
     CHECK(candidate.site[2] == 2 && candidate.share[3] == 200 && candidate.site[3] == 0);
     end();
     begin("on the ring nobody has one", "abc");
     come('n', 0)->invited = true;
-    CHECK(candidate_form(&candidate, &desk));
+    CHECK(candidate_form(&candidate, &table));
     CHECK_EQ(candidate.share[3], 0);
     end();
 }
 
 static struct shares_memory *memory_of(char letter) {
-    struct ways_group *known = ways.groups[desk_group_slot(&desk, peer(letter)->group)];
+    struct ways_group *known = ways.groups[membership_group_slot(&table, peer(letter)->group)];
     REQUIRE(known != NULL);
     return &known->memory;
 }
@@ -174,11 +174,11 @@ static void test_another_ring(void) {
     memory->tries = 3;
     memory->explored = true;
     for (uint32_t i = 0; i < 2; i++) {
-        struct desk_peer *other = desk.order[3 - i];
-        desk.order[3 - i] = desk.order[i];
-        desk.order[i] = other;
+        struct peer_record *other = table.order[3 - i];
+        table.order[3 - i] = table.order[i];
+        table.order[i] = other;
     }
-    desk_rank(&desk);
+    membership_rank(&table);
     CHECK_EQ(peer('a')->rank, 3);
     tell("wxyz", "", 5, 4);
     plan();

@@ -1,0 +1,227 @@
+#include "master/membership.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "net/socket.h"
+
+void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key, int64_t now_ns) {
+    memset(table, 0, offsetof(struct membership, peers));
+    table->limit_ns = limit_ns;
+    table->id_key = id_key;
+    table->now_ns = table->heartbeat_at = table->survivors_until = now_ns;
+    table->silence_at = table->warn_at = INT64_MAX;
+}
+
+void membership_fini(struct membership *table) { actions_fini(&table->actions); }
+
+bool membership_same_run(const struct run_identity *a, const struct run_identity *b) {
+    return a->id == b->id && memcmp(a->secret, b->secret, sizeof a->secret) == 0;
+}
+
+void membership_leave_run(struct membership *table) {
+    table->left_run = table->run;
+    table->left_count = 0;
+    for (uint32_t i = 0; i < table->count; i++)
+        if (!table->order[i]->gone) table->left[table->left_count++] = table->order[i]->member.id;
+}
+
+// ---- peers ----
+
+uint32_t membership_bucket(uint64_t key, const struct wire_id *id) {
+    uint64_t low, high;
+    memcpy(&low, id->bytes, sizeof low);
+    memcpy(&high, id->bytes + sizeof low, sizeof high);
+    uint64_t mixed = (low ^ key) * UINT64_C(0x9E3779B97F4A7C15);
+    mixed = (mixed ^ mixed >> 29 ^ high) * (key | 1);
+    return (uint32_t)(mixed >> 40) & (MEMBERSHIP_ID_BUCKETS - 1);
+}
+
+struct peer_record *membership_by_id(struct membership *table, const struct wire_id *id) {
+    for (uint16_t at = table->by_id[membership_bucket(table->id_key, id)]; at != 0;
+         at = table->peers[at - 1].next_by_id)
+        if (!table->peers[at - 1].gone && wire_id_equal(&table->peers[at - 1].member.id, id))
+            return &table->peers[at - 1];
+    return NULL;
+}
+
+struct peer_record *membership_by_conn(struct membership *table, uint32_t conn) {
+    return conn < ACTIONS_MAX_CONNS && table->by_conn[conn] != 0 ? &table->peers[table->by_conn[conn] - 1] : NULL;
+}
+
+struct peer_record *membership_in_group(struct membership *table, const struct peer_group *group,
+                                        const struct wire_id *id) {
+    struct peer_record *peer = membership_by_id(table, id);
+    return peer != NULL && peer->accepted && peer->group == group ? peer : NULL;
+}
+
+static struct peer_record *unused_peer(struct membership *table) {
+    while (table->unused_from < table->slots && table->peers[table->unused_from].used) table->unused_from++;
+    if (table->unused_from == table->slots) table->slots++;
+    return &table->peers[table->unused_from++];
+}
+
+struct peer_record *membership_add(struct membership *table, uint32_t conn, const struct wire_member *member) {
+    struct peer_record *peer = unused_peer(table);
+    uint16_t *bucket = &table->by_id[membership_bucket(table->id_key, &member->id)];
+    *peer = (struct peer_record){.used = true, .conn = conn, .member = *member, .masters = 1, .next_by_id = *bucket};
+    *bucket = table->by_conn[conn] = (uint16_t)(membership_slot(table, peer) + 1);
+    membership_heard(table, peer, table->now_ns);
+    table->peer_count++;
+    table->loopback_count += socket_address_is_loopback(&member->address);
+    table->turnover = true;
+    return peer;
+}
+
+void membership_remove(struct membership *table, struct peer_record *peer) {
+    uint32_t slot = membership_slot(table, peer);
+    uint16_t *link = &table->by_id[membership_bucket(table->id_key, &peer->member.id)];
+    while (*link != slot + 1) link = &table->peers[*link - 1].next_by_id;
+    *link = peer->next_by_id;
+    if (slot < table->unused_from) table->unused_from = slot;
+    table->loopback_count -= socket_address_is_loopback(&peer->member.address);
+    *peer = (struct peer_record){0};
+    table->peer_count--;
+    table->turnover = true;
+}
+
+void membership_heard(struct membership *table, struct peer_record *peer, int64_t now_ns) {
+    arrival_note(&peer->heard, now_ns, table->limit_ns);
+    // it may have grown less patient
+    table->silence_at = platform_earlier(table->silence_at, arrival_deadline_ns(&peer->heard, table->limit_ns));
+}
+
+void membership_begin_wait(struct membership *table, struct peer_record *peer) {
+    peer->waits_since = table->now_ns;
+    table->warn_at = platform_earlier(table->warn_at, table->now_ns + MEMBERSHIP_WARN_MS * MS_NS);
+}
+
+void membership_set_vote(struct membership *table, struct peer_record *peer, uint8_t kind) {
+    if (peer->vote != 0) table->open[peer->vote]--;
+    peer->vote = kind;
+    if (kind == 0) return;
+    table->open[kind]++;
+    membership_begin_wait(table, peer);
+}
+
+struct peer_label membership_label(const struct peer_record *peer) {
+    char join[PEER_LABEL_MORE];
+    snprintf(join, sizeof join, "join %llu", (unsigned long long)peer->member.join_number);
+    return peer_label_with(&peer->member.id, &peer->member.name, join);
+}
+
+struct peer_text membership_label_at(const struct peer_record *peer) {
+    char address[64];
+    struct peer_text out;
+    snprintf(out.chars, sizeof out.chars, "%s at %s", membership_label(peer).chars,
+             socket_address_format(address, sizeof address, &peer->member.address));
+    return out;
+}
+
+// ---- groups ----
+
+struct peer_group *membership_groups(const struct membership *table) {
+    return table->count > 0 ? table->order[0]->group : NULL;
+}
+
+struct peer_group *membership_next(const struct membership *table, const struct peer_group *group) {
+    struct peer_record *const *next = group->members + group->count;
+    return next < table->order + table->count ? (*next)->group : NULL;
+}
+
+struct peer_group *membership_ensure_group(struct membership *table, uint32_t id) {
+    struct peer_group *unused = NULL;
+    for (uint32_t i = 0; i < table->group_slots; i++) {
+        struct peer_group *group = &table->groups[i];
+        if (group->count > 0 && group->id == id) return group;
+        if (group->count == 0 && unused == NULL) unused = group;
+    }
+    // There are as many groups as peers, so one is unused.
+    if (unused == NULL) unused = &table->groups[table->group_slots++];
+    *unused = (struct peer_group){.id = id, .count = 1};
+    return unused;
+}
+
+void membership_rank(struct membership *table) {
+    for (uint32_t begin = 0, end; begin < table->count; begin = end) {
+        struct peer_group *group = table->order[begin]->group;
+        for (end = begin; end < table->count && table->order[end]->member.group == group->id; end++)
+            table->order[end]->rank = end - begin;
+        group->members = &table->order[begin];
+        group->count = end - begin;
+    }
+}
+
+struct wire_epoch membership_epoch(struct membership *table, struct peer_record *const *peers, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) table->members[i] = peers[i]->member;
+    return (struct wire_epoch){.count = count, .members = table->members};
+}
+
+void membership_change_group(struct membership *table, struct peer_group *group) {
+    group->changed = table->changed = true;
+}
+
+// ---- what is said ----
+
+const char MEMBERSHIP_NO_RUN[] =
+    "no run goes on here, and this peer may only join one; first start a peer that may begin one";
+
+struct wire_header membership_header(const struct membership *table) {
+    return (struct wire_header){.run = table->run.id, .generation = table->generation, .epoch = table->number};
+}
+
+void membership_send(struct membership *table, struct peer_record *peer) {
+    if (peer->gone || table->out_of_memory) return; // who has missed something must not hear what comes after it
+    if (actions_send(&table->actions, peer->conn)) return;
+    if (peer->accepted)
+        table->out_of_memory = true;
+    else
+        membership_drop(table, peer, LOG_ERR, "the master is out of memory");
+}
+
+void membership_send_group(struct membership *table, const struct peer_group *group) {
+    for (uint32_t rank = 0; rank < group->count; rank++) membership_send(table, group->members[rank]);
+}
+
+void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text) {
+    wire_encode_text(membership_frame(table), membership_header(table), type, text);
+    membership_send(table, peer);
+}
+
+static void leave(struct membership *table, struct peer_record *peer, enum log_level level, const char *how,
+                  const char *why) {
+    struct peer_text place = membership_label_at(peer);
+    if (peer->accepted)
+        actions_log(&table->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, place.chars, why);
+    else
+        actions_log_stranger(&table->actions, level, "%s newcomer, %s: %s", how, place.chars, why);
+    peer->gone = true;
+    table->gone_count++;
+    if (table->by_conn[peer->conn] == 0) return; // the connection went first
+    table->by_conn[peer->conn] = 0;
+    actions_close(&table->actions, peer->conn);
+}
+
+void membership_drop(struct membership *table, struct peer_record *peer, enum log_level level, const char *why) {
+    if (!peer->gone) leave(table, peer, level, "lost", why);
+}
+
+void membership_expel(struct membership *table, struct peer_record *peer, const char *format, ...) {
+    if (peer->gone) return;
+    char why[WIRE_MAX_TEXT + 1];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    membership_send_text(table, peer, peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
+    if (peer->gone) return; // for want of memory
+    leave(table, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
+}
+
+void membership_refuse_join_only(struct membership *table) {
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used && !table->peers[i].gone && !table->peers[i].join_only) return;
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used) membership_expel(table, &table->peers[i], "%s", MEMBERSHIP_NO_RUN);
+}

@@ -1,0 +1,187 @@
+// The membership table: the peers that the master knows, found by id and by connection; the run that they are in, its
+// groups and the order of its members. All messages to a peer go through it, so a peer that is out gets none.
+//
+// A peer that is found wanting is dropped or expelled: it is `gone` at once, hears nothing more, and keeps its place
+// until the state machine has taken it out, so pointers to peers stay valid until an event has settled.
+#ifndef PCCL_MASTER_MEMBERSHIP_H
+#define PCCL_MASTER_MEMBERSHIP_H
+
+#include "base/platform.h"
+#include "master/actions.h"
+#include "net/arrival.h"
+#include "net/peer_name.h"
+
+enum {
+    MEMBERSHIP_ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
+    MEMBERSHIP_WARN_MS = 10000,   // who waits longer is told for whom (master/waits)
+};
+
+// A run goes by its id and its secret: who has another secret speaks of another run.
+struct run_identity {
+    uint64_t id; // 0: none
+    uint8_t secret[16];
+};
+
+// In a round of shared state.
+enum sync_role {
+    ROLE_WAITS, // holds the winner's state, and does not send
+    ROLE_DONOR,
+    ROLE_RECEIVER, // no SYNC_DONE yet
+    ROLE_DONE,
+};
+
+// Everything that the master knows of a peer.
+struct peer_record {
+    bool used, gone;
+    bool accepted;       // a member of the epoch in force
+    uint16_t next_by_id; // slot + 1 of the next in its bucket, or 0
+    uint32_t conn;
+    struct wire_member member;
+    struct arrival heard;
+    uint32_t latency_us; // worst of its links, 0 unknown
+    uint8_t masters;     // in its list
+    bool join_only;      // must not begin a run
+    uint8_t vote;        // wire_vote_kind of the open vote, or 0
+    int64_t waits_since; // since its vote was opened; of a newcomer, since it came
+    struct wait_report {
+        int64_t since_ns, next_ns; // the wait that began then is told of next
+    } told;
+
+    // of the candidate
+    bool invited;   // newcomer: the passed update vote admits it if it can be reached
+    bool listed;    // has a place in the candidate
+    bool regrouped; // the candidate gives its group a new group epoch
+    bool answered;  // sent LINKED for the attempt in progress
+    bool hopeless;  // newcomer: not answered, and no link to an accepted peer
+
+    // accepted
+    struct peer_group *group; // borrowed
+    uint32_t rank;            // in its group
+    bool linked;              // all its links of the group epoch in force are complete
+    bool reported;            // on the group epoch in force
+    bool entered;             // an epoch that this master needs a quorum for (master/quorum)
+    // A dispute about malformed frames cost another member its place. It still counts against this one in disputes with
+    // members up to this join number (master/breaks).
+    uint64_t settled_join;
+    int64_t settled_until_ns;
+
+    // of shared state
+    bool committed;      // took part in the group's last commit
+    enum sync_role part; // after the election
+    uint64_t tx_bytes;   // as the receivers tell
+};
+
+struct peer_group {
+    uint32_t id;
+    uint32_t count;               // 0: not in use
+    struct peer_record **members; // by rank, in the table's `order`
+    uint64_t group_epoch;
+    uint64_t lost_epoch;                  // the last group epoch that lost a member
+    uint32_t latency_us, megabytes_per_s; // fixed with the group epoch, so that all members compute with the same
+    bool changed, lost;                   // the next epoch is a new group epoch, because of a loss
+};
+
+struct membership {
+    struct actions actions; // of the event at hand
+    // Memory was refused for something that members have to know: nothing more is sent to them, and when the event ends
+    // the run is given up, as if this master had ended in the middle of what it said.
+    bool out_of_memory;
+    int64_t now_ns, limit_ns; // limit: of heartbeats
+    int64_t heartbeat_at;     // they are due
+    int64_t survivors_until;  // members of a run that another master has left may still come
+
+    struct run_identity run;
+    uint64_t generation, number;  // number: of the epoch in force, 0 = none yet
+    struct run_identity last_run; // the one before this one; who resumes it has to know its secret
+    uint64_t last_generation;     // of that: no member of it here need have heard of it
+    struct run_identity left_run; // given up by this master, with the members `left`
+    uint32_t left_count;
+
+    uint64_t id_key;             // spreads ids over buckets, so that nobody can choose ids that share one
+    uint32_t slots, group_slots; // peers[slots..] and groups[group_slots..] were never used
+    uint32_t unused_from;        // slots below are in use
+    uint32_t peer_count, loopback_count, gone_count;
+    bool turnover;                     // peers came or went; the state machine clears it
+    int64_t silence_at;                // no peer counts as silent before
+    uint32_t count;                    // of `order`
+    bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet
+    uint32_t open[WIRE_VOTE_SYNC + 1]; // votes, by wire_vote_kind
+    int64_t warn_at;                   // when it is looked who waits for whom; INT64_MAX: nobody waits
+    uint16_t by_id[MEMBERSHIP_ID_BUCKETS], by_conn[ACTIONS_MAX_CONNS]; // slot + 1, or 0
+
+    // From here on nothing is read before it is written, so that nobody pays for clearing it.
+    struct peer_record peers[WIRE_MAX_MEMBERS];
+    struct peer_group groups[WIRE_MAX_MEMBERS];
+    struct peer_record *order[WIRE_MAX_MEMBERS];  // accepted peers, group by group, in ring order
+    struct wire_member members[WIRE_MAX_MEMBERS]; // of membership_epoch
+    struct wire_id left[WIRE_MAX_MEMBERS];        // of membership_leave_run
+};
+
+void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
+void membership_fini(struct membership *table);
+
+bool membership_same_run(const struct run_identity *a, const struct run_identity *b);
+// Records the current members when this master gives the run up.
+void membership_leave_run(struct membership *table);
+
+// ---- peers ----
+
+uint32_t membership_bucket(uint64_t key, const struct wire_id *id); // below MEMBERSHIP_ID_BUCKETS
+// NULL: there is none, or it is gone
+struct peer_record *membership_by_id(struct membership *table, const struct wire_id *id);
+struct peer_record *membership_by_conn(struct membership *table, uint32_t conn); // NULL: none
+struct peer_record *membership_in_group(struct membership *table, const struct peer_group *group,
+                                        const struct wire_id *id);
+static inline uint32_t membership_slot(const struct membership *table, const struct peer_record *peer) {
+    return (uint32_t)(peer - table->peers);
+}
+// There is room for it.
+struct peer_record *membership_add(struct membership *table, uint32_t conn, const struct wire_member *member);
+// Nobody holds it any more.
+void membership_remove(struct membership *table, struct peer_record *peer);
+void membership_heard(struct membership *table, struct peer_record *peer, int64_t now_ns);
+// The peer's vote is open, or with 0, is no longer.
+void membership_set_vote(struct membership *table, struct peer_record *peer, uint8_t kind);
+// Somebody's wait begins.
+void membership_begin_wait(struct membership *table, struct peer_record *peer);
+// "peer host-a (01020304, join 5)", and the same "at 10.0.0.1:999".
+struct peer_text {
+    char chars[PEER_LABEL_BYTES + 64];
+};
+struct peer_label membership_label(const struct peer_record *peer);
+struct peer_text membership_label_at(const struct peer_record *peer);
+
+// ---- groups ----
+
+// The groups in use, in the order of their members; NULL at the end.
+struct peer_group *membership_groups(const struct membership *table);
+struct peer_group *membership_next(const struct membership *table, const struct peer_group *group);
+static inline uint32_t membership_group_slot(const struct membership *table, const struct peer_group *group) {
+    return (uint32_t)(group - table->groups);
+}
+// The group of that number, made where there is none.
+struct peer_group *membership_ensure_group(struct membership *table, uint32_t id);
+void membership_rank(struct membership *table); // ranks and groups' ranges, from `order`
+// Peers as the members of an epoch, to encode before the next call.
+struct wire_epoch membership_epoch(struct membership *table, struct peer_record *const *peers, uint32_t count);
+// A new group epoch is to come.
+void membership_change_group(struct membership *table, struct peer_group *group);
+
+// ---- what is said ----
+
+struct wire_header membership_header(const struct membership *table); // of a control message of this moment
+static inline struct wire_buffer *membership_frame(struct membership *table) { return actions_frame(&table->actions); }
+// Sends the frame that was encoded last. If memory is refused, drops a newcomer; for a member sets `out_of_memory`.
+void membership_send(struct membership *table, struct peer_record *peer);
+void membership_send_group(struct membership *table, const struct peer_group *group);
+void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text);
+// The peer is out; its connection is closed.
+void membership_drop(struct membership *table, struct peer_record *peer, enum log_level level, const char *why);
+// The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
+void membership_expel(struct membership *table, struct peer_record *peer, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+extern const char MEMBERSHIP_NO_RUN[]; // told to a peer that may only join a run
+// Without members, the newcomers begin the next run: refuses them if none of them may begin one.
+void membership_refuse_join_only(struct membership *table);
+
+#endif
