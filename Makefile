@@ -128,6 +128,7 @@ lint: .venv/ready
 	$(BIN)/python tools/check_symbols.py
 	$(BIN)/python tools/check_subjects.py
 	$(BIN)/python tools/check_imports.py
+	$(BIN)/python tools/check_tables.py
 
 # `make lint` checks the symbols of a build that is up to date, if there is one.
 check-symbols: .venv/built

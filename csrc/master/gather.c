@@ -5,7 +5,7 @@
 
 #include "net/socket.h"
 
-enum { SAY_MS = 10000 }; // between two lines of the log, and two to whoever waits
+enum { GATHER_LOG_MS = 10000 }; // between two lines of the log, and two to whoever waits
 
 static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
 
@@ -241,12 +241,12 @@ void gather_say(struct gather *gather, struct membership *table, const struct cl
              claim->present, claim->count, (unsigned long long)claim->number, claim_quorum(claim), old_members, others);
     gather->said_epoch = claim->number;
     if (table->now_ns >= gather->say_at) {
-        gather->say_at = table->now_ns + SAY_MS * MS_NS;
+        gather->say_at = table->now_ns + GATHER_LOG_MS * MS_NS;
         actions_log(&table->actions, LOG_ERR, "%s", why); // nothing goes on meanwhile
     }
     for (uint32_t i = 0; i < survivors->count; i++) {
         struct survivor *survivor = survivors->list[i];
-        if (survivor->told_ns != 0 && table->now_ns < survivor->told_ns + SAY_MS * MS_NS) continue;
+        if (survivor->told_ns != 0 && table->now_ns < survivor->told_ns + GATHER_LOG_MS * MS_NS) continue;
         survivor->told_ns = table->now_ns;
         struct wire_header header = {.run = survivor->run.id};
         actions_send_text(&table->actions, survivor->conn, header, WIRE_WAITING, why);

@@ -7,9 +7,9 @@
 
 enum {
     DURATION_LATENCIES = 20, // a connection has left its slow start after so many one-way delays
-    DURATION_LEAST_MS = 100,
-    DURATION_MOST_MS = 1000,
-    BUDGET_MS = 60000, // no new round after this; what is unknown then stays so
+    SURVEY_DURATION_LEAST_MS = 100,
+    SURVEY_DURATION_MOST_MS = 1000,
+    SURVEY_BUDGET_MS = 60000, // no new round after this; what is unknown then stays so
     BYTES_PER_MEGABYTE = 1000000,
     FIRST_RATE_SLOTS = 16,
 };
@@ -89,7 +89,7 @@ static void find_hosts(struct survey *survey, const struct membership *table) {
 bool survey_begin(struct survey *survey, const struct membership *table) {
     if (!make_room(survey, table->slots)) return false;
     find_hosts(survey, table);
-    survey->end_ns = table->now_ns + BUDGET_MS * MS_NS;
+    survey->end_ns = table->now_ns + SURVEY_BUDGET_MS * MS_NS;
     return true;
 }
 
@@ -108,9 +108,9 @@ static void plan_group(struct survey *survey, const struct membership *table, co
 
 static uint32_t duration_ms(const struct peer_group *group) {
     uint64_t wanted = (uint64_t)group->latency_us * DURATION_LATENCIES / 1000;
-    return wanted < DURATION_LEAST_MS  ? DURATION_LEAST_MS
-           : wanted > DURATION_MOST_MS ? DURATION_MOST_MS
-                                       : (uint32_t)wanted;
+    return wanted < SURVEY_DURATION_LEAST_MS  ? SURVEY_DURATION_LEAST_MS
+           : wanted > SURVEY_DURATION_MOST_MS ? SURVEY_DURATION_MOST_MS
+                                              : (uint32_t)wanted;
 }
 
 bool survey_next(struct survey *survey, struct membership *table) {

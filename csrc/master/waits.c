@@ -4,7 +4,7 @@
 
 enum {
     NAMES = 3, // in one text
-    AGAIN_MOST_MS = 600000,
+    WAITS_AGAIN_MOST_MS = 600000,
 };
 
 static const char *call_of(uint8_t vote) {
@@ -99,8 +99,8 @@ void waits_tick(struct membership *table, struct failure_counts *failure_counts,
             if (tells && !logged[peer->vote])
                 actions_log(&table->actions, LOG_NOTICE, "%s: %s", membership_label_at(peer).chars, text);
             logged[peer->vote] |= tells;
-            told->next_ns =
-                table->now_ns + (tells ? platform_earlier(table->now_ns - since, AGAIN_MOST_MS * MS_NS) : first_ns);
+            told->next_ns = table->now_ns +
+                            (tells ? platform_earlier(table->now_ns - since, WAITS_AGAIN_MOST_MS * MS_NS) : first_ns);
         }
         table->warn_at = platform_earlier(table->warn_at, told->next_ns);
     }

@@ -9,7 +9,7 @@
 
 #include <stdlib.h>
 
-enum { DRAIN_MS = 500 }; // what a leaving peer waits at most for others to complete what it has
+enum { CONNECT_DRAIN_MS = 500 }; // what a leaving peer waits at most for others to complete what it has
 
 // A fresh id, state machine and engine; those of the attempt before end here. Called without the lock, under
 // `renewing`, while the control thread has no connection.
@@ -101,7 +101,7 @@ void connect_stop(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
     struct engine *engine = c->phase == COMMUNICATOR_CONNECTED ? c->engine : NULL; // stays while connected
     pthread_mutex_unlock(&c->lock);
-    if (engine != NULL) engine_drain(engine, platform_now_ns() + DRAIN_MS * MS_NS);
+    if (engine != NULL) engine_drain(engine, platform_now_ns() + CONNECT_DRAIN_MS * MS_NS);
     pthread_mutex_lock(&c->lock);
     c->closing = true;
     pthread_cond_broadcast(&c->changed);

@@ -18,9 +18,9 @@
 
 enum {
     SCRATCH_BYTES = 1 << 18,
-    TURN_BYTES = 1 << 20, // one measurement moves no more per wake-up, so that control frames are not held up
-    PAUSE_MS = 100,       // of the listener when the process is out of descriptors
-    TELL_MS = 10000,      // between two lines of the log on that
+    TURN_BYTES = 1 << 20,          // one measurement moves no more per wake-up, so that control frames are not held up
+    LINKS_ACCEPT_PAUSE_MS = 100,   // of the listener when the process is out of descriptors
+    LINKS_SHORTAGE_LOG_MS = 10000, // between two lines of the log on that
     UNKNOWN_LEAST = 16,
     WITHIN_HOST_US = 500, // at most
     ADDRESS_SLOTS = 256,
@@ -79,7 +79,7 @@ static uint32_t share(uint64_t part, uint32_t most) {
 static void tell_shortage(struct links *links, int error) {
     int64_t now = platform_now_ns();
     if ((error != -EMFILE && error != -ENFILE) || now < links->tell_at) return;
-    links->tell_at = now + TELL_MS * MS_NS;
+    links->tell_at = now + LINKS_SHORTAGE_LOG_MS * MS_NS;
     LOG(LOG_ERR,
         "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of "
         "its group and each lane of its two neighbours, or of all members where tensors go by "
@@ -495,7 +495,7 @@ struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *se
     struct links *links = calloc(1, sizeof *links);
     if (links == NULL) return NULL;
     *links = (struct links){.epoll = epoll,
-                            .listener = listener_closed(epoll, first_data, PAUSE_MS),
+                            .listener = listener_closed(epoll, first_data, LINKS_ACCEPT_PAUSE_MS),
                             .first_data = first_data,
                             .judge = judge,
                             .context = context,

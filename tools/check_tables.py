@@ -1,0 +1,88 @@
+"""Compares docs/timers.md with the code: each name on the page exists, and each deadline and duration of the code is there.
+
+python tools/check_tables.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TIMERS = "docs/timers.md"
+
+#: Folders of `csrc` whose duration constants are all timers. In the others, some are spans of measurements.
+FOLDERS_OF_TIMERS = ("api", "master", "peer", "state")
+
+#: Programs for developers, whose timers no user meets.
+PROGRAMS = ("pccl/stress/", "pccl/lab/", "pccl/demo")
+
+#: Folders that do not ship.
+ELSEWHERE = {"bench", "build", "docs", "examples", "sim", "tests", "tools"}
+
+DEADLINE = re.compile(r"^[a-z][^\n;={]*?\b(\w*_deadline(?:_ns)?)\([^;]*\) \{", re.MULTILINE)
+DURATION = re.compile(r"\b([A-Z][A-Z0-9_]*(?<!_PER)_(?:MS|S|SECONDS)) = ")
+PYTHON_DURATION = re.compile(r"^(_?[A-Z][A-Z0-9_]*_SECONDS) = ", re.MULTILINE)
+CODE = re.compile(r"`([^`]+)`")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[a-z_]+)?")
+
+
+def sources(root: Path) -> dict[str, str]:
+    """The text of each source that ships, by path."""
+    folders = (path for path in root.iterdir() if path.is_dir() and path.name not in ELSEWHERE and path.name[0] != ".")
+    return {
+        str(path.relative_to(root)): path.read_text(encoding="utf-8")
+        for folder in folders
+        for path in sorted(folder.rglob("*.[chp]*"))
+        if path.suffix in {".c", ".h", ".py"}
+    }
+
+
+def named_on(page: str) -> set[str]:
+    """The identifiers in the rows of the page's tables, without the names of files."""
+    spans = (span for line in page.splitlines() if line.startswith("|") for span in CODE.findall(line))
+    return {span for span in spans if IDENTIFIER.fullmatch(span) and not span.endswith((".c", ".h", ".py"))}
+
+
+def timers_of(texts: dict[str, str]) -> dict[str, str]:
+    """Each function for a deadline and each duration constant, with the file that defines it."""
+    found: dict[str, str] = {}
+    for name, text in texts.items():
+        room = name.split("/")[1] if name.startswith("csrc/") else ""
+        names: list[str] = []
+        if name.startswith("csrc/") and name.endswith(".c"):
+            names += DEADLINE.findall(text)
+        if room in FOLDERS_OF_TIMERS:
+            names += DURATION.findall(text)
+        if name.startswith("pccl/") and not name.startswith(PROGRAMS):
+            names += PYTHON_DURATION.findall(text)
+        found.update(dict.fromkeys(names, name))
+    return found
+
+
+def complaints(page: str, texts: dict[str, str]) -> list[str]:
+    """What the page and the code disagree about, a line each."""
+    listed = named_on(page)
+    words = set(re.findall(r"\w+", "\n".join(texts.values())))
+    unknown = sorted(name for name in listed if name.split(".")[-1] not in words)
+    mentioned = set(re.findall(r"\w+", page))
+    return [
+        *(f"{TIMERS}: no source has {name}; remove the row or name its successor" for name in unknown),
+        *(
+            f"{file}: {name} is not in {TIMERS}; add a row there"
+            for name, file in sorted(timers_of(texts).items())
+            if name not in mentioned
+        ),
+    ]
+
+
+def main() -> int:
+    """Prints the complaints. Returns the exit status."""
+    found = complaints((ROOT / TIMERS).read_text(encoding="utf-8"), sources(ROOT))
+    print("\n".join(found) or f"{TIMERS} agrees with the code")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
