@@ -16,6 +16,7 @@
 #include "device/device.h"
 #include "device/memory.h"
 #include "master/status_query.h"
+#include "net/keys.h"
 #include "net/peer_name.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
@@ -29,6 +30,25 @@ _Static_assert(sizeof((struct pccl_log_line){0}.text) == LOG_TEXT_BYTES, "a line
 _Static_assert(sizeof((struct pccl_log_line){0}.component) == LOG_COMPONENT_BYTES, "a component fits");
 
 const char *pccl_ext_detail(void) { return detail_get(); }
+
+pcclResult_t pccl_ext_key_public(const uint8_t *private_key, uint8_t *public_out) {
+    REQUIRE_NOT_NULL(private_key);
+    REQUIRE_NOT_NULL(public_out);
+    if (!KEYS_WORK) return detail_fail(pcclInvalidUsage, KEYS_MISSING);
+    return keys_public_of(private_key, public_out) ? pcclSuccess
+                                                   : detail_fail(pcclInternalError, "there is no memory for the keys");
+}
+
+pcclResult_t pccl_ext_keys_check(const char *path, bool *master) {
+    REQUIRE_NOT_NULL(path);
+    REQUIRE_NOT_NULL(master);
+    char reason[KEYS_REASON_BYTES];
+    struct keys *keys = keys_load(path, reason);
+    if (keys == NULL) return detail_fail(pcclInvalidArgument, "%s", reason);
+    *master = keys_master_key(keys) != NULL;
+    keys_release(keys);
+    return pcclSuccess;
+}
 
 pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out) {
     REQUIRE_MASTER(master);

@@ -15,6 +15,12 @@
 // Valid until the next call on this thread. Never NULL.
 const char *pccl_ext_detail(void);
 
+// Computes the public half of a private Ed25519 key; both have 32 bytes. pcclInvalidUsage: built without OpenSSL.
+pcclResult_t pccl_ext_key_public(const uint8_t *private_key, uint8_t *public_out);
+// Whether a file of keys can be used by this process, and why not. `master`: whether it is for masters.
+// pcclInvalidArgument: it cannot be used.
+pcclResult_t pccl_ext_keys_check(const char *path, bool *master);
+
 // The port a running master is bound to. pcclInvalidUsage: not run.
 pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out);
 

@@ -1,0 +1,77 @@
+#include "net/ed25519.h"
+
+#ifdef PCCL_HAVE_TLS
+
+#include <openssl/evp.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct ed25519 {
+    uint8_t public_key[ED25519_KEY];
+    EVP_PKEY *pair;
+};
+
+// Takes the pair.
+static struct ed25519 *with_pair(EVP_PKEY *pair) {
+    struct ed25519 *key = pair == NULL ? NULL : calloc(1, sizeof *key);
+    size_t room = ED25519_KEY;
+    if (key != NULL && EVP_PKEY_get_raw_public_key(pair, key->public_key, &room) == 1 && room == ED25519_KEY) {
+        key->pair = pair;
+        return key;
+    }
+    free(key);
+    EVP_PKEY_free(pair);
+    return NULL;
+}
+
+struct ed25519 *ed25519_new(void) { return with_pair(EVP_PKEY_Q_keygen(NULL, NULL, "ED25519")); }
+
+struct ed25519 *ed25519_from_private(const uint8_t private_key[ED25519_KEY]) {
+    return with_pair(EVP_PKEY_new_raw_private_key(EVP_PKEY_ED25519, NULL, private_key, ED25519_KEY));
+}
+
+void ed25519_free(struct ed25519 *key) {
+    if (key == NULL) return;
+    EVP_PKEY_free(key->pair);
+    free(key);
+}
+
+const uint8_t *ed25519_public(const struct ed25519 *key) { return key->public_key; }
+
+bool ed25519_sign(const struct ed25519 *key, const void *bytes, size_t length, uint8_t signature[ED25519_SIGNATURE]) {
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    size_t room = ED25519_SIGNATURE;
+    bool done = context != NULL && EVP_DigestSignInit(context, NULL, NULL, NULL, key->pair) == 1 &&
+                EVP_DigestSign(context, signature, &room, bytes, length) == 1 && room == ED25519_SIGNATURE;
+    EVP_MD_CTX_free(context);
+    return done;
+}
+
+bool ed25519_verify(const uint8_t public_key[ED25519_KEY], const void *bytes, size_t length,
+                    const uint8_t signature[ED25519_SIGNATURE]) {
+    EVP_PKEY *key = EVP_PKEY_new_raw_public_key(EVP_PKEY_ED25519, NULL, public_key, ED25519_KEY);
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool good = key != NULL && context != NULL && EVP_DigestVerifyInit(context, NULL, NULL, NULL, key) == 1 &&
+                EVP_DigestVerify(context, signature, ED25519_SIGNATURE, bytes, length) == 1;
+    EVP_MD_CTX_free(context);
+    EVP_PKEY_free(key);
+    return good;
+}
+
+bool ed25519_id(const uint8_t public_key[ED25519_KEY], struct wire_id *out) {
+    uint8_t hash[SHA256_BYTES];
+    if (!ed25519_hash("pccl id 1", public_key, hash)) return false;
+    memcpy(out->bytes, hash, WIRE_ID_BYTES);
+    return true;
+}
+
+bool ed25519_hash(const char *purpose, const uint8_t bytes[ED25519_KEY], uint8_t out[SHA256_BYTES]) {
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    bool done = context != NULL && EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1 &&
+                EVP_DigestUpdate(context, purpose, strlen(purpose)) == 1 &&
+                EVP_DigestUpdate(context, bytes, ED25519_KEY) == 1 && EVP_DigestFinal_ex(context, out, NULL) == 1;
+    EVP_MD_CTX_free(context);
+    return done;
+}
+
+#endif

@@ -1,0 +1,196 @@
+#include "net/keys.h"
+
+#include <stdio.h>
+
+#ifndef PCCL_HAVE_TLS
+
+struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
+    snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: " KEYS_MISSING, path);
+    return NULL;
+}
+
+// There are no keys, so nobody calls the following.
+struct keys *keys_hold(struct keys *keys) { return keys; }
+void keys_release(struct keys *keys) { (void)keys; }
+const struct ed25519 *keys_master_key(const struct keys *keys) { return (void)keys, NULL; }
+bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]) {
+    return (void)private_key, (void)out, false;
+}
+
+#else
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/descriptor.h"
+
+enum { FILE_BYTES = 4096, ITEM_BYTES = 32 }; // the longest file; of any key or secret
+
+struct keys {
+    _Atomic uint32_t references;
+    size_t count;
+    struct keys_secret secrets[KEYS_MAX_SECRETS];
+    uint8_t master_public[ED25519_KEY];
+    struct ed25519 *master_key;
+};
+
+// ---- files ----
+
+// A secret in a volume of Kubernetes belongs to root, and its group may read it: that of the container's user.
+static const char *access_problem(const struct stat *status) {
+    bool of_root = status->st_uid == 0;
+    if (!S_ISREG(status->st_mode)) return "it is no file";
+    if (!of_root && status->st_uid != geteuid()) return "it belongs to another user: copy it, and give its mode 0600";
+    if ((status->st_mode & (S_IRWXO | S_IWGRP)) != 0 || (!of_root && (status->st_mode & S_IRGRP) != 0))
+        return "other users can read or write it: chmod 600 FILE, and make new keys if somebody may have read it";
+    return status->st_size > FILE_BYTES ? "it is too long for a file of keys" : NULL;
+}
+
+// Reads the file as a string. Returns what is wrong.
+static const char *read_file(const char *path, char text[FILE_BYTES + 1]) {
+    descriptor_begin();
+    int fd = descriptor_end(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    if (fd < 0) return strerror(-fd);
+    struct stat status;
+    const char *problem = fstat(fd, &status) != 0 ? strerror(errno) : access_problem(&status);
+    size_t length = 0;
+    while (problem == NULL && length < FILE_BYTES) {
+        ssize_t got = read(fd, text + length, FILE_BYTES - length);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) problem = strerror(errno);
+        if (got <= 0) break;
+        length += (size_t)got;
+    }
+    descriptor_close(fd);
+    text[length] = '\0';
+    if (problem == NULL && strlen(text) != length) problem = "it holds bytes that are no text";
+    return problem;
+}
+
+static int hex_digit(char digit) {
+    if (digit >= '0' && digit <= '9') return digit - '0';
+    return digit >= 'a' && digit <= 'f' ? digit - 'a' + 10 : -1;
+}
+
+static bool parse_hex(const char *text, uint8_t out[ITEM_BYTES]) {
+    if (text == NULL || strlen(text) != 2 * ITEM_BYTES) return false;
+    for (size_t i = 0; i < ITEM_BYTES; i++) {
+        int high = hex_digit(text[2 * i]), low = hex_digit(text[2 * i + 1]);
+        if (high < 0 || low < 0) return false;
+        out[i] = (uint8_t)(high << 4 | low);
+    }
+    return true;
+}
+
+static bool secret_id(const uint8_t secret[KEYS_SECRET_BYTES], char out[KEYS_SECRET_ID + 1]) {
+    uint8_t hash[ITEM_BYTES];
+    if (!ed25519_hash("pccl secret 1", secret, hash)) return false;
+    for (size_t i = 0; i < KEYS_SECRET_ID / 2; i++) snprintf(out + 2 * i, 3, "%02x", hash[i]);
+    return true;
+}
+
+static const char *take_secret(struct keys *keys, char *rest) {
+    if (keys->count == KEYS_MAX_SECRETS) return "it has more than two secrets";
+    struct keys_secret *secret = &keys->secrets[keys->count];
+    const char *id = strtok_r(NULL, " \t", &rest), *value = strtok_r(NULL, " \t", &rest);
+    if (id == NULL || !parse_hex(value, secret->bytes)) return "a secret is cut or changed";
+    if (!secret_id(secret->bytes, secret->id)) return "there is no memory";
+    if (strcmp(secret->id, id) != 0) return "a secret is cut or changed";
+    keys->count++;
+    return NULL;
+}
+
+static const char *take_master_key(struct keys *keys, char *rest) {
+    uint8_t bytes[ITEM_BYTES];
+    bool good = keys->master_key == NULL && parse_hex(strtok_r(NULL, " \t", &rest), bytes);
+    if (good) keys->master_key = ed25519_from_private(bytes);
+    OPENSSL_cleanse(bytes, sizeof bytes);
+    return good && keys->master_key != NULL ? NULL : "its master-key is cut or changed";
+}
+
+static const char *take_line(struct keys *keys, char *line, bool *has_public) {
+    char *rest;
+    const char *item = strtok_r(line, " \t", &rest);
+    if (item == NULL || item[0] == '#') return NULL;
+    if (strcmp(item, "secret") == 0) return take_secret(keys, rest);
+    if (strcmp(item, "master-key") == 0) return take_master_key(keys, rest);
+    if (strcmp(item, "master-public") != 0) return "it has an item that this version does not know";
+    if (*has_public || !parse_hex(strtok_r(NULL, " \t", &rest), keys->master_public))
+        return "its master-public is cut or changed";
+    *has_public = true;
+    return NULL;
+}
+
+static const char *parse(struct keys *keys, char *text) {
+    char *rest;
+    const char *first = strtok_r(text, "\n", &rest);
+    bool master = first != NULL && strcmp(first, "pccl-keys 1 master") == 0;
+    if (!master && (first == NULL || strcmp(first, "pccl-keys 1 peer") != 0))
+        return "it was not written by `pccl keys` of this version";
+    bool has_public = false;
+    for (char *line; (line = strtok_r(NULL, "\n", &rest)) != NULL;) {
+        const char *problem = take_line(keys, line, &has_public);
+        if (problem != NULL) return problem;
+    }
+    if (keys->count == 0 || !has_public || master != (keys->master_key != NULL)) return "it is cut";
+    if (master && memcmp(ed25519_public(keys->master_key), keys->master_public, ED25519_KEY) != 0)
+        return "its master-key and master-public are not of one pair";
+    return NULL;
+}
+
+struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
+    char text[FILE_BYTES + 1] = "";
+    struct keys *keys = calloc(1, sizeof *keys);
+    const char *problem = keys == NULL ? "there is no memory" : read_file(path, text);
+    if (problem == NULL) {
+        keys->references = 1;
+        problem = parse(keys, text);
+    }
+    OPENSSL_cleanse(text, sizeof text);
+    if (problem == NULL) return keys;
+    snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s", path, problem);
+    if (keys != NULL) keys->references = 1;
+    keys_release(keys);
+    return NULL;
+}
+
+struct keys *keys_hold(struct keys *keys) {
+    atomic_fetch_add_explicit(&keys->references, 1, memory_order_relaxed);
+    return keys;
+}
+
+void keys_release(struct keys *keys) {
+    if (keys == NULL || atomic_fetch_sub_explicit(&keys->references, 1, memory_order_acq_rel) > 1) return;
+    ed25519_free(keys->master_key);
+    OPENSSL_cleanse(keys, sizeof *keys);
+    free(keys);
+}
+
+size_t keys_secret_count(const struct keys *keys) { return keys->count; }
+
+const struct keys_secret *keys_secret(const struct keys *keys, size_t index) { return &keys->secrets[index]; }
+
+const struct keys_secret *keys_find_secret(const struct keys *keys, const char *id, size_t length) {
+    for (size_t i = 0; i < keys->count; i++)
+        if (length == KEYS_SECRET_ID && memcmp(id, keys->secrets[i].id, KEYS_SECRET_ID) == 0) return &keys->secrets[i];
+    return NULL;
+}
+
+const uint8_t *keys_master_public(const struct keys *keys) { return keys->master_public; }
+
+const struct ed25519 *keys_master_key(const struct keys *keys) { return keys->master_key; }
+
+bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]) {
+    struct ed25519 *key = ed25519_from_private(private_key);
+    if (key != NULL) memcpy(out, ed25519_public(key), ED25519_KEY);
+    ed25519_free(key);
+    return key != NULL;
+}
+
+#endif

@@ -1,0 +1,171 @@
+"""Files of keys, and `pccl keys`: made, changed, shown; what is cut or open to others; no secret in what is printed."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from pccl import _keys
+from pccl._loader import load_native_module
+from pccl.cli.keys import command
+
+ffi, C = load_native_module()
+
+
+def _has_encryption() -> bool:
+    try:
+        _keys.new_keys()
+    except Exception:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(not _has_encryption(), reason="this build has no encryption")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PCCL_KEYS", raising=False)
+    return tmp_path
+
+
+def run(*arguments, status=0, **variables):
+    result = CliRunner().invoke(command, arguments, env=variables)
+    assert result.exit_code == status, result.output
+    for path in Path().glob("*.*"):  # whatever is printed, no secret is
+        if path.is_file() and path.read_bytes().startswith(b"pccl-keys"):
+            for word in re.findall("[0-9a-f]{64}", path.read_text()):
+                assert word not in result.output
+    return result.output
+
+
+def checked(path):
+    """What the core says of a file: whether it is for masters, or why it cannot be used."""
+    master = ffi.new("bool *")
+    code = C.pccl_ext_keys_check(os.fspath(path).encode(), master)
+    return master[0] if code == 0 else ffi.string(C.pccl_ext_detail()).decode()
+
+
+def secrets_of(path):
+    return [_keys.secret_id(secret) for secret in _keys.read_file(path)[1].secrets]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o000, 0o077, 0o777])
+def test_both_files_are_for_their_owner_alone(mask):
+    before = os.umask(mask)
+    try:
+        run("job")
+    finally:
+        os.umask(before)
+    for path in map(Path, ("job.master", "job.peer")):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [checked("job.master"), checked("job.peer")] == [True, False]
+    assert "master-key" in Path("job.master").read_text()
+    assert "master-key" not in Path("job.peer").read_text()
+    assert sorted(os.listdir()) == ["job.master", "job.peer"]
+
+
+def test_two_runs_have_nothing_in_common():
+    run("a")
+    run("b")
+    lines = [set(Path(f"{name}.master").read_text().splitlines()) for name in "ab"]
+    assert all(line.startswith(("pccl-keys", "#")) for line in lines[0] & lines[1])
+
+
+@pytest.mark.parametrize("there", ["job.master", "job.peer"])
+def test_nothing_is_replaced(there):
+    Path(there).write_text("mine")
+    assert "exists" in run("job", status=1)
+    assert Path(there).read_text() == "mine"
+    assert os.listdir() == [there]
+
+
+def test_a_link_that_leads_nowhere_is_not_followed():
+    os.symlink("elsewhere", "job.peer")
+    assert "exists" in run("job", status=1)
+    assert os.listdir() == ["job.peer"]
+
+
+def test_rotation():
+    run("job")
+    (old,) = secrets_of("job.peer")
+    run("job", "--add")
+    assert secrets_of("job.peer") == secrets_of("job.master")
+    assert secrets_of("job.peer")[0] == old
+    assert [checked("job.master"), checked("job.peer")] == [True, False]
+    new = secrets_of("job.peer")[1]
+    assert "two secrets" in run("job", "--add", status=1)
+    run("job", "--drop")
+    assert secrets_of("job.peer") == secrets_of("job.master") == [new]
+    assert "one secret alone" in run("job", "--drop", status=1)
+    assert [stat.S_IMODE(os.stat(name).st_mode) for name in sorted(os.listdir())] == [0o600, 0o600]
+
+
+@pytest.mark.parametrize("change", ["--add", "--drop"])
+def test_what_is_not_there_cannot_be_changed(change):
+    assert "job.master, which is not here" in run("job", change, status=1)
+    assert os.listdir() == []
+
+
+def test_show():
+    run("job")
+    run("job", "--add")
+    old, new = secrets_of("job.peer")
+    for names in (["job"], ["job.master"], ["job.peer"], ["./job"]):
+        shown = run("show", *names)
+        assert f"{old} (older)" in shown
+        assert f"{new} (newer)" in shown
+    assert "for masters" in run("show", "job")
+    assert "for peers" in run("show", "job")
+    assert "for masters" not in run("show", PCCL_KEYS="job.peer")
+    assert "name a run" in run("show", status=2)
+    assert "is there" in run("show", "other", status=1)
+
+
+def test_wrong_arguments():
+    assert "one run at a time" in run("a", "b", status=2)
+    assert "a folder that exists" in run("no/where", status=1)
+    assert "a folder that exists" in run("..", status=1)
+    assert "belongs to a run" in run("show", "a", "--add", status=2)
+    assert os.listdir() == []
+
+
+def changes(text):
+    """Texts of a file that must not be used, each with part of what is said of it."""
+    lines = text.splitlines(keepends=True)
+    yield "", "written by"
+    yield text.replace("pccl-keys 1", "pccl-keys 9"), "written by"
+    yield "".join(lines[:-1]), "cut"
+    yield "".join(line for line in lines if not line.startswith("secret")), "cut"
+    yield re.sub("secret ([0-9a-f]+) .", r"secret \1 ", text), "cut"
+    yield text + "token 1\n", "does not know"
+    yield text + lines[-1], "cut|master-public"
+
+
+def test_files_that_are_cut_or_changed():
+    run("job")
+    for text, reason in list(changes(Path("job.master").read_text())):
+        Path("job.master").write_text(text)
+        with pytest.raises(_keys.KeysError, match=reason):
+            _keys.read_file("job.master")
+        assert re.search(reason, checked("job.master"))
+        run("show", "job.master", status=1)
+    Path("job.master").write_bytes(b"\xff\x00")
+    run("show", "job.master", status=1)
+
+
+def test_a_disk_that_is_full_leaves_the_old_files(monkeypatch):
+    run("job")
+    before = Path("job.master").read_text(), Path("job.peer").read_text()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left" in run("job", "--add", status=1)
+    assert (Path("job.master").read_text(), Path("job.peer").read_text()) == before
+    assert sorted(os.listdir()) == ["job.master", "job.peer"]

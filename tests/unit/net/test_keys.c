@@ -1,0 +1,189 @@
+// Files of keys as they should be, cut, changed or open to others; signatures and ids.
+#include "net/keys.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "check.h"
+
+#ifndef PCCL_HAVE_TLS
+
+int main(void) {
+    char reason[KEYS_REASON_BYTES];
+    CHECK(keys_load("/dev/null", reason) == NULL);
+    CHECK(strstr(reason, "no encryption") != NULL);
+    return check_status();
+}
+
+#else
+
+// The SHA-256 of "pccl secret 1" and 32 bytes of 0x11 or 0x22, and the public key of 32 bytes of 0x33: by Python's
+// hashlib, and by `openssl pkey`.
+#define S1 "1111111111111111111111111111111111111111111111111111111111111111"
+#define S2 "2222222222222222222222222222222222222222222222222222222222222222"
+#define ID1 "571bb9ce419f05f2"
+#define ID2 "10248938d4ad796e"
+#define PRIVATE "3333333333333333333333333333333333333333333333333333333333333333"
+#define PUBLIC "17cb79fb2b4120f2b1ec65e4198d6e08b28e813feb01e4a400839b85e18080ce"
+#define OTHER "0000000000000000000000000000000000000000000000000000000000000001"
+
+#define PEER "pccl-keys 1 peer\n"
+#define MASTER "pccl-keys 1 master\n"
+#define SECRET1 "secret " ID1 " " S1 "\n"
+#define SECRET2 "secret " ID2 " " S2 "\n"
+#define MASTER_KEY "master-key " PRIVATE "\n"
+#define MASTER_PUBLIC "master-public " PUBLIC "\n"
+
+static char path[] = "/tmp/test_keys_XXXXXX";
+
+static void write_file(const char *text, size_t length, mode_t mode) {
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    REQUIRE(fd >= 0);
+    REQUIRE(write(fd, text, length) == (ssize_t)length);
+    REQUIRE(fchmod(fd, mode) == 0);
+    close(fd);
+}
+
+static const struct {
+    const char *name, *text;
+    const char *reason; // part of it; NULL: it can be loaded
+    size_t secrets;
+} files[] = {
+    {"of a peer", PEER SECRET1 MASTER_PUBLIC, NULL, 1},
+    {"of a master", MASTER SECRET1 MASTER_KEY MASTER_PUBLIC, NULL, 1},
+    {"two secrets", PEER SECRET1 SECRET2 MASTER_PUBLIC, NULL, 2},
+    {"comments, empty lines, spaces", PEER "# a comment\n\n  secret \t" ID1 "  " S1 "\n" MASTER_PUBLIC, NULL, 1},
+    {"no newline at the end", PEER SECRET1 "master-public " PUBLIC, NULL, 1},
+    {"empty", "", "written by", 0},
+    {"another version", "pccl-keys 2 peer\n" SECRET1 MASTER_PUBLIC, "written by", 0},
+    {"another role", "pccl-keys 1 admin\n" SECRET1 MASTER_PUBLIC, "written by", 0},
+    {"something else", "-----BEGIN PRIVATE KEY-----\n", "written by", 0},
+    {"no secret", PEER MASTER_PUBLIC, "cut", 0},
+    {"three secrets", PEER SECRET1 SECRET2 SECRET1 MASTER_PUBLIC, "more than two", 0},
+    {"no public key", PEER SECRET1, "cut", 0},
+    {"two public keys", PEER SECRET1 MASTER_PUBLIC MASTER_PUBLIC, "master-public", 0},
+    {"a secret without id", PEER "secret " S1 "\n" MASTER_PUBLIC, "secret is cut", 0},
+    {"a secret alone", PEER "secret\n" MASTER_PUBLIC, "secret is cut", 0},
+    {"a secret of another id", PEER "secret " ID2 " " S1 "\n" MASTER_PUBLIC, "secret is cut", 0},
+    {"a short secret", PEER "secret " ID1 " 11\n" MASTER_PUBLIC, "secret is cut", 0},
+    {"a secret of other letters",
+     PEER "secret " ID1 " zz11111111111111111111111111111111111111111111111111111111111111\n" MASTER_PUBLIC,
+     "secret is cut", 0},
+    {"a peer with the master's key", PEER SECRET1 MASTER_KEY MASTER_PUBLIC, "cut", 0},
+    {"a master without a key", MASTER SECRET1 MASTER_PUBLIC, "cut", 0},
+    {"a master with two keys", MASTER SECRET1 MASTER_KEY MASTER_KEY MASTER_PUBLIC, "master-key", 0},
+    {"keys of two pairs", MASTER SECRET1 MASTER_KEY "master-public " OTHER "\n", "one pair", 0},
+    {"an unknown item", PEER SECRET1 "token 5\n" MASTER_PUBLIC, "does not know", 0},
+};
+
+static void test_files(void) {
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        check_case("%s", files[i].name);
+        write_file(files[i].text, strlen(files[i].text), 0600);
+        char reason[KEYS_REASON_BYTES] = "";
+        struct keys *keys = keys_load(path, reason);
+        if (files[i].reason != NULL) {
+            CHECK(keys == NULL);
+            if (!CHECK(strstr(reason, files[i].reason) != NULL)) fprintf(stderr, "%s\n", reason);
+            CHECK(strstr(reason, path) != NULL);
+        } else if (CHECK(keys != NULL)) {
+            CHECK_EQ(keys_secret_count(keys), files[i].secrets);
+            CHECK_STR(keys_secret(keys, 0)->id, ID1);
+            CHECK_EQ(keys_secret(keys, 0)->bytes[31], 0x11);
+            CHECK(keys_find_secret(keys, ID1, KEYS_SECRET_ID) == keys_secret(keys, 0));
+            CHECK(keys_find_secret(keys, ID1, KEYS_SECRET_ID - 1) == NULL);
+            CHECK_EQ(keys_find_secret(keys, ID2, KEYS_SECRET_ID) != NULL, files[i].secrets == 2);
+            CHECK_EQ(keys_master_key(keys) != NULL, files[i].text[10 + 2] == 'm');
+        }
+        keys_release(keys);
+    }
+    check_case("%s", "");
+}
+
+static void test_bytes_that_are_no_text(void) {
+    static char text[8192];
+    memset(text, '#', sizeof text);
+    memcpy(text, PEER, sizeof PEER - 1);
+    char reason[KEYS_REASON_BYTES];
+    write_file(text, sizeof text, 0600);
+    CHECK(keys_load(path, reason) == NULL && strstr(reason, "too long") != NULL);
+    write_file("pccl-keys 1 peer\n\0\n", 19, 0600);
+    CHECK(keys_load(path, reason) == NULL && strstr(reason, "no text") != NULL);
+}
+
+static void test_access(void) {
+    static const struct {
+        mode_t mode;
+        bool root; // whether a file of root's may be used with it
+    } rows[] = {{0600, true},  {0400, true},  {0440, true},  {0640, true},
+                {0660, false}, {0604, false}, {0602, false}, {0644, false}};
+    const char *text = PEER SECRET1 MASTER_PUBLIC;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("mode %o", rows[i].mode);
+        write_file(text, strlen(text), rows[i].mode);
+        char reason[KEYS_REASON_BYTES];
+        struct keys *keys = keys_load(path, reason);
+        bool only_owner = (rows[i].mode & 077) == 0;
+        CHECK_EQ(keys != NULL, geteuid() == 0 ? rows[i].root : only_owner);
+        keys_release(keys);
+        if (geteuid() == 0 && chown(path, 12345, 12345) == 0) {
+            keys = keys_load(path, reason);
+            CHECK(keys == NULL && strstr(reason, "another user") != NULL);
+        }
+    }
+    check_case("%s", "");
+    char reason[KEYS_REASON_BYTES];
+    CHECK(keys_load("/tmp", reason) == NULL && strstr(reason, "no file") != NULL);
+    unlink(path);
+    CHECK(keys_load(path, reason) == NULL && strstr(reason, "No such file") != NULL);
+    REQUIRE(mkfifo(path, 0600) == 0); // opening it must not wait for a writer
+    CHECK(keys_load(path, reason) == NULL && strstr(reason, "no file") != NULL);
+}
+
+static void test_signatures(void) {
+    char reason[KEYS_REASON_BYTES];
+    const char *text = MASTER SECRET1 MASTER_KEY MASTER_PUBLIC;
+    write_file(text, strlen(text), 0600);
+    struct keys *keys = keys_load(path, reason);
+    REQUIRE(keys != NULL);
+    struct ed25519 *mine = ed25519_new(), *another = ed25519_new();
+    REQUIRE(mine != NULL && another != NULL);
+    uint8_t by_master[ED25519_SIGNATURE], by_me[ED25519_SIGNATURE];
+    REQUIRE(ed25519_sign(keys_master_key(keys), "epoch 7", 7, by_master) && ed25519_sign(mine, "epoch 7", 7, by_me));
+    const uint8_t *master = keys_master_public(keys), *me = ed25519_public(mine);
+    CHECK(ed25519_verify(master, "epoch 7", 7, by_master));
+    CHECK(ed25519_verify(me, "epoch 7", 7, by_me));
+    CHECK(!ed25519_verify(master, "epoch 8", 7, by_master));
+    CHECK(!ed25519_verify(master, "epoch 7", 6, by_master));
+    CHECK(!ed25519_verify(me, "epoch 7", 7, by_master));
+    CHECK(!ed25519_verify(ed25519_public(another), "epoch 7", 7, by_me));
+    for (size_t bit = 0; bit < 8 * sizeof by_me; bit += 37) {
+        by_me[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        CHECK(!ed25519_verify(me, "epoch 7", 7, by_me));
+        by_me[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    struct wire_id id, again, other, none = {0};
+    REQUIRE(ed25519_id(me, &id) && ed25519_id(me, &again) && ed25519_id(ed25519_public(another), &other));
+    CHECK(wire_id_equal(&id, &again) && !wire_id_equal(&id, &other) && !wire_id_equal(&id, &none));
+    ed25519_free(mine);
+    ed25519_free(another);
+    keys_release(keys_hold(keys));
+    keys_release(keys);
+}
+
+int main(void) {
+    int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    close(fd);
+    test_files();
+    test_bytes_that_are_no_text();
+    test_access();
+    test_signatures();
+    unlink(path);
+    return check_status();
+}
+
+#endif
