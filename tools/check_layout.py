@@ -2,7 +2,7 @@
 
 Includes go down the list of folders below, never up; no module includes another that includes it, however indirectly.
 The simulator (`sim`) may include everything, and csrc never includes it. A module is a header and its code. No file is longer
-than 600 lines, no line than 120 columns.
+than 600 lines, no line than 120 columns. Only `net` uses the descriptor of a stream: all others call net/transport.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def main() -> int:
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > WIDEST:
                 found.add(f"{file}:{number} is wider than {WIDEST} columns")
+            if folder_of(file) != "net" and re.search(r"\bstream->fd\b", line):
+                found.add(f"{file}:{number} uses the descriptor of a stream, which belongs to net")
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
             target = next((folder / name for folder in INCLUDES if (folder / name).is_file()), ROOT / name).relative_to(ROOT)
             if target not in files:

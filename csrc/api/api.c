@@ -1,14 +1,21 @@
 #define _GNU_SOURCE
 #include "api/api.h"
 
+#include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/descriptor.h"
+#include "base/log.h"
 #include "base/platform.h"
 #include "compute/codec.h"
 #include "compute/kernels.h"
 #include "device/device.h"
+#include "net/socket.h"
+
+enum { ALLOWED_BYTES = 256 }; // names of congestion controls, in an error
 
 static atomic_bool initialized;
 
@@ -40,6 +47,30 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
     out->family = 6;
     memcpy(out->bytes, in->inet.ipv6.data, 16);
     return in->inet.protocol == inetIPv6;
+}
+
+// A name of the kernel may have capitals.
+static bool may_choose(const char *name, char *chosen, char *allowed) {
+    snprintf(chosen, TRANSPORT_CONGESTION_BYTES, "%s", name);
+    if (socket_may_choose(name, allowed, ALLOWED_BYTES)) return true;
+    for (char *at = chosen; *at != 0; at++) *at = (char)tolower((unsigned char)*at);
+    return strlen(name) < TRANSPORT_CONGESTION_BYTES && socket_may_choose(chosen, allowed, ALLOWED_BYTES);
+}
+
+struct transport_options api_transport_options(void) {
+    struct transport_options options = {.congestion = ""};
+    const char *name = getenv("PCCL_CONGESTION_CONTROL");
+    char allowed[ALLOWED_BYTES];
+    if (name == NULL || *name == 0 || strcasecmp(name, "system") == 0) return options;
+    if (may_choose(name, options.congestion, allowed)) return options;
+    options.congestion[0] = 0;
+    static atomic_flag reported = ATOMIC_FLAG_INIT;
+    if (atomic_flag_test_and_set(&reported)) return options;
+    LOG(LOG_ERR,
+        "PCCL_CONGESTION_CONTROL=%s is ignored: this system lets the process choose among %s, or leave the choice "
+        "to it (system)",
+        name, allowed[0] == 0 ? "nothing" : allowed);
+    return options;
 }
 
 int64_t api_deadline_after(uint64_t timeout_ms) {

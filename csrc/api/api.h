@@ -61,6 +61,8 @@ pcclResult_t api_own(uint32_t forks, const char *noun); // pcclInvalidUsage, unl
 bool api_initialize(void); // true: it was the first time
 // pcclNotInitialized before that.
 pcclResult_t api_initialized(void);
+// Returns the settings of connections that the environment gives; logs each that this system does not permit.
+struct transport_options api_transport_options(void);
 // When a call with a bound must return: 0 = none.
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.

@@ -47,6 +47,7 @@ static void take_finding(const struct answer *answer, const struct diagnosis_fin
 
 // A question to the masters of a list, one after another, until one serves the run.
 struct pccl_status_query {
+    struct transport_context *transport; // held
     struct wire_address masters[WIRE_MAX_MASTERS];
     uint32_t count, at;         // of them; asked now
     bool own;                   // of a communicator: the run that has this member
@@ -64,9 +65,15 @@ static bool names(const struct wire_matrix *matrix, const struct wire_id *id) {
     return false;
 }
 
-static pcclResult_t status_query_new(uint32_t limit_ms, struct pccl_status_query **out) {
-    struct pccl_status_query *query = calloc(1, sizeof *query);
-    if (query == NULL) return detail_fail(pcclInternalError, "the system refused memory for the answer");
+// Takes `transport`; NULL: memory was refused.
+static pcclResult_t status_query_new(struct transport_context *transport, uint32_t limit_ms,
+                                     struct pccl_status_query **out) {
+    struct pccl_status_query *query = transport == NULL ? NULL : calloc(1, sizeof *query);
+    if (query == NULL) {
+        transport_context_release(transport);
+        return detail_fail(pcclInternalError, "the system refused memory for the answer");
+    }
+    query->transport = transport;
     query->end_ns = platform_now_ns() + limit_ms * MS_NS;
     *out = query;
     return pcclSuccess;
@@ -78,7 +85,7 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     struct communicator *c = comm->communicator;
     struct pccl_status_query *query = NULL;
     RETURN_IF_FAILED(communicator_usable(c));
-    RETURN_IF_FAILED(status_query_new(limit_ms, &query));
+    RETURN_IF_FAILED(status_query_new(transport_context_hold(c->transport), limit_ms, &query));
     // Another thread may destroy the communicator from here on.
     communicator_begin(c);
     query->count = c->params.master_count;
@@ -100,7 +107,7 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
     REQUIRE_NOT_NULL(out);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    RETURN_IF_FAILED(status_query_new(limit_ms, out));
+    RETURN_IF_FAILED(status_query_new(transport_context_new(NULL), limit_ms, out));
     (*out)->masters[0] = master;
     (*out)->count = 1;
     return pcclSuccess;
@@ -110,9 +117,9 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
 static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
     struct wire_matrix *matrix = &query->answer.matrix;
     *matrix = (struct wire_matrix){.members = query->answer.members, .edges = query->answer.edges};
-    query->error = query->asked == NULL
-                       ? status_query_begin(&query->masters[query->at], query->own ? &query->self : NULL, &query->asked)
-                       : 0;
+    query->error = query->asked == NULL ? status_query_begin(query->transport, &query->masters[query->at],
+                                                             query->own ? &query->self : NULL, &query->asked)
+                                        : 0;
     if (query->error == 0) query->error = status_query_wait(query->asked, until_ns, matrix);
     return query->error == 0 && (!query->own || names(matrix, &query->self.id));
 }
@@ -142,6 +149,7 @@ static pcclResult_t wait_until(struct pccl_status_query *query, int64_t slice_ns
 void pccl_ext_diagnose_end(struct pccl_status_query *query) {
     if (query == NULL) return;
     status_query_end(query->asked);
+    transport_context_release(query->transport);
     free(query);
 }
 

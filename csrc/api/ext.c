@@ -101,7 +101,10 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     struct wire_status_is status;
-    int error = status_query_ask(&master, platform_now_ns() + limit_ms * MS_NS, &status);
+    struct transport_context *transport = transport_context_new(NULL);
+    if (transport == NULL) return detail_fail(pcclInternalError, "the system refused memory for a connection");
+    int error = status_query_ask(transport, &master, platform_now_ns() + limit_ms * MS_NS, &status);
+    transport_context_release(transport);
     if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));
     *out = status.activity != WIRE_IDLE;
     *completed = status.completed != 0;

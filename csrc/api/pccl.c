@@ -3,12 +3,10 @@
 #define LOG_COMPONENT "config"
 #include "pccl.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/environment.h"
 #include "base/descriptor.h"
@@ -23,9 +21,9 @@
 #include "api/api.h"
 #include "api/ext.h"
 
-enum { DEFAULT_LANES = 4, SPARE_LANES = 60, SPARE_PART = 16, ALLOWED_BYTES = 256, FOREVER = -1 };
+enum { DEFAULT_LANES = 4, SPARE_LANES = 60, SPARE_PART = 16, FOREVER = -1 };
 
-static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT, congestion_control_once = PTHREAD_ONCE_INIT;
+static pthread_once_t segmented_min_once = PTHREAD_ONCE_INIT;
 
 // ---- library ----
 
@@ -78,22 +76,6 @@ static void read_segmented_min(void) {
         environment_number("PCCL_SEGMENTED_MIN_BYTES", PLAN_SEGMENT_MIN, INT32_MAX, (uint32_t)plan_segmented_min);
 }
 
-// Once, before the first link of the process.
-static void read_congestion_control(void) {
-    const char *name = getenv("PCCL_CONGESTION_CONTROL");
-    char allowed[ALLOWED_BYTES], lower[ALLOWED_BYTES];
-    if (name == NULL || *name == 0 || strcasecmp(name, "system") == 0) return;
-    snprintf(lower, sizeof lower, "%s", name);
-    for (char *at = lower; *at != 0; at++) *at = (char)tolower((unsigned char)*at);
-    // A name of the kernel may have capitals.
-    if (!socket_prefer_congestion(name, allowed, sizeof allowed) &&
-        !socket_prefer_congestion(lower, allowed, sizeof allowed))
-        LOG(LOG_ERR,
-            "PCCL_CONGESTION_CONTROL=%s is ignored: this system lets the process choose among %s, or leave the choice "
-            "to it (system)",
-            name, allowed[0] == 0 ? "nothing" : allowed);
-}
-
 // PCCL_PEER_NAME, or the name of the host.
 static struct wire_name default_name(void) {
     const char *name = getenv("PCCL_PEER_NAME");
@@ -124,7 +106,8 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                                   : lanes < WIRE_MAX_LANES ? lanes
                                                                            : WIRE_MAX_LANES,
                                          .spare_lanes = lanes == 0 ? spare_lanes() : 0,
-                                         .name = default_name()};
+                                         .name = default_name(),
+                                         .transport = api_transport_options()};
     inside.master_count = 1;
     inside.recovery_limit_ms =
         environment_number("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
@@ -133,7 +116,6 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                            (int)params->master_address.inet.protocol);
     add_masters_of_environment(&inside);
     pthread_once(&segmented_min_once, read_segmented_min);
-    pthread_once(&congestion_control_once, read_congestion_control);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->communicator = connect_new(&inside);
     if (comm == NULL || comm->communicator == NULL) {
@@ -384,7 +366,7 @@ static pcclResult_t run_failed(int error) {
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     if (atomic_load(&instance->master) != NULL)
         return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
-    struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms);
+    struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms, NULL);
     if (master != NULL && instance->master_count > 0)
         master_set_list(master, instance->masters, instance->master_count, instance->self);
     if (master != NULL) master_set_idle_limit(master, instance->idle_limit_ms);

@@ -18,7 +18,6 @@
 #include "data/core.h"
 #include "data/pool.h"
 #include "device/device.h"
-#include "net/socket.h"
 #include "ops/op.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
@@ -234,12 +233,12 @@ static bool lane_read(struct lane *lane) {
 
 // ---- pace ----
 void lane_look(struct lane *lane, int64_t now_ns) {
-    struct gauge gauge = gauge_read(lane->stream->fd);
+    struct gauge gauge = transport_gauge(lane->stream);
     pace_note(&lane->pace, &gauge, now_ns);
     uint32_t unsent = pace_unsent(&lane->pace),
              differs = unsent > lane->unsent ? unsent - lane->unsent : lane->unsent - unsent;
     if (differs <= lane->unsent / 4) return;
-    socket_limit_unsent(lane->stream->fd, unsent);
+    transport_limit_unsent(lane->stream, unsent);
     lane->unsent = unsent;
 }
 
@@ -258,7 +257,7 @@ static void limit(struct neighbour *peer, const struct pace_total *total) {
         uint32_t most = share == 0 ? INT32_MAX : share,
                  differs = most > lane->paced ? most - lane->paced : lane->paced - most;
         if (differs <= lane->paced / 64) continue;
-        socket_pace(lane->stream->fd, most);
+        transport_pace(lane->stream, most);
         lane->paced = most;
     }
 }
@@ -273,7 +272,7 @@ static bool must_wait(const struct lane *lane) {
 
 static bool models(const struct lane *lane) {
     char control[16];
-    return socket_congestion(lane->stream->fd, control, sizeof control) && strncmp(control, "bbr", 3) == 0;
+    return transport_congestion(lane->stream, control, sizeof control) && strncmp(control, "bbr", 3) == 0;
 }
 
 // Lock not held.
@@ -422,7 +421,7 @@ static size_t lane_write(struct lane *lane) {
     if (lane->pace.far || lane->peer->pace.in_use > 0 || lane->peer->bucket.rate > 0) tune(lane);
     if (finished == NULL) return 0;
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
-    if (!direct && lane->pace.far && !socket_has_room(lane->stream->fd)) lane->writable = false;
+    if (!direct && lane->pace.far && !transport_has_room(lane->stream)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
     if (finished->fence != 0) device_shut(finished->device, finished->payload);

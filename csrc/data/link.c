@@ -73,12 +73,12 @@ static void retire(struct neighbour *peer, uint32_t index) {
 // its links from one address.
 static bool is_from_elsewhere(const struct lane *lane, const struct transport *stream) {
     struct wire_address known, fresh;
-    return lane != NULL && socket_remote_address(lane->stream->fd, &known) &&
-           socket_remote_address(stream->fd, &fresh) && !socket_address_same_host(&known, &fresh);
+    return lane != NULL && transport_remote_address(lane->stream, &known) && transport_remote_address(stream, &fresh) &&
+           !socket_address_same_host(&known, &fresh);
 }
 
 void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
-    if (stream != NULL) socket_apply_congestion(stream->fd);
+    if (stream != NULL) transport_apply_congestion(stream);
     engine_lock(engine);
     struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
     if (peer != NULL && is_from_elsewhere(peer->lanes[index], stream)) {

@@ -6,7 +6,6 @@
 #include "data/link.h"
 #include "data/same_host.h"
 #include "data/telemetry.h"
-#include "net/socket.h"
 
 // The connections to a member, held so that the kernel can be asked without the lock.
 struct held {
@@ -56,13 +55,13 @@ static void read_held(const struct held *held, struct link_report *out) {
     uint64_t smoothed_us = 0, told = 0;
     uint32_t bulk = 0;
     for (uint32_t i = 0; i < held->count; i++) {
-        struct gauge gauge = gauge_read(held->lanes[i].stream->fd);
+        struct gauge gauge = transport_gauge(held->lanes[i].stream);
         add(&out->sums, &gauge);
         told += held->lanes[i].told;
         bulk += held->lanes[i].bulk;
         smoothed_us += held->lanes[i].bulk ? gauge.smoothed_us : 0;
         if (out->congestion[0] == 0 && (held->lanes[i].bulk || i + 1 == held->count))
-            socket_congestion(held->lanes[i].stream->fd, out->congestion, sizeof out->congestion);
+            transport_congestion(held->lanes[i].stream, out->congestion, sizeof out->congestion);
         transport_release(held->lanes[i].stream);
     }
     int64_t span_ns = platform_now_ns() - held->since_ns;

@@ -80,8 +80,7 @@ static void write_address(uint8_t out[ADDRESS_BYTES], const struct wire_address 
 // False: the link leaves the host.
 static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
     struct wire_address here, there;
-    if (!socket_local_address(lane->stream->fd, &here) || !socket_remote_address(lane->stream->fd, &there))
-        return false;
+    if (!transport_local_address(lane->stream, &here) || !transport_remote_address(lane->stream, &there)) return false;
     write_address(out->here, &here);
     write_address(out->there, &there);
     return socket_address_same_host(&here, &there);
@@ -215,7 +214,7 @@ bool neighbour_is_by_memory(const struct neighbour *peer) {
 }
 
 bool same_host_still_stands(const struct lane *lane) {
-    return !socket_has_ended(lane->stream->fd) && memory_process_lives(&lane->peer->memory);
+    return !transport_has_ended(lane->stream) && memory_process_lives(&lane->peer->memory);
 }
 
 struct reader *lane_reader(struct lane *lane) {

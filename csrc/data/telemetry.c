@@ -70,7 +70,7 @@ static void read_gauges(struct engine *engine) {
     }
     engine_unlock(engine);
     for (size_t i = 0; i < all->count; i++)
-        if (all->list[i]->read.fresh) all->list[i]->read.gauge = gauge_read(all->list[i]->stream->fd);
+        if (all->list[i]->read.fresh) all->list[i]->read.gauge = transport_gauge(all->list[i]->stream);
 }
 
 static void look(struct engine *engine) {

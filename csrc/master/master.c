@@ -26,9 +26,7 @@ enum {
     EVENTS, // all at once, so that a tick comes after everything that has arrived
 };
 
-// A connection without a hello always finds a slot: a closing one is dropped for it.
-_Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS,
-               "peers, those that wait, and connections without a hello leave places");
+_Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS, "a place is left for other masters");
 
 enum ending {
     ENDING_NOT,
@@ -49,12 +47,12 @@ struct master {
     pthread_cond_t changed;
     bool ended; // guarded by `lock`
     // The rest is the thread's.
+    struct transport_context *transport;
     int poller;
     struct listener listener, local; // local: of this host and user (net/local)
     int64_t now_ns;
     struct master_core *core;
-    // the other masters of the list; set before the thread begins
-    struct wire_address others[WIRE_MAX_MASTERS];
+    struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list; set before the thread begins
     uint32_t other_count;
     bool asks;               // all of them, at once
     enum wire_activity most; // of the answers
@@ -123,8 +121,7 @@ static void conn_flush(struct master *master, struct conn *conn) {
     if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
 
-// ---- closing in peace: the last words are written, then the end; bytes that still come are read, for a reset would
-// destroy the words ----
+// ---- closing: reads what still arrives, since a reset would destroy the last frames ----
 
 static void conn_end(struct master *master, struct conn *conn) {
     if (!conn->broken && conn_out_waiting(&conn->out) > 0) return;
@@ -199,11 +196,11 @@ static struct conn *conn_open(struct master *master, struct transport *stream, e
         transport_free(stream);
         return NULL;
     }
-    bool asked = state == CONN_ASKED;
-    *conn = (struct conn){
-        .stream = stream, .deadline_ns = master->now_ns + ms * MS_NS, .connects = asked, .wants_write = asked};
+    int64_t deadline_ns = master->now_ns + ms * MS_NS;
+    *conn = (struct conn){.stream = stream, .deadline_ns = deadline_ns, .opens = true};
     set_state(master, conn, state);
-    if (conn_watch(master, conn, asked ? EPOLLOUT : EPOLLIN)) return conn;
+    conn->wants_write = state == CONN_ASKED;
+    if (conn_watch(master, conn, conn->wants_write ? EPOLLOUT : EPOLLIN)) return conn;
     conn_close(master, conn);
     return NULL;
 }
@@ -211,21 +208,6 @@ static struct conn *conn_open(struct master *master, struct transport *stream, e
 static void tell_shortage(struct master *master, int error) {
     LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections for the moment: %s", strerror(error));
     if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
-}
-
-static void accept_some(struct master *master, struct listener *listener) {
-    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
-        struct transport *stream;
-        struct wire_address source;
-        int error = listener_accept(listener, &stream, &source, master->now_ns);
-        if (listener_pauses(listener)) tell_shortage(master, -error);
-        if (error == -EAGAIN || listener_pauses(listener)) return;
-        if (error != 0) continue; // that connection was gone before it was accepted
-        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
-            conn_close(master, oldest(master, CONN_ANONYMOUS));
-        struct conn *conn = conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
-        if (conn != NULL) conn->source = source;
-    }
 }
 
 // ---- the other masters of the list ----
@@ -237,18 +219,10 @@ static void ask_others(struct master *master) {
     master->most = WIRE_IDLE;
     for (uint32_t i = 0; i < master->other_count; i++) {
         struct transport *stream;
-        if (transport_dial(&master->others[i], &stream) != 0) continue;
+        if (transport_dial(master->transport, &master->others[i], &stream) != 0) continue;
         struct conn *conn = conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
         if (conn != NULL) wire_encode_empty(&conn->out.bytes, (struct wire_header){0}, WIRE_STATUS);
     }
-}
-
-// On to where the question can be sent, which is with the next event.
-static void conn_connect(struct master *master, struct conn *conn) {
-    int error = transport_step(conn->stream);
-    if (error == -EAGAIN) return;
-    conn->connects = false;
-    if (error != 0 || !conn_watch(master, conn, EPOLLIN | EPOLLOUT)) conn_close(master, conn);
 }
 
 // Asks the other masters while this one gathers: a peer that missed a takeover dials the first master of its list.
@@ -275,8 +249,7 @@ static void hear_others(struct master *master) {
         master->ends_ns = INT64_MAX;
 }
 
-// Nobody needs it: its limit has passed without a peer, and no other master of the list has a run that it may have to
-// take up.
+// Ends when its limit has passed without a peer, unless another master of the list has a run.
 static void end_if_idle(struct master *master) {
     bool idle = master->conn_count[CONN_KNOWN] == 0 && core_activity(master->core) == WIRE_IDLE;
     if (!idle || master->idle_limit_ms == 0)
@@ -387,10 +360,39 @@ static void conn_read(struct master *master, struct conn *conn) {
     if (conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
 }
 
+// ---- handshakes ----
+
+// Carries the handshake on. Then a dialled connection can be written, and an accepted one read.
+static void conn_handshake(struct master *master, struct conn *conn) {
+    int error = transport_step(conn->stream);
+    if (error == -EAGAIN) return;
+    conn->opens = false;
+    if (error != 0 || !conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
+        conn_close(master, conn);
+    else if (conn->stream->buffered)
+        conn_read(master, conn);
+}
+
+static void accept_some(struct master *master, struct listener *listener) {
+    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
+        struct transport *stream;
+        struct wire_address source;
+        int error = listener_accept(listener, &stream, &source, master->now_ns);
+        if (listener_pauses(listener)) tell_shortage(master, -error);
+        if (error == -EAGAIN || listener_pauses(listener)) return;
+        if (error != 0) continue; // that connection was gone before it was accepted
+        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
+            conn_close(master, oldest(master, CONN_ANONYMOUS));
+        struct conn *conn = conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
+        if (conn != NULL) conn->source = source;
+        if (conn != NULL) conn_handshake(master, conn);
+    }
+}
+
 // ---- the loop ----
 
-static bool some_have_limits(const struct master *master) {
-    return master->conn_count[CONN_ANONYMOUS] + master->conn_count[CONN_CLOSING] + master->conn_count[CONN_ASKED] > 0;
+static bool some_have_limits(const struct master *m) {
+    return m->conn_count[CONN_ANONYMOUS] + m->conn_count[CONN_CLOSING] + m->conn_count[CONN_ASKED] > 0;
 }
 
 static int64_t next_deadline(struct master *master) {
@@ -413,8 +415,8 @@ static void act_on_time(struct master *master) {
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
     if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
-    if (conn->connects) {
-        conn_connect(master, conn);
+    if (conn->opens) {
+        conn_handshake(master, conn);
         return;
     }
     if (events & EPOLLOUT) conn_flush(master, conn);
@@ -476,10 +478,9 @@ static void *thread_main(void *context) {
     struct master *master = context;
     serve(master);
     bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
-    uint32_t peers = core_peer_count(master->core);
     if (!detached) say_farewell(master);
     close_all(master);
-    LOG(LOG_NOTICE, "stopped, %u peers: %s", peers,
+    LOG(LOG_NOTICE, "stopped, %u peers: %s", core_peer_count(master->core),
         detached ? "the run waits for another master, or for this one to come back" : "the run has ended");
     pthread_mutex_lock(&master->lock);
     master->ended = true;
@@ -490,14 +491,16 @@ static void *thread_main(void *context) {
 
 // ---- life ----
 
-struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms) {
+struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms,
+                          const struct transport_options *transport) {
     struct master *master = calloc(1, sizeof *master);
     if (master == NULL) return NULL;
     master->address = *listen;
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = -1;
-    master->listener = listener_closed(-1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
-    master->local = listener_closed(-1, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
+    master->transport = transport_context_new(transport);
+    master->listener = listener_closed(master->transport, -1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
+    master->local = listener_closed(master->transport, -1, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
     master->looks_ns = INT64_MAX;
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
@@ -505,15 +508,11 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->shortage_log = (struct log_limit){.lines = 1, .seconds = 10};
     master->conn_count[CONN_UNUSED] = ACTIONS_MAX_CONNS;
     master->wake = wake_open();
-    if (master->wake < 0) goto no_wake;
-    if (pthread_mutex_init(&master->lock, NULL) != 0) goto no_lock;
-    if (!platform_cond_init(&master->changed)) goto no_cond;
-    return master;
-no_cond:
+    pthread_mutex_init(&master->lock, NULL);
+    if (master->transport != NULL && master->wake >= 0 && platform_cond_init(&master->changed)) return master;
     pthread_mutex_destroy(&master->lock);
-no_lock:
     descriptor_close(master->wake);
-no_wake:
+    transport_context_release(master->transport);
     free(master);
     return NULL;
 }
@@ -531,8 +530,8 @@ void master_set_idle_limit(struct master *master, uint32_t limit_ms) { master->i
 static int open_all(struct master *master) {
     master->poller = descriptor_epoll();
     if (master->poller < 0) return master->poller;
-    master->listener = listener_closed(master->poller, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
-    master->local = listener_closed(master->poller, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
+    master->listener = listener_closed(master->transport, master->poller, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
+    master->local = listener_closed(master->transport, master->poller, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
     int error = listener_open(&master->listener, socket_listen(&master->address));
     if (error != 0) return error;
     struct wire_address bound;
@@ -596,5 +595,6 @@ void master_free(struct master *master) {
     pthread_cond_destroy(&master->changed);
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);
+    transport_context_release(master->transport);
     free(master);
 }

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "net/transport.h"
 #include "net/wire.h"
 
 enum {
@@ -26,8 +27,9 @@ enum {
 
 struct master;
 
-// No network yet. NULL when memory or descriptors are refused.
-struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms);
+// No network yet. `transport` may be NULL, as for transport_context_new. NULL when memory or descriptors are refused.
+struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms,
+                          const struct transport_options *transport);
 // Before it runs: the masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS.
 // The first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
 // its place in the list.

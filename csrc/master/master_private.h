@@ -21,7 +21,7 @@ enum conn_state {
 struct conn {
     enum conn_state state;
     struct transport *stream;
-    bool connects;       // ASKED: nothing can be sent yet
+    bool opens;          // its handshake is under way: nothing can be sent or received yet
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
     int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
     struct wire_address source; // family 0: over the local socket

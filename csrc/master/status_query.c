@@ -1,24 +1,18 @@
 #include "master/status_query.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
 #include "base/platform.h"
 #include "net/conn.h"
-#include "net/local.h"
-#include "net/transport.h"
 
-// 0 once one of the events is there, or the connection has ended.
-static int await(const struct transport *stream, short events, int64_t deadline_ns) {
-    struct pollfd awaited = {.fd = stream->fd, .events = events};
+// Returns 0 once one of the events is there, or the connection has ended.
+static int await(const struct transport *stream, uint32_t events, int64_t deadline_ns) {
     for (;;) {
         int64_t now_ns = platform_now_ns();
         if (now_ns >= deadline_ns) return -ETIMEDOUT;
-        int ready = poll(&awaited, 1, platform_wait_ms(now_ns, deadline_ns));
-        if (ready > 0) return 0;
-        if (ready < 0 && errno != EINTR) return -errno;
+        if (transport_wait(stream, events, platform_wait_ms(now_ns, deadline_ns))) return 0;
     }
 }
 
@@ -26,14 +20,24 @@ struct status_query {
     struct transport *stream;
     struct conn_in in;
     struct conn_out out; // the question, until it is sent
+    bool open;           // the handshake is over
 };
+
+static int carry_handshake_on(struct status_query *query, int64_t deadline_ns) {
+    while (!query->open) {
+        int error = transport_step(query->stream);
+        query->open = error == 0;
+        if (error == -EAGAIN) error = await(query->stream, query->stream->awaits, deadline_ns);
+        if (error != 0) return error;
+    }
+    return 0;
+}
 
 // Sends what is left of the question.
 static int ask(struct status_query *query, int64_t deadline_ns) {
-    int error = 0;
-    while (conn_out_waiting(&query->out) > 0 && (error == 0 || error == -EAGAIN)) {
-        error = await(query->stream, POLLOUT, deadline_ns);
-        if (error == 0) error = transport_step(query->stream);
+    int error = carry_handshake_on(query, deadline_ns);
+    while (conn_out_waiting(&query->out) > 0 && error == 0) {
+        error = await(query->stream, EPOLLOUT, deadline_ns);
         if (error == 0) error = conn_out_flush(&query->out, query->stream);
     }
     return error;
@@ -58,17 +62,16 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
         ptrdiff_t got = conn_in_receive(&query->in, query->stream, 0);
         if (got == 0) return -ECONNRESET;
         if (got < 0 && got != -EAGAIN) return (int)got;
-        int error = got == -EAGAIN ? await(query->stream, POLLIN, deadline_ns) : 0;
+        int error = got == -EAGAIN ? await(query->stream, EPOLLIN, deadline_ns) : 0;
         if (error != 0) return error;
     }
 }
 
-static int dial(struct status_query *query, const struct wire_address *master, bool local) {
-    int fd = local ? local_dial(master) : -1;
+static int dial(struct status_query *query, struct transport_context *context, const struct wire_address *master,
+                bool local) {
     *query = (struct status_query){0};
-    if (fd < 0) return transport_dial(master, &query->stream);
-    query->stream = transport_new(fd);
-    return query->stream == NULL ? -ENOMEM : 0;
+    if (local && transport_dial_local(context, master, &query->stream) == 0) return 0;
+    return transport_dial(context, master, &query->stream);
 }
 
 static int carry_on(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
@@ -82,9 +85,10 @@ static void end(struct status_query *query) {
     transport_free(query->stream);
 }
 
-int status_query_ask(const struct wire_address *master, int64_t deadline_ns, struct wire_status_is *out) {
+int status_query_ask(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
+                     struct wire_status_is *out) {
     struct status_query query;
-    int error = dial(&query, master, false);
+    int error = dial(&query, context, master, false);
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
     error = carry_on(&query, WIRE_STATUS_IS, deadline_ns, out);
@@ -92,10 +96,10 @@ int status_query_ask(const struct wire_address *master, int64_t deadline_ns, str
     return error;
 }
 
-int status_query_begin(const struct wire_address *master, const struct wire_diagnose *proof,
-                       struct status_query **out) {
+int status_query_begin(struct transport_context *context, const struct wire_address *master,
+                       const struct wire_diagnose *proof, struct status_query **out) {
     struct status_query *query = malloc(sizeof *query);
-    int error = query == NULL ? -ENOMEM : dial(query, master, proof == NULL);
+    int error = query == NULL ? -ENOMEM : dial(query, context, master, proof == NULL);
     if (error != 0) {
         free(query);
         return error;

@@ -7,8 +7,9 @@
 #include "base/platform.h"
 #include "net/socket.h"
 
-struct listener listener_closed(int poller, uint64_t token, uint32_t pause_ms) {
-    return (struct listener){.fd = -1, .poller = poller, .token = token, .pause_ms = pause_ms, .resumes_ns = INT64_MAX};
+struct listener listener_closed(struct transport_context *context, int poller, uint64_t token, uint32_t pause_ms) {
+    return (struct listener){
+        .context = context, .fd = -1, .poller = poller, .token = token, .pause_ms = pause_ms, .resumes_ns = INT64_MAX};
 }
 
 static bool watch(const struct listener *listener, int operation, uint32_t events) {
@@ -29,14 +30,14 @@ void listener_close(struct listener *listener) {
     if (listener->fd < 0) return;
     epoll_ctl(listener->poller, EPOLL_CTL_DEL, listener->fd, NULL); // closing does not, while a child has it open
     descriptor_close(listener->fd);
-    *listener = listener_closed(listener->poller, listener->token, listener->pause_ms);
+    *listener = listener_closed(listener->context, listener->poller, listener->token, listener->pause_ms);
 }
 
 static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
 
 int listener_accept(struct listener *listener, struct transport **out, struct wire_address *from, int64_t now_ns) {
     int fd = socket_accept(listener->fd, from), error = fd < 0 ? -fd : 0;
-    if (fd >= 0 && (*out = transport_new(fd)) == NULL) error = ENOMEM;
+    if (fd >= 0 && (*out = transport_new(listener->context, fd, TRANSPORT_ACCEPTS)) == NULL) error = ENOMEM;
     if (is_shortage(error)) {
         watch(listener, EPOLL_CTL_MOD, 0);
         listener->resumes_ns = now_ns + listener->pause_ms * MS_NS;

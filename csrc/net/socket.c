@@ -69,6 +69,12 @@ bool socket_address_is_loopback(const struct wire_address *address) {
     return address->family == 6 ? memcmp(address->bytes, v6_loopback, 16) == 0 : address->bytes[0] == 127;
 }
 
+uint64_t socket_address_network(const struct wire_address *address) {
+    uint64_t network;
+    memcpy(&network, address->bytes, sizeof network); // the bytes behind an IPv4 address are 0
+    return (network * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
+}
+
 bool socket_address_is_any(const struct wire_address *address) {
     static const uint8_t zero[16];
     return memcmp(address->bytes, zero, address->family == 6 ? 16 : 4) == 0;
@@ -129,9 +135,6 @@ static bool set_congestion(int fd, const char *name) {
     return setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) == 0;
 }
 
-// Written before the first link.
-static char preferred[CONGESTION_BYTES];
-
 static void read_allowed(char *out, size_t capacity) {
     descriptor_begin();
     int fd = descriptor_end(open("/proc/sys/net/ipv4/tcp_allowed_congestion_control", O_RDONLY | O_CLOEXEC));
@@ -141,19 +144,16 @@ static void read_allowed(char *out, size_t capacity) {
     out[strcspn(out, "\n")] = 0;
 }
 
-bool socket_prefer_congestion(const char *name, char *allowed, size_t capacity) {
+bool socket_may_choose(const char *name, char *allowed, size_t capacity) {
     int fd = descriptor_socket(AF_INET, SOCK_STREAM, 0);
-    bool may = strlen(name) < sizeof preferred && fd >= 0 && set_congestion(fd, name);
+    bool may = strlen(name) < CONGESTION_BYTES && fd >= 0 && set_congestion(fd, name);
     descriptor_close(fd);
-    if (may)
-        strcpy(preferred, name);
-    else
-        read_allowed(allowed, capacity);
+    if (!may) read_allowed(allowed, capacity);
     return may;
 }
 
-void socket_apply_congestion(int fd) {
-    if (preferred[0] != 0 && !socket_within_host(fd)) set_congestion(fd, preferred);
+void socket_apply_congestion(int fd, const char *name) {
+    if (!socket_within_host(fd)) set_congestion(fd, name);
 }
 
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b) {

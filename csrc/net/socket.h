@@ -13,6 +13,8 @@
 bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in);
 socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct wire_address *in);
 bool socket_address_is_loopback(const struct wire_address *address);
+// Hashes the network of an IPv6 address, or a whole IPv4 address.
+uint64_t socket_address_network(const struct wire_address *address);
 bool socket_address_is_any(const struct wire_address *address);
 // "1.2.3.4:5" or "[::1]:5"; at least 64 bytes.
 const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address);
@@ -42,12 +44,11 @@ bool socket_within_host(int fd);
 bool socket_address_same_host(const struct wire_address *a, const struct wire_address *b);
 // Writes the name of the connection's congestion control; at least 16 bytes. False: unknown.
 bool socket_congestion(int fd, char *out, size_t capacity);
-// Sets the congestion control of data links to other hosts. False: the system does not permit it to this process, and
-// nothing has changed; `allowed` gets the permitted names, with spaces between them, cut to `capacity`. Call it before
-// the first link.
-bool socket_prefer_congestion(const char *name, char *allowed, size_t capacity);
-// Gives a data link what is preferred, if it leads to another host.
-void socket_apply_congestion(int fd);
+// Returns whether the system permits this process the congestion control `name`. If not, `allowed` gets the permitted
+// names, with spaces between them, cut to `capacity`.
+bool socket_may_choose(const char *name, char *allowed, size_t capacity);
+// Sets the congestion control of a connection, if that leads to another host.
+void socket_apply_congestion(int fd, const char *name);
 // How many bytes the connection may take that it cannot send yet; 0: any number.
 void socket_limit_unsent(int fd, uint32_t bytes);
 // Whether the connection takes more now. If not, an EPOLLOUT comes when it does.

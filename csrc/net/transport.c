@@ -2,17 +2,20 @@
 #include "net/transport.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
+#include "net/local.h"
 #include "net/socket.h"
 
 // ---- plain TCP ----
 
-static int plain_step(struct transport *stream, uint32_t *events) {
-    *events = EPOLLOUT;
+static int plain_step(struct transport *stream) {
+    if (stream->role == TRANSPORT_ACCEPTS) return 0;
+    stream->awaits = EPOLLOUT;
     int error = socket_connect_result(stream->fd);
     if (error != -EINPROGRESS) return error;
     return socket_has_ended(stream->fd) ? -ECONNRESET : -EAGAIN;
@@ -48,37 +51,65 @@ const struct transport_type transport_plain = {
     .finish = plain_finish,
 };
 
-const struct transport_type *transport_default = &transport_plain;
+// ---- contexts ----
 
-// ---- streams ----
+struct transport_context *transport_context_new(const struct transport_options *options) {
+    struct transport_context *context = calloc(1, sizeof *context);
+    if (context == NULL) return NULL;
+    context->type = &transport_plain;
+    if (options != NULL) context->options = *options;
+    context->references = 1;
+    return context;
+}
 
-struct transport *transport_new(int fd) {
-    struct transport *stream = calloc(1, transport_default->bytes);
+struct transport_context *transport_context_hold(struct transport_context *context) {
+    atomic_fetch_add_explicit(&context->references, 1, memory_order_relaxed);
+    return context;
+}
+
+void transport_context_release(struct transport_context *context) {
+    if (context == NULL || atomic_fetch_sub_explicit(&context->references, 1, memory_order_acq_rel) > 1) return;
+    free(context);
+}
+
+// ---- life of a stream ----
+
+struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role) {
+    struct transport *stream = calloc(1, context->type->bytes);
     if (stream == NULL) {
         descriptor_close(fd);
         return NULL;
     }
-    stream->type = transport_default;
+    stream->type = context->type;
+    stream->context = transport_context_hold(context);
     stream->references = 1;
+    stream->role = role;
     stream->fd = fd;
     stream->poller = -1;
     return stream;
 }
 
-int transport_dial(const struct wire_address *address, struct transport **out) {
-    int fd = socket_dial(address);
+static int dialled(struct transport_context *context, int fd, struct transport **out) {
     if (fd < 0) return fd;
-    struct transport *stream = transport_new(fd);
+    struct transport *stream = transport_new(context, fd, TRANSPORT_DIALS);
     if (stream == NULL) return -ENOMEM;
     *out = stream;
     return 0;
 }
 
+int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out) {
+    return dialled(context, socket_dial(address), out);
+}
+
+int transport_dial_local(struct transport_context *context, const struct wire_address *address,
+                         struct transport **out) {
+    return dialled(context, local_dial(address), out);
+}
+
 int transport_step(struct transport *stream) {
-    uint32_t events;
-    int error = stream->type->step(stream, &events);
+    int error = stream->type->step(stream);
     if (error != -EAGAIN || stream->poller < 0) return error;
-    return transport_watch(stream, stream->poller, events, stream->data) ? -EAGAIN : -errno;
+    return transport_watch(stream, stream->poller, stream->awaits, stream->data) ? -EAGAIN : -errno;
 }
 
 void transport_free(struct transport *stream) {
@@ -96,10 +127,51 @@ void transport_release(struct transport *stream) {
     if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) > 1) return;
     if (stream->type->fini != NULL) stream->type->fini(stream);
     descriptor_close(stream->fd);
+    transport_context_release(stream->context);
     free(stream);
 }
 
 void transport_hang_up(struct transport *stream) { shutdown(stream->fd, SHUT_RDWR); }
+
+void transport_reset(struct transport *stream) {
+    struct linger reset = {.l_onoff = 1};
+    setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+}
+
+// ---- what is known of the connection ----
+
+struct gauge transport_gauge(const struct transport *stream) { return gauge_read(stream->fd); }
+
+bool transport_local_address(const struct transport *stream, struct wire_address *out) {
+    return socket_local_address(stream->fd, out);
+}
+
+bool transport_remote_address(const struct transport *stream, struct wire_address *out) {
+    return socket_remote_address(stream->fd, out);
+}
+
+bool transport_is_within_host(const struct transport *stream) { return socket_within_host(stream->fd); }
+
+bool transport_has_ended(const struct transport *stream) { return socket_has_ended(stream->fd); }
+
+bool transport_has_room(const struct transport *stream) { return socket_has_room(stream->fd); }
+
+bool transport_congestion(const struct transport *stream, char *out, size_t capacity) {
+    return socket_congestion(stream->fd, out, capacity);
+}
+
+// ---- how fast it sends ----
+
+void transport_apply_congestion(struct transport *stream) {
+    const char *name = stream->context->options.congestion;
+    if (name[0] != 0) socket_apply_congestion(stream->fd, name);
+}
+
+void transport_limit_unsent(struct transport *stream, uint32_t bytes) { socket_limit_unsent(stream->fd, bytes); }
+
+void transport_pace(struct transport *stream, uint32_t bytes_per_s) { socket_pace(stream->fd, bytes_per_s); }
+
+// ---- events and bytes ----
 
 bool transport_watch(struct transport *stream, int poller, uint32_t events, epoll_data_t data) {
     int operation = stream->poller == poller ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
@@ -113,6 +185,11 @@ bool transport_watch(struct transport *stream, int poller, uint32_t events, epol
 void transport_unwatch(struct transport *stream) {
     if (stream->poller >= 0) epoll_ctl(stream->poller, EPOLL_CTL_DEL, stream->fd, NULL);
     stream->poller = -1;
+}
+
+bool transport_wait(const struct transport *stream, uint32_t events, int timeout_ms) {
+    struct pollfd awaited = {.fd = stream->fd, .events = (short)events};
+    return poll(&awaited, 1, timeout_ms) > 0;
 }
 
 ptrdiff_t transport_send(struct transport *stream, const void *bytes, size_t length) {

@@ -1,8 +1,11 @@
-// Streams of bytes between two processes. What the bytes become on their way is the transport's: plain TCP today.
+// Streams of bytes between two processes. A transport decides what the bytes become on their way: plain TCP today.
 //
-// All bytes of a stream pass through these functions. The descriptor is for pollers, and for what the kernel knows of
-// the connection (net/socket, net/gauge). Nothing blocks, nothing raises SIGPIPE; errors are errno values, negated.
-// One thread at a time sends, and one receives; they may be two. Anyone may hang up at any time.
+// A context belongs to one communicator, one master, or one query. It chooses the transport of the streams that are
+// dialled and accepted with it; keys and certificates would lie there. Nothing here is process-wide.
+//
+// All bytes of a stream, and all that the kernel knows of its connection, pass through these functions: no file outside
+// net/ uses the descriptor. Nothing blocks, nothing raises SIGPIPE; errors are errno values, negated. One thread at a
+// time sends, and one receives; they may be two. Any thread may hang up at any time.
 #ifndef PCCL_NET_TRANSPORT_H
 #define PCCL_NET_TRANSPORT_H
 
@@ -12,16 +15,29 @@
 #include <sys/epoll.h>
 #include <sys/uio.h>
 
+#include "net/gauge.h"
 #include "net/wire.h"
 
 struct transport;
 
-// A way to carry streams. What a stream of it needs beside `struct transport` lies behind it, in one allocation.
+enum { TRANSPORT_CONGESTION_BYTES = 17 }; // a name and a zero
+
+enum transport_role {
+    TRANSPORT_DIALS,
+    TRANSPORT_ACCEPTS,
+};
+
+// Identity that the other end has proved in the handshake. Plain TCP proves none.
+struct transport_identity {
+    bool known;
+    uint8_t bytes[32]; // all 0 unless `known`
+};
+
+// A kind of transport. What its streams need beside `struct transport` lies behind it, in one allocation.
 struct transport_type {
     size_t bytes; // of one stream, all 0 at first
-    // Makes the next step of the handshake, see transport_step; -EAGAIN: `*events` are awaited. The other side steps
-    // when it first receives, and sends nothing before.
-    int (*step)(struct transport *stream, uint32_t *events);
+    // Makes the next step of the handshake, see transport_step. Both ends step. -EAGAIN: `awaits` is set.
+    int (*step)(struct transport *stream);
     // Bytes taken (> 0), -EAGAIN: the poller tells when there is room (EPOLLOUT), or -errno. A transport that holds
     // bytes back leaves one of them out of its count, so that it is called again.
     ptrdiff_t (*sendv)(struct transport *stream, const struct iovec *parts, int count);
@@ -29,44 +45,103 @@ struct transport_type {
     ptrdiff_t (*recvv)(struct transport *stream, const struct iovec *parts, int count);
     // Announces the end of what is sent.
     void (*finish)(struct transport *stream);
-    // NULL: nothing is to be given back but the descriptor and the memory.
+    // Releases what the type allocated for the stream. NULL: nothing.
     void (*fini)(struct transport *stream);
+};
+
+extern const struct transport_type transport_plain;
+
+// Settings of a context; all 0: the defaults.
+struct transport_options {
+    char congestion[TRANSPORT_CONGESTION_BYTES]; // congestion control of data links to other hosts; "": the system's
+};
+
+struct transport_context {
+    const struct transport_type *type;
+    struct transport_options options;
+    _Atomic uint32_t references; // of transport.c alone
 };
 
 struct transport {
     const struct transport_type *type;
-    _Atomic uint32_t references; // of transport.c alone
-    int fd;
-    int poller; // that watches it, and tells `data`; -1: none
+    struct transport_context *context; // held
+    _Atomic uint32_t references;       // of transport.c alone
+    enum transport_role role;
+    struct transport_identity peer; // set by `step`
+    int fd;                         // of net/ alone
+    int poller;                     // that watches it, and tells `data`; -1: none
     epoll_data_t data;
+    uint32_t awaits; // events without which the next step can do nothing
     // The receiver's: recvv may give more at once, and no poller tells of it. False only when recvv has just seen that
-    // the kernel has no more and holds nothing itself; so also after a call that did not ask the kernel, true.
+    // the kernel has no more and holds nothing itself; so also after a call that did not ask the kernel, true. Right
+    // after the handshake: bytes were received with its last message.
     bool buffered;
 };
 
-extern const struct transport_type transport_plain;
-// The transport of new streams, at both ends. Set it before the first stream.
-extern const struct transport_type *transport_default;
+// ---- contexts ----
 
-// Takes the descriptor of a connection, and closes it when there is no memory: NULL.
-struct transport *transport_new(int fd);
+// Copies `options`; NULL: the defaults. NULL when memory is refused. The caller holds it.
+struct transport_context *transport_context_new(const struct transport_options *options);
+struct transport_context *transport_context_hold(struct transport_context *context);
+// Frees the context when its last holder releases it. NULL is allowed.
+void transport_context_release(struct transport_context *context);
+
+// ---- life of a stream ----
+
+// Takes the descriptor of a connection, and closes it when there is no memory: NULL. Holds the context.
+struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role);
 // Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno.
-int transport_dial(const struct wire_address *address, struct transport **out);
-// Carries a dialled stream on. 0: bytes can be sent. -EAGAIN: again when its poller tells, which watches for what is
-// awaited. Else -errno.
+int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);
+// The same to the local socket of the master at `address` (net/local). -errno: there is none that this user may use.
+int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);
+// Carries the handshake of a dialled or accepted stream on. 0: it is over, and both ends may send. -EAGAIN: call again
+// when its poller, which now watches for `awaits`, tells. Else -errno: close it.
 int transport_step(struct transport *stream);
 // Gives a poller up and closes, or leaves that to the last one who holds it: closing alone does not end the polling
 // while a child of fork has the socket open. NULL is allowed.
 void transport_free(struct transport *stream);
-// Holds it, for any thread that wants to know what the kernel says of its descriptor, and does nothing else with it.
+// Keeps the stream for any thread that reads its gauge or congestion control, and does nothing else with it.
 struct transport *transport_hold(struct transport *stream);
 void transport_release(struct transport *stream);
 // The stream is to end in both directions. Both sides read what came before, and then the end.
 void transport_hang_up(struct transport *stream);
+// The next transport_free drops what was sent and not acknowledged, and resets the connection.
+void transport_reset(struct transport *stream);
+
+// ---- what is known of the connection ----
+
+// Returns the identity that the other end has proved.
+static inline const struct transport_identity *transport_peer(const struct transport *stream) { return &stream->peer; }
+struct gauge transport_gauge(const struct transport *stream);
+// False: the stream is not of IPv4 or IPv6, or has ended.
+bool transport_local_address(const struct transport *stream, struct wire_address *out);
+bool transport_remote_address(const struct transport *stream, struct wire_address *out);
+// Whether both ends are on this host.
+bool transport_is_within_host(const struct transport *stream);
+// Whether the other side has ended the stream, or it broke; bytes may be left to read.
+bool transport_has_ended(const struct transport *stream);
+// Whether the stream takes more bytes now. If not, an EPOLLOUT comes when it does.
+bool transport_has_room(const struct transport *stream);
+// Writes the name of the congestion control; at least TRANSPORT_CONGESTION_BYTES. False: unknown.
+bool transport_congestion(const struct transport *stream, char *out, size_t capacity);
+
+// ---- how fast it sends ----
+
+// Gives a data link the congestion control of its context, if it leads to another host.
+void transport_apply_congestion(struct transport *stream);
+// Limits how many bytes the connection takes that it cannot send yet; 0: any number.
+void transport_limit_unsent(struct transport *stream, uint32_t bytes);
+// Limits how fast the kernel sends, and spreads what it sends over the round trip. Only another limit undoes it.
+void transport_pace(struct transport *stream, uint32_t bytes_per_s);
+
+// ---- events and bytes ----
 
 // From now on the poller tells of `events` with `data`. False, and errno, when it cannot.
 bool transport_watch(struct transport *stream, int poller, uint32_t events, epoll_data_t data);
 void transport_unwatch(struct transport *stream);
+// Blocks until one of `events` (EPOLLIN, EPOLLOUT) or the end of the stream is there. False: `timeout_ms` has passed,
+// or a signal came.
+bool transport_wait(const struct transport *stream, uint32_t events, int timeout_ms);
 
 static inline ptrdiff_t transport_sendv(struct transport *stream, const struct iovec *parts, int count) {
     return stream->type->sendv(stream, parts, count);

@@ -205,7 +205,9 @@ struct communicator *communicator_new(const struct communicator_params *params) 
     c->params = *params;
     atomic_init(&c->events, -1);
     c->wake = wake_open();
-    if (c->wake < 0 || !platform_cond_init(&c->changed)) {
+    c->transport = transport_context_new(&params->transport);
+    if (c->transport == NULL || c->wake < 0 || !platform_cond_init(&c->changed)) {
+        transport_context_release(c->transport);
         descriptor_close(c->wake);
         free(c);
         return NULL;
@@ -217,6 +219,7 @@ struct communicator *communicator_new(const struct communicator_params *params) 
 void communicator_free(struct communicator *c) {
     descriptor_close(atomic_load(&c->events));
     descriptor_close(c->wake);
+    transport_context_release(c->transport);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     free(c);

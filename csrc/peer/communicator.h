@@ -17,6 +17,7 @@
 
 #include "base/lock.h"
 #include "data/engine.h"
+#include "net/transport.h"
 #include "pccl.h"
 #include "peer/departed.h"
 #include "peer/member.h"
@@ -37,6 +38,7 @@ struct communicator_params {
     uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
     bool join_only;       // refused where no run goes on
     struct wire_name name;
+    struct transport_options transport;
 };
 
 enum communicator_phase {
@@ -60,7 +62,8 @@ struct ticket {
 struct communicator {
     pthread_mutex_t lock; // taken before those of engine and master link, which have their own
     pthread_cond_t changed;
-    struct communicator_params params; // what has a setter changes while it is idle
+    struct transport_context *transport; // of all its connections
+    struct communicator_params params;   // what has a setter changes while it is idle
     enum communicator_phase phase;
     bool closing;
     bool stopped;                // connect_stop has returned; its caller's

@@ -372,7 +372,7 @@ static void lose_links(struct control *t, int64_t now) {
 
 static void join(struct control *t, int64_t now) {
     struct wire_address local;
-    t->links = links_new(t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
+    t->links = links_new(t->c->transport, t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
     int error = t->links == NULL ? ENOMEM : 0;
     if (error == 0 && !master_link_local(t->c->master, &local)) error = errno;
     if (error == 0) error = -links_listen(t->links, &local, &t->links_port);
@@ -523,7 +523,7 @@ struct control *control_new(struct communicator *c) {
     t->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
     t->loss_log = (struct log_limit){.lines = 8, .seconds = 10};
     t->epoll = descriptor_epoll();
-    t->c->master = master_link_new(t->epoll, DATA_MASTER);
+    t->c->master = master_link_new(c->transport, t->epoll, DATA_MASTER);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
     if (t->epoll >= 0 && t->c->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
     control_free(t);

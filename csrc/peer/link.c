@@ -4,14 +4,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "base/descriptor.h"
 #include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/conn.h"
-#include "net/gauge.h"
 #include "net/listener.h"
 #include "net/socket.h"
 #include "peer/measurement.h"
@@ -45,6 +43,7 @@ struct connection {
     int64_t narrow_at;            // when padding that has not come counts as lost; INT64_MAX: it does not
     uint32_t duration_ms;         // FLOODING
     bool padded;                  // AWAIT_ACK: the padding has come
+    bool open;                    // AWAIT_HELLO: the handshake is over
     uint8_t from;                 // accepted: slot of the address
     struct wire_link_hello hello; // sent, or received from AWAIT_HELLO on
     struct conn_in input;         // frame being received, and not one byte beyond
@@ -53,6 +52,7 @@ struct connection {
 };
 
 struct links {
+    struct transport_context *transport;
     int epoll;
     struct listener listener;
     uint64_t first_data;
@@ -183,9 +183,9 @@ static void tell_narrow(struct links *links, struct connection *c) {
 
 static void hand_over(struct links *links, struct connection *c, const struct wire_id *id) {
     struct link_event event = {.kind = LINK_EVENT_UP, .id = *id, .index = c->hello.index};
-    event.latency_us = gauge_read(c->stream->fd).round_trip_us / 2;
+    event.latency_us = transport_gauge(c->stream).round_trip_us / 2;
     // A longer one is the load of the host, which is not far from itself.
-    if (event.latency_us > WITHIN_HOST_US && socket_within_host(c->stream->fd)) event.latency_us = WITHIN_HOST_US;
+    if (event.latency_us > WITHIN_HOST_US && transport_is_within_host(c->stream)) event.latency_us = WITHIN_HOST_US;
     event.stream = c->stream;
     transport_unwatch(c->stream);
     c->stream = NULL;
@@ -198,7 +198,7 @@ static void hand_over(struct links *links, struct connection *c, const struct wi
 static void dial(struct links *links, const struct wire_link_hello *hello, const struct wire_address *address,
                  uint32_t duration_ms, int64_t deadline) {
     struct transport *stream;
-    int error = transport_dial(address, &stream);
+    int error = transport_dial(links->transport, address, &stream);
     tell_shortage(links, error);
     struct connection *c = error != 0 ? NULL : connection_new(links, stream, DIALING, EPOLLOUT, deadline);
     if (c == NULL) {
@@ -241,8 +241,7 @@ static struct wire_header link_header(const struct links *links) {
     return (struct wire_header){.run = links->identity.run, .generation = links->identity.generation};
 }
 
-// Sends what is in the output, as far as the kernel takes it. Then the poller tells
-// of what comes, else of room for the rest. False: that failed.
+// Sends what the kernel takes of the output, and watches for room for the rest, or for input. False: that failed.
 static bool connection_flush(struct links *links, struct connection *c) {
     if (c->output.bytes.failed || conn_out_flush(&c->output, c->stream) != 0) return false;
     return connection_watch(links, c, conn_out_waiting(&c->output) > 0 ? EPOLLOUT : EPOLLIN);
@@ -312,8 +311,7 @@ static void flood(struct links *links, struct connection *c) {
 
 static void end_flood(struct links *links, struct connection *c) {
     // A reset, so that megabytes queued for a slow link do not occupy it after the measurement.
-    struct linger reset = {.l_onoff = 1};
-    setsockopt(c->stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    transport_reset(c->stream);
     connection_free(links, c);
 }
 
@@ -372,13 +370,6 @@ static void make_room(struct links *links, enum connection_state state, uint32_t
     if (state == AWAIT_HELLO) take_hello(links, c); // it may have come since
     c = links->slots[slot];
     if (c != NULL && c->round == round && c->state == state) connection_free(links, c);
-}
-
-// Neighbours in a network share one.
-static uint8_t slot_of_address(const struct wire_address *address) {
-    uint64_t network;
-    memcpy(&network, address->bytes, sizeof network); // of IPv6; the bytes behind an IPv4 address are 0
-    return (uint8_t)((network * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
 }
 
 // Sends the ACK. When it is out, the connection is a link, or measured.
@@ -445,7 +436,18 @@ static void act_on_hello(struct links *links, struct connection *c, enum member_
 
 static bool is_hello(const struct wire_header *header) { return header->type == WIRE_LINK_HELLO; }
 
+// Carries the handshake on. False: the hello cannot be received yet, or `c` is freed.
+static bool is_open(struct links *links, struct connection *c) {
+    if (c->open) return true;
+    int error = transport_step(c->stream);
+    if (error == -EAGAIN) return false;
+    if (error == 0 && connection_watch(links, c, EPOLLIN)) return c->open = true;
+    connection_free(links, c);
+    return false;
+}
+
 static void take_hello(struct links *links, struct connection *c) {
+    if (!is_open(links, c)) return;
     for (;;) {
         ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
         if (got == -EAGAIN) return;
@@ -483,19 +485,20 @@ static void accept_some(struct links *links, int64_t now) {
         make_room(links, AWAIT_HELLO, share(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
         struct connection *c = connection_new(links, stream, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
         if (c == NULL) continue;
-        c->from = slot_of_address(&from);
+        c->from = (uint8_t)(socket_address_network(&from) % ADDRESS_SLOTS);
         take_hello(links, c);
     }
 }
 
 // ---- life ----
 
-struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *self, links_judge_fn *judge,
-                        void *context) {
+struct links *links_new(struct transport_context *transport, int epoll, uint64_t first_data, const struct wire_id *self,
+                        links_judge_fn *judge, void *context) {
     struct links *links = calloc(1, sizeof *links);
     if (links == NULL) return NULL;
-    *links = (struct links){.epoll = epoll,
-                            .listener = listener_closed(epoll, first_data, LINKS_ACCEPT_PAUSE_MS),
+    *links = (struct links){.transport = transport,
+                            .epoll = epoll,
+                            .listener = listener_closed(transport, epoll, first_data, LINKS_ACCEPT_PAUSE_MS),
                             .first_data = first_data,
                             .judge = judge,
                             .context = context,

@@ -55,9 +55,9 @@ struct link_identity {
 
 typedef enum member_judgement links_judge_fn(void *context, const struct wire_link_hello *hello);
 
-// Registers with `epoll`; its epoll data are `first_data` and above. NULL when the system refuses.
-struct links *links_new(int epoll, uint64_t first_data, const struct wire_id *self, links_judge_fn *judge,
-                        void *context);
+// Registers with `epoll`; its epoll data are `first_data` and above. Borrows `transport`. NULL when the system refuses.
+struct links *links_new(struct transport_context *transport, int epoll, uint64_t first_data, const struct wire_id *self,
+                        links_judge_fn *judge, void *context);
 void links_free(struct links *links); // closes what is left, also the streams of events not taken
 // Listens on the first free port from LINKS_FIRST_PORT. 0 or -errno.
 int links_listen(struct links *links, const struct wire_address *local, uint16_t *port);

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/conn.h"
-#include "net/gauge.h"
 #include "net/socket.h"
 #include "peer/member.h"
 #include "peer/seek.h"
@@ -32,6 +31,7 @@ struct master_link {
     bool waits_to_send; // the kernel did not take all of it
 
     // the control thread's
+    struct transport_context *transport;
     int epoll;
     uint64_t data;
     int64_t dial_deadline;
@@ -44,10 +44,11 @@ struct master_link {
     struct conn_in in;
 };
 
-struct master_link *master_link_new(int epoll, uint64_t data) {
+struct master_link *master_link_new(struct transport_context *transport, int epoll, uint64_t data) {
     struct master_link *m = calloc(1, sizeof *m);
     if (m == NULL) return NULL;
     pthread_mutex_init(&m->lock, NULL);
+    m->transport = transport;
     m->epoll = epoll;
     m->data = data;
     m->dial_deadline = INT64_MAX;
@@ -144,7 +145,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
 
 static void dial(struct master_link *m, int64_t now) {
     struct transport *stream;
-    int error = transport_dial(seek_master(&m->seek), &stream);
+    int error = transport_dial(m->transport, seek_master(&m->seek), &stream);
     if (error != 0) {
         fail_dial(m, false, "could not connect to the master at", -error, now);
         return;
@@ -206,7 +207,7 @@ void master_link_refuse(struct master_link *m, const char *what, int error, int6
 }
 
 bool master_link_local(const struct master_link *m, struct wire_address *out) {
-    return socket_local_address(m->stream->fd, out);
+    return transport_local_address(m->stream, out);
 }
 
 static void connect_on(struct master_link *m, int64_t now) {
@@ -297,7 +298,7 @@ bool master_link_is_open(const struct master_link *m) { return m->state == OPEN;
 bool master_link_seeks(const struct master_link *m) { return m->seeking; }
 bool master_link_has_earlier(const struct master_link *m) { return m->seek.at > 0; }
 int64_t master_link_round_trip_ns(const struct master_link *m) {
-    return gauge_read(m->stream->fd).round_trip_us * US_NS;
+    return transport_gauge(m->stream).round_trip_us * US_NS;
 }
 const char *master_link_address(const struct master_link *m, char out[64]) {
     return socket_address_format(out, 64, seek_master(&m->seek));

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "net/transport.h"
 #include "net/wire_control.h"
 
 struct master_link;
@@ -31,8 +32,8 @@ struct master_event {
     char text[MASTER_LINK_TEXT];
 };
 
-// Registers its connections with `epoll` under `data`. NULL when memory is refused.
-struct master_link *master_link_new(int epoll, uint64_t data);
+// Registers its connections with `epoll` under `data`. Borrows `transport`. NULL when memory is refused.
+struct master_link *master_link_new(struct transport_context *transport, int epoll, uint64_t data);
 // Nobody else may hold it. NULL is allowed.
 void master_link_free(struct master_link *link);
 

@@ -2,8 +2,9 @@
 // and receives anywhere, would block although it could go on, holds received bytes back, and sends late what it has
 // taken; and its dials begin with a greeting, as a sealed stream's would.
 //
-// Linked in with the CMake option PCCL_FAKES. PCCL_FAKE_TRANSPORT=seed in the environment makes it the transport of the
-// process. Both ends of a stream have to have it; one that does not greet is carried all the same.
+// Linked in with the CMake option PCCL_FAKES, with which the linker leads transport_context_new here.
+// PCCL_FAKE_TRANSPORT=seed in the environment makes it the transport of all contexts. Both ends of a stream have to have
+// it; one that does not greet is carried all the same, and so is a pair of sockets whose ends never step.
 #define _GNU_SOURCE
 #include "transport.h"
 
@@ -30,11 +31,11 @@ struct way {
 struct fake {
     struct transport stream; // first
     struct way out, in;
-    bool greeted;    // the dialler has said hello
-    bool opened;     // the greeting is over, or there is none: a stranger, or a pair of sockets
-    size_t answered; // bytes of the answer
+    size_t answered, heard; // bytes of the greeting: of the own part, and of the other's
+    bool open;
 };
 
+static bool used;
 static uint64_t seed;
 static _Atomic uint64_t streams;
 
@@ -123,20 +124,6 @@ static ptrdiff_t receive(struct transport *stream, uint8_t *bytes, size_t length
     return got < 0 ? -errno : got;
 }
 
-// The part of who was dialled. > 0: the stream is open; else as recvv.
-static ptrdiff_t open_stream(struct fake *fake) {
-    uint8_t heard[GREETING_BYTES];
-    ptrdiff_t got = receive(&fake->stream, heard, sizeof heard, MSG_PEEK);
-    if (got <= 0) return got;
-    if (memcmp(heard, hello, (size_t)got) == 0) {
-        if (got < GREETING_BYTES) return -EAGAIN;
-        receive(&fake->stream, heard, sizeof heard, 0);
-        if (send(fake->stream.fd, answer, sizeof answer, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof answer) return -EPIPE;
-    }
-    fake->opened = true;
-    return 1;
-}
-
 static ptrdiff_t fake_recvv(struct transport *stream, const struct iovec *parts, int count) {
     struct fake *fake = fake_of(stream);
     struct way *in = &fake->in;
@@ -146,10 +133,6 @@ static ptrdiff_t fake_recvv(struct transport *stream, const struct iovec *parts,
     }
     stream->buffered = false;
     bool emptied = false; // the kernel
-    if (!fake->opened) {
-        ptrdiff_t open = open_stream(fake);
-        if (open <= 0) return open;
-    }
     if (in->begin == in->end) {
         size_t wanted = some_length(in);
         ptrdiff_t got = receive(stream, in->bytes, wanted, 0);
@@ -169,22 +152,52 @@ static ptrdiff_t fake_recvv(struct transport *stream, const struct iovec *parts,
 
 // ---- greeting ----
 
-static int fake_step(struct transport *stream, uint32_t *events) {
-    struct fake *fake = fake_of(stream);
+// Sends the rest of `bytes`, one or a few at a time. 0: all are sent; -EAGAIN or -errno.
+static int say(struct fake *fake, const uint8_t bytes[GREETING_BYTES]) {
+    struct transport *stream = &fake->stream;
+    while (fake->answered < GREETING_BYTES) {
+        size_t part = 1 + below(&fake->out, (uint32_t)(GREETING_BYTES - fake->answered));
+        ssize_t sent = send(stream->fd, bytes + fake->answered, part, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0) return -errno;
+        fake->answered += (size_t)sent;
+        stream->awaits = EPOLLOUT;
+        if (fake->answered < GREETING_BYTES && below(&fake->out, 2) == 0) return -EAGAIN;
+    }
+    return 0;
+}
+
+// Hears `bytes`, some of them at a time. 0: all have come; -EAGAIN or -errno.
+static int hear(struct fake *fake, const uint8_t bytes[GREETING_BYTES]) {
     uint8_t heard[GREETING_BYTES];
-    int error = transport_plain.step(stream, events);
-    if (error != 0) return error;
-    if (below(&fake->out, 4) == 0) return -EAGAIN; // for no reason
-    if (!fake->greeted && send(stream->fd, hello, sizeof hello, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof hello)
-        return -EPIPE;
-    fake->greeted = true;
-    *events = EPOLLIN;
-    ptrdiff_t got = receive(stream, heard, GREETING_BYTES - fake->answered, 0);
+    fake->stream.awaits = EPOLLIN;
+    ptrdiff_t got = receive(&fake->stream, heard, GREETING_BYTES - fake->heard, 0);
     if (got <= 0) return got == 0 ? -ECONNRESET : (int)got;
-    if (memcmp(heard, answer + fake->answered, (size_t)got) != 0) return -EPROTO;
-    fake->answered += (size_t)got;
-    fake->opened = fake->answered == GREETING_BYTES;
-    return fake->opened ? 0 : -EAGAIN;
+    if (memcmp(heard, bytes + fake->heard, (size_t)got) != 0) return -EPROTO;
+    fake->heard += (size_t)got;
+    return fake->heard == GREETING_BYTES ? 0 : -EAGAIN;
+}
+
+// A stranger, who does not greet, is carried all the same; what it has sent stays to be received.
+static bool is_stranger(struct fake *fake) {
+    uint8_t first;
+    return fake->heard == 0 && receive(&fake->stream, &first, 1, MSG_PEEK) == 1 && first != hello[0];
+}
+
+static int fake_step(struct transport *stream) {
+    struct fake *fake = fake_of(stream);
+    bool dials = stream->role == TRANSPORT_DIALS;
+    int error = fake->open ? 0 : transport_plain.step(stream);
+    if (error != 0 || fake->open) return error;
+    if (dials || !is_stranger(fake)) {
+        bool says = dials ? fake->answered < GREETING_BYTES : fake->heard == GREETING_BYTES;
+        stream->awaits = says ? EPOLLOUT : EPOLLIN;
+        if (below(&fake->out, 4) == 0) return -EAGAIN; // for no reason
+        error = dials ? say(fake, hello) : fake->heard < GREETING_BYTES ? hear(fake, hello) : 0;
+        if (error == 0) error = dials ? hear(fake, answer) : say(fake, answer);
+    }
+    if (error != 0) return error;
+    stream->buffered = fake->open = true; // of what has come a poller may have told already
+    return 0;
 }
 
 static const struct transport_type fake = {
@@ -197,7 +210,15 @@ static const struct transport_type fake = {
 
 void fake_transport_use(uint64_t new_seed) {
     seed = new_seed + 1;
-    transport_default = &fake;
+    used = true;
+}
+
+struct transport_context *__real_transport_context_new(const struct transport_options *options);
+struct transport_context *__wrap_transport_context_new(const struct transport_options *options);
+struct transport_context *__wrap_transport_context_new(const struct transport_options *options) {
+    struct transport_context *context = __real_transport_context_new(options);
+    if (context != NULL && used) context->type = &fake;
+    return context;
 }
 
 __attribute__((constructor)) void fake_transport(void);

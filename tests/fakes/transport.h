@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-// New streams of this process are carried by it; what it does follows from the seed and the order of calls.
+// Streams of contexts made from now on are carried by it; what it does follows from the seed and the order of calls.
 void fake_transport_use(uint64_t seed);
 
 #endif

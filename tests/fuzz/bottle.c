@@ -174,7 +174,10 @@ void bottle_link(struct engine *engine, uint32_t peer, uint32_t index) {
     bottle_close(peer, index);
     MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0);
     links[peer][index].fd = pair[1];
-    struct transport *stream = transport_new(pair[0]);
+    struct transport_context *context = transport_context_new(NULL);
+    struct transport *stream = context == NULL ? NULL : transport_new(context, pair[0], TRANSPORT_ACCEPTS);
+    if (context == NULL) close(pair[0]);
+    transport_context_release(context);
     if (stream != NULL) engine_add_link(engine, &id, index, stream);
 }
 

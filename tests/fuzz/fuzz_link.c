@@ -238,11 +238,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     epoll = epoll_create1(EPOLL_CLOEXEC);
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0); // stands for one: it is never ready
     MUST(epoll >= 0 && listener >= 0);
-    links = links_new(epoll, FIRST_DATA, &self, judge, NULL);
+    struct transport_context *context = transport_context_new(NULL);
+    MUST(context != NULL);
+    links = links_new(context, epoll, FIRST_DATA, &self, judge, NULL);
     MUST(links != NULL && links_listen(links, &(struct wire_address){.family = 4}, &port) == 0);
     while (fuzz_more(&in)) act(fuzz_u8(&in) % L_EVENTS);
     fuzz_refuse(0);
     links_free(links);
+    transport_context_release(context);
     MUST(opened == 0);
     while (waiting_first < waiting_count) close(waiting[waiting_first++]);
     for (uint32_t i = 0; i < end_count; i++) hang_up(i);

@@ -13,6 +13,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "compute/codec.h"
 #include "data/engine.h"
 #include "enter_epoch.h"
@@ -194,10 +195,8 @@ static inline void link_pair(struct world *world, uint32_t a, uint32_t b) {
             continue;
         int pair[2];
         CHECK(same_host ? tcp_pair(pair) : socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-        AS(&world->sides[a],
-           engine_add_link(world->sides[a].engine, &world->sides[b].id, index, transport_new(pair[0])));
-        AS(&world->sides[b],
-           engine_add_link(world->sides[b].engine, &world->sides[a].id, index, transport_new(pair[1])));
+        AS(&world->sides[a], engine_add_link(world->sides[a].engine, &world->sides[b].id, index, far_end_new(pair[0])));
+        AS(&world->sides[b], engine_add_link(world->sides[b].engine, &world->sides[a].id, index, far_end_new(pair[1])));
     }
 }
 

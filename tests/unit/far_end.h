@@ -11,6 +11,26 @@
 
 enum { FAR_END_PATIENCE_MS = 30000 };
 
+// The test's context, which lives as long as its process.
+static inline struct transport_context *far_end_context(void) {
+    static struct transport_context *context;
+    if (context == NULL) context = transport_context_new(NULL);
+    return context;
+}
+
+static inline struct transport *far_end_with(int fd, enum transport_role role) {
+    struct transport_context *context = transport_context_new(NULL);
+    struct transport *stream = context == NULL ? NULL : transport_new(context, fd, role);
+    transport_context_release(context); // the stream holds it
+    return stream;
+}
+
+// A stream over an end of a pair of sockets, or over a connection that is made: nobody steps. NULL: no memory.
+static inline struct transport *far_end_new(int fd) { return far_end_with(fd, TRANSPORT_DIALS); }
+
+// A stream that was dialled by the library. The functions below carry its handshake on.
+static inline struct transport *far_end_accepted(int fd) { return far_end_with(fd, TRANSPORT_ACCEPTS); }
+
 static inline bool far_end_await(struct transport *stream, short events) {
     return poll(&(struct pollfd){.fd = stream->fd, .events = events}, 1, FAR_END_PATIENCE_MS) == 1;
 }
@@ -20,13 +40,21 @@ static inline struct transport *far_end_dial(const struct wire_address *address)
     int fd = socket_dial(address);
     if (fd < 0) return NULL;
     struct pollfd polled = {.fd = fd, .events = POLLOUT};
-    if (poll(&polled, 1, FAR_END_PATIENCE_MS) == 1 && socket_connect_result(fd) == 0) return transport_new(fd);
+    if (poll(&polled, 1, FAR_END_PATIENCE_MS) == 1 && socket_connect_result(fd) == 0) return far_end_new(fd);
     descriptor_close(fd);
     return NULL;
 }
 
+static inline int far_end_open(struct transport *stream) {
+    int error = 0;
+    while (stream->role == TRANSPORT_ACCEPTS && (error = transport_step(stream)) == -EAGAIN)
+        if (!far_end_await(stream, (short)stream->awaits)) break;
+    return error;
+}
+
 // False: the stream has broken.
 static inline bool far_end_write(struct transport *stream, const void *bytes, size_t length) {
+    if (far_end_open(stream) != 0) return false;
     for (size_t at = 0; at < length;) {
         ptrdiff_t sent = transport_send(stream, (const uint8_t *)bytes + at, length - at);
         if (sent > 0)
@@ -39,7 +67,8 @@ static inline bool far_end_write(struct transport *stream, const void *bytes, si
 
 // What is there, at least a byte; 0: the end of the stream, and -errno.
 static inline ptrdiff_t far_end_read_some(struct transport *stream, void *out, size_t capacity) {
-    ptrdiff_t got;
+    ptrdiff_t got = far_end_open(stream);
+    if (got != 0) return got;
     while ((got = transport_receive(stream, out, capacity)) == -EAGAIN)
         if (!far_end_await(stream, POLLIN)) break;
     return got;

@@ -55,8 +55,8 @@ static struct world begin(void) {
     for (uint32_t i = 0; i < LANES; i++) {
         int pair[2];
         REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-        engine_add_link(world.engine, &ids[1], i, transport_new(pair[0]));
-        world.ends[i] = transport_new(pair[1]);
+        engine_add_link(world.engine, &ids[1], i, far_end_new(pair[0]));
+        world.ends[i] = far_end_new(pair[1]);
     }
     struct wire_member members[MEMBERS] = {{.id = ids[0]}, {.id = ids[1]}};
     epoch_latency_us = LATENCY_US; // what may be under way in a ring is no limit then

@@ -695,7 +695,7 @@ static void test_failed(void) {
     CHECK(engine_post(side->engine, &reduce, world->epoch) == CALL_OK);
     FILE *unwatchable = tmpfile();
     REQUIRE(unwatchable != NULL);
-    engine_add_link(side->engine, &(struct wire_id){.bytes = "stranger"}, 0, transport_new(dup(fileno(unwatchable))));
+    engine_add_link(side->engine, &(struct wire_id){.bytes = "stranger"}, 0, far_end_new(dup(fileno(unwatchable))));
     fclose(unwatchable);
     struct call_outcome outcome;
     engine_wait(side->engine, 3, platform_now_ns() + 5 * SECOND_NS, &outcome);

@@ -9,6 +9,7 @@
 #include "base/platform.h"
 #include "base/descriptor.h"
 #include "check.h"
+#include "far_end.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
 #include "net/socket.h"
@@ -31,7 +32,7 @@ static int link_from(struct engine *engine, uint8_t host) {
     while ((accepted = socket_accept(listener, &from)) == -EAGAIN) usleep(1000);
     REQUIRE(accepted >= 0);
     CHECK_EQ(from.bytes[3], host);
-    engine_add_link(engine, &theirs, 0, transport_new(accepted));
+    engine_add_link(engine, &theirs, 0, far_end_new(accepted));
     descriptor_close(listener);
     return fd;
 }

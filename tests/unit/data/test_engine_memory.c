@@ -106,7 +106,7 @@ static void begin(void) {
         while ((end = socket_accept(listener, &from)) == -EAGAIN) usleep(100);
         REQUIRE(links[i] != NULL && end >= 0);
         close(listener);
-        engine_add_link(engine, &mine, i, transport_new(end));
+        engine_add_link(engine, &mine, i, far_end_new(end));
     }
     struct wire_member members[2] = {{.id = theirs}, {.id = mine}};
     enter_epoch(engine, 1, members, 2, 0);

@@ -62,8 +62,8 @@ static void begin(struct world *world, uint8_t codec) {
     for (int i = 1; i < MEMBERS; i++) {
         int pair[2];
         REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-        engine_add_link(world->engine, &ids[i], 0, transport_new(pair[0]));
-        world->ends[i] = transport_new(pair[1]);
+        engine_add_link(world->engine, &ids[i], 0, far_end_new(pair[0]));
+        world->ends[i] = far_end_new(pair[1]);
     }
     enter_epoch(world->engine, 1, members, MEMBERS, 0);
     engine_links_ready(world->engine, 1);

@@ -7,6 +7,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "data/core.h"
 #include "data/engine.h"
 #include "enter_epoch.h"
@@ -37,7 +38,7 @@ static void begin(struct world *world) {
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
     *world = (struct world){.engine = engine_new(&mine, &deaf_owner), .fd = pair[1]};
     REQUIRE(world->engine != NULL);
-    engine_add_link(world->engine, &theirs, 0, transport_new(pair[0]));
+    engine_add_link(world->engine, &theirs, 0, far_end_new(pair[0]));
     enter(world, 1);
 }
 

@@ -11,6 +11,7 @@
 #include "../../fakes/device.h"
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "compute/codec.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
@@ -44,7 +45,7 @@ static struct world begin(int links) {
     for (int i = 0; i < links; i++) {
         int pair[2];
         REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-        engine_add_link(world.engine, &theirs, (uint32_t)i, transport_new(pair[0]));
+        engine_add_link(world.engine, &theirs, (uint32_t)i, far_end_new(pair[0]));
         world.fds[i] = pair[1];
     }
     struct wire_member members[2] = {{.id = mine}, {.id = theirs}};

@@ -12,6 +12,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
 #include "data/silence.h"
@@ -93,7 +94,7 @@ static void begin_world(pthread_t *thread) {
             tcp_pair(pair);
             relays[index].ends[i] = pair[1];
             relays[index].flow[i] = FLOW_PASS;
-            engine_add_link(sides[i].engine, &sides[1 - i].id, index, transport_new(pair[0]));
+            engine_add_link(sides[i].engine, &sides[1 - i].id, index, far_end_new(pair[0]));
         }
     REQUIRE(pthread_create(thread, NULL, run_relays, NULL) == 0);
     struct wire_member members[2] = {{.id = sides[0].id}, {.id = sides[1].id}};

@@ -47,8 +47,8 @@ static void test_flood(uint32_t payload, uint32_t fitting) {
     struct engine *victim = world->sides[0].engine;
     int pair[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-    struct transport *stream = transport_new(pair[1]);
-    engine_add_link(victim, &world->sides[1].id, 0, transport_new(pair[0]));
+    struct transport *stream = far_end_new(pair[1]);
+    engine_add_link(victim, &world->sides[1].id, 0, far_end_new(pair[0]));
     CHECK_EQ(flood(world, stream, fitting, payload), fitting);
     for (int64_t deadline = platform_now_ns() + 20 * SECOND_NS;
          held_bytes(victim) < (uint64_t)fitting * payload && platform_now_ns() < deadline;)

@@ -49,8 +49,8 @@ int main(void) {
     for (uint32_t i = 0; i < LANES; i++) {
         int pair[2];
         REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
-        engine_add_link(engine, &ids[1], i, transport_new(pair[0]));
-        ends[i] = transport_new(pair[1]);
+        engine_add_link(engine, &ids[1], i, far_end_new(pair[0]));
+        ends[i] = far_end_new(pair[1]);
     }
     struct wire_member members[MEMBERS] = {{.id = ids[0]}, {.id = ids[1]}};
     enter_epoch(engine, 1, members, MEMBERS, 0);

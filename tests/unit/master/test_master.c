@@ -19,7 +19,7 @@ enum { PATIENCE_MS = 20000 };
 static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
 
 static struct master *start(uint32_t heartbeat_limit_ms) {
-    struct master *master = master_new(&any_port, heartbeat_limit_ms);
+    struct master *master = master_new(&any_port, heartbeat_limit_ms, NULL);
     REQUIRE(master != NULL);
     REQUIRE(master_run(master) == 0);
     return master;
@@ -112,7 +112,7 @@ static void test_hello(void) {
 
     struct wire_address address = any_port;
     address.port = master_port(master);
-    struct master *second = master_new(&address, 5000);
+    struct master *second = master_new(&address, 5000, NULL);
     CHECK_EQ(master_run(second), -EADDRINUSE);
     master_free(second);
     transport_free(a.stream);
@@ -229,7 +229,7 @@ static void test_silent_masters(void) {
     }
     CHECK_EQ(listen(listeners[0], 0), 0); // the kernel answers no third connection
     for (int i = 0; i < FILL; i++) fill[i] = socket_dial(&list[1]);
-    struct master *master = master_new(&any_port, PATIENCE_MS);
+    struct master *master = master_new(&any_port, PATIENCE_MS, NULL);
     REQUIRE(master != NULL);
     master_set_list(master, list, QUIET + 1, 0);
     REQUIRE(master_run(master) == 0);
@@ -269,7 +269,7 @@ static void test_silent_masters_while_it_gathers(void) {
         listeners[i] = socket_listen(&any_port);
         REQUIRE(listeners[i] >= 0 && socket_local_address(listeners[i], &list[i + 1]));
     }
-    struct master *master = master_new(&any_port, PATIENCE_MS);
+    struct master *master = master_new(&any_port, PATIENCE_MS, NULL);
     REQUIRE(master != NULL);
     master_set_list(master, list, QUIET + 1, 0);
     REQUIRE(master_run(master) == 0);
@@ -454,7 +454,7 @@ static void test_end(void) {
     struct wire_address address = any_port;
     address.port = port;
     for (int i = 0; i < 20; i++) {
-        master = master_new(&address, 5000);
+        master = master_new(&address, 5000, NULL);
         REQUIRE(master != NULL);
         CHECK_EQ(master_run(master), 0);
         CHECK_EQ(master_port(master), port);
@@ -467,7 +467,7 @@ static void test_end(void) {
     transport_free(silent);
 
     check_case("never run");
-    master = master_new(&any_port, 5000);
+    master = master_new(&any_port, 5000, NULL);
     CHECK(master_await(master, INT64_MAX));
     master_free(master);
     master_free(NULL);
@@ -481,7 +481,7 @@ static void test_no_descriptors(void) {
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     a.header.epoch = 1;
     struct transport *stream = dial(master), *waiting[2];
-    for (int i = 0; i < 2; i++) waiting[i] = transport_new(socket(AF_INET, SOCK_STREAM, 0));
+    for (int i = 0; i < 2; i++) waiting[i] = far_end_new(socket(AF_INET, SOCK_STREAM, 0));
     usleep(100 * 1000); // the master has accepted `stream`
     struct rlimit before, none;
     getrlimit(RLIMIT_NOFILE, &before);

@@ -17,7 +17,7 @@ static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1
 
 static int ask(const struct wire_address *address, int ms, enum wire_activity *out) {
     struct wire_status_is status;
-    int error = status_query_ask(address, platform_now_ns() + ms * MS_NS, &status);
+    int error = status_query_ask(far_end_context(), address, platform_now_ns() + ms * MS_NS, &status);
     if (error == 0) *out = status.activity;
     return error;
 }
@@ -25,7 +25,7 @@ static int ask(const struct wire_address *address, int ms, enum wire_activity *o
 static void test_answers(void) {
     check_case("a master without a run, and with one");
     enum wire_activity activity = WIRE_SERVES;
-    struct master *master = master_new(&any_port, PATIENCE_MS);
+    struct master *master = master_new(&any_port, PATIENCE_MS, NULL);
     REQUIRE(master != NULL && master_run(master) == 0);
     struct wire_address address = any_port;
     address.port = master_port(master);
@@ -51,7 +51,7 @@ static void *talk_nonsense(void *listener) {
     int fd;
     do fd = socket_accept(*(int *)listener, &from);
     while (fd == -EAGAIN);
-    struct transport *stream = transport_new(fd);
+    struct transport *stream = far_end_accepted(fd);
     uint8_t nonsense[WIRE_HEADER_BYTES] = {0xff, 0xff, 0xff, 0xff};
     far_end_write(stream, nonsense, sizeof nonsense);
     far_end_closes(stream);

@@ -18,8 +18,8 @@ static struct transport *near, *far;
 static void open_pair(void) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-    near = transport_new(ends[0]);
-    far = transport_new(ends[1]);
+    near = far_end_new(ends[0]);
+    far = far_end_new(ends[1]);
     REQUIRE(near != NULL && far != NULL);
 }
 

@@ -10,6 +10,7 @@
 #include "base/descriptor.h"
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "net/socket.h"
 
 enum { TOKEN = 5, PAUSE_MS = 100 };
@@ -32,7 +33,7 @@ static void no_descriptors(bool none) {
 
 static void test_pause(void) {
     int poller = descriptor_epoll();
-    struct listener listener = listener_closed(poller, TOKEN, PAUSE_MS);
+    struct listener listener = listener_closed(far_end_context(), poller, TOKEN, PAUSE_MS);
     struct wire_address address, from;
     struct transport *dialled, *accepted;
     REQUIRE(poller >= 0 && listener_open(&listener, socket_listen(&any_port)) == 0);
@@ -40,7 +41,7 @@ static void test_pause(void) {
     CHECK_EQ(listener_accept(&listener, &accepted, &from, 0), -EAGAIN);
     CHECK(!listener_pauses(&listener));
 
-    REQUIRE(transport_dial(&address, &dialled) == 0 && is_ready(poller));
+    REQUIRE(transport_dial(far_end_context(), &address, &dialled) == 0 && is_ready(poller));
     no_descriptors(true);
     CHECK_EQ(listener_accept(&listener, &accepted, &from, 7), -EMFILE);
     no_descriptors(false);
@@ -61,7 +62,7 @@ static void test_pause(void) {
 }
 
 static void test_open_fails(void) {
-    struct listener listener = listener_closed(-1, TOKEN, PAUSE_MS);
+    struct listener listener = listener_closed(far_end_context(), -1, TOKEN, PAUSE_MS);
     CHECK_EQ(listener_open(&listener, -EADDRINUSE), -EADDRINUSE);
     CHECK_EQ(listener_open(&listener, socket_listen(&any_port)), -EBADF); // nobody can watch it
     CHECK_EQ(listener.fd, -1);

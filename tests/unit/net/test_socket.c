@@ -168,17 +168,17 @@ static bool enter_network(const char *alias) {
     return made;
 }
 
-static void test_preferred(void) {
+static void test_choice(void) {
     check_case("an algorithm that there is not, or that has no name");
     char allowed[256] = "";
-    CHECK(!socket_prefer_congestion("no-such-thing", allowed, sizeof allowed));
+    CHECK(!socket_may_choose("no-such-thing", allowed, sizeof allowed));
     CHECK(strstr(allowed, "reno") != NULL && strchr(allowed, '\n') == NULL);
     char cut[5];
-    CHECK(!socket_prefer_congestion("a-name-that-is-much-too-long-for-any", cut, sizeof cut));
+    CHECK(!socket_may_choose("a-name-that-is-much-too-long-for-any", cut, sizeof cut));
     CHECK(strlen(cut) < sizeof cut);
-    CHECK(!socket_prefer_congestion("", allowed, sizeof allowed));
+    CHECK(!socket_may_choose("", allowed, sizeof allowed));
     check_case("one that every process may choose");
-    CHECK(socket_prefer_congestion("reno", allowed, sizeof allowed));
+    CHECK(socket_may_choose("reno", allowed, sizeof allowed));
 }
 
 // A connection whose ends have different addresses counts as one between hosts.
@@ -207,7 +207,7 @@ static void test_between_hosts(void) {
         int accepted = accept_one(listener);
         CHECK(!socket_within_host(accepted));
         check_congestion(accepted, systems[i]);
-        socket_apply_congestion(accepted);
+        socket_apply_congestion(accepted, "reno");
         check_congestion(accepted, "reno");
         descriptor_close(accepted);
         descriptor_close(other);
@@ -226,7 +226,7 @@ int main(void) {
     test_parse();
     test_format();
     test_kinds();
-    test_preferred();
+    test_choice();
     test_within_host("127.0.0.1:1");
     test_within_host("[::1]:1");
     test_between_hosts();

@@ -21,40 +21,51 @@ static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1
 
 static uint8_t byte_at(size_t place) { return (uint8_t)(place % 251); }
 
-// Dials a listener and is accepted; the dialler waits as a poller tells it.
+// Dials a listener and is accepted; both ends step as a poller tells them.
 static void connect_pair(struct transport **dialled, struct transport **accepted) {
     int poller = descriptor_epoll();
-    struct listener listener = listener_closed(poller, TOKEN, 100);
+    struct transport_context *contexts[2] = {transport_context_new(NULL), transport_context_new(NULL)};
+    struct listener listener = listener_closed(contexts[0], poller, TOKEN, 100);
     struct wire_address address, from;
     REQUIRE(listener_open(&listener, socket_listen(&any_port)) == 0 && socket_local_address(listener.fd, &address));
-    REQUIRE(transport_dial(&address, dialled) == 0);
+    REQUIRE(transport_dial(contexts[1], &address, dialled) == 0);
     *accepted = NULL;
     REQUIRE(transport_watch(*dialled, poller, EPOLLOUT, (epoll_data_t){.u64 = TOKEN + 1}));
-    for (int step = -EAGAIN, turns = 0; step != 0 && CHECK(turns < 1000); turns++) {
-        struct epoll_event told[2];
-        int count = epoll_wait(poller, told, 2, WAIT_MS);
-        REQUIRE(count > 0);
+    int steps[2] = {-EAGAIN, -EAGAIN};
+    for (int turns = 0; steps[0] != 0 || steps[1] != 0; turns++) {
+        struct epoll_event told[3];
+        int count = epoll_wait(poller, told, 3, WAIT_MS);
+        REQUIRE(count > 0 && turns < 1000);
         for (int i = 0; i < count; i++) {
-            uint8_t early;
-            if (told[i].data.u64 == TOKEN && *accepted == NULL)
+            uint64_t data = told[i].data.u64;
+            if (data == TOKEN && *accepted == NULL) {
                 REQUIRE(listener_accept(&listener, accepted, &from, 0) == 0);
-            else if (told[i].data.u64 == TOKEN + 1)
-                step = transport_step(*dialled);
-            CHECK(step == 0 || step == -EAGAIN);
-            // Its part of what comes before the first byte.
-            if (*accepted != NULL) CHECK_EQ(transport_receive(*accepted, &early, 1), -EAGAIN);
+                REQUIRE(transport_watch(*accepted, poller, EPOLLIN, (epoll_data_t){.u64 = TOKEN + 2}));
+                steps[0] = transport_step(*accepted);
+            } else if (data == TOKEN + 1 && steps[1] == -EAGAIN) {
+                steps[1] = transport_step(*dialled);
+                if (steps[1] == 0) transport_unwatch(*dialled); // it is writable all the time
+            } else if (data == TOKEN + 2 && steps[0] == -EAGAIN) {
+                steps[0] = transport_step(*accepted);
+            }
+            CHECK(steps[0] == 0 || steps[0] == -EAGAIN);
+            CHECK(steps[1] == 0 || steps[1] == -EAGAIN);
         }
     }
-    if (*accepted == NULL) REQUIRE(listener_accept(&listener, accepted, &from, 0) == 0);
+    CHECK_EQ((*dialled)->role, TRANSPORT_DIALS);
+    CHECK_EQ((*accepted)->role, TRANSPORT_ACCEPTS);
+    CHECK(!transport_peer(*dialled)->known && !transport_peer(*accepted)->known);
     transport_unwatch(*dialled);
+    transport_unwatch(*accepted);
     listener_close(&listener);
     descriptor_close(poller);
+    for (int i = 0; i < 2; i++) transport_context_release(contexts[i]); // the streams hold them
 }
 
 static void join_pair(struct transport *pair[2]) {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
-    for (int i = 0; i < 2; i++) REQUIRE((pair[i] = transport_new(ends[i])) != NULL);
+    for (int i = 0; i < 2; i++) REQUIRE((pair[i] = far_end_new(ends[i])) != NULL);
 }
 
 // As a lane goes about it: each side goes on until it has to wait, and then for an edge.
@@ -137,8 +148,10 @@ static void test_nobody_listens(void) {
     int listener = socket_listen(&any_port), error;
     REQUIRE(listener >= 0 && socket_local_address(listener, &address));
     descriptor_close(listener);
-    REQUIRE(transport_dial(&address, &stream) == 0);
-    while ((error = transport_step(stream)) == -EAGAIN) REQUIRE(far_end_await(stream, POLLOUT));
+    struct transport_context *context = transport_context_new(NULL);
+    REQUIRE(context != NULL && transport_dial(context, &address, &stream) == 0);
+    while ((error = transport_step(stream)) == -EAGAIN) REQUIRE(far_end_await(stream, (short)stream->awaits));
+    transport_context_release(context);
     CHECK_EQ(error, -ECONNREFUSED);
     transport_free(stream);
 }
@@ -166,6 +179,44 @@ static void test_poller(void) {
     descriptor_close(poller);
 }
 
+// What the kernel knows of a connection is asked of the stream.
+static void test_connection(struct transport *dialled, struct transport *accepted) {
+    struct wire_address here, there;
+    char congestion[TRANSPORT_CONGESTION_BYTES];
+    REQUIRE(transport_local_address(dialled, &here) && transport_remote_address(accepted, &there));
+    CHECK(here.port == there.port && socket_address_same_host(&here, &there));
+    CHECK(transport_is_within_host(dialled) && transport_has_room(dialled));
+    CHECK(transport_congestion(dialled, congestion, sizeof congestion) && congestion[0] != 0);
+    CHECK(transport_gauge(dialled).round_trip_us > 0);
+    CHECK(!transport_has_ended(accepted));
+    transport_reset(dialled);
+    transport_free(dialled);
+    CHECK(far_end_await(accepted, POLLIN) && transport_has_ended(accepted));
+    uint8_t byte;
+    CHECK(far_end_read_some(accepted, &byte, 1) <= 0);
+    transport_free(accepted);
+}
+
+// Each context has its own transport and settings: a process may have a master and several communicators.
+static void test_contexts(void) {
+    struct transport_options options = {.congestion = "reno"};
+    struct transport_context *one = transport_context_new(&options), *other = transport_context_new(NULL);
+    struct transport_type type = transport_plain;
+    REQUIRE(one != NULL && other != NULL);
+    one->type = &type;
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+    struct transport *first = transport_new(one, ends[0], TRANSPORT_DIALS);
+    struct transport *second = transport_new(other, ends[1], TRANSPORT_ACCEPTS);
+    transport_context_release(one);
+    transport_context_release(other);
+    REQUIRE(first != NULL && second != NULL);
+    CHECK(first->type == &type && second->type != &type);
+    CHECK(strcmp(first->context->options.congestion, "reno") == 0 && second->context->options.congestion[0] == 0);
+    transport_free(first);
+    transport_free(second);
+}
+
 static void test_all(uint64_t seed) {
     struct transport *pair[2];
     connect_pair(&pair[0], &pair[1]);
@@ -176,6 +227,9 @@ static void test_all(uint64_t seed) {
     join_pair(pair);
     carry(pair[1], pair[0], &seed);
     for (int i = 0; i < 2; i++) transport_free(pair[i]);
+    connect_pair(&pair[0], &pair[1]);
+    test_connection(pair[0], pair[1]);
+    test_contexts();
     test_breaks();
     test_nobody_listens();
     test_poller();

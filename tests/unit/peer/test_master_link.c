@@ -9,6 +9,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "far_end.h"
 #include "net/socket.h"
 
 enum { DATA = 7, WAIT_MS = 5000, MANY = 4000, BODY = 4000 };
@@ -84,7 +85,7 @@ static void expect(enum master_event_kind kind) {
 static void begin(const char *name) {
     check_case("%s", name);
     epoll = epoll_create1(0);
-    link_ = master_link_new(epoll, DATA);
+    link_ = master_link_new(far_end_context(), epoll, DATA);
     REQUIRE(link_ != NULL);
 }
 
