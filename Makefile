@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 CMAKE := $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja)
 CTEST := $(BIN)/ctest --no-tests=error --output-on-failure -j $(JOBS)
-C_FOLDERS := bench bindings csrc examples sim tests tools
+C_FOLDERS := bench bindings csrc cuda examples sim tests tools
 C_FILES = $(or $(shell git ls-files '*.c' '*.h' '*.cu' 2>/dev/null),$(shell find $(C_FOLDERS) -name '*.[ch]' -o -name '*.cu')) # no git in a release
 # Tests without threads, which the thread sanitizer has nothing to say about and slows down most, and one that races on purpose.
 PURE := changed_inputs|kernels|quant|hash|wire|socket|seek|ring_order|sim|judge|plan|arrival|election|member|delta|outline|shares|core_|sparse|pairs|block|cod(ec|ing)
@@ -19,7 +19,7 @@ REPEATED := handovers|refused|engine_cuda|lane_cuda|reduce_on_host
 WERROR ?= ON
 WARNINGS = -DPCCL_WERROR=$(WERROR)
 SAY_WHAT_LACKS = @$(BIN)/python -c 'from pccl.cli.info import lz4_missing as lz4; lz4() and print("LZ4:", lz4())'
-BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc bindings -type f) $(wildcard sim/*.[ch])
+BUILT_FROM := CMakeLists.txt cmake/cuda_kernels.cmake pccl/_version.py $(shell find csrc cuda bindings -type f) $(wildcard sim/*.[ch])
 
 # One build has the C tests and the fuzz targets. If clang is missing, tests/fuzz/driver.c takes the place of libFuzzer.
 ADDRESS_CC ?= $(shell command -v clang || command -v cc)

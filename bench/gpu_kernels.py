@@ -23,7 +23,7 @@ _POINTER, _COUNT, _NUMBER = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32
 
 
 class HashLeavesJob(ctypes.Structure):
-    """`struct hash_leaves_job` of csrc/device/kernels/kernel.h."""
+    """`struct hash_leaves_job` of cuda/kernels/kernel.h."""
 
     _fields_ = [
         ("content", _POINTER),

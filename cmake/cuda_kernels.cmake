@@ -28,7 +28,7 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
       message(FATAL_ERROR "PCCL_CUDA_KERNELS=ON, but nvcc was not found: install CUDA, or pip install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime")
     endif()
   endif()
-  file(GLOB kernel_sources CONFIGURE_DEPENDS csrc/device/kernels/* csrc/compute/*.h)
+  file(GLOB kernel_sources CONFIGURE_DEPENDS cuda/kernels/* csrc/compute/*.h)
   set(cuda_image ${PROJECT_BINARY_DIR}/cuda_image.c)
   add_custom_command(
     OUTPUT ${cuda_image}
@@ -42,7 +42,7 @@ endif()
 
 # ---- the script: source, out, nvcc, wanted ----
 function(write_image bytes length why_not)
-  file(WRITE ${out} "// Made by cmake/cuda_kernels.cmake.\n#include \"device/cuda_kernels.h\"\n\n")
+  file(WRITE ${out} "// Made by cmake/cuda_kernels.cmake.\n#include \"cuda/cuda_kernels.h\"\n\n")
   if(bytes)
     file(APPEND ${out} "__asm__(\".pushsection .rodata\\n.balign 64\\npccl_cuda_fatbin:\\n.incbin \\\"${bytes}\\\"\\n.byte 0\\n.popsection\\n\");\n"
       "extern const unsigned char bytes[] __asm__(\"pccl_cuda_fatbin\");\n\n"
@@ -63,7 +63,7 @@ endif()
 
 execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE made_from ERROR_QUIET)
 string(APPEND made_from "${kernel_flags}")
-file(GLOB sources ${source}/csrc/device/kernels/* ${source}/csrc/compute/*.h)
+file(GLOB sources ${source}/cuda/kernels/* ${source}/csrc/compute/*.h)
 list(SORT sources)
 foreach(file ${sources})
   file(SHA256 ${file} hash)
@@ -84,7 +84,7 @@ foreach(folder ${source}/build/kernels ${own}/kernels)
 endforeach()
 set(fatbin ${kept}/${hash}.fatbin)
 if(NOT EXISTS ${fatbin})
-  execute_process(COMMAND ${nvcc} ${kernel_flags} -I${source}/csrc -o ${fatbin}.new ${source}/csrc/device/kernels/kernels.cu
+  execute_process(COMMAND ${nvcc} ${kernel_flags} -I${source} -I${source}/csrc -o ${fatbin}.new ${source}/cuda/kernels/kernels.cu
     RESULT_VARIABLE failed ERROR_VARIABLE words OUTPUT_VARIABLE words)
   if(failed)
     if(wanted STREQUAL "ON")

@@ -46,16 +46,20 @@ def build_driver(folder: Path) -> Path:
         pytest.skip("no C compiler")
     made = folder / "libfake_cuda.so"
     flags = ["-std=c11", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
-    folders = [f"-I{ROOT}/csrc", f"-I{ROOT}/csrc/include", f"-o{made}"]
+    folders = [f"-I{ROOT}", f"-I{ROOT}/csrc", f"-I{ROOT}/csrc/include", f"-o{made}"]
     subprocess.run([compiler, *flags, *folders, *(ROOT / "tests" / "fakes" / "cuda").glob("[dkm]*.c")], check=True)
     return made
 
 
 def driver_environment(
-    driver: Path, kernels: Path = ROOT / "tests" / "fakes" / "cuda" / "module.txt", reduce: str = "gpu"
+    driver: Path, kernels: Path = ROOT / "tests" / "fakes" / "cuda" / "module.txt", reduce: str = "gpu", library: str = ""
 ) -> dict[str, str]:
-    """What lets a process use the fake driver, and its kernels whether nvcc has been there or not."""
-    return {"PCCL_CUDA_DRIVER": str(driver), "PCCL_CUDA_KERNELS": str(kernels), "PCCL_CUDA_REDUCE": reduce}
+    """What lets a process use the fake driver, and its kernels whether nvcc has been there or not.
+
+    `library` takes the place of libpccl_cuda.so.
+    """
+    named = {"PCCL_CUDA_DRIVER": str(driver), "PCCL_CUDA_KERNELS": str(kernels), "PCCL_CUDA_REDUCE": reduce}
+    return {**named, "PCCL_CUDA_LIBRARY": library}
 
 
 class Counts(ctypes.Structure):
@@ -296,6 +300,32 @@ class Member:
         assert self.driver.capture_end(capturing)
         assert self.driver.risks() == (0, 0)
         return refusals
+
+    def refusals_without_the_library(self) -> str:
+        """What the calls say that refuse a tensor on a GPU: all the same. A sum on the CPU works before and after."""
+        content = np.ones(100, np.float32)
+        array = Array(self.driver, content)
+        entry = pccl.TensorInfo(
+            "w", array._address, numel=100, dtype=DataType.FLOAT, device_type=DeviceType.CUDA, allow_content_inequality=False
+        )
+        strategy = pccl.SharedStateSyncStrategy.ENFORCE_POPULAR
+        calls = (
+            lambda: self.comm.all_reduce(array, op=ReduceOp.SUM, tag=1),
+            lambda: self.comm.all_reduce_async(array, op=ReduceOp.SUM, tag=2),
+            lambda: self.comm.broadcast(array, root=0),
+            lambda: self.comm.sync_shared_state(pccl.SharedState([entry]), strategy),
+        )
+        refusals = set()
+        for call in calls:
+            on_cpu = content.copy()
+            self.comm.all_reduce(on_cpu, op=ReduceOp.SUM, tag=3)
+            assert (on_cpu == 2).all()
+            try:
+                call()
+            except UsageError as error:
+                refusals.add(error.detail)
+        (refusal,) = refusals
+        return refusal
 
     def reduce_with_bad_stream(self, count: int) -> tuple[str, bool]:
         """A copy fails under an op in place whose stream cannot be followed any more: the input is put back all the same."""

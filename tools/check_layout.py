@@ -1,8 +1,9 @@
-"""Checks that the sources of csrc and sim keep to the layout of docs/design.md.
+"""Checks that the sources of csrc, cuda and sim keep to the layout of docs/design.md.
 
 Includes go down the list of folders below, never up; no module includes another that includes it, however indirectly.
-The simulator (`sim`) may include everything, and csrc never includes it. A module is a header and its code. No file is longer
-than 600 lines, no line than 120 columns. Only `net` uses the descriptor of a stream: all others call net/transport.
+The library for GPUs (`cuda`) and the simulator (`sim`) may include everything of csrc, which never includes them. A module is
+a header and its code. No file is longer than 600 lines, no line than 120 columns. Only `net` uses the descriptor of a stream:
+all others call net/transport.
 """
 
 from __future__ import annotations
@@ -18,8 +19,23 @@ ROOT = Path(__file__).resolve().parents[1]
 #: Where quoted includes are looked up.
 INCLUDES = (ROOT / "csrc", ROOT / "csrc" / "include", ROOT)
 
-#: From the bottom to the top; all but `sim` are in csrc.
-FOLDERS = ["include", "base", "net", "compute", "topology", "device", "ops", "data", "state", "master", "peer", "api", "sim"]
+#: From the bottom to the top; all but `cuda` and `sim` are in csrc.
+FOLDERS = [
+    "include",
+    "base",
+    "net",
+    "compute",
+    "topology",
+    "device",
+    "ops",
+    "data",
+    "state",
+    "master",
+    "peer",
+    "api",
+    "cuda",
+    "sim",
+]
 LONGEST = 600
 WIDEST = 120
 
@@ -39,7 +55,7 @@ def module_of(path: Path) -> str:
 
 def main() -> int:
     """Print each breach of the layout; 1 where there is one."""
-    paths = [path for folder in ("csrc", "sim") for path in (ROOT / folder).rglob("*")]
+    paths = [path for folder in ("csrc", "cuda", "sim") for path in (ROOT / folder).rglob("*")]
     files = sorted(path.relative_to(ROOT) for path in paths if path.suffix in (".c", ".h", ".cu"))
     found: set[str] = set()
     includes: dict[str, set[str]] = defaultdict(set)
@@ -55,7 +71,7 @@ def main() -> int:
         for name in re.findall(r'^\s*#\s*include\s+"([^"]+)"', text, re.MULTILINE):
             target = next((folder / name for folder in INCLUDES if (folder / name).is_file()), ROOT / name).relative_to(ROOT)
             if target not in files:
-                found.add(f"{file} includes {name}, which is neither in csrc nor in sim")
+                found.add(f"{file} includes {name}, which is not in csrc, cuda or sim")
                 continue
             if FOLDERS.index(folder_of(target)) > FOLDERS.index(folder_of(file)):
                 found.add(f"{file} includes {name}, which stands above it")

@@ -3,9 +3,9 @@
     python tools/check_symbols.py [--require] [BUILD]
 
 No circle of objects, no global defined twice, and every global function carries the prefix of its module. Includes cannot
-show these: a declaration of another module's symbol needs no include. The script reads the objects of `libpccl_core` and
-`libpccl_sim` with `nm`, in BUILD or in the newest build below `build/` that has both. Without an up-to-date build it says
-so and returns 0, or 1 with --require.
+show these: a declaration of another module's symbol needs no include. The script reads the objects of `libpccl_core`,
+`libpccl_cuda_parts` and `libpccl_sim` with `nm`, in BUILD or in the newest build below `build/` that has them. Without an
+up-to-date build it says so and returns 0, or 1 with --require.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: By library: the folder of its sources, and the prefix of its modules in the messages and tables below.
-LIBRARIES = {"pccl_core": ("csrc", ""), "pccl_sim": ("sim", "sim/")}
+LIBRARIES = {"pccl_core": ("csrc", ""), "pccl_cuda_parts": ("cuda", "cuda/"), "pccl_sim": ("sim", "sim/")}
 
 #: Prefixes of a whole folder, beside those of its modules.
 FOLDERS = {"api": ("api_", "pccl"), "sim": ("sim_", "pccl_sim_", "judge_")}
@@ -29,7 +29,6 @@ CIRCLES = {
     "data/algorithm data/algorithms/broadcast data/algorithms/direct data/algorithms/pieces data/algorithms/ring "
     "data/algorithms/sharded data/algorithms/spread data/box data/lane data/link data/route data/same_host "
     "data/service": "a layer of connections below data ends it",
-    "device/cuda device/cuda_queue device/device": "a library for CUDA that calls device_add ends it",
 }
 
 #: Prefixes that are not the module's: what they name has no file of its own yet. Rename, split or merge; add none.

@@ -12,6 +12,7 @@
 #include "base/platform.h"
 #include "compute/codec.h"
 #include "compute/kernels.h"
+#include "device/cuda.h"
 #include "device/device.h"
 #include "net/socket.h"
 
@@ -287,7 +288,7 @@ static pcclResult_t check_entry(const pcclTensorInfo_t *info, size_t index) {
     if (info->count > (size_t)PTRDIFF_MAX / dtype_size((int)info->datatype))
         return detail_fail(pcclInvalidArgument, "entry \"%.200s\": count %zu is more than memory can hold", info->name,
                            info->count);
-    if (info->device_type == pcclDeviceCuda && info->count > 0 && device_of(info->data) != &cuda_device)
+    if (info->device_type == pcclDeviceCuda && info->count > 0 && !cuda_owns(info->data))
         return detail_fail(pcclInvalidArgument,
                            "entry \"%.200s\" is said to be on a CUDA device, but the CUDA driver of this process does "
                            "not know its memory",

@@ -11,8 +11,7 @@
 #include "base/platform.h"
 #include "base/stream.h"
 #include "compute/kernels.h"
-#include "device/cuda_driver.h"
-#include "device/gpu.h"
+#include "device/cuda.h"
 #include "device/device.h"
 #include "device/memory.h"
 #include "master/status_query.h"
@@ -286,26 +285,28 @@ int pccl_ext_cpu_level(const char **name_out) {
 }
 
 int pccl_ext_cuda(char *text_out, size_t capacity) {
-    char why[CUDA_WHY_BYTES], name[CUDA_WHY_BYTES] = "";
-    int count = cuda_driver_open(why);
-    size_t at = 0;
+    const char *why;
+    const struct cuda_library *library = cuda_library_load(&why);
+    if (library != NULL) return library->describe(text_out, capacity);
     snprintf(text_out, capacity, "%s", why);
-    for (int i = 0; i < count && at < capacity; i++)
-        if (cuda_driver_present()->device_name(name, sizeof name, i) == CUDA_SUCCESS)
-            at += (size_t)snprintf(text_out + at, capacity - at, "%s%s", at > 0 ? ", " : "", name);
-    return count;
+    return 0;
 }
 
 bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity) {
-    char why[CUDA_WHY_BYTES] = "";
-    bool usable = load ? gpu_takes_kernels(why) : cuda_kernels_are_there(why);
+    const char *why;
+    const struct cuda_library *library = cuda_library_load(&why);
+    if (library != NULL) return library->has_kernels(load, text_out, capacity);
     snprintf(text_out, capacity, "%s", why);
-    return usable;
+    return false;
 }
 
-const void *pccl_ext_cuda_fatbin(void) { return cuda_kernels_bytes(); }
+const void *pccl_ext_cuda_fatbin(void) {
+    const char *why;
+    const struct cuda_library *library = cuda_library_load(&why);
+    return library == NULL ? NULL : library->kernels();
+}
 
-bool pccl_ext_is_at_gpu(const void *memory) { return device_of(memory) == &cuda_device; }
+bool pccl_ext_is_at_gpu(const void *memory) { return cuda_owns(memory); }
 
 const char *pccl_ext_environment(size_t index, const char **meaning_out) {
     const struct environment_variable *variable = environment_variable(index);

@@ -188,7 +188,7 @@ int pccl_ext_cuda(char *text_out, size_t capacity);
 bool pccl_ext_cuda_kernels(bool load, char *text_out, size_t capacity);
 // Returns the kernels as the driver takes them (cuModuleLoadData), for benchmarks; NULL if there are none.
 const void *pccl_ext_cuda_fatbin(void);
-// Whether this is memory of a GPU that the driver of this process knows. Does not load it.
+// Whether this is memory of a GPU that the driver of this process knows. Loads neither the driver nor libpccl_cuda.so.
 bool pccl_ext_is_at_gpu(const void *memory);
 
 // ---- diagnosis: what the members of a run have seen of late, and what is made of it (docs/diagnosis.md) ----

@@ -11,7 +11,7 @@
 #include "base/environment.h"
 #include "base/descriptor.h"
 #include "base/log.h"
-#include "device/cuda_driver.h"
+#include "device/cuda.h"
 #include "peer/connect.h"
 #include "peer/retry.h"
 #include "peer/share.h"
@@ -48,8 +48,10 @@ pcclResult_t pcclInit(void) {
 
 pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t *info) {
     REQUIRE_NOT_NULL(info);
-    char why[CUDA_WHY_BYTES];
-    info->has_cuda_support = cuda_driver_open(why) > 0;
+    const char *why;
+    char names[1];
+    const struct cuda_library *library = cuda_library_load(&why);
+    info->has_cuda_support = library != NULL && library->describe(names, sizeof names) > 0;
     return pcclSuccess;
 }
 

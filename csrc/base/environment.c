@@ -21,6 +21,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_CPU_LEVEL", "instruction set of the kernels; for tests"},
     {"PCCL_CUDA_DRIVER", "a library in place of the CUDA driver"},
     {"PCCL_CUDA_KERNELS", "a file with kernels for GPUs, or off"},
+    {"PCCL_CUDA_LIBRARY", "a file in place of libpccl_cuda.so"},
     {"PCCL_CUDA_REDUCE", "gpu or host: where tensors at a GPU are reduced and quantised"},
     {"PCCL_DATA_THREADS", "threads beside the first that move the lanes of a communicator"},
     {"PCCL_FAKE_DEVICE", "1: tensors lie on the device of tests/fakes"},

@@ -1,4 +1,4 @@
-// Functions of one element, which the kernels of the CPU and those of GPUs (device/kernels) share, so that there is one
+// Functions of one element, which the kernels of the CPU and those of GPUs (cuda/kernels) share, so that there is one
 // definition of each value.
 #ifndef PCCL_COMPUTE_ELEMENT_H
 #define PCCL_COMPUTE_ELEMENT_H

@@ -203,3 +203,5 @@ void hash_leaves(uint64_t *leaves, const void *content, uint64_t bytes, uint64_t
 struct hash128 hash_root(const uint64_t *leaves, uint64_t count) {
     return hash_xxh3_128(leaves, count * sizeof *leaves);
 }
+
+const uint8_t *hash_get_secret(void) { return hash_secret; }

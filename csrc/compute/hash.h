@@ -29,6 +29,8 @@ static inline bool hash_equal(struct hash128 a, struct hash128 b) { return a.low
 uint64_t hash_leaf_count(uint64_t bytes);
 // leaves[i] = hash of leaf first + i, for `count` leaves that begin inside the content.
 void hash_leaves(uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first, uint64_t count);
+// The secret of XXH3, HASH_SECRET_BYTES long (compute/kernels_levels.h).
+const uint8_t *hash_get_secret(void);
 // The hash of the whole from all its leaves.
 struct hash128 hash_root(const uint64_t *leaves, uint64_t count);
 

@@ -1,470 +1,201 @@
-// Memory of GPUs, by way of the CUDA driver (device/cuda_driver), as a device of device/device.h.
-//
-// A tensor's bytes reach the wire, and come from it, through memory of the host (device/gpu), chunk by chunk, and are
-// reduced on the host (device/cuda_queue), or by kernels (device/cuda_kernels). A chunk that has come from the wire is
-// mostly sent on at once: a window of what was landed or reduced last is the memory of the host where it still lies, so
-// it crosses the bus once.
-#include <pccl.h>
+#define LOG_COMPONENT "config"
+#include "device/cuda.h"
 
-#include "base/detail.h"
-#include "base/grow.h"
-#include "compute/kernels_levels.h"
-#include "device/cuda_queue.h"
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
+// From the documentation of the driver API (docs.nvidia.com/cuda/cuda-driver-api).
 enum {
-    LIST_LEAST = 16,
-    HASH_AHEAD = 4, // leaves that are copied while one is hashed on the host
-    HASH_LEAST = 8, // leaves: of fewer the few warps take longer than the copies
-    HASH_MOST = 65536,
-    HASH_SHORT_BYTES = 240, // of a leaf for which XXH3 has another way
-    REDUCE_THREAD_BYTES = 16,
-    REDUCE_BLOCKS_MOST = 32, // 128 KiB on their way over the bus, more than it takes to keep it busy
+    SUCCESS = 0,
+    ERROR_INVALID_VALUE = 1,
+    ERROR_NOT_INITIALIZED = 3,
+    ERROR_DEINITIALIZED = 4,
+    ERROR_INVALID_CONTEXT = 201,
+    ATTRIBUTE_MEMORY_TYPE = 2,
+    ATTRIBUTE_DEVICE_ORDINAL = 9,
+    MEMORY_TYPE_DEVICE = 2,
+};
+typedef int pointer_attribute_function(void *data, int attribute, uint64_t pointer); // cuPointerGetAttribute
+
+enum { PATH_BYTES = 1024, WHY_BYTES = 2 * PATH_BYTES };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(pointer_attribute_function *) pointer_attribute; // NULL: no driver is loaded
+static atomic_ullong looked_at; // number of libraries that were loaded at the last look-up, and 1
+static _Atomic(const struct cuda_library *) library;
+static atomic_bool library_refused;
+static char library_why[WHY_BYTES]; // written before `library_refused`
+
+// A forked child takes the lock for each of its tensors, too.
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+static void watch_forks(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
+static void take_lock(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&lock);
+}
+
+// ---- the driver ----
+const char *cuda_driver_name(void) {
+    const char *other = getenv("PCCL_CUDA_DRIVER");
+    return other == NULL || *other == 0 ? "libcuda.so.1" : other;
+}
+
+static int count_loaded(struct dl_phdr_info *info, size_t size, void *count) {
+    (void)size;
+    *(unsigned long long *)count = info->dlpi_adds;
+    return 1;
+}
+
+// Returns the driver's function if this process has loaded the driver. Looks again only after a library was loaded.
+static pointer_attribute_function *find_driver(void) {
+    pointer_attribute_function *found = atomic_load(&pointer_attribute);
+    if (found != NULL) return found;
+    unsigned long long loaded = 0;
+    dl_iterate_phdr(count_loaded, &loaded);
+    if (atomic_load(&looked_at) == loaded + 1) return NULL;
+    take_lock();
+    void *driver = dlopen(cuda_driver_name(), RTLD_NOW | RTLD_NOLOAD);
+    if (driver != NULL) *(void **)(void *)&found = dlsym(driver, "cuPointerGetAttribute");
+    if (found != NULL)
+        atomic_store(&pointer_attribute, found); // and the driver stays
+    else if (driver != NULL)
+        dlclose(driver);
+    atomic_store(&looked_at, loaded + 1);
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+bool cuda_owns(const void *memory) {
+    pointer_attribute_function *ask = memory == NULL ? NULL : find_driver();
+    unsigned type = 0;
+    if (ask == NULL) return false;
+    switch (ask(&type, ATTRIBUTE_MEMORY_TYPE, (uintptr_t)memory)) {
+    case SUCCESS: return type == MEMORY_TYPE_DEVICE;
+    case ERROR_INVALID_VALUE: // memory that CUDA has never heard of
+    case ERROR_NOT_INITIALIZED:
+    case ERROR_DEINITIALIZED:
+    case ERROR_INVALID_CONTEXT: return false;
+    default: return !memory_can_be_read(memory, 1); // a GPU has failed, and the driver tells nothing any more
+    }
+}
+
+static int ordinal_of(const void *memory) {
+    int ordinal = -1;
+    return find_driver()(&ordinal, ATTRIBUTE_DEVICE_ORDINAL, (uintptr_t)memory) == SUCCESS ? ordinal : -1;
+}
+
+bool cuda_is_same(const void *one, const void *other) { return ordinal_of(one) == ordinal_of(other); }
+
+// ---- the library ----
+static const struct cuda_host host = {
+#define CUDA_HOST_LEND(type, name, parameters, arguments) .name = name,
+    CUDA_HOST_FUNCTIONS(CUDA_HOST_LEND)
+#undef CUDA_HOST_LEND
+        .detail_fail = detail_fail,
+    .log_write = log_write,
 };
 
-#define FENCE_OF_WINDOW (UINT64_C(1) << 63) // the rest is the number of a task, which is ready or no more
+// Writes the path of the library: PCCL_CUDA_LIBRARY, or beside the file that this code lies in, or, if it is not there,
+// the name alone, for the system's search.
+static void find_library(char path[PATH_BYTES]) {
+    static const char name[] = "libpccl_cuda.so";
+    const char *other = getenv("PCCL_CUDA_LIBRARY");
+    Dl_info own;
+    const char *slash = NULL;
+    if (dladdr(&host, &own) != 0 && own.dli_fname != NULL) slash = strrchr(own.dli_fname, '/');
+    if (other != NULL && *other != 0) {
+        snprintf(path, PATH_BYTES, "%s", other);
+        return;
+    }
+    if (slash != NULL) snprintf(path, PATH_BYTES, "%.*s/%s", (int)(slash - own.dli_fname), own.dli_fname, name);
+    if (slash == NULL || access(path, F_OK) != 0) snprintf(path, PATH_BYTES, "%s", name);
+}
 
-// ---- opening and closing ----
+// Returns NULL and writes the reason unless both sides have the same interface.
+static const struct cuda_library *open_library(void *file, const char *path, char why[WHY_BYTES]) {
+    static const struct cuda_abi wanted = CUDA_ABI;
+    const struct cuda_abi *found = dlsym(file, CUDA_ABI_SYMBOL);
+    cuda_open_function *begin;
+    *(void **)(void *)&begin = dlsym(file, CUDA_OPEN_SYMBOL);
+    if (found == NULL || begin == NULL) {
+        snprintf(why, WHY_BYTES, "%s is not a CUDA library of pccl", path);
+        return NULL;
+    }
+    bool comparable = found->bytes == wanted.bytes && found->revision == wanted.revision;
+    if (!comparable || memcmp(found, &wanted, sizeof wanted) != 0) {
+        snprintf(why, WHY_BYTES, "%s is of another build of pccl (%.*s, not %s)", path, (int)sizeof found->version,
+                 comparable ? found->version : "unknown", wanted.version);
+        return NULL;
+    }
+    const struct cuda_library *opened = begin(&host);
+    if (opened == NULL) snprintf(why, WHY_BYTES, "%s serves another copy of pccl in this process", path);
+    return opened;
+}
+
+// Threads of the library call the core, so neither is unloaded any more.
+static void keep_core(void) {
+    Dl_info own;
+    if (dladdr(&host, &own) != 0 && own.dli_fname != NULL)
+        (void)dlopen(own.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+static void load_library(void) {
+    char path[PATH_BYTES] = "";
+    find_library(path);
+    void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    const char *error = file == NULL ? dlerror() : NULL;
+    const struct cuda_library *opened = NULL;
+    if (file == NULL)
+        snprintf(library_why, sizeof library_why, "libpccl_cuda.so cannot be loaded: %s", error == NULL ? path : error);
+    else
+        opened = open_library(file, path, library_why);
+    if (opened != NULL) keep_core();
+    atomic_store(&library, opened);
+    atomic_store(&library_refused, opened == NULL);
+}
+
+const struct cuda_library *cuda_library_load(const char **why) {
+    if (atomic_load(&library) == NULL && !atomic_load(&library_refused)) {
+        take_lock();
+        if (atomic_load(&library) == NULL && !atomic_load(&library_refused)) load_library();
+        pthread_mutex_unlock(&lock);
+    }
+    *why = library_why;
+    return atomic_load(&library);
+}
+
+void cuda_library_use(const struct cuda_library *linked) { atomic_store(&library, linked); }
+
+// ---- a device that cannot be used ----
+static bool refused_follow(struct device_queue *queue, void *stream) {
+    (void)queue, (void)stream;
+    return detail_fail(false,
+                       "the tensor is on a GPU, and %s; install pccl again together with its CUDA library, or pass a "
+                       "tensor on the CPU",
+                       library_why);
+}
+
+static void refused_close(struct device_queue *queue) { (void)queue; }
+
+static const struct device refused_device = {.name = "CUDA", .follow = refused_follow, .close = refused_close};
+static struct device_queue refused_queue = {
+    .device = &refused_device, .failed = true, .error = "CUDA: libpccl_cuda.so cannot be used"};
+
 static struct device_queue *cuda_open(const void *tensor, int wake) {
-    struct cuda_queue *q = cuda_queue_open(&cuda_device, tensor, wake);
-    return q == NULL ? NULL : &q->queue;
+    const char *why;
+    const struct cuda_library *loaded = cuda_library_load(&why);
+    return loaded == NULL ? &refused_queue : loaded->device->open(tensor, wake);
 }
 
-static bool cuda_follow(struct device_queue *queue, void *stream) {
-    return cuda_queue_follow((struct cuda_queue *)queue, stream);
-}
+const struct device cuda_device = {.name = "CUDA", .owns = cuda_owns, .together = cuda_is_same, .open = cuda_open};
 
-static void forget_recent(struct cuda_queue *q) {
-    gpu_drop(q->recent.host);
-    q->recent.host = NULL;
-}
-
-static void cuda_close(struct device_queue *queue) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    cuda_queue_drain(q);
-    forget_recent(q);
-    while (q->given_count > 0) gpu_drop(q->given[--q->given_count]);
-    while (q->room_count > 0) gpu_room_give(q->gpu, q->to_gpu.stream, q->rooms[--q->room_count]);
-    pthread_mutex_unlock(&q->lock);
-    cuda_queue_close(q);
-}
-
-// ---- fences ----
-// Lock held.
-static enum device_state state_of(const struct cuda_queue *q, uint64_t fence) {
-    uint64_t number = fence & ~FENCE_OF_WINDOW;
-    if (device_has_failed(&q->queue)) return DEVICE_FAILED;
-    if (q->begun && q->done >= number) return DEVICE_DONE;
-    if (fence == number) return DEVICE_BUSY;
-    for (const struct cuda_task *task = q->first; task != NULL; task = task->next)
-        if (task->number == number) return task->ready || task->stage == STAGE_DONE ? DEVICE_DONE : DEVICE_BUSY;
-    return DEVICE_BUSY;
-}
-
-static enum device_state cuda_passed(struct device_queue *queue, uint64_t fence) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    enum device_state state = state_of(q, fence);
-    pthread_mutex_unlock(&q->lock);
-    return state;
-}
-
-static uint64_t cuda_mark(struct device_queue *queue) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    uint64_t fence = q->asked;
-    pthread_mutex_unlock(&q->lock);
-    return fence;
-}
-
-static bool cuda_await(struct device_queue *queue) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    cuda_queue_drain(q);
-    pthread_mutex_unlock(&q->lock);
-    return !device_has_failed(queue);
-}
-
-static bool cuda_await_fence(struct device_queue *queue, uint64_t fence) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    enum device_state state;
-    pthread_mutex_lock(&q->lock);
-    while ((state = state_of(q, fence)) == DEVICE_BUSY) pthread_cond_wait(&q->changed, &q->lock);
-    pthread_mutex_unlock(&q->lock);
-    return state == DEVICE_DONE;
-}
-
-static void cuda_set_wake(struct device_queue *queue, int wake) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    q->wake = wake;
-    pthread_mutex_unlock(&q->lock);
-}
-
-// ---- asking; lock held ----
-// What writes over what was landed last makes that old.
-static uint64_t ask(struct cuda_queue *q, struct cuda_task task) {
-    if (cuda_overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes) ||
-        cuda_overlap(task.residual_out, task.residual_bytes, q->recent.tensor, q->recent.bytes))
-        forget_recent(q);
-    return cuda_queue_ask(q, task);
-}
-
-// Memory of the host that the caller has until it gives it back. NULL: the queue has failed.
-static void *lend(struct cuda_queue *q, void *host) {
-    if (host != NULL && GROW(q->given, q->given_room, q->given_count, LIST_LEAST)) {
-        q->given[q->given_count++] = host;
-        return host;
-    }
-    gpu_drop(host);
-    if (!device_has_failed(&q->queue)) cuda_queue_fail(q, "memory of the host for copies", CUDA_ERROR_OUT_OF_MEMORY);
-    return NULL;
-}
-
-static void *host_new(struct cuda_queue *q, size_t bytes) {
-    if (device_has_failed(&q->queue)) return NULL;
-    void *host = cuda_queue_pinned(q, bytes);
-    return host == NULL ? gpu_host_plain(bytes) : host;
-}
-
-// Takes memory back: the caller no longer has it, but it is still kept.
-static void *take_back(struct cuda_queue *q, const void *host) {
-    size_t at = 0;
-    while (q->given[at] != host) at++;
-    q->given[at] = q->given[--q->given_count];
-    return (void *)(uintptr_t)host;
-}
-
-static void remember(struct cuda_queue *q, const void *tensor, size_t bytes, void *host, uint64_t number) {
-    forget_recent(q);
-    q->recent.tensor = tensor;
-    q->recent.bytes = bytes;
-    q->recent.number = number;
-    if (number != 0) gpu_keep(q->recent.host = host);
-}
-
-// ---- to and from the wire ----
-static const void *cuda_window(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    bool is_here = q->recent.host != NULL && q->recent.tensor == tensor && q->recent.bytes == bytes;
-    if (is_here) gpu_keep(q->recent.host);
-    void *host = lend(q, is_here ? q->recent.host : host_new(q, bytes));
-    if (host != NULL && is_here) {
-        *fence = q->recent.number | FENCE_OF_WINDOW;
-    } else if (host != NULL) {
-        gpu_keep(host);
-        *fence = ask(q, (struct cuda_task){.kind = TASK_WINDOW, .from = tensor, .bytes = bytes, .host = host});
-        *fence |= FENCE_OF_WINDOW;
-    }
-    pthread_mutex_unlock(&q->lock);
-    return host;
-}
-
-static void cuda_shut(struct device_queue *queue, const void *place) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    gpu_drop(take_back(q, place));
-    pthread_mutex_unlock(&q->lock);
-}
-
-static void *cuda_landing(struct device_queue *queue, size_t bytes) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    void *landing = lend(q, host_new(q, bytes));
-    pthread_mutex_unlock(&q->lock);
-    return landing;
-}
-
-static void cuda_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    void *host = take_back(q, landing);
-    gpu_keep(host); // for `remember`
-    uint64_t number =
-        ask(q, (struct cuda_task){.kind = TASK_LAND, .to = tensor, .bytes = bytes, .host = host, .ready = true});
-    remember(q, tensor, bytes, host, number);
-    gpu_drop(host);
-    pthread_mutex_unlock(&q->lock);
-}
-
-static bool are_aligned(const void *a, const void *b, size_t element) {
-    return ((uintptr_t)a | (uintptr_t)b) % element == 0;
-}
-
-// A kernel cannot reach a room that had to be taken from the host, nor elements that are not aligned. Lock held.
-static bool can_reduce_at_gpu(const struct cuda_queue *q, const void *host, const void *result, const void *input,
-                              size_t count, size_t element) {
-    if (count == 0 || q->gpu == NULL || !cuda_kernels_reduce(&q->gpu->kernels) || !gpu_host_is_pinned(host))
-        return false;
-    if (!are_aligned(result, input, element)) return false;
-    for (size_t i = 0; i < q->room_count; i++) {
-        const struct gpu_room *room = q->rooms[i];
-        if (!room->is_at_gpu && cuda_overlap(result, count * element, room->memory, room->bytes)) return false;
-    }
-    return true;
-}
-
-static struct cuda_task reduce_at_gpu(void *host, size_t count, const struct device_sum *sum) {
-    unsigned kernel = CUDA_KERNEL_reduce_u8 + (unsigned)sum->dtype;
-    size_t threads = count * dtype_size(sum->dtype) / REDUCE_THREAD_BYTES + 1;
-    size_t blocks = (threads - 1) / cuda_kernels_threads(kernel) + 1;
-    return (struct cuda_task){
-        .kind = TASK_KERNEL,
-        .kernel = kernel,
-        .blocks = blocks < REDUCE_BLOCKS_MOST ? (unsigned)blocks : REDUCE_BLOCKS_MOST,
-        .job.reduce = {.both = host, .count = count, .op = (uint32_t)sum->op, .divisor = sum->divisor}};
-}
-
-// Lock held.
-static struct cuda_task reduce_on_host(struct cuda_queue *q, size_t count, const struct device_sum *sum) {
-    void *own = host_new(q, count * dtype_size(sum->dtype));
-    if (own == NULL && !device_has_failed(&q->queue))
-        cuda_queue_fail(q, "memory of the host for copies", CUDA_ERROR_OUT_OF_MEMORY);
-    return (struct cuda_task){.kind = TASK_REDUCE, .input = own, .count = count, .sum = *sum};
-}
-
-static void cuda_reduce(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
-                        const struct device_sum *sum) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    size_t bytes = count * dtype_size(sum->dtype);
-    pthread_mutex_lock(&q->lock);
-    void *host = take_back(q, landing);
-    bool at_gpu = can_reduce_at_gpu(q, host, result, input, count, dtype_size(sum->dtype));
-    struct cuda_task task = at_gpu ? reduce_at_gpu(host, count, sum) : reduce_on_host(q, count, sum);
-    task.to = result;
-    task.from = input;
-    task.bytes = bytes;
-    task.host = host;
-    if (at_gpu) task.job.reduce.result = result, task.job.reduce.input = input;
-    gpu_keep(host);
-    remember(q, result, bytes, host, ask(q, task));
-    gpu_drop(host);
-    pthread_mutex_unlock(&q->lock);
-}
-
-// ---- codes ----
-// The host that codes pass through on their way: those of the sum, then those of the terms one after another.
-static size_t padded(size_t bytes) { return (bytes + 15) / 16 * 16; }
-
-// NULL: none of the terms is the own input.
-static const void *own_input(const struct device_codes *what) {
-    return what->own < what->term_count ? what->input : NULL;
-}
-
-static bool can_code_at_gpu(const struct cuda_queue *q, const struct device_codes *what, const struct codec *codec) {
-    return what->count > 0 && block_is_algorithm(codec->algorithm) &&
-           are_aligned(what->result, own_input(what), dtype_size(what->sum.dtype)) &&
-           are_aligned(what->residual_in, what->residual_out, sizeof(float)) && cuda_kernels_quantise(&q->gpu->kernels);
-}
-
-static struct codes_job codes_job_of(const struct device_codes *what, const struct codec *codec, bool encodes,
-                                     size_t stride, uint8_t *host) {
-    struct codes_job job = {
-        .own = own_input(what),
-        .residual_in = what->residual_in,
-        .inputs = host + stride,
-        .codes = encodes ? host : NULL,
-        .result = what->result,
-        .residual_out = what->residual_out,
-        .count = what->count,
-        .stride = stride,
-        .terms = what->term_count,
-        .own_term = what->own,
-        .block = codec->block,
-        .code = codec->algorithm - (uint32_t)pcclQuantBlockInt8,
-        .dtype = (uint32_t)what->sum.dtype,
-        .op = (uint32_t)what->sum.op,
-        .divisor = what->sum.divisor,
-        .is_stochastic = what->rounding != NULL,
-        .times = (float)what->times,
-    };
-    if (what->rounding != NULL) job.seed = what->rounding->seed, job.index = what->rounding->index;
-    return job;
-}
-
-// For what is not page-locked, or too much for it, the host is the place.
-static enum device_coding cuda_code(struct device_queue *queue, const struct device_codes *what, const void **codes,
-                                    uint64_t *fence) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    const struct codec *codec = codec_find(what->codec);
-    if (device_has_failed(queue)) return DEVICE_CODING_FAILED;
-    if (!can_code_at_gpu(q, what, codec)) return DEVICE_CODING_ELSEWHERE;
-    size_t bytes = codec_bytes(codec, what->sum.dtype, what->count), stride = padded(bytes);
-    uint32_t warps = (codec->block - 1) / KERNEL_CODES_EACH + 1; // of a block of the codec
-    size_t at_once = cuda_kernels_threads(CUDA_KERNEL_codes) / KERNEL_WARP / warps * codec->block;
-    struct cuda_task task = {.kind = TASK_KERNEL,
-                             .kernel = CUDA_KERNEL_codes,
-                             .blocks = (unsigned)((what->count - 1) / at_once + 1),
-                             .to = what->result,
-                             .from = own_input(what),
-                             .bytes = what->count * dtype_size(what->sum.dtype),
-                             .residual_out = what->residual_out,
-                             .residual_in = what->residual_in,
-                             .residual_bytes = what->count * sizeof *what->residual_in};
-    pthread_mutex_lock(&q->lock);
-    uint32_t last_is_own = what->own + 1 == what->term_count; // which has no codes
-    uint8_t *host = host_new(q, (what->term_count + 1 - last_is_own) * stride);
-    pthread_mutex_unlock(&q->lock);
-    if (host == NULL || !gpu_host_is_pinned(host)) {
-        gpu_drop(host);
-        return device_has_failed(queue) ? DEVICE_CODING_FAILED : DEVICE_CODING_ELSEWHERE;
-    }
-    for (uint32_t i = 0; i < what->term_count; i++)
-        if (i != what->own) memcpy(host + (i + 1) * stride, what->terms[i], bytes);
-    task.host = host;
-    task.job.codes = codes_job_of(what, codec, codes != NULL, stride, host);
-    gpu_keep(host);
-    pthread_mutex_lock(&q->lock);
-    uint64_t number = ask(q, task);
-    bool good = number != 0;
-    if (good && codes != NULL) {
-        *fence = number | FENCE_OF_WINDOW;
-        good = (*codes = lend(q, host)) != NULL;
-    } else {
-        gpu_drop(host);
-    }
-    pthread_mutex_unlock(&q->lock);
-    return good ? DEVICE_CODING_ASKED : DEVICE_CODING_FAILED;
-}
-
-// ---- rooms and copies ----
-static void *cuda_take(struct device_queue *queue, size_t bytes) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    bool may = !device_has_failed(queue) && GROW(q->rooms, q->room_room, q->room_count, LIST_LEAST);
-    // in the stream that first writes to it
-    struct gpu_room *room = may ? gpu_room_take(q->gpu, q->to_gpu.stream, bytes) : NULL;
-    if (room != NULL)
-        q->rooms[q->room_count++] = room;
-    else if (!device_has_failed(queue))
-        cuda_queue_fail(q, "memory for the input", CUDA_ERROR_OUT_OF_MEMORY);
-    pthread_mutex_unlock(&q->lock);
-    return room == NULL ? NULL : room->memory;
-}
-
-static void cuda_give(struct device_queue *queue, void *memory) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    size_t at = 0;
-    while (q->rooms[at]->memory != memory) at++;
-    struct gpu_room *room = q->rooms[at];
-    if (ask(q, (struct cuda_task){.kind = TASK_FREE_ROOM, .to = memory, .bytes = room->bytes, .room = room}) != 0)
-        q->rooms[at] = q->rooms[--q->room_count]; // else it goes with the queue
-    pthread_mutex_unlock(&q->lock);
-}
-
-static void cuda_copy(struct device_queue *queue, void *to, const void *from, size_t bytes) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    ask(q, (struct cuda_task){.kind = TASK_COPY, .to = to, .from = from, .bytes = bytes});
-    pthread_mutex_unlock(&q->lock);
-}
-
-// ---- streams of the caller ----
-static bool cuda_hold(struct device_queue *queue, void *stream) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    if (device_has_failed(queue)) return detail_fail(false, "%s", device_error(queue));
-    struct cuda_hold *hold = cuda_hold_new(q->gpu, stream); // without the lock, which what ends a wait needs
-    if (hold == NULL) return false;
-    pthread_mutex_lock(&q->lock);
-    cuda_holds_add(&q->holds, hold);
-    pthread_mutex_unlock(&q->lock);
-    return true;
-}
-
-static void cuda_release(struct device_queue *queue) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    pthread_mutex_lock(&q->lock);
-    if (q->holds != NULL && ask(q, (struct cuda_task){.kind = TASK_RELEASE}) == 0) cuda_holds_release(&q->holds);
-    pthread_mutex_unlock(&q->lock);
-}
-
-// ---- content ----
-// Some leaves are copied while one is hashed.
-static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
-                         uint64_t count) {
-    struct device_queue *queue = &q->queue;
-    const void *windows[HASH_AHEAD];
-    uint64_t fences[HASH_AHEAD], shown = 0;
-    bool good = true;
-    for (uint64_t i = 0; i < count; i++) {
-        for (; shown < count && shown < i + HASH_AHEAD; shown++) {
-            uint64_t at = (first + shown) * HASH_LEAF_BYTES, length = bytes - at;
-            if (length > HASH_LEAF_BYTES) length = HASH_LEAF_BYTES;
-            windows[shown % HASH_AHEAD] =
-                cuda_window(queue, (const uint8_t *)content + at, length, &fences[shown % HASH_AHEAD]);
-        }
-        const void *window = windows[i % HASH_AHEAD];
-        uint64_t left = bytes - (first + i) * HASH_LEAF_BYTES;
-        good = good && window != NULL && cuda_await_fence(queue, fences[i % HASH_AHEAD]);
-        if (good) hash_leaves(&leaves[i], window, left < HASH_LEAF_BYTES ? left : HASH_LEAF_BYTES, 0, 1);
-        if (window != NULL) cuda_shut(queue, window);
-    }
-    return good;
-}
-
-// Some leaves at the GPU; only their hashes come to the host. False: there is no page-locked memory for these, or the
-// queue has failed.
-static bool hash_at_gpu(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
-                        uint64_t count) {
-    struct cuda_task task = {.kind = TASK_KERNEL,
-                             .kernel = CUDA_KERNEL_hash_leaves,
-                             .from = (const uint8_t *)content + first * HASH_LEAF_BYTES};
-    uint64_t left = bytes - first * HASH_LEAF_BYTES;
-    task.bytes = left < count * HASH_LEAF_BYTES ? left : count * HASH_LEAF_BYTES;
-    task.blocks = (unsigned)((count * KERNEL_WARP - 1) / cuda_kernels_threads(task.kernel) + 1);
-    pthread_mutex_lock(&q->lock);
-    task.host = host_new(q, count * sizeof *leaves);
-    bool may = task.host != NULL && gpu_host_is_pinned(task.host);
-    task.job.hash = (struct hash_leaves_job){content, task.host, bytes, first, count, {0}};
-    memcpy(task.job.hash.secret, hash_secret, sizeof task.job.hash.secret);
-    if (may) gpu_keep(task.host);
-    uint64_t number = may ? cuda_queue_ask(q, task) : 0;
-    pthread_mutex_unlock(&q->lock);
-    bool good = number != 0 && cuda_await_fence(&q->queue, number | FENCE_OF_WINDOW);
-    if (good) memcpy(leaves, task.host, count * sizeof *leaves);
-    gpu_drop(task.host);
-    return good;
-}
-
-// Several threads may do this at once.
-static bool cuda_hash(struct device_queue *queue, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
-                      uint64_t count) {
-    struct cuda_queue *q = (struct cuda_queue *)queue;
-    while (q->gpu != NULL && q->gpu->kernels.usable && count >= HASH_LEAST) {
-        uint64_t now = count < HASH_MOST ? count : HASH_MOST;
-        if (bytes - (first + now - 1) * HASH_LEAF_BYTES <= HASH_SHORT_BYTES) now--; // the last one
-        if (!hash_at_gpu(q, leaves, content, bytes, first, now)) break;
-        leaves += now;
-        first += now;
-        count -= now;
-    }
-    return hash_on_host(q, leaves, content, bytes, first, count);
-}
-
-const struct device cuda_device = {
-    .name = "CUDA",
-    .owns = gpu_owns,
-    .together = gpu_is_same,
-    .open = cuda_open,
-    .follow = cuda_follow,
-    .close = cuda_close,
-    .passed = cuda_passed,
-    .mark = cuda_mark,
-    .await = cuda_await,
-    .await_fence = cuda_await_fence,
-    .set_wake = cuda_set_wake,
-    .window = cuda_window,
-    .shut = cuda_shut,
-    .landing = cuda_landing,
-    .land = cuda_land,
-    .reduce = cuda_reduce,
-    .code = cuda_code,
-    .take = cuda_take,
-    .give = cuda_give,
-    .copy = cuda_copy,
-    .hash = cuda_hash,
-    .hold = cuda_hold,
-    .release = cuda_release,
-};
+__attribute__((constructor)) static void cuda_add(void) { device_add(&cuda_device); }

@@ -5,8 +5,8 @@
 
 enum { DEVICES_MAX = 8 };
 
-static const struct device *devices[DEVICES_MAX] = {&cuda_device};
-static size_t device_count = 1;
+static const struct device *devices[DEVICES_MAX];
+static size_t device_count;
 
 void device_add(const struct device *device) {
     if (device_count < DEVICES_MAX) devices[device_count++] = device;

@@ -88,9 +88,6 @@ struct device {
     void (*release)(struct device_queue *queue);
 };
 
-// Memory of GPUs.
-extern const struct device cuda_device;
-
 // The first member of a queue of any device.
 struct device_queue {
     const struct device *device;

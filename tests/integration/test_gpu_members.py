@@ -89,6 +89,14 @@ def test_sync(members, count):
     assert first == second
 
 
+def test_without_the_library(driver):
+    """A tensor on a GPU is refused, with the reason and what to do; the same members go on with tensors on the CPU."""
+    with pair(driver, (True, True), library="/nowhere/libpccl_cuda.so") as members:
+        for refusal in on_both(members, "refusals_without_the_library"):
+            assert "the tensor is on a GPU, and libpccl_cuda.so cannot be loaded: /nowhere/libpccl_cuda.so" in refusal
+            assert "install pccl again together with its CUDA library, or pass a tensor on the CPU" in refusal
+
+
 def test_streams(driver):
     with pair(driver, (True, True)) as members:
         for count in (100, 600_000):

@@ -34,7 +34,7 @@ def said(**environment):
 
 
 def test_the_list_has_all_variables_that_sources_read():
-    folders = ("csrc", "pccl", "bench", "examples", "tests")
+    folders = ("csrc", "cuda", "pccl", "bench", "examples", "tests")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.[chp]*") if path.suffix in (".c", ".h", ".py")]
     read = {name for path in files for name in READ.findall(path.read_text())}
     read |= {name for path in (ROOT / "pccl").rglob("*.py") for name in LITERAL.findall(path.read_text())}

@@ -166,7 +166,7 @@ def test_jobs_of_the_benchmark(monkeypatch):
     """They have the members of those in C, in the same order."""
     monkeypatch.syspath_prepend(ROOT / "bench")
     jobs = importlib.import_module("gpu_kernels")
-    header = (ROOT / "csrc/device/kernels/kernel.h").read_text()
+    header = (ROOT / "cuda/kernels/kernel.h").read_text()
     for name, job in (("hash_leaves_job", jobs.HashLeavesJob), ("codes_job", jobs.CodesJob)):
         body = re.sub(r"//[^\n]*", "", re.search(rf"struct {name} \{{(.*?)\}};", header, re.DOTALL)[1])
         members = [re.sub(r"\[.*\]", "", part).split()[-1].strip("*") for part in re.findall(r"[^;,]+(?=[;,])", body)]

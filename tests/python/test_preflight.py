@@ -67,7 +67,7 @@ def test_a_python_that_is_too_old(tmp_path):
 
 def test_make_says_so_before_it_makes_anything(tmp_path):
     root = PREFLIGHT.parents[1]
-    files = ["Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt", "tools", "csrc", "bindings", "pccl"]
+    files = ["Makefile", "pyproject.toml", "constraints.txt", "CMakeLists.txt", "tools", "csrc", "cuda", "bindings", "pccl"]
     for name in files:
         (tmp_path / name).symlink_to(root / name)
     for target in ("demo", "test"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
+CUDA = CSRC.with_name("cuda")
 
 OPENERS = (
     "socket|socketpair|accept4?|epoll_create1?|eventfd|signalfd|timerfd_create|inotify_init1?|pidfd_open|memfd_create|userfaultfd"
@@ -28,8 +29,8 @@ def sources_of(folder: str) -> str:
 def test_descriptors_are_opened_and_closed_in_one_place():
     """One that csrc/base/descriptor.c does not know stays open in forked children, and hides the death of their parent."""
     found = [
-        f"{path.relative_to(CSRC)}:{number}: {line.strip()}"
-        for path in sorted(CSRC.rglob("*.[ch]"))
+        f"{path.relative_to(CSRC.parent)}:{number}: {line.strip()}"
+        for path in sorted((*CSRC.rglob("*.[ch]"), *CUDA.rglob("*.[ch]")))
         if path.name != "descriptor.c"
         for number, line in enumerate(code_of(path), 1)
         # Between these two stands what has no function of its own in descriptor.h.

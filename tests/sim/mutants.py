@@ -55,6 +55,7 @@ SOURCES = [
 FLAGS = [
     "-std=c11",
     "-D_GNU_SOURCE=",
+    '-DPCCL_VERSION="0"',
     "-DNDEBUG",
     "-O1",
     "-I.",
@@ -815,9 +816,6 @@ def compile_library(folder: Path) -> Path:
     objects = [folder / (source.replace("/", "_") + ".core.o") for source in LIBRARY]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, LIBRARY, objects))
-    image = folder / "image.c"  # of the kernels for GPUs: none
-    image.write_text('#include "device/cuda_kernels.h"\nconst struct cuda_image cuda_image;\n', encoding="utf-8")
-    objects.append(compile_one(image, folder / "image.o"))
     archive = folder / "core.a"
     run(shutil.which("ar") or "ar", "rcs", archive, *objects)
     return archive

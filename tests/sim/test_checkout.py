@@ -73,4 +73,5 @@ def test_only_the_option_builds_the_simulator(tmp_path, simulator):
     assert ("_simulator" in (tmp_path / "build.ninja").read_text(encoding="utf-8")) == simulator
     installed = "".join(path.read_text(encoding="utf-8") for path in tmp_path.rglob("cmake_install.cmake"))
     assert "_native" in installed
+    assert "libpccl_cuda.so" in installed
     assert "_simulator" not in installed

@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "device/cuda_driver.h"
+#include "cuda/cuda_driver.h"
 
 #define PROTOTYPE(member, symbol, parameters) FAKE_EXPORT CUresult symbol parameters;
 CUDA_DRIVER_FUNCTIONS(PROTOTYPE)

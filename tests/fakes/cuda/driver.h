@@ -1,4 +1,4 @@
-// A CUDA driver for tests (tests/fakes/cuda/driver.c): the functions of csrc/device/cuda_driver.h on memory of the
+// A CUDA driver for tests (tests/fakes/cuda/driver.c): the functions of cuda/cuda_driver.h on memory of the
 // host.
 #ifndef PCCL_TESTS_FAKES_CUDA_DRIVER_H
 #define PCCL_TESTS_FAKES_CUDA_DRIVER_H

@@ -37,7 +37,7 @@ static void __syncthreads(void);
 #define __shared__ static _Thread_local
 #define KERNEL_UNROLL
 
-#include "device/kernels/kernels.cu"
+#include "cuda/kernels/kernels.cu"
 
 // ---- the kernels by name ----
 #define POINTER(job, member) offsetof(struct job, member) + 1

@@ -1,4 +1,4 @@
-// The kernels of csrc/device/kernels on the CPU: compiled as C, and run thread by thread.
+// The kernels of cuda/kernels on the CPU: compiled as C, and run thread by thread.
 #ifndef PCCL_TESTS_FAKES_CUDA_KERNELS_H
 #define PCCL_TESTS_FAKES_CUDA_KERNELS_H
 

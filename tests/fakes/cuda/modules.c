@@ -1,9 +1,9 @@
-// Modules of the fake driver: there is one, whose kernels are those of csrc/device/kernels, run on the CPU. It is found
+// Modules of the fake driver: there is one, whose kernels are those of cuda/kernels, run on the CPU. It is found
 // in a fatbin, which is not looked into, and in a text that begins with FAKE_MODULE.
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/cuda_driver.h"
+#include "cuda/cuda_driver.h"
 #include "driver.h"
 #include "kernels.h"
 

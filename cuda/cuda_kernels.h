@@ -1,16 +1,16 @@
-// The kernels for GPUs (device/kernels), which the build compiles where it finds nvcc and puts into the library as
+// The kernels for GPUs (cuda/kernels), which the build compiles where it finds nvcc and puts into the library as
 // bytes. Each context of a GPU loads them once. Where there are none, or the GPU does not take them, the host does
 // their work, with the same bits.
 //
 // PCCL_CUDA_KERNELS in the environment names a file with kernels in place of those in the library; "off": none.
-#ifndef PCCL_DEVICE_CUDA_KERNELS_H
-#define PCCL_DEVICE_CUDA_KERNELS_H
+#ifndef PCCL_CUDA_KERNELS_H
+#define PCCL_CUDA_KERNELS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "device/cuda_driver.h"
-#include "device/kernels/kernel.h"
+#include "cuda/cuda_driver.h"
+#include "cuda/kernels/kernel.h"
 
 // The build's compiled kernels: a fatbin, or the reason why there is none.
 struct cuda_image {

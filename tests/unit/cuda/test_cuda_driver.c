@@ -1,6 +1,6 @@
-// The look-up of the CUDA driver (csrc/device/cuda_driver) where there is none, in children that are forked meanwhile.
+// The look-up of the CUDA driver (cuda/cuda_driver) where there is none, in children that are forked meanwhile.
 #define _GNU_SOURCE
-#include "device/cuda_driver.h"
+#include "cuda/cuda_driver.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,4 +1,4 @@
-#include "device/cuda_holds.h"
+#include "cuda/cuda_holds.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -8,14 +8,14 @@
 // GPU without pools) is neither taken nor given back meanwhile: plain memory of the host stands in for it.
 //
 // Any thread. Only gpu_keep, gpu_drop and gpu_host_bytes may be called in a context that does not work any more.
-#ifndef PCCL_DEVICE_GPU_H
-#define PCCL_DEVICE_GPU_H
+#ifndef PCCL_CUDA_GPU_H
+#define PCCL_CUDA_GPU_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "device/cuda_driver.h"
-#include "device/cuda_kernels.h"
+#include "cuda/cuda_driver.h"
+#include "cuda/cuda_kernels.h"
 
 enum { PINNED_MOST_BYTES = 64 << 20, POOL_KEPT_BYTES = 256 << 20, GPU_ROOMS_KEPT = 2 };
 
@@ -24,10 +24,10 @@ struct gpu {
     CUcontext context;
     CUdevice ordinal;
     struct gpu *next;
-    bool looked_for_kernels; // under a lock of device/gpu; before that nobody has the GPU
+    bool looked_for_kernels; // under a lock of cuda/gpu; before that nobody has the GPU
     struct cuda_kernels kernels;
     struct cuda_queue *idle; // those that are used again; under the lock of device/cuda
-    // under locks of device/gpu
+    // under locks of cuda/gpu
     bool looked;            // for pools
     CUmemoryPool pool;      // NULL: it has none
     struct gpu_room *rooms; // without a pool: that nobody has
@@ -40,9 +40,6 @@ struct gpu_room {
     bool is_at_gpu;
 };
 
-// Whether memory of the process is that of a GPU; managed memory is. NULL is not.
-bool gpu_owns(const void *memory);
-bool gpu_is_same(const void *one, const void *other); // of memory of GPUs
 // Returns the GPU that owns this memory; NULL if the driver or the system refuses, with the reason in `why`.
 struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]);
 // Whether the first GPU of the machine takes the kernels of the library, in its primary context. If not, `why` says

@@ -2,11 +2,8 @@
 //
 // The declarations are those of the driver API, by its documentation (docs.nvidia.com/cuda/cuda-driver-api), of the
 // functions in CUDA_DRIVER_FUNCTIONS alone. Handles are opaque pointers, and an address at a device is a number.
-//
-// A process that has not loaded the driver has no memory at a GPU, and this module does not load it for such a process:
-// that would cost time and memory, and CUDA does not work in a child that is forked afterwards.
-#ifndef PCCL_DEVICE_CUDA_DRIVER_H
-#define PCCL_DEVICE_CUDA_DRIVER_H
+#ifndef PCCL_CUDA_DRIVER_H
+#define PCCL_CUDA_DRIVER_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -121,10 +118,12 @@ struct cuda_driver {
 
 enum { CUDA_WHY_BYTES = 128 };
 
-// The driver, if this process has loaded it; NULL: it has not, or that library is no driver that can be used. Never
-// loads it, and is quick. PCCL_CUDA_DRIVER in the environment names another library than libcuda.so.1.
+// Loads the driver, cuda_driver_name() of device/cuda.h. Returns NULL if it cannot be used, with the reason in `why`.
+const struct cuda_driver *cuda_driver_load(char why[CUDA_WHY_BYTES]);
+// Returns the driver after the first successful load, NULL before.
 const struct cuda_driver *cuda_driver_present(void);
-// Loads it, and initialises CUDA in this process. The number of GPUs; 0: none can be used, and `why` says why.
+// Loads the driver, and initialises CUDA in this process. Returns the number of GPUs; 0 if none can be used, with the
+// reason in `why`.
 int cuda_driver_open(char why[CUDA_WHY_BYTES]);
 // "call: NAME: text", as the driver has it.
 void cuda_driver_describe(const struct cuda_driver *driver, const char *call, CUresult error, char *out, size_t room);

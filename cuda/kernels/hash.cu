@@ -6,8 +6,8 @@
 // up in three exchanges; each of them then has these two lanes of the state, and scrambles them. Meanwhile the next
 // block is on its way from memory.
 #include "compute/element.h"
-#include "device/kernels/kernel.h"
-#include "device/kernels/language.h"
+#include "cuda/kernels/kernel.h"
+#include "cuda/kernels/language.h"
 
 #define HASH_BLOCK 1024u
 #define HASH_STRIPE 64u

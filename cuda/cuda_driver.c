@@ -1,20 +1,19 @@
-#define _GNU_SOURCE
-#include "device/cuda_driver.h"
+#include "cuda/cuda_driver.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/cuda.h"
+
 static struct cuda_driver driver;
 static _Atomic(const struct cuda_driver *) present;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static atomic_ullong looked_at; // libraries that had been loaded when it was looked for, and 1
 
-// A child of a fork asks for it, too, for each of its tensors.
+// A child of a fork takes it, too.
 static void hold(void) { pthread_mutex_lock(&lock); }
 static void let_go(void) { pthread_mutex_unlock(&lock); }
 static void watch_forks(void) { pthread_atfork(hold, let_go, let_go); }
@@ -23,11 +22,6 @@ static void take_lock(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     hold();
-}
-
-static const char *library_name(void) {
-    const char *other = getenv("PCCL_CUDA_DRIVER");
-    return other == NULL || *other == 0 ? "libcuda.so.1" : other;
 }
 
 // Lock held. The first symbol that is missing; NULL: none is, and the driver is present from now on.
@@ -44,29 +38,11 @@ static const char *take(void *library) {
     return NULL;
 }
 
-static int count_loaded(struct dl_phdr_info *info, size_t size, void *count) {
-    (void)size;
-    *(unsigned long long *)count = info->dlpi_adds;
-    return 1;
-}
-
-const struct cuda_driver *cuda_driver_present(void) {
-    const struct cuda_driver *found = atomic_load(&present);
-    if (found != NULL) return found;
-    unsigned long long loaded = 0;
-    dl_iterate_phdr(count_loaded, &loaded);
-    if (atomic_load(&looked_at) == loaded + 1) return NULL;
-    take_lock();
-    void *library = atomic_load(&present) == NULL ? dlopen(library_name(), RTLD_NOW | RTLD_NOLOAD) : NULL;
-    if (library != NULL && take(library) != NULL) dlclose(library); // else it stays
-    atomic_store(&looked_at, loaded + 1);
-    let_go();
-    return atomic_load(&present);
-}
+const struct cuda_driver *cuda_driver_present(void) { return atomic_load(&present); }
 
 // `error` begins with the file that is not there, which may be one that the library needs.
 static void say_why_not(const char *error, char why[CUDA_WHY_BYTES]) {
-    const char *name = library_name();
+    const char *name = cuda_driver_name();
     bool own = error != NULL && strncmp(error, name, strlen(name)) == 0;
     if (own && strstr(error, "No such file") != NULL)
         snprintf(why, CUDA_WHY_BYTES, "the CUDA driver %s is not installed", name);
@@ -74,26 +50,26 @@ static void say_why_not(const char *error, char why[CUDA_WHY_BYTES]) {
         snprintf(why, CUDA_WHY_BYTES, "the CUDA driver cannot be loaded: %s", error == NULL ? name : error);
 }
 
-static bool load(char why[CUDA_WHY_BYTES]) {
+const struct cuda_driver *cuda_driver_load(char why[CUDA_WHY_BYTES]) {
+    why[0] = 0;
     take_lock();
     if (atomic_load(&present) == NULL) {
-        void *library = dlopen(library_name(), RTLD_NOW);
+        void *library = dlopen(cuda_driver_name(), RTLD_NOW);
         const char *missing = library == NULL ? NULL : take(library);
         if (library == NULL)
             say_why_not(dlerror(), why);
         else if (missing != NULL && strcmp(missing, "cuInit") == 0)
-            snprintf(why, CUDA_WHY_BYTES, "%s is no CUDA driver: it has no %s", library_name(), missing);
+            snprintf(why, CUDA_WHY_BYTES, "%s is no CUDA driver: it has no %s", cuda_driver_name(), missing);
         else if (missing != NULL)
             snprintf(why, CUDA_WHY_BYTES, "the CUDA driver is too old: it has no %s", missing);
         if (missing != NULL) dlclose(library);
     }
     let_go();
-    return atomic_load(&present) != NULL;
+    return atomic_load(&present);
 }
 
 int cuda_driver_open(char why[CUDA_WHY_BYTES]) {
-    why[0] = 0;
-    if (!load(why)) return 0;
+    if (cuda_driver_load(why) == NULL) return 0;
     int count = 0;
     const char *call = "cuInit";
     CUresult error = driver.init(0);

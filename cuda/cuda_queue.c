@@ -1,7 +1,7 @@
 // Tells when a copy is done: a host function behind each copy in the stream counts and wakes the thread. It takes no
 // lock and calls nothing of CUDA, as the driver demands. In a context that has failed, host functions are not called,
 // so a waiting thread polls its streams now and then.
-#include "device/cuda_queue.h"
+#include "cuda/cuda_queue.h"
 
 #include <poll.h>
 #include <stdlib.h>

@@ -3,10 +3,10 @@
 // An event could not be recorded before the work that it stands for is known, and a host function that waits would hold
 // up the thread of the driver that the op itself needs. So the GPU waits at the stream's place for a number in
 // page-locked memory of the host, which is written when the op has ended.
-#ifndef PCCL_DEVICE_CUDA_HOLDS_H
-#define PCCL_DEVICE_CUDA_HOLDS_H
+#ifndef PCCL_CUDA_HOLDS_H
+#define PCCL_CUDA_HOLDS_H
 
-#include "device/gpu.h"
+#include "cuda/gpu.h"
 
 struct cuda_hold;
 

@@ -1,4 +1,4 @@
-#include "device/gpu.h"
+#include "cuda/gpu.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -8,35 +8,8 @@
 #include <string.h>
 
 #include "base/detail.h"
-#include "device/memory.h"
 
-// ---- whose memory it is ----
 static CUdeviceptr address_of(const void *memory) { return (CUdeviceptr)(uintptr_t)memory; }
-
-bool gpu_owns(const void *memory) {
-    const struct cuda_driver *driver = memory == NULL ? NULL : cuda_driver_present();
-    unsigned type = 0;
-    if (driver == NULL) return false;
-    switch (driver->pointer_attribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address_of(memory))) {
-    case CUDA_SUCCESS: return type == CU_MEMORYTYPE_DEVICE;
-    case CUDA_ERROR_INVALID_VALUE: // memory that CUDA has never heard of
-    case CUDA_ERROR_NOT_INITIALIZED:
-    case CUDA_ERROR_DEINITIALIZED:
-    case CUDA_ERROR_INVALID_CONTEXT: return false;
-    default: return !memory_can_be_read(memory, 1); // a GPU has failed, and the driver tells nothing any more
-    }
-}
-
-static CUdevice ordinal_of(const struct cuda_driver *driver, const void *memory) {
-    int ordinal = -1;
-    CUresult error = driver->pointer_attribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address_of(memory));
-    return error == CUDA_SUCCESS ? ordinal : -1;
-}
-
-bool gpu_is_same(const void *one, const void *other) {
-    const struct cuda_driver *driver = cuda_driver_present();
-    return ordinal_of(driver, one) == ordinal_of(driver, other);
-}
 
 // ---- contexts ----
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of what follows; no call of the driver is made with it
@@ -101,7 +74,8 @@ static void load_kernels(struct gpu *gpu) {
 }
 
 struct gpu *gpu_of(const void *memory, char why[CUDA_WHY_BYTES]) {
-    const struct cuda_driver *driver = cuda_driver_present();
+    const struct cuda_driver *driver = cuda_driver_load(why);
+    if (driver == NULL) return NULL;
     const char *call = "cuPointerGetAttribute";
     CUcontext context;
     int ordinal = -1;

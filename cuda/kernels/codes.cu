@@ -9,8 +9,8 @@
 // thread lie inside the branches on them, so that all loads of a loop are under way at once.
 #include "compute/block_code.h"
 #include "compute/float_ops.h"
-#include "device/kernels/kernel.h"
-#include "device/kernels/language.h"
+#include "cuda/kernels/kernel.h"
+#include "cuda/kernels/language.h"
 
 #define CODES_THREADS 512u
 #define CODES_WARPS (CODES_THREADS / KERNEL_WARP)

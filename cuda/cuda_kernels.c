@@ -1,5 +1,5 @@
 #define LOG_COMPONENT "config"
-#include "device/cuda_kernels.h"
+#include "cuda/cuda_kernels.h"
 
 #include <fcntl.h>
 #include <pthread.h>

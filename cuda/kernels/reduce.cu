@@ -4,8 +4,8 @@
 // A thread takes 16 bytes at a time, so that the bus has few and large requests: `both` is aligned to that, the tensors
 // at the GPU need not be. Room behind the last element of `both`, up to a multiple of 16 bytes, is read and written.
 #include "compute/float_ops.h"
-#include "device/kernels/kernel.h"
-#include "device/kernels/language.h"
+#include "cuda/kernels/kernel.h"
+#include "cuda/kernels/language.h"
 
 // pcclRedOp_t
 enum reduce_op { REDUCE_SUM, REDUCE_AVG, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN, REDUCE_AND, REDUCE_OR, REDUCE_XOR };

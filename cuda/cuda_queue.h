@@ -12,14 +12,14 @@
 //
 // Open queues belong to whoever has opened them, one user; closed ones wait with their thread and streams to be opened
 // again, unless they have failed.
-#ifndef PCCL_DEVICE_CUDA_QUEUE_H
-#define PCCL_DEVICE_CUDA_QUEUE_H
+#ifndef PCCL_CUDA_QUEUE_H
+#define PCCL_CUDA_QUEUE_H
 
 #include <pthread.h>
 
-#include "device/cuda_holds.h"
+#include "cuda/cuda_holds.h"
 #include "device/device.h"
-#include "device/gpu.h"
+#include "cuda/gpu.h"
 
 enum {
     CUDA_LOOK_MS = 100, // within which an error is found that the GPU has met while nobody called it

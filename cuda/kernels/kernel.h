@@ -3,8 +3,8 @@
 // The kernels are in the language that C and CUDA C++ have in common. nvcc compiles them for GPUs, with the flags of
 // cmake/cuda_kernels.cmake, which keep the bits those of the CPU; the C compiler compiles the same files for tests,
 // where tests/fakes/cuda/kernels.c stands in for a GPU.
-#ifndef PCCL_DEVICE_KERNELS_KERNEL_H
-#define PCCL_DEVICE_KERNELS_KERNEL_H
+#ifndef PCCL_CUDA_KERNELS_KERNEL_H
+#define PCCL_CUDA_KERNELS_KERNEL_H
 
 #include <stdint.h>
 

@@ -9,8 +9,9 @@
 #include "base/detail.h"
 #include "base/platform.h"
 #include "check.h"
-#include "device/cuda_driver.h"
-#include "device/gpu.h"
+#include "cuda/cuda_device.h"
+#include "cuda/cuda_driver.h"
+#include "cuda/gpu.h"
 #include "fakes/cuda/driver.h"
 
 enum { COUNT = 30000, BYTES = COUNT * sizeof(float), ILLEGAL_ADDRESS = 700, OUT_OF_MEMORY = 2 };
@@ -45,8 +46,8 @@ static bool is_all(const float *bytes, float value) {
 static void test_driver(void) {
     check_case("driver");
     char why[CUDA_WHY_BYTES];
-    CHECK(cuda_driver_present() != NULL);
     CHECK_EQ(cuda_driver_open(why), FAKE_GPUS);
+    CHECK(cuda_driver_present() != NULL);
     float plain = 0;
     float *one = fake_cuda_new(0, BYTES), *other = fake_cuda_new(0, BYTES), *far = fake_cuda_new(1, BYTES);
     CHECK(device_of(&plain) == NULL && device_of(one) == &cuda_device && device_of(one + COUNT) == &cuda_device);
@@ -555,6 +556,7 @@ static void test_leaks(void) {
 }
 
 int main(void) {
+    cuda_library_use(&cuda_library);
     test_driver();
     for (int i = 0; i < 10; i++) {
         fake_cuda_delay(i % 2 == 0 ? 300 : 0);

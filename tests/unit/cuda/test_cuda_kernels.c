@@ -1,4 +1,4 @@
-// The kernels for GPUs (csrc/device/kernels), which the fake driver runs on the CPU, against the kernels of the CPU:
+// The kernels for GPUs (cuda/kernels), which the fake driver runs on the CPU, against the kernels of the CPU:
 // bit for bit, with NaN of all kinds, denormals, infinities, zeros of both signs and values half way between two
 // others.
 #include <pccl.h>
