@@ -32,7 +32,6 @@ LIMIT_SECONDS = 600.0
 """How long a worker may go without a word before the run is given up."""
 
 CLONE_NEWNET = 0x40000000
-PR_SET_PDEATHSIG = 1
 
 _spawn = get_context("spawn")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +62,9 @@ class Peer:
 def _run_worker(
     worker: Callable[..., Any], peer: Peer, namespace: str | None, pin: bool, realtime: bool, arguments: dict[str, Any]
 ) -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    from pccl._processes import die_with_parent
+
+    die_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends its peers
     try:
         if namespace is not None:

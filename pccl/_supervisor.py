@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import resource
@@ -24,15 +23,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pccl._master import RunState, run_state
-
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-ENDING = PASSED_ON[:4]
-SIGNALS = frozenset((*PASSED_ON, signal.SIGCHLD))
+from pccl._processes import ENDING, SUPERVISED, how_ended, prepare_child
 
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 _KEPT = "PCCL_LAUNCHER_ENVIRONMENT"
 
-_PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 128
 """Of a signal that a terminal has sent, to the child as well."""
 
@@ -51,7 +46,7 @@ SETTLE_SECONDS = 1.0
 
 def run(command: Sequence[str], restarts: int, child: Child | None = None) -> int:
     """Runs the command to its end; gives the status to exit with, negative: the signal to die of. `child` has begun it."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISED)
     masters = os.environ.get("PCCL_MASTER", "")
     environment = dict(os.environ)
     joins = os.environ.get("PCCL_JOIN") == "1"
@@ -78,11 +73,6 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         _say(f"{how}; it is started anew, and joins the others ({restarts} restarts left)")
         environment = joining(os.environ, masters)
         joins, child = True, None
-
-
-def how_ended(status: int) -> str:
-    """In words, of a process that did not end well; negative: of the signal that killed it."""
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
 
 
 class Told(NamedTuple):
@@ -133,12 +123,12 @@ class Child:
     def wait(self) -> None:
         """Until it has ended; passes signals on."""
         while True:
-            info = signal.sigtimedwait(SIGNALS, READ_SECONDS)
+            info = signal.sigtimedwait(SUPERVISED, READ_SECONDS)
             self._read()
             if info is None:
                 continue
             if info.si_signo != signal.SIGCHLD:
-                self.asked = self.asked or info.si_signo in ENDING
+                self.asked = self.asked or info.si_signo in (*ENDING, signal.SIGQUIT)
                 if info.si_code != _SI_KERNEL:
                     os.kill(self._pid, info.si_signo)
                 continue
@@ -193,14 +183,6 @@ def restore_environment() -> None:
     launched = os.environ.pop(_KEPT, "")
     if launched:
         os.environ.update(json.loads(launched))
-
-
-def prepare_child(supervisor: int) -> None:
-    """In the child: it dies with the supervisor, and gets signals again."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:  # it has died already
-        os.kill(os.getpid(), signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _state_of_run(masters: str) -> RunState:

@@ -6,10 +6,7 @@ import contextlib
 import functools
 import math
 import os
-import selectors
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,13 +19,13 @@ import click
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
 from pccl._master import MasterNode
-from pccl._supervisor import how_ended, prepare_child
+from pccl._processes import Fleet, Process, how_ended
 from pccl._waits import JOIN_VARIABLE, PATIENCE_VARIABLE
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
 
-READ_BYTES = 1 << 16
+WRITE_BYTES = 1 << 16
 
 ROOM_BYTES = 16 << 20
 """How much output waits for a slow reader of a standard stream, before lines are dropped."""
@@ -38,8 +35,6 @@ STALL_SECONDS = 10.0
 
 RESTARTS = 10
 """Of each peer, where --restart stands without a number."""
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RestartCommand(click.Command):
@@ -123,71 +118,6 @@ def _master(address: str | None) -> Iterator[str]:
         yield f"127.0.0.1:{master.port}"
 
 
-class Peer:
-    """One of the processes, and what it prints."""
-
-    def __init__(
-        self, number: int, command: Sequence[str], environment: Mapping[str, str], stdout: Printer, stderr: Printer
-    ) -> None:
-        self.number = number
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            process_group=0,  # the terminal's Ctrl-C comes through the launcher, once
-            preexec_fn=functools.partial(prepare_child, os.getpid()),
-        )
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        streams = ((self.process.stdout, stdout), (self.process.stderr, stderr))
-        self.outputs = [Output(number, source, target) for source, target in streams]
-        self.ended = os.pidfd_open(self.process.pid)
-        """Readable once the process has ended."""
-
-    def close(self) -> int:
-        """Prints what is left of its output, and gives its status; after its end."""
-        status = self.process.wait()
-        os.close(self.ended)
-        for output in self.outputs:
-            output.forward()
-            output.close()
-        return status
-
-
-class Output:
-    """A stream of a peer, printed line by line."""
-
-    def __init__(self, number: int, source: IO[bytes], target: Printer) -> None:
-        self.source = source
-        self._prefix = f"[{number}] ".encode()
-        self._target = target
-        self._rest = b""
-        os.set_blocking(source.fileno(), False)
-
-    def forward(self) -> bool:
-        """Prints all whole lines that are there; False at the end of the stream."""
-        while True:
-            try:
-                chunk = os.read(self.source.fileno(), READ_BYTES)
-            except BlockingIOError:
-                return True
-            if not chunk:
-                return False
-            *lines, self._rest = (self._rest + chunk).split(b"\n")
-            self._print(lines)
-
-    def close(self) -> None:
-        """Prints what has no end of line; a process that the peer has left behind may have the other end still."""
-        self._print([self._rest] if self._rest else [])
-        self.source.close()
-
-    def _print(self, lines: list[bytes]) -> None:
-        if lines:
-            self._target.print(b"".join(self._prefix + line + b"\n" for line in lines))
-
-
 class Printer:
     """A standard stream of the command. A thread writes to it, so that its reader may be slow or stopped.
 
@@ -236,7 +166,7 @@ class Printer:
                 lines = memoryview(self._waiting.popleft())
             while lines:
                 try:
-                    count = os.write(self._target, lines[:READ_BYTES])
+                    count = os.write(self._target, lines[:WRITE_BYTES])
                 except OSError as error:
                     with self._changed:
                         self._error = error
@@ -259,94 +189,63 @@ class Launch:
         if patience is not None:
             self._environment[PATIENCE_VARIABLE] = str(patience)
         self._restarts = [restarts] * nproc  # left of each
-        self._peers: dict[int, Peer] = {}
-        self._statuses: list[int] = []  # of those that were not started anew
+        self._numbers: dict[Process, int] = {}
+        self._statuses: list[int] = []  # of those that were not started again
         self._told: signal.Signals | None = None
         self._deadline = math.inf
-        self._selector = selectors.DefaultSelector()
         self._stdout = Printer(sys.stdout)
         together = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
         self._stderr = self._stdout if together else Printer(sys.stderr)  # one writer for one file, so that lines stay whole
+        self._fleet = Fleet(self._end, self._tell)
 
     def run(self) -> int:
         """Starts the peers, and returns the exit status when the last has ended. None outlives it, whatever is raised."""
-        wake, waker = socket.socketpair()
-        for end in (wake, waker):
-            end.setblocking(False)
-        self._selector.register(wake, selectors.EVENT_READ)
-        before = {number: signal.signal(number, lambda *_: None) for number in ENDING}
-        woken = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        try:
+        with self._fleet:
             for number in range(len(self._restarts)):
                 self._start(number, {})
-            while self._peers:
+            while self._fleet.processes:
                 left = None if self._deadline == math.inf else max(0.0, self._deadline - time.monotonic())
-                ready = self._selector.select(left)
-                for key, _ in ready:
-                    if key.fileobj is wake:
-                        for number in wake.recv(READ_BYTES):
-                            self._tell(signal.Signals(number))
-                    elif isinstance(key.data, Peer):
-                        self._end(key.data)
-                    elif not key.data.source.closed and not key.data.forward():
-                        self._selector.unregister(key.fileobj)
-                if not ready:
+                if not self._fleet.turn(left):
                     self._kill()
             self._stdout.close()
             self._stderr.close()
-            return self._status()
-        finally:
-            self._kill()
-            for peer in self._peers.values():
-                peer.process.wait()
-            signal.set_wakeup_fd(woken)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._selector.close()
-            wake.close()
-            waker.close()
+        return self._status()
 
     def _start(self, number: int, extra: Mapping[str, str]) -> None:
         environment = {**self._environment, "PCCL_PEER": str(number), **extra}
-        peer = self._peers[number] = Peer(number, self._command, environment, self._stdout, self._stderr)
-        self._selector.register(peer.ended, selectors.EVENT_READ, peer)
-        for output in peer.outputs:
-            self._selector.register(output.source, selectors.EVENT_READ, output)
+        takes = [functools.partial(self._print, printer, f"[{number}] ".encode()) for printer in (self._stdout, self._stderr)]
+        self._numbers[self._fleet.start(self._command, environment, *takes)] = number
 
-    def _end(self, peer: Peer) -> None:
-        """Notes how a peer has ended, and starts it anew where that is asked for."""
-        del self._peers[peer.number]
-        self._selector.unregister(peer.ended)
-        for output in peer.outputs:
-            with contextlib.suppress(KeyError):  # it has ended before
-                self._selector.unregister(output.source)
-        status = peer.close()
+    @staticmethod
+    def _print(printer: Printer, prefix: bytes, lines: list[bytes]) -> None:
+        printer.print(b"".join(prefix + line + b"\n" for line in lines))
+
+    def _end(self, process: Process, status: int) -> None:
+        """Notes how a peer has ended, and starts it again if --restart says so."""
+        number = self._numbers.pop(process)
         if status != 0:
-            again = self._restarts[peer.number] > 0 and self._told is None and bool(self._peers)
+            again = self._restarts[number] > 0 and self._told is None and bool(self._fleet.processes)
             then = "; it is started anew" if again else ""
-            self._stderr.print(f"pccl launch: peer {peer.number} {how_ended(status)}{then}\n".encode())
+            self._stderr.print(f"pccl launch: peer {number} {how_ended(status)}{then}\n".encode())
             if again:
-                self._restarts[peer.number] -= 1
-                self._start(peer.number, {JOIN_VARIABLE: "1"})
+                self._restarts[number] -= 1
+                self._start(number, {JOIN_VARIABLE: "1"})
                 return
         self._statuses.append(status)
 
     def _tell(self, number: signal.Signals) -> None:
         """Passes a signal on that ends the command; the second one kills."""
-        if number not in ENDING:
-            return
         if self._told is not None:
             self._kill()
             return
         self._told = number
         self._deadline = time.monotonic() + GRACE_SECONDS
-        for peer in self._peers.values():
-            peer.process.send_signal(number)
+        for process in self._fleet.processes:
+            process.signal(number)
 
     def _kill(self) -> None:
         self._deadline = math.inf
-        for peer in self._peers.values():
-            peer.process.kill()
+        self._fleet.kill()
 
     def _status(self) -> int:
         if self._told is not None:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from pccl._supervisor import SIGNALS, prepare_child
+from pccl._processes import SUPERVISED, prepare_child
 
 
 def supervise() -> None:
@@ -20,7 +20,7 @@ def supervise() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     told, tells = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISED)
     supervisor = os.getpid()
     child = os.fork()
     if child != 0:

@@ -8,7 +8,6 @@ it ended. Children die with the nursery, and the nursery ends when the other end
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import json
@@ -20,17 +19,11 @@ import sys
 import traceback
 from typing import Any
 
+from pccl._processes import die_with_parent
+
 PACKET_BYTES = 1 << 16
-PR_SET_PDEATHSIG = 1
 DUMP_SIGNAL = signal.SIGUSR1
 """Makes a child write all its Python stacks to its log."""
-
-
-def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when `parent` ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def serve(orders: socket.socket, answers: int) -> None:

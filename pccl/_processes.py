@@ -1,0 +1,238 @@
+"""Starts, watches and ends processes: the one supervisor under `pccl launch`, `pccl stress`, `pccl demo` and `pccl.distributed`.
+
+A `Fleet` watches its processes from one thread. Each process leads a group of its own, and the kernel kills it when this process
+ends, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Self
+
+READ_BYTES = 1 << 16
+LINE_BYTES = 16 << 20
+"""A longer line is split, so that a program which never ends a line does not fill the memory."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+PASSED_ON = (*ENDING, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+SUPERVISED = frozenset((*PASSED_ON, signal.SIGCHLD))
+"""Signals that a supervisor blocks, because it waits for them."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None)
+
+
+def die_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when the thread that forked it ends. Ends it now if `parent` is no longer its parent."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def prepare_child(parent: int) -> None:
+    """Runs in a forked child: binds it to `parent`, and unblocks the signals that a supervisor blocks."""
+    die_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SUPERVISED)
+
+
+def how_ended(status: int) -> str:
+    """Describes a status that is not 0; a negative one is the signal that killed the process."""
+    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+
+
+class Output:
+    """An output stream of a process, read line by line."""
+
+    def __init__(self, source: IO[bytes], take: Callable[[list[bytes]], None]) -> None:
+        self.source = source
+        self._take = take
+        self._rest = b""
+        os.set_blocking(source.fileno(), False)
+
+    def forward(self) -> bool:
+        """Passes on all complete lines. Returns False at the end of the stream."""
+        while True:
+            try:
+                chunk = os.read(self.source.fileno(), READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not chunk:
+                return False
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if len(self._rest) > LINE_BYTES:
+                lines.append(self._rest)
+                self._rest = b""
+            if lines:
+                self._take(lines)
+
+    def close(self) -> None:
+        """Passes on a line without an end. A process that outlives its parent may still hold the other end."""
+        if self._rest:
+            self._take([self._rest])
+        self.source.close()
+
+
+class Process:
+    """A process that leads a group of its own. `take_stdout` and `take_stderr` get its lines; without the latter both are one."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        take_stdout: Callable[[list[bytes]], None],
+        take_stderr: Callable[[list[bytes]], None] | None = None,
+    ) -> None:
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if take_stderr is not None else subprocess.STDOUT,
+            env=environment,
+            process_group=0,  # the terminal's Ctrl-C reaches this process alone, which passes it on once
+            preexec_fn=functools.partial(prepare_child, os.getpid()),
+        )
+        self.pid = self._popen.pid
+        self.ended = os.pidfd_open(self.pid)
+        """Readable once the process has ended."""
+        pairs = ((self._popen.stdout, take_stdout), (self._popen.stderr, take_stderr))
+        self.outputs = [Output(source, take) for source, take in pairs if source is not None and take is not None]
+
+    def signal(self, number: int) -> None:
+        """Signals the process. Does nothing once it has been reaped."""
+        self._popen.send_signal(number)
+
+    def signal_group(self, number: int) -> None:
+        """Signals the process and the children in its group. Does nothing once it has been reaped."""
+        if self._popen.returncode is None:  # until then no other group can have its number
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def reap(self) -> int:
+        """Waits for its end, passes on the rest of its output, and returns its status."""
+        status = self._popen.wait()
+        os.close(self.ended)
+        for output in self.outputs:
+            output.forward()
+            output.close()
+        return status
+
+
+class Fleet:
+    """Processes that one thread watches, the main one. `with` blocks end with no process of the fleet left.
+
+    `on_end` gets each process that has ended and its status, once all its output has been passed on. `on_signal` gets the signals
+    that ask this process to end. With `whole_groups` the children of a process end with it.
+    """
+
+    def __init__(
+        self,
+        on_end: Callable[[Process, int], None],
+        on_signal: Callable[[signal.Signals], None],
+        *,
+        whole_groups: bool = False,
+    ) -> None:
+        self._on_end, self._on_signal, self._whole_groups = on_end, on_signal, whole_groups
+        self.processes: list[Process] = []
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        # Signals that the parent ignores (nohup, a job in the background) stay ignored.
+        heeded = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, lambda *_: None) for number in heeded}
+        self._woken = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for process in self.processes:
+            process.reap()
+        signal.set_wakeup_fd(self._woken)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._selector.close()
+        self._wake.close()
+        self._waker.close()
+
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        take_stdout: Callable[[list[bytes]], None],
+        take_stderr: Callable[[list[bytes]], None] | None = None,
+    ) -> Process:
+        """Starts a process. OSError: the program cannot be run."""
+        process = Process(command, environment, take_stdout, take_stderr)
+        self.processes.append(process)
+        self._selector.register(process.ended, selectors.EVENT_READ, process)
+        for output in process.outputs:
+            self._selector.register(output.source, selectors.EVENT_READ, output)
+        return process
+
+    def turn(self, seconds: float | None = None) -> bool:
+        """Waits for events, at most `seconds`, and handles them. Returns False if there was none."""
+        ready = self._selector.select(seconds)
+        for key, _ in ready:
+            if key.fileobj is self._wake:
+                for number in self._wake.recv(READ_BYTES):
+                    if number in ENDING:
+                        self._on_signal(signal.Signals(number))
+            elif isinstance(key.data, Process):
+                self._end(key.data)
+            elif not key.data.source.closed and not key.data.forward():
+                self._selector.unregister(key.fileobj)
+        return bool(ready)
+
+    def kill(self) -> None:
+        """Kills all processes."""
+        for process in self.processes:
+            (process.signal_group if self._whole_groups else process.signal)(signal.SIGKILL)
+
+    def _end(self, process: Process) -> None:
+        if self._whole_groups:
+            process.signal_group(signal.SIGKILL)
+        self.processes.remove(process)
+        self._selector.unregister(process.ended)
+        for output in process.outputs:
+            with contextlib.suppress(KeyError):  # it has ended before
+                self._selector.unregister(output.source)
+        self._on_end(process, process.reap())
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of each descendant whose own parent ends, so that `end_children` finds it."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_children(besides: Iterable[int] = ()) -> None:
+    """Kills and reaps the children of this process, and those that it adopts meanwhile, except for the ids `besides`."""
+    kept = set(besides)
+    while left := _children() - kept:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
