@@ -29,7 +29,7 @@ COMMANDS = {
     "launch": Command("pccl.cli.launch:command", "Start a master and peers of a program here."),
     "master": Command("pccl.cli:master", "Run a master, or a standby."),
     "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults, from a checkout."),
-    "stress": Command("pccl.stress.command:stress", "Chaos-test real processes.", "pccl[stress]"),
+    "stress": Command("pccl.stress.program:command", "Harm copies of a program, and judge what they print.", "pccl[stress]"),
     "top": Command("pccl.cli.top:command", "Show what makes the ops of a run slow, live."),
 }
 

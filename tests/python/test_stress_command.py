@@ -96,7 +96,7 @@ def test_training_needs_torch_and_nothing_else_does(tmp_path, monkeypatch):
 
 
 def test_help_says_what_it_does():
-    text = CliRunner().invoke(main, ["stress", "--help"]).output
+    text = CliRunner().invoke(command.stress, ["--help"]).output
     for word in ("--fault-every", "--faults", "--replay", "--backend", "--workload", "Exit status", "kill (SIGKILL"):
         assert word in text
 
