@@ -19,7 +19,7 @@
 #include "net/peer_name.h"
 #include "peer/connect.h"
 #include "peer/ops.h"
-#include "peer/share.h"
+#include "peer/shared_state.h"
 #include "state/content.h"
 #include "api/api.h"
 
@@ -243,8 +243,8 @@ pcclResult_t pccl_ext_posted(const pcclComm_t *comm, uint64_t tag, const pcclRan
 pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
-    struct share_report report;
-    share_look(comm->communicator, &report);
+    struct shared_state_report report;
+    shared_state_look(comm->communicator, &report);
     *out = (struct pccl_sync_report){
         .tx_bytes = report.tx_bytes,
         .rx_bytes = report.moved.rx_bytes,

@@ -14,7 +14,7 @@
 #include "device/cuda.h"
 #include "peer/connect.h"
 #include "peer/retry.h"
-#include "peer/share.h"
+#include "peer/shared_state.h"
 #include "net/peer_name.h"
 #include "net/socket.h"
 #include "ops/plan.h"
@@ -316,14 +316,14 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
                                         pcclSharedStateSyncInfo_t *PCCL_NULLABLE sync_info_out) {
     REQUIRE_COMM(comm);
     struct pccl_ticket ticket;
-    struct share_report report;
+    struct shared_state_report report;
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
     pcclResult_t code = pccl_begin_sync(comm, shared_state, strategy, NULL, &ticket);
     if (code == pcclSuccess) code = pccl_ticket_wait(&ticket, FOREVER);
     if (code == pcclSuccess) {
         shared_state->revision = ticket.value;
-        share_look(communicator, &report);
+        shared_state_look(communicator, &report);
         if (sync_info_out != NULL)
             *sync_info_out =
                 (pcclSharedStateSyncInfo_t){.tx_bytes = report.tx_bytes, .rx_bytes = report.moved.rx_bytes};

@@ -7,7 +7,7 @@
 #include "base/platform.h"
 #include "peer/ticket.h"
 #include "peer/connect.h"
-#include "peer/share.h"
+#include "peer/shared_state.h"
 #include "peer/vote.h"
 
 enum { TICKET_CALL = 1, TICKET_SYNC, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
@@ -64,13 +64,13 @@ pcclResult_t pccl_begin_sync(const pcclComm_t *comm, const pcclSharedState_t *sh
     REQUIRE_NOT_NULL(shared_state);
     if (shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     struct communicator *communicator = comm->communicator;
-    if (!share_is_left(communicator)) RETURN_IF_FAILED(communicator_usable(communicator));
+    if (!shared_state_is_left(communicator)) RETURN_IF_FAILED(communicator_usable(communicator));
     if ((int)strategy < PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR ||
         (int)strategy > PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY)
         return detail_fail(pcclInvalidArgument, "strategy %d is no pcclSharedStateSyncStrategy_t", (int)strategy);
     RETURN_IF_FAILED(api_check_state(shared_state));
     return begun(ticket, TICKET_SYNC,
-                 share_begin(communicator, shared_state, read_only, (int)strategy, &ticket->number));
+                 shared_state_begin(communicator, shared_state, read_only, (int)strategy, &ticket->number));
 }
 
 pcclResult_t pccl_begin_reduce(const void *sendbuf, void *recvbuf, const pcclReduceDescriptor_t *descriptor,
@@ -113,8 +113,8 @@ static pcclResult_t wait_for_master(const pcclMasterInstance_t *master, int64_t 
 
 static pcclResult_t wait_for_sync(struct communicator *communicator, struct pccl_ticket *ticket, int64_t deadline) {
     RETURN_IF_FAILED(ticket_wait(communicator, ticket->number, deadline, &ticket->value));
-    struct share_report report;
-    share_look(communicator, &report);
+    struct shared_state_report report;
+    shared_state_look(communicator, &report);
     ticket->info.tx_bytes = report.tx_bytes;
     ticket->info.rx_bytes = report.moved.rx_bytes;
     return pcclSuccess;

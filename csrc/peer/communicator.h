@@ -1,5 +1,5 @@
 // Shared by all parts of a communicator: its lock, its phase, the state machine, the engine, and the calls that are
-// inside. The parts stand above it: ticket, vote, ops, share, control; connect makes and frees the whole.
+// inside. The parts stand above it: ticket, vote, ops, shared_state, control; connect makes and frees the whole.
 //
 // Events are decided by the state machine under the lock; what it decides is carried out without it. Nobody but the
 // control thread changes the state machine's membership, so that thread may read it without the lock.
@@ -26,7 +26,7 @@ struct link_report;
 struct ticket_type;
 struct control;
 struct master_link;
-struct share;
+struct shared_state;
 struct told;
 
 struct communicator_params {
@@ -80,9 +80,9 @@ struct communicator {
     int wake;                    // the control thread's
     atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
     struct ticket ticket;
-    struct share *share;     // of share.c
-    struct told *told;       // of ops.c; made at first use
-    struct control *control; // of control.c
+    struct shared_state *shared_state; // of shared_state.c
+    struct told *told;                 // of ops.c; made at first use
+    struct control *control;           // of control.c
 };
 
 // No network, no thread, no part. NULL when the system refuses.

@@ -5,7 +5,7 @@
 #include "peer/ticket.h"
 #include "peer/control.h"
 #include "peer/ops.h"
-#include "peer/share.h"
+#include "peer/shared_state.h"
 
 #include <stdlib.h>
 
@@ -78,7 +78,7 @@ pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket) {
 // ---- life ----
 
 static void free_all(struct communicator *c) {
-    share_free(c);
+    shared_state_free(c);
     engine_free(c->engine);
     member_free(c->core);
     control_free(c->control);
@@ -89,9 +89,9 @@ static void free_all(struct communicator *c) {
 struct communicator *connect_new(const struct communicator_params *params) {
     struct communicator *c = communicator_new(params);
     if (c == NULL) return NULL;
-    c->share = share_new();
+    c->shared_state = shared_state_new();
     c->control = control_new(c);
-    if (c->share != NULL && c->control != NULL) return c;
+    if (c->shared_state != NULL && c->control != NULL) return c;
     free_all(c);
     return NULL;
 }

@@ -16,7 +16,7 @@
 #include "net/socket.h"
 #include "peer/link.h"
 #include "peer/master_link.h"
-#include "peer/share.h"
+#include "peer/shared_state.h"
 #include "peer/ticket.h"
 
 enum {
@@ -100,7 +100,7 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
 
 static void end_vote(struct control *t, const struct member_action *action) {
     pthread_mutex_lock(&t->c->lock);
-    if (action->end != NULL) share_ended(t->c, action->end);
+    if (action->end != NULL) shared_state_ended(t->c, action->end);
     ticket_end(t->c, action->code, action->value, &action->view);
     pthread_mutex_unlock(&t->c->lock);
 }
@@ -244,7 +244,7 @@ static void perform(struct control *t, const struct member_action *action, int64
             end_attempt(t, action->code, &action->view, member_text(c->core));
         break;
     case MEMBER_VOTE_END: end_vote(t, action); break;
-    case MEMBER_SYNC_PLAN: share_planned(c, action->plan, now); break;
+    case MEMBER_SYNC_PLAN: shared_state_planned(c, action->plan, now); break;
     case MEMBER_RECHECK:
         introduce(t);
         links_recheck(t->links);
@@ -395,7 +395,7 @@ static void join(struct control *t, int64_t now) {
 static void resume(struct control *t, int64_t now) {
     struct wire_hash content;
     enum member_tensors tensors;
-    if (!share_restart(t->c, &tensors, &content)) failed(t, "");
+    if (!shared_state_restart(t->c, &tensors, &content)) failed(t, "");
     member_resume(event_begin(t), t->links_port, master_link_has_earlier(t->c->master), tensors, &content, now,
                   &t->actions);
     pthread_mutex_unlock(&t->c->lock);

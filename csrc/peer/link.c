@@ -70,7 +70,7 @@ struct links {
 
 // ---- descriptors ----
 
-static uint32_t share(uint64_t part, uint32_t most) {
+static uint32_t part_of_limit(uint64_t part, uint32_t most) {
     uint64_t descriptors = descriptor_limit() / part;
     return descriptors < UNKNOWN_LEAST ? UNKNOWN_LEAST : descriptors < most ? (uint32_t)descriptors : most;
 }
@@ -417,7 +417,7 @@ static void take_padding(struct links *links, struct connection *c) {
 static void act_on_hello(struct links *links, struct connection *c, enum member_judgement judgement) {
     if (judgement == MEMBER_PARK) {
         if (c->state == PARKED) return;
-        make_room(links, PARKED, share(2, LINKS_PARKED));
+        make_room(links, PARKED, part_of_limit(2, LINKS_PARKED));
         c->state = PARKED;
         c->deadline = platform_now_ns() + links->park_limit;
         if (!connection_watch(links, c, EPOLLRDHUP)) connection_free(links, c);
@@ -482,7 +482,7 @@ static void accept_some(struct links *links, int64_t now) {
             return;
         }
         if (error != 0) continue; // that connection was gone before it was accepted
-        make_room(links, AWAIT_HELLO, share(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
+        make_room(links, AWAIT_HELLO, part_of_limit(LINKS_UNKNOWN_PART, LINKS_UNKNOWN));
         struct connection *c = connection_new(links, stream, AWAIT_HELLO, EPOLLIN, now + LINKS_UNKNOWN_MS * MS_NS);
         if (c == NULL) continue;
         c->from = (uint8_t)(socket_address_network(&from) % ADDRESS_SLOTS);

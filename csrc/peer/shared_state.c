@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "peer/share.h"
+#include "peer/shared_state.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 #include "state/unfinished.h"
 
 // Guarded by the communicator's lock.
-struct share {
+struct shared_state {
     struct content *content;        // of the open round; belongs to the caller inside, or to nobody
     const pcclSharedState_t *state; // likewise; its names are told in errors
     bool voted;                     // the state is hashed, the engine takes part
@@ -24,7 +24,7 @@ struct share {
     bool restarting;                         // the control thread is at it; nobody ends the round meanwhile
     struct sync_report before;               // what moved before it began again
     char text[WIRE_MAX_TEXT + 1];            // of SYNC_END
-    struct share_report report;              // when it is over
+    struct shared_state_report report;       // when it is over
 };
 
 static void add_report(struct sync_report *sum, const struct sync_report *part) {
@@ -36,34 +36,35 @@ static void add_report(struct sync_report *sum, const struct sync_report *part) 
 }
 
 // `end` is when the round is over, or now.
-static struct share_report report_of(const struct share *share, const struct sync_report *moved, int64_t end) {
-    int64_t hashed = share->hashed_at != 0 ? share->hashed_at : end;
-    return (struct share_report){
+static struct shared_state_report report_of(const struct shared_state *round, const struct sync_report *moved,
+                                            int64_t end) {
+    int64_t hashed = round->hashed_at != 0 ? round->hashed_at : end;
+    return (struct shared_state_report){
         .moved = *moved,
-        .tx_bytes = share->tx_bytes,
-        .seconds = (double)(end - share->began_at) * 1e-9,
-        .hash_seconds = (double)(hashed - share->began_at) * 1e-9,
-        .transfer_seconds = share->planned_at == 0 ? 0 : (double)(end - share->planned_at) * 1e-9,
-        .hashing = share->hashed_at == 0,
+        .tx_bytes = round->tx_bytes,
+        .seconds = (double)(end - round->began_at) * 1e-9,
+        .hash_seconds = (double)(hashed - round->began_at) * 1e-9,
+        .transfer_seconds = round->planned_at == 0 ? 0 : (double)(end - round->planned_at) * 1e-9,
+        .hashing = round->hashed_at == 0,
     };
 }
 
-void share_look(struct communicator *c, struct share_report *out) {
+void shared_state_look(struct communicator *c, struct shared_state_report *out) {
     communicator_begin(c);
-    *out = c->share->report;
-    if (c->share->content != NULL) {
+    *out = c->shared_state->report;
+    if (c->shared_state->content != NULL) {
         struct sync_report live;
         sync_look(c->engine, &live);
-        add_report(&live, &c->share->before);
-        *out = report_of(c->share, &live, platform_now_ns());
+        add_report(&live, &c->shared_state->before);
+        *out = report_of(c->shared_state, &live, platform_now_ns());
     }
     communicator_finish(c, pcclSuccess);
 }
 
 // Ends the caller's part of the round.
 static pcclResult_t drop(struct communicator *c, pcclResult_t code) {
-    content_free(c->share->content);
-    c->share->content = NULL;
+    content_free(c->shared_state->content);
+    c->shared_state->content = NULL;
     return code;
 }
 
@@ -71,11 +72,11 @@ static pcclResult_t drop(struct communicator *c, pcclResult_t code) {
 static pcclResult_t vote(struct communicator *c) {
     pcclResult_t code = communicator_check_usable(c);
     if (code != pcclSuccess) return drop(c, code);
-    const struct content *content = c->share->content;
+    const struct content *content = c->shared_state->content;
     struct wire_sync_vote vote = {
-        .strategy = (uint8_t)c->share->strategy,
+        .strategy = (uint8_t)c->shared_state->strategy,
         .incomplete = unfinished_has(&content->layout),
-        .revision = c->share->revision,
+        .revision = c->shared_state->revision,
         .mask = content->mask,
         .content = content->hash,
         .outline = content->outline,
@@ -84,10 +85,10 @@ static pcclResult_t vote(struct communicator *c) {
         LOG(LOG_WARN,
             "shared state: a transfer into this memory was cut short: it can only receive until a sync has succeeded");
     // Before the vote is sent: the plan may be here at once.
-    if (!sync_begin(c->engine, c->share->content, (int64_t)member_welcome(c->core)->heartbeat_limit_ms * MS_NS))
+    if (!sync_begin(c->engine, c->shared_state->content, (int64_t)member_welcome(c->core)->heartbeat_limit_ms * MS_NS))
         return drop(c, detail_fail(pcclInternalError, "the system refused memory for a round of shared state"));
-    c->share->voted = true;
-    c->share->hashed_at = platform_now_ns();
+    c->shared_state->voted = true;
+    c->shared_state->hashed_at = platform_now_ns();
     struct member_output out = {0};
     member_sync(c->core, &vote, &out);
     pthread_mutex_unlock(&c->lock);
@@ -98,8 +99,8 @@ static pcclResult_t vote(struct communicator *c) {
 }
 
 static pcclResult_t hash_and_vote(struct communicator *c, int64_t deadline) {
-    struct content *content = c->share->content;
-    if (c->share->voted) return pcclSuccess;
+    struct content *content = c->shared_state->content;
+    if (c->shared_state->voted) return pcclSuccess;
     pthread_mutex_unlock(&c->lock);
     bool hashed = content_hash(content, deadline);
     pthread_mutex_lock(&c->lock);
@@ -113,11 +114,11 @@ static pcclResult_t hash_and_vote(struct communicator *c, int64_t deadline) {
 // Not locked. Afterwards no tensor is touched any more, and the process knows what they hold.
 static void end_transfers(struct communicator *c, bool success, struct sync_report *report) {
     sync_end(c->engine, report);
-    add_report(report, &c->share->before);
+    add_report(report, &c->shared_state->before);
     if (success)
-        unfinished_remove(&c->share->content->layout);
+        unfinished_remove(&c->shared_state->content->layout);
     else if (report->wrote)
-        unfinished_add(&c->share->content->layout);
+        unfinished_add(&c->shared_state->content->layout);
 }
 
 // The entries that the master has numbered, by name; "" if it has not.
@@ -143,14 +144,14 @@ static const char *name_difference(char *out, size_t capacity, const pcclSharedS
 }
 
 static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
-    const pcclSharedState_t *state = c->share->state;
+    const pcclSharedState_t *state = c->shared_state->state;
     struct sync_report report;
-    while (c->share->restarting) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
+    while (c->shared_state->restarting) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
     bool success = c->ticket.done && c->ticket.code == pcclSuccess;
     pthread_mutex_unlock(&c->lock);
     end_transfers(c, success, &report);
     pthread_mutex_lock(&c->lock);
-    c->share->report = report_of(c->share, &report, platform_now_ns());
+    c->shared_state->report = report_of(c->shared_state, &report, platform_now_ns());
     const char *read_only = report.read_only == NULL ? NULL : state->infos[report.read_only->info].name;
     drop(c, pcclSuccess);
     if (success) {
@@ -171,29 +172,29 @@ static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
         return detail_fail(c->ticket.code, "the communicator died in sync_shared_state: %s%s", c->reason,
                            name_difference(entries, sizeof entries, state, differs));
     }
-    return detail_fail(c->ticket.code, "no shared state is available: %s", c->share->text);
+    return detail_fail(c->ticket.code, "no shared state is available: %s", c->shared_state->text);
 }
 
 static const struct ticket_type sync_type = {.name = "sync_shared_state", .prepare = hash_and_vote, .collect = collect};
 
 static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
                             uint64_t *ticket) {
-    struct share *share = c->share;
-    if (share->strategy != strategy || share->revision != state->revision ||
-        !content_is_of(share->content, state, read_only))
+    struct shared_state *round = c->shared_state;
+    if (round->strategy != strategy || round->revision != state->revision ||
+        !content_is_of(round->content, state, read_only))
         return detail_fail(pcclInvalidUsage,
                            "sync_shared_state of another state or revision has not ended: call it again as before");
-    share->state = state;
+    round->state = state;
     return ticket_begun(c, pcclSuccess, ticket);
 }
 
 static pcclResult_t make_content(struct communicator *c, const bool *read_only) {
-    const pcclSharedState_t *state = c->share->state;
+    const pcclSharedState_t *state = c->shared_state->state;
     pthread_mutex_unlock(&c->lock);
     struct content *content = NULL;
     pcclResult_t code = content_new(state, read_only, &content);
     pthread_mutex_lock(&c->lock);
-    c->share->content = content;
+    c->shared_state->content = content;
     return code;
 }
 
@@ -204,18 +205,18 @@ static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state
     RETURN_IF_FAILED(ticket_check_none(c));
     RETURN_IF_FAILED(communicator_check_no_ops(c));
     ticket_open(c, &sync_type);
-    *c->share = (struct share){
+    *c->shared_state = (struct shared_state){
         .state = state, .strategy = strategy, .revision = state->revision, .began_at = platform_now_ns()};
     return ticket_begun(c, make_content(c, read_only), ticket);
 }
 
-pcclResult_t share_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
-                         uint64_t *ticket) {
+pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only,
+                                int strategy, uint64_t *ticket) {
     communicator_begin(c);
     return communicator_finish(c, begin(c, state, read_only, strategy, ticket));
 }
 
-bool share_is_left(struct communicator *c) {
+bool shared_state_is_left(struct communicator *c) {
     communicator_begin(c);
     bool left = ticket_is_left(c, &sync_type);
     communicator_finish(c, pcclSuccess);
@@ -224,47 +225,47 @@ bool share_is_left(struct communicator *c) {
 
 // ---- control thread ----
 
-void share_planned(struct communicator *c, const struct wire_sync_plan *plan, int64_t now) {
+void shared_state_planned(struct communicator *c, const struct wire_sync_plan *plan, int64_t now) {
     pthread_mutex_lock(&c->lock);
-    c->share->planned_at = now;
+    c->shared_state->planned_at = now;
     pthread_mutex_unlock(&c->lock);
     sync_plan(c->engine, plan);
 }
 
-void share_ended(struct communicator *c, const struct wire_sync_end *end) {
+void shared_state_ended(struct communicator *c, const struct wire_sync_end *end) {
     communicator_assert_locked(c);
     sync_over(c->engine);
-    c->share->tx_bytes = end->tx_bytes;
-    snprintf(c->share->text, sizeof c->share->text, "%.*s", (int)end->text.length, end->text.chars);
+    c->shared_state->tx_bytes = end->tx_bytes;
+    snprintf(c->shared_state->text, sizeof c->shared_state->text, "%.*s", (int)end->text.length, end->text.chars);
 }
 
-bool share_restart(struct communicator *c, enum member_tensors *tensors, struct wire_hash *content) {
-    struct share *share = c->share;
+bool shared_state_restart(struct communicator *c, enum member_tensors *tensors, struct wire_hash *content) {
+    struct shared_state *round = c->shared_state;
     pthread_mutex_lock(&c->lock);
-    bool open = share->content != NULL && share->voted && !c->ticket.done && !c->closing;
-    share->restarting = open;
+    bool open = round->content != NULL && round->voted && !c->ticket.done && !c->closing;
+    round->restarting = open;
     pthread_mutex_unlock(&c->lock);
     *tensors = MEMBER_TENSORS_AS_VOTED;
     if (!open) return true;
     struct sync_report report = {0};
     bool torn = false, goes_on = sync_restart(c->engine, &report, &torn);
     pthread_mutex_lock(&c->lock);
-    share->restarting = false;
-    share->planned_at = 0;
-    add_report(&share->before, &report);
-    *content = share->content->hash;
+    round->restarting = false;
+    round->planned_at = 0;
+    add_report(&round->before, &report);
+    *content = round->content->hash;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     if (report.wrote) *tensors = torn ? MEMBER_TENSORS_TORN : MEMBER_TENSORS_RECEIVED;
     return goes_on;
 }
 
-struct share *share_new(void) { return calloc(1, sizeof(struct share)); }
+struct shared_state *shared_state_new(void) { return calloc(1, sizeof(struct shared_state)); }
 
-void share_free(struct communicator *c) {
+void shared_state_free(struct communicator *c) {
     struct sync_report report;
-    if (c->share == NULL) return;
-    if (c->engine != NULL && c->share->content != NULL) end_transfers(c, false, &report);
-    content_free(c->share->content);
-    free(c->share);
+    if (c->shared_state == NULL) return;
+    if (c->engine != NULL && c->shared_state->content != NULL) end_transfers(c, false, &report);
+    content_free(c->shared_state->content);
+    free(c->shared_state);
 }
