@@ -48,9 +48,9 @@ class Finding:
     kind: FindingKind
     member: UUID  # of an edge, the sender
     other: UUID | None  # of an edge, the receiver; None: the finding is of the member
-    value: float  # measured: seconds (STRAGGLER, HUNG), bytes per second that wait (SLOW_*), share of segments sent again (LOSS)
+    value: float  # measured: seconds (STRAGGLER, HUNG), bytes per second that wait (SLOW_*), fraction of resent segments (LOSS)
     usual: float  # the same of the others
-    cost: float  # share of the time of an op that is spent on it, 0 to 1
+    cost: float  # fraction of the time of an op that is spent on it, 0 to 1
     confidence: float  # 0 to 1
     text: str  # the evidence, in words
 

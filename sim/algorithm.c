@@ -108,7 +108,7 @@ static uint32_t holds(const struct engine_model *e, const struct op *op) {
     const struct call *call = sim_algorithm_call(e, op);
     const struct plan_collective *collective = op_collective(op);
     bool gets = op->args.fingerprint.kind == PLAN_REDUCE || op->args.fingerprint.kind == PLAN_GATHER;
-    if (op->path == PLAN_SMALL || op->path == PLAN_RING || op->path == PLAN_SPREAD || !collective->rooted ||
+    if (op->path == PLAN_SMALL || op->path == PLAN_RING || op->path == PLAN_WEIGHTED || !collective->rooted ||
         (gets && op_is_root(op)))
         return m->members;
     return gets ? 1U << e->slot : 1U << sim_slot(&call->ids[call->root], &(uint32_t){0});
@@ -353,7 +353,7 @@ static void begin_large(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     m->next_ready = false;
     m->held_count = m->to_receive = m->to_send = m->shards = m->results = 0;
-    if (op->path == PLAN_RING || op->path == PLAN_SPREAD) begin_ring(e, op);
+    if (op->path == PLAN_RING || op->path == PLAN_WEIGHTED) begin_ring(e, op);
     if (op->path == PLAN_CHAIN) begin_chain(e, op);
     if (op->path == PLAN_PIECES) begin_pieces(e, op);
 }

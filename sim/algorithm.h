@@ -1,5 +1,6 @@
-// The ways of moving an op, with one number in place of a tensor: small ones as data/algorithms/direct.c moves them,
-// large ones as data/algorithms/ring.c, broadcast.c and pieces.c, by ops/plan. What is spread goes round the ring here.
+// Models of the algorithms, with one number in place of a tensor: small ops as data/algorithms/direct.c moves them,
+// large ones as data/algorithms/ring.c, broadcast.c and pieces.c, by ops/plan. Weighted all-reduces go round the ring
+// here.
 #ifndef PCCL_SIM_ALGORITHM_H
 #define PCCL_SIM_ALGORITHM_H
 

@@ -27,7 +27,7 @@ FOLDERS = {"api": ("api_", "pccl"), "sim": ("sim_", "pccl_sim_", "judge_")}
 #: Circles that exist. Take them apart; add none.
 CIRCLES = {
     "data/algorithm data/algorithms/broadcast data/algorithms/direct data/algorithms/pieces data/algorithms/ring "
-    "data/algorithms/sharded data/algorithms/spread data/box data/lane data/link data/route data/same_host "
+    "data/algorithms/sharded data/algorithms/weighted data/box data/lane data/link data/route data/same_host "
     "data/service": "a layer of connections below data ends it",
 }
 

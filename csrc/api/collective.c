@@ -126,7 +126,7 @@ static pcclResult_t check_counts(const pcclCollective_t *what) {
 }
 
 // ---- parts ----
-static uint64_t share(const pcclCollective_t *what, const size_t *counts, uint32_t rank) {
+static uint64_t part_count(const pcclCollective_t *what, const size_t *counts, uint32_t rank) {
     return counts == NULL ? what->count : counts[rank];
 }
 
@@ -136,9 +136,9 @@ static void divide(const pcclCollective_t *what, struct call_parts *parts, struc
     const struct group *group = what->group->group;
     const size_t *counts = counts_of(what);
     bool root = group->rank == what->root;
-    uint64_t at = 0, from_at = 0, own = share(what, counts, group->rank);
+    uint64_t at = 0, from_at = 0, own = part_count(what, counts, group->rank);
     for (uint32_t rank = 0; rank < group->count; rank++) {
-        uint64_t count = share(what, counts, rank);
+        uint64_t count = part_count(what, counts, rank);
         switch ((int)what->kind) {
         case PLAN_ALL_GATHER:
             to[rank] = (struct call_part){0, own};
@@ -186,12 +186,12 @@ static struct call_parts *parts_of(const pcclCollective_t *what) {
         calloc(1, sizeof *parts + 2 * count * sizeof(struct call_part) + count * sizeof(uint64_t));
     if (parts == NULL) return NULL;
     struct call_part *to = parts->parts, *from = to + count;
-    uint64_t *shares = (uint64_t *)(void *)(from + count);
+    uint64_t *sizes = (uint64_t *)(void *)(from + count);
     divide(what, parts, to, from);
-    for (uint32_t rank = 0; rank < count; rank++) shares[rank] = share(what, counts, rank);
+    for (uint32_t rank = 0; rank < count; rank++) sizes[rank] = part_count(what, counts, rank);
     parts->to = to;
     parts->from = from;
-    parts->shares = shares;
+    parts->sizes = sizes;
     parts->in = end_of(to, count);
     parts->out = end_of(from, count);
     return parts;
@@ -210,7 +210,7 @@ static uint64_t agreed_count(const pcclCollective_t *what) {
     case PLAN_GATHER:
     case PLAN_SCATTER:
     case PLAN_REDUCE_SCATTER:
-        for (uint32_t rank = 0; rank < members; rank++) total += share(what, counts, rank);
+        for (uint32_t rank = 0; rank < members; rank++) total += part_count(what, counts, rank);
         return total;
     default: return what->count;
     }

@@ -13,7 +13,7 @@
 #include "device/device.h"
 
 static const struct algorithm *const algorithms[] = {
-    [PLAN_SMALL] = &direct_algorithm,    [PLAN_RING] = &ring_algorithm,       [PLAN_SPREAD] = &spread_algorithm,
+    [PLAN_SMALL] = &direct_algorithm,    [PLAN_RING] = &ring_algorithm,       [PLAN_WEIGHTED] = &weighted_algorithm,
     [PLAN_SHARDED] = &sharded_algorithm, [PLAN_CHAIN] = &broadcast_algorithm, [PLAN_PIECES] = &pieces_algorithm};
 
 const struct algorithm *algorithm_of(const struct op *op) { return algorithms[op->path]; }

@@ -38,7 +38,7 @@ struct algorithm {
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
-extern const struct algorithm direct_algorithm, ring_algorithm, spread_algorithm, sharded_algorithm,
+extern const struct algorithm direct_algorithm, ring_algorithm, weighted_algorithm, sharded_algorithm,
     broadcast_algorithm, pieces_algorithm;
 
 // Head of `op->work` for all algorithms but direct ones. With nothing left to receive and to send the operation is

@@ -503,10 +503,10 @@ typedef struct pcclFinding_t {
     pcclDiagnosisKind_t kind;
     pcclRankUuid_t member;
     pcclRankUuid_t other; // of an edge, the receiver; else the same as `member`
-    double value;         // measured: seconds (straggler, hung), bytes per second (slow ...), share of segments sent
+    double value;         // measured: seconds (straggler, hung), bytes per second (slow ...), fraction of segments sent
                           // again (loss)
     double usual;         // the same of the others
-    double cost;          // share of the time of an op that is spent on it, 0 to 1
+    double cost;          // fraction of the time of an op that is spent on it, 0 to 1
     double confidence;    // 0 to 1
     char text[320];       // the evidence, in words
 } pcclFinding_t;

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "master/survey.h"
-#include "topology/shares.h"
+#include "topology/weights.h"
 
 enum { ADMITTED_LINES = 16 }; // of the log
 
@@ -34,7 +34,7 @@ bool candidate_form(struct candidate *candidate, struct membership *table) {
         struct peer_record *peer = &table->peers[slot];
         if (peer->used && !peer->accepted && peer->invited) insert(candidate, peer);
     }
-    candidate_keep_shares(candidate);
+    candidate_keep_weights(candidate);
     return candidate->count > table->count;
 }
 
@@ -44,29 +44,29 @@ static uint32_t group_end(const struct candidate *candidate, uint32_t begin) {
     return end;
 }
 
-void candidate_keep_shares(struct candidate *candidate) {
+void candidate_keep_weights(struct candidate *candidate) {
     for (uint32_t start = 0, end; start < candidate->count; start = end) {
         uint32_t sum = 0, sharing = 0;
         end = group_end(candidate, start);
         for (uint32_t i = start; i < end; i++) {
             const struct peer_record *peer = candidate->order[i];
-            bool keeps = peer->accepted && end - start <= SHARES_MOST; // more go back to the ring
-            candidate->share[i] = keeps ? peer->member.share : 0;
+            bool keeps = peer->accepted && end - start <= WEIGHTS_MOST; // more go back to the ring
+            candidate->weight[i] = keeps ? peer->member.weight : 0;
             candidate->site[i] = keeps ? peer->member.site : 0;
-            sum += candidate->share[i];
-            sharing += candidate->share[i] > 0;
+            sum += candidate->weight[i];
+            sharing += candidate->weight[i] > 0;
         }
         for (uint32_t i = start; i < end && sharing > 0; i++)
-            if (!candidate->order[i]->accepted) candidate->share[i] = (uint16_t)(sum / sharing);
+            if (!candidate->order[i]->accepted) candidate->weight[i] = (uint16_t)(sum / sharing);
     }
 }
 
-// Newcomers, or another order or other shares than the one in force.
+// Newcomers, or another order or other weights than the one in force.
 static bool differs(const struct candidate *candidate, uint32_t start, uint32_t end) {
     for (uint32_t i = start; i < end; i++) {
         const struct peer_record *peer = candidate->order[i];
         if (!peer->accepted || peer->group->members[i - start] != peer) return true;
-        if (peer->member.share != candidate->share[i] || peer->member.site != candidate->site[i]) return true;
+        if (peer->member.weight != candidate->weight[i] || peer->member.site != candidate->site[i]) return true;
     }
     return false;
 }
@@ -84,7 +84,7 @@ void candidate_propose(struct candidate *candidate, struct membership *table, ui
                                      .epoch = membership_epoch(table, candidate->order, candidate->count)};
     message.epoch.number = table->number + 1;
     for (uint32_t i = 0; i < candidate->count; i++) {
-        message.epoch.members[i].share = candidate->share[i];
+        message.epoch.members[i].weight = candidate->weight[i];
         message.epoch.members[i].site = candidate->site[i];
     }
     for (uint32_t start = 0; start < candidate->count;) {
@@ -263,7 +263,7 @@ uint64_t candidate_commit(struct candidate *candidate, struct membership *table,
             failure_counts_forgive(failure_counts, &peer->member.address, table->now_ns);
         }
         if (peer->regrouped) peer->group->changed = true;
-        peer->member.share = candidate->share[i];
+        peer->member.weight = candidate->weight[i];
         peer->member.site = candidate->site[i];
         peer->accepted = true;
         peer->invited = peer->listed = false;

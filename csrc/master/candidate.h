@@ -1,6 +1,6 @@
-// The candidate for the next epoch: members and newcomers, or another order or other shares of the members. Each of its
-// members makes its links and says whom it could not reach; then it is judged who is left out, and whether it comes
-// into force.
+// The candidate for the next epoch: members and newcomers, or another order or other weights of the members. Each
+// member makes its links and reports whom it could not reach. Then the master decides who is left out, and whether the
+// candidate comes into force.
 #ifndef PCCL_MASTER_CANDIDATE_H
 #define PCCL_MASTER_CANDIDATE_H
 
@@ -20,9 +20,9 @@ struct candidate {
     int64_t deadline_ns;                    // INT64_MAX: judged
     // From here on nothing is read before it is written.
     struct peer_record *order[WIRE_MAX_MEMBERS];
-    uint16_t share[WIRE_MAX_MEMBERS], site[WIRE_MAX_MEMBERS]; // by the place in `order`
-    uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];  // from slot, to slot, as answered
-    uint64_t narrow[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];       // likewise, of those: large packets are lost
+    uint16_t weight[WIRE_MAX_MEMBERS], site[WIRE_MAX_MEMBERS]; // by the place in `order`
+    uint64_t unreachable[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];   // from slot, to slot, as answered
+    uint64_t narrow[WIRE_MAX_MEMBERS][CANDIDATE_WORDS];        // likewise, of those: large packets are lost
 };
 
 enum candidate_verdict {
@@ -34,9 +34,9 @@ enum candidate_verdict {
 void candidate_init(struct candidate *candidate);
 // The members, and all newcomers that are invited. False: there are none of these.
 bool candidate_form(struct candidate *candidate, struct membership *table);
-// `order` and `count` are set: each member keeps its share and its site, and a newcomer gets a fair share.
-void candidate_keep_shares(struct candidate *candidate);
-// `order`, `count`, `share` and `site` are set: sends the candidate to its members, if there are others to make links
+// `order` and `count` are set: each member keeps its weight and its site, and a newcomer gets a fair weight.
+void candidate_keep_weights(struct candidate *candidate);
+// `order`, `count`, `weight` and `site` are set: sends the candidate to its members, if there are others to make links
 // to.
 void candidate_propose(struct candidate *candidate, struct membership *table, uint8_t kind);
 // A member says whom it could not reach. When the last one has, `unanswered` is 0.

@@ -8,7 +8,7 @@ enum {
     FADE = 7,
     FADE_OF = 10,
     EDGES_LEAST = 2,
-    SENT_LEAST = 100, // segments, for a share of them that says something
+    SENT_LEAST = 100, // segments, that a fraction of them means something
     // of a look
     REPORTS_LEAST = 3,      // of each member
     SAMPLES_LEAST = 5,      // that tell how often bytes wait
@@ -89,7 +89,7 @@ static void add_begun(struct wire_seen *sums, struct matrix_recent *recent, cons
     }
 }
 
-static double share_of(uint64_t segments, uint64_t retransmits) {
+static double fraction_of(uint64_t segments, uint64_t retransmits) {
     if (retransmits >= segments) return segments == 0 ? 0 : 1;
     return (double)retransmits / (double)segments;
 }
@@ -105,13 +105,13 @@ static void add_sent(struct wire_seen *sums, struct matrix_recent *recent, const
     int worst = 0;
     double largest = 0, next = 0;
     for (int i = 0; i < MATRIX_SENT; i++) {
-        double share = share_of(recent->sent[i].segments, recent->sent[i].retransmits);
-        if (share > largest) {
+        double fraction = fraction_of(recent->sent[i].segments, recent->sent[i].retransmits);
+        if (fraction > largest) {
             next = largest;
-            largest = share;
+            largest = fraction;
             worst = i;
-        } else if (share > next) {
-            next = share;
+        } else if (fraction > next) {
+            next = fraction;
         }
     }
     sums->segments = sums->retransmits = 0;
@@ -245,8 +245,8 @@ static double busy_part(const struct matrix *matrix, const struct membership *ta
 }
 
 bool matrix_look(struct matrix *matrix, struct membership *table, const struct peer_group *group,
-                 struct shares_edge *edges) {
-    double part = group->count > SHARES_MOST ? 0 : busy_part(matrix, table, group);
+                 struct weights_edge *edges) {
+    double part = group->count > WEIGHTS_MOST ? 0 : busy_part(matrix, table, group);
     if (part == 0) return false;
     memset(edges, 0, (size_t)group->count * group->count * sizeof *edges);
     for (uint32_t i = 0; i < group->count; i++) {
@@ -256,7 +256,7 @@ bool matrix_look(struct matrix *matrix, struct membership *table, const struct p
             const struct peer_record *to = membership_in_group(table, group, &row->fresh.others[k].id);
             const struct wire_seen *seen = &row->fresh.others[k].seen;
             if (to == NULL) continue;
-            struct shares_edge *edge = &edges[i * group->count + to->rank];
+            struct weights_edge *edge = &edges[i * group->count + to->rank];
             edge->rate = (double)seen->acked / busy_s;
             edge->round_trip_us = (double)seen->round_trip_us;
             if (seen->samples >= (uint64_t)SAMPLES_LEAST * WIRE_COUNT && seen->acked >= BYTES_LEAST)

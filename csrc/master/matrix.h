@@ -1,12 +1,12 @@
-// Keeps the members' reports of their operations and of each other (TELEMETRY), for whoever asks (DIAGNOSE) and for the
-// choice of algorithms and weights (master/ways). Neither membership nor any bit of a result depends on it. A member
+// Keeps the members' reports of their operations and of each other (TELEMETRY), for whoever asks (DIAGNOSE) and for
+// the selection of algorithms and weights (master/selection). Membership and results do not depend on it. A member
 // that lies spoils only the statistics of the members that it reports on, and the speed of its group. If memory is
 // refused, a report is lost.
 #ifndef PCCL_MASTER_MATRIX_H
 #define PCCL_MASTER_MATRIX_H
 
 #include "master/membership.h"
-#include "topology/shares.h"
+#include "topology/weights.h"
 
 enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4, MATRIX_SENT = 4 };
 
@@ -54,9 +54,9 @@ void matrix_note(struct matrix *matrix, struct membership *table, const struct p
                  const struct wire_telemetry *told);
 // Writes the measurements of each edge of a group since its group epoch began, count x count; `edges` has room for
 // them. Returns false if too little is new since it last returned true, or if the group has more members than
-// SHARES_MOST.
+// WEIGHTS_MOST.
 bool matrix_look(struct matrix *matrix, struct membership *table, const struct peer_group *group,
-                 struct shares_edge *edges);
+                 struct weights_edge *edges);
 // Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
 void matrix_count(const struct membership *table, struct wire_buffer *out);
 // Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most: the

@@ -18,7 +18,7 @@ static struct verdicts *verdicts_of(struct run *run, const struct peer_group *gr
 static void close_group(struct run *run, uint32_t slot) {
     breaks_fini(&run->breaks[slot]);
     verdicts_fini(&run->verdicts[slot]);
-    ways_forget(&run->ways, slot);
+    selection_forget(&run->selection, slot);
     run->rounds.groups[slot] = (struct rounds_group){0};
     run->table.groups[slot].count = 0;
 }
@@ -139,7 +139,7 @@ static bool newcomers_wait(struct run *run) {
 static void form_update(struct run *run) {
     for (uint32_t i = 0; i < run->table.slots && run->table.count == 0; i++) run->table.peers[i].invited = true;
     bool newcomers = candidate_form(&run->candidate, &run->table);
-    if (newcomers || ways_plan(&run->ways, &run->matrix, &run->survey, &run->table, &run->candidate))
+    if (newcomers || selection_plan(&run->selection, &run->matrix, &run->survey, &run->table, &run->candidate))
         propose(run, WIRE_VOTE_UPDATE);
     else
         answer_vote(run, WIRE_VOTE_UPDATE, pcclSuccess, 0);
@@ -149,7 +149,7 @@ static void judge_candidate(struct run *run) {
     switch (candidate_judge(&run->candidate, &run->table, &run->failure_counts, run->breaks)) {
     case CANDIDATE_PASSES: commit_candidate(run); return;
     case CANDIDATE_FAILS:
-        if (run->candidate.kind == WIRE_VOTE_UPDATE) ways_failed(&run->ways);
+        if (run->candidate.kind == WIRE_VOTE_UPDATE) selection_failed(&run->selection);
         answer_vote(run, run->candidate.kind,
                     run->candidate.kind == WIRE_VOTE_UPDATE ? pcclSuccess : pcclTopologyOptimizationFailed, 0);
         return;
@@ -167,8 +167,8 @@ static void optimise(struct run *run) {
     if (survey_next(&run->survey, &run->table)) return;
     bool differs = survey_order(&run->survey, &run->table, run->candidate.order);
     run->candidate.count = run->table.count;
-    candidate_keep_shares(&run->candidate);
-    differs |= ways_plan(&run->ways, &run->matrix, &run->survey, &run->table, &run->candidate);
+    candidate_keep_weights(&run->candidate);
+    differs |= selection_plan(&run->selection, &run->matrix, &run->survey, &run->table, &run->candidate);
     if (differs)
         propose(run, WIRE_VOTE_OPTIMIZE);
     else

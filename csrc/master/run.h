@@ -15,7 +15,7 @@
 #include "master/failure_counts.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
-#include "master/ways.h"
+#include "master/selection.h"
 
 enum {
     RUN_RANDOM_BYTES = 24, // id and secret
@@ -42,7 +42,7 @@ struct run {
     struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
     struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot
     struct matrix matrix;
-    struct ways ways;
+    struct selection selection;
 
     struct failure_counts failure_counts;
     struct quorum quorum;

@@ -48,7 +48,7 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
         const struct wire_member *member = &epoch->members[i];
         uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes,
                               (uint64_t)member->address.family << 16 | member->address.port,
-                              (uint64_t)member->share << 16 | member->site};
+                              (uint64_t)member->weight << 16 | member->site};
         digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
         digest = mix(digest, numbers, sizeof numbers);
         digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
@@ -59,7 +59,7 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
 
 static bool is_same_member(const struct wire_member *a, const struct wire_member *b) {
     return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group &&
-           a->lanes == b->lanes && a->share == b->share && a->site == b->site &&
+           a->lanes == b->lanes && a->weight == b->weight && a->site == b->site &&
            a->address.family == b->address.family && a->address.port == b->address.port &&
            memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0 &&
            memcmp(a->name.chars, b->name.chars, sizeof a->name.chars) == 0;

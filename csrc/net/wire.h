@@ -199,8 +199,8 @@ struct wire_member {
     uint32_t lanes; // the peer's pool size; a pair with lanes has the smaller number of both
     struct wire_address address;
     // of an epoch, equal in all epochs with one group epoch (ops/plan):
-    uint16_t share; // of large tensors that this member reduces, in proportion to those of the others; all 0: even ones
-    uint16_t site;  // members of a group with one number, not 0, are near each other
+    uint16_t weight; // part of large tensors that this member reduces, relative to the others; all 0: even parts
+    uint16_t site;   // members of a group with one number, not 0, are near each other
     struct wire_name name;
 };
 

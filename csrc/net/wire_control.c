@@ -70,7 +70,7 @@ static void visit_member(struct cursor *c, struct wire_member *member) {
     cursor_u32(c, &member->group);
     visit_lanes(c, &member->lanes);
     visit_address(c, &member->address);
-    cursor_u16(c, &member->share);
+    cursor_u16(c, &member->weight);
     cursor_u16(c, &member->site);
     visit_name(c, &member->name);
 }

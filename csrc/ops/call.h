@@ -19,7 +19,7 @@ struct call_parts {
     const struct call_part *to; // of the input: what goes to each member
     // of the result: what comes from each; of a reduce-scatter the same one from all
     const struct call_part *from;
-    const uint64_t *shares; // the same on all members: the input of each that is gathered, the result of each; or NULL
+    const uint64_t *sizes; // the same on all members: the input of each that is gathered, the result of each; or NULL
     struct call_part parts[];
 };
 

@@ -53,27 +53,27 @@ uint32_t group_living(const struct group *group, const struct epoch *epoch) {
     return living;
 }
 
-static bool has_shares(const struct team *team) {
+static bool has_weights(const struct team *team) {
     const struct epoch_ring *ring = &team->epoch->ring;
     uint32_t i = 0;
-    while (i < ring->count && (team->places[i] == GROUP_NOBODY || ring->members[i].share == 0)) i++;
+    while (i < ring->count && (team->places[i] == GROUP_NOBODY || ring->members[i].weight == 0)) i++;
     return i < ring->count;
 }
 
 // False: memory was refused.
-static bool spread_over(struct team *team) {
+static bool add_weights(struct team *team) {
     const struct epoch_ring *ring = &team->epoch->ring;
-    uint16_t *shares = malloc(2 * (size_t)team->count * sizeof *shares);
-    if (shares == NULL) return false;
-    uint16_t *sites = shares + team->count;
+    uint16_t *weights = malloc(2 * (size_t)team->count * sizeof *weights);
+    if (weights == NULL) return false;
+    uint16_t *sites = weights + team->count;
     for (uint32_t i = 0; i < ring->count; i++) {
         if (team->places[i] == GROUP_NOBODY) continue;
-        shares[team->places[i]] = ring->members[i].share;
+        weights[team->places[i]] = ring->members[i].weight;
         sites[team->places[i]] = ring->members[i].site;
     }
-    team->spread = spread_new(shares, sites, team->count);
-    free(shares);
-    return team->spread != NULL;
+    team->weighted = weighted_new(weights, sites, team->count);
+    free(weights);
+    return team->weighted != NULL;
 }
 
 struct team *team_new(const struct group *group, const struct epoch *epoch, struct op_member *const *members) {
@@ -91,7 +91,7 @@ struct team *team_new(const struct group *group, const struct epoch *epoch, stru
         team->members[team->count] = members[i];
         team->ranks[team->count++] = rank;
     }
-    if (!has_shares(team) || spread_over(team)) return team;
+    if (!has_weights(team) || add_weights(team)) return team;
     team_free(team);
     return NULL;
 }
@@ -99,6 +99,6 @@ struct team *team_new(const struct group *group, const struct epoch *epoch, stru
 void team_free(struct team *team) {
     if (team == NULL) return;
     epoch_put(team->epoch);
-    spread_free(team->spread);
+    weighted_free(team->weighted);
     free(team);
 }

@@ -9,7 +9,7 @@
 
 #include "ops/driver.h"
 #include "ops/epoch.h"
-#include "ops/spread.h"
+#include "ops/weighted.h"
 
 enum { GROUP_NOBODY = UINT32_MAX };
 
@@ -19,7 +19,7 @@ struct team {
     struct op_member **members; // by place; NULL at the own one
     uint32_t *ranks;            // by place: the rank in the list
     uint32_t *places;           // by rank in the epoch's ring: the place, or GROUP_NOBODY
-    struct spread *spread;      // owned; NULL: all shares are 0
+    struct weighted *weighted;  // owned; NULL: all weights are 0
 };
 
 // A list of members that a caller names; its ops share it.

@@ -39,10 +39,10 @@ void op_measure(struct op *op) {
     if (op->args.fingerprint.kind == PLAN_ALL_TO_ALL) op->result_bytes *= op->args.group->count;
 }
 
-uint64_t op_share(const struct op *op, uint32_t rank) {
+uint64_t op_part_bytes(const struct op *op, uint32_t rank) {
     const struct plan_collective *collective = op_collective(op);
     if (collective->reduces || op->args.fingerprint.kind == PLAN_ALL_TO_ALL) return op->bytes;
-    if (collective->gathers) return op->args.parts->shares[rank] * op->element;
+    if (collective->gathers) return op->args.parts->sizes[rank] * op->element;
     return collective->rooted && rank == op->args.root ? op->bytes : 0;
 }
 

@@ -103,7 +103,7 @@ bool op_is_in_place(const struct op *op);
 // Sets its sizes, by its count.
 void op_measure(struct op *op);
 // Bytes that the member of this rank gives to a small op.
-uint64_t op_share(const struct op *op, uint32_t rank);
+uint64_t op_part_bytes(const struct op *op, uint32_t rank);
 
 void op_head(const struct op *op, struct wire_op *out);
 

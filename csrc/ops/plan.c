@@ -43,13 +43,13 @@ static bool is_small(const struct wire_fingerprint *what, uint64_t bytes, uint32
 }
 
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
-                            uint32_t megabytes_per_s, bool has_shares) {
+                            uint32_t megabytes_per_s, bool has_weights) {
     const struct plan_collective *collective = plan_collective(what->kind);
     if (what->kind == PLAN_ALL_TO_ALL_V) return collective->path; // sizes of which nothing is agreed on
     if (members < 2) return PLAN_SMALL;
     if (what->codec != CODEC_RAW) return PLAN_SHARDED;
     if (what->kind != PLAN_ALL_REDUCE) return is_small(what, bytes, members) ? PLAN_SMALL : collective->path;
-    enum plan_path large = has_shares && members > 2 ? PLAN_SPREAD : PLAN_RING;
+    enum plan_path large = has_weights && members > 2 ? PLAN_WEIGHTED : PLAN_RING;
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return large;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;

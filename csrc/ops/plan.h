@@ -35,7 +35,7 @@ enum plan_kind {
 };
 
 // The ways that the bytes go, each of them an algorithm.
-enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_SPREAD, PLAN_SHARDED, PLAN_CHAIN, PLAN_PIECES, PLAN_PATHS };
+enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_WEIGHTED, PLAN_SHARDED, PLAN_CHAIN, PLAN_PIECES, PLAN_PATHS };
 
 struct plan_collective {
     const char *name;    // in texts
@@ -68,14 +68,14 @@ struct plan_range {
     uint64_t begin, end; // elements
 };
 
-// The way of an op among `members`, whose count is `bytes` long. Small ones are sent to everyone at once, ring ops cost
-// 2(n-1) hops and a verdict but fewer bytes: the cheaper one by (latency + wake-up) x rounds + bytes / bandwidth, as
-// long as the inputs are not more than a member is to buffer. What would go round a ring is spread (ops/spread) if the
-// team has shares and more than two members: two send each other the same in a ring. Quantised ops are sharded. Other
+// Returns the algorithm of an op of `bytes` among `members`. Small ops are sent to everyone at once. Ring ops cost
+// 2(n-1) hops and a verdict, but fewer bytes. The cheaper one by (latency + wake-up) x rounds + bytes / bandwidth is
+// chosen, as long as a member can buffer the inputs. A ring becomes a weighted all-reduce (ops/weighted) if the team
+// has weights and more than two members: two send each other the same in a ring. Quantised ops are sharded. Other
 // collectives are small up to PLAN_SMALL_ANY bytes from the others together, or about twice or four times as much by
-// kind, and have one way each beyond that.
+// kind, and have one algorithm each beyond that.
 enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
-                            uint32_t megabytes_per_s, bool has_shares);
+                            uint32_t megabytes_per_s, bool has_weights);
 
 // How many segments beside the first of each op are of use, of all ops together: they give a ring work while it waits
 // for the verdicts. More would make the ops wait for each other and leave the caches.

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 uint64_t unexpected_limit(uint32_t members) {
-    uint64_t share = UNEXPECTED_ALL_BYTES / (members - 1);
-    return share < UNEXPECTED_BYTES ? share : UNEXPECTED_BYTES;
+    uint64_t part = UNEXPECTED_ALL_BYTES / (members - 1);
+    return part < UNEXPECTED_BYTES ? part : UNEXPECTED_BYTES;
 }
 
 static void uncount(const struct unexpected *unexpected) {

@@ -118,14 +118,14 @@ static void leave(struct mesh *mesh, enum mesh_membership membership) {
         mesh->neighbours[i].in[membership] = mesh->neighbours[i].lanes[membership] = false;
 }
 
-static bool has_shares(const struct epoch_ring *ring) {
+static bool has_weights(const struct epoch_ring *ring) {
     uint32_t i = 0;
-    while (i < ring->count && ring->members[i].share == 0) i++;
+    while (i < ring->count && ring->members[i].weight == 0) i++;
     return i < ring->count;
 }
 
 static bool enter(struct mesh *mesh, enum mesh_membership membership, const struct epoch_ring *ring) {
-    bool spread = has_shares(ring); // tensors go from all to all
+    bool weighted = has_weights(ring); // tensors go from all to all
     leave(mesh, membership);
     for (uint32_t i = 0; i < ring->count; i++) {
         if (i == ring->rank) continue;
@@ -133,10 +133,10 @@ static bool enter(struct mesh *mesh, enum mesh_membership membership, const stru
         if (n == NULL) n = add(mesh, &ring->members[i]);
         if (n == NULL) return false;
         n->in[membership] = true;
-        n->lanes[membership] = spread || (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
+        n->lanes[membership] = weighted || (i + 1) % ring->count == ring->rank || (ring->rank + 1) % ring->count == i;
         // in a ring two neighbours have them
         uint32_t spare = n->link_end - n->link_count;
-        if (spread && ring->count > 3) spare = 2 * spare / (ring->count - 1);
+        if (weighted && ring->count > 3) spare = 2 * spare / (ring->count - 1);
         if (membership == MESH_EPOCH) n->spare_end = n->link_count + spare;
     }
     return true;

@@ -8,7 +8,7 @@
 // A link that is lost is not dialled again until the master has answered with a new group epoch: bytes of the old one
 // may be lost with the connection, so the link must not carry that epoch any further.
 //
-// Lanes lead to the neighbours of the ring, and where tensors are spread by shares, to all members. To a far one the
+// Lanes lead to the neighbours of the ring, and for weighted all-reduces to all members. To a far one the
 // later joined of a pair makes spare lanes too, as many as both have room for.
 // Nobody waits for them: one that cannot be made is done without, but one that is lost takes bytes with it as any
 // other.

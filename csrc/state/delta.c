@@ -138,8 +138,8 @@ static uint64_t window_of(const struct delta *delta, const struct donor *donor) 
         unknown += delta->donors[i].flow.speed == 0;
     }
     if (unknown > 0 || known == 0) return window;
-    uint64_t share = (uint64_t)((double)delta->missing_bytes * (donor->flow.speed / known)) + 1;
-    return share < window ? share : window;
+    uint64_t part = (uint64_t)((double)delta->missing_bytes * (donor->flow.speed / known)) + 1;
+    return part < window ? part : window;
 }
 
 static bool sent_wrong(const struct delta *delta, uint64_t leaf, uint32_t donor) {

@@ -1,8 +1,8 @@
 // Bytes wait at a link as long as it is full, so what has passed, over the part of the time in which bytes waited, is
 // what it carries.
 //
-// By shares x, members i and k send each other what i owns and what k owns, x_i + x_k. The time T is that of the
-// slowest link; with y = x / T the shares that make it least have the largest sum of y >= 0 with y_i + y_k <= rate_ik:
+// By weights x, members i and k send each other what i owns and what k owns, x_i + x_k. The time T is that of the
+// slowest link; with y = x / T the weights that make it least have the largest sum of y >= 0 with y_i + y_k <= rate_ik:
 // a linear program, solved with the simplex method (Dantzig) and Bland's rule (New finite pivoting rules for the
 // simplex method, 1977), which ends.
 #include "topology/pairs.h"
@@ -21,12 +21,12 @@
 #define TINY 1e-9
 
 enum {
-    LIMITS = SHARES_MOST * (SHARES_MOST + 1) / 2,
+    LIMITS = WEIGHTS_MOST * (WEIGHTS_MOST + 1) / 2,
     PIVOTS = 2000,
     ROUNDS = 7, // of halving
 };
 
-static double most_of(uint32_t n, const struct shares_edge *edges, uint32_t member) {
+static double most_of(uint32_t n, const struct weights_edge *edges, uint32_t member) {
     double most = RATE_LEAST;
     for (uint32_t i = 0; i < n; i++) most = fmax(most, fmax(edges[member * n + i].rate, edges[i * n + member].rate));
     return most;
@@ -39,12 +39,12 @@ static double adjusted(double known, double carries, bool busy, double most) {
     return fmax(carries, fmin(GROWS * known, OPTIMISM * most));
 }
 
-void pairs_learn(uint32_t n, const struct shares_edge *edges, double known[SHARES_MOST][SHARES_MOST]) {
+void pairs_learn(uint32_t n, const struct weights_edge *edges, double known[WEIGHTS_MOST][WEIGHTS_MOST]) {
     double most = RATE_LEAST;
     for (uint32_t i = 0; i < n * n; i++) most = fmax(most, edges[i].rate);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++) {
-            const struct shares_edge *edge = &edges[i * n + k];
+            const struct weights_edge *edge = &edges[i * n + k];
             bool tells = edge->rate >= NOTHING * most, busy = tells && edge->backlogged >= BUSY_LEAST;
             if (i == k || (known[i][k] == 0 && !busy && edge->rate < MUCH * most)) continue;
             known[i][k] =
@@ -52,7 +52,7 @@ void pairs_learn(uint32_t n, const struct shares_edge *edges, double known[SHARE
         }
 }
 
-void pairs_judge(uint32_t n, const struct shares_edge *edges, const double known[SHARES_MOST][SHARES_MOST],
+void pairs_judge(uint32_t n, const struct weights_edge *edges, const double known[WEIGHTS_MOST][WEIGHTS_MOST],
                  struct pairs *pairs) {
     *pairs = (struct pairs){.n = n};
     for (uint32_t i = 0; i < n; i++)
@@ -99,8 +99,8 @@ bool pairs_ring_seen(const struct pairs *pairs) {
 // 0. So are all that are in no row. The last row tells what the sum gains by each column, and, less than 0, what it is.
 struct dictionary {
     uint32_t rows, columns;
-    uint16_t of_row[LIMITS], of_column[SHARES_MOST]; // the y_i first, then what is left of each limit
-    double cell[LIMITS + 1][SHARES_MOST + 1];
+    uint16_t of_row[LIMITS], of_column[WEIGHTS_MOST]; // the y_i first, then what is left of each limit
+    double cell[LIMITS + 1][WEIGHTS_MOST + 1];
 };
 
 static void limit(struct dictionary *d, uint32_t a, uint32_t b, double most) {
@@ -178,7 +178,7 @@ static double most_share(const struct pairs *pairs) {
 
 void pairs_fill(const struct pairs *pairs, double *x) {
     struct dictionary *d = malloc(sizeof *d);
-    double unit = most_share(pairs), y[SHARES_MOST], low = 0, high = 1;
+    double unit = most_share(pairs), y[WEIGHTS_MOST], low = 0, high = 1;
     for (uint32_t i = 0; i < pairs->n; i++) x[i] = 1.0 / pairs->n;
     if (d == NULL) return;
     double best = largest_sum(d, pairs, unit, 1, y);

@@ -1,5 +1,5 @@
 // A model of members each two of whom have a link of their own, as sites in clouds do: what each link carries, from
-// what was seen of it, and the shares of a spread that such links carry fastest. Pure and deterministic.
+// what was seen of it, and the weights that such links carry fastest. Pure and deterministic.
 #ifndef PCCL_TOPOLOGY_PAIRS_H
 #define PCCL_TOPOLOGY_PAIRS_H
 
@@ -11,22 +11,22 @@
 // Bytes per second that pass between each two of n members, each way at once. Symmetric; on the diagonal nothing.
 struct pairs {
     uint32_t n;
-    double rate[SHARES_MOST][SHARES_MOST];
-    bool seen[SHARES_MOST][SHARES_MOST]; // false: only assumed
+    double rate[WEIGHTS_MOST][WEIGHTS_MOST];
+    bool seen[WEIGHTS_MOST][WEIGHTS_MOST]; // false: only assumed
 };
 
 // Adds what is seen now, n x n, to what is `known` of each direction, row = from; 0: nothing. All numbers are finite.
-void pairs_learn(uint32_t n, const struct shares_edge *edges, double known[SHARES_MOST][SHARES_MOST]);
+void pairs_learn(uint32_t n, const struct weights_edge *edges, double known[WEIGHTS_MOST][WEIGHTS_MOST]);
 // Links of which nothing is known are taken to be faster than all that was seen of their members.
-void pairs_judge(uint32_t n, const struct shares_edge *edges, const double known[SHARES_MOST][SHARES_MOST],
+void pairs_judge(uint32_t n, const struct weights_edge *edges, const double known[WEIGHTS_MOST][WEIGHTS_MOST],
                  struct pairs *pairs);
-// Seconds per byte of the tensor by shares that add up to 1, and on the ring.
+// Seconds per byte of the tensor by weights that add up to 1, and on the ring.
 double pairs_time(const struct pairs *pairs, const double *x);
 double pairs_ring_time(const struct pairs *pairs);
 // Whether all links that would carry something were seen to.
 bool pairs_seen(const struct pairs *pairs, const double *x);
 bool pairs_ring_seen(const struct pairs *pairs);
-// Among near-optimal shares, chooses those with the smallest maximum.
+// Among near-optimal weights, chooses those with the smallest maximum.
 void pairs_fill(const struct pairs *pairs, double *x);
 
 #endif

@@ -184,16 +184,16 @@ void bottle_link(struct engine *engine, uint32_t peer, uint32_t index) {
 // ---- the engine ----
 struct wire_id bottle_id(uint32_t peer) { return (struct wire_id){{(uint8_t)(peer + 1)}}; }
 
-static uint32_t all_shares, all_sites;
+static uint32_t all_weights, all_sites;
 
-void bottle_spread(uint32_t shares, uint32_t sites) {
-    all_shares = shares;
+void bottle_weights(uint32_t weights, uint32_t sites) {
+    all_weights = weights;
     all_sites = sites;
 }
 
 static struct wire_member member_of(uint32_t peer) {
     return (struct wire_member){.id = bottle_id(peer),
-                                .share = (uint16_t)(all_shares >> 2 * peer & 3),
+                                .weight = (uint16_t)(all_weights >> 2 * peer & 3),
                                 .site = (uint16_t)(all_sites >> 2 * peer & 3)};
 }
 
@@ -241,7 +241,7 @@ struct engine *bottle_new(const struct engine_callbacks *callbacks,
     struct wire_id self = bottle_id(0);
     bottle_now = SECOND_NS;
     bottle_epoch = 0;
-    bottle_spread(0, 0);
+    bottle_weights(0, 0);
     thread_ns = 0;
     on_frame = heard;
     bottled = engine_new(&self, callbacks);

@@ -37,7 +37,7 @@ void bottle_free(struct engine *engine);
 // The next group epoch, of the engine and the peers in `members` (bits), the ring turned so that the engine is the
 // `rank`-th. Check the speed: it decides which way ops go.
 // By peer, two bits each, of all epochs that are entered from now on; 0 in a new bottle.
-void bottle_spread(uint32_t shares, uint32_t sites);
+void bottle_weights(uint32_t weights, uint32_t sites);
 void bottle_enter(struct engine *engine, uint32_t members, uint32_t rank, bool lost, uint32_t megabytes_per_s);
 void bottle_link(struct engine *engine, uint32_t peer, uint32_t index); // anew, if there is one
 void bottle_close(uint32_t peer, uint32_t index);

@@ -100,8 +100,8 @@ enum engine_event {
     E_WATCH, // for silence
     E_SETTLE,
     E_KILL,
-    E_REFUSE, // how many allocations until one is refused
-    E_SPREAD, // shares, sites: of the members of epochs from now on, two bits each
+    E_REFUSE,  // how many allocations until one is refused
+    E_WEIGHTS, // weights, sites: of the members of epochs from now on, two bits each
     E_EVENTS,
 };
 

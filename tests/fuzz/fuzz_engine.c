@@ -168,7 +168,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
     const struct team *team = engine->call_table.team; // no call here names a list
     if (team == NULL || team->epoch != engine->call_table.now) return 0;
-    struct plan_range shard = spread_shard(team->spread, op->count, team->count, head->shard % team->count);
+    struct plan_range shard = weighted_shard(team->weighted, op->count, team->count, head->shard % team->count);
     if (type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;
@@ -299,9 +299,9 @@ static void act(uint32_t event) {
     case E_SETTLE: engine_drain(engine, 0); break;
     case E_KILL: engine_kill(engine); break;
     case E_REFUSE: fuzz_refuse(1 + fuzz_u8(&in)); break;
-    case E_SPREAD:
+    case E_WEIGHTS:
         link = fuzz_u8(&in);
-        bottle_spread(link, fuzz_u8(&in));
+        bottle_weights(link, fuzz_u8(&in));
         break;
     default: break;
     }

@@ -251,7 +251,7 @@ static void write_peer_programs(void) {
 #define E_SEND(link, type, where, how) E_FRAME, link, type, 0, where, how
 // Peer 1 is ready; what peer 2 sends in an op on the ring.
 #define E_RING E_SEND(0, 0, 0, 0), E_SEND(3, 6, 2, 0), E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0), E_SEND(3, 6, 14, 0)
-// What the others send in an op that is spread: that they have begun, their inputs of shard 0, and their own results.
+// What the others send in a weighted op: that they have begun, their inputs of shard 0, and their own results.
 #define E_READIES E_SEND(0, 0, 0, 1), E_SEND(1, 0, 0, 1)
 #define E_UP E_READIES, E_SEND(2, 6, 0, 0), E_SEND(3, 6, 0, 0)
 #define E_DOWN E_SEND(2, 6, 5, 0), E_SEND(3, 6, 6, 0)
@@ -275,16 +275,16 @@ static void write_engine_programs(void) {
             E_SEND(0, 0, 0, 1), E_SEND(3, 10, 2, 0), E_SEND(3, 10, 5, 0), E_SEND(5, 10, 8, 0), E_SEND(3, 10, 14, 0));
     PROGRAM(target, "bug-chunk-twice-spoilt-the-backup", E_THREE, E_POST, 0, 0x21, 0, E_SEND(0, 0, 0, 0),
             E_SEND(3, 6, 2, 0x80), 90, 1, E_SEND(5, 6, 2, 0x80), 90, 1, E_SEND(3, 6, 5, 0), E_SEND(5, 6, 8, 0));
-    PROGRAM(target, "spread", E_SPREAD, 0x25, 0, E_THREE, E_POST, 0, 0x21, 0, E_UP, E_DOWN, E_VERDICT, 0, 0, 0, E_TAKE,
+    PROGRAM(target, "spread", E_WEIGHTS, 0x25, 0, E_THREE, E_POST, 0, 0x21, 0, E_UP, E_DOWN, E_VERDICT, 0, 0, 0, E_TAKE,
             0);
-    PROGRAM(target, "spread-sites", E_SPREAD, 0x10, 0x11, E_THREE, E_POST, 0, 0x74, 1, E_READIES, E_SEND(3, 6, 1, 0),
+    PROGRAM(target, "spread-sites", E_WEIGHTS, 0x10, 0x11, E_THREE, E_POST, 0, 0x74, 1, E_READIES, E_SEND(3, 6, 1, 0),
             E_SEND(2, 6, 5, 0), E_VERDICT, 0, 0, 0, E_TAKE, 0);
-    PROGRAM(target, "spread-loss", E_SPREAD, 0x15, 0, E_THREE, E_POST, 0, 0x21, 0, E_UP, E_ENTER, 0xa2, E_READY,
+    PROGRAM(target, "spread-loss", E_WEIGHTS, 0x15, 0, E_THREE, E_POST, 0, 0x21, 0, E_UP, E_ENTER, 0xa2, E_READY,
             E_VERDICT, 0, 1, 0, E_TAKE, 0);
-    PROGRAM(target, "spread-redo", E_SPREAD, 0x15, 0, E_THREE, E_POST, 0, 0x21, 0, E_UP, E_ENTER, 6, E_READY, E_VERDICT,
-            0, 2, 0, E_UP, E_DOWN, E_VERDICT, 0, 0, 0, E_TAKE, 0);
-    PROGRAM(target, "spread-segments", E_SPREAD, 0x19, 0, E_THREE, E_POST, 0, 0xf7, 0xff, E_UP, E_DOWN, E_VERDICT, 0, 0,
-            0, E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
+    PROGRAM(target, "spread-redo", E_WEIGHTS, 0x15, 0, E_THREE, E_POST, 0, 0x21, 0, E_UP, E_ENTER, 6, E_READY,
+            E_VERDICT, 0, 2, 0, E_UP, E_DOWN, E_VERDICT, 0, 0, 0, E_TAKE, 0);
+    PROGRAM(target, "spread-segments", E_WEIGHTS, 0x19, 0, E_THREE, E_POST, 0, 0xf7, 0xff, E_UP, E_DOWN, E_VERDICT, 0,
+            0, 0, E_ENTER, 0xa2, E_READY, E_VERDICT, 0, 1, 0, E_VERDICT, 0, 1, 0x10, E_TAKE, 0);
     PROGRAM(target, "quantised", E_THREE, E_POST, 0, 0x29, 0x80, E_QUANTISED, E_VERDICT, 0, 0, 0, E_TAKE, 0);
     PROGRAM(target, "quantised-16", E_THREE, E_POST, 0, 0x48, 0x41, E_QUANTISED, E_SEND(0, 2, 0, 2), 100, E_TAKE, 0);
     PROGRAM(target, "block-twice", E_THREE, E_POST, 0, 0x29, 0x80, E_SEND(0, 0, 0, 1), E_SEND(1, 0, 0, 1),

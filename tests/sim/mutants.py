@@ -39,7 +39,7 @@ SOURCES = [
     "csrc/state/outline.c",
     "csrc/topology/pairs.c",
     "csrc/topology/ring_order.c",
-    "csrc/topology/shares.c",
+    "csrc/topology/weights.c",
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (
@@ -690,7 +690,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="spread_without_lanes",  # where tensors go from all to all
         file="peer/mesh.c",
-        old="n->lanes[membership] = spread ||",
+        old="n->lanes[membership] = weighted ||",
         new="n->lanes[membership] =",
         test="peer/test_mesh.c",
     ),

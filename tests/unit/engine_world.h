@@ -201,7 +201,7 @@ static inline void link_pair(struct world *world, uint32_t a, uint32_t b) {
 }
 
 // Of the sides, in each epoch from now on.
-static uint16_t member_shares[PEERS_MAX], member_sites[PEERS_MAX];
+static uint16_t member_weights[PEERS_MAX], member_sites[PEERS_MAX];
 
 static inline void enter(struct world *world, bool lost) {
     pthread_mutex_lock(&world->order);
@@ -217,7 +217,7 @@ static inline void enter(struct world *world, bool lost) {
         if (world->sides[i].alive) {
             rank[i] = n;
             members[n++] =
-                (struct wire_member){.id = world->sides[i].id, .share = member_shares[i], .site = member_sites[i]};
+                (struct wire_member){.id = world->sides[i].id, .weight = member_weights[i], .site = member_sites[i]};
         }
     for (uint32_t i = 0; i < world->count; i++) {
         if (!world->sides[i].alive) continue;

@@ -151,7 +151,7 @@ static void gather_parts(const struct op *op, uint8_t *result) {
     const struct direct *direct = op->work;
     uint64_t at = 0;
     for (uint32_t rank = 0; op->args.group != NULL && rank < op->args.group->count; rank++) {
-        uint64_t bytes = op_share(op, rank);
+        uint64_t bytes = op_part_bytes(op, rank);
         if (bytes == 0) continue;
         uint32_t place = 0;
         while (place < now->count && now->ranks[place] != rank) place++;
@@ -248,7 +248,7 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
         send_input(engine, op, from);
     }
     if (type != WIRE_SMALL || part->block != NULL || (block->boxed != NULL && !may_be_boxed(op)) ||
-        block->length != op_share(op, op->team->ranks[algorithm_place_of(op, from)])) {
+        block->length != op_part_bytes(op, op->team->ranks[algorithm_place_of(op, from)])) {
         block_put(engine, block);
         return;
     }
@@ -295,7 +295,7 @@ static bool begin(struct engine *engine, struct op *op) {
     op->tx_bytes = (uint64_t)direct->missing * op->in_bytes;
     op->rx_bytes = 0;
     for (uint32_t place = 0; place < now->count; place++)
-        if (place != now->place) op->rx_bytes += op_share(op, now->ranks[place]);
+        if (place != now->place) op->rx_bytes += op_part_bytes(op, now->ranks[place]);
     direct->parts = calloc(now->count, sizeof *direct->parts);
     if (!is_written_once(op)) op->result = block_new(engine, op->result_bytes);
     direct->input = block_new(engine, op->in_bytes);

@@ -12,7 +12,7 @@ struct trial {
     uint64_t count;
     uint8_t kind, codec;
     bool retry, by_memory;
-    uint16_t shares[PEERS_MAX], sites[PEERS_MAX];
+    uint16_t weights[PEERS_MAX], sites[PEERS_MAX];
 };
 
 static const struct trial trials[] = {
@@ -21,9 +21,9 @@ static const struct trial trials[] = {
     {.name = "ring", .count = LARGE},
     {.name = "ring by memory", .count = LARGE, .by_memory = true},
     {.name = "ring in segments", .count = SEGMENTED_MIN / sizeof(float) + 77, .retry = true},
-    {.name = "weighted", .count = LARGE, .shares = {3, 1, 2, 1}},
-    {.name = "weighted, with a member that owns nothing", .count = LARGE, .shares = {1, 0, 1, 1}},
-    {.name = "weighted, two sites", .count = LARGE, .shares = {1, 1, 1, 1}, .sites = {1, 2, 1, 2}},
+    {.name = "weighted", .count = LARGE, .weights = {3, 1, 2, 1}},
+    {.name = "weighted, with a member that owns nothing", .count = LARGE, .weights = {1, 0, 1, 1}},
+    {.name = "weighted, two sites", .count = LARGE, .weights = {1, 1, 1, 1}, .sites = {1, 2, 1, 2}},
     {.name = "sharded MinMax", .count = LARGE, .codec = CODEC_MINMAX_UINT8},
     {.name = "sharded int4", .count = LARGE, .codec = CODEC_BLOCK_INT4},
     {.name = "small broadcast", .count = 5001, .kind = PLAN_BROADCAST},
@@ -52,15 +52,15 @@ static void *write_all_the_time(void *arg) {
 
 static struct call_parts *parts_of(uint32_t size, uint32_t own, uint64_t count) {
     struct call_parts *parts = calloc(1, sizeof *parts + 2 * size * sizeof(struct call_part) + size * sizeof(uint64_t));
-    uint64_t *shares = (uint64_t *)(void *)(parts->parts + 2 * size);
+    uint64_t *sizes = (uint64_t *)(void *)(parts->parts + 2 * size);
     for (uint32_t rank = 0; rank < size; rank++) {
         parts->parts[rank] = (struct call_part){0, count};
         parts->parts[size + rank] = (struct call_part){rank * count, count};
-        shares[rank] = count;
+        sizes[rank] = count;
     }
     parts->to = parts->parts;
     parts->from = parts->parts + size;
-    parts->shares = shares;
+    parts->sizes = sizes;
     parts->in = count;
     parts->out = size * count;
     parts->own_at = own * count;
@@ -85,7 +85,7 @@ static void post(const struct trial *t, struct world *world, uint32_t side, cons
 
 static void run(const struct trial *t, uint32_t peers) {
     check_case("%s among %u", t->name, peers);
-    memcpy(member_shares, t->shares, sizeof t->shares);
+    memcpy(member_weights, t->weights, sizeof t->weights);
     memcpy(member_sites, t->sites, sizeof t->sites);
     same_host = t->by_memory;
     struct world *world = world_new(peers, 2);

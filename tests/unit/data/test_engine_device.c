@@ -12,7 +12,7 @@ enum { PEERS = 3, VICTIM = 1, LAST = PEERS - 1 };
 static const struct way {
     const char *name;
     uint64_t count;
-    bool in_place, retry, same_host, spread, feeds_back;
+    bool in_place, retry, same_host, weighted, feeds_back;
     uint8_t kind, codec;
 } ways[] = {
     {.name = "nothing", .count = 0},
@@ -21,8 +21,8 @@ static const struct way {
     {.name = "ring", .count = 400001},
     {.name = "ring, in place", .count = 400001, .in_place = true},
     {.name = "ring, in place, next to memory that is read", .count = 400001, .in_place = true, .same_host = true},
-    {.name = "spread", .count = 400001, .spread = true},
-    {.name = "spread, in place", .count = 400001, .in_place = true, .spread = true},
+    {.name = "weighted", .count = 400001, .weighted = true},
+    {.name = "weighted, in place", .count = 400001, .in_place = true, .weighted = true},
     {.name = "sharded", .count = 400001, .codec = CODEC_MINMAX_UINT8},
     {.name = "sharded, in place", .count = 400001, .in_place = true, .codec = CODEC_MINMAX_UINT8},
     {.name = "sharded in blocks", .count = 20001, .codec = CODEC_BLOCK_INT8},
@@ -38,7 +38,7 @@ static const struct way {
     {.name = "reduce-scatter", .count = 400002, .kind = PLAN_REDUCE_SCATTER},
     {.name = "segments", .count = 3000001, .retry = true},
     {.name = "segments, in place", .count = 3000001, .in_place = true, .retry = true},
-    {.name = "spread in segments, in place", .count = 3000001, .in_place = true, .retry = true, .spread = true},
+    {.name = "weighted in segments, in place", .count = 3000001, .in_place = true, .retry = true, .weighted = true},
 };
 
 struct trial {
@@ -86,8 +86,8 @@ static struct trial trial_new(const struct way *way) {
     same_host = way->same_host;
     // The last one is the owner of nothing, and the victim stands for the site of both.
     static const uint16_t by_side[] = {2, 1, 0}, site[] = {0, 1, 1};
-    memset(member_shares, 0, sizeof member_shares);
-    if (way->spread) memcpy(member_shares, by_side, sizeof by_side);
+    memset(member_weights, 0, sizeof member_weights);
+    if (way->weighted) memcpy(member_weights, by_side, sizeof by_side);
     memcpy(member_sites, site, sizeof site);
     t.world = world_new(PEERS, 2);
     for (uint32_t i = 0; i < PEERS; i++) {
@@ -117,13 +117,13 @@ static struct call_args gather_of(const struct trial *t, uint32_t side) {
     args.fingerprint.kind = PLAN_ALL_GATHER;
     args.parts = calloc(1, sizeof *args.parts + 2 * PEERS * sizeof(struct call_part) + PEERS * sizeof(uint64_t));
     struct call_part *to = args.parts->parts, *from = to + PEERS;
-    uint64_t *shares = (uint64_t *)(void *)(from + PEERS);
+    uint64_t *weights = (uint64_t *)(void *)(from + PEERS);
     for (uint32_t i = 0; side == 0 && i < PEERS; i++) to[i].count = t->way->count;
-    from[0].count = shares[0] = args.parts->out = t->way->count;
+    from[0].count = weights[0] = args.parts->out = t->way->count;
     args.parts->in = to[0].count;
     args.parts->to = to;
     args.parts->from = from;
-    args.parts->shares = shares;
+    args.parts->sizes = weights;
     return args;
 }
 

@@ -58,7 +58,7 @@ static void begin(struct world *world, uint8_t codec) {
         .recv = calloc(COUNT, sizeof(float)),
     };
     REQUIRE(world->engine != NULL && world->send != NULL && world->recv != NULL);
-    for (uint32_t i = 0; i < MEMBERS; i++) members[i] = (struct wire_member){.id = ids[i], .share = i == OWNER};
+    for (uint32_t i = 0; i < MEMBERS; i++) members[i] = (struct wire_member){.id = ids[i], .weight = i == OWNER};
     for (int i = 1; i < MEMBERS; i++) {
         int pair[2];
         REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);

@@ -11,7 +11,7 @@ struct halves {
     struct world *world;
     uint8_t kind;
     uint32_t size, sides[PEERS_MAX]; // the group's, by rank
-    uint64_t shares[PEERS_MAX];      // by rank; of a reduce the root's alone
+    uint64_t sizes[PEERS_MAX];       // by rank; of a reduce the root's alone
     uint64_t count;
     uint32_t root;
     int op;
@@ -31,16 +31,16 @@ static bool has_result(const struct halves *h, uint32_t rank) { return h->kind !
 // Of the part of this rank, in the tensor.
 static uint64_t part_at(const struct halves *h, uint32_t rank) {
     uint64_t at = 0;
-    for (uint32_t i = 0; scatters(h) && i < rank; i++) at += h->shares[i];
+    for (uint32_t i = 0; scatters(h) && i < rank; i++) at += h->sizes[i];
     return at;
 }
 
 static uint64_t result_count(const struct halves *h, uint32_t rank) {
-    return scatters(h) ? h->shares[rank] : has_result(h, rank) ? h->count : 0;
+    return scatters(h) ? h->sizes[rank] : has_result(h, rank) ? h->count : 0;
 }
 
 static void make(struct halves *h) {
-    for (uint32_t rank = 0; scatters(h) && rank < h->size; rank++) h->count += h->shares[rank];
+    for (uint32_t rank = 0; scatters(h) && rank < h->size; rank++) h->count += h->sizes[rank];
     for (uint32_t rank = 0; rank < h->size; rank++) {
         h->send[rank] = malloc(h->count * sizeof(float) + 1);
         for (uint64_t i = 0; i < h->count; i++) h->send[rank][i] = value_of(h, rank, i);
@@ -60,13 +60,13 @@ static void drop(struct halves *h) {
 static struct call_parts *parts_of(const struct halves *h, uint32_t own) {
     struct call_parts *parts = calloc(1, sizeof *parts + 2 * h->size * sizeof(struct call_part));
     for (uint32_t rank = 0; rank < h->size; rank++) {
-        parts->parts[rank] = (struct call_part){part_at(h, rank), h->shares[rank]};
-        parts->parts[h->size + rank] = (struct call_part){0, h->shares[own]};
+        parts->parts[rank] = (struct call_part){part_at(h, rank), h->sizes[rank]};
+        parts->parts[h->size + rank] = (struct call_part){0, h->sizes[own]};
     }
     parts->to = parts->parts;
     parts->from = parts->parts + h->size;
     parts->in = h->count;
-    parts->out = h->shares[own];
+    parts->out = h->sizes[own];
     parts->own_at = part_at(h, own);
     return parts;
 }
@@ -145,7 +145,7 @@ static void check_results(const struct halves *h) {
 static struct halves all_of(struct world *world, uint8_t kind, uint64_t count) {
     struct halves h = {.world = world, .kind = kind, .size = world->count, .op = pcclSum, .count = count};
     for (uint32_t i = 0; i < world->count; i++) h.sides[i] = i;
-    for (uint32_t i = 0; kind == PLAN_REDUCE_SCATTER && i < world->count; i++) h.shares[i] = count / world->count;
+    for (uint32_t i = 0; kind == PLAN_REDUCE_SCATTER && i < world->count; i++) h.sizes[i] = count / world->count;
     if (kind == PLAN_REDUCE_SCATTER) h.count = 0;
     return h;
 }
@@ -176,12 +176,12 @@ static void test_sizes(uint32_t peers, uint32_t lanes, uint64_t count, int op) {
 }
 
 static void test_unequal_parts(uint32_t peers) {
-    static const uint64_t shares[][PEERS_MAX] = {
+    static const uint64_t sizes[][PEERS_MAX] = {
         {0, 300001, 0, 0, 0}, {1, 0, 250000, 3, 77777}, {100000, 0, 0, 100000, 16}, {5, 70000, 70000, 0, 0}, {3, 2, 1}};
-    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         check_case("%u peers, unequal parts %zu", peers, i);
         struct halves h = all_of(world_new(peers, 2), PLAN_REDUCE_SCATTER, 0);
-        memcpy(h.shares, shares[i], sizeof h.shares);
+        memcpy(h.sizes, sizes[i], sizeof h.sizes);
         test_done(h);
     }
 }
@@ -212,7 +212,7 @@ static void test_two_groups(uint8_t kind) {
     even.sides[1] = 2;
     odd.sides[0] = 1;
     odd.sides[1] = 3;
-    even.shares[1] = 7;
+    even.sizes[1] = 7;
     make(&even);
     make(&odd);
     for (uint32_t rank = 0; rank < 2; rank++) {

@@ -51,18 +51,18 @@ static struct call_parts *parts_of(const struct shape *s, uint32_t side) {
     uint32_t n = s->peers;
     struct call_parts *parts = calloc(1, sizeof *parts + 2 * n * sizeof(struct call_part) + n * sizeof(uint64_t));
     struct call_part *to = parts->parts, *from = to + n;
-    uint64_t *shares = (uint64_t *)(void *)(from + n);
+    uint64_t *sizes = (uint64_t *)(void *)(from + n);
     for (uint32_t i = 0; i < n; i++) {
         to[i] = (struct call_part){place_in(s, side, i, true), s->counts[side][i]};
         from[i] = (struct call_part){place_in(s, i, side, false), s->counts[i][side]};
-        shares[i] = length_of(s, i, true);
+        sizes[i] = length_of(s, i, true);
     }
     parts->in = length_of(s, side, true);
     parts->out = length_of(s, side, false);
     parts->own_at = from[side].at;
     parts->to = to;
     parts->from = from;
-    parts->shares = shares;
+    parts->sizes = sizes;
     return parts;
 }
 

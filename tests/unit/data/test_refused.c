@@ -46,7 +46,7 @@ struct way {
     uint64_t count;
     bool quantised, retry, same_host;
     uint8_t kind;
-    bool spread;
+    bool weighted;
 };
 
 struct call {
@@ -243,8 +243,8 @@ static bool run_trial(const struct way *way, bool in_place) {
     same_host = way->same_host;
     // The victim and the last one are of a site: it stands for that one.
     for (uint32_t side = 0; side < PEERS; side++) {
-        member_shares[side] = way->spread && side <= VICTIM;
-        member_sites[side] = way->spread && side >= VICTIM;
+        member_weights[side] = way->weighted && side <= VICTIM;
+        member_sites[side] = way->weighted && side >= VICTIM;
     }
     struct trial t = {.way = way,
                       .in_place = in_place,

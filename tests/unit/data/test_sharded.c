@@ -2,7 +2,7 @@
 // knows how long what it writes is. What members end with is exactly what the same steps give in one place.
 #include "engine_world.h"
 #include "four_bits.h"
-#include "ops/spread.h"
+#include "ops/weighted.h"
 
 enum { TAG = 3 };
 
@@ -29,9 +29,9 @@ static void expect(struct tensor *t) {
     static uint8_t written[CODEC_PIECE];
     const struct kernels *kernels = kernels_get();
     size_t element = dtype_size(t->dtype);
-    struct spread *spread = member_shares[0] == 0 ? NULL : spread_new(member_shares, member_sites, t->peers);
+    struct weighted *weighted = member_weights[0] == 0 ? NULL : weighted_new(member_weights, member_sites, t->peers);
     for (uint32_t owner = 0; owner < t->peers; owner++) {
-        struct plan_range shard = spread_shard(spread, t->count, t->peers, owner);
+        struct plan_range shard = weighted_shard(weighted, t->count, t->peers, owner);
         for (uint64_t at = shard.begin; at < shard.end; at += CODEC_PIECE) {
             size_t count = shard.end - at < CODEC_PIECE ? shard.end - at : CODEC_PIECE;
             for (uint32_t rank = 0; rank < t->peers; rank++) {
@@ -49,7 +49,7 @@ static void expect(struct tensor *t) {
             codec_narrow(t->dtype, t->expected + at * element, sum, count);
         }
     }
-    spread_free(spread);
+    weighted_free(weighted);
 }
 
 static struct tensor tensor_new(uint32_t peers, uint64_t count, int dtype, int op, bool in_place) {
@@ -192,11 +192,11 @@ int main(void) {
         for (uint32_t peers = 2; peers <= PEERS_MAX; peers++)
             test_bits(peers, counts[row], row % 2 ? pcclFloat16 : pcclFloat, peers % 2 ? pcclSum : pcclAvg,
                       (row + peers) % 2);
-    static const uint16_t shares[] = {3, 0, 1, 60, 2};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {3, 0, 1, 60, 2};
+    memcpy(member_weights, weights, sizeof weights);
     for (uint32_t peers = 2; peers <= PEERS_MAX; peers++)
         test_bits(peers, 131073, pcclFloat, peers % 2 ? pcclSum : pcclAvg, peers % 2);
-    memset(member_shares, 0, sizeof member_shares);
+    memset(member_weights, 0, sizeof member_weights);
     test_deadlines();
     test_malformed_result();
     test_loss(200001, false);

@@ -246,7 +246,7 @@ static void tell_sent(char who, char to, uint64_t acked, uint64_t busy_us, uint6
 
 // In a second `a` sends 8 MB, but nothing at the end of the op; `b` sends as much all the time, and tells less often.
 static void test_look(void) {
-    static struct shares_edge seen[4];
+    static struct weights_edge seen[4];
     open_membership("a look is at all since the one before, and at as much of each member", "ab");
     struct peer_group *group = table.order[0]->group;
     group->group_epoch = 5;

@@ -77,7 +77,7 @@ static struct wire_epoch random_epoch(uint32_t count) {
                                           .group = group,
                                           .lanes = 1 + (uint32_t)below(WIRE_MAX_LANES),
                                           .address = random_address(),
-                                          .share = (uint16_t)check_random(&seed),
+                                          .weight = (uint16_t)check_random(&seed),
                                           .site = (uint16_t)check_random(&seed),
                                           .name = random_member_name()};
         random_id(&members[i].id);

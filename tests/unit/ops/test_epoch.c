@@ -8,7 +8,7 @@ static struct wire_id id_of(uint8_t number) { return (struct wire_id){.bytes = {
 static struct wire_member members[] = {
     {.id = {{5}}, .group = 1, .lanes = 4},
     {.id = {{3}}, .group = 2, .lanes = 8},
-    {.id = {{1}}, .group = 2, .lanes = 2, .share = 3, .site = 4},
+    {.id = {{1}}, .group = 2, .lanes = 2, .weight = 3, .site = 4},
     {.id = {{2}}, .group = 2, .lanes = 4},
     {.id = {{4}}, .group = 7, .lanes = 1},
 };
@@ -46,7 +46,7 @@ static void test_copy(void) {
     epoch_put(epoch);
     CHECK_EQ(epoch->ring.members[0].id.bytes[0], 3);
     CHECK_EQ(epoch->ring.rank, 1);
-    CHECK(epoch->ring.members[1].share == 3 && epoch->ring.members[1].site == 4);
+    CHECK(epoch->ring.members[1].weight == 3 && epoch->ring.members[1].site == 4);
     CHECK_EQ(epoch->count, 5);
     CHECK_EQ(epoch->run, 3);
     CHECK_EQ(epoch->generation, 4);

@@ -23,7 +23,7 @@ static struct epoch_ring ring_of(const uint8_t *numbers, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         members[i] = (struct wire_member){.id = id_of(numbers[i]), .join_number = numbers[i], .lanes = 2};
         members[i].address.port = numbers[i];
-        members[i].share = numbers[i] == with_share;
+        members[i].weight = numbers[i] == with_share;
         if (numbers[i] == SELF) ring.rank = i;
     }
     return ring;
@@ -297,7 +297,7 @@ static void test_spare(void) {
 }
 
 // One has a share: tensors go from all to all, so all have lanes. Spare ones are as many as in a ring altogether.
-static void test_shares(void) {
+static void test_weights(void) {
     check_case("lanes lead to all members where tensors are spread");
     with_share = 9;
     begin();
@@ -326,7 +326,7 @@ static void test_shares(void) {
 }
 
 int main(void) {
-    test_shares();
+    test_weights();
     test_spare();
     test_requirements();
     test_losses();

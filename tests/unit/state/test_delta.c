@@ -142,7 +142,7 @@ static uint64_t sent_bytes(void) {
     return sum;
 }
 
-static void test_shares(void) {
+static void test_weights(void) {
     check_case("shares");
     uint64_t bytes[] = {UINT64_C(1) << 30, 5, 300000};
     struct delta_layout layout = layout_of(bytes, 3);
@@ -300,7 +300,7 @@ static void test_random(void) {
 
 int main(void) {
     test_layout();
-    test_shares();
+    test_weights();
     test_deaths();
     test_wrong();
     test_random();

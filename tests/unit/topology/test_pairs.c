@@ -1,4 +1,4 @@
-// The shares that links carry fastest, against all shares on a grid; and what is learned of links from what was seen.
+// The weights that links carry fastest, against all weights on a grid; and what is learned of links from what was seen.
 #include "topology/pairs.h"
 
 #include <math.h>
@@ -51,32 +51,32 @@ static void test_fill(void) {
         grid = n < 5 ? 24 : 12;
         check_case("trial %d, %u members", trial, n);
         struct pairs pairs = some_pairs(n, trial % 2 == 0 ? 1e6 : 1e3, 1e8);
-        double x[SHARES_MOST], on_grid[SHARES_MOST];
+        double x[WEIGHTS_MOST], on_grid[WEIGHTS_MOST];
         pairs_fill(&pairs, x);
         CHECK(fabs(sum_of(n, x) - 1) < 1e-6);
         CHECK(pairs_time(&pairs, x) <= 1.04 * best_of(&pairs, on_grid, 0, grid));
     }
-    for (uint32_t n = 2; n <= SHARES_MOST; n++) {
+    for (uint32_t n = 2; n <= WEIGHTS_MOST; n++) {
         check_case("%u members with equal links", n);
         struct pairs pairs = some_pairs(n, 5e6, 5e6);
-        double x[SHARES_MOST];
+        double x[WEIGHTS_MOST];
         pairs_fill(&pairs, x);
         for (uint32_t i = 0; i < n; i++) CHECK(x[i] < 1.1 / n);
         check_case("%u members with any links", n);
         pairs = some_pairs(n, 1e6, 1e9);
         pairs_fill(&pairs, x);
         CHECK(fabs(sum_of(n, x) - 1) < 1e-6);
-        double even[SHARES_MOST];
+        double even[WEIGHTS_MOST];
         for (uint32_t i = 0; i < n; i++) even[i] = 1.0 / n;
         CHECK(pairs_time(&pairs, x) <= 1.04 * pairs_time(&pairs, even));
     }
 }
 
-// Sites of two clouds, as in bench/regions.py: the best shares are 12.5, 12.5, 17.5, 2.5 and 2.5.
+// Sites of two clouds, as in bench/regions.py: the best weights are 12.5, 12.5, 17.5, 2.5 and 2.5.
 static void test_clouds(void) {
     static const double rates[] = {50, 30, 30, 15, 15, 20, 15, 15, 20, 40};
     struct pairs pairs = {.n = 5};
-    double x[SHARES_MOST];
+    double x[WEIGHTS_MOST];
     for (uint32_t i = 1, at = 0; i < 5; i++)
         for (uint32_t k = 0; k < i; k++) pairs.rate[i][k] = pairs.rate[k][i] = rates[at++];
     pairs_fill(&pairs, x);
@@ -85,9 +85,9 @@ static void test_clouds(void) {
 
 static void test_learn(void) {
     check_case("a full link, one that is busy for half of the time, and others");
-    struct shares_edge edges[9] = {
+    struct weights_edge edges[9] = {
         [1] = {1e6, 0.9, 80000}, [2] = {1e6, 0.5, 80000}, [3] = {0.8e6, 0.1, 80000}, [5] = {1e4, 0, 80000}};
-    double known[SHARES_MOST][SHARES_MOST] = {{0}};
+    double known[WEIGHTS_MOST][WEIGHTS_MOST] = {{0}};
     struct pairs pairs;
     pairs_learn(3, edges, known);
     CHECK(fabs(known[0][1] - 1e6 / 0.9) < 1 && fabs(known[0][2] - 2e6) < 1 && fabs(known[1][0] - 4e6) < 1);
@@ -99,12 +99,12 @@ static void test_learn(void) {
     const double some[] = {0, 1, 0}, all[] = {0.4, 0.3, 0.3};
     CHECK(!pairs_seen(&pairs, some) && !pairs_seen(&pairs, all) && !pairs_ring_seen(&pairs));
     check_case("what was seen once fades when little passes");
-    edges[1] = (struct shares_edge){1e5, 0.05, 80000};
+    edges[1] = (struct weights_edge){1e5, 0.05, 80000};
     double before = known[0][1];
     for (int look = 0; look < 50; look++) pairs_learn(3, edges, known);
     CHECK(known[0][1] > 3 * before);
     check_case("and at once when it is full again");
-    edges[1] = (struct shares_edge){1e6, 1, 80000};
+    edges[1] = (struct weights_edge){1e6, 1, 80000};
     for (int look = 0; look < 5; look++) pairs_learn(3, edges, known);
     CHECK(known[0][1] < 1.2e6);
 }

@@ -1,7 +1,7 @@
 // Plans are tried out in a plain model of members, sites and what they can send and receive: it tells what would be
 // seen of each edge, and how long the way takes. Repeated votes have to end near the best time, of few members that of
-// all shares on a grid.
-#include "topology/shares.h"
+// all weights on a grid.
+#include "topology/weights.h"
 
 #include <math.h>
 
@@ -17,16 +17,16 @@ static double between(double least, double most) {
 
 struct world {
     uint32_t n;
-    double up[SHARES_MOST], down[SHARES_MOST]; // of members, bytes per second
-    uint16_t site[SHARES_MOST];                // from 0 on
-    double place[SHARES_MOST];                 // each way between a site and all others; 0: without a limit
-    double trip_us;                            // between sites
-    double link[SHARES_MOST][SHARES_MOST];     // of each two members, each way; 0: without a limit
-    double noise;                              // times of ops differ by up to that part
-    double extra;                              // part of its time that a spread takes longer
+    double up[WEIGHTS_MOST], down[WEIGHTS_MOST]; // of members, bytes per second
+    uint16_t site[WEIGHTS_MOST];                 // from 0 on
+    double place[WEIGHTS_MOST];                  // each way between a site and all others; 0: without a limit
+    double trip_us;                              // between sites
+    double link[WEIGHTS_MOST][WEIGHTS_MOST];     // of each two members, each way; 0: without a limit
+    double noise;                                // times of ops differ by up to that part
+    double extra;                                // part of its time that a spread takes longer
 };
 
-static double load[SHARES_MOST][SHARES_MOST];
+static double load[WEIGHTS_MOST][WEIGHTS_MOST];
 
 static uint32_t size_of(const struct world *world, uint16_t site) {
     uint32_t size = 0;
@@ -45,7 +45,7 @@ static void load_spread(const struct world *world, const double *x) {
 }
 
 static void load_sites(const struct world *world, const double *x) {
-    double own[SHARES_MOST] = {0};
+    double own[WEIGHTS_MOST] = {0};
     for (uint32_t i = 0; i < world->n; i++) own[world->site[i]] += x[i];
     for (uint32_t i = 0; i < world->n; i++)
         for (uint32_t k = 0; k < world->n; k++) {
@@ -56,16 +56,16 @@ static void load_sites(const struct world *world, const double *x) {
 }
 
 // Seconds per byte of the tensor, and what is seen meanwhile.
-static double run(const struct world *world, const struct shares_plan *plan, struct shares_edge *edges) {
-    double x[SHARES_MOST] = {0}, sum = 0, time = 0, out[SHARES_MOST] = {0}, in[SHARES_MOST] = {0};
-    double leaves[SHARES_MOST] = {0}, comes[SHARES_MOST] = {0};
+static double run(const struct world *world, const struct weights_plan *plan, struct weights_edge *edges) {
+    double x[WEIGHTS_MOST] = {0}, sum = 0, time = 0, out[WEIGHTS_MOST] = {0}, in[WEIGHTS_MOST] = {0};
+    double leaves[WEIGHTS_MOST] = {0}, comes[WEIGHTS_MOST] = {0};
     uint32_t n = world->n;
     memset(load, 0, sizeof load);
-    for (uint32_t i = 0; i < n; i++) sum += plan->share[i];
-    for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? plan->share[i] / sum : 0;
-    if (plan->way == SHARES_RING) load_ring(world);
-    if (plan->way == SHARES_SPREAD) load_spread(world, x);
-    if (plan->way == SHARES_SITES) load_sites(world, x);
+    for (uint32_t i = 0; i < n; i++) sum += plan->weight[i];
+    for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? plan->weight[i] / sum : 0;
+    if (plan->algorithm == WEIGHTS_RING) load_ring(world);
+    if (plan->algorithm == WEIGHTS_FLAT) load_spread(world, x);
+    if (plan->algorithm == WEIGHTS_SITES) load_sites(world, x);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++) {
             out[i] += load[i][k];
@@ -82,15 +82,15 @@ static double run(const struct world *world, const struct shares_plan *plan, str
             if (world->link[i][k] > 0) time = fmax(time, load[i][k] / world->link[i][k]);
     }
     double full_time = time;
-    time *= (1 + between(0, world->noise)) * (plan->way == SHARES_RING ? 1 : 1 + world->extra);
+    time *= (1 + between(0, world->noise)) * (plan->algorithm == WEIGHTS_RING ? 1 : 1 + world->extra);
     for (uint32_t i = 0; i < n && edges != NULL; i++)
         for (uint32_t k = 0; k < n; k++) {
             uint16_t here = world->site[i], there = world->site[k];
             bool full = out[i] / world->up[i] > 0.97 * full_time || in[k] / world->down[k] > 0.97 * full_time;
             if (here != there && world->place[here] > 0) full |= leaves[here] / world->place[here] > 0.97 * full_time;
             if (here != there && world->place[there] > 0) full |= comes[there] / world->place[there] > 0.97 * full_time;
-            edges[i * n + k] = (struct shares_edge){load[i][k] / time, load[i][k] > 0 && full ? 0.9 : 0.05,
-                                                    here == there ? 300 : world->trip_us};
+            edges[i * n + k] = (struct weights_edge){load[i][k] / time, load[i][k] > 0 && full ? 0.9 : 0.05,
+                                                     here == there ? 300 : world->trip_us};
             if (world->link[i][k] > 0) // busy for a part of the time
                 edges[i * n + k].backlogged = (1 - between(0, world->noise)) * load[i][k] / world->link[i][k] / time;
         }
@@ -98,12 +98,12 @@ static double run(const struct world *world, const struct shares_plan *plan, str
 }
 
 // The time after some votes; they settle.
-static double settle(const struct world *world, struct shares_memory *memory, struct shares_plan *plan) {
-    struct shares_edge edges[SHARES_MOST * SHARES_MOST];
-    struct shares_plan next;
+static double settle(const struct world *world, struct weights_memory *memory, struct weights_plan *plan) {
+    struct weights_edge edges[WEIGHTS_MOST * WEIGHTS_MOST];
+    struct weights_plan next;
     double time = run(world, plan, edges);
     int vote = 0;
-    for (; vote < VOTES && shares_plan(world->n, edges, memory, plan, &next, NULL); vote++) {
+    for (; vote < VOTES && weights_plan(world->n, edges, memory, plan, &next, NULL); vote++) {
         *plan = next;
         time = run(world, plan, edges);
     }
@@ -113,7 +113,7 @@ static double settle(const struct world *world, struct shares_memory *memory, st
 
 static struct world even(uint32_t n, double rate) {
     struct world world = {.n = n, .trip_us = 80000};
-    for (uint32_t i = 0; i < n && i < SHARES_MOST; i++) world.up[i] = world.down[i] = rate;
+    for (uint32_t i = 0; i < n && i < WEIGHTS_MOST; i++) world.up[i] = world.down[i] = rate;
     return world;
 }
 
@@ -124,22 +124,22 @@ static struct world apart(uint32_t n, double rate) {
     return world;
 }
 
-static void spread_over(struct world *world, uint16_t sites, bool in_turn, double rate) {
+static void add_weights(struct world *world, uint16_t sites, bool in_turn, double rate) {
     for (uint32_t i = 0; i < world->n; i++) world->site[i] = (uint16_t)(in_turn ? i % sites : i * sites / world->n);
     for (uint16_t s = 0; s < sites; s++) world->place[s] = rate;
 }
 
 static void test_one_slow(void) {
-    for (uint32_t n = 3; n <= SHARES_MOST; n++)
+    for (uint32_t n = 3; n <= WEIGHTS_MOST; n++)
         for (uint32_t slow = 0; slow < n; slow += 3) {
             check_case("member %u of %u at a quarter", slow, n);
             struct world world = even(n, 25e6);
-            struct shares_plan plan = {0};
-            struct shares_memory memory = {0};
+            struct weights_plan plan = {0};
+            struct weights_memory memory = {0};
             world.up[slow] = world.down[slow] = 25e6 / 4;
             double ring = run(&world, &plan, NULL), time = settle(&world, &memory, &plan);
-            CHECK_EQ(plan.way, SHARES_SPREAD);
-            CHECK_EQ(plan.share[slow], 0);
+            CHECK_EQ(plan.algorithm, WEIGHTS_FLAT);
+            CHECK_EQ(plan.weight[slow], 0);
             CHECK(time <= 1.02 * 4 / 25e6 && ring >= 1.3 * time);
         }
 }
@@ -147,22 +147,22 @@ static void test_one_slow(void) {
 static void test_one_slow_far(void) {
     check_case("the same, all far from each other");
     struct world world = apart(4, 5e6);
-    struct shares_plan plan = {0};
-    struct shares_memory memory = {0};
+    struct weights_plan plan = {0};
+    struct weights_memory memory = {0};
     world.up[1] = world.down[1] = 1.25e6;
     CHECK(settle(&world, &memory, &plan) <= 1.02 / 1.25e6);
-    CHECK(plan.way == SHARES_SPREAD && plan.share[1] == 0);
+    CHECK(plan.algorithm == WEIGHTS_FLAT && plan.weight[1] == 0);
 }
 
 static void test_one_way_slow(void) {
     for (int down = 0; down < 2; down++) {
         check_case("slow %s", down ? "down" : "up");
         struct world world = even(4, 25e6);
-        struct shares_plan plan = {0};
-        struct shares_memory memory = {0};
+        struct weights_plan plan = {0};
+        struct weights_memory memory = {0};
         (down ? world.down : world.up)[2] = 25e6 / 4;
         CHECK(settle(&world, &memory, &plan) <= 1.02 * 4 / 25e6);
-        CHECK_EQ(plan.share[2], 0);
+        CHECK_EQ(plan.weight[2], 0);
     }
 }
 
@@ -170,85 +170,85 @@ static void test_sites(void) {
     for (int in_turn = 0; in_turn < 2; in_turn++) {
         check_case("6 members in 3 sites, %s", in_turn ? "in turn" : "one after another");
         struct world world = even(6, 500e6);
-        struct shares_plan plan = {0};
-        struct shares_memory memory = {0};
-        spread_over(&world, 3, in_turn, 25e6);
+        struct weights_plan plan = {0};
+        struct weights_memory memory = {0};
+        add_weights(&world, 3, in_turn, 25e6);
         CHECK(settle(&world, &memory, &plan) <= 1.02 * (1 + 1.0 / 3) / 25e6);
-        CHECK_EQ(plan.way, SHARES_SITES);
+        CHECK_EQ(plan.algorithm, WEIGHTS_SITES);
         CHECK_EQ(plan.site[0], 1);
         for (uint32_t i = 0; i < 6; i++) CHECK_EQ(plan.site[i], world.site[i] + 1);
     }
     check_case("one site of five has a tenth");
     struct world world = even(10, 500e6);
-    struct shares_plan plan = {0};
-    struct shares_memory memory = {0};
-    spread_over(&world, 5, false, 25e6);
+    struct weights_plan plan = {0};
+    struct weights_memory memory = {0};
+    add_weights(&world, 5, false, 25e6);
     world.place[1] = 2.5e6;
     CHECK(settle(&world, &memory, &plan) <= 1.02 / 2.5e6);
-    CHECK_EQ(plan.way, SHARES_SITES);
+    CHECK_EQ(plan.algorithm, WEIGHTS_SITES);
     check_case("two sites, one with a single member");
     world = even(4, 500e6);
-    plan = (struct shares_plan){0};
-    memory = (struct shares_memory){0};
+    plan = (struct weights_plan){0};
+    memory = (struct weights_memory){0};
     world.site[3] = 1;
     world.place[0] = world.place[1] = 25e6;
     CHECK(settle(&world, &memory, &plan) <= 1.02 / 25e6);
-    CHECK(plan.way == SHARES_SITES && plan.site[0] == 1 && plan.site[3] == 0 && plan.share[3] > 0);
+    CHECK(plan.algorithm == WEIGHTS_SITES && plan.site[0] == 1 && plan.site[3] == 0 && plan.weight[3] > 0);
 }
 
 static void test_stays(void) {
-    for (uint32_t n = 1; n <= SHARES_MOST + 1; n++) {
+    for (uint32_t n = 1; n <= WEIGHTS_MOST + 1; n++) {
         check_case("%u equal members", n);
-        struct shares_edge edges[(SHARES_MOST + 1) * (SHARES_MOST + 1)] = {{0}};
-        struct shares_plan plan = {0}, next;
-        struct shares_memory memory = {0};
+        struct weights_edge edges[(WEIGHTS_MOST + 1) * (WEIGHTS_MOST + 1)] = {{0}};
+        struct weights_plan plan = {0}, next;
+        struct weights_memory memory = {0};
         struct world world = even(n, 25e6);
-        if (n <= SHARES_MOST) run(&world, &plan, edges);
-        CHECK(!shares_plan(n, edges, &memory, &plan, &next, NULL));
-        CHECK_EQ(next.way, SHARES_RING);
+        if (n <= WEIGHTS_MOST) run(&world, &plan, edges);
+        CHECK(!weights_plan(n, edges, &memory, &plan, &next, NULL));
+        CHECK_EQ(next.algorithm, WEIGHTS_RING);
     }
     check_case("two members, one slow");
-    struct shares_edge edges[16];
-    struct shares_plan plan = {0}, next;
-    struct shares_memory memory = {0};
+    struct weights_edge edges[16];
+    struct weights_plan plan = {0}, next;
+    struct weights_memory memory = {0};
     struct world world = even(2, 25e6);
     world.up[1] = 1e6;
     run(&world, &plan, edges);
-    CHECK(!shares_plan(2, edges, &memory, &plan, &next, NULL));
+    CHECK(!weights_plan(2, edges, &memory, &plan, &next, NULL));
     check_case("nothing waits");
     world = even(4, 25e6);
     world.up[1] = 1e6;
     run(&world, &plan, edges);
     for (int i = 0; i < 16; i++) edges[i].backlogged = 0.1;
-    CHECK(!shares_plan(4, edges, &memory, &plan, &next, NULL));
+    CHECK(!weights_plan(4, edges, &memory, &plan, &next, NULL));
     check_case("a fast network");
     world = even(4, 10e9);
     world.up[1] = world.down[1] = 2e9;
     run(&world, &plan, edges);
-    CHECK(!shares_plan(4, edges, &memory, &plan, &next, NULL));
+    CHECK(!weights_plan(4, edges, &memory, &plan, &next, NULL));
 }
 
 static void test_recovers(void) {
     check_case("the slow member is fast again");
     struct world world = even(4, 25e6);
-    struct shares_plan plan = {0};
-    struct shares_memory memory = {0};
+    struct weights_plan plan = {0};
+    struct weights_memory memory = {0};
     world.up[1] = world.down[1] = 5e6;
     settle(&world, &memory, &plan);
-    CHECK_EQ(plan.way, SHARES_SPREAD);
+    CHECK_EQ(plan.algorithm, WEIGHTS_FLAT);
     world = even(4, 25e6);
     CHECK(settle(&world, &memory, &plan) <= 1.12 * 1.5 / 25e6);
 }
 
-// The best time of all shares on a grid: the rest of `left` goes to members from `at` on.
-static double best_of(const struct world *world, struct shares_plan *plan, uint32_t at, uint32_t left) {
+// The best time of all weights on a grid: the rest of `left` goes to members from `at` on.
+static double best_of(const struct world *world, struct weights_plan *plan, uint32_t at, uint32_t left) {
     if (at + 1 == world->n) {
-        plan->share[at] = (uint16_t)left;
+        plan->weight[at] = (uint16_t)left;
         return run(world, plan, NULL);
     }
     double best = HUGE_VAL;
     for (uint32_t give = 0; give <= left; give++) {
-        plan->share[at] = (uint16_t)give;
+        plan->weight[at] = (uint16_t)give;
         best = fmin(best, best_of(world, plan, at + 1, left - give));
     }
     return best;
@@ -261,10 +261,10 @@ static void test_against_grid(void) {
         uint32_t n = 3 + (uint32_t)trial % 2;
         check_case("trial %d, %u members", trial, n);
         struct world world = even(n, 25e6);
-        struct shares_plan plan = {0}, other = {.way = SHARES_SPREAD};
-        struct shares_memory memory = {0};
+        struct weights_plan plan = {0}, other = {.algorithm = WEIGHTS_FLAT};
+        struct weights_memory memory = {0};
         for (uint32_t i = 0; i < n; i++) world.up[i] = world.down[i] = between(5e6, 50e6);
-        struct shares_edge edges[16];
+        struct weights_edge edges[16];
         double ring = run(&world, &plan, edges), best = fmin(ring, best_of(&world, &other, 0, GRID));
         double time = settle(&world, &memory, &plan);
         bool tells = false; // where all edges of the ring wait, nothing does
@@ -285,14 +285,14 @@ static int by_size(const void *a, const void *b) {
 }
 
 // Many votes, whatever they choose.
-static struct course follow(const struct world *world, struct shares_memory *memory, struct shares_plan *plan) {
-    struct shares_edge edges[SHARES_MOST * SHARES_MOST];
+static struct course follow(const struct world *world, struct weights_memory *memory, struct weights_plan *plan) {
+    struct weights_edge edges[WEIGHTS_MOST * WEIGHTS_MOST];
     struct course course = {0};
-    struct shares_plan next;
+    struct weights_plan next;
     double times[MANY_VOTES / 2];
     for (int vote = 0; vote < MANY_VOTES; vote++) {
         double time = run(world, plan, edges);
-        bool late = vote >= MANY_VOTES / 2, changes = shares_plan(world->n, edges, memory, plan, &next, NULL);
+        bool late = vote >= MANY_VOTES / 2, changes = weights_plan(world->n, edges, memory, plan, &next, NULL);
         if (late) times[vote - MANY_VOTES / 2] = time;
         course.changes += changes;
         course.late += changes && late;
@@ -315,7 +315,7 @@ static struct world linked(uint32_t n, double least, double most) {
 }
 
 static double best_time(const struct world *world) {
-    struct shares_plan ring = {0}, spread = {.way = SHARES_SPREAD};
+    struct weights_plan ring = {0}, spread = {.algorithm = WEIGHTS_FLAT};
     return fmin(run(world, &ring, NULL), best_of(world, &spread, 0, GRID));
 }
 
@@ -327,8 +327,8 @@ static void test_far(void) {
         bool links = trial < 400, noisy = trial / 200 % 2 == 1;
         check_case("trial %d, %u members with %s", trial, n, links ? "links" : "ports");
         struct world world = links ? linked(n, 2e6, 8e6) : apart(n, 5e6);
-        struct shares_plan plan = {0};
-        struct shares_memory memory = {0};
+        struct weights_plan plan = {0};
+        struct weights_memory memory = {0};
         for (uint32_t i = 0; i < n && !links; i++) world.up[i] = world.down[i] = between(1e6, 10e6);
         double best = best_time(&world);
         world.noise = noisy ? 0.3 : 0;
@@ -343,39 +343,39 @@ static void test_far(void) {
 static void test_returns(void) {
     check_case("a spread costs more than the bytes it moves");
     struct world world = even(4, 25e6);
-    struct shares_plan plan = {0};
-    struct shares_memory memory = {0};
+    struct weights_plan plan = {0};
+    struct weights_memory memory = {0};
     world.up[2] = world.down[2] = 10e6;
     world.extra = 1;
     struct course course = follow(&world, &memory, &plan);
-    CHECK_EQ(plan.way, SHARES_RING);
+    CHECK_EQ(plan.algorithm, WEIGHTS_RING);
     CHECK(course.changes >= 2 && course.changes <= 10);
     CHECK(course.late <= 4);
 }
 
 // Whoever chooses may not get it: a vote may fail.
 static void test_insists(void) {
-    check_case("what was faster, and even shares, are asked for until they are in force");
-    struct shares_edge edges[SHARES_MOST * SHARES_MOST];
+    check_case("what was faster, and even weights, are asked for until they are in force");
+    struct weights_edge edges[WEIGHTS_MOST * WEIGHTS_MOST];
     struct world world = linked(4, 4e6, 4e6);
-    struct shares_plan ring = {0}, slow = {.way = SHARES_SPREAD, .share = {1, 0, 0, 0}}, next;
-    struct shares_memory memory = {0};
+    struct weights_plan ring = {0}, slow = {.algorithm = WEIGHTS_FLAT, .weight = {1, 0, 0, 0}}, next;
+    struct weights_memory memory = {0};
     world.extra = 1;
     for (int vote = 0; vote < 5; vote++) {
         run(&world, &ring, edges);
-        CHECK(shares_plan(4, edges, &memory, &ring, &next, NULL));
-        CHECK(next.way == SHARES_SPREAD && next.share[0] == next.share[3]);
+        CHECK(weights_plan(4, edges, &memory, &ring, &next, NULL));
+        CHECK(next.algorithm == WEIGHTS_FLAT && next.weight[0] == next.weight[3]);
     }
     bool returns = false;
     for (int vote = 0; vote < 10; vote++) {
         run(&world, &slow, edges);
-        bool changes = shares_plan(4, edges, &memory, &slow, &next, NULL);
-        CHECK(!returns || (changes && next.way == SHARES_RING));
-        returns |= changes && next.way == SHARES_RING;
+        bool changes = weights_plan(4, edges, &memory, &slow, &next, NULL);
+        CHECK(!returns || (changes && next.algorithm == WEIGHTS_RING));
+        returns |= changes && next.algorithm == WEIGHTS_RING;
     }
     CHECK(returns && memory.waits == 0);
     run(&world, &ring, edges);
-    CHECK(!shares_plan(4, edges, &memory, &ring, &next, NULL));
+    CHECK(!weights_plan(4, edges, &memory, &ring, &next, NULL));
     CHECK(memory.waits > 0);
 }
 
@@ -385,8 +385,8 @@ static void test_follows_changes(void) {
         double factor = factors[trial % 5];
         check_case("trial %d, other links in the middle of the run, %.2f times as fast", trial, factor);
         struct world world = linked(4, 2e6, 8e6);
-        struct shares_plan plan = {0};
-        struct shares_memory memory = {0};
+        struct weights_plan plan = {0};
+        struct weights_memory memory = {0};
         follow(&world, &memory, &plan);
         relink(&world, factor * 2e6, factor * 8e6);
         for (int round = 0; round < 4; round++) follow(&world, &memory, &plan);
@@ -398,10 +398,10 @@ static void test_follows_changes(void) {
 static void test_lasts(void) {
     check_case("tens of thousands of votes, most of them with nothing new, and then other links");
     struct world world = linked(4, 2e6, 8e6);
-    struct shares_plan plan = {0};
-    struct shares_memory memory = {0};
+    struct weights_plan plan = {0};
+    struct weights_memory memory = {0};
     for (int round = 0; round < 300; round++) follow(&world, &memory, &plan);
-    CHECK(plan.way == SHARES_SPREAD);
+    CHECK(plan.algorithm == WEIGHTS_FLAT);
     for (uint32_t i = 0; i < 4; i++)
         for (uint32_t k = 0; k < 4; k++) CHECK(memory.pair[i][k] < 1e9);
     relink(&world, 0.5e6, 2e6);
@@ -414,10 +414,11 @@ static void test_properties(void) {
     for (int trial = 0; trial < 20000; trial++) {
         uint32_t n = 3 + (uint32_t)(check_random(&seed) % 6);
         check_case("trial %d, %u members", trial, n);
-        struct shares_edge edges[64];
-        struct shares_plan plan = {.way = SHARES_RING}, next, again;
-        struct shares_memory memory = {.explored = trial % 3 > 0, .error = {trial % 4 == 0, trial % 4 == 0 ? 0.01 : 0}};
-        struct shares_times times;
+        struct weights_edge edges[64];
+        struct weights_plan plan = {.algorithm = WEIGHTS_RING}, next, again;
+        struct weights_memory memory = {.explored = trial % 3 > 0,
+                                        .error = {trial % 4 == 0, trial % 4 == 0 ? 0.01 : 0}};
+        struct weights_times times;
         uint64_t rates[64];
         for (uint32_t i = 0; i < n * n; i++) {
             bool strange = check_random(&seed) % 8 == 0;
@@ -426,22 +427,23 @@ static void test_properties(void) {
             edges[i].round_trip_us = strange ? odd[check_random(&seed) % 10] : between(trial % 4 == 0 ? 2000 : 0, 4000);
         }
         for (uint32_t i = 0; i < n && trial % 2 == 0; i++) {
-            plan.way = SHARES_SPREAD;
-            plan.share[i] = (uint16_t)check_random(&seed);
+            plan.algorithm = WEIGHTS_FLAT;
+            plan.weight[i] = (uint16_t)check_random(&seed);
         }
-        uint16_t site[SHARES_MOST];
-        bool explores = !memory.explored && plan.way == SHARES_RING && shares_sites(n, edges, site) == n;
-        bool changes = shares_plan(n, edges, &memory, &plan, &next, &times);
+        uint16_t site[WEIGHTS_MOST];
+        bool explores = !memory.explored && plan.algorithm == WEIGHTS_RING && weights_sites(n, edges, site) == n;
+        bool changes = weights_plan(n, edges, &memory, &plan, &next, &times);
         uint32_t shared = 0;
-        for (uint32_t i = 0; i < n; i++) shared += next.share[i] > 0;
-        for (uint32_t i = n; i < SHARES_MOST; i++) CHECK(next.share[i] == 0 && next.site[i] == 0);
-        CHECK_EQ(shared > 0, next.way != SHARES_RING);
-        if (changes && !explores && next.way != SHARES_RING) CHECK(fmin(times.spread, times.sites) <= 0.9 * times.now);
-        if (changes && !explores && next.way != SHARES_RING) CHECK(fmin(times.spread, times.sites) < times.ring);
+        for (uint32_t i = 0; i < n; i++) shared += next.weight[i] > 0;
+        for (uint32_t i = n; i < WEIGHTS_MOST; i++) CHECK(next.weight[i] == 0 && next.site[i] == 0);
+        CHECK_EQ(shared > 0, next.algorithm != WEIGHTS_RING);
+        if (changes && !explores && next.algorithm != WEIGHTS_RING)
+            CHECK(fmin(times.flat, times.sites) <= 0.9 * times.now);
+        if (changes && !explores && next.algorithm != WEIGHTS_RING) CHECK(fmin(times.flat, times.sites) < times.ring);
         // What was chosen by ports stays, if what is seen does not change; the other model learns from each look.
-        memory.best_s = memory.promise[SHARES_PORTS] = memory.promise[SHARES_PAIRS] = 0;
-        if (changes && !explores && trial % 4 > 0) CHECK(!shares_plan(n, edges, &memory, &next, &again, NULL));
-        shares_rates(n, edges, &memory, rates);
+        memory.best_s = memory.promise[WEIGHTS_PORTS] = memory.promise[WEIGHTS_PAIRS] = 0;
+        if (changes && !explores && trial % 4 > 0) CHECK(!weights_plan(n, edges, &memory, &next, &again, NULL));
+        weights_rates(n, edges, &memory, rates);
         for (uint32_t i = 0; i < n; i++) CHECK_EQ(rates[i * n + i], 0);
     }
 }

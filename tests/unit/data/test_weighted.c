@@ -1,11 +1,11 @@
-// An all-reduce that is spread by shares and sites: what members end with is, to the bit, what the tree of each block
+// An all-reduce that is spread by weights and sites: what members end with is, to the bit, what the tree of each block
 // gives, whatever comes when; also among some of the members, in segments and after losses.
 #define PEERS_MAX 7
 #include "engine_world.h"
 
 #include "compute/kernels.h"
 #include "data/pace.h"
-#include "ops/spread.h"
+#include "ops/weighted.h"
 
 #ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same
 enum { ROUNDS = 1, STEP = 2, TYPES = pcclInt8 + 1, LONG = 1500001 };
@@ -23,7 +23,7 @@ struct trial {
     uint64_t count, tag;
     int dtype, op;
     bool in_place, retry;
-    struct spread *spread;
+    struct weighted *weighted;
     uint8_t *send[PEERS_MAX], *recv[PEERS_MAX], *expected; // by place
 };
 
@@ -58,7 +58,7 @@ static void add_up(const struct trial *t, uint32_t shard, uint64_t block, uint32
     memcpy(out, t->send[place] + range.begin * element, count * element);
     for (uint32_t step = 1; step < t->size; step++) {
         uint32_t from = (place + step) % t->size;
-        if (from == shard || spread_parent(t->spread, shard, block, from) != place) continue;
+        if (from == shard || weighted_parent(t->weighted, shard, block, from) != place) continue;
         add_up(t, shard, block, from, range, other);
         kernels_get()->reduce[t->op][t->dtype](out, other, out, count);
     }
@@ -69,7 +69,7 @@ static void add_up(const struct trial *t, uint32_t shard, uint64_t block, uint32
 static void expect(const struct trial *t) {
     size_t element = dtype_size(t->dtype);
     for (uint32_t shard = 0; shard < t->size; shard++) {
-        struct plan_range range = spread_shard(t->spread, t->count, t->size, shard);
+        struct plan_range range = weighted_shard(t->weighted, t->count, t->size, shard);
         uint64_t size = pace_block(range.end - range.begin, element, epoch_latency_us);
         for (uint64_t block = 0, at = range.begin; at < range.end; block++, at += size) {
             struct plan_range part = {at, at + size < range.end ? at + size : range.end};
@@ -84,11 +84,11 @@ static void begin(struct trial *t) {
     for (uint32_t i = 0; i < t->world->count && t->size == 0; i++) t->sides[i] = i;
     if (t->size == 0) t->size = t->world->count;
     for (uint32_t i = 0; i < t->size; i++) {
-        by_place[0][i] = member_shares[t->sides[i]];
+        by_place[0][i] = member_weights[t->sides[i]];
         by_place[1][i] = member_sites[t->sides[i]];
     }
-    t->spread = spread_new(by_place[0], by_place[1], t->size);
-    REQUIRE(t->spread != NULL);
+    t->weighted = weighted_new(by_place[0], by_place[1], t->size);
+    REQUIRE(t->weighted != NULL);
     size_t bytes = t->count * dtype_size(t->dtype);
     for (uint32_t i = 0; i < t->size; i++) {
         t->send[i] = malloc(bytes + 1);
@@ -105,7 +105,7 @@ static void end(struct trial *t) {
         free(t->send[i]);
     }
     free(t->expected);
-    spread_free(t->spread);
+    weighted_free(t->weighted);
 }
 
 static void post(const struct trial *t, uint32_t place) {
@@ -126,11 +126,11 @@ static struct call_outcome result_of(const struct trial *t, uint32_t place) {
     return outcome;
 }
 
-// What goes out of a member, and comes in, in units of the tensor: what the shares promise.
+// What goes out of a member, and comes in, in units of the tensor: what the weights promise.
 static void check_volume(const struct trial *t, uint32_t place, const struct call_outcome *outcome) {
-    struct plan_range own = spread_shard(t->spread, t->count, t->size, place);
+    struct plan_range own = weighted_shard(t->weighted, t->count, t->size, place);
     uint64_t bytes = (t->count + (t->size - 2) * (own.end - own.begin)) * dtype_size(t->dtype);
-    bool flat = t->spread->sites == t->size;
+    bool flat = t->weighted->sites == t->size;
     CHECK_EQ(outcome->info.tx_bytes, outcome->info.rx_bytes);
     if (flat) CHECK_EQ(outcome->info.tx_bytes, bytes);
 }
@@ -151,10 +151,10 @@ static void run(struct trial *t) {
 // Some have nothing, one at least has something; sites may be alone, common, or none.
 static void draw_members(uint32_t peers, bool with_sites) {
     for (uint32_t i = 0; i < peers; i++) {
-        member_shares[i] = below(3) == 0 ? 0 : (uint16_t)below(below(2) == 0 ? 4 : 65536);
+        member_weights[i] = below(3) == 0 ? 0 : (uint16_t)below(below(2) == 0 ? 4 : 65536);
         member_sites[i] = with_sites ? (uint16_t)below(4) : 0;
     }
-    member_shares[below(peers)] = (uint16_t)(1 + below(9));
+    member_weights[below(peers)] = (uint16_t)(1 + below(9));
 }
 
 static void test_bits(uint32_t round, uint32_t peers) {
@@ -174,8 +174,8 @@ static void test_bits(uint32_t round, uint32_t peers) {
 
 // Whatever the type, and whatever is done with it.
 static void test_kinds(void) {
-    static const uint16_t shares[] = {3, 0, 1, 2}, site[] = {1, 2, 1, 2};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {3, 0, 1, 2}, site[] = {1, 2, 1, 2};
+    memcpy(member_weights, weights, sizeof weights);
     memcpy(member_sites, site, sizeof site);
     struct world *world = world_new(4, 1);
     for (int dtype = 0; dtype < TYPES; dtype++)
@@ -189,13 +189,13 @@ static void test_kinds(void) {
     world_free(world);
 }
 
-// Members of a list, who are not neighbours in the ring of all: their shares are in proportion to each other.
+// Members of a list, who are not neighbours in the ring of all: their weights are in proportion to each other.
 static void test_lists(void) {
     static const struct {
         uint32_t size, sides[PEERS_MAX];
     } lists[] = {{3, {0, 2, 4}}, {4, {1, 2, 3, 5}}, {3, {0, 1, 5}}};
-    static const uint16_t shares[] = {5, 1, 0, 2, 7, 3}, site[] = {1, 1, 2, 2, 1, 0};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {5, 1, 0, 2, 7, 3}, site[] = {1, 1, 2, 2, 1, 0};
+    memcpy(member_weights, weights, sizeof weights);
     memcpy(member_sites, site, sizeof site);
     struct world *world = world_new(6, 2);
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
@@ -211,8 +211,8 @@ static void test_lists(void) {
 // Several windows long.
 static void test_windows(bool with_sites) {
     check_case("a long one%s", with_sites ? ", in sites" : "");
-    static const uint16_t shares[] = {1, 60000, 1, 0}, site[] = {1, 1, 2, 2};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {1, 60000, 1, 0}, site[] = {1, 1, 2, 2};
+    memcpy(member_weights, weights, sizeof weights);
     memset(member_sites, 0, sizeof member_sites);
     if (with_sites) memcpy(member_sites, site, sizeof site);
     struct trial t = {.world = world_new(4, 2), .count = LONG, .dtype = pcclFloat, .in_place = true};
@@ -222,9 +222,9 @@ static void test_windows(bool with_sites) {
 
 // Blocks of one shard go to one agent after another, and nothing else comes from those that would wake a lane to them.
 static void test_agents(void) {
-    static const uint16_t shares[] = {0, 0, 0, 1}, site[] = {1, 1, 1, 0};
+    static const uint16_t weights[] = {0, 0, 0, 1}, site[] = {1, 1, 1, 0};
     check_case("agents in turn");
-    memcpy(member_shares, shares, sizeof shares);
+    memcpy(member_weights, weights, sizeof weights);
     memcpy(member_sites, site, sizeof site);
     struct world *world = world_new(4, 2);
     for (uint64_t round = 0; round < 10 * ROUNDS; round++) {
@@ -236,8 +236,8 @@ static void test_agents(void) {
 
 static void test_segments(void) {
     check_case("in segments");
-    static const uint16_t shares[] = {2, 0, 1}, site[] = {1, 1, 0};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {2, 0, 1}, site[] = {1, 1, 0};
+    memcpy(member_weights, weights, sizeof weights);
     memcpy(member_sites, site, sizeof site);
     struct trial t = {
         .world = world_new(3, 2), .count = SEGMENTED_MIN / sizeof(float) + 77, .dtype = pcclInt32, .retry = true};
@@ -246,11 +246,11 @@ static void test_segments(void) {
 }
 
 // One dies without having posted, when the others may have sent it what they may: inputs come back; in retry mode the
-// others do it among themselves, with the shares that they have.
+// others do it among themselves, with the weights that they have.
 static void test_loss(bool retry, uint64_t count) {
     check_case("loss%s", retry ? " in retry mode" : "");
-    static const uint16_t shares[] = {1, 0, 3, 2}, site[] = {1, 1, 2, 2};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {1, 0, 3, 2}, site[] = {1, 1, 2, 2};
+    memcpy(member_weights, weights, sizeof weights);
     memcpy(member_sites, site, sizeof site);
     struct trial t = {.world = world_new(4, 2), .count = count, .dtype = pcclInt32, .in_place = true, .retry = retry};
     begin(&t);
@@ -273,8 +273,8 @@ static void test_loss(bool retry, uint64_t count) {
 // Deadlines pass while the last member has not posted, and change nothing.
 static void test_late(void) {
     check_case("a member that posts late");
-    static const uint16_t shares[] = {1, 1, 3, 2};
-    memcpy(member_shares, shares, sizeof shares);
+    static const uint16_t weights[] = {1, 1, 3, 2};
+    memcpy(member_weights, weights, sizeof weights);
     memset(member_sites, 0, sizeof member_sites);
     struct trial t = {.world = world_new(4, 1), .count = 400001, .dtype = pcclDouble};
     begin(&t);

@@ -6,11 +6,11 @@
 // tells more at the next vote. What was seen of a port that alone held up its edges is remembered, so that each vote
 // learns something and votes settle.
 //
-// Loads, in tensors: a member of a ring sends and receives 2(n-1)/n; one that owns the share x of a spread
+// Loads, in tensors: a member of a ring sends and receives 2(n-1)/n; one that owns the weight x
 // 1+(n-2)x, for it sends all that is not its own, gets x from the n-1 others, and back; a site that owns X among S
-// sites likewise 1+(S-2)X. The time of a way is that of its slowest port, and the shares that make it least fill all
+// sites likewise 1+(S-2)X. The time of a way is that of its slowest port, and the weights that make it least fill all
 // ports alike: x = (T r - 1)/(n-2), nothing for whom that is negative.
-#include "topology/shares.h"
+#include "topology/weights.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,8 +19,8 @@
 
 #define GAIN 0.9             // of the time in force; a plan that takes longer is not worth a change
 #define BACK 1.03            // of the best time: the ring is as good
-#define GAIN_FAR 0.8         // likewise, of other shares of sites or of links: what is far is known less well
-#define UNEVEN 0.7           // of the time with even shares of sites; those that take longer are not worth the risk
+#define GAIN_FAR 0.8         // likewise, of other weights of sites or of links: what is far is known less well
+#define UNEVEN 0.7           // of the time with even weights of sites; those that take longer are not worth the risk
 #define OPTIMISM 4.0         // times what a port without waiting bytes was seen to carry
 #define BACKLOGGED_NEVER 0.2 // how often bytes wait at a port that could carry that much more
 #define BACKLOGGED_FULL 0.5  // at one that is full
@@ -30,10 +30,10 @@
 #define NOTHING 0.01         // of what the port's largest edge carries
 #define RATE_LEAST 1e3       // bytes per second of an edge that carries parts of tensors
 #define RATE_MOST 1e12
-#define FAST_NEAR 250e6  // bytes per second: where all are near, links of this speed are not what limits ops
-#define SHARE_LEAST 2e-3 // of the tensor; less is nothing
-#define CHANGED 1.5      // times what ops took; those that take longer tell of other conditions
-#define FALLS 0.9        // what they took changes from look to look by these parts at most, for times of ops vary
+#define FAST_NEAR 250e6   // bytes per second: where all are near, links of this speed are not what limits ops
+#define WEIGHT_LEAST 2e-3 // of the tensor; less is nothing
+#define CHANGED 1.5       // times what ops took; those that take longer tell of other conditions
+#define FALLS 0.9         // what they took changes from look to look by these parts at most, for times of ops vary
 #define RISES 1.03
 #define DOUBT 0.4        // how wrong the model of pairs is taken to be before it was tried
 #define ERROR_LEAST 0.01 // of a model that was tried
@@ -49,17 +49,17 @@ enum {
 };
 
 struct port {
-    double rate, weight, backlogged; // backlogged: times the weight
+    double rate, confidence, backlogged; // backlogged: times the confidence
 };
 
 struct view {
     uint32_t n, sites;
-    const struct shares_edge *edges;
-    uint16_t site[SHARES_MOST];
-    struct port ports[SHARES_MOST][2]; // of members
-    double member[SHARES_MOST];        // bytes per second that each can both send and receive
-    double place[SHARES_MOST];         // that each site can exchange with others, by its number - 1
-    double within[SHARES_MOST];        // that each member can exchange inside its site; 0: more than matters
+    const struct weights_edge *edges;
+    uint16_t site[WEIGHTS_MOST];
+    struct port ports[WEIGHTS_MOST][2]; // of members
+    double member[WEIGHTS_MOST];        // bytes per second that each can both send and receive
+    double place[WEIGHTS_MOST];         // that each site can exchange with others, by its number - 1
+    double within[WEIGHTS_MOST];        // that each member can exchange inside its site; 0: more than matters
     double most_backlogged;
 };
 
@@ -70,7 +70,7 @@ static double larger(double a, double b) { return a > b ? a : b; }
 static double bounded(double value, double least, double most) { return value >= least ? smaller(value, most) : least; }
 
 // Whatever was told, without what makes no sense; `out` may be `edges`.
-static void make_plausible(uint32_t n, const struct shares_edge *edges, struct shares_edge *out) {
+static void make_plausible(uint32_t n, const struct weights_edge *edges, struct weights_edge *out) {
     for (uint32_t i = 0; i < n * n; i++) {
         out[i] = edges[i];
         out[i].rate = i % (n + 1) == 0 ? 0 : bounded(out[i].rate, 0, RATE_MOST);
@@ -78,7 +78,7 @@ static void make_plausible(uint32_t n, const struct shares_edge *edges, struct s
     }
 }
 
-static struct shares_edge edge_at(const struct view *view, uint32_t from, uint32_t to) {
+static struct weights_edge edge_at(const struct view *view, uint32_t from, uint32_t to) {
     return view->edges[from * view->n + to];
 }
 
@@ -89,15 +89,15 @@ static double capacity(double rate, double backlogged) {
 
 // ---- sites ----
 
-static bool is_near(uint32_t n, const struct shares_edge *edges, uint32_t a, uint32_t b, bool *known) {
+static bool is_near(uint32_t n, const struct weights_edge *edges, uint32_t a, uint32_t b, bool *known) {
     double there = bounded(edges[a * n + b].round_trip_us, 0, RATE_MOST);
     double back = bounded(edges[b * n + a].round_trip_us, 0, RATE_MOST);
     double trip = there == 0 ? back : back == 0 ? there : smaller(there, back);
     *known = trip > 0;
-    return trip > 0 && trip < SHARES_NEAR_US;
+    return trip > 0 && trip < WEIGHTS_NEAR_US;
 }
 
-uint32_t shares_sites(uint32_t n, const struct shares_edge *edges, uint16_t site[SHARES_MOST]) {
+uint32_t weights_sites(uint32_t n, const struct weights_edge *edges, uint16_t site[WEIGHTS_MOST]) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < n; i++) {
         site[i] = 0;
@@ -124,21 +124,23 @@ static uint32_t size_of(const struct view *view, uint16_t site) {
 
 // ---- what ports can carry ----
 
-static void add(struct port *port, const struct shares_edge *edge, double weight) {
+static void add(struct port *port, const struct weights_edge *edge, double confidence) {
     port->rate += edge->rate;
-    port->weight += weight;
-    port->backlogged += weight * edge->backlogged;
+    port->confidence += confidence;
+    port->backlogged += confidence * edge->backlogged;
 }
 
-static double share_of(const struct port *port) { return port->weight > 0 ? port->backlogged / port->weight : 0; }
+static double share_of(const struct port *port) {
+    return port->confidence > 0 ? port->backlogged / port->confidence : 0;
+}
 
-static struct shares_edge edge_of(const struct view *view, uint32_t member, int end, uint32_t other) {
+static struct weights_edge edge_of(const struct view *view, uint32_t member, int end, uint32_t other) {
     return end == OUT ? edge_at(view, member, other) : edge_at(view, other, member);
 }
 
 // All edges of a member's port count alike, however little they carry, for a full port holds all of them up; but not
 // those that carry next to nothing.
-static double weight_in(const struct view *view, uint32_t member, int end, double rate) {
+static double confidence_in(const struct view *view, uint32_t member, int end, double rate) {
     double most = RATE_LEAST;
     for (uint32_t i = 0; i < view->n; i++) most = larger(most, edge_of(view, member, end, i).rate);
     return rate < NOTHING * most ? 0 : 1;
@@ -159,13 +161,13 @@ static enum blame blame_of(const struct view *view, uint32_t here, int end, uint
 static double port_capacity(const struct view *view, uint32_t member, int end, double *full) {
     struct port blamed = {0}, sure = {0};
     for (uint32_t i = 0; i < view->n; i++) {
-        struct shares_edge edge = edge_of(view, member, end, i);
-        double weight = weight_in(view, member, end, edge.rate);
+        struct weights_edge edge = edge_of(view, member, end, i);
+        double confidence = confidence_in(view, member, end, edge.rate);
         enum blame blame = edge.backlogged > 0 ? blame_of(view, member, end, i) : NOT;
         if (blame == NOT) edge.backlogged = 0;
-        add(&blamed, &edge, weight);
+        add(&blamed, &edge, confidence);
         if (blame != ALONE) edge.backlogged = 0;
-        add(&sure, &edge, weight);
+        add(&sure, &edge, confidence);
     }
     if (share_of(&sure) >= BACKLOGGED_FULL)
         *full = sure.rate;
@@ -174,12 +176,12 @@ static double port_capacity(const struct view *view, uint32_t member, int end, d
     return *full > 0 ? larger(*full, blamed.rate) : capacity(blamed.rate, share_of(&blamed));
 }
 
-static void judge_members(struct view *view, double full[SHARES_MOST][2]) {
+static void judge_members(struct view *view, double full[WEIGHTS_MOST][2]) {
     for (uint32_t i = 0; i < view->n; i++)
         for (uint32_t k = 0; k < view->n; k++) {
-            struct shares_edge edge = edge_at(view, i, k);
-            add(&view->ports[i][OUT], &edge, weight_in(view, i, OUT, edge.rate));
-            add(&view->ports[k][IN], &edge, weight_in(view, k, IN, edge.rate));
+            struct weights_edge edge = edge_at(view, i, k);
+            add(&view->ports[i][OUT], &edge, confidence_in(view, i, OUT, edge.rate));
+            add(&view->ports[k][IN], &edge, confidence_in(view, k, IN, edge.rate));
             view->most_backlogged = larger(view->most_backlogged, edge.backlogged);
         }
     for (uint32_t i = 0; i < view->n; i++)
@@ -188,14 +190,14 @@ static void judge_members(struct view *view, double full[SHARES_MOST][2]) {
 
 // Sites are to each other what members are: all that goes from one to another one is one edge between them.
 static void judge_sites(struct view *view) {
-    struct shares_edge between[SHARES_MOST * SHARES_MOST] = {0};
-    double nothing[SHARES_MOST][2] = {{0}};
+    struct weights_edge between[WEIGHTS_MOST * WEIGHTS_MOST] = {0};
+    double nothing[WEIGHTS_MOST][2] = {{0}};
     struct view sites = {.n = view->sites, .edges = between};
-    struct port near[SHARES_MOST][2] = {0};
+    struct port near[WEIGHTS_MOST][2] = {0};
     for (uint32_t i = 0; i < view->n; i++)
         for (uint32_t k = 0; k < view->n; k++) {
-            struct shares_edge edge = edge_at(view, i, k);
-            struct shares_edge *far = &between[(view->site[i] - 1U) * view->sites + view->site[k] - 1];
+            struct weights_edge edge = edge_at(view, i, k);
+            struct weights_edge *far = &between[(view->site[i] - 1U) * view->sites + view->site[k] - 1];
             if (view->site[i] != view->site[k]) {
                 far->rate += edge.rate;
                 far->backlogged += edge.rate * edge.backlogged;
@@ -234,7 +236,7 @@ static double ring_time(const struct view *view) {
     return time;
 }
 
-// Returns the time of the traffic between sites of a spread: inputs for the shares of others, results of the own ones.
+// Returns the time of the traffic between sites: inputs for the weights of others, results of the own ones.
 static double between_time(const struct view *view, const double *x) {
     double time = 0;
     for (uint16_t s = 1; s <= view->sites && view->sites > 1; s++) {
@@ -262,14 +264,14 @@ static double inside_time(const struct view *view) {
 
 // A member of a site owns an even part of what the site owns.
 static double sites_time(const struct view *view, const double *x) {
-    double own[SHARES_MOST] = {0};
+    double own[WEIGHTS_MOST] = {0};
     for (uint32_t i = 0; i < view->n; i++) own[view->site[i] - 1] += x[i];
     return larger(filled_time(view->sites, view->place, own), inside_time(view));
 }
 
-// ---- shares ----
+// ---- weights ----
 
-// The most even shares with which no port takes longer than that: rates are not known well.
+// The most even weights with which no port takes longer than that: rates are not known well.
 static void level(uint32_t n, const double *rate, double time, double *x) {
     double low = 0, high = 1, sum = 0;
     for (int round = 0; round < ROUNDS; round++) {
@@ -284,7 +286,7 @@ static void level(uint32_t n, const double *rate, double time, double *x) {
     for (uint32_t i = 0; i < n; i++) x[i] = sum > 0 ? x[i] / sum : 1.0 / n;
 }
 
-// The shares that make the slowest of n >= 3 ports as fast as possible. Whoever is slowest has to give its input and
+// The weights that make the slowest of n >= 3 ports as fast as possible. Whoever is slowest has to give its input and
 // get the result, which bounds the time from below.
 static void fill(uint32_t n, const double *rate, double *x) {
     double low = 0, high = 0, sum = 0, most = 0;
@@ -307,7 +309,7 @@ static void fill(uint32_t n, const double *rate, double *x) {
 // Even ones, unless a site is far slower than the others: what lies between sites is known less well than what members
 // can do, and may be a link of its own between each two.
 static void fill_sites(const struct view *view, double *x) {
-    double own[SHARES_MOST], filled[SHARES_MOST];
+    double own[WEIGHTS_MOST], filled[WEIGHTS_MOST];
     for (uint32_t i = 0; i < view->n; i++) x[i] = 1.0 / view->sites / size_of(view, view->site[i]);
     if (view->sites < 3) return; // what each of two sites sends does not depend on it
     fill(view->sites, view->place, own);
@@ -315,41 +317,41 @@ static void fill_sites(const struct view *view, double *x) {
     if (sites_time(view, filled) <= UNEVEN * sites_time(view, x)) memcpy(x, filled, view->n * sizeof *x);
 }
 
-static void weigh(uint32_t n, const double *x, uint16_t *share) {
+static void weigh(uint32_t n, const double *x, uint16_t *weight) {
     double most = 0;
     for (uint32_t i = 0; i < n; i++) most = larger(most, x[i]);
-    for (uint32_t i = 0; i < n; i++) share[i] = x[i] < SHARE_LEAST ? 0 : (uint16_t)(x[i] / most * SHARES_WHOLE);
+    for (uint32_t i = 0; i < n; i++) weight[i] = x[i] < WEIGHT_LEAST ? 0 : (uint16_t)(x[i] / most * WEIGHTS_WHOLE);
 }
 
-static void unweigh(uint32_t n, const uint16_t *share, double *x) {
+static void unweigh(uint32_t n, const uint16_t *weight, double *x) {
     double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += share[i];
-    for (uint32_t i = 0; i < n; i++) x[i] = share[i] / sum;
+    for (uint32_t i = 0; i < n; i++) sum += weight[i];
+    for (uint32_t i = 0; i < n; i++) x[i] = weight[i] / sum;
 }
 
-static bool has_shares(uint32_t n, const struct shares_plan *plan) {
+static bool has_weights(uint32_t n, const struct weights_plan *plan) {
     bool any = false;
-    for (uint32_t i = 0; i < n; i++) any |= plan->share[i] > 0;
+    for (uint32_t i = 0; i < n; i++) any |= plan->weight[i] > 0;
     return any;
 }
 
 // ---- the plan ----
 
-static double spread_time(const struct view *view, const double *x) {
+static double flat_time(const struct view *view, const double *x) {
     return larger(filled_time(view->n, view->member, x), between_time(view, x));
 }
 
-static double time_now(const struct view *view, const struct shares_plan *now) {
-    double x[SHARES_MOST];
-    if (now->way == SHARES_RING || !has_shares(view->n, now)) return ring_time(view);
-    unweigh(view->n, now->share, x);
-    return now->way == SHARES_SITES && view->sites > 1 ? sites_time(view, x) : spread_time(view, x);
+static double time_now(const struct view *view, const struct weights_plan *now) {
+    double x[WEIGHTS_MOST];
+    if (now->algorithm == WEIGHTS_RING || !has_weights(view->n, now)) return ring_time(view);
+    unweigh(view->n, now->weight, x);
+    return now->algorithm == WEIGHTS_SITES && view->sites > 1 ? sites_time(view, x) : flat_time(view, x);
 }
 
 // False: a member of whom nothing is seen, or nothing is seen to wait.
-static bool see(struct view *view, uint32_t n, const struct shares_edge *edges, double full[SHARES_MOST][2]) {
+static bool see(struct view *view, uint32_t n, const struct weights_edge *edges, double full[WEIGHTS_MOST][2]) {
     *view = (struct view){.n = n, .edges = edges};
-    view->sites = shares_sites(n, edges, view->site);
+    view->sites = weights_sites(n, edges, view->site);
     judge_members(view, full);
     judge_sites(view);
     if (view->most_backlogged < BACKLOGGED_LEAST) return false;
@@ -366,11 +368,12 @@ static bool is_fast_and_near(const struct view *view) {
     return view->sites == 1 && least > FAST_NEAR;
 }
 
-static void propose(const struct view *view, enum shares_way way, const double *x, struct shares_plan *next) {
-    *next = (struct shares_plan){.way = way};
-    if (way == SHARES_RING) return;
-    weigh(view->n, x, next->share);
-    for (uint32_t i = 0; i < view->n && way == SHARES_SITES; i++)
+static void propose(const struct view *view, enum weights_algorithm algorithm, const double *x,
+                    struct weights_plan *next) {
+    *next = (struct weights_plan){.algorithm = algorithm};
+    if (algorithm == WEIGHTS_RING) return;
+    weigh(view->n, x, next->weight);
+    for (uint32_t i = 0; i < view->n && algorithm == WEIGHTS_SITES; i++)
         next->site[i] = size_of(view, view->site[i]) > 1 ? view->site[i] : 0;
 }
 
@@ -384,14 +387,14 @@ static double measured_time(const struct view *view) {
 
 // ---- what was promised, and what came ----
 
-static bool is_same(uint32_t n, const struct shares_plan *a, const struct shares_plan *b) {
-    return a->way == b->way && memcmp(a->share, b->share, n * sizeof *a->share) == 0 &&
+static bool is_same(uint32_t n, const struct weights_plan *a, const struct weights_plan *b) {
+    return a->algorithm == b->algorithm && memcmp(a->weight, b->weight, n * sizeof *a->weight) == 0 &&
            memcmp(a->site, b->site, n * sizeof *a->site) == 0;
 }
 
-static void judge_models(struct shares_memory *memory, uint32_t n, const struct shares_plan *now, double measured) {
+static void judge_models(struct weights_memory *memory, uint32_t n, const struct weights_plan *now, double measured) {
     if (!is_same(n, now, &memory->promised)) return;
-    for (int model = 0; model < SHARES_MODELS; model++) {
+    for (int model = 0; model < WEIGHTS_MODELS; model++) {
         if (memory->promise[model] > 0)
             memory->error[model] = larger(FADES * memory->error[model],
                                           bounded(fabs(log(measured / memory->promise[model])), ERROR_LEAST, 1));
@@ -399,12 +402,12 @@ static void judge_models(struct shares_memory *memory, uint32_t n, const struct 
     }
 }
 
-static enum shares_model believed(const struct view *view, const struct shares_memory *memory) {
-    double pairs = memory->error[SHARES_PAIRS] > 0 ? memory->error[SHARES_PAIRS] : DOUBT;
-    return view->sites == view->n && pairs < memory->error[SHARES_PORTS] ? SHARES_PAIRS : SHARES_PORTS;
+static enum weights_model believed(const struct view *view, const struct weights_memory *memory) {
+    double pairs = memory->error[WEIGHTS_PAIRS] > 0 ? memory->error[WEIGHTS_PAIRS] : DOUBT;
+    return view->sites == view->n && pairs < memory->error[WEIGHTS_PORTS] ? WEIGHTS_PAIRS : WEIGHTS_PORTS;
 }
 
-static void note_best(struct shares_memory *memory, double measured) {
+static void note_best(struct weights_memory *memory, double measured) {
     if (memory->returns) {
         memory->returns = false;
         memory->slower = 0;
@@ -416,11 +419,11 @@ static void note_best(struct shares_memory *memory, double measured) {
     if (memory->slower < LOOKS) return;
     memory->best_s = measured;
     memory->slower = memory->waits = memory->tries = 0;
-    memory->error[SHARES_PORTS] = memory->error[SHARES_PAIRS] = 0;
+    memory->error[WEIGHTS_PORTS] = memory->error[WEIGHTS_PAIRS] = 0;
 }
 
-static void note_measured(struct shares_memory *memory, uint32_t n, const struct shares_plan *now, double measured) {
-    memory->explored |= now->way == SHARES_SPREAD;
+static void note_measured(struct weights_memory *memory, uint32_t n, const struct weights_plan *now, double measured) {
+    memory->explored |= now->algorithm == WEIGHTS_FLAT;
     if (memory->best_s > 0 && is_same(n, now, &memory->best)) {
         note_best(memory, measured);
     } else if (memory->best_s > 0 && measured > memory->best_s) {
@@ -435,7 +438,7 @@ static void note_measured(struct shares_memory *memory, uint32_t n, const struct
 
 // Returns whether the current plan is worse than the best one. A few slower plans are permitted, since each adds
 // knowledge.
-static bool disappoints(const struct shares_memory *memory, double best) {
+static bool disappoints(const struct weights_memory *memory, double best) {
     return memory->slower > 0 && (memory->returns || memory->slower >= LOOKS || best > GAIN * memory->best_s);
 }
 
@@ -443,78 +446,78 @@ static bool disappoints(const struct shares_memory *memory, double best) {
 
 // Prediction of a model, in seconds per byte.
 struct outlook {
-    struct shares_times times;
-    double spread[SHARES_MOST], sites[SHARES_MOST];
+    struct weights_times times;
+    double flat[WEIGHTS_MOST], sites[WEIGHTS_MOST];
 };
 
-static void ask_ports(const struct view *view, const struct shares_plan *now, struct outlook *out) {
+static void ask_ports(const struct view *view, const struct weights_plan *now, struct outlook *out) {
     *out = (struct outlook){.times = {time_now(view, now), ring_time(view), HUGE_VAL, HUGE_VAL}};
-    fill(view->n, view->member, out->spread);
-    out->times.spread = spread_time(view, out->spread);
+    fill(view->n, view->member, out->flat);
+    out->times.flat = flat_time(view, out->flat);
     if (view->sites == 1 || view->sites == view->n) return;
     fill_sites(view, out->sites);
     out->times.sites = sites_time(view, out->sites);
 }
 
 // The time by pairs; HUGE_VAL if something would pass between two of whom nothing is known.
-static double time_by_pairs(const struct pairs *pairs, const struct shares_plan *plan) {
-    double x[SHARES_MOST];
-    if (plan->way == SHARES_RING || !has_shares(pairs->n, plan))
+static double time_by_pairs(const struct pairs *pairs, const struct weights_plan *plan) {
+    double x[WEIGHTS_MOST];
+    if (plan->algorithm == WEIGHTS_RING || !has_weights(pairs->n, plan))
         return pairs_ring_seen(pairs) ? pairs_ring_time(pairs) : HUGE_VAL;
-    unweigh(pairs->n, plan->share, x);
+    unweigh(pairs->n, plan->weight, x);
     return pairs_seen(pairs, x) ? pairs_time(pairs, x) : HUGE_VAL;
 }
 
-static void ask_pairs(const struct pairs *pairs, const struct shares_plan *now, struct outlook *out) {
-    static const struct shares_plan ring = {.way = SHARES_RING};
+static void ask_pairs(const struct pairs *pairs, const struct weights_plan *now, struct outlook *out) {
+    static const struct weights_plan ring = {.algorithm = WEIGHTS_RING};
     *out = (struct outlook){.times = {time_by_pairs(pairs, now), time_by_pairs(pairs, &ring), HUGE_VAL, HUGE_VAL}};
-    pairs_fill(pairs, out->spread);
-    out->times.spread = pairs_time(pairs, out->spread);
+    pairs_fill(pairs, out->flat);
+    out->times.flat = pairs_time(pairs, out->flat);
 }
 
-static void note_promises(const struct view *view, const struct pairs *pairs, struct shares_memory *memory,
-                          const struct shares_plan *next) {
+static void note_promises(const struct view *view, const struct pairs *pairs, struct weights_memory *memory,
+                          const struct weights_plan *next) {
     double by_pairs = view->sites == view->n ? time_by_pairs(pairs, next) : HUGE_VAL;
     memory->promised = *next;
-    memory->promise[SHARES_PORTS] = time_now(view, next);
-    memory->promise[SHARES_PAIRS] = by_pairs < HUGE_VAL ? by_pairs : 0;
+    memory->promise[WEIGHTS_PORTS] = time_now(view, next);
+    memory->promise[WEIGHTS_PAIRS] = by_pairs < HUGE_VAL ? by_pairs : 0;
 }
 
-// Even shares load members as a ring does, and show what passes between each two of them.
-static void propose_even(const struct view *view, struct shares_plan *next) {
-    double even[SHARES_MOST];
+// Even weights load members as a ring does, and show what passes between each two of them.
+static void propose_even(const struct view *view, struct weights_plan *next) {
+    double even[WEIGHTS_MOST];
     for (uint32_t i = 0; i < view->n; i++) even[i] = 1.0 / view->n;
-    propose(view, SHARES_SPREAD, even, next);
+    propose(view, WEIGHTS_FLAT, even, next);
 }
 
 // False: nothing is worth a change, which is to take at most `gain` of the time of `now`.
-static bool choose(const struct view *view, const struct outlook *out, const struct shares_memory *memory,
-                   const struct shares_plan *now, double measured, double gain, struct shares_plan *next) {
-    bool on_ring = now->way == SHARES_RING, by_sites = out->times.sites <= out->times.spread;
+static bool choose(const struct view *view, const struct outlook *out, const struct weights_memory *memory,
+                   const struct weights_plan *now, double measured, double gain, struct weights_plan *next) {
+    bool on_ring = now->algorithm == WEIGHTS_RING, by_sites = out->times.sites <= out->times.flat;
     bool fast_and_near = is_fast_and_near(view);
-    double best = smaller(out->times.spread, out->times.sites);
+    double best = smaller(out->times.flat, out->times.sites);
     if (disappoints(memory, best)) {
         *next = memory->best;
     } else if (on_ring && view->sites == view->n && !memory->explored) {
         propose_even(view, next);
     } else if (!on_ring && (fast_and_near || out->times.ring <= BACK * smaller(best, measured))) {
-        propose(view, SHARES_RING, NULL, next);
+        propose(view, WEIGHTS_RING, NULL, next);
     } else {
         if (fast_and_near || best > gain * smaller(out->times.now, measured)) return false;
-        propose(view, by_sites ? SHARES_SITES : SHARES_SPREAD, by_sites ? out->sites : out->spread, next);
+        propose(view, by_sites ? WEIGHTS_SITES : WEIGHTS_FLAT, by_sites ? out->sites : out->flat, next);
     }
     return true;
 }
 
-bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memory *memory,
-                 const struct shares_plan *now, struct shares_plan *next, struct shares_times *times) {
+bool weights_plan(uint32_t n, const struct weights_edge *edges, struct weights_memory *memory,
+                  const struct weights_plan *now, struct weights_plan *next, struct weights_times *times) {
     struct view view;
     struct pairs pairs;
-    struct shares_edge plausible[SHARES_MOST * SHARES_MOST];
+    struct weights_edge plausible[WEIGHTS_MOST * WEIGHTS_MOST];
     struct outlook out = {.times = {HUGE_VAL, HUGE_VAL, HUGE_VAL, HUGE_VAL}};
     *next = *now;
     if (times != NULL) *times = out.times;
-    if (n < 3 || n > SHARES_MOST) return false;
+    if (n < 3 || n > WEIGHTS_MOST) return false;
     make_plausible(n, edges, plausible);
     if (!see(&view, n, plausible, memory->full)) return false;
     double measured = measured_time(&view);
@@ -525,8 +528,8 @@ bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memo
     memory->waits -= waits;
     if (waits || doubts) return false;
     pairs_judge(n, plausible, memory->pair, &pairs);
-    bool by_pairs = believed(&view, memory) == SHARES_PAIRS;
-    double gain = by_pairs || now->way == SHARES_SITES ? GAIN_FAR : GAIN;
+    bool by_pairs = believed(&view, memory) == WEIGHTS_PAIRS;
+    double gain = by_pairs || now->algorithm == WEIGHTS_SITES ? GAIN_FAR : GAIN;
     if (by_pairs)
         ask_pairs(&pairs, now, &out);
     else
@@ -539,31 +542,32 @@ bool shares_plan(uint32_t n, const struct shares_edge *edges, struct shares_memo
     return true;
 }
 
-void shares_recall(const struct shares_memory *before, uint32_t n, const uint32_t *was, struct shares_memory *memory) {
-    *memory = (struct shares_memory){.waits = before->waits};
+void weights_recall(const struct weights_memory *before, uint32_t n, const uint32_t *was,
+                    struct weights_memory *memory) {
+    *memory = (struct weights_memory){.waits = before->waits};
     memcpy(memory->error, before->error, sizeof memory->error);
     for (uint32_t i = 0; i < n; i++) {
-        if (was[i] == SHARES_MOST) continue;
+        if (was[i] == WEIGHTS_MOST) continue;
         memcpy(memory->full[i], before->full[was[i]], sizeof memory->full[i]);
         for (uint32_t k = 0; k < n; k++)
-            if (was[k] < SHARES_MOST) memory->pair[i][k] = before->pair[was[i]][was[k]];
+            if (was[k] < WEIGHTS_MOST) memory->pair[i][k] = before->pair[was[i]][was[k]];
     }
 }
 
 // ---- for the order of a ring ----
 
-void shares_rates(uint32_t n, const struct shares_edge *edges, const struct shares_memory *memory, uint64_t *rates) {
+void weights_rates(uint32_t n, const struct weights_edge *edges, const struct weights_memory *memory, uint64_t *rates) {
     struct view view;
-    struct shares_edge plausible[SHARES_MOST * SHARES_MOST];
-    double full[SHARES_MOST][2];
+    struct weights_edge plausible[WEIGHTS_MOST * WEIGHTS_MOST];
+    double full[WEIGHTS_MOST][2];
     memset(rates, 0, (size_t)n * n * sizeof *rates);
-    if (n > SHARES_MOST) return;
+    if (n > WEIGHTS_MOST) return;
     make_plausible(n, edges, plausible);
     memcpy(full, memory->full, sizeof full);
     if (!see(&view, n, plausible, full)) return;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < n; k++) {
-            struct shares_edge edge = edge_at(&view, i, k);
+            struct weights_edge edge = edge_at(&view, i, k);
             double rate = smaller(view.member[i], view.member[k]);
             if (edge.backlogged >= BACKLOGGED_LEAST) rate = smaller(rate, edge.rate);
             // All edges that leave a site share its link.

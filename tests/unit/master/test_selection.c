@@ -1,9 +1,9 @@
-// When a group gets other shares, sites or another ring, from what its members tell.
-#include "master/ways.h"
+// When a group gets other weights, sites or another ring, from what its members tell.
+#include "master/selection.h"
 
 #include "seats.h"
 
-static struct ways ways;
+static struct selection selection;
 static struct matrix matrix;
 static struct survey survey;
 static struct candidate candidate;
@@ -20,7 +20,7 @@ static void begin(const char *name, const char *members) {
 }
 
 static void end(void) {
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) ways_forget(&ways, i);
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) selection_forget(&selection, i);
     matrix_fini(&matrix);
     survey_fini(&survey);
     close_membership();
@@ -55,7 +55,7 @@ static void tell(const char *sites, const char *slows, uint64_t epoch, int repor
 
 static bool plan(void) {
     candidate_form(&candidate, &table);
-    return ways_plan(&ways, &matrix, &survey, &table, &candidate);
+    return selection_plan(&selection, &matrix, &survey, &table, &candidate);
 }
 
 static const char *order(void) {
@@ -72,10 +72,10 @@ static void test_one_slow(void) {
     tell("ssss", "c", 5, 1);
     CHECK(plan());
     CHECK_STR(order(), "abcd");
-    CHECK(candidate.share[0] == SHARES_WHOLE && candidate.share[1] == SHARES_WHOLE && candidate.share[2] == 0);
-    CHECK(candidate.share[3] == SHARES_WHOLE && candidate.site[0] == 0);
+    CHECK(candidate.weight[0] == WEIGHTS_WHOLE && candidate.weight[1] == WEIGHTS_WHOLE && candidate.weight[2] == 0);
+    CHECK(candidate.weight[3] == WEIGHTS_WHOLE && candidate.site[0] == 0);
     CHECK(!plan()); // nothing new was told
-    CHECK_EQ(candidate.share[0], 0);
+    CHECK_EQ(candidate.weight[0], 0);
     tell("ssss", "", 5, 3);
     CHECK(!plan()); // nobody is slow any more
     tell("ssss", "c", 4, 4);
@@ -87,7 +87,7 @@ static void test_failed(void) {
     begin("a plan that could not come into force is left alone for a while", "abcd");
     tell("ssss", "c", 5, 4);
     CHECK(plan());
-    ways_failed(&ways);
+    selection_failed(&selection);
     for (int i = 0; i < 32; i++) {
         tell("ssss", "c", 5, 3);
         CHECK(!plan());
@@ -103,10 +103,10 @@ static void test_sites(void) {
     CHECK(plan());
     CHECK_STR(order(), "adfceb"); // or any other one with three ways between sites
     CHECK(table.actions.log_count > 0);
-    CHECK(strstr(table.actions.logs[0].text, "sites, 17 % 17 % 17 % 17 % 17 % 17 %;") != NULL);
+    CHECK(strstr(table.actions.logs[0].text, "site, 17 % 17 % 17 % 17 % 17 % 17 %;") != NULL);
     for (uint32_t i = 0; i < 6; i++) {
         CHECK_EQ(candidate.site[i], 1 + (candidate.order[i]->member.id.bytes[0] - 'a') % 3);
-        CHECK_EQ(candidate.share[i], SHARES_WHOLE);
+        CHECK_EQ(candidate.weight[i], WEIGHTS_WHOLE);
     }
     end();
 }
@@ -118,8 +118,8 @@ static void test_groups(void) {
     for (uint32_t i = 0; i < table.count; i++) table.order[i]->group->group_epoch = 5;
     tell("sssssss", "e", 5, 4);
     CHECK(plan());
-    for (uint32_t i = 0; i < 3; i++) CHECK_EQ(candidate.share[i], 0);
-    CHECK(candidate.share[3] > 0 && candidate.share[4] == 0);
+    for (uint32_t i = 0; i < 3; i++) CHECK_EQ(candidate.weight[i], 0);
+    CHECK(candidate.weight[3] > 0 && candidate.weight[4] == 0);
     end();
 }
 
@@ -141,25 +141,25 @@ static void test_stays(void) {
 }
 
 static void test_newcomer(void) {
-    begin("a newcomer gets a fair share, and members keep theirs", "abc");
-    peer('a')->member.share = 100;
-    peer('c')->member.share = 300;
+    begin("a newcomer gets a fair weight, and members keep theirs", "abc");
+    peer('a')->member.weight = 100;
+    peer('c')->member.weight = 300;
     peer('c')->member.site = 2;
     come('n', 0)->invited = true;
     CHECK(candidate_form(&candidate, &table));
     CHECK_EQ(candidate.count, 4);
-    CHECK(candidate.share[0] == 100 && candidate.share[1] == 0 && candidate.share[2] == 300);
-    CHECK(candidate.site[2] == 2 && candidate.share[3] == 200 && candidate.site[3] == 0);
+    CHECK(candidate.weight[0] == 100 && candidate.weight[1] == 0 && candidate.weight[2] == 300);
+    CHECK(candidate.site[2] == 2 && candidate.weight[3] == 200 && candidate.site[3] == 0);
     end();
     begin("on the ring nobody has one", "abc");
     come('n', 0)->invited = true;
     CHECK(candidate_form(&candidate, &table));
-    CHECK_EQ(candidate.share[3], 0);
+    CHECK_EQ(candidate.weight[3], 0);
     end();
 }
 
-static struct shares_memory *memory_of(char letter) {
-    struct ways_group *known = ways.groups[membership_group_slot(&table, peer(letter)->group)];
+static struct weights_memory *memory_of(char letter) {
+    struct selection_group *known = selection.groups[membership_group_slot(&table, peer(letter)->group)];
     REQUIRE(known != NULL);
     return &known->memory;
 }
@@ -168,7 +168,7 @@ static void test_another_ring(void) {
     begin("what is known of members goes with them, what is known of their ops does not", "abcd");
     tell("wxyz", "", 5, 4);
     CHECK(plan());
-    struct shares_memory *memory = memory_of('a');
+    struct weights_memory *memory = memory_of('a');
     CHECK(memory->pair[0][1] > 0 && memory->pair[1][0] == 0 && memory->best_s > 0);
     memory->waits = 200;
     memory->tries = 3;

@@ -1,4 +1,4 @@
-// Votes that change the way of large all-reduces: how the epoch comes, and what becomes of shares afterwards.
+// Votes that change the way of large all-reduces: how the epoch comes, and what becomes of weights afterwards.
 #include "core_world.h"
 
 // Of a ring in which `slow` holds the others up.
@@ -22,12 +22,12 @@ static void tell(const char *ring, char slow, uint64_t epoch) {
 
 static bool shares_are(const char *ring, char slow) {
     bool right = true;
-    for (size_t i = 0; ring[i]; i++) right &= (members[i].share == 0) == (ring[i] == slow);
+    for (size_t i = 0; ring[i]; i++) right &= (members[i].weight == 0) == (ring[i] == slow);
     return right;
 }
 
 static void test_update(void) {
-    begin("an update vote without newcomers gives members other shares");
+    begin("an update vote without newcomers gives members other weights");
     form("abcd", 0);
     uint64_t before = core_epoch(m);
     tell("abcd", 'b', before);

@@ -1,7 +1,7 @@
-// A master dies while its epoch has shares and sites: what the next one tells the members, and what it serves then.
+// A master dies while its epoch has weights and sites: what the next one tells the members, and what it serves then.
 #include "core_world.h"
 
-#include "topology/shares.h"
+#include "topology/weights.h"
 
 enum { GROUP_MOST = 8 };
 
@@ -31,18 +31,18 @@ static void hear_epoch(int line, const char *peers, uint8_t reason, const char *
 #define HEARS(peers, reason, want) hear_epoch(__LINE__, peers, WIRE_REASON_##reason, want)
 
 // All that are told of an epoch are told the same of it, and of members in `like` what these had before.
-static void check_ways(int line, const char *peers, const struct heard *like) {
+static void check_selection(int line, const char *peers, const struct heard *like) {
     for (const char *p = peers; *p; p++)
         for (uint32_t i = 0; i < of(*p)->commit.epoch.count; i++) {
             const struct wire_member *told = &of(*p)->members[i], *first = &of(peers[0])->members[i];
-            check_that(told->share == first->share && told->site == first->site, __FILE__, line, "the same for all");
+            check_that(told->weight == first->weight && told->site == first->site, __FILE__, line, "the same for all");
             for (uint32_t k = 0; k < like->commit.epoch.count; k++)
                 if (wire_id_equal(&like->members[k].id, &told->id))
-                    check_that(told->share == like->members[k].share && told->site == like->members[k].site, __FILE__,
+                    check_that(told->weight == like->members[k].weight && told->site == like->members[k].site, __FILE__,
                                line, "as before");
         }
 }
-#define KEEP_WAYS(peers, like) check_ways(__LINE__, peers, like)
+#define KEEP_SELECTION(peers, like) check_selection(__LINE__, peers, like)
 
 // Of a ring in which `slow` holds the others up.
 static void tell(const char *ring, char slow, uint64_t epoch) {
@@ -63,8 +63,8 @@ static void tell(const char *ring, char slow, uint64_t epoch) {
     }
 }
 
-// A run whose epoch, which all have heard of, has shares, and sites if they are wanted.
-static void share(const char *name, bool sites) {
+// A run whose epoch, which all have heard of, has weights, and sites if they are wanted.
+static void weight(const char *name, bool sites) {
     begin(name);
     form("abcd", 0);
     tell("abcd", 'b', core_epoch(m));
@@ -72,7 +72,7 @@ static void share(const char *name, bool sites) {
     linked("abcd", CANDIDATE("abcd", "abcd"), "");
     HEARS("abcd", UPDATE, "abcd");
     bool shared = false;
-    for (uint32_t i = 0; i < 4; i++) shared |= of('a')->members[i].share > 0;
+    for (uint32_t i = 0; i < 4; i++) shared |= of('a')->members[i].weight > 0;
     REQUIRE(shared);
     for (const char *p = "abcd"; *p; p++)
         for (uint32_t i = 0; i < 4 && sites; i++) of(*p)->members[i].site = (uint16_t)(1 + i / 2);
@@ -129,14 +129,14 @@ static void take_up(const char *peers, const char *voters, bool all) {
 
 static void test_all_here(void) {
     for (int sites = 0; sites < 2; sites++) {
-        share(sites ? "sites outlive a master" : "shares outlive a master", sites);
+        weight(sites ? "sites outlive a master" : "weights outlive a master", sites);
         struct heard before = *of('a');
         stand_by();
         take_up("dbca", "", true);
         HEARS("abcd", RELINK, "abcd");
         CHECK_EQ(core_epoch(m), before.commit.epoch.number + 1);
         CHECK_EQ(of('a')->commit.epoch.group_epoch, core_epoch(m));
-        KEEP_WAYS("abcd", &before);
+        KEEP_SELECTION("abcd", &before);
         linked("abcd", 0, "");
         check_case("and without figures of its own the next one leaves them alone");
         vote("abcd", WIRE_VOTE_UPDATE);
@@ -145,56 +145,56 @@ static void test_all_here(void) {
         tell("abcd", 'b', before.commit.epoch.number);
         vote("abcd", WIRE_VOTE_UPDATE);
         OUTCOME("abcd", UPDATE, 0, 0);
-        check_case("and with those that the shares came from, in the new epoch");
+        check_case("and with those that the weights came from, in the new epoch");
         tell("abcd", 'b', core_epoch(m));
         vote("abcd", WIRE_VOTE_UPDATE);
         OUTCOME("abcd", UPDATE, 0, 0);
         check_case("a loss after it changes nothing for the others");
         die('d');
         HEARS("abc", LOSS, "abc");
-        KEEP_WAYS("abc", &before);
+        KEEP_SELECTION("abc", &before);
         end();
     }
 }
 
 static void test_absent(void) {
-    share("members that are lost with their master take their shares along", true);
+    weight("members that are lost with their master take their weights along", true);
     struct heard before = *of('a');
     stand_by();
     take_up("abc", "", false);
     HEARS("abc", LOSS, "abc");
-    KEEP_WAYS("abc", &before);
-    check_case("a newcomer that waited gets a fair share, and is of no site");
+    KEEP_SELECTION("abc", &before);
+    check_case("a newcomer that waited gets a fair weight, and is of no site");
     join('e', 0);
     vote("abc", WIRE_VOTE_UPDATE);
     linked("abce", CANDIDATE("abce", "abce"), "");
     HEARS("abce", UPDATE, "abce");
-    KEEP_WAYS("abce", &before);
+    KEEP_SELECTION("abce", &before);
     uint32_t sum = 0, sharing = 0;
     for (uint32_t i = 0; i < 3; i++) {
-        sum += of('e')->members[i].share;
-        sharing += of('e')->members[i].share > 0;
+        sum += of('e')->members[i].weight;
+        sharing += of('e')->members[i].weight > 0;
     }
-    CHECK(sharing > 0 && of('e')->members[3].share == sum / sharing);
+    CHECK(sharing > 0 && of('e')->members[3].weight == sum / sharing);
     CHECK_EQ(of('e')->members[3].site, 0);
     end();
 }
 
-// Two have entered the epoch with the shares, two had not heard of it: it is in force for all of them.
+// Two have entered the epoch with the weights, two had not heard of it: it is in force for all of them.
 static void test_half_told(void) {
-    share("an epoch with shares of which half of the members have heard", false);
+    weight("an epoch with weights of which half of the members have heard", false);
     struct heard before = *of('a');
     for (const char *p = "cd"; *p; p++) {
         struct wire_epoch *epoch = &of(*p)->commit.epoch;
         epoch->number--;
         epoch->group_epoch--;
         epoch->barrier--;
-        for (uint32_t i = 0; i < 4; i++) of(*p)->members[i].share = 0;
+        for (uint32_t i = 0; i < 4; i++) of(*p)->members[i].weight = 0;
     }
     stand_by();
     take_up("cdab", "cd", true);
     HEARS("abcd", RELINK, "abcd");
-    KEEP_WAYS("abcd", &before);
+    KEEP_SELECTION("abcd", &before);
     linked("abcd", 0, "");
     check_case("whose vote has ended with it");
     vote("abcd", WIRE_VOTE_UPDATE);
@@ -202,9 +202,9 @@ static void test_half_told(void) {
     end();
 }
 
-// It would have had other shares, and its master dies before that is in force.
+// It would have had other weights, and its master dies before that is in force.
 static void test_candidate(void) {
-    share("a candidate ends with its master, and the vote for it with what was in force", false);
+    weight("a candidate ends with its master, and the vote for it with what was in force", false);
     struct heard before = *of('a');
     for (int looks = 0; looks < 100 && quiet("a"); looks++) {
         tell("abcd", 'c', core_epoch(m));
@@ -214,12 +214,12 @@ static void test_candidate(void) {
     }
     CANDIDATE("abcd", "abcd");
     bool other = false;
-    for (uint32_t i = 0; i < 4; i++) other |= members[i].share != before.members[i].share;
+    for (uint32_t i = 0; i < 4; i++) other |= members[i].weight != before.members[i].weight;
     CHECK(other);
     stand_by();
     take_up("abcd", "abcd", true);
     HEARS("abcd", RELINK, "abcd");
-    KEEP_WAYS("abcd", &before);
+    KEEP_SELECTION("abcd", &before);
     OUTCOME("abcd", UPDATE, 0, 0);
     CHECK_EQ(core_epoch(m), before.commit.epoch.number + 1);
     end();

@@ -1,8 +1,8 @@
-// All-reduce of a tensor that is spread over the team by shares (ops/spread): block by block, the inputs go up a tree
+// Weighted all-reduce (ops/weighted): block by block, the inputs go up a tree
 // to the owner of the shard, and the result comes down. A member that owns nothing sends and receives the tensor once.
 //
 // A block is added up where all that come from below are there: the own input first, then the others' in the order of
-// their places from here on, so that every bit is fixed by shares and sites. A sum lies where the result will be. The
+// their places from here on, so that every bit is fixed by weights and sites. A sum lies where the result will be. The
 // result of a block comes after its input has been read, there and everywhere, so it may take the input's place.
 //
 // Inputs that wait for others are in memory besides the tensors. The owner of a shard bounds it for the whole tree: it
@@ -57,7 +57,7 @@ struct other {
     uint32_t turn;        // the shard that it is looked for next
 };
 
-struct spreading {
+struct weighted_work {
     struct moving moving;
     struct part *parts;    // of all shards
     struct shard *shards;  // by place
@@ -80,16 +80,16 @@ static uint64_t bytes_of(const struct op *op, const struct shard *shard, uint64_
     return (range.end - range.begin) * op->element;
 }
 
-static struct part *part_of(const struct spreading *s, uint32_t shard, uint64_t block) {
+static struct part *part_of(const struct weighted_work *s, uint32_t shard, uint64_t block) {
     return &s->parts[s->shards[shard].first + block];
 }
 
 static uint32_t children(const struct op *op, uint32_t shard, uint64_t block) {
-    return spread_children(op->team->spread, shard, block, op->team->place);
+    return weighted_children(op->team->weighted, shard, block, op->team->place);
 }
 
 static uint32_t parent(const struct op *op, uint32_t shard, uint64_t block, uint32_t member) {
-    return spread_parent(op->team->spread, shard, block, member);
+    return weighted_parent(op->team->weighted, shard, block, member);
 }
 
 // ---- begin and end ----
@@ -97,7 +97,7 @@ static uint32_t parent(const struct op *op, uint32_t shard, uint64_t block, uint
 static bool divide(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     const struct epoch *epoch = algorithm_epoch(engine);
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     uint64_t granted = pace_granted(now->count, epoch->latency_us, epoch->megabytes_per_s), first = 0;
     struct other *others = calloc(now->count, sizeof *others);
     engine_lock(engine); // whoever awaits the op may ask what it waits for
@@ -106,7 +106,7 @@ static bool divide(struct engine *engine, struct op *op) {
     s->shards = calloc(now->count, sizeof *s->shards);
     if (s->shards == NULL || others == NULL) return false;
     for (uint32_t i = 0; i < now->count; i++) {
-        struct plan_range range = spread_shard(now->spread, op->count, now->count, i);
+        struct plan_range range = weighted_shard(now->weighted, op->count, now->count, i);
         uint64_t elements = range.end - range.begin, size = pace_block(elements, op->element, epoch->latency_us);
         uint64_t window = granted / (size * op->element);
         s->shards[i] = (struct shard){.range = range,
@@ -125,7 +125,7 @@ static bool divide(struct engine *engine, struct op *op) {
 
 // Bytes that go out, and as many come in: what goes up from here comes down, and what comes up goes down.
 static uint64_t bytes_each_way(const struct op *op) {
-    const struct spreading *s = op->work;
+    const struct weighted_work *s = op->work;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < op->team->count; i++)
         for (uint64_t block = 0; block < s->shards[i].blocks; block++)
@@ -135,7 +135,7 @@ static uint64_t bytes_each_way(const struct op *op) {
 
 // Past the blocks that are added up, or are not to be here.
 static void move_open(const struct op *op, uint32_t place) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct shard *shard = &s->shards[place];
     for (; shard->open < shard->blocks; shard->open++) {
         uint64_t below = children(op, place, shard->open) * bytes_of(op, shard, shard->open);
@@ -164,13 +164,13 @@ static void note_granted(struct engine *engine, const struct op *op, struct shar
 }
 
 static void note_added(struct engine *engine, const struct op *op) {
-    const struct spreading *s = op->work;
+    const struct weighted_work *s = op->work;
     algorithm_shared(engine)->granted -= stored_bytes(op, &s->shards[op->team->place]);
 }
 
 static bool begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     if (!divide(engine, op)) return false;
     s->moving.send_left = s->moving.receive_left = bytes_each_way(op);
     for (uint32_t i = 0; i < now->count; i++) move_open(op, i);
@@ -195,7 +195,7 @@ static void drop_inputs(struct engine *engine, const struct op *op, struct part 
 }
 
 static void release(struct engine *engine, struct op *op) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     const struct shard *last = s->shards == NULL ? NULL : &s->shards[op->contributors - 1];
     for (uint64_t i = 0; s->parts != NULL && i < last->first + last->blocks; i++) drop_inputs(engine, op, &s->parts[i]);
     for (uint32_t i = 0; s->others != NULL && i < op->contributors; i++) ranges_fini(&s->others[i].inputs);
@@ -204,13 +204,13 @@ static void release(struct engine *engine, struct op *op) {
     free(s->shards);
     free(s->others);
     free(s->ready);
-    *s = (struct spreading){0};
+    *s = (struct weighted_work){0};
 }
 
 // ---- signals ----
 // Who takes the next of the own input of this shard; GROUP_NOBODY: nobody, for now or at all. Lock held, or thread.
 static uint32_t taker(const struct op *op, uint32_t at) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct shard *shard = &s->shards[at];
     for (uint64_t block; shard->next < shard->range.end; shard->next = block_range(shard, block).end) {
         block = (shard->next - shard->range.begin) / shard->size;
@@ -223,7 +223,7 @@ static uint32_t taker(const struct op *op, uint32_t at) {
 // Whether the owner may let so many blocks come: it has added up none that this member's part has not gone to, and
 // goes a window beyond that.
 static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
-    const struct spreading *s = op->work;
+    const struct weighted_work *s = op->work;
     const struct shard *shard = &s->shards[at];
     (void)taker(op, at); // past what goes with sums
     uint64_t gone = smaller((shard->next - shard->range.begin) / shard->size, shard->open);
@@ -233,7 +233,7 @@ static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
 // READY, GRANT.
 static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                         const struct wire_op *head, struct block *block) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     uint32_t place = algorithm_place_of(op, from);
     (void)engine, (void)block;
     if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
@@ -249,7 +249,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
 }
 
 static bool misses(const struct op *op, uint32_t place) {
-    const struct spreading *s = op->work;
+    const struct weighted_work *s = op->work;
     return s->others != NULL && !s->others[place].begun;
 }
 
@@ -283,7 +283,7 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     const struct team *now = op->team;
     uint32_t from = algorithm_place_of(op, in->from), at = in->head.shard;
     uint64_t offset = in->head.offset, elements = in->length / op->element;
@@ -314,7 +314,7 @@ static bool is_for(const struct op *op, const struct ready *ready, uint32_t plac
 }
 
 static void offer(struct engine *engine, struct op *op, uint32_t shard, uint64_t block, enum direction direction) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     s->ready[s->ready_count++] = (struct ready){shard, direction, block};
     const struct ready *ready = &s->ready[s->ready_count - 1];
     engine_lock(engine);
@@ -326,7 +326,7 @@ static void offer(struct engine *engine, struct op *op, uint32_t shard, uint64_t
 // The owner lets more come.
 static void grant(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct shard *own = &s->shards[now->place];
     uint64_t granted = grantable(engine, op, own);
     // not for each block, but for the last ones
@@ -346,7 +346,7 @@ static void grant(struct engine *engine, struct op *op) {
 static bool add_up(struct engine *engine, struct op *op, uint32_t shard, uint64_t block) {
     const struct team *now = op->team;
     const struct wire_fingerprint *what = &op->args.fingerprint;
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct part *part = part_of(s, shard, block);
     struct plan_range range = block_range(&s->shards[shard], block);
     uint64_t at = range.begin * op->element, count = range.end - range.begin;
@@ -370,7 +370,7 @@ static bool add_up(struct engine *engine, struct op *op, uint32_t shard, uint64_
 }
 
 static bool arrived_up(struct engine *engine, struct op *op, uint32_t at, uint64_t block, size_t bytes) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct part *part = part_of(s, at, block);
     part->arrived += bytes;
     if (part->arrived < children(op, at, block) * bytes_of(op, &s->shards[at], block)) return true;
@@ -385,7 +385,7 @@ static bool arrived_up(struct engine *engine, struct op *op, uint32_t at, uint64
 }
 
 static void arrived_down(struct engine *engine, struct op *op, uint32_t at, uint64_t block, size_t bytes) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct part *part = part_of(s, at, block);
     part->result += bytes;
     if (part->result == bytes_of(op, &s->shards[at], block) && children(op, at, block) > 0)
@@ -393,7 +393,7 @@ static void arrived_down(struct engine *engine, struct op *op, uint32_t at, uint
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     const struct wire_op *head = &in->head;
     const struct shard *shard = &s->shards[head->shard];
     uint64_t block = (head->offset - shard->range.begin) / shard->size;
@@ -419,7 +419,7 @@ static struct frame *piece(struct engine *engine, struct op *op, const struct la
 
 // A sum or a result.
 static struct frame *next_ready(struct engine *engine, struct op *op, const struct lane *lane, uint32_t place) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct other *other = &s->others[place];
     while (other->sent < s->ready_count && !is_for(op, &s->ready[other->sent], place)) other->sent++;
     if (other->sent == s->ready_count) return NULL;
@@ -442,7 +442,7 @@ static struct frame *next_ready(struct engine *engine, struct op *op, const stru
 // The own input of this shard, if that is where it goes now.
 static struct frame *next_input(struct engine *engine, struct op *op, const struct lane *lane, uint32_t place,
                                 uint32_t at) {
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     struct shard *shard = &s->shards[at];
     if (taker(op, at) != place) return NULL;
     uint64_t block = (shard->next - shard->range.begin) / shard->size;
@@ -465,13 +465,13 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
-    struct spreading *s = op->work;
+    struct weighted_work *s = op->work;
     uint32_t place = algorithm_place_of(op, lane->peer);
     if (!idle || s->ready == NULL || place == GROUP_NOBODY || !s->others[place].begun ||
         !algorithm_may_use(engine, lane))
         return NULL;
     struct frame *frame = next_ready(engine, op, lane, place);
-    if (frame != NULL || now->spread->sites == now->count)
+    if (frame != NULL || now->weighted->sites == now->count)
         return frame != NULL ? frame : next_input(engine, op, lane, place, place);
     struct other *other = &s->others[place];
     for (uint32_t step = 0; step < now->count && frame == NULL; step++) {
@@ -482,9 +482,9 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     return frame;
 }
 
-const struct algorithm spread_algorithm = {
-    .name = "spread",
-    .work_bytes = sizeof(struct spreading),
+const struct algorithm weighted_algorithm = {
+    .name = "weighted",
+    .work_bytes = sizeof(struct weighted_work),
     .types = {WIRE_CHUNK},
     .begin = begin,
     .signal = take_signal,
