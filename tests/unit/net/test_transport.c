@@ -54,7 +54,8 @@ static void connect_pair(struct transport **dialled, struct transport **accepted
     }
     CHECK_EQ((*dialled)->role, TRANSPORT_DIALS);
     CHECK_EQ((*accepted)->role, TRANSPORT_ACCEPTS);
-    CHECK(!transport_peer(*dialled)->known && !transport_peer(*accepted)->known);
+    CHECK_EQ(transport_peer(*dialled)->party, TRANSPORT_STRANGER);
+    CHECK_EQ(transport_peer(*accepted)->party, TRANSPORT_STRANGER);
     transport_unwatch(*dialled);
     transport_unwatch(*accepted);
     listener_close(&listener);

@@ -1,0 +1,369 @@
+#define _GNU_SOURCE
+#include "net/tls.h"
+
+#ifdef PCCL_HAVE_TLS
+
+#include <errno.h>
+#include <openssl/err.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/descriptor.h"
+#include "net/socket.h"
+#include "net/tls_private.h"
+
+static const char cipher_suites[] = "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256", groups[] = "X25519:P-256";
+static const char identity_prefix[] = "pccl1 "; // of a secret's id
+static const char exporter_label[] = "EXPORTER-pccl";
+static const uint8_t aes_128_gcm_sha256[2] = {0x13, 0x01};
+
+enum {
+    PREFIX_BYTES = sizeof identity_prefix - 1,
+    EXPORTER_BYTES = 32,
+    RECORD_HANDSHAKE = 22, // type of the first record of a handshake
+};
+
+static struct tls_context *context_of(const struct tls *tls) {
+    return (struct tls_context *)(void *)tls->stream.context;
+}
+
+// ---- secrets as pre-shared keys ----
+
+// TLS treats a key from outside as one that an earlier session left. NULL: no memory.
+static SSL_SESSION *session_of(SSL *ssl, const struct keys_secret *secret) {
+    SSL_SESSION *session = SSL_SESSION_new();
+    const SSL_CIPHER *cipher = SSL_CIPHER_find(ssl, aes_128_gcm_sha256); // names the hash; any cipher of it serves
+    if (session != NULL && cipher != NULL &&
+        SSL_SESSION_set1_master_key(session, secret->bytes, sizeof secret->bytes) == 1 &&
+        SSL_SESSION_set_cipher(session, cipher) == 1 && SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) == 1)
+        return session;
+    SSL_SESSION_free(session);
+    return NULL;
+}
+
+// Of an acceptor. Without a session the handshake goes on, and fails, since there is no certificate.
+static int find_session(SSL *ssl, const unsigned char *identity, size_t length, SSL_SESSION **session) {
+    const struct tls *tls = SSL_get_app_data(ssl);
+    *session = NULL;
+    if (length < PREFIX_BYTES || memcmp(identity, identity_prefix, PREFIX_BYTES) != 0) return 1;
+    const struct keys_secret *secret =
+        keys_find_secret(context_of(tls)->keys, (const char *)identity + PREFIX_BYTES, length - PREFIX_BYTES);
+    if (secret == NULL) return 1;
+    *session = session_of(ssl, secret);
+    return *session != NULL;
+}
+
+// Of a dialler. OpenSSL copies the identity before this function is called again.
+static int use_session(SSL *ssl, const EVP_MD *hash, const unsigned char **identity, size_t *length,
+                       SSL_SESSION **session) {
+    static _Thread_local char text[PREFIX_BYTES + KEYS_SECRET_ID + 1];
+    const struct tls *tls = SSL_get_app_data(ssl);
+    const struct keys_secret *secret = keys_secret(context_of(tls)->keys, tls->secret);
+    (void)hash;
+    memcpy(text, identity_prefix, PREFIX_BYTES);
+    memcpy(text + PREFIX_BYTES, secret->id, sizeof secret->id);
+    *identity = (const unsigned char *)text;
+    *length = strlen(text);
+    *session = session_of(ssl, secret);
+    return *session != NULL;
+}
+
+// ---- contexts ----
+
+static void context_fini(struct transport_context *context) {
+    struct tls_context *tls = (struct tls_context *)(void *)context;
+    SSL_CTX_free(tls->ssl);
+    BIO_meth_free(tls->bio);
+    keys_release(tls->keys);
+    ed25519_free(tls->identity);
+}
+
+static bool set_up(SSL_CTX *ssl) {
+    SSL_CTX_set_options(ssl, SSL_OP_NO_TICKET | SSL_OP_NO_COMPRESSION | SSL_OP_NO_RENEGOTIATION);
+    SSL_CTX_set_mode(ssl, SSL_MODE_RELEASE_BUFFERS); // a master may have a thousand streams, most of them quiet
+    SSL_CTX_set_session_cache_mode(ssl, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_psk_find_session_callback(ssl, find_session);
+    SSL_CTX_set_psk_use_session_callback(ssl, use_session);
+    return SSL_CTX_set_min_proto_version(ssl, TLS1_3_VERSION) == 1 &&
+           SSL_CTX_set_max_proto_version(ssl, TLS1_3_VERSION) == 1 &&
+           SSL_CTX_set_ciphersuites(ssl, cipher_suites) == 1 && SSL_CTX_set1_groups_list(ssl, groups) == 1 &&
+           SSL_CTX_set_num_tickets(ssl, 0) == 1 && SSL_CTX_set_max_early_data(ssl, 0) == 1 &&
+           SSL_CTX_set_recv_max_early_data(ssl, 0) == 1;
+}
+
+struct transport_context *tls_context_new(const struct transport_options *options, struct keys *keys,
+                                          enum transport_party party, struct ed25519 *identity) {
+    struct tls_context *tls = calloc(1, sizeof *tls);
+    if (tls == NULL) {
+        ed25519_free(identity);
+        return NULL;
+    }
+    transport_context_init(&tls->context, &transport_tls, options);
+    tls->keys = keys_hold(keys);
+    tls->identity = identity;
+    tls->party = party;
+    tls->renewal = TLS_RENEWAL_RECORDS;
+    // Its handler would take away what our threads use while the process exits.
+    ERR_set_mark();
+    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
+    tls->bio = tls_bio();
+    tls->ssl = SSL_CTX_new(TLS_method());
+    tls->key = identity != NULL ? identity : keys_master_key(keys);
+    bool done =
+        tls->bio != NULL && tls->ssl != NULL && set_up(tls->ssl) && ed25519_id(ed25519_public(tls->key), &tls->id);
+    ERR_pop_to_mark();
+    if (done) return &tls->context;
+    transport_context_release(&tls->context);
+    return NULL;
+}
+
+const struct wire_id *tls_context_id(const struct transport_context *context) {
+    return context->type == &transport_tls ? &((const struct tls_context *)(const void *)context)->id : NULL;
+}
+
+void tls_renew_after(struct transport_context *context, uint32_t records) {
+    ((struct tls_context *)(void *)context)->renewal = records;
+}
+
+// ---- proofs ----
+// "pccl", version 1, the party, two zeros; the public key; a signature over what signed_text returns.
+
+enum { SIGNED_PREFIX_BYTES = 12, SIGNED_BYTES = SIGNED_PREFIX_BYTES + 2 + ED25519_KEY + EXPORTER_BYTES };
+
+static void proof_head(uint8_t out[8], enum transport_party party) {
+    memcpy(out, "pccl\1\0\0", 8);
+    out[5] = (uint8_t)party;
+}
+
+// Writes what the proof of one side of this stream signs. False: no memory.
+static bool signed_text(const struct tls *tls, enum transport_role side, enum transport_party party,
+                        const uint8_t public_key[ED25519_KEY], uint8_t out[SIGNED_BYTES]) {
+    memcpy(out, "pccl proof 1", SIGNED_PREFIX_BYTES);
+    out[SIGNED_PREFIX_BYTES] = side == TRANSPORT_DIALS ? 0 : 1;
+    out[SIGNED_PREFIX_BYTES + 1] = (uint8_t)party;
+    memcpy(out + SIGNED_PREFIX_BYTES + 2, public_key, ED25519_KEY);
+    return SSL_export_keying_material(tls->ssl, out + SIGNED_PREFIX_BYTES + 2 + ED25519_KEY, EXPORTER_BYTES,
+                                      exporter_label, sizeof exporter_label - 1, NULL, 0, 0) == 1;
+}
+
+static bool make_proof(const struct tls *tls, uint8_t out[TLS_PROOF_BYTES]) {
+    const struct tls_context *context = context_of(tls);
+    const uint8_t *public_key = ed25519_public(context->key);
+    uint8_t text[SIGNED_BYTES], *signature = out + 8 + ED25519_KEY;
+    proof_head(out, context->party);
+    memcpy(out + 8, public_key, ED25519_KEY);
+    return signed_text(tls, tls->stream.role, context->party, public_key, text) &&
+           ed25519_sign(context->key, text, sizeof text, signature);
+}
+
+// Takes the proof of the other side. 0, -EACCES or -ENOMEM.
+static int check_proof(struct tls *tls) {
+    const uint8_t *public_key = tls->proof + 8, *signature = public_key + ED25519_KEY;
+    enum transport_role other = tls->stream.role == TRANSPORT_DIALS ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS;
+    enum transport_party party = tls->proof[5];
+    uint8_t head[8], text[SIGNED_BYTES];
+    struct wire_id id;
+    proof_head(head, party);
+    bool known = party == TRANSPORT_MASTER || party == TRANSPORT_PEER || party == TRANSPORT_OBSERVER;
+    if (!known || memcmp(head, tls->proof, sizeof head) != 0) return -EACCES;
+    if (party == TRANSPORT_MASTER && memcmp(public_key, keys_master_public(context_of(tls)->keys), ED25519_KEY) != 0)
+        return -EACCES;
+    if (!signed_text(tls, other, party, public_key, text) || !ed25519_id(public_key, &id)) return -ENOMEM;
+    if (!ed25519_verify(public_key, text, sizeof text, signature)) return -EACCES;
+    tls->stream.peer = (struct transport_identity){.party = party, .id = id};
+    return 0;
+}
+
+// ---- the handshake ----
+
+static int begin(struct tls *tls) {
+    struct tls_context *context = context_of(tls);
+    BIO *bio = BIO_new(context->bio);
+    SSL *ssl = bio == NULL ? NULL : SSL_new(context->ssl);
+    if (ssl == NULL) {
+        BIO_free(bio);
+        return -ENOMEM;
+    }
+    BIO_set_data(bio, tls);
+    BIO_set_init(bio, 1);
+    SSL_set_bio(ssl, bio, bio);
+    SSL_set_app_data(ssl, tls);
+    if (tls->stream.role == TRANSPORT_DIALS) {
+        SSL_set_connect_state(ssl);
+        SSL_set_verify(ssl, SSL_VERIFY_PEER, NULL); // no authority is trusted, so no certificate passes
+    } else {
+        SSL_set_accept_state(ssl);
+    }
+    if (tls->forks == 0) pthread_mutex_init(&tls->lock, NULL);
+    tls->forks = descriptor_forks() + 1;
+    tls->ssl = ssl;
+    tls->phase = TLS_SHAKES_HANDS;
+    return 0;
+}
+
+// Of a dialler: the connection. Of an acceptor: the first byte, before which a stranger costs no memory.
+static int connect_on(struct tls *tls) {
+    struct transport *stream = &tls->stream;
+    if (stream->role == TRANSPORT_DIALS) {
+        int error = transport_plain.step(stream);
+        if (error != 0) return error;
+        if (!socket_remote_address(stream->fd, &tls->address)) tls->address.family = 0;
+        return begin(tls);
+    }
+    uint8_t first;
+    ssize_t got = recv(stream->fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+    stream->awaits = EPOLLIN;
+    if (got < 0) return errno == EINTR ? -EAGAIN : -errno;
+    if (got == 0) return -ECONNRESET;
+    return first == RECORD_HANDSHAKE ? begin(tls) : -ENOKEY;
+}
+
+static int send_proof(struct tls *tls) {
+    uint8_t proof[TLS_PROOF_BYTES];
+    size_t written;
+    ERR_set_mark();
+    if (!make_proof(tls, proof)) {
+        ERR_pop_to_mark();
+        return -ENOMEM;
+    }
+    ERR_pop_to_mark();
+    if (tls->stream.role == TRANSPORT_DIALS) return tls_write(tls, proof, sizeof proof);
+    ERR_set_mark();
+    if (SSL_write_early_data(tls->ssl, proof, sizeof proof, &written) != 1) return tls_error(tls);
+    ERR_pop_to_mark();
+    return 0;
+}
+
+// An acceptor sends its proof with its part of the handshake, once the dialler has shown that it has the secret. That
+// spares a round trip.
+static int accept_proving(struct tls *tls) {
+    uint8_t none;
+    size_t got;
+    tls->blocked = false;
+    ERR_set_mark();
+    int done = SSL_read_early_data(tls->ssl, &none, sizeof none, &got);
+    if (done == SSL_READ_EARLY_DATA_ERROR && !tls->blocked) return tls_error(tls);
+    ERR_pop_to_mark();
+    if (done == SSL_READ_EARLY_DATA_ERROR) return -EAGAIN;
+    if (done != SSL_READ_EARLY_DATA_FINISH || SSL_session_reused(tls->ssl) != 1) return -EKEYREJECTED;
+    tls->proved = true;
+    return send_proof(tls);
+}
+
+static int shake_hands(struct tls *tls) {
+    bool dials = tls->stream.role == TRANSPORT_DIALS;
+    if (!dials && !tls->proved) {
+        int error = accept_proving(tls);
+        if (error != 0) return error;
+    }
+    tls->blocked = false;
+    ERR_set_mark();
+    if (SSL_do_handshake(tls->ssl) != 1) {
+        if (!tls->blocked) return tls_error(tls);
+        ERR_pop_to_mark();
+        return -EAGAIN;
+    }
+    ERR_pop_to_mark();
+    if (SSL_session_reused(tls->ssl) != 1) return -EKEYREJECTED; // not by the secret
+    tls->phase = TLS_AWAITS_PROOF;
+    return dials ? send_proof(tls) : 0;
+}
+
+static int await_proof(struct tls *tls) {
+    while (tls->proof_bytes < sizeof tls->proof) {
+        ptrdiff_t got = tls_read(tls, tls->proof + tls->proof_bytes, sizeof tls->proof - tls->proof_bytes);
+        if (got <= 0) return got == 0 ? -ECONNRESET : (int)got;
+        tls->proof_bytes += (size_t)got;
+    }
+    ERR_set_mark();
+    int error = check_proof(tls);
+    ERR_pop_to_mark();
+    if (error != 0) return error;
+    tls->phase = TLS_OPEN;
+    if (tls->stream.role == TRANSPORT_DIALS) atomic_store(&context_of(tls)->secret, tls->secret);
+    tls->stream.buffered = true;
+    return 0;
+}
+
+static void forget(struct tls *tls) {
+    SSL_free(tls->ssl);
+    free(tls->out);
+    tls->ssl = NULL;
+    tls->out = NULL;
+    tls->in_begin = tls->in_end = tls->proof_bytes = tls->records = 0;
+    tls->send_error = tls->receive_error = 0;
+    tls->ended = false;
+    tls->phase = TLS_CONNECTS;
+}
+
+// Connects again, to try the next secret. -EAGAIN, or why that cannot be.
+static int dial_again(struct tls *tls, int error) {
+    struct transport *stream = &tls->stream;
+    uint32_t count = (uint32_t)keys_secret_count(context_of(tls)->keys);
+    bool refused = error == -EKEYREJECTED || (error == -ECONNRESET && tls->phase == TLS_SHAKES_HANDS);
+    if (!refused || stream->role != TRANSPORT_DIALS || tls->address.family == 0 || ++tls->tried >= count) return error;
+    int fd = socket_dial(&tls->address), poller = stream->poller;
+    if (fd < 0) return fd;
+    forget(tls);
+    tls->secret = (tls->secret + 1) % count;
+    transport_unwatch(stream);
+    descriptor_close(stream->fd);
+    stream->fd = fd;
+    stream->awaits = EPOLLOUT;
+    return poller < 0 || transport_watch(stream, poller, EPOLLOUT, stream->data) ? -EAGAIN : -errno;
+}
+
+static int tls_step(struct transport *stream) {
+    struct tls *tls = tls_of(stream);
+    if (tls->phase == TLS_OPEN) return 0;
+    int error = tls->phase == TLS_FAILED ? -ENOTCONN : tls_flush(tls);
+    tls->emptied = false;
+    if (tls->phase == TLS_CONNECTS && tls->tried == 0 && stream->role == TRANSPORT_DIALS)
+        tls->secret = atomic_load(&context_of(tls)->secret);
+    if (error == 0 && tls->phase == TLS_CONNECTS) error = connect_on(tls);
+    if (error == -EAGAIN && tls->phase == TLS_CONNECTS) return error;
+    if (error == 0 && tls->phase == TLS_SHAKES_HANDS) error = shake_hands(tls);
+    if (error == 0 && tls->phase == TLS_AWAITS_PROOF) error = await_proof(tls);
+    if (error == 0 || error == -EAGAIN) {
+        stream->awaits = tls->out != NULL ? EPOLLIN | EPOLLOUT : EPOLLIN;
+        return error;
+    }
+    error = dial_again(tls, error);
+    if (error != -EAGAIN) tls->phase = TLS_FAILED;
+    return error;
+}
+
+// An end without notice looks like a cut, so a process that just closes gives notice too. A forked child must not: the
+// descriptor may be another's there.
+static void tls_fini(struct transport *stream) {
+    struct tls *tls = tls_of(stream);
+    if (tls->forks == 0) return;
+    ERR_set_mark();
+    bool mine = tls->forks == descriptor_forks() + 1;
+    if (mine && tls->phase == TLS_OPEN && tls->send_error == 0 && tls->out == NULL) SSL_shutdown(tls->ssl);
+    ERR_pop_to_mark();
+    forget(tls);
+    pthread_mutex_destroy(&tls->lock);
+}
+
+const struct transport_type transport_tls = {
+    .bytes = sizeof(struct tls),
+    .step = tls_step,
+    .sendv = tls_sendv,
+    .recvv = tls_recvv,
+    .finish = tls_finish,
+    .fini = tls_fini,
+    .context_fini = context_fini,
+};
+
+#else
+
+struct transport_context *tls_context_new(const struct transport_options *options, struct keys *keys,
+                                          enum transport_party party, struct ed25519 *identity) {
+    return (void)options, (void)keys, (void)party, (void)identity, NULL;
+}
+const struct wire_id *tls_context_id(const struct transport_context *context) { return (void)context, NULL; }
+
+#endif

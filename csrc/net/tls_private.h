@@ -1,0 +1,90 @@
+// What the two files of net/tls share: net/tls has contexts and the handshake, net/tls_records carries bytes.
+#ifndef PCCL_NET_TLS_PRIVATE_H
+#define PCCL_NET_TLS_PRIVATE_H
+
+#include <openssl/ssl.h>
+#include <pthread.h>
+
+#include "net/tls.h"
+
+enum {
+    TLS_RECORD_BYTES = 16 * 1024, // of plain text, at most
+    TLS_IN_BYTES = 8 * 1024,
+    // A whole record that the kernel did not take, and short messages of the receiving thread.
+    TLS_OUT_BYTES = TLS_RECORD_BYTES + 2048,
+    TLS_PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE,
+};
+
+struct tls_context {
+    struct transport_context context; // first
+    SSL_CTX *ssl;
+    BIO_METHOD *bio;
+    struct keys *keys;         // held
+    struct ed25519 *identity;  // owned; NULL: a master
+    const struct ed25519 *key; // that signs
+    enum transport_party party;
+    struct wire_id id;
+    uint32_t renewal;
+    _Atomic uint32_t secret; // index of the one that opened the last handshake
+};
+
+enum tls_phase {
+    TLS_CONNECTS, // or waits for the first byte
+    TLS_SHAKES_HANDS,
+    TLS_AWAITS_PROOF,
+    TLS_OPEN,
+    TLS_FAILED,
+};
+
+struct tls {
+    struct transport stream; // first
+    // Guards all of the following once the handshake is over: one thread sends, another one receives, and OpenSSL
+    // permits one at a time. Held for at most 64 KiB.
+    pthread_mutex_t lock;
+    SSL *ssl; // NULL until the first byte has come; the lock exists with it
+    enum tls_phase phase;
+    uint32_t forks; // of the process that made `ssl`
+    int send_error, receive_error;
+
+    // the handshake's
+    struct wire_address address; // of a dialler; family 0: it cannot connect again
+    uint32_t secret;             // index of the one in use
+    uint32_t tried;              // secrets so far
+    bool proved;                 // an acceptor has sent its proof
+    uint8_t proof[TLS_PROOF_BYTES];
+    size_t proof_bytes; // received
+
+    // Encrypted bytes that came with others.
+    uint8_t in[TLS_IN_BYTES];
+    size_t in_begin, in_end;
+    bool emptied; // the kernel had no more, in this call
+    bool blocked; // OpenSSL asked for bytes that have not come
+    bool ended;   // the socket has
+
+    // Encrypted bytes that the kernel did not take; NULL: none wait.
+    uint8_t *out;
+    size_t out_begin, out_end;
+    bool held;    // the last byte of them, of the plain text, was left out of the count
+    bool follows; // another record of the same call follows
+    uint32_t records;
+};
+
+static inline struct tls *tls_of(struct transport *stream) { return (struct tls *)(void *)stream; }
+
+// The functions of the BIO under OpenSSL. NULL: no memory.
+BIO_METHOD *tls_bio(void);
+// Sends what waits. 0, -EAGAIN or -errno.
+int tls_flush(struct tls *tls);
+// Encrypts one record and sends it, or keeps what the kernel does not take. 0 or -errno.
+int tls_write(struct tls *tls, const void *bytes, size_t length);
+// Decrypts some bytes: as recvv, which leaves `buffered` alone.
+ptrdiff_t tls_read(struct tls *tls, void *bytes, size_t capacity);
+// Returns the error that OpenSSL has just reported for a call that was not blocked, and empties its queue down to the
+// mark that the caller has set.
+int tls_error(struct tls *tls);
+
+ptrdiff_t tls_sendv(struct transport *stream, const struct iovec *parts, int count);
+ptrdiff_t tls_recvv(struct transport *stream, const struct iovec *parts, int count);
+void tls_finish(struct transport *stream);
+
+#endif
