@@ -36,9 +36,6 @@ SUCCESS: int = _C.pcclSuccess
 TIMED_OUT: int = _C.pcclTimedOut
 INVALID_USAGE: int = _C.pcclInvalidUsage
 
-_CANCELLED = frozenset((TIMED_OUT, _C.pcclRankConnectionLost, _C.pcclMasterConnectionFailed, INVALID_USAGE))
-"""Of an op that had not ended when its communicator was closed."""
-
 
 class Deadline:
     """The end of a wait; `timeout` in seconds, None = no bound."""
@@ -292,32 +289,3 @@ class Ticket:
     def _ended(self, result: int, detail: str) -> int:
         self.result, self.detail = result, detail
         return result
-
-
-class OpTicket(Ticket):
-    """Of an op: how it has ended is known after its communicator was closed, too."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self, name: str, begin: str, *arguments: Any, keep: object = None) -> None:
-        super().__init__(name, begin, *arguments, keep=keep)
-        self._last: Any = None
-
-    def settle(self) -> None:
-        """By `close`, between `pccl_ext_comm_stop` and the end: asks how it has ended, beside a waiter that has yet to tell."""
-        if self.in_flight:
-            if self._last is None:
-                self._last = _ffi.new(_TICKET, self.c[0])
-            _C.pccl_ticket_wait(self._last, 0)
-
-    def wait(self, handle: NativeHandle, deadline: Deadline = UNBOUNDED, watch: Callable[[], None] | None = None) -> int:
-        """As that of every ticket. While the communicator is being closed, it waits for that: then C touches nothing any more."""
-        result = super().wait(handle, deadline, watch)
-        if result == TIMED_OUT or not self.in_flight or not handle.closed or handle.inherited:
-            return result
-        if not handle.await_closed(deadline):
-            return self._timed_out(handle)
-        if self._last is None or self._last.result in _CANCELLED:
-            return result
-        self.c = self._last
-        return super().wait(handle)

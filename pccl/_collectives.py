@@ -1,32 +1,31 @@
-"""Collectives over groups of members: the part under the named methods of `Communicator`, and under `pccl.distributed`."""
+"""Collectives over groups of members, before they are launched (`Call`) and in flight (`CollectiveOp`)."""
 
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Collection, Sequence
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, OpTicket, call
-from pccl._enums import DataType, ReduceOp
-from pccl._errors import PeerLostError, TooFewPeersError, error_for
+from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle
+from pccl._enums import DataType, DeviceType, ReduceOp
+from pccl._errors import PeerLostError, error_for
 from pccl._exports import publish
+from pccl._groups import Group, members_of, name_lost
 from pccl._loader import load_native_module
-from pccl._names import name_of, rank_label, with_names
-from pccl._ops import contributors, told
-from pccl._tensors import storages_of
-from pccl._types import Contributors
-
-if TYPE_CHECKING:
-    from pccl._communicator import Communicator
+from pccl._operations import OpTicket, contributors
+from pccl._parts import Buffer
+from pccl._results import CollectiveInfo
+from pccl._tensors import InputDigest, RoomPool, overlap, storages_of
 
 _ffi, _C = load_native_module()
 
 _COLLECTIVE = _ffi.typeof("pcclCollective_t *")
 _COUNTS = _ffi.typeof("size_t[]")
-_UUIDS = _ffi.typeof("pcclRankUuid_t[]")
 _VOID = _ffi.typeof("void *")
 _SIZE = _ffi.sizeof("pcclCollective_t")
 
@@ -50,136 +49,40 @@ class Collective(Enum):
 _TEXTS = {kind: kind.name.lower().replace("_", "-") for kind in Collective}
 
 
-class CollectiveInfo(NamedTuple):
-    """What a collective did.
-
-    `world_size` is how many members took part, as in `ReduceInfo`. `ranges` tells who is in which elements of a result, where
-    members were lost on the way of a collective that goes on without them, and is empty otherwise.
-    """
-
-    world_size: int
-    tx_bytes: int
-    rx_bytes: int
-    ranges: tuple[Contributors, ...] = ()
-
-    @property
-    def contributors(self) -> int:
-        """The former name of `world_size`. Elsewhere `contributors` are the members in each range of a result."""
-        warnings.warn("CollectiveInfo.contributors is now called world_size", DeprecationWarning, stacklevel=2)
-        return self.world_size
-
-
-def roll(comm: Communicator, value: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:
-    """The members of the peer group who live, the same on all of them: those that one reduce has among its contributors.
-
-    What a peer has heard of epochs may differ from that where members were lost together with a master. The reduce adopts the
-    losses. `value` is a tensor of one element, which it overwrites. PCCLTimeoutError: call again with the same arguments.
-    """
-    try:
-        found = comm.all_reduce(value, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors
-    except TooFewPeersError:
-        found = ()
-    return found[0].peers if found else frozenset([comm.uuid])
-
-
-class Group:
-    """Some members of the run's peer group, this one among them; ranks are places in `members`.
-
-    Made without communication. All members make theirs with the same list. A member that is lost stays in it.
-    """
-
-    __slots__ = ("_pointer", "members", "rank")
-
-    def __init__(self, comm: Communicator, members: Sequence[UUID]) -> None:
-        self.members = tuple(members)
-        uuids = _ffi.new(_UUIDS, [(list(member.bytes),) for member in self.members])
-        out = _ffi.new("pcclGroup_t **")
-        call(comm._handle, "pcclCreateGroup", uuids, len(self.members), out)
-        self._pointer = _ffi.gc(out[0], _C.pcclDestroyGroup)
-        self.rank = self.members.index(comm.uuid)
-
-    @property
-    def size(self) -> int:
-        """How many members it has, the lost ones too."""
-        return len(self.members)
-
-    def __repr__(self) -> str:
-        return f"<pccl.Group of {self.size}, rank {self.rank}>"
-
-
 class CollectiveOp(OpTicket):
     """A collective in flight. What it was given as `keep` is held until it has ended."""
 
-    __slots__ = ("_comm", "_handle", "_live", "_members", "_ranges", "_survivors", "dropped", "tag")
+    __slots__ = ("_handle", "_members")
 
     def __init__(
         self,
-        comm: Communicator,
         handle: NativeHandle,
         live: set[Any],
         pointer: Any,
         kind: Collective,
-        *,
         group: Group,
         tag: int,
-        send: int = 0,
-        recv: int = 0,
-        dtype: DataType = DataType.UINT8,
-        count: int = 0,
-        op: ReduceOp = ReduceOp.SUM,
-        root: int = 0,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        survivors: bool = False,
-        stream: int = 0,
-        keep: object = None,
+        data: tuple[int, int, int, DataType, ReduceOp, int, int],
+        counts: tuple[Sequence[int] | None, Sequence[int] | None],
+        survivors: bool,
+        keep: object,
     ) -> None:
-        sends = _ffi.NULL if send_counts is None else _ffi.new(_COUNTS, send_counts)
-        receives = _ffi.NULL if recv_counts is None else _ffi.new(_COUNTS, recv_counts)
-        what = _ffi.new(
-            _COLLECTIVE,
-            (
-                _SIZE,
-                kind._value_,
-                dtype._value_,
-                op._value_,
-                root,
-                group._pointer,
-                tag,
-                _ffi.cast(_VOID, send),
-                _ffi.cast(_VOID, recv),
-                count,
-                sends,
-                receives,
-                survivors,
-                _ffi.cast(_VOID, stream),
-            ),
-        )
-        super().__init__(
-            _TEXTS[kind],
-            "pccl_begin_collective",
-            what,
-            pointer,
-            keep=(keep, storages_of(keep), sends, receives, group),
-        )
-        self.tag = tag
-        self._comm = comm
+        """`data`: the addresses of send and recv, elements, their type, reduction, root, stream. `counts`: of send, of recv."""
+        send, recv, count, dtype, op, root, stream = data
+        sends, receives = (_ffi.NULL if some is None else _ffi.new(_COUNTS, some) for some in counts)
+        c_send, c_recv, c_stream = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.cast(_VOID, stream)
+        first = _SIZE, kind._value_, dtype._value_, op._value_, root, group._pointer, tag
+        what = _ffi.new(_COLLECTIVE, (*first, c_send, c_recv, count, sends, receives, survivors, c_stream))
+        kept = keep, storages_of(keep), sends, receives, group
+        name = _TEXTS[kind]
+        super().__init__(name, "pccl_begin_collective", what, pointer, tag=tag, elastic=survivors, live=live, keep=kept)
         self._handle = handle
-        self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
         self._members = group.members
-        self._survivors = survivors
-        self._ranges: tuple[Contributors, ...] = ()
-        self.dropped = None  # no handle of its own that could be
 
     @property
     def begun(self) -> bool:
         """Whether it was launched."""
         return bool(self.c.kind)
-
-    @property
-    def ended(self) -> bool:
-        """Whether its end is known here."""
-        return bool(self.c.result != TIMED_OUT)
 
     def launch(self) -> None:
         """Begins it; the errors of a launch."""
@@ -202,19 +105,13 @@ class CollectiveOp(OpTicket):
         if result != SUCCESS:
             raise self._error(result)
         info = self.c.info
-        lost = self._survivors and info.local_world_size < len(self._members)
-        ranges = self._ranges or contributors(self._handle, self.tag) if lost else ()
+        lost = self._elastic and info.local_world_size < len(self._members)
+        ranges = self._contributors or contributors(self._handle, self.tag) if lost else ()
         return CollectiveInfo(info.local_world_size, info.tx_bytes, info.rx_bytes, ranges)
 
     def _poll(self, milliseconds: int) -> None:
         with self.one_caller:  # several threads may wait, and ask `done`
             _C.pccl_ticket_wait(self.c, milliseconds)  # which gives a result again that it has given
-
-    def settle(self) -> None:
-        """As that of every op; one with `survivors` tells its contributors."""
-        super().settle()
-        if self._survivors and self._last is not None and self._last.result == SUCCESS:
-            self._ranges = told(self._arguments[1], self.tag)
 
     def done(self) -> bool:
         """Whether it has ended, well or badly: then `wait` returns at once."""
@@ -229,38 +126,113 @@ class CollectiveOp(OpTicket):
     def _error(self, result: int) -> Exception:
         error = error_for(result, self.name, self.detail)
         if isinstance(error, PeerLostError):
-            living = set(self._comm.members)
-            name_lost(error, self._handle, self._members, living)
+            name_lost(error, self._handle, self._members, members_of(self._handle))
         return error
 
 
-def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID], living: Collection[UUID]) -> None:
-    """Tells an error which of the members of its call are lost."""
-    lost = [(rank, member) for rank, member in enumerate(members) if member not in living]
-    error.ranks = tuple(rank for rank, _ in lost)
-    error.names = tuple(name_of(handle, member) for _, member in lost)
-    labels = {rank: rank_label(rank, name, member) for (rank, member), name in zip(lost, error.names, strict=True)}
-    error.detail = with_names(error.detail, labels)
+COUNTED_TAGS = 1024
+"""Messages are counted for tags below this. A larger tag is that of one message of a pair at a time, so that no table grows."""
 
 
-def members_of(handle: NativeHandle, *, snapshot: bool = False) -> tuple[UUID, ...]:
-    """Who is in the peer group, by joining: now, or in the snapshot that this program has adopted."""
-    function = "pccl_ext_snapshot_members" if snapshot else "pcclGetMembers"
-    count = _ffi.new("size_t *", 64)
-    while True:
-        room = count[0]
-        uuids = _ffi.new(_UUIDS, room)
-        call(handle, function, uuids, room, count)
-        if count[0] <= room:
-            return tuple(UUID(bytes=bytes(uuids[i].data)) for i in range(count[0]))
+class Everyone(Group):
+    """All members of the peer group, in the snapshot that this program has adopted."""
 
 
-def has_posted(handle: NativeHandle, tag: int, member: UUID) -> bool:
-    """Whether this member has launched an op of this tag that was not launched here."""
-    uuid = _ffi.new("pcclRankUuid_t *", (list(member.bytes),))
-    out = _ffi.new("bool *")
-    call(handle, "pccl_ext_posted", tag, uuid, out)
-    return bool(out[0])
+@dataclass
+class Call:
+    """A collective that is not launched yet."""
+
+    kind: Collective
+    group: Group
+    arguments: dict[str, Any]
+    loads: Buffer | None
+    stores: Buffer | None
+    tag: int | None = None
+    numbered: str = "group"  # what calls are numbered as, among the same members
+    survivors: bool = False  # goes on without members that are lost
+    caller_group: Group | None = None  # that errors tell ranks of, if it is not `group`
+
+    @property
+    def of_everyone(self) -> bool:
+        """Whether the caller has named no group."""
+        return isinstance(self.group, Everyone)
+
+    def make_private(self, pool: RoomPool) -> None:
+        """Moves the collective to private memory: the program may get its tensors back before the collective has ended."""
+        if self._is_refused():
+            return
+        for name, buffer in (("send", self.loads), ("recv", self.stores)):
+            if buffer is not None:
+                buffer.make_private(pool)
+                self.arguments[name] = buffer.pointer
+
+    def end(self, pool: RoomPool) -> None:
+        """Gives private memory back, once the collective has ended."""
+        for buffer in (self.loads, self.stores):
+            if buffer is not None:
+                buffer.end(pool)
+
+    def _is_refused(self) -> bool:
+        """Whether the tensors overlap as the library does not allow it. It would see nothing of that in private memory."""
+        send, recv = self.loads, self.stores
+        if send is None or recv is None or send is recv or send.is_private or recv.is_private:
+            return False
+        if self.kind in (Collective.REDUCE, Collective.ALL_REDUCE) and send.range == recv.range:
+            return False
+        if self.kind is Collective.ALL_GATHER:
+            rank, counts = self.group.rank, self.arguments.get("recv_counts")
+            before = sum(counts[:rank]) if counts else self.arguments["count"] * rank
+            if send.pointer == recv.pointer + before * recv.dtype.itemsize:
+                return False
+        return overlap(send.range, recv.range)
+
+    def input_digest(self) -> InputDigest | None:
+        """Digest of the input; None: there is none, or the collective may write to it."""
+        loads, stores = self.loads, self.stores
+        if loads is None or loads.device is not DeviceType.CPU or (loads is stores and not loads.is_private):
+            return None
+        return InputDigest(loads.ranges)
+
+    def sequence(self) -> tuple[Any, ...] | None:
+        """In which its number is counted; None: its tag is that of no other call."""
+        if self.tag is not None and (self.numbered == "group" or not 0 <= self.tag < COUNTED_TAGS):
+            return None
+        return ("all",) if self.of_everyone else (self.numbered, self.group.members, self.tag)
+
+    def key(self) -> tuple[Any, ...]:
+        """What names a call that was cut short and is made again."""
+        buffers = [tuple(b.ranges) for b in (self.loads, self.stores) if b is not None]
+        rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv", "stream"))
+        members = () if self.of_everyone else self.group.members  # which may have changed since
+        return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
+
+
+class Tags:
+    """The tags of calls in the library.
+
+    They are made of the members and of the tag that the caller gave, so that groups do not meet. Calls that are given none are
+    numbered: members give the same tag because they make the same calls in the same order. Calls of all members are numbered
+    from one update of the topology to the next, also across losses, which members may see at different calls.
+    """
+
+    BITS = 16  # of the number; the rest is of the members
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # from taking a number to the launch
+        self.next: Counter[tuple[Any, ...]] = Counter()
+
+    def restart(self) -> None:
+        """The topology was updated: nothing is in flight, and newcomers count from here."""
+        self.next.pop(("all",), None)
+
+    @classmethod
+    def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
+        """The tag in the library."""
+        from hashlib import blake2b
+
+        text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
+        digest = blake2b(text, digest_size=6).digest()
+        return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
 
 
 publish(globals())

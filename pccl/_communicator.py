@@ -2,54 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pccl import _log
-from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
-from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
-from pccl._collectives import Collective, CollectiveOp, Group, has_posted, members_of
+from pccl._calls import INVALID_USAGE, SUCCESS, Deadline, milliseconds, whole_number
 from pccl._diagnosis import Diagnosis, diagnose
-from pccl._enums import Attribute, DataType, ReduceOp, Result, SharedStateSyncStrategy
-from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, error_for
+from pccl._enums import ReduceOp, SharedStateSyncStrategy
+from pccl._errors import PCCLTimeoutError, Result, TooFewPeersError, error_for
 from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
-from pccl._handle import Events
+from pccl._groups import Group
 from pccl._links import Link, links_of
-from pccl._loader import load_native_module
 from pccl._named import CollectiveHandle, NamedCollectives
-from pccl._names import check_name, name_of
-from pccl._ops import (
-    AsyncReduceHandle,
-    Multi,
-    Op,
-    OpArguments,
-    Reaper,
-    contributors,
-    op_arguments,
-    reduce_info,
-    request_cancel,
-    stop,
-)
+from pccl._operations import contributors, request_cancel
+from pccl._reduces import AsyncReduceHandle, Multi, Op, OpArguments, op_arguments, reduce_info
+from pccl._results import Contributors, ReduceInfo
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import Buffers, plain_memory, reduce_buffers, require_kind
 from pccl._types import (
     NOT_QUANTISED,
-    Contributors,
     QuantizationOptions,
-    ReduceInfo,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     check_fits,
     reduce_numbers,
 )
-from pccl._waits import WaitLog, master_patience, may_begin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,27 +35,8 @@ if TYPE_CHECKING:
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
-_ffi, _C = load_native_module()
-PCCLError.check(_C.pcclInit(), "pcclInit")
-
-PAUSE_SECONDS = 1.0
-"""After each failed attempt to connect."""
-
-FORM_PAUSE_SECONDS = 0.01
-"""Between the votes of `wait_for_peers`; doubled up to FORM_PAUSE_MOST_SECONDS, so that waiting costs next to nothing."""
-
-FORM_PAUSE_MOST_SECONDS = 0.1
-
-FORM_GRACE_SECONDS = 0.5
-"""How long a vote of `wait_for_peers` may outlast its deadline: five of the others' pauses."""
-
-STATE_BYTES = 256
-
 SPARES_MAX = 4
 """Of ops that have ended: so many threads may reduce at a time and find one."""
-
-SHOWN_TAGS = 8
-"""In a text."""
 
 
 class Communicator(NamedCollectives):
@@ -99,217 +58,14 @@ class Communicator(NamedCollectives):
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.
     """
 
-    def __init__(
-        self,
-        address: str,
-        peer_group: int = 0,
-        p2p_connection_pool_size: int = 0,
-        *,
-        master_recovery_limit: float | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__()
-        _log.attach()
-        self._endpoints = parse_endpoints(address)
-        self._endpoint = self._endpoints[0]
-        self._recovery_ms: int | None = None
-        if master_recovery_limit is not None:
-            self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
-        self._name = None if name is None else check_name(name)
-        self._peer_group = whole_number("peer_group", peer_group, 32)
-        self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
-        self._connected = False
-        # Calls whose result was not delivered: under way, or cut short and not repeated yet. Those of ops by their tags.
-        self._unfinished: dict[object, Ticket] = {}
-        self._live_ops: set[Op | CollectiveOp] = set()
-        self._spares: list[Any] = []  # plain ops that have succeeded
-        self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
-        self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
-        self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
-
-    # ---- life ----
-
-    def connect(
-        self,
-        n_attempts: int = 5,
-        *,
-        timeout: float | None = None,
-        begin: bool | None = None,
-        wait_for_master: float | None = None,
-    ) -> None:
-        """Joins the run: returns once this peer is accepted and all attributes are valid.
-
-        The first peer of a run is accepted at once; a newcomer waits until all accepted peers are in `update_topology`.
-        Each attempt looks the host name up and tries all its addresses; a pause of 1 s follows each failed one. ConnectError
-        when all have failed; usage errors, such as INVALID_USAGE when connected already, are not repeated.
-
-        `begin=False`: the peer never begins a run. ConnectError if no run goes on. None: True, unless PCCL_JOIN=1 is set, as it
-        is for a restarted process. `wait_for_master`: attempts go on for at least so many seconds, for machines that start
-        before their master; None: as the environment variable PCCL_CONNECT_TIMEOUT_S says, else 0.
-        """
-        deadline = Deadline(timeout)
-        patience = Deadline(master_patience(wait_for_master))
-        join_only = not may_begin(begin)
-        failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
-        _log.attach()
-        with self._alone("pcclConnect"):
-            for attempt in itertools.count(1):
-                if attempt > n_attempts and patience.passed():
-                    break
-                try:
-                    self._attempt(deadline, join_only)
-                    return
-                except ConnectError as error:
-                    failure = error
-                if deadline.passed():
-                    raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", failure.detail)
-                deadline.sleep(PAUSE_SECONDS)
-        raise failure
-
-    def reconnect(
-        self,
-        n_attempts: int = 5,
-        *,
-        timeout: float | None = None,
-        begin: bool | None = None,
-        wait_for_master: float | None = None,
-    ) -> None:
-        """Joins again, as a new peer, after this one was expelled or has lost its master. Else it leaves first.
-
-        Ops in flight are cancelled, as by `close`. Connects as `connect` does, with the same arguments; cut short or failed, it
-        is `connect` that goes on.
-        A SharedState keeps its tensors and revision, and the next sync brings it up to date. INVALID_USAGE after `close`.
-        """
-        with self._alone("pcclConnect"):
-            if self._handle.closed:
-                raise error_for(INVALID_USAGE, "pcclConnect", "the communicator is closed")
-            fresh = self._create(self._ip)
-            self.close()
-            self._adopt(fresh, self._ip)
-            self._connected = False
-        self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master)
-
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
         Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
         Handles tell which ops had ended well before.
         """
-        self._handle.close()
-        self._events.closed()
-        self._reaper.stop()
-        self._unfinished.clear()
+        super().close()
         self._spares.clear()
-        self._cut_short.clear()
-        for op in list(self._live_ops):
-            op.dropped = None  # which holds the op in turn
-        self._live_ops.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close()
-
-    def __repr__(self) -> str:
-        return f"<Communicator {','.join(map(str, self._endpoints))} group {self._peer_group}: {self._state()}>"
-
-    # ---- topology ----
-
-    def get_attribute(self, attribute: Attribute) -> int:
-        """A number of the current membership, such as the world size.
-
-        Members read the same numbers between the same two calls: a loss shows only after the error or the call that tells
-        of it, a newcomer after `update_topology`. ConnectionFailedError: this peer has been expelled, or has lost its
-        master for good; so 1 means that it is alone, never that it is cut off. INVALID_USAGE before `connect`.
-        """
-        require_kind("attribute", attribute, Attribute)
-        value = self._read_attribute(attribute.value)
-        if value == 1:
-            self._check_alive()  # asked last: then the number is that of a living one
-        return value
-
-    @property
-    def rank(self) -> int:
-        """The place of this peer among the members of its group, in the order of joining: 0 to `world_size` - 1.
-
-        Between the same two calls every member has another one. The order of those that stay does not change, but a rank
-        becomes smaller when a member with a smaller one is lost: read it anew for each step. Raises what `get_attribute`
-        raises, and PeerLostError when members died together with a master: it is known again after the next op, which
-        tells of them, or `update_topology`.
-        """
-        return self._read_attribute(_C.PCCL_ATTRIBUTE_PEER_GROUP_RANK)
-
-    @property
-    def world_size(self) -> int:
-        """The number of members of this peer's group, as `get_attribute(Attribute.LOCAL_WORLD_SIZE)`."""
-        return self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
-
-    @property
-    def global_world_size(self) -> int:
-        """The number of members of all groups, as `get_attribute(Attribute.GLOBAL_WORLD_SIZE)`."""
-        return self.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
-
-    @property
-    def alive(self) -> bool:
-        """Whether this peer is connected and still part of the run. `reconnect` helps one that is not."""
-        try:
-            self._check_alive()
-        except PCCLError:
-            return False
-        return True
-
-    def wait_for_peers(self, peers: int, *, timeout: float | None = None) -> None:
-        """Waits until the run has `peers` members, all groups together, and lets newcomers in meanwhile.
-
-        It is `update_topology`, repeated with pauses: every member calls it with the same number, those that were just let
-        in too, and all return with the same membership; at once where so many are there. A peer that joins a run under way
-        must not wait for more than are there, for the others are in other calls.
-
-        After 10 s it logs how many are there. PCCLTimeoutError after `timeout` seconds says so, too. The others may wait on: call
-        it again, or `close`.
-        """
-        peers = whole_number("peers", peers, 32)
-        deadline = Deadline(timeout)
-        pause = FORM_PAUSE_SECONDS
-        log = WaitLog("wait_for_peers")
-        while (there := self.global_world_size) < peers:
-            log.tell(f"{there} of {peers} peers are there")
-            if not deadline.passed():
-                # The others pause too: beyond its own deadline it waits for them to come out of that, so that no vote stays open.
-                left = deadline.remaining()
-                with contextlib.suppress(PCCLTimeoutError):
-                    self.update_topology(timeout=None if left is None else left + FORM_GRACE_SECONDS)
-                there = self.global_world_size
-            if there < peers and deadline.passed():
-                text = f"{there} of {peers} peers are there; call wait_for_peers again to wait on, or close()"
-                raise PCCLTimeoutError(Result.TIMED_OUT, "pcclUpdateTopology", text)
-            if there < peers:
-                deadline.sleep(pause)
-                pause = min(2 * pause, FORM_PAUSE_MOST_SECONDS)
-
-    def update_topology(self, *, timeout: float | None = None) -> None:
-        """Lets all newcomers in that wait and can be reached. A barrier of all accepted peers of all groups.
-
-        PENDING_ASYNC_OPS while ops have not been awaited.
-        """
-        self._vote("pcclUpdateTopology", "pccl_begin_update", timeout)
-
-    def are_peers_pending(self, *, timeout: float | None = None) -> bool:
-        """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
-        alone = self._asking, "another such call of this communicator"
-        return self._vote("pcclArePeersPending", "pccl_begin_pending", timeout, *alone) != 0
-
-    def optimize_topology(self, *, timeout: float | None = None) -> None:
-        """Orders each group's ring so that its slowest link is as fast as possible, by measuring the links not yet known.
-
-        A barrier of all accepted peers of all groups. Never required. INVALID_USAGE with fewer than two peers in the run.
-        """
-        self._vote("pcclOptimizeTopology", "pccl_begin_optimize", timeout)
 
     # ---- shared state ----
 
@@ -399,7 +155,7 @@ class Communicator(NamedCollectives):
         if group is not None:
             if (operand_descriptor, quantization_options, residual) != (None, None, None):
                 raise ValueError("a reduce of a group takes no operand_descriptor, no quantization_options and no residual")
-            done = self._finish_call(self._all_reduce(send, recv, op, group, tag, retry), timeout)
+            done = self._all_reduce(send, recv, op=op, group=group, tag=tag, survivors=retry, timeout=timeout)
             return ReduceInfo(done.world_size, done.tx_bytes, done.rx_bytes, contributors=done.ranges)
         if operand_descriptor is None and quantization_options is None and residual is None and timeout is None:
             reduced = self._reduce_plain(send, recv, op, tag, retry)
@@ -416,7 +172,10 @@ class Communicator(NamedCollectives):
                 raise
             info = running.info()
             plain = running.is_plain
-        self._forget(running.tag, running, spare=plain)
+        if plain:
+            self._retire(running)
+        else:
+            self._forget(running.tag, running)
         return info
 
     def all_reduce_async(
@@ -452,7 +211,7 @@ class Communicator(NamedCollectives):
         self._reaper.start()
         launched = self._begin(arguments, buffers, "pcclAllReduceAsync", private=copy)
         with self._alone("pcclAllReduceAsync", launched.one_caller, f"the same reduce, of tag {launched.tag}, of another thread"):
-            handle = AsyncReduceHandle(self, self._handle, launched)
+            handle = AsyncReduceHandle(self, self._events, self._handle, launched)
             if launched.begin(self._handle) != SUCCESS:
                 self._forget(launched.tag, launched)
                 launched.check()
@@ -482,7 +241,7 @@ class Communicator(NamedCollectives):
         return any(cancelled)
 
     def _cancel(self, op: Op, deadline: Deadline) -> bool:
-        handle = None if op.dropped is None else op.dropped()
+        handle: AsyncReduceHandle | None = None if op.dropped is None else op.dropped()
         if handle is not None:
             return handle.cancel(timeout=deadline.remaining())
         with self._alone("pcclCancel", op.one_caller, f"the reduce of tag {op.tag}, of another thread"):
@@ -548,250 +307,11 @@ class Communicator(NamedCollectives):
         """
         return links_of(self._handle)
 
-    @property
-    def uuid(self) -> UUID:
-        """What `contributors` call this peer. Every connection gives a new one; all 0 before the first."""
-        out = _ffi.new("pcclRankUuid_t *")
-        call(self._handle, "pccl_ext_comm_uuid", out)
-        return UUID(bytes=bytes(out.data))
-
-    @property
-    def name(self) -> str:
-        """What logs, errors and tables call this peer; see the constructor."""
-        return name_of(self._handle, self.uuid)
-
-    @property
-    def peer_names(self) -> dict[UUID, str]:
-        """The names of the peer group's members as they are now, by uuid, in the order of `members`; "" for one without a name.
-
-        Raises what `members` raises.
-        """
-        return {uuid: name_of(self._handle, uuid) for uuid in self.members}
-
-    # ---- collectives over groups ----
-
-    @property
-    def members(self) -> tuple[UUID, ...]:
-        """The uuids of the peer group's members as they are now, in the order in which they joined."""
-        return members_of(self._handle)
-
-    @property
-    def _snapshot(self) -> tuple[UUID, ...]:
-        """The members that `world_size` counts: the same on all of them between the same two calls."""
-        return members_of(self._handle, snapshot=True)
-
-    def group(self, members: Sequence[UUID]) -> Group:
-        """A group of these members, whose ranks are their places; this peer has to be one of them. Nobody is told."""
-        return Group(self, members)
-
-    def launch(
-        self,
-        kind: Collective,
-        *,
-        group: Group,
-        tag: int,
-        send: int = 0,
-        recv: int = 0,
-        dtype: DataType = DataType.UINT8,
-        count: int = 0,
-        op: ReduceOp = ReduceOp.SUM,
-        root: int = 0,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        survivors: bool = False,
-        stream: int = 0,
-        keep: object = None,
-    ) -> CollectiveOp:
-        """Launches a collective on memory at the addresses `send` and `recv` (`pcclCollectiveAsync`), and returns at once.
-
-        `keep` is held until the op has ended. Of memory at a GPU, the op comes after what the stream of this number has had,
-        a CUstream; 0: the legacy default stream. UsageError: the call is wrong, the tag is in flight, or the stream captures a
-        CUDA graph.
-        """
-        collective = self._prepare(
-            kind,
-            group=group,
-            tag=tag,
-            send=send,
-            recv=recv,
-            dtype=dtype,
-            count=count,
-            op=op,
-            root=root,
-            send_counts=send_counts,
-            recv_counts=recv_counts,
-            survivors=survivors,
-            stream=stream,
-            keep=keep,
-        )
-        collective.launch()
-        return collective
-
-    def _prepare(self, kind: Collective, **arguments: Any) -> CollectiveOp:
-        """One of these arguments that is not launched yet."""
-        return CollectiveOp(self, self._handle, self._live_ops, self._pointer, kind, **arguments)
-
-    def posted(self, tag: int, member: UUID) -> bool:
-        """Whether that member has launched an op of this tag that was not launched here: for a receive from any source."""
-        return has_posted(self._handle, tag, member)
-
     # ---- inside ----
 
-    def _create(self, ip: IP | None) -> Any:
-        params = _ffi.new("pcclCommCreateParams_t *")
-        if ip is not None:
-            fill_socket_address(params.master_address, ip, self._endpoint.port)
-        params.peer_group = self._peer_group
-        params.p2p_connection_pool_size = self._pool_size
-        out = _ffi.new("pcclComm_t **")
-        PCCLError.check(_C.pcclCreateCommunicator(params, out), "pcclCreateCommunicator")
-        pointer = out[0]
-        try:
-            if self._recovery_ms is not None:
-                PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, self._recovery_ms), "pcclCreateCommunicator")
-            if self._name is not None:
-                PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
-        except BaseException:
-            _C.pcclDestroyCommunicator(pointer)
-            raise
-        return pointer
-
-    def _adopt(self, pointer: Any, ip: IP | None) -> None:
-        """Takes a new C communicator as the one in use. C takes addresses only, so each address tried has its own."""
-        self._pointer = pointer
-        self._ip = ip
-        self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, functools.partial(stop, self._live_ops))
-        self._events = Events(self._handle)
-        self._reaper = Reaper(self._handle, self._unfinished)
-
-    def _attempt(self, deadline: Deadline, join_only: bool) -> None:
-        """One attempt over all addresses. ConnectError: it may be repeated; any other PCCLError: it may not."""
-        if self._connected or self._handle.closed or "pcclConnect" in self._unfinished:
-            self._connect_once(deadline)  # on the object that is there
-            return
-        if len(self._endpoints) > 1:
-            self._attempt_list(deadline, join_only)
-            return
-        addresses = _resolve(self._endpoint, deadline)
-        for position, ip in enumerate(addresses):
-            if ip != self._ip:
-                fresh = self._create(ip)
-                self._handle.close()
-                self._adopt(fresh, ip)
-            try:
-                self._set_join_only(join_only)
-                self._connect_once(deadline)
-                return
-            except ConnectError:
-                if position == len(addresses) - 1:
-                    raise
-
-    def _attempt_list(self, deadline: Deadline, join_only: bool) -> None:
-        """One attempt over all masters of the list; C tries them in turn, and keeps them for when the master is lost."""
-        found: list[tuple[IP, int]] = []
-        failure: ConnectError | None = None
-        for endpoint in self._endpoints:
-            try:
-                found += [(ip, endpoint.port) for ip in _resolve(endpoint, deadline)]
-            except ConnectError as error:  # a standby whose name is not known today
-                failure = error
-        if failure is not None and not found:
-            raise failure
-        masters = fill_socket_addresses(found[:MASTERS_MAX])
-        with self._handle as pointer:
-            PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
-        self._set_join_only(join_only)
-        self._connect_once(deadline)
-
-    def _set_join_only(self, join_only: bool) -> None:
-        call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
-
-    def _connect_once(self, deadline: Deadline) -> None:
-        try:
-            ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
-        except PCCLTimeoutError as error:
-            waits = self._unfinished["pcclConnect"].waits_for()
-            waits = waits or "not accepted yet: newcomers wait until all accepted peers call update_topology; "
-            error.detail = f"{waits}connect again to wait on"
-            raise
-        except PCCLError as error:
-            if error.result in (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED, Result.INTERNAL_ERROR):
-                raise ConnectError(error.result, "pcclConnect", error.detail) from None
-            raise
-        self._connected = True
-        self._tags.restart()
-        self._forget("pcclConnect", ticket)
-
-    @contextlib.contextmanager
-    def _alone(
-        self,
-        name: str,
-        lock: threading.Lock | None = None,
-        other: str = "another topology, sync or connect call of this communicator",
-    ) -> Iterator[None]:
-        """Keeps calls apart that exclude each other: C takes up one that nobody is in, as between two slices."""
-        if self._handle.inherited:
-            raise error_for(INVALID_USAGE, name, self._handle.inherited_text)
-        taken: list[bool] = []
-        try:
-            taken.extend(map((lock or self._exclusive).acquire, (False,)))  # by C: no signal comes in between
-            if not taken[0]:
-                raise error_for(INVALID_USAGE, name, f"{other} is running")
-            yield
-        finally:
-            if taken and taken[0]:
-                (lock or self._exclusive).release()
-
-    def _finish(
-        self,
-        name: str,
-        begin: str,
-        *arguments: Any,
-        deadline: Deadline,
-        key: object = None,
-        keep: object = None,
-        watch: Callable[[], None] | None = None,
-    ) -> Ticket:
-        """Makes a call with the communicator as its first argument, or ends the one that was cut short under `key`.
-
-        After a success, `_forget` has to be the last that the caller does.
-        """
-        key = key or name
-        ticket = self._unfinished.get(key)
-        if ticket is None:
-            ticket = self._unfinished[key] = Ticket(name, begin, self._pointer, *arguments, keep=keep)
-        self._complete(key, ticket, deadline, watch)
-        return ticket
-
-    def _complete(self, key: object, ticket: Ticket, deadline: Deadline, watch: Callable[[], None] | None = None) -> None:
-        """Begins a call that is kept under `key`, unless it was begun, and waits for its success."""
-        result = ticket.proceed(self._handle, deadline, watch)
-        if result not in (SUCCESS, TIMED_OUT):
-            if result == _C.pcclPendingAsyncOps:
-                ticket.detail = self._pending_text() or ticket.detail
-            if not ticket.in_flight:  # else the communicator is being closed, and C may touch what the call keeps until then
-                self._forget(key, ticket)
-        ticket.check()
-
-    def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
-        """Makes a vote; `alone` is for `_alone`."""
-        with self._alone(name, *alone):
-            ticket = self._finish(name, begin, deadline=Deadline(timeout))
-            value: int = ticket.c.value
-            if name == "pcclUpdateTopology":
-                self._tags.restart()
-        self._forget(name, ticket)
-        return value
-
-    def _forget(self, key: object, ticket: Ticket, *, spare: bool = False) -> None:
-        """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote.
-
-        `spare`: the ticket is a plain op that has succeeded, and is kept for the next one.
-        """
-        if self._unfinished.get(key) is ticket:  # else another thread has closed the communicator, or has the tag
-            del self._unfinished[key]  # neither `pop` nor, below, `append`, as whose result a signal could come
-            if spare and not self._spares[SPARES_MAX - 1 :]:
-                self._spares[:0] = (ticket,)
+    def _adopt(self, pointer: Any, ip: Any) -> None:
+        super()._adopt(pointer, ip)
+        self._spares: list[Op] = []  # plain ops that have succeeded
 
     def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
@@ -837,58 +357,28 @@ class Communicator(NamedCollectives):
                 return None
         finally:
             running.one_caller.release()
-        self._forget(tag, running, spare=True)
+        self._retire(running)
         return info
 
-    def _pending_text(self) -> str:
-        """Which ops have not been awaited, and how to."""
-        unfinished = list(self._unfinished.values())
-        kept = sorted(op.tag for op in unfinished if isinstance(op, Op) and op.in_flight)
-        live = list(self._live_ops)
-        others = sorted({op.tag for op in live if isinstance(op, Op)} - set(kept))
-        collectives = sorted({op.name for op in live if isinstance(op, CollectiveOp)})
-        ways = []
-        if others:
-            ways.append(f"wait for the handles of all_reduce_async with tag {_numbers(others)}")
-        if collectives:
-            ways.append(f"wait for the handle of each {' and '.join(collectives)}, or call it again if its wait was cut short")
-        if kept:
-            ways.append(f"call the reduce with tag {_numbers(kept)}, whose wait was cut short, again with the same arguments")
-        if any(isinstance(ticket, Multi) and not ticket.one_caller.locked() for ticket in unfinished):
-            ways.append("call all_reduce_multiple_with_retry, whose wait was cut short, again with the same arguments")
-        return f"ops are not awaited: {'; '.join(ways)}" if ways else ""
-
-    def _read_attribute(self, attribute: int) -> int:
-        out = _ffi.new("int *")
-        call(self._handle, "pcclGetAttribute", attribute, out)
-        return int(out[0])
-
-    def _check_alive(self) -> None:
-        """Raises the error of a dead, closed or never connected communicator; C has it for its every call but the world sizes."""
-        call(self._handle, "pccl_ext_comm_alive", name="pcclGetAttribute")
-
-    def _state(self) -> str:
-        text = _ffi.new("char[]", STATE_BYTES)
-        with contextlib.suppress(Exception), self._handle as pointer:
-            if _C.pccl_ext_comm_state(pointer, text, STATE_BYTES) == SUCCESS:
-                state: str = _ffi.string(text).decode("utf-8", "replace")
-                return state
-        return "of the parent process" if self._handle.inherited else "closed"
+    def _retire(self, op: Op) -> None:
+        """As `_forget`, of a plain op that has succeeded: it is kept for the next one."""
+        if self._unfinished.get(op.tag) is op:
+            del self._unfinished[op.tag]
+            if not self._spares[SPARES_MAX - 1 :]:
+                self._spares[:0] = (op,)  # not `append`, as whose result a signal could come
 
 
-def _resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
+def roll(comm: Communicator, value: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:
+    """The members of the peer group who live, the same on all of them: those that one reduce has among its contributors.
+
+    What a peer has heard of epochs may differ from that where members were lost together with a master. The reduce adopts the
+    losses. `value` is a tensor of one element, which it overwrites. PCCLTimeoutError: call again with the same arguments.
+    """
     try:
-        return resolve(endpoint, deadline)
-    except TimeoutError as error:
-        raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", str(error)) from None
-    except OSError as error:
-        text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
-        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
-
-
-def _numbers(some: list[int]) -> str:
-    shown = ", ".join(map(str, some[:SHOWN_TAGS]))
-    return f"{shown} and {len(some) - SHOWN_TAGS} more" if len(some) > SHOWN_TAGS else shown
+        found = comm.all_reduce(value, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors
+    except TooFewPeersError:
+        found = ()
+    return found[0].peers if found else frozenset([comm.uuid])
 
 
 def _going_on(retry: bool, survivors: bool | None) -> bool:

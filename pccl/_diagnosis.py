@@ -9,8 +9,7 @@ from uuid import UUID
 
 from pccl._address import Endpoint, fill_socket_address, resolve
 from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
-from pccl._enums import Result
-from pccl._errors import ConnectError, PCCLError
+from pccl._errors import ConnectError, PCCLError, Result
 from pccl._exports import publish
 from pccl._loader import load_native_module
 from pccl._names import text_of

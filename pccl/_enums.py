@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from pccl._errors import ArgumentError
 from pccl._exports import publish
 from pccl._loader import load_native_module
 
@@ -15,26 +16,6 @@ if TYPE_CHECKING:
     import torch
 
 _, _C = load_native_module()
-
-
-class Result(Enum):
-    """How a call of the C library ended."""
-
-    SUCCESS = _C.pcclSuccess
-    NOT_INITIALIZED = _C.pcclNotInitialized
-    INTERNAL_ERROR = _C.pcclInternalError
-    INVALID_ARGUMENT = _C.pcclInvalidArgument
-    INVALID_USAGE = _C.pcclInvalidUsage
-    TOO_FEW_PEERS = _C.pcclTooFewPeers
-    MASTER_CONNECTION_FAILED = _C.pcclMasterConnectionFailed
-    RANK_CONNECTION_FAILED = _C.pcclRankConnectionFailed
-    RANK_CONNECTION_LOST = _C.pcclRankConnectionLost
-    NO_SHARED_STATE_AVAILABLE = _C.pcclNoSharedStateAvailable
-    PENDING_ASYNC_OPS = _C.pcclPendingAsyncOps
-    UPDATE_TOPOLOGY_FAILED = _C.pcclUpdateTopologyFailed
-    TOPOLOGY_OPTIMIZATION_FAILED = _C.pcclTopologyOptimizationFailed
-    TIMED_OUT = _C.pcclTimedOut
-    CANCELLED = _C.pcclCancelled
 
 
 class ReduceOp(Enum):
@@ -165,8 +146,6 @@ class DataType(Enum):
             try:
                 from ml_dtypes import bfloat16
             except ImportError:
-                from pccl._errors import ArgumentError
-
                 raise ArgumentError("numpy has no bfloat16 by itself: install ml_dtypes") from None
             dtype: np.dtype[Any] = np.dtype(bfloat16)
             return dtype
@@ -194,8 +173,6 @@ class DataType(Enum):
         exact = np.dtype(dtype)
         found = _BY_NAME.get(exact.name)
         if found is None:
-            from pccl._errors import ArgumentError
-
             raise ArgumentError(f"dtype {exact} is not supported: use one of {_SUPPORTED}")
         if not exact.isnative:
             raise ValueError(f"dtype {exact!r} has a foreign byte order: convert with .astype({exact.name!r}) first")

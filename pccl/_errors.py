@@ -21,8 +21,8 @@ call, what happened, and the code. A `PCCLError` that is made without a detail h
 from __future__ import annotations
 
 import re
+from enum import Enum
 
-from pccl._enums import Result
 from pccl._exports import publish
 from pccl._loader import load_native_module
 
@@ -30,9 +30,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from pccl._types import Contributors
+    from pccl._results import Contributors
 
 _ffi, _C = load_native_module()
+
+
+class Result(Enum):
+    """How a call of the C library ended."""
+
+    SUCCESS = _C.pcclSuccess
+    NOT_INITIALIZED = _C.pcclNotInitialized
+    INTERNAL_ERROR = _C.pcclInternalError
+    INVALID_ARGUMENT = _C.pcclInvalidArgument
+    INVALID_USAGE = _C.pcclInvalidUsage
+    TOO_FEW_PEERS = _C.pcclTooFewPeers
+    MASTER_CONNECTION_FAILED = _C.pcclMasterConnectionFailed
+    RANK_CONNECTION_FAILED = _C.pcclRankConnectionFailed
+    RANK_CONNECTION_LOST = _C.pcclRankConnectionLost
+    NO_SHARED_STATE_AVAILABLE = _C.pcclNoSharedStateAvailable
+    PENDING_ASYNC_OPS = _C.pcclPendingAsyncOps
+    UPDATE_TOPOLOGY_FAILED = _C.pcclUpdateTopologyFailed
+    TOPOLOGY_OPTIMIZATION_FAILED = _C.pcclTopologyOptimizationFailed
+    TIMED_OUT = _C.pcclTimedOut
+    CANCELLED = _C.pcclCancelled
 
 
 _IRREGULAR = {

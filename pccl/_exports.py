@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PUBLIC = {
-    "_collectives": ("Collective", "CollectiveInfo", "CollectiveOp", "Group"),
+    "_collectives": ("Collective", "CollectiveOp"),
     "_communicator": ("Communicator",),
     "_diagnosis": ("Diagnosis", "EdgeReport", "Finding", "FindingKind", "MemberReport"),
     "_enums": (
@@ -20,7 +20,6 @@ PUBLIC = {
         "DistributionHint",
         "QuantizationAlgorithm",
         "ReduceOp",
-        "Result",
         "SharedStateSyncStrategy",
     ),
     "_errors": (
@@ -33,22 +32,23 @@ PUBLIC = {
         "PCCLError",
         "PCCLTimeoutError",
         "PeerLostError",
+        "Result",
         "SystemRefusedError",
         "TooFewPeersError",
         "UsageError",
     ),
     "_feedback": ("ErrorFeedback",),
+    "_groups": ("Group",),
     "_handle": ("Handle",),
     "_links": ("Link",),
     "_master": ("MasterNode",),
     "_named": ("CollectiveHandle",),
-    "_ops": ("AsyncReduceHandle",),
+    "_reduces": ("AsyncReduceHandle",),
+    "_results": ("CollectiveInfo", "Contributors", "ReduceInfo"),
     "_state": ("SharedState", "SharedStateSyncInfo", "SyncProgress"),
     "_types": (
-        "Contributors",
         "QuantizationOptions",
         "ReduceDescriptor",
-        "ReduceInfo",
         "ReduceOpDescriptor",
         "ReduceOperandDescriptor",
         "TensorInfo",

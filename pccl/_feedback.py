@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pccl._ops import Op
-    from pccl._types import Contributors
+    from pccl._operations import OpTicket
+    from pccl._results import Contributors
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
@@ -45,7 +45,7 @@ class ErrorFeedback:
         else:
             raise TypeError(f"like must be a torch.Tensor or a numpy.ndarray, not {type(like).__name__}")
         self._pair: tuple[Any, Any] = (first, second)  # the residual, and where the next one is written
-        self._op: Op | None = None
+        self._op: OpTicket | None = None
 
     @property
     def residual(self) -> Any:
@@ -77,7 +77,7 @@ class ErrorFeedback:
         memory_of = torch_memory if is_torch_tensor(self._pair[0]) else numpy_memory
         return memory_of(self._pair[0], "residual"), memory_of(self._pair[1], "residual")
 
-    def lend(self, op: Op) -> None:
+    def lend(self, op: OpTicket) -> None:
         """To an op that is about to begin."""
         self._op = op
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from pccl._calls import SUCCESS, NativeHandle
-from pccl._enums import DataType, Result
-from pccl._errors import ArgumentError, error_for, last_detail
+from pccl._enums import DataType
+from pccl._errors import ArgumentError, Result, error_for, last_detail
 from pccl._loader import load_native_module
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from pccl._calls import UNBOUNDED, ClosedError, Deadline, NativeHandle
-from pccl._enums import Result
-from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError
+from pccl._errors import OperationCancelledError, PCCLError, PCCLTimeoutError, Result
 from pccl._exports import publish
 from pccl._loader import load_native_module
 

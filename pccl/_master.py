@@ -10,8 +10,7 @@ from enum import Enum
 from pccl import _log
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
-from pccl._enums import Result
-from pccl._errors import PCCLError
+from pccl._errors import PCCLError, Result
 from pccl._exports import publish
 from pccl._loader import load_native_module
 from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS

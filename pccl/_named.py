@@ -1,33 +1,34 @@
-"""The collectives by their names, for numpy arrays and torch tensors. All are made of `CollectiveOp`.
+"""The collectives of a `Communicator`. Each is described once, by the method that waits for it.
 
-A call is described first, as a `Call`, which checks everything that one member can check by itself; then it is launched.
+A description checks all that one member can check by itself, and returns a `Call`. `waiting` makes of it the method that users
+call. The method with `_async` launches the same description. `launch` is the form for addresses.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pccl._calls import Deadline, whole_number
-from pccl._collectives import Collective, CollectiveInfo, CollectiveOp, Group, name_lost
-from pccl._enums import DeviceType, ReduceOp, Result
-from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError, error_for
+from pccl._collectives import Call, Collective, CollectiveOp, Everyone, Tags
+from pccl._connection import Connection
+from pccl._enums import DataType, ReduceOp
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, Result, UsageError, error_for
 from pccl._exports import publish
 from pccl._gpu import common_stream, hold_stream
-from pccl._handle import Events, Handle
-from pccl._ops import request_cancel
+from pccl._groups import Group, name_lost
+from pccl._handle import Handle
+from pccl._operations import request_cancel
 from pccl._parts import Buffer, buffer_of, check_alike, check_own, check_size, divided, equal_or_counts, one_buffer, rooted_parts
-from pccl._tensors import InputDigest, RoomPool, overlap, require, require_kind
+from pccl._results import CollectiveInfo
+from pccl._tensors import InputDigest, require, require_kind
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pccl._calls import NativeHandle
     from pccl._gpu import Stream
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
@@ -38,117 +39,8 @@ POLL_SECONDS = 0.0002
 
 POLL_MOST_SECONDS = 0.005
 
-COUNTED_TAGS = 1024
-"""Messages are counted for tags below this. A larger tag is that of one message of a pair at a time, so that no table grows."""
-
-
-# ---- calls ----
-
-
-class Everyone(Group):
-    """All members of the peer group, in the snapshot that this program has adopted."""
-
-
-@dataclass
-class Call:
-    """A collective that is not launched yet."""
-
-    kind: Collective
-    group: Group
-    arguments: dict[str, Any]
-    loads: Buffer | None
-    stores: Buffer | None
-    tag: int | None = None
-    numbered: str = "group"  # what calls are numbered as, among the same members
-    survivors: bool = False  # goes on without members that are lost
-    caller_group: Group | None = None  # that errors tell ranks of, if it is not `group`
-
-    @property
-    def of_everyone(self) -> bool:
-        """Whether the caller has named no group."""
-        return isinstance(self.group, Everyone)
-
-    def going_on(self, survivors: bool) -> Call:
-        """With or without members that are lost."""
-        self.survivors = survivors
-        return self
-
-    def make_private(self, pool: RoomPool) -> None:
-        """Moves the collective to private memory: the program may get its tensors back before the collective has ended."""
-        if self._is_refused():
-            return
-        for name, buffer in (("send", self.loads), ("recv", self.stores)):
-            if buffer is not None:
-                buffer.make_private(pool)
-                self.arguments[name] = buffer.pointer
-
-    def end(self, pool: RoomPool) -> None:
-        """Gives private memory back, once the collective has ended."""
-        for buffer in (self.loads, self.stores):
-            if buffer is not None:
-                buffer.end(pool)
-
-    def _is_refused(self) -> bool:
-        """Whether the tensors overlap as the library does not allow it. It would see nothing of that in private memory."""
-        send, recv = self.loads, self.stores
-        if send is None or recv is None or send is recv or send.is_private or recv.is_private:
-            return False
-        if self.kind in (Collective.REDUCE, Collective.ALL_REDUCE) and send.range == recv.range:
-            return False
-        if self.kind is Collective.ALL_GATHER:
-            rank, counts = self.group.rank, self.arguments.get("recv_counts")
-            before = sum(counts[:rank]) if counts else self.arguments["count"] * rank
-            if send.pointer == recv.pointer + before * recv.dtype.itemsize:
-                return False
-        return overlap(send.range, recv.range)
-
-    def input_digest(self) -> InputDigest | None:
-        """Digest of the input; None: there is none, or the collective may write to it."""
-        loads, stores = self.loads, self.stores
-        if loads is None or loads.device is not DeviceType.CPU or (loads is stores and not loads.is_private):
-            return None
-        return InputDigest(loads.ranges)
-
-    def sequence(self) -> tuple[Any, ...] | None:
-        """In which its number is counted; None: its tag is that of no other call."""
-        if self.tag is not None and (self.numbered == "group" or not 0 <= self.tag < COUNTED_TAGS):
-            return None
-        return ("all",) if self.of_everyone else (self.numbered, self.group.members, self.tag)
-
-    def key(self) -> tuple[Any, ...]:
-        """What names a call that was cut short and is made again."""
-        buffers = [tuple(b.ranges) for b in (self.loads, self.stores) if b is not None]
-        rest = sorted((name, str(value)) for name, value in self.arguments.items() if name not in ("send", "recv", "stream"))
-        members = () if self.of_everyone else self.group.members  # which may have changed since
-        return self.kind, members, self.tag, self.survivors, tuple(buffers), tuple(rest)
-
-
-class Tags:
-    """The tags of calls in the library.
-
-    They are made of the members and of the tag that the caller gave, so that groups do not meet. Calls that are given none are
-    numbered: members give the same tag because they make the same calls in the same order. Calls of all members are numbered
-    from one update of the topology to the next, also across losses, which members may see at different calls.
-    """
-
-    BITS = 16  # of the number; the rest is of the members
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()  # from taking a number to the launch
-        self.next: Counter[tuple[Any, ...]] = Counter()
-
-    def restart(self) -> None:
-        """The topology was updated: nothing is in flight, and newcomers count from here."""
-        self.next.pop(("all",), None)
-
-    @classmethod
-    def of(cls, numbered: str, members: Sequence[UUID], tag: int | None, number: int) -> int:
-        """The tag in the library."""
-        from hashlib import blake2b
-
-        text = f"{numbered} {tag}".encode() + b"".join(member.bytes for member in members)
-        digest = blake2b(text, digest_size=6).digest()
-        return int.from_bytes(digest, "little") << cls.BITS | number % (1 << cls.BITS)
+P = ParamSpec("P")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class CollectiveHandle(Handle[CollectiveInfo]):
@@ -168,12 +60,6 @@ class CollectiveHandle(Handle[CollectiveInfo]):
     def tag(self) -> int | None:
         """The tag that the caller gave."""
         return self._call.tag
-
-    @classmethod
-    def launched(cls, comm: NamedCollectives, call: Call) -> CollectiveHandle:
-        """Launches a collective on private memory, whatever the program does with its tensors until the end."""
-        call.make_private(comm._pool)
-        return cls(comm, call).begin()
 
     def begin(self) -> CollectiveHandle:
         """Launches it, unless it was launched. Each step may be the last before a signal, and is found by the next call."""
@@ -267,7 +153,39 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         return f"<CollectiveHandle of {self._call.kind.name.lower()}: {state}>"
 
 
-class NamedCollectives:
+def _derived(describe: Callable[..., Any], method: Method, returns: str) -> Method:
+    """Gives a method the name, the texts and the parameters of its description, which becomes `method.__wrapped__`."""
+    functools.update_wrapper(method, describe)
+    method.__annotations__ = {**describe.__annotations__, "return": returns}
+    method.__signature__ = inspect.signature(describe).replace(return_annotation=returns)  # type: ignore[attr-defined]
+    return method
+
+
+def waiting(
+    describe: Callable[Concatenate[NamedCollectives, P], Call],
+) -> Callable[Concatenate[NamedCollectives, P], CollectiveInfo]:
+    """Makes of a description the method that launches its collective and waits, `timeout` seconds at most."""
+
+    def method(self: NamedCollectives, /, *arguments: P.args, **named: P.kwargs) -> CollectiveInfo:
+        return self._finish_call(describe(self, *arguments, **named), named.get("timeout"))  # type: ignore[arg-type]
+
+    return _derived(describe, method, "CollectiveInfo")
+
+
+def launching(
+    prepare: Callable[Concatenate[NamedCollectives, P], CollectiveOp],
+) -> Callable[Concatenate[NamedCollectives, P], CollectiveOp]:
+    """Makes of a method that prepares an operation one that also launches it."""
+
+    def method(self: NamedCollectives, /, *arguments: P.args, **named: P.kwargs) -> CollectiveOp:
+        collective = prepare(self, *arguments, **named)
+        collective.launch()
+        return collective
+
+    return _derived(prepare, method, "CollectiveOp")
+
+
+class NamedCollectives(Connection):
     """The methods of a Communicator that are collectives by name.
 
     **Who.** A collective is of the members of `group` (`Communicator.group`), by default all members of the peer group; roots
@@ -294,28 +212,14 @@ class NamedCollectives:
     belong to the collective until then. Both take the memory of the tensors once more.
     """
 
-    if TYPE_CHECKING:
-
-        @property
-        def members(self) -> tuple[UUID, ...]: ...
-        @property
-        def _snapshot(self) -> tuple[UUID, ...]: ...
-        def group(self, members: Sequence[UUID]) -> Group: ...
-
-        _prepare: Callable[..., CollectiveOp]
-        _handle: NativeHandle
-        _events: Events
-
-        def posted(self, tag: int, member: UUID) -> bool: ...
-
-    def __init__(self) -> None:
-        self._tags = Tags()
-        self._cut_short: dict[tuple[Any, ...], CollectiveHandle] = {}
-        self._everyone: Everyone | None = None
-        self._pool = RoomPool()
+    def close(self) -> None:
+        """Leaves the run, see `Communicator.close`."""
+        super().close()
+        self._cut_short.clear()
 
     # ---- one to all, all to one ----
 
+    @waiting
     def broadcast(
         self,
         tensor: Tensor,
@@ -325,24 +229,22 @@ class NamedCollectives:
         tag: int | None = None,
         survivors: bool = True,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Copies the root's `tensor` into that of every member: of the same number of elements, of any shape.
 
         PeerLostError: the root was lost, or any member without `survivors`; `tensor` is unspecified then, but for the root's.
         """
-        return self._finish_call(self._broadcast(tensor, root, group, tag, survivors), timeout)
+        group = self._group_of(group)
+        data = one_buffer("tensor", tensor, written=_rank("root", root, group) != group.rank)
+        return _call(Collective.BROADCAST, group, tag, data, data, survivors=survivors, count=data.numel, root=root)
 
     def broadcast_async(
         self, tensor: Tensor, root: int = 0, *, group: Group | None = None, tag: int | None = None, survivors: bool = True
     ) -> CollectiveHandle:
         """Launches `broadcast` and returns at once."""
-        return CollectiveHandle.launched(self, self._broadcast(tensor, root, group, tag, survivors))
+        return self._launch(NamedCollectives.broadcast, tensor, root, group=group, tag=tag, survivors=survivors)
 
-    def _broadcast(self, tensor: Tensor, root: int, group: Group | None, tag: int | None, survivors: bool) -> Call:
-        group = self._group_of(group)
-        data = one_buffer("tensor", tensor, written=_rank("root", root, group) != group.rank)
-        return _call(Collective.BROADCAST, group, tag, data, data, count=data.numel, root=root).going_on(survivors)
-
+    @waiting
     def reduce(
         self,
         send: Tensor,
@@ -354,12 +256,16 @@ class NamedCollectives:
         tag: int | None = None,
         survivors: bool = True,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Reduces `send` of all members into `recv` of the root: in place, where it is left out. Other members need no `recv`.
 
         AVG divides by the contributors. PeerLostError: the root was lost, or any member without `survivors`.
         """
-        return self._finish_call(self._reduce(send, recv, op, root, group, tag, survivors), timeout)
+        group = self._group_of(group)
+        op = ReduceOp.of(op)
+        at_root = _rank("root", root, group) == group.rank
+        source, target = reduced(send, recv) if at_root else (one_buffer("send", send), None)
+        return _call(Collective.REDUCE, group, tag, source, target, survivors=survivors, count=source.numel, op=op, root=root)
 
     def reduce_async(
         self,
@@ -373,40 +279,27 @@ class NamedCollectives:
         survivors: bool = True,
     ) -> CollectiveHandle:
         """Launches `reduce` and returns at once."""
-        return CollectiveHandle.launched(self, self._reduce(send, recv, op, root, group, tag, survivors))
+        return self._launch(NamedCollectives.reduce, send, recv, op=op, root=root, group=group, tag=tag, survivors=survivors)
 
-    def _reduce(
+    @waiting
+    def _all_reduce(
         self,
         send: Tensor,
         recv: Tensor | None,
+        *,
         op: ReduceOp | str,
-        root: int,
-        group: Group | None,
+        group: Group,
         tag: int | None,
         survivors: bool,
+        timeout: float | None,
     ) -> Call:
+        """The all-reduce of a group; that of all members is `Communicator.all_reduce`."""
         group = self._group_of(group)
         op = ReduceOp.of(op)
-        at_root = _rank("root", root, group) == group.rank
-        source = one_buffer("send", send, written=at_root and recv is None)
-        target = None
-        if at_root:
-            target = source if recv is None else one_buffer("recv", recv, written=True)
-            check_alike(source, target)
-            check_size(source, target)
-        return _call(Collective.REDUCE, group, tag, source, target, count=source.numel, op=op, root=root).going_on(survivors)
+        source, target = reduced(send, recv)
+        return _call(Collective.ALL_REDUCE, group, tag, source, target, survivors=survivors, count=source.numel, op=op)
 
-    def _all_reduce(
-        self, send: Tensor, recv: Tensor | None, op: ReduceOp | str, group: Group | None, tag: int | None, survivors: bool
-    ) -> Call:
-        group = self._group_of(group)
-        op = ReduceOp.of(op)
-        source = one_buffer("send", send, written=recv is None)
-        target = source if recv is None else one_buffer("recv", recv, written=True)
-        check_alike(source, target)
-        check_size(source, target)
-        return _call(Collective.ALL_REDUCE, group, tag, source, target, count=source.numel, op=op).going_on(survivors)
-
+    @waiting
     def gather(
         self,
         send: Tensor,
@@ -417,12 +310,21 @@ class NamedCollectives:
         group: Group | None = None,
         tag: int | None = None,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Puts `send` of all members one behind the other into `recv` of the root. Other members need no `recv`.
 
         Where the members' tensors differ in size, all members give the same `counts`. PeerLostError: any member was lost.
         """
-        return self._finish_call(self._gather(send, recv, root, counts, group, tag), timeout)
+        group = self._group_of(group)
+        at_root = _rank("root", root, group) == group.rank
+        own = one_buffer("send", send)
+        whole = None
+        if at_root:
+            require(recv is not None, "recv must be given at the root")
+            whole = buffer_of(recv, "recv", written=True)
+            check_alike(own, whole)
+        parts = rooted_parts(own, "send", whole, "recv", group, counts)
+        return _call(Collective.GATHER, group, tag, own, whole, root=root, **equal_or_counts(parts))
 
     def gather_async(
         self,
@@ -435,28 +337,9 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `gather` and returns at once."""
-        return CollectiveHandle.launched(self, self._gather(send, recv, root, counts, group, tag))
+        return self._launch(NamedCollectives.gather, send, recv, root, counts=counts, group=group, tag=tag)
 
-    def _gather(
-        self,
-        send: Tensor,
-        recv: Parts | None,
-        root: int,
-        counts: Sequence[int] | None,
-        group: Group | None,
-        tag: int | None,
-    ) -> Call:
-        group = self._group_of(group)
-        at_root = _rank("root", root, group) == group.rank
-        own = one_buffer("send", send)
-        whole = None
-        if at_root:
-            require(recv is not None, "recv must be given at the root")
-            whole = buffer_of(recv, "recv", written=True)
-            check_alike(own, whole)
-        parts = rooted_parts(own, "send", whole, "recv", group, counts)
-        return _call(Collective.GATHER, group, tag, own, whole, root=root, **equal_or_counts(parts))
-
+    @waiting
     def scatter(
         self,
         send: Parts | None,
@@ -467,35 +350,11 @@ class NamedCollectives:
         group: Group | None = None,
         tag: int | None = None,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Gives each member its part of `send` of the root in `recv`. Other members pass None for `send`.
 
         Where the parts differ in size, all members give the same `counts`. PeerLostError: any member was lost.
         """
-        return self._finish_call(self._scatter(send, recv, root, counts, group, tag), timeout)
-
-    def scatter_async(
-        self,
-        send: Parts | None,
-        recv: Tensor,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `scatter` and returns at once."""
-        return CollectiveHandle.launched(self, self._scatter(send, recv, root, counts, group, tag))
-
-    def _scatter(
-        self,
-        send: Parts | None,
-        recv: Tensor,
-        root: int,
-        counts: Sequence[int] | None,
-        group: Group | None,
-        tag: int | None,
-    ) -> Call:
         group = self._group_of(group)
         at_root = _rank("root", root, group) == group.rank
         own = one_buffer("recv", recv, written=True)
@@ -510,8 +369,22 @@ class NamedCollectives:
             sizes = {"send_counts": parts}
         return _call(Collective.SCATTER, group, tag, whole, own, root=root, **sizes)
 
+    def scatter_async(
+        self,
+        send: Parts | None,
+        recv: Tensor,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `scatter` and returns at once."""
+        return self._launch(NamedCollectives.scatter, send, recv, root, counts=counts, group=group, tag=tag)
+
     # ---- all to all ----
 
+    @waiting
     def all_gather(
         self,
         send: Tensor,
@@ -521,13 +394,18 @@ class NamedCollectives:
         group: Group | None = None,
         tag: int | None = None,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Puts `send` of all members one behind the other into `recv` of every member.
 
         `send` may be the own part of `recv`. Where the members' tensors differ in size, `recv` is a list of tensors of these
         sizes, or `counts` has them, the same on all members. PeerLostError: any member was lost.
         """
-        return self._finish_call(self._all_gather(send, recv, counts, group, tag), timeout)
+        group = self._group_of(group)
+        own, whole = one_buffer("send", send), buffer_of(recv, "recv", written=True)
+        check_alike(own, whole)
+        parts = divided(whole, "recv", group, counts)
+        check_own("send", own, parts[group.rank], "recv")
+        return _call(Collective.ALL_GATHER, group, tag, own, whole, **equal_or_counts(parts))
 
     def all_gather_async(
         self,
@@ -539,16 +417,9 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `all_gather` and returns at once."""
-        return CollectiveHandle.launched(self, self._all_gather(send, recv, counts, group, tag))
+        return self._launch(NamedCollectives.all_gather, send, recv, counts=counts, group=group, tag=tag)
 
-    def _all_gather(self, send: Tensor, recv: Parts, counts: Sequence[int] | None, group: Group | None, tag: int | None) -> Call:
-        group = self._group_of(group)
-        own, whole = one_buffer("send", send), buffer_of(recv, "recv", written=True)
-        check_alike(own, whole)
-        parts = divided(whole, "recv", group, counts)
-        check_own("send", own, parts[group.rank], "recv")
-        return _call(Collective.ALL_GATHER, group, tag, own, whole, **equal_or_counts(parts))
-
+    @waiting
     def reduce_scatter(
         self,
         send: Parts,
@@ -559,13 +430,19 @@ class NamedCollectives:
         group: Group | None = None,
         tag: int | None = None,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Reduces `send` of all members, and gives each member its part of the result in `recv`.
 
         Where the parts differ in size, `send` is a list of tensors of these sizes, or `counts` has them, the same on all
         members. PeerLostError: any member was lost.
         """
-        return self._finish_call(self._reduce_scatter(send, recv, op, counts, group, tag), timeout)
+        group = self._group_of(group)
+        op = ReduceOp.of(op)
+        whole, own = buffer_of(send, "send"), one_buffer("recv", recv, written=True)
+        check_alike(whole, own)
+        parts = divided(whole, "send", group, counts)
+        check_own("recv", own, parts[group.rank], "send")
+        return _call(Collective.REDUCE_SCATTER, group, tag, whole, own, op=op, **equal_or_counts(parts))
 
     def reduce_scatter_async(
         self,
@@ -578,25 +455,9 @@ class NamedCollectives:
         tag: int | None = None,
     ) -> CollectiveHandle:
         """Launches `reduce_scatter` and returns at once."""
-        return CollectiveHandle.launched(self, self._reduce_scatter(send, recv, op, counts, group, tag))
+        return self._launch(NamedCollectives.reduce_scatter, send, recv, op=op, counts=counts, group=group, tag=tag)
 
-    def _reduce_scatter(
-        self,
-        send: Parts,
-        recv: Tensor,
-        op: ReduceOp | str,
-        counts: Sequence[int] | None,
-        group: Group | None,
-        tag: int | None,
-    ) -> Call:
-        group = self._group_of(group)
-        op = ReduceOp.of(op)
-        whole, own = buffer_of(send, "send"), one_buffer("recv", recv, written=True)
-        check_alike(whole, own)
-        parts = divided(whole, "send", group, counts)
-        check_own("recv", own, parts[group.rank], "send")
-        return _call(Collective.REDUCE_SCATTER, group, tag, whole, own, op=op, **equal_or_counts(parts))
-
+    @waiting
     def all_to_all(
         self,
         send: Parts,
@@ -607,37 +468,13 @@ class NamedCollectives:
         group: Group | None = None,
         tag: int | None = None,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Gives each member its part of `send`, and puts those of all members one behind the other into `recv`.
 
         Either all members give two tensors of equal parts; or all of them give lists, or tensors with `send_counts` and
         `recv_counts`, whose parts may differ in size: what a member sends to another is what that one receives from it.
         PeerLostError: any member was lost.
         """
-        return self._finish_call(self._all_to_all(send, recv, send_counts, recv_counts, group, tag), timeout)
-
-    def all_to_all_async(
-        self,
-        send: Parts,
-        recv: Parts,
-        *,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        group: Group | None = None,
-        tag: int | None = None,
-    ) -> CollectiveHandle:
-        """Launches `all_to_all` and returns at once."""
-        return CollectiveHandle.launched(self, self._all_to_all(send, recv, send_counts, recv_counts, group, tag))
-
-    def _all_to_all(
-        self,
-        send: Parts,
-        recv: Parts,
-        send_counts: Sequence[int] | None,
-        recv_counts: Sequence[int] | None,
-        group: Group | None,
-        tag: int | None,
-    ) -> Call:
         group = self._group_of(group)
         source, target = buffer_of(send, "send"), buffer_of(recv, "recv", written=True)
         check_alike(source, target)
@@ -651,6 +488,21 @@ class NamedCollectives:
         check_size(source, target)
         return _call(Collective.ALL_TO_ALL, group, tag, source, target, count=gives[0])
 
+    def all_to_all_async(
+        self,
+        send: Parts,
+        recv: Parts,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        group: Group | None = None,
+        tag: int | None = None,
+    ) -> CollectiveHandle:
+        """Launches `all_to_all` and returns at once."""
+        method = NamedCollectives.all_to_all
+        return self._launch(method, send, recv, send_counts=send_counts, recv_counts=recv_counts, group=group, tag=tag)
+
+    @waiting
     def barrier(
         self,
         *,
@@ -658,37 +510,32 @@ class NamedCollectives:
         tag: int | None = None,
         survivors: bool = True,
         timeout: float | None = None,
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Returns when all members have called it. PeerLostError: any member was lost, without `survivors`."""
-        return self._finish_call(self._barrier(group, tag, survivors), timeout)
+        return _call(Collective.BARRIER, self._group_of(group), tag, None, None, survivors=survivors)
 
     def barrier_async(self, *, group: Group | None = None, tag: int | None = None, survivors: bool = True) -> CollectiveHandle:
         """Launches `barrier` and returns at once."""
-        return CollectiveHandle.launched(self, self._barrier(group, tag, survivors))
-
-    def _barrier(self, group: Group | None, tag: int | None, survivors: bool) -> Call:
-        return _call(Collective.BARRIER, self._group_of(group), tag, None, None).going_on(survivors)
+        return self._launch(NamedCollectives.barrier, group=group, tag=tag, survivors=survivors)
 
     # ---- one to one ----
 
+    @waiting
     def send(
         self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None, timeout: float | None = None
-    ) -> CollectiveInfo:
+    ) -> Call:
         """Sends `tensor` to the member of rank `to`, which receives as many elements of the same type with `recv`.
 
         Of two members, the sends of one `tag` are received in the order in which they were sent; those of other tags, and of
         other members, do not meet them. A tag of 1,024 or more belongs to one message of the two at a time: UsageError while that
         is in flight. PeerLostError: the receiver was lost.
         """
-        return self._finish_call(self._send(tensor, to, group, tag), timeout)
+        group = self._group_of(group)
+        return self._pair(one_buffer("tensor", tensor), None, group, group.rank, _other("to", to, group), tag)
 
     def send_async(self, tensor: Tensor, to: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `send` and returns at once."""
-        return CollectiveHandle.launched(self, self._send(tensor, to, group, tag))
-
-    def _send(self, tensor: Tensor, to: int, group: Group | None, tag: int | None) -> Call:
-        group = self._group_of(group)
-        return self._pair(one_buffer("tensor", tensor), None, group, group.rank, _other("to", to, group), tag)
+        return self._launch(NamedCollectives.send, tensor, to, group=group, tag=tag)
 
     def recv(
         self,
@@ -707,26 +554,26 @@ class NamedCollectives:
         group = self._group_of(group)
         if source is None:
             source = self._next_sender(group, tag, deadline)
-        self._finish_call(self._recv(tensor, source, group, tag), deadline.remaining())
+        self._recv(tensor, source, group=group, tag=tag, timeout=deadline.remaining())
         return source
 
     def recv_async(self, tensor: Tensor, source: int, *, group: Group | None = None, tag: int | None = None) -> CollectiveHandle:
         """Launches `recv` from one member and returns at once."""
-        return CollectiveHandle.launched(self, self._recv(tensor, source, group, tag))
+        return self._launch(NamedCollectives._recv, tensor, source, group=group, tag=tag)
 
-    def _recv(self, tensor: Tensor, source: int, group: Group | None, tag: int | None) -> Call:
+    @waiting
+    def _recv(self, tensor: Tensor, source: int, *, group: Group | None, tag: int | None, timeout: float | None = None) -> Call:
         group = self._group_of(group)
-        return self._pair(
-            None, one_buffer("tensor", tensor, written=True), group, _other("source", source, group), group.rank, tag
-        )
+        into = one_buffer("tensor", tensor, written=True)
+        return self._pair(None, into, group, _other("source", source, group), group.rank, tag)
 
     def _pair(
         self, sent: Buffer | None, received: Buffer | None, group: Group, sender: int, receiver: int, tag: int | None
     ) -> Call:
-        ends = [group.members[sender], group.members[receiver]]
+        ends = self.group([group.members[sender], group.members[receiver]])
         data = sent or received
         assert data is not None
-        made = _call(Collective.SEND, self.group(ends), tag, sent, received, count=data.numel, root=0)
+        made = _call(Collective.SEND, ends, tag, sent, received, count=data.numel, root=0)
         made.numbered = "send"
         made.caller_group = group
         return made
@@ -752,7 +599,45 @@ class NamedCollectives:
             deadline.sleep(pause)
             pause = min(2 * pause, POLL_MOST_SECONDS)
 
+    # ---- on addresses ----
+
+    @launching
+    def launch(
+        self,
+        kind: Collective,
+        *,
+        group: Group,
+        tag: int,
+        send: int = 0,
+        recv: int = 0,
+        dtype: DataType = DataType.UINT8,
+        count: int = 0,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        survivors: bool = False,
+        stream: int = 0,
+        keep: object = None,
+    ) -> CollectiveOp:
+        """Launches a collective on memory at the addresses `send` and `recv` (`pcclCollectiveAsync`), and returns at once.
+
+        `keep` is held until the op has ended. Of memory at a GPU, the op comes after what the stream of this number has had,
+        a CUstream; 0: the legacy default stream. UsageError: the call is wrong, the tag is in flight, or the stream captures a
+        CUDA graph.
+        """
+        data = send, recv, count, dtype, op, root, stream
+        counts = send_counts, recv_counts
+        return CollectiveOp(self._handle, self._live_ops, self._pointer, kind, group, tag, data, counts, survivors, keep)
+
+    _prepare: Callable[..., CollectiveOp] = launch.__wrapped__  # type: ignore[attr-defined]  # the op that is not launched yet
+
     # ---- inside ----
+
+    def _adopt(self, pointer: Any, ip: Any) -> None:
+        super()._adopt(pointer, ip)
+        self._cut_short: dict[tuple[Any, ...], CollectiveHandle] = {}
+        self._everyone: Everyone | None = None
 
     def _group_of(self, group: Group | None) -> Group:
         if group is not None:
@@ -760,8 +645,16 @@ class NamedCollectives:
             return group
         members = self._snapshot
         if self._everyone is None or self._everyone.members != members:
-            self._everyone = Everyone(self, members)  # type: ignore[arg-type]
+            self._everyone = Everyone(self._handle, members)
         return self._everyone
+
+    def _launch(
+        self, method: Callable[Concatenate[NamedCollectives, P], CollectiveInfo], *arguments: P.args, **named: P.kwargs
+    ) -> CollectiveHandle:
+        """Launches what a waiting method describes, on private memory: the program may use its tensors until the end."""
+        call: Call = method.__wrapped__(self, *arguments, **named)  # type: ignore[attr-defined]
+        call.make_private(self._pool)
+        return CollectiveHandle(self, call).begin()
 
     def _finish_call(self, call: Call, timeout: float | None) -> CollectiveInfo:
         """Launches a call and waits for its end, or for that of one like it that was cut short."""
@@ -790,7 +683,16 @@ class NamedCollectives:
 # ---- descriptions ----
 
 
-def _call(kind: Collective, group: Group, tag: int | None, send: Buffer | None, recv: Buffer | None, **arguments: Any) -> Call:
+def _call(
+    kind: Collective,
+    group: Group,
+    tag: int | None,
+    send: Buffer | None,
+    recv: Buffer | None,
+    *,
+    survivors: bool = False,
+    **arguments: Any,
+) -> Call:
     if tag is not None:
         tag = whole_number("tag", tag, 64)
     known = send or recv
@@ -799,7 +701,16 @@ def _call(kind: Collective, group: Group, tag: int | None, send: Buffer | None, 
     arguments["send"] = 0 if send is None else send.pointer
     arguments["recv"] = 0 if recv is None else recv.pointer
     arguments["stream"] = common_stream((role, part.stream) for role, part in (("send", send), ("recv", recv)) if part)
-    return Call(kind, group, arguments, send, recv, tag)
+    return Call(kind, group, arguments, send, recv, tag, survivors=survivors)
+
+
+def reduced(send: Tensor, recv: Tensor | None) -> tuple[Buffer, Buffer]:
+    """The memory of a reduce, in place if there is no `recv`."""
+    source = one_buffer("send", send, written=recv is None)
+    target = source if recv is None else one_buffer("recv", recv, written=True)
+    check_alike(source, target)
+    check_size(source, target)
+    return source, target
 
 
 def _rank(name: str, rank: int, group: Group) -> int:

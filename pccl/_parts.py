@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pccl._calls import whole_number
-from pccl._collectives import Group
 from pccl._enums import DataType, DeviceType
 from pccl._errors import ArgumentError
 from pccl._gpu import common_stream, is_gpu_array
+from pccl._groups import Group
 from pccl._tensors import (
     Memory,
     Room,

@@ -5,9 +5,7 @@ from typing import Any
 from pccl import _cuda as cuda  # noqa: F401 - a name that PCCL has here
 from pccl import _loader
 from pccl._collectives import Collective as Collective
-from pccl._collectives import CollectiveInfo as CollectiveInfo
 from pccl._collectives import CollectiveOp as CollectiveOp
-from pccl._collectives import Group as Group
 from pccl._communicator import Communicator as Communicator
 from pccl._diagnosis import Diagnosis as Diagnosis
 from pccl._diagnosis import EdgeReport as EdgeReport
@@ -20,7 +18,6 @@ from pccl._enums import DeviceType as DeviceType
 from pccl._enums import DistributionHint as DistributionHint
 from pccl._enums import QuantizationAlgorithm as QuantizationAlgorithm
 from pccl._enums import ReduceOp as ReduceOp
-from pccl._enums import Result as Result
 from pccl._enums import SharedStateSyncStrategy as SharedStateSyncStrategy
 from pccl._errors import ArgumentError as ArgumentError
 from pccl._errors import CallAgainError as CallAgainError
@@ -31,22 +28,25 @@ from pccl._errors import OperationCancelledError as OperationCancelledError
 from pccl._errors import PCCLError as PCCLError
 from pccl._errors import PCCLTimeoutError as PCCLTimeoutError
 from pccl._errors import PeerLostError as PeerLostError
+from pccl._errors import Result as Result
 from pccl._errors import SystemRefusedError as SystemRefusedError
 from pccl._errors import TooFewPeersError as TooFewPeersError
 from pccl._errors import UsageError as UsageError
 from pccl._feedback import ErrorFeedback as ErrorFeedback
+from pccl._groups import Group as Group
 from pccl._handle import Handle as Handle
 from pccl._links import Link as Link
 from pccl._master import MasterNode as MasterNode
 from pccl._named import CollectiveHandle as CollectiveHandle
-from pccl._ops import AsyncReduceHandle as AsyncReduceHandle
+from pccl._reduces import AsyncReduceHandle as AsyncReduceHandle
+from pccl._results import CollectiveInfo as CollectiveInfo
+from pccl._results import Contributors as Contributors
+from pccl._results import ReduceInfo as ReduceInfo
 from pccl._state import SharedState as SharedState
 from pccl._state import SharedStateSyncInfo as SharedStateSyncInfo
 from pccl._state import SyncProgress as SyncProgress
-from pccl._types import Contributors as Contributors
 from pccl._types import QuantizationOptions as QuantizationOptions
 from pccl._types import ReduceDescriptor as ReduceDescriptor
-from pccl._types import ReduceInfo as ReduceInfo
 from pccl._types import ReduceOpDescriptor as ReduceOpDescriptor
 from pccl._types import ReduceOperandDescriptor as ReduceOperandDescriptor
 from pccl._types import TensorInfo as TensorInfo

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from pccl._calls import UNBOUNDED, Deadline
-from pccl._collectives import Collective, CollectiveInfo, Group, roll
+from pccl._collectives import Call, Collective
+from pccl._communicator import roll
 from pccl._enums import DataType, DeviceType
 from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, error_for
+from pccl._groups import Group
 from pccl._handle import Handle
 from pccl._loader import load_native_module, load_sparse_forms
-from pccl._named import Call, CollectiveHandle
+from pccl._named import CollectiveHandle
 from pccl._parts import Buffer, check_size, one_buffer
+from pccl._results import CollectiveInfo
 from pccl._tensors import is_torch_tensor, require
 
 if TYPE_CHECKING:

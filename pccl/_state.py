@@ -128,7 +128,7 @@ class SharedState:
         peer whose loaded state is replaced logs a warning. ValueError: the state has other names, shapes or data types; nothing
         is changed then.
         """
-        from pccl.state._entries import copy_by_name  # torch is not imported before it is needed
+        from pccl.state._module import copy_by_name  # torch is not imported before it is needed
 
         self._collect("SharedState.load_state_dict")
         copy_by_name(self._owners(), state["tensors"])
@@ -138,13 +138,13 @@ class SharedState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes `state_dict` to the folder `path` . After a crash the folder is the old one or the new one."""
-        from pccl.state import save
+        from pccl.state._checkpoint import save
 
         save(self.state_dict(), path)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Loads what `save` wrote, like `load_state_dict`. FileNotFoundError: there is none. CheckpointError: it is damaged."""
-        from pccl.state import load
+        from pccl.state._checkpoint import load
 
         self.load_state_dict(load(path))
 
@@ -175,7 +175,7 @@ class SharedState:
         for scalar in self._scalars:
             scalar.store()
         if self._loaded is not None:
-            from pccl.state import warn_if_overridden
+            from pccl.state._checkpoint import warn_if_overridden
 
             warn_if_overridden(self._loaded, self.revision, "SharedState")
             self._loaded = None

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from pccl._enums import DataType, DeviceType, Result
-from pccl._errors import ArgumentError, UsageError
+from pccl._enums import DataType, DeviceType
+from pccl._errors import ArgumentError, Result, UsageError
 from pccl._gpu import array_memory, check_known, common_stream, is_gpu_array, torch_stream
 from pccl._loader import load_native_module
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from pccl._calls import whole_number
 from pccl._enums import DataType, DeviceType, DistributionHint, QuantizationAlgorithm, ReduceOp
@@ -273,36 +272,6 @@ class TensorInfo:
 
     def __repr__(self) -> str:
         return f"TensorInfo({self.name!r}, numel={self.numel}, dtype={self.dtype.name}, device={self.device_type.name})"
-
-
-class Contributors(NamedTuple):
-    """Who is in the elements from `start` to `stop` of a result. AVG has divided them by `len(peers)`.
-
-    No peers: the range was not reduced; in place it holds the input.
-    """
-
-    start: int
-    stop: int
-    peers: frozenset[UUID]
-
-
-@dataclass
-class ReduceInfo:
-    """Contributors of a reduce, which is what AVG divides by, and element bytes that this peer sent and received.
-
-    With `retry`, ranges of a result may have different contributors: `contributors` has them in order, and `local_world_size`
-    is the number of those that the op was ended with. Without it `contributors` is empty: they are the members of the group.
-    """
-
-    local_world_size: int
-    tx_bytes: int
-    rx_bytes: int
-    contributors: tuple[Contributors, ...] = field(default=(), kw_only=True)
-
-    @property
-    def world_size(self) -> int:
-        """The same as `local_world_size`."""
-        return self.local_world_size
 
 
 publish(globals())

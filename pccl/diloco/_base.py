@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from pccl._communicator import Communicator
+from pccl._results import Contributors
 from pccl._state import SharedState
-from pccl._types import Contributors, TensorInfo
+from pccl._types import TensorInfo
 from pccl.diloco import _checkpoint
 from pccl.diloco._average import Averaged, Averager
 from pccl.diloco._compression import Compression

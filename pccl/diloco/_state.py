@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from pccl._types import TensorInfo
 from pccl.diloco._outer import COMPILED, local_memory, named_parameters
 from pccl.state import Entries, encode, load_object_state, object_state
-from pccl.state._entries import require_same_names
-from pccl.state._module import Extra
+from pccl.state._module import Extra, require_same_names
 from pccl.state._objects import extra_states, load_extra_states
 
 

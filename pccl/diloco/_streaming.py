@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pccl._communicator import Communicator
-from pccl._types import Contributors
+from pccl._results import Contributors
 from pccl.diloco._average import Average, Averaged, Averager, exchange
 from pccl.diloco._base import SYNC_EVERY, Round, Setting, Trainer, Weight, require_whole
 from pccl.diloco._compression import Compression

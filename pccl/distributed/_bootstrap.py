@@ -28,8 +28,7 @@ from pccl import _native
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
-from pccl._enums import Result
-from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError
+from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, Result
 from pccl._files import open_log
 from pccl._master import RunState, run_state
 from pccl._supervisor import JOINED, restore_environment

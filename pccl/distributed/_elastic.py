@@ -14,16 +14,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-import pccl
 from pccl._collectives import Collective
+from pccl._communicator import Communicator
 from pccl._enums import DataType
-from pccl._errors import JoinError
+from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError, UsageError
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
 from pccl.distributed._training import Training
 from pccl.state import LIMIT_BYTES, decode, encode, load, save, warn_if_overridden
-from pccl.state._entries import Entries, require_same_names
+from pccl.state._entries import Entries
+from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._split import with_tensors, without_tensors
 
@@ -203,7 +204,7 @@ class Elastic:
                 behind = not is_root and (new or standing.order() != best.order())
                 self._share(comm, here, content, seconds, is_root=is_root, behind=behind)
                 break
-            except (pccl.PeerLostError, pccl.CallAgainError, pccl.TooFewPeersError, _DisagreedError):
+            except (PeerLostError, CallAgainError, TooFewPeersError, _DisagreedError):
                 if attempt == ATTEMPTS - 1:
                     raise
                 comm.update_topology(timeout=seconds)
@@ -218,7 +219,7 @@ class Elastic:
 
     def _share(
         self,
-        comm: pccl.Communicator,
+        comm: Communicator,
         here: Sequence[UUID],
         content: dict[str, Any],
         seconds: float,
@@ -244,7 +245,7 @@ class Elastic:
             self._take_own(with_tensors(content["own"], large.tensors))
             self._steps = content["steps"]
 
-    def _sync_entries(self, comm: pccl.Communicator, entries: Entries, revision: int, seconds: float) -> None:
+    def _sync_entries(self, comm: Communicator, entries: Entries, revision: int, seconds: float) -> None:
         reached = entries.sync(comm, revision, seconds)
         if reached is not None:
             self._round = reached + 1  # what the master expects in the next one
@@ -328,7 +329,7 @@ class _Standing(NamedTuple):
         return self.tells and not (self.new and self.revision), self.revision, self.loaded, step
 
 
-def _gather(comm: pccl.Communicator, here: Sequence[UUID], own: _Standing, seconds: float) -> list[_Standing]:
+def _gather(comm: Communicator, here: Sequence[UUID], own: _Standing, seconds: float) -> list[_Standing]:
     """What each of these members tells, in their order."""
     if len(here) == 1:
         return [own]
@@ -338,9 +339,7 @@ def _gather(comm: pccl.Communicator, here: Sequence[UUID], own: _Standing, secon
     return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4])) for row in rows.tolist()]
 
 
-def _broadcast(
-    comm: pccl.Communicator, here: Sequence[UUID], root: int, told: Callable[[], bytes] | None, seconds: float
-) -> bytes:
+def _broadcast(comm: Communicator, here: Sequence[UUID], root: int, told: Callable[[], bytes] | None, seconds: float) -> bytes:
     """The content of one of these members, on all of them. An error of its own is one on all."""
     group = comm.group(here)
     body, failure = b"", None
@@ -368,7 +367,7 @@ def _broadcast(
 
 
 def _call(
-    comm: pccl.Communicator,
+    comm: Communicator,
     group: Any,
     kind: Collective,
     send: torch.Tensor,
@@ -391,7 +390,7 @@ def _call(
             keep=(send, recv),
         )
         op.wait(seconds)
-    except pccl.UsageError as error:
+    except UsageError as error:
         raise _DisagreedError(str(error)) from error
 
 

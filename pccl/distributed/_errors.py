@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-import pccl
-from pccl._enums import Result
-from pccl._errors import PCCLError
+from pccl import _errors
+from pccl._errors import ConnectionFailedError, PCCLError, PCCLTimeoutError, Result
 from pccl._names import rank_label, with_ranks
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class CollectiveError(PCCLError, _BackendError):
     """A collective failed on every member of the group that called it."""
 
 
-class PeerLostError(pccl.PeerLostError, CollectiveError):
+class PeerLostError(_errors.PeerLostError, CollectiveError):
     """A collective ended because members of the group were lost.
 
     `ranks` are the ranks that they had in the group when the call was made, `members` are their uuids in the run, `names` what
@@ -50,17 +49,17 @@ class PeerLostError(pccl.PeerLostError, CollectiveError):
         self.members = members
 
 
-class CollectiveTimeoutError(pccl.PCCLTimeoutError, CollectiveError):
+class CollectiveTimeoutError(PCCLTimeoutError, CollectiveError):
     """Not every member of the group joined a collective within the timeout of the call or of the group."""
 
 
 def translated(error: PCCLError, call: str, members: Sequence[UUID], names: Mapping[UUID, str]) -> CollectiveError:
     """The error of the core as one of this module, with the name of the call that it ended, and ranks for peers."""
     text = with_ranks(error.detail or str(error), members, names)
-    if isinstance(error, pccl.PCCLTimeoutError):
+    if isinstance(error, PCCLTimeoutError):
         what, _, _ = text.partition("; what it waited for goes on")
         return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")
-    lost = isinstance(error, (pccl.PeerLostError, pccl.ConnectionFailedError))  # also a lost master, and an expulsion
+    lost = isinstance(error, (_errors.PeerLostError, ConnectionFailedError))  # also a lost master, and an expulsion
     if lost and CLOSED_BY_PEER not in text:
         text = f"{text} ({CLOSED_BY_PEER})"
     return CollectiveError(error.result, call, text)

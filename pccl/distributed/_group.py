@@ -17,7 +17,7 @@ from uuid import UUID
 import torch
 import torch.distributed as dist
 
-import pccl
+from pccl._communicator import Communicator
 from pccl.distributed import _bootstrap
 from pccl.distributed._change import Change, tell
 from pccl.distributed._collectives import Coalescing
@@ -137,7 +137,7 @@ class ProcessGroup(PointToPoint):
         return self._launcher.view
 
     @property
-    def communicator(self) -> pccl.Communicator:
+    def communicator(self) -> Communicator:
         """The communicator that carries the calls."""
         return self._launcher.communicator
 
@@ -159,7 +159,7 @@ class ProcessGroup(PointToPoint):
         (self._group_of_all or self)._subgroups.add(made)
         return made
 
-    def attach(self, communicator: pccl.Communicator, members: Sequence[UUID], number: int) -> None:
+    def attach(self, communicator: Communicator, members: Sequence[UUID], number: int) -> None:
         """Makes this the group of `members`, in rank order, of a run.
 
         All of them call it between two calls, with the same `members` and with a `number` that they have not given before.

@@ -35,17 +35,20 @@ from uuid import UUID
 
 import torch
 
-import pccl
+from pccl import _errors
 from pccl._collectives import Collective
-from pccl._enums import DataType, Result
-from pccl._errors import PCCLError
+from pccl._communicator import Communicator
+from pccl._enums import DataType
+from pccl._errors import PCCLError, PCCLTimeoutError, Result
 from pccl._names import name_of
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import stream_of, synchronize
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
-    from pccl._collectives import CollectiveInfo, CollectiveOp, Group
+    from pccl._collectives import CollectiveOp
+    from pccl._groups import Group
+    from pccl._results import CollectiveInfo
 
 _MASK = (1 << 64) - 1
 _SPREAD = 0x9E3779B97F4A7C15
@@ -262,7 +265,7 @@ class CoreCall:
             info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
             if info.world_size != len(self._group.members):
                 self._adopt(info)
-        except pccl.PeerLostError as error:
+        except _errors.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
             raise translated(error, self._name, self._members, self._launcher.names(self._members)) from error
@@ -276,7 +279,7 @@ class CoreCall:
         if self._scaled is not None:
             _rescale(*self._scaled, info)
 
-    def _recover(self, error: pccl.PeerLostError, timeout: float | None) -> None:
+    def _recover(self, error: _errors.PeerLostError, timeout: float | None) -> None:
         """Makes the call again, or raises its error when all members know who was lost. May be repeated after a timeout."""
         lost = frozenset(self._group.members[place] for place in error.ranks)
         if self._agrees:
@@ -344,7 +347,7 @@ def _wait_in_turns(op: CollectiveOp, timeout: float | None) -> CollectiveInfo:
         left = end - time.monotonic()
         try:
             return op.wait(min(TURN_SECONDS, max(0.0, left)))
-        except pccl.PCCLTimeoutError:
+        except PCCLTimeoutError:
             if left <= 0:
                 raise
         for call in tuple(_unfinished):
@@ -370,7 +373,7 @@ def _divided_alike(tensor: torch.Tensor, divisor: int, founders: int) -> tuple[t
 class Launcher:
     """What one group launches."""
 
-    def __init__(self, communicator: pccl.Communicator, name: str, view: View, *, strict: bool) -> None:
+    def __init__(self, communicator: Communicator, name: str, view: View, *, strict: bool) -> None:
         self.communicator = communicator
         self.name = name
         self.view = view

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from pccl.state._entries import COMPILED, Entries, require_same_names
+from pccl.state._entries import COMPILED, Entries
+from pccl.state._module import require_same_names
 from pccl.state._objects import extra_states, groups_of, load_buffer, load_extra_states, load_groups
 
 SMALL = 16

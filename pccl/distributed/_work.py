@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pccl._enums import Result
+from pccl._errors import Result
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._futures import Future
 from pccl.distributed._launch import TURN_SECONDS, Call, hearing

@@ -11,10 +11,10 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.state needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
 from pccl._exports import rehome as _rehome
-from pccl.state._checkpoint import CheckpointError, load, save
+from pccl.state._checkpoint import CheckpointError, load, save, warn_if_overridden
 from pccl.state._entries import Entries, module_tensors
 from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state
-from pccl.state._start import Start, highest_step, warn_if_overridden
+from pccl.state._start import Start, highest_step
 from pccl.state._tree import LIMIT_BYTES, TreeError, allow, decode, encode
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -18,6 +19,8 @@ import torch
 
 from pccl.state._split import with_tensors, without_tensors
 from pccl.state._tree import decode, encode
+
+_log = logging.getLogger("pccl.state")
 
 TREE = "pccl"
 """The entry with all that is not a tensor, encoded as bytes."""
@@ -216,3 +219,9 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def warn_if_overridden(loaded: int | None, step: int, what: str) -> None:
+    """Logs a warning if a state that was loaded from a checkpoint, of step `loaded`, gives way to another one, of step `step`."""
+    if loaded is not None and loaded != step:
+        _log.warning("%s: the state loaded from a checkpoint (step %d) is replaced by the run's (step %d)", what, loaded, step)

@@ -10,7 +10,7 @@ from torch import nn
 
 from pccl._state import SharedState
 from pccl._types import TensorInfo
-from pccl.state._module import _shareable
+from pccl.state._module import _shareable, require_same_names
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -128,27 +128,3 @@ def resize(tensor: torch.Tensor, shape: torch.Size, name: str) -> None:
             why = str(error)
     shapes = f"has the shape {tuple(tensor.shape)} here, and {tuple(shape)} at the other members"
     raise ValueError(f"{name} {shapes}: {why}")
-
-
-def require_same_names(own: Mapping[str, Any], told: Mapping[str, Any], what: str) -> None:
-    """ValueError names the first thing that only this process or only the other members have."""
-    if own.keys() == told.keys():
-        return
-    name = min(own.keys() ^ told.keys(), key=str)
-    where = "in this process only" if name in own else "at the other members only"
-    raise ValueError(f"{what} {name!r} is {where}: all members have to make the same model and state")
-
-
-@torch.no_grad()
-def copy_by_name(own: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Copies tensors and arrays into those of the same name. ValueError: names, shapes or data types differ; nothing changes."""
-    require_same_names(own, told, "tensor")
-    for name, tensor in own.items():
-        other = told[name]
-        if type(other) is not type(tensor) and not (isinstance(other, torch.Tensor) and isinstance(tensor, torch.Tensor)):
-            raise ValueError(f"{name} is a {type(tensor).__name__} here, and a {type(other).__name__} there")
-        if tensor.dtype != other.dtype or tuple(tensor.shape) != tuple(other.shape):
-            here, there = f"{tensor.dtype} of shape {tuple(tensor.shape)}", f"{other.dtype} of shape {tuple(other.shape)}"
-            raise ValueError(f"{name} is {here} here, and {there} there")
-    for name, tensor in own.items():
-        tensor[...] = told[name]

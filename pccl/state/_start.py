@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,8 +12,6 @@ from pccl._errors import TooFewPeersError
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
-
-_log = logging.getLogger("pccl.state")
 
 STEP_LIMIT = 1 << 62
 """Steps are below it."""
@@ -46,9 +43,3 @@ def highest_step(comm: Communicator, step: int, *, begun: bool, tag: int, timeou
         comm.all_reduce(value, op=ReduceOp.MAX, tag=tag, retry=True, timeout=timeout)
     highest = int(value)
     return Start(highest >= STEP_LIMIT, highest % STEP_LIMIT)
-
-
-def warn_if_overridden(loaded: int | None, step: int, what: str) -> None:
-    """Logs a warning if a state that was loaded from a checkpoint, of step `loaded`, gives way to another one, of step `step`."""
-    if loaded is not None and loaded != step:
-        _log.warning("%s: the state loaded from a checkpoint (step %d) is replaced by the run's (step %d)", what, loaded, step)

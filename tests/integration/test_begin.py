@@ -116,8 +116,8 @@ def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> No
 
 
 LATE_MASTER = """
-from pccl import _communicator
-_communicator.PAUSE_SECONDS = 0.01
+from pccl import _connection
+_connection.PAUSE_SECONDS = 0.01
 tried, attempts, attempt = threading.Event(), [], Communicator._attempt
 
 def counted(*arguments):
@@ -148,7 +148,7 @@ def test_a_peer_waits_for_a_master_that_starts_later(how: str) -> None:
 
 
 def test_the_wait_for_a_master_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl._communicator.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.01)
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with Communicator(address) as comm:
         with pytest.raises(ConnectError, match="is it running"):

@@ -121,7 +121,7 @@ def test_a_name_that_does_not_resolve(monkeypatch):
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    monkeypatch.setattr("pccl._communicator.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("pccl._connection.PAUSE_SECONDS", 0.01)
     with pccl.Communicator("nowhere.invalid:48148") as comm, pytest.raises(pccl.PCCLError, match="Failed to connect") as caught:
         comm.connect(2)
     assert "nowhere.invalid" in caught.value.detail

@@ -36,9 +36,7 @@ def found(tool: ModuleType, root: Path, sources: dict[str, str]) -> set[str]:
     "text",
     [
         "from pccl._state import SharedState",
-        "import pccl\ncomm = pccl.Communicator",
         "from pccl import Communicator",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pccl.cli import main",
         "from . import _outer",
     ],
 )
@@ -46,14 +44,22 @@ def test_imports_that_go_down(tool: ModuleType, tmp_path: Path, text: str) -> No
     assert found(tool, tmp_path, {"diloco/__init__": "", "diloco/_outer": "", "diloco/_base": text, "cli/__init__": ""}) == set()
 
 
-@pytest.mark.parametrize("text", ["from pccl.cli import main", "def f():\n    from ..cli import main", "import pccl.cli"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from pccl.cli import main",
+        "def f():\n    from ..cli import main",
+        "import pccl.cli",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pccl.cli import main",
+    ],
+)
 def test_an_import_that_goes_up(tool: ModuleType, tmp_path: Path, text: str) -> None:
     sources = {"cli/__init__": "", "diloco/_base": text}
     assert found(tool, tmp_path, sources) == {"pccl.diloco._base imports pccl.cli, which stands above it"}
 
 
 def test_a_lazy_name_that_goes_up(tool: ModuleType, tmp_path: Path) -> None:
-    sources = {"_files": "import pccl\nstate = pccl.SharedState"}
+    sources = {"_files": "from pccl import SharedState"}
     assert found(tool, tmp_path, sources) == {"pccl._files imports pccl._state, which stands above it"}
 
 
@@ -62,6 +68,34 @@ def test_an_import_aside(tool: ModuleType, tmp_path: Path) -> None:
     assert found(tool, tmp_path, sources) == {"pccl.diloco._base imports pccl.distributed, which stands beside it"}
 
 
-def test_a_circle(tool: ModuleType, tmp_path: Path) -> None:
-    sources = {"_a": "import pccl._b", "_b": "def f():\n    import pccl._c", "_c": "from pccl import _a"}
-    assert found(tool, tmp_path, sources) == {"modules import each other: pccl._a pccl._b pccl._c"}
+@pytest.mark.parametrize("condition", ["True", "TYPE_CHECKING"])
+def test_a_circle(tool: ModuleType, tmp_path: Path, condition: str) -> None:
+    names = ("diloco._a", "diloco._b", "diloco._c")
+    sources = {
+        "diloco/__init__": "",
+        "diloco/_a": "import pccl.diloco._b",
+        "diloco/_b": "def f():\n    import pccl.diloco._c",
+        "diloco/_c": f"if {condition}:\n    from pccl.diloco import _a",
+    }
+    assert found(tool, tmp_path, sources) == {f"modules import each other: {' '.join('pccl.' + name for name in names)}"}
+
+
+def test_an_import_of_the_package_itself(tool: ModuleType, tmp_path: Path) -> None:
+    """It is the place where users find names, and imports all that has any."""
+    assert found(tool, tmp_path, {"diloco/_base": "import pccl", "diloco/__init__": ""}) == {
+        "pccl.diloco._base imports pccl, which stands above it"
+    }
+
+
+def test_a_module_without_a_layer(tool: ModuleType, tmp_path: Path) -> None:
+    assert found(tool, tmp_path, {"_new": ""}) == {"pccl._new has no layer"}
+
+
+def test_modules_of_one_folder_may_have_different_layers(tool: ModuleType, tmp_path: Path) -> None:
+    sources = {
+        "state/__init__": "from pccl.state._tree import encode",
+        "state/_tree": "",
+        "_state": "from pccl.state._tree import encode",
+    }
+    assert found(tool, tmp_path, sources) == set()
+    assert found(tool, tmp_path, {"_state": "import pccl.state"}) == {"pccl._state imports pccl.state, which stands above it"}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
+import pydoc
 from uuid import UUID
 
 import numpy as np
 import pytest
 
-from pccl import Collective, CollectiveInfo, Group, PCCLTimeoutError, PeerLostError, ReduceOp, Result, UsageError
-from pccl._handle import Events
+from pccl import Collective, CollectiveInfo, Communicator, Group, PCCLTimeoutError, PeerLostError, ReduceOp, Result, UsageError
 from pccl._named import NamedCollectives
 
 torch = pytest.importorskip("torch")
+KINDS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier", "send", "recv")
 MEMBERS = tuple(UUID(int=number) for number in (7, 5, 9))
 
 
@@ -45,11 +47,9 @@ class SomeOp:
 
 class SomeComm(NamedCollectives):
     members = _snapshot = MEMBERS
-    _events = Events(None)  # told of nothing
-    _handle = None
 
     def __init__(self):
-        super().__init__()
+        super().__init__("127.0.0.1:1")
         self.launched = []
         self.ends = []
         self.refused = None
@@ -66,7 +66,7 @@ class SomeComm(NamedCollectives):
 
 @pytest.fixture
 def comm(monkeypatch):
-    monkeypatch.setattr("pccl._collectives.name_of", lambda handle, member: "")
+    monkeypatch.setattr("pccl._groups.name_of", lambda handle, member: "")
     return SomeComm()
 
 
@@ -272,3 +272,32 @@ def test_parts_are_stored_once_the_collective_has_ended(comm):
     assert not any(part.any() for part in lists)
     handle.wait()
     assert [part.tolist() for part in lists] == [[1], [2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("name", [*KINDS, "launch"])
+def test_methods_have_the_texts_and_parameters_of_their_descriptions(name):
+    method = getattr(Communicator, name)
+    assert (method.__name__, method.__qualname__, method.__module__) == (name, f"NamedCollectives.{name}", "pccl._named")
+    assert method.__doc__
+    returns = {"recv": "int", "launch": "CollectiveOp"}.get(name, "CollectiveInfo")
+    assert inspect.signature(method).return_annotation == method.__annotations__["return"] == returns
+    assert pydoc.render_doc(method, renderer=pydoc.plaintext).count(f"{name}(self, ") == 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_methods_that_return_at_once_take_the_same_arguments_but_the_timeout(name):
+    waits = dict(inspect.signature(getattr(Communicator, name)).parameters)
+    assert waits.pop("timeout").default is None
+    launches = inspect.signature(getattr(Communicator, f"{name}_async"))
+    if name == "recv":  # of any member, only where it waits
+        assert waits.pop("source").default is None
+        launches = launches.replace(parameters=[one for one in launches.parameters.values() if one.name != "source"])
+    assert dict(launches.parameters) == waits
+    assert launches.return_annotation == "CollectiveHandle"
+
+
+def test_arguments_that_a_collective_does_not_take_are_refused(comm):
+    with pytest.raises(TypeError, match=r"broadcast\(\) got an unexpected keyword argument 'counts'"):
+        comm.broadcast(ones(3), counts=[1], group=GROUP)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'timeout'"):
+        comm.broadcast_async(ones(3), timeout=1, group=GROUP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import queue
 import sys
@@ -11,33 +10,21 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from pccl._calls import (
-    INVALID_USAGE,
-    SLICE_MS,
-    SUCCESS,
-    TIMED_OUT,
-    UNBOUNDED,
-    ClosedError,
-    Deadline,
-    NativeHandle,
-    OpTicket,
-    Ticket,
-    call,
-)
-from pccl._enums import DataType, DeviceType, ReduceOp, Result
-from pccl._errors import PCCLError, PCCLTimeoutError, UsageError, error_for
+from pccl._calls import INVALID_USAGE, SLICE_MS, SUCCESS, TIMED_OUT, UNBOUNDED, ClosedError, Deadline, NativeHandle, Ticket
+from pccl._enums import DataType, DeviceType, ReduceOp
+from pccl._errors import PCCLError, PCCLTimeoutError, Result, UsageError, error_for
 from pccl._exports import publish
 from pccl._feedback import ErrorFeedback
 from pccl._gpu import DEFAULT_STREAM, hold_stream
-from pccl._handle import Handle
+from pccl._handle import Events, Handle
 from pccl._loader import load_native_module
+from pccl._operations import OpTicket, contributors, request_cancel, told
+from pccl._results import Contributors, ReduceInfo
 from pccl._tensors import Buffers, InputDigest, Room, RoomPool, check_in_place, copy_memory, overlap
-from pccl._types import Contributors, ReduceInfo, ReduceNumbers, ReduceOpDescriptor, plain_numbers
+from pccl._types import ReduceNumbers, ReduceOpDescriptor, plain_numbers
 
 if TYPE_CHECKING:
-    from pccl._communicator import Communicator
     from pccl._gpu import Stream
 
 _ffi, _C = load_native_module()
@@ -45,15 +32,11 @@ _ffi, _C = load_native_module()
 # addresses of send and recv, descriptor, retry, QuantizationOptions.blocks, error feedback
 OpArguments = tuple[int, int, ReduceNumbers, bool, tuple[int, int | None] | None, ErrorFeedback | None]
 
-UUID_BYTES = 16
-
 # address of recv; address of send, elements and their type; op, tag, retry
 PlainReduce = tuple[int, tuple[int, int, DataType], ReduceOp, int, bool]
 
 _VOID = _ffi.typeof("void *")
 _DESCRIPTOR = _ffi.typeof("pcclReduceDescriptor_t *")
-_RANGE = _ffi.typeof("pcclReduceRange_t *")
-_UUIDS = _ffi.typeof("pcclRankUuid_t[]")
 _FLOATS = _ffi.typeof("float *")
 _OPTIONS = _ffi.typeof("pcclReduceOptions_t *")
 _OPTIONS_BYTES = _ffi.sizeof("pcclReduceOptions_t")
@@ -87,20 +70,16 @@ class Op(OpTicket):
 
     __slots__ = (
         "_bytes",
-        "_contributors",
         "_digestible",
         "_input",
         "_itemsize",
-        "_live",
         "_plain",
         "_pool",
         "_residuals",
         "_rooms",
         "arguments",
-        "dropped",
         "lost",
         "stream",
-        "tag",
     )
 
     def __init__(
@@ -123,14 +102,11 @@ class Op(OpTicket):
         descriptor = _ffi.new(_DESCRIPTOR, numbers)
         addresses = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv)
         options = _options(retry, blocks, residual, buffers.stream)
-        super().__init__(name, "pccl_begin_reduce", *addresses, descriptor, comm, options, keep=buffers.owners)
+        c_arguments = *addresses, descriptor, comm, options
+        super().__init__(name, "pccl_begin_reduce", *c_arguments, tag=numbers[2], elastic=retry, live=live, keep=buffers.owners)
         self.stream = buffers.stream  # that it was launched after
         self._residuals = None if residual is None else residual.pair  # which keeps them
-        self.tag = numbers[2]
         self.arguments = arguments
-        self._live = live  # of the communicator: keeps it, and thus the tensors, as long as C may touch them
-        self._contributors: tuple[Contributors, ...] = ()
-        self.dropped: DroppedHandle | None = None  # of the newest handle
         self.lost = ""  # why the result is not in the program's tensor
 
     @property
@@ -150,7 +126,7 @@ class Op(OpTicket):
             options = _RETRY if retry else _ffi.NULL
             self._arguments = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.new(_DESCRIPTOR, numbers), comm, options
             self.arguments = send, recv, numbers, retry, None, None
-            self.tag, self._plain = tag, plain
+            self.tag, self._elastic, self._plain = tag, retry, plain
             self._itemsize, self._bytes = dtype.itemsize, count * dtype.itemsize
 
     def run(self, handle: NativeHandle) -> ReduceInfo | None:
@@ -161,7 +137,7 @@ class Op(OpTicket):
         self._live.add(self)
         with contextlib.suppress(ClosedError), handle as comm:
             if _C.pccl_reduce(*self._arguments, self.c, SLICE_MS) == SUCCESS:
-                if self.arguments[3]:
+                if self._elastic:
                     self._contributors = told(comm, self.tag)
                 self.result = SUCCESS
                 self._live.discard(self)
@@ -217,7 +193,7 @@ class Op(OpTicket):
         """
         result = super().wait(handle, deadline, watch)
         if result != TIMED_OUT and not self.in_flight:
-            if self.arguments[3] and not handle.closed:
+            if self._elastic and not handle.closed:
                 self._contributors = contributors(handle, self.tag)
             try:
                 self._store(success=result == SUCCESS)
@@ -230,26 +206,10 @@ class Op(OpTicket):
                 result = self._ended(INVALID_USAGE, self.lost)
         return result
 
-    def settle(self) -> None:
-        """As that of every op; `retry` tells its contributors."""
-        super().settle()
-        if self.arguments[3] and self._last is not None:
-            self._contributors = told(self._arguments[3], self.tag)
-
     def _let_go(self, *, success: bool) -> None:
         if self._residuals is not None and (residual := self.arguments[5]) is not None:
             residual.give_back(self._residuals, success)
         self._live.discard(self)
-
-    @property
-    def ended(self) -> bool:
-        """Whether its end is known here."""
-        return bool(self.c.result != TIMED_OUT)
-
-    @property
-    def is_live(self) -> bool:
-        """Whether C may touch its tensors."""
-        return self in self._live and self.in_flight
 
     def check(self) -> None:
         """As that of every ticket; the error tells what had been completed."""
@@ -351,46 +311,6 @@ def reduce_info(c_info: Any, who: tuple[Contributors, ...] = ()) -> ReduceInfo:
     return ReduceInfo(c_info.local_world_size, c_info.tx_bytes, c_info.rx_bytes, contributors=who)
 
 
-def contributors(handle: NativeHandle, tag: int) -> tuple[Contributors, ...]:
-    """Who is in the op of this tag that has ended last; empty when nothing is known of it."""
-    with contextlib.suppress(ClosedError), handle as comm:
-        return told(comm, tag)
-    return ()
-
-
-def told(comm: Any, tag: int) -> tuple[Contributors, ...]:
-    """As `contributors`, of a communicator that the caller keeps."""
-    found: list[Contributors] = []
-    c_range = _ffi.new(_RANGE)
-    while _C.pcclGetReduceContributors(comm, tag, len(found), c_range, _ffi.NULL, 0) == SUCCESS:
-        uuids = _ffi.new(_UUIDS, c_range.contributors)
-        _C.pcclGetReduceContributors(comm, tag, len(found), c_range, uuids, len(uuids))
-        peers = _peers(bytes(_ffi.buffer(uuids)))
-        found.append(Contributors(c_range.begin, c_range.end, peers))
-        if len(found) == c_range.ranges:
-            break
-    return tuple(found)
-
-
-@functools.lru_cache(maxsize=64)
-def _peers(uuids: bytes) -> frozenset[UUID]:
-    return frozenset(UUID(bytes=uuids[start : start + UUID_BYTES]) for start in range(0, len(uuids), UUID_BYTES))
-
-
-def request_cancel(handle: NativeHandle, op: Any) -> None:
-    """Asks to cancel an operation on all members. Its wait tells how it ended. Nothing happens to one that has ended."""
-    if op.in_flight:
-        with contextlib.suppress(UsageError):  # it ended meanwhile
-            call(handle, "pcclCancel", op.tag)
-
-
-def stop(live: set[Any], comm: Any) -> None:
-    """Before a communicator is destroyed: ends its ops, and finds out how these have ended."""
-    _C.pccl_ext_comm_stop(comm)
-    for op in list(live):
-        op.settle()
-
-
 class DroppedHandle(weakref.ref["AsyncReduceHandle"]):
     """Goes into the reaper's queue when its handle is dropped.
 
@@ -458,9 +378,9 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
     handle. Dropped without a `wait`, the op goes on, its tensors stay alive, and it is awaited in the background.
     """
 
-    def __init__(self, communicator: Communicator, handle: NativeHandle, op: Op) -> None:
-        super().__init__(communicator._events)
-        self._communicator = communicator
+    def __init__(self, owner: object, events: Events, handle: NativeHandle, op: Op) -> None:
+        super().__init__(events)
+        self._owner = owner  # the communicator
         self._handle = handle
         self._op = op
         self._outcome: tuple[bool, int, ReduceInfo] | None = None

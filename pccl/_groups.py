@@ -1,0 +1,73 @@
+"""Members of a run, and groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from pccl._calls import NativeHandle, call
+from pccl._errors import PeerLostError
+from pccl._exports import publish
+from pccl._loader import load_native_module
+from pccl._names import name_of, rank_label, with_names
+
+_ffi, _C = load_native_module()
+
+_UUIDS = _ffi.typeof("pcclRankUuid_t[]")
+
+
+class Group:
+    """Some members of the run's peer group, this one among them; ranks are places in `members`.
+
+    `Communicator.group` makes one, without communication. All members make theirs with the same list. A member that is lost
+    stays in it.
+    """
+
+    __slots__ = ("_pointer", "members", "rank")
+
+    def __init__(self, handle: NativeHandle, members: Sequence[UUID]) -> None:
+        self.members = tuple(members)
+        uuids = _ffi.new(_UUIDS, [(list(member.bytes),) for member in self.members])
+        out = _ffi.new("pcclGroup_t **")
+        call(handle, "pcclCreateGroup", uuids, len(self.members), out)
+        self._pointer = _ffi.gc(out[0], _C.pcclDestroyGroup)
+        self.rank = self.members.index(uuid_of(handle))
+
+    @property
+    def size(self) -> int:
+        """How many members it has, the lost ones too."""
+        return len(self.members)
+
+    def __repr__(self) -> str:
+        return f"<pccl.Group of {self.size}, rank {self.rank}>"
+
+
+def uuid_of(handle: NativeHandle) -> UUID:
+    """Returns the uuid of a communicator; all 0 before it is connected for the first time."""
+    out = _ffi.new("pcclRankUuid_t *")
+    call(handle, "pccl_ext_comm_uuid", out)
+    return UUID(bytes=bytes(out.data))
+
+
+def members_of(handle: NativeHandle, *, snapshot: bool = False) -> tuple[UUID, ...]:
+    """Who is in the peer group, by joining: now, or in the snapshot that this program has adopted."""
+    function = "pccl_ext_snapshot_members" if snapshot else "pcclGetMembers"
+    count = _ffi.new("size_t *", 64)
+    while True:
+        room = count[0]
+        uuids = _ffi.new(_UUIDS, room)
+        call(handle, function, uuids, room, count)
+        if count[0] <= room:
+            return tuple(UUID(bytes=bytes(uuids[i].data)) for i in range(count[0]))
+
+
+def name_lost(error: PeerLostError, handle: NativeHandle, members: Sequence[UUID], living: Collection[UUID]) -> None:
+    """Tells an error which of the members of its call are lost."""
+    lost = [(rank, member) for rank, member in enumerate(members) if member not in living]
+    error.ranks = tuple(rank for rank, _ in lost)
+    error.names = tuple(name_of(handle, member) for _, member in lost)
+    labels = {rank: rank_label(rank, name, member) for (rank, member), name in zip(lost, error.names, strict=True)}
+    error.detail = with_names(error.detail, labels)
+
+
+publish(globals())
