@@ -6,7 +6,7 @@
 #include "sim/refuse.h"
 #include "sim/trace.h"
 
-enum { FLIPS_IN = 1500 }; // frames per changed bit
+enum { FLIPS_IN = 1500, RESUME_FLIPS_IN = 4 }; // frames per changed bit; RESUMEs per changed or forged one
 
 void controls_begin(struct pccl_sim *s) { memset(s->controls, 0, CONTROLS_MOST * sizeof s->controls[0]); }
 
@@ -49,23 +49,50 @@ static void push_control(struct pccl_sim *s, struct control *control, enum event
     sim_push(s, event);
 }
 
+// A member claims a later epoch of fewer members, with the signature of its own. False: it is no member, or cannot.
+static bool forge(struct event *event, uint64_t draw) {
+    static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
+    static struct wire_member members[WIRE_MAX_MEMBERS];
+    static struct wire_past past[WIRE_MAX_PAST];
+    static struct wire_loss losses[WIRE_MAX_MEMBERS];
+    struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    if (!wire_decode_resume(event->body, event->header.length, &resume) || !resume.accepted) return false;
+    resume.epoch.number += 1 + draw % 3;
+    resume.epoch.count = 1;
+    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++)
+        if (wire_id_equal(&members[i].id, &resume.hello.id)) members[0] = members[i];
+    resume.quorum = (struct wire_quorum){0};
+    struct wire_buffer forged = {0};
+    wire_encode_resume(&forged, event->header, &resume);
+    if (forged.failed || !wire_header_decode(forged.bytes, &event->header)) {
+        wire_buffer_fini(&forged);
+        return false;
+    }
+    memcpy(event->body, forged.bytes + WIRE_HEADER_BYTES, event->header.length); // fewer members, so no longer
+    wire_buffer_fini(&forged);
+    return true;
+}
+
 // True: the stream is garbage from here on.
 static bool flip(struct pccl_sim *s, struct control *control, struct event *event) {
-    if (!s->faulty || (s->faults & PCCL_SIM_FLIP) == 0 || !sim_chance(s, FLIPS_IN)) return false;
+    if (!s->faulty || (s->faults & PCCL_SIM_FLIP) == 0) return false;
+    if (!sim_chance(s, event->header.type == WIRE_RESUME ? RESUME_FLIPS_IN : FLIPS_IN)) return false;
     if (!sim_alive(s, control->slot, control->life) || s->processes[control->slot].tainted) return false;
     uint8_t header[WIRE_HEADER_BYTES];
-    wire_header_encode(header, &event->header);
     uint64_t bit = sim_below(s, 8 * (WIRE_HEADER_BYTES + (uint64_t)event->header.length));
-    if (bit < 8 * WIRE_HEADER_BYTES)
+    bool forged = event->header.type == WIRE_RESUME && bit % 2 == 0 && forge(event, bit);
+    wire_header_encode(header, &event->header);
+    if (!forged && bit < 8 * WIRE_HEADER_BYTES)
         header[bit / 8] ^= (uint8_t)(1U << bit % 8);
-    else
+    else if (!forged)
         event->body[bit / 8 - WIRE_HEADER_BYTES] ^= (uint8_t)(1U << bit % 8);
     uint32_t length = event->header.length;
     // the master's may be another one
     if (event->header.type == WIRE_HELLO || event->header.type == WIRE_RESUME) control->group = UINT32_MAX;
     s->counts[COUNT_FLIPS]++;
-    SIM_TRACE(s, "fault: bit %llu of a %s of %d %s the master changes", (unsigned long long)bit,
-              wire_type_name(event->header.type), control->slot + 1, event->kind == EVENT_TO_MASTER ? "to" : "from");
+    SIM_TRACE(s, "fault: %s %llu of a %s of %d %s the master changes", forged ? "epoch" : "bit",
+              (unsigned long long)bit, wire_type_name(event->header.type), control->slot + 1,
+              event->kind == EVENT_TO_MASTER ? "to" : "from");
     // Such a machine is taken out of service soon; until then nothing that it says is judged.
     s->processes[control->slot].tainted = true;
     s->tainted[control->slot] = control->life;

@@ -80,9 +80,9 @@ void candidate_propose(struct candidate *candidate, struct membership *table, ui
     candidate->hopeless = 0;
     // The peers' own limit for making links ends before, so that they can tell whom they could not reach.
     candidate->deadline_ns = table->now_ns + table->limit_ns + table->limit_ns / 4;
-    struct wire_candidate message = {.attempt = candidate->attempt,
-                                     .epoch = membership_epoch(table, candidate->order, candidate->count)};
-    message.epoch.number = table->number + 1;
+    struct wire_candidate message = {
+        .attempt = candidate->attempt,
+        .epoch = membership_epoch(table, table->number + 1, candidate->order, candidate->count)};
     for (uint32_t i = 0; i < candidate->count; i++) {
         message.epoch.members[i].weight = candidate->weight[i];
         message.epoch.members[i].site = candidate->site[i];

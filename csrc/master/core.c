@@ -227,6 +227,8 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
         refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol");
     else if (!sound || !gather_is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
+    else if (!signer_verify(&run->signer, header->run, &resume))
+        refuse(core, &from, WIRE_REFUSED, "no master of this run has signed its epoch");
     else if (!is_secret(run, &from.run))
         refuse(core, &from, WIRE_REFUSED, WRONG_SECRET);
     else if (is_heard_elsewhere(run, table, &from))
@@ -284,6 +286,8 @@ void core_heard(struct master_core *core, int64_t now_ns, uint32_t conn) {
     else if (survivor != NULL && now_ns > survivor->heard_ns)
         survivor->heard_ns = now_ns;
 }
+
+void core_set_signer(struct master_core *core, const struct signer *signer) { core->run.signer = *signer; }
 
 // ---- other masters ----
 

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "master/actions.h"
+#include "master/signer.h"
 #include "net/wire_control.h"
 
 enum {
@@ -68,6 +69,8 @@ void core_expect_survivors(struct master_core *core, int64_t until_ns);
 void core_heard(struct master_core *core, int64_t now_ns, uint32_t conn);
 // When the next tick is due; INT64_MAX: never.
 int64_t core_next_deadline(const struct master_core *core);
+// From now on epochs are signed, and a RESUME of a member counts only with one that is. The owner keeps the context.
+void core_set_signer(struct master_core *core, const struct signer *signer);
 // A run has ended, the next one needs an id and a secret. Until they are given, the old random bytes are stretched.
 bool core_wants_random(const struct master_core *core);
 void core_set_random(struct master_core *core, const uint8_t random[CORE_RANDOM_BYTES]);

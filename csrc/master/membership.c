@@ -153,9 +153,10 @@ void membership_rank(struct membership *table) {
     }
 }
 
-struct wire_epoch membership_epoch(struct membership *table, struct peer_record *const *peers, uint32_t count) {
+struct wire_epoch membership_epoch(struct membership *table, uint64_t number, struct peer_record *const *peers,
+                                   uint32_t count) {
     for (uint32_t i = 0; i < count; i++) table->members[i] = peers[i]->member;
-    return (struct wire_epoch){.count = count, .members = table->members};
+    return (struct wire_epoch){.number = number, .count = count, .members = table->members};
 }
 
 void membership_change_group(struct membership *table, struct peer_group *group) {

@@ -163,7 +163,8 @@ static inline uint32_t membership_group_slot(const struct membership *table, con
 struct peer_group *membership_ensure_group(struct membership *table, uint32_t id);
 void membership_rank(struct membership *table); // ranks and groups' ranges, from `order`
 // Peers as the members of an epoch, to encode before the next call.
-struct wire_epoch membership_epoch(struct membership *table, struct peer_record *const *peers, uint32_t count);
+struct wire_epoch membership_epoch(struct membership *table, uint64_t number, struct peer_record *const *peers,
+                                   uint32_t count);
 // A new group epoch is to come.
 void membership_change_group(struct membership *table, struct peer_group *group);
 

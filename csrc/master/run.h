@@ -12,6 +12,7 @@
 #include "master/matrix.h"
 #include "master/quorum.h"
 #include "master/rounds.h"
+#include "master/signer.h"
 #include "master/failure_counts.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
@@ -44,6 +45,7 @@ struct run {
     struct matrix matrix;
     struct selection selection;
 
+    struct signer signer;
     struct failure_counts failure_counts;
     struct quorum quorum;
     struct candidate candidate;

@@ -27,7 +27,8 @@ enum {
     MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN + 4,
     MATRIX = 4 + 1 + 4 + 8 + 4 + 4,
     MATRIX_EDGE = 2 + 2 + SEEN,
-    RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM,
+    RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM +
+        WIRE_SIGNATURE_BYTES,
 };
 
 // Bytes of the longest lists.
@@ -59,7 +60,7 @@ static const struct {
     TEXT(REFUSED),
     RANGE(CANDIDATE, 4 + EPOCH, MEMBERS),
     RANGE(LINKED, 4 + 4 + 4, IDS + WIRE_MAX_MEMBERS),
-    RANGE(EPOCH, 1 + EPOCH + QUORUM, MEMBERS),
+    RANGE(EPOCH, 1 + EPOCH + QUORUM + WIRE_SIGNATURE_BYTES, MEMBERS),
     EXACT(VOTE, 1),
     EXACT(OUTCOME, 1 + 1 + 8),
     EXACT(HEARTBEAT, 0),

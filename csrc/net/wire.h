@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 12,
+    WIRE_VERSION = 13,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_OP_BYTES = 64,
@@ -24,6 +24,7 @@ enum {
     WIRE_PLACE_BYTES = 8,
     WIRE_ALIGN = 32, // data frames are a multiple of this long: docs/decisions/frames-are-aligned.md
     WIRE_ID_BYTES = 16,
+    WIRE_SIGNATURE_BYTES = 64, // Ed25519
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
     WIRE_MAX_NAME = 63,       // bytes of a peer's name

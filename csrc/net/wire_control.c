@@ -189,6 +189,7 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     cursor_range(c, &m->reason, WIRE_REASON_UPDATE, WIRE_REASON_ORDER);
     visit_epoch(c, &m->epoch);
     visit_quorum(c, &m->quorum);
+    cursor_bytes(c, m->signature, sizeof m->signature);
 }
 
 static void visit_vote(struct cursor *c, struct wire_vote *m) {
@@ -331,6 +332,7 @@ static void visit_resume(struct cursor *c, struct wire_resume *m) {
     EACH(c, i, m->past_count) visit_past(c, &m->past[i]);
     visit_losses(c, &m->loss_count, m->losses);
     visit_quorum(c, &m->quorum);
+    cursor_bytes(c, m->signature, sizeof m->signature);
 }
 
 static void visit_resumed(struct cursor *c, struct wire_resumed *m) {

@@ -71,6 +71,7 @@ struct wire_epoch_commit {
     uint8_t reason;
     struct wire_epoch epoch;
     struct wire_quorum quorum;
+    uint8_t signature[WIRE_SIGNATURE_BYTES]; // of the master (master/signer); all 0: the run has no keys
 };
 
 enum wire_vote_kind {
@@ -309,8 +310,9 @@ struct wire_resume {
     struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
     // of its group since the last vote that its program has adopted the end of, oldest first
     uint32_t loss_count;
-    struct wire_loss *losses;  // decode: caller's array of WIRE_MAX_MEMBERS
-    struct wire_quorum quorum; // of `epoch`
+    struct wire_loss *losses;                // decode: caller's array of WIRE_MAX_MEMBERS
+    struct wire_quorum quorum;               // of `epoch`
+    uint8_t signature[WIRE_SIGNATURE_BYTES]; // that came with `epoch`
 };
 
 // header: the generation from now on, as promised. What it ends, it ends once EPOCH has come, which is the next frame

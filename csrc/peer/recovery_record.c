@@ -49,6 +49,7 @@ void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epo
                                 const struct epoch *epoch) {
     const struct wire_epoch *told = &commit->epoch;
     t->quorum = commit->quorum;
+    memcpy(t->signature, commit->signature, sizeof t->signature);
     keep_epoch(t, epoch);
     if (told->lost_epoch > t->lost_epoch) t->lost_epoch = told->lost_epoch;
     if (told->sync_round > t->sync.round) {
@@ -155,4 +156,5 @@ void recovery_record_tell(const struct recovery_record *t, struct wire_resume *r
     resume->loss_count = t->loss_count;
     resume->losses = losses;
     resume->quorum = t->quorum;
+    memcpy(resume->signature, t->signature, sizeof resume->signature);
 }

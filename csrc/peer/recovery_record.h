@@ -15,9 +15,10 @@
 enum { RECOVERY_RECORD_EPOCHS = 64 };
 
 struct recovery_record {
-    uint64_t lost_epoch;         // the last group epoch that lost a member of the own group
-    struct wire_quorum quorum;   // of the epoch in force
-    struct wire_barrier barrier; // the last vote of all that ended
+    uint64_t lost_epoch;                     // the last group epoch that lost a member of the own group
+    struct wire_quorum quorum;               // of the epoch in force
+    uint8_t signature[WIRE_SIGNATURE_BYTES]; // likewise, of the master that made it
+    struct wire_barrier barrier;             // the last vote of all that ended
     struct {
         bool committed;                     // took part in a commit of the group
         uint64_t round, revision, expected; // the last round that ended, as wire_resume tells

@@ -92,6 +92,12 @@ MUTANTS: list[Mutant] = [
         new="entry->done + 1 < entry->members) return;",
     ),
     Mutant(
+        name="believe_forged_epochs",  # a member tells another master who belongs to the run
+        file="master/signer.c",
+        old="signer->verify == NULL || !resume->accepted",
+        new="signer->verify != NULL || !resume->accepted",
+    ),
+    Mutant(
         name="resume_point_too_high",  # after a loss, a segment that one survivor has not completed counts as complete
         file="master/verdicts.c",
         old="entry->done == entry->members) ||",
