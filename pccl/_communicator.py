@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pccl._calls import INVALID_USAGE, SUCCESS, Deadline, milliseconds, whole_number
-from pccl._diagnosis import Diagnosis, diagnose
+from pccl._diagnosis import diagnose
 from pccl._enums import ReduceOp, SharedStateSyncStrategy
 from pccl._errors import PCCLTimeoutError, Result, TooFewPeersError, error_for
 from pccl._exports import publish
@@ -17,6 +17,7 @@ from pccl._links import Link, links_of
 from pccl._named import CollectiveHandle, NamedCollectives
 from pccl._operations import contributors, request_cancel
 from pccl._reduces import AsyncReduceHandle, Multi, Op, OpArguments, op_arguments, reduce_info
+from pccl._reports import Diagnosis
 from pccl._results import Contributors, ReduceInfo
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import Buffers, plain_memory, reduce_buffers, require_kind

@@ -7,11 +7,6 @@ from pccl import _loader
 from pccl._collectives import Collective as Collective
 from pccl._collectives import CollectiveOp as CollectiveOp
 from pccl._communicator import Communicator as Communicator
-from pccl._diagnosis import Diagnosis as Diagnosis
-from pccl._diagnosis import EdgeReport as EdgeReport
-from pccl._diagnosis import Finding as Finding
-from pccl._diagnosis import FindingKind as FindingKind
-from pccl._diagnosis import MemberReport as MemberReport
 from pccl._enums import Attribute as Attribute
 from pccl._enums import DataType as DataType
 from pccl._enums import DeviceType as DeviceType
@@ -39,6 +34,11 @@ from pccl._links import Link as Link
 from pccl._master import MasterNode as MasterNode
 from pccl._named import CollectiveHandle as CollectiveHandle
 from pccl._reduces import AsyncReduceHandle as AsyncReduceHandle
+from pccl._reports import Diagnosis as Diagnosis
+from pccl._reports import EdgeReport as EdgeReport
+from pccl._reports import Finding as Finding
+from pccl._reports import FindingKind as FindingKind
+from pccl._reports import MemberReport as MemberReport
 from pccl._results import CollectiveInfo as CollectiveInfo
 from pccl._results import Contributors as Contributors
 from pccl._results import ReduceInfo as ReduceInfo

@@ -9,7 +9,6 @@
 #include "data/pace.h"
 #include "master/status_query.h"
 #include "net/socket.h"
-#include "topology/diagnosis.h"
 
 enum { ANSWER_MS = 3000 };
 
@@ -27,20 +26,6 @@ static pcclRankUuid_t uuid_of(const struct wire_id *id) {
     pcclRankUuid_t uuid;
     memcpy(uuid.data, id->bytes, sizeof uuid.data);
     return uuid;
-}
-
-static void take_finding(const struct answer *answer, const struct diagnosis_finding *from, pcclFinding_t *out) {
-    const struct wire_matrix_member *members = answer->matrix.members;
-    *out = (pcclFinding_t){
-        .kind = (pcclDiagnosisKind_t)from->kind,
-        .member = uuid_of(&members[from->member].member.id),
-        .other = uuid_of(&members[from->other].member.id),
-        .value = from->value,
-        .usual = from->usual,
-        .cost = from->cost,
-        .confidence = from->confidence,
-    };
-    snprintf(out->text, sizeof out->text, "%s", from->text);
 }
 
 // ---- asking ----
@@ -153,27 +138,9 @@ void pccl_ext_diagnose_end(struct pccl_status_query *query) {
     free(query);
 }
 
-pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *findings_out, size_t capacity, size_t *count_out) {
-    REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(count_out);
-    if (capacity > 0) REQUIRE_NOT_NULL(findings_out);
-    struct pccl_status_query *query = NULL;
-    RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &query));
-    pcclResult_t code = wait_until(query, INT64_MAX);
-    if (code == pcclSuccess) {
-        struct diagnosis_finding found[DIAGNOSIS_MOST];
-        *count_out = diagnosis_make(&query->answer.matrix, found, NULL);
-        for (size_t i = 0; i < *count_out && i < capacity; i++)
-            take_finding(&query->answer, &found[i], &findings_out[i]);
-    }
-    pccl_ext_diagnose_end(query);
-    return code;
-}
-
-// ---- for the Python package ----
-static void take_member(const struct wire_matrix_member *from, struct pccl_diagnosis_member *out) {
+static void take_member(const struct wire_matrix_member *from, pcclDiagnosisMember_t *out) {
     const struct wire_ops_seen *ops = &from->ops;
-    *out = (struct pccl_diagnosis_member){
+    *out = (pcclDiagnosisMember_t){
         .uuid = uuid_of(&from->member.id),
         .join_number = from->member.join_number,
         .group = from->member.group,
@@ -192,11 +159,11 @@ static void take_member(const struct wire_matrix_member *from, struct pccl_diagn
     socket_address_format(out->address, sizeof out->address, &from->member.address);
 }
 
-static void take_edge(const struct wire_matrix_edge *from, struct pccl_diagnosis_edge *out) {
+static void take_edge(const struct wire_matrix_edge *from, pcclDiagnosisEdge_t *out) {
     const struct wire_seen *seen = &from->seen;
-    *out = (struct pccl_diagnosis_edge){
-        .from = from->from,
-        .to = from->to,
+    *out = (pcclDiagnosisEdge_t){
+        .member = from->from,
+        .other = from->to,
         .awaited = seen->awaited,
         .acked_bytes = (double)seen->acked,
         .busy_s = seconds(seen->busy_us),
@@ -217,50 +184,53 @@ static void take_edge(const struct wire_matrix_edge *from, struct pccl_diagnosis
     };
 }
 
-// NULL: memory was refused.
-static struct pccl_diagnosis *make(const struct answer *answer) {
+static pcclResult_t make(const struct answer *answer, pcclDiagnosis_t **out) {
     const struct wire_matrix *matrix = &answer->matrix;
-    struct diagnosis_finding found[DIAGNOSIS_MOST];
-    struct pccl_diagnosis *made = calloc(1, sizeof *made);
-    double *begins_s = calloc(matrix->member_count + 1, sizeof *begins_s);
-    bool good = made != NULL && begins_s != NULL &&
-                (made->members = calloc(matrix->member_count + 1, sizeof *made->members)) != NULL &&
-                (made->edges = calloc(matrix->edge_count + 1, sizeof *made->edges)) != NULL &&
-                (made->findings = calloc(DIAGNOSIS_MOST, sizeof *made->findings)) != NULL;
-    if (good) {
-        made->member_count = matrix->member_count;
-        made->edge_count = matrix->edge_count;
-        made->counts_only = matrix->counts_only;
-        made->peer_count = matrix->peers;
-        made->epoch = matrix->epoch;
-        made->heartbeat_limit_s = matrix->heartbeat_limit_ms / 1e3;
-        made->finding_count = diagnosis_make(matrix, found, begins_s);
-        for (size_t i = 0; i < made->finding_count; i++) take_finding(answer, &found[i], &made->findings[i]);
-        for (size_t i = 0; i < made->edge_count; i++) take_edge(&matrix->edges[i], &made->edges[i]);
-        for (size_t i = 0; i < made->member_count; i++) {
-            take_member(&matrix->members[i], &made->members[i]);
-            made->members[i].begins_s = begins_s[i];
-        }
+    pcclDiagnosis_t *made = calloc(1, sizeof *made);
+    *out = NULL;
+    if (made != NULL) {
+        *made = (pcclDiagnosis_t){
+            .heartbeat_limit_s = matrix->heartbeat_limit_ms / 1e3,
+            .counts_only = matrix->counts_only,
+            .peer_count = matrix->peers,
+            .epoch = matrix->epoch,
+            .member_count = matrix->member_count,
+            .edge_count = matrix->edge_count,
+            .members = calloc(matrix->member_count + 1, sizeof *made->members),
+            .edges = calloc(matrix->edge_count + 1, sizeof *made->edges),
+        };
     }
-    free(begins_s);
-    if (good) return made;
-    pccl_ext_diagnosis_free(made);
-    return NULL;
+    if (made == NULL || made->members == NULL || made->edges == NULL) {
+        pcclDiagnosisFree(made);
+        return detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
+    }
+    for (size_t i = 0; i < made->member_count; i++) take_member(&matrix->members[i], &made->members[i]);
+    for (size_t i = 0; i < made->edge_count; i++) take_edge(&matrix->edges[i], &made->edges[i]);
+    *out = made;
+    return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds,
-                                    struct pccl_diagnosis **out) {
+pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out) {
     REQUIRE_NOT_NULL(query);
     REQUIRE_NOT_NULL(out);
     RETURN_IF_FAILED(wait_until(query, platform_now_ns() + milliseconds * MS_NS));
-    *out = make(&query->answer);
-    return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
+    return make(&query->answer, out);
 }
 
-void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis) {
+pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclDiagnosis_t **out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(out);
+    struct pccl_status_query *query = NULL;
+    RETURN_IF_FAILED(pccl_ext_diagnose_begin(comm, ANSWER_MS, &query));
+    pcclResult_t code = wait_until(query, INT64_MAX);
+    if (code == pcclSuccess) code = make(&query->answer, out);
+    pccl_ext_diagnose_end(query);
+    return code;
+}
+
+void pcclDiagnosisFree(pcclDiagnosis_t *diagnosis) {
     if (diagnosis == NULL) return;
     free(diagnosis->members);
     free(diagnosis->edges);
-    free(diagnosis->findings);
     free(diagnosis);
 }

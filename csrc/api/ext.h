@@ -191,54 +191,7 @@ const void *pccl_ext_cuda_fatbin(void);
 // Whether this is memory of a GPU that the driver of this process knows. Loads neither the driver nor libpccl_cuda.so.
 bool pccl_ext_is_at_gpu(const void *memory);
 
-// ---- diagnosis: what the members of a run have seen of late, and what is made of it (docs/diagnosis.md) ----
-
-// A member. Sums are over the last seconds in which ops of it ended.
-struct pccl_diagnosis_member {
-    pcclRankUuid_t uuid;
-    char name[64];
-    uint64_t join_number;
-    uint32_t group;
-    char address[64];
-    double silent_s;          // since the master has heard of it
-    double told_s;            // since it has told what follows; -1: never
-    double span_s;            // that the sums of ops are of
-    double recent_s;          // that the sums of its edges are of
-    double ops, op_s;         // calls that ended, and the time from each one's launch to its end, together
-    double processor_s;       // that the thread of its data plane had
-    uint64_t live;            // calls that have not ended
-    double oldest_s, still_s; // since the first of them was launched; since anything moved
-    double begins_s;          // how much later than the first of its group it begins an op, on average
-};
-
-// Measurements that the member at place `from` has made of the one at place `to`.
-struct pccl_diagnosis_edge {
-    uint16_t from, to;
-    uint64_t awaited;           // calls under way of which nothing has come from there
-    double acked_bytes, busy_s; // sent there and acknowledged; while bytes were under way
-    double window_s;            // of busy_s, while the receive window there was full
-    // Sent with data; those sent again all the time, not in bursts.
-    double segments, retransmits;
-    double samples, backlogged;      // looks while a large op ran; those that found bytes waiting to be sent
-    double entries, late_s, early_s; // ops in which it comes next; how much later, and earlier, it was heard to begin
-    double loaded_s;                 // the mean round trip at looks that found bytes waiting; 0: there were none
-    double round_trip_s;             // the shortest of late
-    double queue_s;                  // how much longer than at best what it sends to `from` is on its way
-    bool by_memory;                  // large tensors pass by memory, so the numbers of bytes and times say little
-    uint32_t lanes;                  // that carry large tensors, beside the direct connection
-    const char *reason;              // why so many do; static
-};
-
-struct pccl_diagnosis {
-    double heartbeat_limit_s;
-    bool counts_only;    // the master told a stranger no more than what follows
-    uint32_t peer_count; // members of the run
-    uint64_t epoch;
-    size_t member_count, edge_count, finding_count;
-    struct pccl_diagnosis_member *members;
-    struct pccl_diagnosis_edge *edges;
-    pcclFinding_t *findings;
-};
+// ---- diagnosis (docs/diagnosis.md) ----
 
 // A question to a master, waited for in pieces. One thread at a time.
 struct pccl_status_query;
@@ -250,10 +203,8 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
                                          struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
-pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds,
-                                    struct pccl_diagnosis **out);
-void pccl_ext_diagnose_end(struct pccl_status_query *query);    // NULL is allowed
-void pccl_ext_diagnosis_free(struct pccl_diagnosis *diagnosis); // NULL is allowed
+pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out);
+void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed
 
 // ---- links ----
 

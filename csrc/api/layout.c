@@ -93,19 +93,20 @@ SIZE(pcclSharedStateSyncInfo_t, 16);
 FIELD(pcclSharedStateSyncInfo_t, tx_bytes, 0);
 FIELD(pcclSharedStateSyncInfo_t, rx_bytes, 8);
 SIZE(pcclBuildInfo_t, 1);
-SIZE(pcclFinding_t, 392);
-FIELD(pcclFinding_t, kind, 0);
-FIELD(pcclFinding_t, member, 4);
-FIELD(pcclFinding_t, other, 20);
-FIELD(pcclFinding_t, value, 40);
-FIELD(pcclFinding_t, usual, 48);
-FIELD(pcclFinding_t, cost, 56);
-FIELD(pcclFinding_t, confidence, 64);
-FIELD(pcclFinding_t, text, 72);
+SIZE(pcclDiagnosisMember_t, 240);
+FIELD(pcclDiagnosisMember_t, name, 16);
+FIELD(pcclDiagnosisMember_t, address, 92);
+FIELD(pcclDiagnosisMember_t, silent_s, 160);
+FIELD(pcclDiagnosisMember_t, still_s, 232);
+SIZE(pcclDiagnosisEdge_t, 136);
+FIELD(pcclDiagnosisEdge_t, other, 4);
+FIELD(pcclDiagnosisEdge_t, acked_bytes, 16);
+FIELD(pcclDiagnosisEdge_t, queue_s, 112);
+FIELD(pcclDiagnosisEdge_t, reason, 128);
+SIZE(pcclDiagnosis_t, 56);
+FIELD(pcclDiagnosis_t, members, 40);
+FIELD(pcclDiagnosis_t, edges, 48);
 #endif
-
-VALUE(pcclDiagnosisStraggler, 1);
-VALUE(pcclDiagnosisHung, 6);
 
 VALUE(CCOIP_PROTOCOL_PORT_MASTER, 48148);
 VALUE(CCOIP_PROTOCOL_PORT_SHARED_STATE, 48149);

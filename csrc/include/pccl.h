@@ -488,35 +488,59 @@ PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master);
 // first counts.
 PCCL_EXPORT pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master);
 
-// ---- diagnosis: who or what makes ops slow ----
+// ---- diagnosis: what the members of a run have seen of their ops and of each other ----
+// Findings are made of these figures by the Python package: Communicator.diagnose(), pccl top.
 
-typedef enum pcclDiagnosisKind_t {
-    pcclDiagnosisStraggler = 1,    // the member begins ops later than the others: it computes for longer
-    pcclDiagnosisSlowSender = 2,   // what the member sends leaves it slowly, to whomever it goes
-    pcclDiagnosisSlowReceiver = 3, // what goes to the member is taken slowly, from whomever it comes
-    pcclDiagnosisSlowEdge = 4,     // the way from `member` to `other` is slow, and other ways of both are not
-    pcclDiagnosisLoss = 5,         // packets are lost on the way from `member` to `other`
-    pcclDiagnosisHung = 6,         // the member does nothing, and the others wait for it in an op
-} pcclDiagnosisKind_t;
+// A member. Sums are over the last seconds in which ops of it ended.
+typedef struct pcclDiagnosisMember_t {
+    pcclRankUuid_t uuid;
+    char name[64];
+    uint64_t join_number;
+    uint32_t group;
+    char address[64];
+    double silent_s;          // since the master has heard from it
+    double told_s;            // since its last report, with what follows; -1: it has made none
+    double span_s;            // that the sums of ops are of
+    double recent_s;          // that the sums of its edges are of
+    double ops, op_s;         // calls that ended, and the time from each one's launch to its end, together
+    double processor_s;       // that the thread of its data plane had
+    uint64_t live;            // calls that have not ended
+    double oldest_s, still_s; // since the first of them was launched; since anything moved
+} pcclDiagnosisMember_t;
 
-typedef struct pcclFinding_t {
-    pcclDiagnosisKind_t kind;
-    pcclRankUuid_t member;
-    pcclRankUuid_t other; // of an edge, the receiver; else the same as `member`
-    double value;         // measured: seconds (straggler, hung), bytes per second (slow ...), fraction of segments sent
-                          // again (loss)
-    double usual;         // the same of the others
-    double cost;          // fraction of the time of an op that is spent on it, 0 to 1
-    double confidence;    // 0 to 1
-    char text[320];       // the evidence, in words
-} pcclFinding_t;
+// Measurements that one member has made of another one.
+typedef struct pcclDiagnosisEdge_t {
+    uint32_t member, other;          // places in the list of members: who reports, and about whom
+    uint64_t awaited;                // calls under way of which nothing has come from there
+    double acked_bytes, busy_s;      // sent there and acknowledged; while bytes were under way
+    double window_s;                 // of busy_s, while the receive window there was full
+    double segments, retransmits;    // sent with data; sent again all the time, not in bursts
+    double samples, backlogged;      // looks while a large op ran; those that found bytes waiting to be sent
+    double loaded_s;                 // the mean round trip at these; 0: there were none
+    double entries, late_s, early_s; // ops in which it comes next; how much later, and earlier, it was heard to begin
+    double round_trip_s;             // the shortest of late
+    double queue_s;                  // how much longer than at best what it sends to `member` is on its way
+    bool by_memory;                  // large tensors pass by memory, so the numbers of bytes and times say little
+    uint32_t lanes;                  // that carry large tensors, beside the direct connection
+    const char *reason;              // why so many do; static
+} pcclDiagnosisEdge_t;
 
-// Asks the master what the members have seen of their ops and of each other in the last seconds, and who or what makes
-// ops slow: the gravest first. Nothing found: count 0. Up to `capacity` findings are written to `findings_out`, which
-// may be NULL when capacity is 0; there are at most 16. Any thread, also while ops are under way; waits for the master
-// for at most 3 s. pcclMasterConnectionFailed: no master answers. pcclInvalidUsage: not connected.
-PCCL_EXPORT pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclFinding_t *PCCL_NULLABLE findings_out,
-                                      size_t capacity, size_t *count_out);
+typedef struct pcclDiagnosis_t {
+    double heartbeat_limit_s;
+    bool counts_only;    // the master told a stranger no more than the two counts below
+    uint32_t peer_count; // members of the run
+    uint64_t epoch;      // in force
+    size_t member_count, edge_count;
+    pcclDiagnosisMember_t *PCCL_NULLABLE members; // in the order of the ring, group by group
+    pcclDiagnosisEdge_t *PCCL_NULLABLE edges;     // of very many members, a part
+} pcclDiagnosis_t;
+
+// Asks the master what the members have seen of their ops and of each other in the last seconds. The caller frees *out
+// with pcclDiagnosisFree. Any thread, also while ops are under way; waits for the master for at most 3 s.
+// pcclMasterConnectionFailed: no master answers. pcclInvalidUsage: not connected.
+PCCL_EXPORT pcclResult_t pcclDiagnose(const pcclComm_t *comm, pcclDiagnosis_t **out);
+// Frees a diagnosis; NULL is allowed.
+PCCL_EXPORT void pcclDiagnosisFree(pcclDiagnosis_t *PCCL_NULLABLE diagnosis);
 
 #ifdef __cplusplus
 }

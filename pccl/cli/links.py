@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pccl._diagnosis import Diagnosis, EdgeReport
+from pccl._reports import Diagnosis, EdgeReport
 from pccl.cli.top import NO_RUN, share, short
 
 ROWS_MOST = 32

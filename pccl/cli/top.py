@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pccl._address import parse_endpoints
-from pccl._diagnosis import Diagnosis, EdgeReport, MemberReport, diagnose_run
+from pccl._diagnosis import diagnose_run
 from pccl._errors import ConnectError
+from pccl._reports import Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
 
 EDGES_SHOWN = 16

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from peers import PATIENCE, Background, MasterProcess, on_all, processes, team
 
 import pccl
 from pccl import Diagnosis, FindingKind, ReduceOp
+from pccl._loader import load_native_module
 from pccl.cli import main
 
 SMALL, LARGE = 1000, 1 << 20
@@ -98,6 +100,27 @@ def test_a_member_that_hangs_in_its_own_code_is_named_while_it_does():
         run.seconds[2] = None
         diagnosis = run.await_findings({(FindingKind.HUNG, comms[2].uuid)})
         assert "hangs" in str(diagnosis)
+
+
+def test_c_programs_get_the_figures():
+    ffi, lib = load_native_module()
+    with team([0, 0]) as comms, Run(comms, SMALL, 0.01) as run:
+        run.seconds[1] = 0.15
+        run.await_findings({(FindingKind.STRAGGLER, comms[1].uuid)})
+        out = ffi.new("pcclDiagnosis_t **")
+        with comms[0]._handle as comm:
+            assert lib.pcclDiagnose(comm, out) == 0
+        figures = out[0]
+        members = [UUID(bytes=bytes(figures.members[i].uuid.data)) for i in range(figures.member_count)]
+        assert set(members) == {comm.uuid for comm in comms}
+        assert (figures.peer_count, figures.edge_count, figures.counts_only) == (2, 2, False)
+        late = next(figures.edges[i] for i in range(2) if members[figures.edges[i].other] == comms[1].uuid)
+        assert members[late.member] == comms[0].uuid
+        assert late.entries > 0
+        assert late.late_s / late.entries > 0.1
+        assert ffi.string(late.reason)
+        lib.pcclDiagnosisFree(figures)
+        lib.pcclDiagnosisFree(ffi.NULL)
 
 
 @pytest.mark.parametrize("elements", [SMALL, LARGE], ids=["small", "large"])

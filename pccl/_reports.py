@@ -1,0 +1,138 @@
+"""What `Communicator.diagnose` returns: the reports of a run's members, and findings about them (docs/diagnosis.md)."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+from pccl._exports import publish
+
+
+class FindingKind(enum.Enum):
+    """What is wrong with a member, or with the way from one member to another one."""
+
+    STRAGGLER = 1
+    """The member begins ops later than the others: it computes for longer."""
+    SLOW_SENDER = 2
+    """What the member sends leaves it slowly, to whomever it goes."""
+    SLOW_RECEIVER = 3
+    """What goes to the member is taken slowly, from whomever it comes."""
+    SLOW_EDGE = 4
+    """The way from `member` to `other` is slow, and other ways of both are not."""
+    LOSS = 5
+    """Packets are lost on the way from `member` to `other`."""
+    HUNG = 6
+    """The member does nothing, and the others wait for it in an op."""
+
+
+COUNTS_ONLY = (
+    "The run has {peers} members, in epoch {epoch}. The master shows members, links and findings only to those who may see them. "
+    "To see them, run this command as the master's user on the master's host, or call diagnose() in a member."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that makes ops slow."""
+
+    kind: FindingKind
+    member: UUID  # of an edge, the sender
+    other: UUID | None  # of an edge, the receiver; None: the finding is of the member
+    value: (
+        float  # measured: seconds (STRAGGLER, HUNG), bytes per second that wait (SLOW_*), fraction of segments sent again (LOSS)
+    )
+    usual: float  # the same of the others
+    cost: float  # fraction of the time of an op that is spent on it, 0 to 1
+    confidence: float  # 0 to 1
+    text: str  # the evidence, in words
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberReport:
+    """What a member tells of its own ops. Sums are over the last seconds in which ops of it ended."""
+
+    uuid: UUID
+    group: int
+    address: str  # where other members reach it
+    silent_seconds: float  # since the master has heard anything of it
+    told_seconds: float | None  # since it has told what follows; None: never
+    span_seconds: float  # that the sums are of
+    recent_seconds: float  # that the sums of what it has seen of others are of
+    ops: float  # calls that ended
+    op_seconds: float  # from each one's launch to its end, together
+    processor_seconds: float  # that the thread of its data plane had
+    live: int  # calls that have not ended
+    oldest_seconds: float  # since the first of them was launched
+    still_seconds: float  # since anything of an op came, went or ended
+    begins_seconds: float  # how much later than the first of its group it begins an op, on average
+    name: str = ""  # what logs call it; empty: it has none
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeReport:
+    """What a member has seen of another one."""
+
+    member: UUID  # who tells
+    other: UUID  # of whom
+    awaited: int  # calls under way of which nothing has come from there
+    acked_bytes: float  # sent there and acknowledged
+    busy_seconds: float  # in which bytes were under way there
+    window_seconds: float  # of these, in which the receive window there was full
+    segments: float
+    retransmits: float  # those sent again all the time, not in bursts, as where a queue overflows
+    samples: float  # looks at the links while a large op ran
+    backlogged: float  # of these, those that found bytes waiting to be sent
+    loaded_seconds: float  # the mean round trip of the latter, with what waits on the way; 0: there were none
+    entries: float  # ops in which the other one comes next in the ring
+    late_seconds: float  # how much later than `member` itself `other` was heard to begin them, together
+    early_seconds: float  # likewise, how much earlier
+    round_trip_seconds: float  # the shortest of late
+    queue_seconds: float  # how much longer than at best what `other` sends is on its way here
+    by_memory: bool  # large tensors pass there by memory, and the numbers above are of the little that connections carry
+    lanes: int  # connections that carry large tensors there, beside the direct one
+    reason: str  # why so many do
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a run's members have seen in the last seconds, and what is made of it."""
+
+    findings: tuple[Finding, ...]  # the gravest first; empty: nothing is found to be wrong
+    members: tuple[MemberReport, ...]  # in the order of the ring, group by group
+    edges: tuple[EdgeReport, ...]  # of very many members, a part
+    heartbeat_limit_seconds: float
+    counts_only: bool = False  # the master takes the caller for a stranger, and told no more than the two counts below
+    peer_count: int = 0  # members of the run; 0: the master serves no run
+    epoch: int = 0  # in force
+
+    def to_json(self) -> dict[str, Any]:
+        """The same in what `json` writes: ids as text, kinds in lower case."""
+        return {
+            "findings": [_plain(finding) for finding in self.findings],
+            "members": [_plain(member) for member in self.members],
+            "edges": [_plain(edge) for edge in self.edges],
+            "heartbeat_limit_seconds": self.heartbeat_limit_seconds,
+            "counts_only": self.counts_only,
+            "peer_count": self.peer_count,
+            "epoch": self.epoch,
+        }
+
+    def __str__(self) -> str:
+        if self.counts_only:
+            return COUNTS_ONLY.format(peers=self.peer_count, epoch=self.epoch)
+        return "\n".join(finding.text for finding in self.findings) or "nothing is found to make ops slow"
+
+
+def _plain(item: Any) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, UUID) else value.name.lower() if isinstance(value, FindingKind) else value
+        for name, value in asdict(item).items()
+    }
+
+
+publish(globals())
