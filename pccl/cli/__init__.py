@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "bench": Command("pccl.cli.bench:command", "Measure this machine, or a run."),
-    "demo": Command("pccl.cli:demo", "Train a small model, kill a peer, add one.", "pccl[demo]"),
+    "demo": Command("pccl.demo:command", "Train a small model, kill a peer, add one.", "pccl[demo]"),
     "info": Command("pccl.cli.info:command", "Show the build, and the links of a run."),
     "launch": Command("pccl.cli.launch:command", "Start a master and peers of a program here."),
     "master": Command("pccl.cli:master", "Run a master, or a standby."),
@@ -103,12 +103,3 @@ def master(arguments: tuple[str, ...]) -> None:
     from pccl.master import main as run_master
 
     run_master(list(arguments), program="pccl master")
-
-
-@click.command("demo", context_settings=_OWN_PARSER, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def demo(arguments: tuple[str, ...]) -> None:
-    """Train a small model on real text with three peers, and kill one of them."""
-    from pccl.demo import run_demo
-
-    sys.exit(run_demo(list(arguments)))

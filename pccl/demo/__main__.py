@@ -1,7 +1,5 @@
 """`python -m pccl.demo` is `pccl demo`."""
 
-import sys
+from pccl.demo import command
 
-from pccl.demo import run_demo
-
-sys.exit(run_demo(sys.argv[1:]))
+command(prog_name="pccl demo")

@@ -1,522 +1,289 @@
-"""The orchestrator: starts the master and the peers, kills one, lets another one in, watches, and judges.
-
-One event loop; a task per peer takes what it reports. What it learns is kept in ``Run``, which the displays and the verdict
-read; nothing in ``Run`` waits or prints.
-"""
+"""The demo's run: starts peers as `pccl launch` does, kills one, lets another join, shows and checks what they report."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import functools
+import json
+import os
 import signal
+import sys
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
-from pccl import MasterNode
-from pccl.lab import reports
-from pccl.lab.display import Display, count_text, size_text
-from pccl.lab.processes import Child, Nursery
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-LIFE = "pccl.demo.worker:run"
-STALL_LIMIT = 180.0  # seconds without any report; generous, since the cores may be busy with other work
-TICK = 0.2  # seconds between looks at the clock
-SMOOTHING = 0.1  # weight of the newest step in a peer's rate
-FELL = 0.9  # the loss has fallen if the mean of the last steps is at most this share of that of the first
+from pccl._files import open_log_file
+from pccl._master import MasterNode
+from pccl._processes import Fleet, Process, how_ended
+from pccl._waits import JOIN_VARIABLE
 
+LINES = 20
+"""Lines of progress where there is no terminal."""
 
-# ---- what peers and orchestrator tell each other; no torch here: the orchestrator has none ----
+SMOOTH = 10
+"""Steps to either side that a mean of the picture takes in."""
 
+STALL_SECONDS = 180.0
+"""Without any report, after which the run is given up; generous, since the machine may be busy."""
 
-@dataclass(frozen=True, kw_only=True)
-class Task(reports.Record):
-    """One peer's part in the run."""
-
-    index: int  # of this peer, from 0
-    peers: int  # that start together
-    newcomer: bool = False  # joins the others in the middle of the run
-    shard: int  # of the text, from 0: what this peer learns from
-    shards: int
-    master: str  # host:port
-    steps: int
-    seed: int  # of the weights and the batches, alike on all peers that start together
-    threads: int  # of torch
-    data: str | None = None  # None: the standard library's text
-    halt_in_step: int | None = None  # stand still in the middle of this step until killed; None: never
-    halt_at_join: bool = False  # stand still while the others wait to hand the state over, until killed
-    buckets: int = 4  # parts of the gradient, each reduced under its own tag
-    digest_every: int = 10  # steps
-
-
-class Report(reports.Report):
-    """What a peer tells."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared(Report):
-    """Text and model are made; this peer connects when it reads a line from its standard input."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ready(Report):
-    """All peers are accepted and the first step begins."""
-
-    world: int
-    parameters: int
-    validation: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stepped(Report):
-    """A step is done."""
-
-    step: int  # steps done, from 1
-    loss: float  # nats per character, of this peer's own batch before the update
-    world: int
-    tokens: int  # characters of this peer's batch
-    tx_bytes: int
-    rx_bytes: int
-    digest: str | None  # of the state, every few steps
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovered(Report):
-    """A peer was lost during this step; what failed was launched again, and the gradients are averaged now."""
-
-    step: int
-    failed: int  # reduces that failed
-    buckets: int  # reduces of a step
-    world: int  # that is left
-    at: float  # when the gradients were averaged; seconds of the monotonic clock, one for all processes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Halted(Report):
-    """This peer stands still where a death hurts most, and waits to be killed."""
-
-    step: int | None  # None: the peer had none yet
-    place: str  # in words
-
-
-@dataclass(frozen=True, kw_only=True)
-class Joined(Report):
-    """This newcomer holds the state of the others, and goes on where they are."""
-
-    step: int  # steps that the state has seen
-    world: int
-    rx_bytes: int
-    leaves: int  # pieces of the state that were received
-    donors: int  # peers that they came from
-    connect_seconds: float  # waiting to be let in
-    sync_seconds: float
-    digest: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Missed(Report):
-    """This newcomer came when nobody was left who had the state."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Admitted(Report):
-    """This peer let newcomers in and shared the state with them."""
-
-    step: int  # steps done
-    world: int  # with those that came
-    held_seconds: float  # letting them in and giving them the state
-    tx_bytes: int
-    digest: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished(Report):
-    """All steps are done and the communicator is closed."""
-
-    step: int
-    digest: str
-    validation: float
-    prompt: str
-    sample: str  # what the model writes after the prompt
-
-
-# ---- the run ----
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user asked for, checked."""
-
-    peers: int
-    steps: int
-    kill_step: int | None  # None: nobody is killed
-    kill_peer: int
-    join_step: int | None  # from which on a new peer is let in; None: nobody joins
-    kill_at_join: str | None  # also killed while the new peer gets the state: "newcomer", "survivor" or nobody
-    seed: int
-    threads: int
-    data: str | None
-    out: Path
-
-    @property
-    def newcomer(self) -> int | None:
-        """The number of the peer that joins."""
-        return None if self.join_step is None else self.peers
-
-    @property
-    def killed_at_join(self) -> int | None:
-        """The number of the peer that is killed while the new one gets the state."""
-        if self.kill_at_join == "survivor":
-            return next(index for index in range(self.peers) if self.kill_step is None or index != self.kill_peer)
-        return self.newcomer if self.kill_at_join == "newcomer" else None
+STYLES = {"training": "green", "finished": "green", "killed": "red", "failed": "red"}
 
 
 @dataclass(kw_only=True)
 class Peer:
-    """One peer as the orchestrator sees it."""
+    """What a peer has reported."""
 
-    index: int
-    status: str = "starting"  # standing by, connecting, joining, training, halted, killed, finished, missed, failed
+    number: int
+    status: str = "starting"  # standing by, joining, training, killed, finished, failed
     step: int = 0
-    loss: float | None = None
-    world: int | None = None
-    tokens_per_second: float = 0.0
-    tx_bytes: int = 0
-    rx_bytes: int = 0
-    digest: str | None = None
-    digest_step: int = 0
-    finished: Finished | None = None
-    stepped_at: float | None = None
+    loss: float = 0.0
+    world: int = 0
+    rate: float = 0.0  # tokens per second
+    state: str = ""
+    at: float = 0.0  # of the last step
 
-
-@dataclass(kw_only=True)
-class Kill:
-    """The moment of the kill, and what became of it."""
-
-    step: int
-    at: float  # seconds of the monotonic clock
-    recovered: dict[int, Recovered] = field(default_factory=dict)  # by peer
-
-
-@dataclass(kw_only=True)
-class Join:
-    """How the new peer came in."""
-
-    joined: Joined | None = None
-    admitted: dict[int, Admitted] = field(default_factory=dict)  # by peer, of those that were there
-    killed: int | None = None  # the peer that was killed meanwhile
-
-    @property
-    def held_seconds(self) -> float:
-        """How long those that were there could not train."""
-        return max((report.held_seconds for report in self.admitted.values()), default=0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Check:
-    """One line of the verdict."""
-
-    claim: str
-    holds: bool
-    detail: str
+    def row(self) -> list[str | Text]:
+        """Its line of the live table."""
+        status = Text(self.status, style=STYLES.get(self.status, "yellow"))
+        return [f"{self.number}", status, f"{self.step}", f"{self.loss:.3f}", f"{self.world}", f"{self.rate:,.0f}", self.state]
 
 
 class Run:
-    """All that is known about a run. ``take`` is the only way in."""
+    """One run: `kill_step` and `join_step` are 0 if nothing happens."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.peers = [Peer(index=index) for index in range(options.peers + (options.newcomer is not None))]
-        self.kill: Kill | None = None
-        self.join = Join()
-        self.parameters = 0
-        self.validation_before: float | None = None
-        self.losses: dict[int, dict[int, float]] = defaultdict(dict)  # by step, then peer
-        self.digests: dict[int, dict[int, str]] = defaultdict(dict)  # likewise
+    def __init__(self, *, peers: int, steps: int, kill_step: int, join_step: int, seed: int, out: Path) -> None:
+        self._count, self._steps, self._kill_step, self._join_step = peers, steps, kill_step, join_step
+        self._seed, self._out = seed, out
+        self._victim, self._newcomer = peers - 1, peers
+        self._console = Console()
+        self._live = Live(console=self._console, get_renderable=self._table) if self._console.is_terminal else None
+        self._began = self._heard = time.monotonic()
+        self._shown = 0
+        self._processes: dict[Process, Peer] = {}
+        self.peers = [Peer(number=number) for number in range(peers + bool(join_step))]
+        self.started: dict[str, Any] = {}
+        self.killed_at = 0.0
+        self.recovered: dict[int, float] = {}  # seconds from the kill to the first step without the victim, by peer
+        self.joined: dict[str, Any] = {}
+        self.admitted: dict[int, float] = {}  # seconds that the newcomer held a peer up
+        self.finished: dict[int, dict[str, Any]] = {}
+        self.losses: dict[int, dict[int, float]] = defaultdict(dict)  # by step and peer
+        self.states: dict[int, dict[int, str]] = defaultdict(dict)  # likewise
+        self.interrupted: signal.Signals | None = None
+        self.broken = ""
 
-    @property
-    def began(self) -> bool:
-        """All peers have been accepted, so that none waits for another to join."""
-        return self.validation_before is not None
+    def perform(self) -> None:
+        """Runs to the end. No process outlives the call."""
+        fleet = Fleet(self._end, self._interrupt)
+        with self._live or contextlib.nullcontext(), MasterNode("127.0.0.1:0") as master, contextlib.ExitStack() as logs, fleet:
+            for peer in self.peers:
+                log = logs.enter_context(open_log_file(self._out / f"peer-{peer.number}.log", append=False))
+                self._start(fleet, peer, f"127.0.0.1:{master.port}", log)
+            pids = ", ".join(str(process.pid) for process in self._processes)
+            self._say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}")
+            while fleet.processes and not self.broken and self.interrupted is None:
+                fleet.turn(0.2)
+                self._show_progress()
+                if set(map(id, self._processes.values())) == {id(self.peers[-1])} and self.peers[-1].status == "standing by":
+                    fleet.kill()  # nobody is left whom it could join
+                if time.monotonic() - self._heard > STALL_SECONDS:
+                    self.broken = f"no peer has reported anything for {STALL_SECONDS:.0f} s"
 
-    def take(self, peer: Peer, report: Report, now: float) -> str | None:
-        """Note a peer's report; returns a line for the user where it is news."""
-        match report:
-            case Prepared():
-                peer.status = "standing by"
-            case Ready():
-                first = not self.began
-                peer.status, peer.world, peer.stepped_at = "training", report.world, now
-                self.parameters, self.validation_before = report.parameters, report.validation
-                if first:
-                    return (
-                        f"{report.world} peers are connected; the model has {report.parameters:,} parameters, "
-                        f"its validation loss is {report.validation:.3f}"
-                    )
-            case Stepped():
-                self._take_step(peer, report, now)
-            case Halted():
-                peer.status = "halted"
-            case Recovered():
-                return self._recovery(peer, report)
-            case Admitted():
-                self.join.admitted[peer.index] = report
-                peer.tx_bytes += report.tx_bytes
-                peer.world, peer.stepped_at = report.world, now
-                self.digests[report.step][peer.index] = report.digest
-                return (
-                    f"peer {peer.index}: {count_text(report.world, 'peer')} from step {report.step + 1} on; "
-                    f"gave {size_text(report.tx_bytes)} of state, was held up for {report.held_seconds * 1e3:.0f} ms"
-                )
-            case Joined():
-                self.join.joined = report
-                peer.rx_bytes += report.rx_bytes
-                peer.status, peer.step, peer.world, peer.stepped_at = "training", report.step, report.world, now
-                self.digests[report.step][peer.index] = report.digest
-                return f"peer {peer.index} {self._joining(report)}, after {report.connect_seconds * 1e3:.0f} ms of connecting"
-            case Missed():
-                peer.status = "missed"
-                return f"peer {peer.index} came too late: nobody was left who had the state"
-            case Finished():
-                peer.finished, peer.digest, peer.digest_step = report, report.digest, report.step
-                self.digests[report.step][peer.index] = report.digest
-        return None
+    def _start(self, fleet: Fleet, peer: Peer, master: str, log: IO[bytes]) -> None:
+        joins = peer.number == self._newcomer
+        environment = {"PCCL_MASTER": master, "PCCL_PEERS": str(self._count), "PCCL_PEER": str(peer.number)}
+        environment |= {JOIN_VARIABLE: "1" if joins else "0"}
+        command = [sys.executable, "-m", "pccl.demo.train", f"--steps={self._steps}", f"--seed={self._seed}"]
+        command += ["--stand-by"] if joins else []
+        process = fleet.start(command, {**os.environ, **environment}, functools.partial(self._take, peer, log))
+        self._processes[process] = peer
 
-    def _take_step(self, peer: Peer, report: Stepped, now: float) -> None:
-        peer.step, peer.loss, peer.world = report.step, report.loss, report.world
-        peer.tx_bytes += report.tx_bytes
-        peer.rx_bytes += report.rx_bytes
-        self.losses[report.step][peer.index] = report.loss
-        if report.digest is not None:
-            peer.digest, peer.digest_step = report.digest, report.step
-            self.digests[report.step][peer.index] = report.digest
-        if peer.stepped_at is not None and now > peer.stepped_at:
-            rate = report.tokens / (now - peer.stepped_at)
-            share = SMOOTHING if peer.tokens_per_second else 1.0
-            peer.tokens_per_second += share * (rate - peer.tokens_per_second)
-        peer.stepped_at = now
+    def _take(self, peer: Peer, log: IO[bytes], lines: list[bytes]) -> None:
+        log.write(b"\n".join(lines) + b"\n")
+        for line in lines:
+            if line.startswith(b"{"):
+                self._heard = time.monotonic()
+                self._report(peer, json.loads(line), self._heard)
 
-    @staticmethod
-    def _joining(report: Joined) -> str:
-        return (
-            f"joined for step {report.step + 1}: {size_text(report.rx_bytes)} in {count_text(report.leaves, 'piece')} from the "
-            f"memory of {count_text(report.donors, 'peer')} in {report.sync_seconds * 1e3:.0f} ms"
+    def _report(self, peer: Peer, told: dict[str, Any], now: float) -> None:
+        peer.world = told.get("world", peer.world)
+        step = next((told[name] for name in ("step", "joined", "admitted") if name in told), peer.step)
+        if "state" in told:
+            peer.state = f"{told['state'][:12]} @ {step}"
+            self.states[step][peer.number] = told["state"]
+        if "prepared" in told and peer.number == self._newcomer:
+            peer.status = "standing by"
+        elif "begins" in told:
+            peer.status, peer.at = "training", now
+            if not self.started:
+                self.started = told
+                self._say(f"{told['begins']} peers are connected; the model has {told['parameters']:,} parameters")
+        elif "lost_a_peer" in told:
+            self._say(f"peer {peer.number}: lost a peer in step {peer.step + 1}; averages again with world size {peer.world}")
+        elif "admitted" in told:
+            self.admitted[peer.number] = told["held_up"]
+            self._say(
+                f"peer {peer.number}: {peer.world} peers from step {step + 1} on; held up for {told['held_up'] * 1e3:.0f} ms"
+            )
+        elif "joined" in told:
+            self.joined, peer.step, peer.status, peer.at = told, step, "training", now
+            self._say(f"peer {peer.number} {self._joining()}")
+        elif "finished" in told:
+            self.finished[peer.number] = told
+        elif "step" in told:
+            self._step(peer, told, now)
+
+    def _step(self, peer: Peer, told: dict[str, Any], now: float) -> None:
+        rate = told["tokens"] / (now - peer.at)
+        peer.step, peer.loss, peer.at = told["step"], told["loss"], now
+        peer.rate = 0.9 * peer.rate + 0.1 * rate if peer.rate else rate
+        self.losses[peer.step][peer.number] = peer.loss
+        if self.killed_at and peer.world < self._count and peer.step >= self._kill_step:
+            self.recovered.setdefault(peer.number, now - self.killed_at)
+        if peer.number == self._victim and peer.step == self._kill_step - 1:
+            peer.status, self.killed_at = "killed", now
+            self._signal(peer, signal.SIGKILL)
+            self.states[peer.step].pop(peer.number, None)  # the others may repeat its last step without it
+            self._say(f"peer {peer.number} killed with SIGKILL in step {self._kill_step}")
+        spare = self.peers[-1]
+        if spare.status == "standing by" and peer.step >= self._join_step - 1:
+            spare.status = "joining"
+            self._signal(spare, signal.SIGUSR1)
+            self._say(f"peer {spare.number} connects")
+
+    def _signal(self, peer: Peer, number: signal.Signals) -> None:
+        next(process for process, one in self._processes.items() if one is peer).signal(number)
+
+    def _end(self, process: Process, status: int) -> None:
+        peer = self._processes.pop(process)
+        if peer.status == "killed":
+            return
+        peer.status = "finished" if status == 0 and peer.number in self.finished else "failed"
+        if peer.status == "failed":
+            self._say(f"peer {peer.number} {how_ended(status) if status else 'ended early'}; its log is in {self._out}")
+            if not self.started:
+                self.broken = f"peer {peer.number} ended before the training began"
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        self.interrupted = number
+
+    # ---- what is shown ----
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[{time.monotonic() - self._began:6.1f} s] {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def _show_progress(self) -> None:
+        living = [peer for peer in self.peers if peer.status == "training"]
+        if self._live is None and living and (step := min(peer.step for peer in living)) > self._shown:
+            self._shown = step - step % max(1, self._steps // LINES) + max(1, self._steps // LINES) - 1
+            losses = " ".join(f"{peer.loss:.3f}" for peer in living)
+            rate = sum(peer.rate for peer in living)
+            self._say(f"step {step:4}  world {living[0].world}  loss {losses}  {rate:6,.0f} tokens/s  state {living[0].state}")
+
+    def _table(self) -> Table:
+        table = Table("peer", "status", "step", "loss", "world", "tokens/s", "state", expand=True, title=f"{self._steps} steps")
+        for peer in self.peers:
+            table.add_row(*peer.row(), style="dim" if peer.status == "killed" else "")
+        return table
+
+    def _marks(self) -> Iterator[tuple[int, str, str]]:
+        """What happened: step, text, colour."""
+        if self.killed_at:
+            yield (
+                self._kill_step,
+                f"peer {self._victim} killed in step {self._kill_step}\n{self._count - 1} peers left",
+                "tab:red",
+            )
+        if self.joined:
+            step, amount = self.joined["joined"] + 1, self.joined["received"] / (1 << 20)
+            there = self._count - bool(self.killed_at) + 1
+            text = f"peer {self._newcomer} joined in step {step}\nwith {amount:.1f} MiB of state\n{there} peers"
+            yield step, text, "tab:green"
+
+    def plot(self, path: Path) -> None:
+        """Writes a picture of the loss."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+        axes = figure.add_subplot()
+        losses = self.curve()
+        window = range(SMOOTH, len(losses) - SMOOTH)
+        means = [sum(losses[at - SMOOTH : at + SMOOTH + 1]) / (2 * SMOOTH + 1) for at in window]
+        axes.plot(
+            range(1, len(losses) + 1), losses, color="tab:blue", alpha=0.35, linewidth=0.8, label="each step (mean over peers)"
         )
+        axes.plot([at + 1 for at in window], means, color="tab:blue", linewidth=1.8, label=f"mean over {2 * SMOOTH + 1} steps")
+        for told in list(self.finished.values())[:1]:
+            axes.plot(self._steps, told["held_out"], "D", color="tab:orange", label=f"held-out text: {told['held_out']:.3f}")
+        marks = list(self._marks())
+        for row, (step, text, colour) in enumerate(marks):
+            axes.axvline(step, color=colour, linestyle="--", linewidth=1.2)
+            axes.text(
+                step - self._steps / 100,
+                0.98 - 0.18 * row,
+                text,
+                transform=axes.get_xaxis_transform(),
+                color=colour,
+                ha="right",
+                va="top",
+            )
+        if len(marks) == 2:
+            axes.axvspan(marks[0][0], marks[1][0], color="tab:red", alpha=0.06)
+        axes.set(
+            xlabel="step",
+            ylabel="loss (nats per character)",
+            title=f"Character transformer, {self._count} peers averaged by pccl",
+        )
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower left")
+        words = "; ".join(text.replace("\n", ", ") for _, text, _ in marks)
+        figure.savefig(path, metadata={"Title": "Training with pccl", "Description": words})
 
-    def _recovery(self, peer: Peer, report: Recovered) -> str:
-        ended = report.buckets - report.failed
-        text = f"peer {peer.index}: {ended} of {report.buckets} reduces of step {report.step} ended, {report.failed} failed; "
-        if report.world > 1:
-            text += f"repeated with world size {report.world}"
-        else:
-            text += "it is alone and goes on with its own gradients"
-        if self.kill is not None and self.kill.step == report.step:
-            self.kill.recovered[peer.index] = report
-            text += f", done {(report.at - self.kill.at) * 1e3:.0f} ms after the kill"
-        return text
+    # ---- the verdict ----
 
-    def curve(self) -> list[tuple[int, float]]:
-        """Loss by step, the mean over the peers that made the step."""
-        return [(step, sum(losses.values()) / len(losses)) for step, losses in sorted(self.losses.items())]
+    def curve(self) -> list[float]:
+        """The loss of each step, as the mean over the peers."""
+        return [sum(losses.values()) / len(losses) for _, losses in sorted(self.losses.items())]
 
-    def survivors(self) -> list[Peer]:
-        """Peers that were to reach the end."""
-        return [peer for peer in self.peers if peer.status != "killed"]
+    def _joining(self) -> str:
+        told = self.joined
+        amount = f"{told['received'] / (1 << 20):.1f} MiB from the memory of {told['donors']} peers"
+        return f"joined for step {told['joined'] + 1}: {amount} in {told['seconds'] * 1e3:.0f} ms"
 
-    def checks(self) -> list[Check]:
-        """The verdict, point by point."""
-        checks = [self._check_end(), self._check_state(), self._check_loss()]
-        if self.options.newcomer is not None:
-            checks.insert(0, self._check_join(self.options.newcomer))
-        if self.options.kill_step is not None:
-            checks.insert(0, self._check_kill())
-        return checks
-
-    def _check_kill(self) -> Check:
-        claim = "the kill happened, and the survivors went on without the lost peer"
-        if self.kill is None:
-            return Check(claim=claim, holds=False, detail="no peer was killed")
-        worlds = [report.world for report in self.kill.recovered.values()]
-        left = self.options.peers - 1
-        holds = worlds == [left] * left
-        slowest = max((report.at - self.kill.at for report in self.kill.recovered.values()), default=0.0)
-        detail = f"{len(worlds)} of {left} survivors saw the loss in step {self.kill.step}, world sizes then {worlds}"
-        return Check(claim=claim, holds=holds, detail=f"{detail}, recovered after {slowest * 1e3:.0f} ms")
-
-    def _check_join(self, newcomer: int) -> Check:
-        join = self.join
-        there = [peer.index for peer in self.survivors() if peer.index != newcomer]
-        admitted = sorted(set(join.admitted) & set(there))
-        killed = "" if join.killed is None else f"peer {join.killed} was killed meanwhile; "
-        held = f"{len(admitted)} of {len(there)} others let it in, held up for {join.held_seconds * 1e3:.0f} ms"
-        if self.options.kill_at_join == "newcomer":
-            claim = "the new peer died while it joined, and the others went on without it"
-            holds = join.killed == newcomer and admitted == there and join.joined is None
-            return Check(claim=claim, holds=holds, detail=killed + held)
-        claim = "a new peer got the state of the others from their memory, and trained on"
-        if join.joined is None:
-            return Check(claim=claim, holds=False, detail=f"{killed}peer {newcomer} has not joined before the last step")
-        same = len({self.digests[join.joined.step].get(index) for index in (newcomer, *admitted)}) == 1
-        expected = self.options.killed_at_join == join.killed
-        holds = same and expected and admitted == there and join.joined.rx_bytes > 0
-        verdict = "the same hash on all then" if same else "the hashes differed then"
-        detail = f"{killed}peer {newcomer} {self._joining(join.joined)}; {held}; {verdict}"
-        return Check(claim=claim, holds=holds, detail=detail)
-
-    def _check_end(self) -> Check:
-        ended = [peer for peer in self.survivors() if peer.status == "finished" and peer.step == self.options.steps]
-        worlds = [peer.world for peer in self.survivors()]
-        holds = len(ended) == len(worlds) and worlds == [len(worlds)] * len(worlds)
-        detail = f"{len(ended)} of {len(worlds)} at step {self.options.steps}, world sizes at the end {worlds}"
-        return Check(claim="every peer that lives made all its steps", holds=holds, detail=detail)
-
-    def _check_state(self) -> Check:
-        claim = "all peers hold bit-identical state (weights, optimiser, random numbers, step)"
-        final = [self.digests[self.options.steps].get(peer.index, "nothing") for peer in self.survivors()]
-        split = [step for step, digests in sorted(self.digests.items()) if len(set(digests.values())) > 1]
-        if split:
-            found = ", ".join(f"peer {index} {digest}" for index, digest in sorted(self.digests[split[0]].items()))
-            return Check(claim=claim, holds=False, detail=f"they differ from step {split[0]} on: {found}")
-        holds = len(set(final)) == 1 and "nothing" not in final
-        compared = f"compared at {len(self.digests)} steps"
-        found = f"{count_text(len(final), 'peer')} with hash {final[0]}" if holds else f"hashes {', '.join(final)}"
-        return Check(claim=claim, holds=holds, detail=f"{compared}; at the end {found}")
-
-    def _check_loss(self) -> Check:
-        claim = "the loss fell"
-        losses = [loss for _, loss in self.curve()]
+    def checks(self) -> Iterator[tuple[str, bool, str]]:
+        """The verdict: claim, whether it holds, and what was found."""
+        survivors = [peer for peer in self.peers if peer.status != "killed"]
+        there = {peer.number for peer in survivors if peer.number != self._newcomer}
+        if self._kill_step:
+            slowest = max(self.recovered.values(), default=0.0)
+            detail = f"{len(self.recovered)} of {len(there)}, at most {slowest * 1e3:.0f} ms after the kill"
+            yield "the survivors went on without the killed peer", set(self.recovered) >= there, detail
+        if self._join_step:
+            holds, detail = False, f"peer {self._newcomer} has not joined before the last step"
+            if self.joined:
+                same = len(set(self.states[self.joined["joined"]].values())) == 1
+                holds = same and set(self.admitted) >= there
+                detail = f"peer {self._newcomer} {self._joining()}; {'the same hash' if same else 'other hashes'} on all then"
+            yield "a new peer got the state from the memory of the others, and trained on", holds, detail
+        ended = [peer for peer in survivors if peer.status == "finished" and peer.world == len(survivors)]
+        yield "every peer that lives made all steps", len(ended) == len(survivors), f"{len(ended)} of {len(survivors)}"
+        last = {self.states[self._steps].get(peer.number, "nothing") for peer in survivors}
+        split = [step for step, states in sorted(self.states.items()) if len(set(states.values())) > 1]
+        detail = f"compared at {len(self.states)} steps; at the end {len(survivors)} peers with hash {', '.join(sorted(last))}"
+        holds = not split and len(last) == 1 and "nothing" not in last
+        yield "all peers hold the same state, bit for bit", holds, f"different at step {split[0]}" if split else detail
+        losses = self.curve()
         few = min(20, max(1, len(losses) // 5))
-        if len(losses) < 2:
-            return Check(claim=claim, holds=False, detail="too few steps were made")
-        first, last = sum(losses[:few]) / few, sum(losses[-few:]) / few
-        detail = f"mean of the first {few} steps {first:.3f}, of the last {few} {last:.3f}"
-        ended = [peer.finished.validation for peer in self.survivors() if peer.finished is not None]
-        if self.validation_before is not None and ended:
-            detail += f"; on held-out text {self.validation_before:.3f}, then {ended[0]:.3f}"
-        return Check(claim=claim, holds=last <= FELL * first, detail=detail)
-
-
-class BrokenRunError(Exception):
-    """The run cannot go on; the message says why."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PeerProcess:
-    """A peer's process and its log file."""
-
-    peer: Peer
-    child: Child
-    log: Path
-
-    def log_tail(self, lines: int = 12) -> str:
-        """What the process printed last."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
-
-
-class Conductor:
-    """Starts everything, lets the run take its course, and leaves no process behind, whatever happens."""
-
-    def __init__(self, run: Run, display: Display[Run]) -> None:
-        self._run, self._options, self._display = run, run.options, display
-        self._processes: list[PeerProcess] = []
-        self._heard = time.monotonic()
-
-    async def conduct(self) -> None:
-        """The whole run. BrokenRunError: waiting is in vain."""
-        with MasterNode("127.0.0.1:0") as master:
-            async with Nursery([LIFE], self._options.out) as nursery:
-                for peer in self._run.peers:
-                    self._processes.append(await self._start(nursery, peer, f"127.0.0.1:{master.port}"))
-                pids = ", ".join(str(process.child.pid) for process in self._processes)
-                step = self._options.join_step
-                spare = "" if step is None else f"; the last one stands by, to join from step {step} on"
-                self._display.say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}{spare}")
-                async with asyncio.TaskGroup() as group:
-                    lives = [group.create_task(self._listen(process)) for process in self._processes]
-                    while not all(life.done() for life in lives):
-                        await asyncio.wait(lives, timeout=TICK)
-                        self._display.update(self._run)
-                        self._check_alive()
-
-    async def _start(self, nursery: Nursery, peer: Peer, master: str) -> PeerProcess:
-        options = self._options
-        newcomer = peer.index == options.newcomer
-        replaces = newcomer and options.kill_step is not None  # and goes on with the text of the one that was killed
-        task = Task(
-            index=peer.index,
-            peers=options.peers,
-            newcomer=newcomer,
-            shard=options.kill_peer if replaces else peer.index,
-            shards=options.peers + (options.newcomer is not None and options.kill_step is None),
-            master=master,
-            steps=options.steps,
-            seed=options.seed,
-            threads=options.threads,
-            data=options.data,
-            halt_in_step=options.kill_step if peer.index == options.kill_peer else None,
-            halt_at_join=peer.index == options.killed_at_join,
-        )
-        log = options.out / f"peer-{peer.index}.log"
-        log.unlink(missing_ok=True)
-        return PeerProcess(peer=peer, child=await nursery.start(LIFE, task.to_fields(), log), log=log)
-
-    async def _listen(self, process: PeerProcess) -> None:
-        """Takes what a peer reports, until it has ended."""
-        while line := await process.child.line():
-            self._heard = now = time.monotonic()
-            report = Report.from_line(line)
-            news = self._run.take(process.peer, report, now)
-            if isinstance(report, Halted):
-                news = self._kill(process, report)
-            if news is not None:
-                self._display.say(news)
-            self._let_go()
-            self._display.update(self._run)
-        self._note_end(process, await process.child.status)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        """Lets peers connect when it is their time: all that start together once all stand by, so none is late for its part."""
-        waiting = [process for process in self._processes if process.peer.status == "standing by"]
-        if len(waiting) == len(self._processes):
-            for process in waiting[: self._options.peers]:
-                process.child.order({"connect": True})
-                process.peer.status = "connecting"
-        if self._options.join_step is None or waiting != self._processes[-1:]:
-            return
-        spare, others = self._processes[-1], self._run.peers[:-1]
-        if max(peer.step for peer in others) >= self._options.join_step - 1 and any(peer.status == "training" for peer in others):
-            spare.child.order({"connect": True})
-            spare.peer.status = "joining"
-            self._display.say(f"peer {spare.peer.index} connects")
-        elif all(peer.status in ("finished", "failed", "killed") for peer in others):
-            spare.child.order({"connect": False})
-            spare.peer.status = "missed"
-
-    def _check_alive(self) -> None:
-        statuses = [peer.status for peer in self._run.peers]
-        if "failed" in statuses and not self._run.began:
-            raise BrokenRunError(f"peer {statuses.index('failed')} ended before the training began")
-        if time.monotonic() - self._heard > STALL_LIMIT:
-            raise BrokenRunError(f"no peer has reported anything for {STALL_LIMIT:.0f} s")
-
-    def _kill(self, process: PeerProcess, report: Halted) -> str:
-        index = process.peer.index
-        if index == self._options.killed_at_join:
-            self._run.join.killed = index
-        elif report.step is not None:
-            self._run.kill = Kill(step=report.step, at=time.monotonic())
-        process.child.signal(signal.SIGKILL)
-        process.peer.status = "killed"
-        step = "" if report.step is None else f"in step {report.step}, "
-        return f"peer {index} killed with SIGKILL {step}{report.place}"
-
-    def _note_end(self, process: PeerProcess, status: int) -> None:
-        if process.peer.status in ("killed", "missed"):
-            return
-        if status == 0 and process.peer.finished is not None:
-            process.peer.status = "finished"
-            return
-        process.peer.status = "failed"
-        self._display.say(
-            f"peer {process.peer.index} ended with status {status}; the end of {process.log}:\n{process.log_tail()}"
-        )
+        first, final = sum(losses[:few]) / few, sum(losses[-few:]) / few
+        detail = f"mean of the first {few} steps {first:.3f}, of the last {few} {final:.3f}"
+        for told in list(self.finished.values())[:1]:
+            detail += f"; on held-out text {self.started['held_out']:.3f}, then {told['held_out']:.3f}"
+        yield "the loss fell", bool(losses) and final <= 0.9 * first, detail

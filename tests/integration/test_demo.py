@@ -18,17 +18,28 @@ pytest.importorskip("rich")
 
 
 def start(out: Path, *arguments: str) -> subprocess.Popen[str]:
-    code = "import sys; from pccl.demo import run_demo; sys.exit(run_demo(sys.argv[1:]))"
     return subprocess.Popen(
-        [sys.executable, "-c", code, "--out", str(out), *arguments],
+        [sys.executable, "-m", "pccl", "demo", "--out", str(out), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
+def after(demo: subprocess.Popen[str], words: str) -> list[int]:
+    """Reads up to a line with these words. Returns the processes of the peers."""
+    pids: list[int] = []
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "the peers are processes" in line:
+            pids = pids_of(line)
+        if words in line:
+            return pids
+    raise AssertionError(f"no line has {words!r}")
+
+
 def pids_of(line: str) -> list[int]:
-    return [int(pid) for pid in line.split("processes")[1].split(";")[0].split(",")]
+    return [int(pid) for pid in line.split("processes")[1].split(",")]
 
 
 def summary_of(out: Path) -> Any:
@@ -43,108 +54,47 @@ def gone(pid: int) -> bool:
     return False
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("peers", "victim", "news"),
-    [(3, 2, "repeated with world size 2"), (3, 0, "repeated with world size 2"), (2, 1, "it is alone")],
-    ids=["last", "first", "left-alone"],
-)
-def test_training_survives_the_kill_and_a_new_peer_joins(tmp_path: Path, peers: int, victim: int, news: str) -> None:
-    arguments = ["--peers", str(peers), "--steps", "24", "--kill-step", "8", "--kill-peer", str(victim), "--join-step", "12"]
-    with start(tmp_path, *arguments) as demo:
-        output = demo.communicate(timeout=280)[0]
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("peers", [3, 2])
+def test_training_survives_the_kill_and_a_new_peer_joins(tmp_path: Path, peers: int) -> None:
+    with start(tmp_path, "--peers", str(peers), "--steps", "30", "--kill-step", "8", "--join-step", "15") as demo:
+        output = demo.communicate(timeout=380)[0]
     assert demo.returncode == 0, output
-    assert f"peer {victim} killed with SIGKILL in step 8, 2 of its 4 reduces launched" in output
-    assert output.count(news) == peers - 1
-    assert output.rstrip().endswith("PASSED")
+    assert f"peer {peers - 1} killed with SIGKILL in step 8" in output
     assert f"peer {peers} joined for step" in output
-    assert "was held up for" in output
-    assert f"{peers} peers with hash" in output
+    assert output.count("held up for") >= peers - 1
+    assert output.rstrip().endswith("PASSED")
     summary = summary_of(tmp_path)
     assert summary["passed"]
-    assert len(summary["losses"]) == 24
-    assert len(summary["recovered_ms"]) == peers - 1
-    join = summary["join"]
-    assert 11 <= join["step"] < 20
-    assert join["donors"] == peers - 1
-    assert join["rx_bytes"] > 4_000_000
-    assert len(join["held_up_ms"]) == peers - 1
-    living = {digest for index, digest in summary["digests"].items() if index != str(victim)}
-    assert len(living) == 1
-    assert f"peer {peers} joined in step {join['step'] + 1}".encode() in (tmp_path / "loss.png").read_bytes()
-    assert all(gone(pid) for pid in pids_of(output.splitlines()[0]))
-
-
-@pytest.mark.timeout(600)
-def test_a_newcomer_killed_while_it_gets_the_state_leaves_no_trace(tmp_path: Path) -> None:
-    # Two peers, whose sums do not depend on who joined first: until the newcomer comes, nothing has touched the second run.
-    arguments = ["--steps", "24", "--peers", "2", "--no-kill", "--kill-at-join", "newcomer"]
-    digests = []
-    for step in ("6", "18"):
-        with start(tmp_path / step, *arguments, "--join-step", step) as demo:
-            output = demo.communicate(timeout=280)[0]
-        assert demo.returncode == 0, output
-        assert "peer 2 killed with SIGKILL let in, after the others have waited" in output
-        assert "ok     the new peer died while it joined" in output
-        assert b"peer 2 killed while it joined" in (tmp_path / step / "loss.png").read_bytes()
-        digests.append(summary_of(tmp_path / step)["digests"]["0"])
-    assert digests[0] == digests[1]
+    assert len(summary["losses"]) == 30
+    assert len(summary["recovered_ms"]) >= peers - 1
+    assert 14 <= summary["join"]["joined"] < 30
+    assert summary["join"]["donors"] == peers - 1
+    assert summary["join"]["received"] > 4_000_000
+    digests = summary["digests"]
+    assert digests.pop(str(peers - 1)) != digests["0"]
+    assert set(digests.values()) == {digests["0"]}
+    assert b"peer %d joined in step" % peers in (tmp_path / "loss.png").read_bytes()
+    assert all(gone(pid) for pid in pids_of(next(line for line in output.splitlines() if "processes" in line)))
 
 
 @pytest.mark.timeout(300)
-def test_a_survivor_killed_while_a_newcomer_gets_the_state(tmp_path: Path) -> None:
-    with start(tmp_path, "--steps", "24", "--kill-step", "6", "--kill-at-join", "survivor") as demo:
-        output = demo.communicate(timeout=280)[0]
-    assert demo.returncode == 0, output
-    assert "peer 0 killed with SIGKILL in step" in output
-    assert "peer 0 was killed meanwhile; peer 3 joined for step" in output
-    assert "2 peers with hash" in output
-    assert summary_of(tmp_path)["join"]["donors"] == 1
-
-
-@pytest.mark.timeout(300)
-def test_a_newcomer_killed_while_it_connects_fails_only_its_own_checks(tmp_path: Path) -> None:
-    with start(tmp_path, "--steps", "40", "--no-kill", "--join-step", "10") as demo:
+def test_a_peer_that_dies_by_itself_fails_the_run(tmp_path: Path) -> None:
+    with start(tmp_path, "--steps", "30", "--no-kill", "--no-join") as demo:
+        os.kill(after(demo, "peers are connected")[1], signal.SIGKILL)
         assert demo.stdout is not None
-        pids = pids_of(demo.stdout.readline())
-        for printed in demo.stdout:
-            if "peer 3 connects" in printed:
-                os.kill(pids[3], signal.SIGKILL)
-                break
-        output = demo.communicate(timeout=280)[0]
+        output = demo.stdout.read()
     assert demo.returncode == 1, output
-    assert "peer 3 ended with status -9" in output
-    assert "ok     all peers hold" not in output  # peer 3 is missing
-    assert "3 of 4 at step 40" in output
-    digests = summary_of(tmp_path)["digests"]
-    assert len({digests[str(index)] for index in range(3)}) == 1
-
-
-@pytest.mark.timeout(200)
-def test_without_a_kill_and_a_join(tmp_path: Path) -> None:
-    with start(tmp_path, "--peers", "2", "--steps", "20", "--no-kill", "--no-join") as demo:
-        output = demo.communicate(timeout=180)[0]
-    assert demo.returncode == 0, output
-    assert "killed" not in output
+    assert "peer 1 was killed by SIGKILL" in output
+    assert "FAILED every peer that lives made all steps: 0 of 3" in output
     assert "joined" not in output
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("number", "line"),
-    [
-        (signal.SIGTERM, "the peers are processes"),
-        (signal.SIGINT, "peer 2 connects"),
-    ],
-)
-def test_signals_end_everything(tmp_path: Path, number: signal.Signals, line: str) -> None:
-    with start(tmp_path, "--peers", "2", "--steps", "10000", "--no-kill", "--join-step", "4") as demo:
-        assert demo.stdout is not None
-        pids: list[int] = []
-        for printed in demo.stdout:
-            pids = pids or pids_of(printed)
-            if line in printed:
-                break
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGTERM, "the peers are processes"), (signal.SIGINT, "are connected")])
+def test_signals_end_everything(tmp_path: Path, number: signal.Signals, words: str) -> None:
+    with start(tmp_path, "--peers", "2", "--steps", "10000") as demo:
+        pids = after(demo, words)
         demo.send_signal(number)
         output = demo.communicate(timeout=60)[0]
     assert demo.returncode == 128 + number
@@ -152,16 +102,31 @@ def test_signals_end_everything(tmp_path: Path, number: signal.Signals, line: st
     assert all(gone(pid) for pid in pids)
 
 
-@pytest.mark.timeout(200)
-def test_a_peer_that_fails_fails_the_run(tmp_path: Path) -> None:
-    with start(tmp_path, "--steps", "30", "--no-kill", "--no-join") as demo:
-        assert demo.stdout is not None
-        pids = pids_of(demo.stdout.readline())
-        for printed in demo.stdout:
-            if "peers are connected" in printed:
-                break
-        os.kill(pids[1], signal.SIGKILL)
-        output = demo.communicate(timeout=180)[0]
-    assert demo.returncode == 1, output
-    assert "peer 1 ended with status -9" in output
-    assert "FAILED every peer that lives made all its steps" in output
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps", "1"], "range"),
+        (["--kill-step", "500", "--steps", "100"], "must follow each other"),
+        (["--join-step", "99", "--steps", "100"], "must follow each other"),
+        (["--no-kill", "--kill-step", "5"], "excludes"),
+        (["--peers", "1"], "range"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], words: str) -> None:
+    with start(tmp_path, *arguments) as demo:
+        output = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 2
+    assert words in output
+
+
+def test_the_demo_runs_to_the_same_losses_again() -> None:
+    from pccl.demo.train import Text, Transformer
+
+    text, losses = Text(), []
+    for _ in range(2):
+        torch.manual_seed(1)
+        model = Transformer(len(text.vocabulary))
+        model.loss(text.training[:65][None]).backward()
+        losses.append((model.held_out_loss(text), model.positions.weight.grad.sum().item()))
+    assert losses[0] == losses[1]
+    assert losses[0][0] == pytest.approx(4.6, abs=0.2)  # ln of the number of characters, about 97

@@ -242,7 +242,7 @@ def test_cuda_is_imported_like_any_module():
 
 def test_the_demo_is_a_module_that_runs():
     done = subprocess.run([sys.executable, "-m", "pccl.demo", "--help"], capture_output=True, text=True, check=True)
-    assert "killed with SIGKILL" in " ".join(done.stdout.split())
+    assert "kill one of them" in " ".join(done.stdout.split())
 
 
 def test_is_typed():
