@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
 import logging
 import math
 import numbers
@@ -12,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 from uuid import UUID
 
 import torch
@@ -87,11 +89,35 @@ SYNC_EVERY = 100
 """Inner steps of a round, unless they are given."""
 
 
+class Arguments(TypedDict, total=False):
+    """The arguments of `Trainer` by name, for type checkers."""
+
+    sync_every: int
+    outer_lr: Setting | None
+    outer_momentum: Setting | None
+    outer_optimizer: OuterOptimizer | None
+    compression: str | Compression | None
+    weight: Weight | None
+    sync_seconds: float | None
+    state: Mapping[str, Any] | None
+    device: torch.device | str
+    peers: int
+    shards: int
+    begin: bool | None
+
+
 class Trainer(ABC):
     """A part in a run in which members average their models by outer steps. The base of all methods."""
 
     _one_of_both = True
     """Whether `sync_seconds` makes `sync_every` meaningless."""
+
+    def __init_subclass__(cls) -> None:
+        """Shows the arguments of this class, too, in the signature of a method's constructor."""
+        base, own = inspect.signature(Trainer.__init__), inspect.signature(cls.__init__)
+        if "arguments" in own.parameters:
+            shown = dict(base.parameters) | {name: one for name, one in own.parameters.items() if name != "arguments"}
+            cls.__init__.__signature__ = base.replace(parameters=list(shown.values()))  # type: ignore[attr-defined]
 
     def __init__(
         self,
@@ -99,17 +125,18 @@ class Trainer(ABC):
         communicator: Communicator,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        sync_every: int,
-        sync_seconds: float | None,
-        outer_lr: Setting | None,
-        outer_momentum: Setting | None,
-        outer_optimizer: OuterOptimizer | None,
-        compression: str | Compression | None,
-        weight: Weight | None,
-        state: Mapping[str, Any] | None,
-        peers: int,
-        shards: int,
-        begin: bool | None,
+        sync_every: int = SYNC_EVERY,
+        outer_lr: Setting | None = None,
+        outer_momentum: Setting | None = None,
+        outer_optimizer: OuterOptimizer | None = None,
+        compression: str | Compression | None = None,
+        weight: Weight | None = None,
+        sync_seconds: float | None = None,
+        state: Mapping[str, Any] | None = None,
+        device: torch.device | str = "cpu",
+        peers: int = 1,
+        shards: int = 1,
+        begin: bool | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}")
@@ -150,6 +177,7 @@ class Trainer(ABC):
             if outer_lr is not None or outer_momentum is not None:
                 raise ValueError("outer_lr and outer_momentum are not for an outer_optimizer: give it its own")
         self._has_outer_optimizer = outer_optimizer is not None
+        self._outer_of = functools.partial(Outer, device=device, optimizer=outer_optimizer)
         usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
         self._functions = {0: outer_lr if callable(outer_lr) else None, 1: outer_momentum if callable(outer_momentum) else None}
         lr = usual_lr if outer_lr is None else _value_of("outer_lr", outer_lr, 1)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import nn
 
 from pccl._communicator import Communicator
 from pccl.diloco._average import Averager
-from pccl.diloco._base import SYNC_EVERY, Round, Setting, Trainer, Weight
-from pccl.diloco._compression import Compression
-from pccl.diloco._outer import Outer, OuterOptimizer, trained_parameters
+from pccl.diloco._base import Arguments, Round, Trainer
+from pccl.diloco._outer import Outer, trained_parameters
 
 
 class DiLoCo(Trainer):
@@ -66,37 +64,10 @@ class DiLoCo(Trainer):
         model: nn.Module,
         communicator: Communicator,
         inner_optimizer: torch.optim.Optimizer,
-        *,
-        sync_every: int = SYNC_EVERY,
-        outer_lr: Setting | None = None,
-        outer_momentum: Setting | None = None,
-        outer_optimizer: OuterOptimizer | None = None,
-        compression: str | Compression | None = None,
-        weight: Weight | None = None,
-        sync_seconds: float | None = None,
-        state: Mapping[str, Any] | None = None,
-        device: torch.device | str = "cpu",
-        peers: int = 1,
-        shards: int = 1,
-        begin: bool | None = None,
+        **arguments: Unpack[Arguments],
     ) -> None:
-        super().__init__(
-            model,
-            communicator,
-            inner_optimizer,
-            sync_every=sync_every,
-            sync_seconds=sync_seconds,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            outer_optimizer=outer_optimizer,
-            compression=compression,
-            weight=weight,
-            state=state,
-            peers=peers,
-            shards=shards,
-            begin=begin,
-        )
-        self.outer = Outer(trained_parameters(model), device, outer_optimizer)
+        super().__init__(model, communicator, inner_optimizer, **arguments)
+        self.outer = self._outer_of(trained_parameters(model))
         """The outer parameters and their momentum."""
         self._buffer = self.outer.buffer()
         self._averager = Averager(self.outer.size, self.compression)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Unpack
 from uuid import UUID
 
 import torch
@@ -15,10 +14,9 @@ from torch import nn
 from pccl._communicator import Communicator
 from pccl._results import Contributors
 from pccl.diloco._average import Average, Averaged, Averager, exchange
-from pccl.diloco._base import SYNC_EVERY, Round, Setting, Trainer, Weight, require_whole
-from pccl.diloco._compression import Compression
+from pccl.diloco._base import SYNC_EVERY, Arguments, Round, Trainer, require_whole
 from pccl.diloco._fragments import Fragments, fragments_of, layers_of
-from pccl.diloco._outer import Outer, OuterOptimizer
+from pccl.diloco._outer import Outer
 
 FRAGMENTS, OVERLAP = 4, 5
 """Unless they are given, or the model has fewer layers, or a round has no more steps."""
@@ -74,39 +72,14 @@ class StreamingDiLoCo(Trainer):
         communicator: Communicator,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        sync_every: int = SYNC_EVERY,
         fragments: Fragments | None = None,
         pattern: str = "strided",
         overlap: int | None = None,
         mixing: float = 0.5,
-        outer_lr: Setting | None = None,
-        outer_momentum: Setting | None = None,
-        outer_optimizer: OuterOptimizer | None = None,
-        compression: str | Compression | None = None,
-        weight: Weight | None = None,
-        sync_seconds: float | None = None,
-        state: Mapping[str, Any] | None = None,
-        device: torch.device | str = "cpu",
-        peers: int = 1,
-        shards: int = 1,
-        begin: bool | None = None,
+        **arguments: Unpack[Arguments],
     ) -> None:
-        super().__init__(
-            model,
-            communicator,
-            inner_optimizer,
-            sync_every=sync_every,
-            sync_seconds=sync_seconds,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            outer_optimizer=outer_optimizer,
-            compression=compression,
-            weight=weight,
-            state=state,
-            peers=peers,
-            shards=shards,
-            begin=begin,
-        )
+        super().__init__(model, communicator, inner_optimizer, **arguments)
+        sync_every = arguments.get("sync_every", SYNC_EVERY)
         if self.compression.method == "sparse":
             raise ValueError("compression 'sparse' is not for StreamingDiLoCo: take 'int8', 'int4' or 'e3m0'")
         if fragments is None:
@@ -123,7 +96,7 @@ class StreamingDiLoCo(Trainer):
         self.fragments: list[Fragment] = []
         """In the order of their launches."""
         for at, parameters in enumerate(fragments_of(model, fragments, pattern)):
-            outer = Outer(parameters, device, outer_optimizer)
+            outer = self._outer_of(parameters)
             self.fragments.append(Fragment(outer, Averager(outer.size, self.compression, tag=at), outer.buffer()))
             shared |= outer.entries(f"fragment {at}/")
         self._share(shared)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from diloco_reference import Nesterov
 from torch import nn
 
+from pccl.diloco import AsyncDiLoCo, DiLoCo, StreamingDiLoCo
+from pccl.diloco._base import Arguments, Trainer
 from pccl.diloco._compression import Compression
 from pccl.diloco._outer import CHUNK, Outer, trained_parameters
 from pccl.diloco._state import State, Welcome
@@ -239,3 +243,16 @@ def test_compression_is_by_name():
     for wrong in ({"method": "zip"}, {"k": 0}, {"decay": 2}, {"method": "int8", "block": 5}, {"stochastic": True}):
         with pytest.raises(ValueError, match=r"zip|k must|decay|block|stochastic"):
             Compression(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [(DiLoCo, set()), (AsyncDiLoCo, {"eager"}), (StreamingDiLoCo, {"fragments", "pattern", "overlap", "mixing"})],
+)
+def test_signatures_have_the_arguments_of_all_methods_and_the_own(kind: type[Trainer], own: set[str]) -> None:
+    shown = inspect.signature(kind).parameters
+    common = set(inspect.signature(Trainer).parameters)
+    assert set(shown) == common | own
+    assert {name for name, one in shown.items() if one.kind is not one.KEYWORD_ONLY} == common - set(Arguments.__annotations__)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
+        kind(nn.Linear(1, 1), None, None, speed=1)  # type: ignore[arg-type,call-arg]
