@@ -74,3 +74,29 @@ def test_long_files_and_wide_lines(tool: ModuleType, capsys: pytest.CaptureFixtu
         "csrc/base/log.c is longer than 600 lines",
         "sim/run.c:1 is wider than 120 columns",
     ]
+
+
+@pytest.mark.parametrize(
+    "line", ["int fd = open(path, O_RDONLY);", "syscall(SYS_pidfd_open, pid)", "fcntl(fd, F_DUPFD, 0)", "close(fd);"]
+)
+def test_descriptors_are_opened_and_closed_in_one_place(tool: ModuleType, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    text = "opens or closes a descriptor without csrc/base/descriptor.h"
+    assert lines(tool, capsys, {"csrc/net/a.c": line, "csrc/base/descriptor.c": line}) == [f"csrc/net/a.c:1 {text}"]
+
+
+@pytest.mark.parametrize(
+    "line", ["stream_close(s);", 'log("open(%s)", path);', "x->close(y); // close(fd)", "descriptor_end(open(path));"]
+)
+def test_what_opens_no_descriptor(tool: ModuleType, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert lines(tool, capsys, {"csrc/net/a.c": line}) == []
+
+
+def test_public_functions_ask_whose_handle_they_get(tool: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    source = """\
+pcclResult_t pcclAsks(pcclComm_t *comm) {
+    REQUIRE_COMM(comm);
+}
+pcclResult_t pcclPassesOn(pcclComm_t *comm, int n) { return pcclAsks(comm); }
+pcclResult_t pcclForgets(pcclComm_t *comm) { return use(comm); }
+"""
+    assert lines(tool, capsys, {"csrc/api/a.c": source}) == ["pcclForgets must begin with REQUIRE_COMM or REQUIRE_MASTER"]
