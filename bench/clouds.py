@@ -341,7 +341,7 @@ def run() -> None:
 
 def draw(run: Run, path: Path) -> None:
     """The rates over time: of the ops, and of the link that is disturbed."""
-    from pccl.lab import plots
+    from stress.lab import plots
 
     zero = run.phases[0].begin
     a, b = (run.matrix.names[site] for site in run.between)

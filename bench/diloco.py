@@ -189,7 +189,7 @@ def table(results: dict[str, Line]) -> str:
 
 def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
     """The validation loss by one of the numbers of an outer step."""
-    from pccl.lab.plots import figure
+    from stress.lab.plots import figure
 
     made = figure(7, 4.5)
     axes = made.add_subplot()

@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from pccl.lab.link import Order
-from pccl.stress.actor import FRESH, Actor
-from pccl.stress.buffers import Buffers, State
-from pccl.stress.reports import Accepted, Ended, OpDone, Stepped, Waiting
-from pccl.stress.workload import StepPlan, plan_step
+from stress.actor import FRESH, Actor
+from stress.buffers import Buffers, State
+from stress.lab.link import Order
+from stress.reports import Accepted, Ended, OpDone, Stepped, Waiting
+from stress.workload import StepPlan, plan_step
 
 STORE_SECONDS = 5.0
 RANKS = 64

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gloo_peer import perform
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
-from pccl.stress.actor import Actor, FlawError
-from pccl.stress.buffers import Buffers, State
-from pccl.stress.reports import Accepted, Ended, OpDone, Stepped
-from pccl.stress.workload import plan_step
+from stress.actor import Actor, FlawError
+from stress.buffers import Buffers, State
+from stress.gloo_peer import perform
+from stress.reports import Accepted, Ended, OpDone, Stepped
+from stress.workload import plan_step
 
 QUORUM_SECONDS = 30.0
 

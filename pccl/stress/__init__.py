@@ -1,7 +1,5 @@
-"""`pccl stress`: a run of real processes to which a seeded schedule of faults is done, judged by what its sums contain.
+"""`pccl stress --program`: copies of a program under faults, judged by what they print.
 
-Pure: schedule (what is done, and when), workload (what peers do), content and gradient (buffers whose sums tell who is in
-them), judge (what must hold), reports (what peers tell). Processes: worker (a peer, or a master; actor and buffers are its
-parts), trainer (a peer that trains by pccl.diloco) and conductor (the orchestrator), on pccl.lab. backends says what else can
-reduce. display shows a run; command and options are the command line, and options reads the log of an earlier run.
+Pure: plan (which faults, and when) and verdict (what must hold). Processes: run (starts and harms copies) and proxy (cuts their
+connections). program is the command line, also of the test of pccl itself, which is in bench/stress of a checkout.
 """

@@ -1,7 +1,8 @@
-"""The command line of `pccl stress`. Without --program it is that of the test of pccl itself (`pccl.stress.command`)."""
+"""The command line of `pccl stress`. Without --program it is that of the test of pccl itself, in bench/stress of a checkout."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -34,9 +35,20 @@ class StressCommand(click.Command):
         own = any(word == "--program" or word.startswith("--program=") for word in args)
         if own or {"-h", "--help"}.intersection(args):
             return super().make_context(info_name, args, parent, **extra)
-        from pccl.stress.command import stress
+        return _test_of_pccl().make_context(info_name, args, parent, **extra)
 
-        return stress.make_context(info_name, args, parent, **extra)
+
+def _test_of_pccl() -> click.Command:
+    """Returns the command that tests pccl itself. UsageError: this is no checkout."""
+    bench = Path(__file__).resolve().parents[2] / "bench"
+    if not (bench / "stress" / "command.py").is_file():
+        raise click.UsageError(
+            "--program is missing: name the program to test, as --program 'python train.py'; "
+            "the test of pccl itself needs a checkout (docs/stress.md)"
+        )
+    sys.path.append(str(bench))
+    command: click.Command = importlib.import_module("stress.command").stress
+    return command
 
 
 def _pattern(context: click.Context, parameter: click.Parameter, text: str) -> re.Pattern[str]:

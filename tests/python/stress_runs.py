@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pccl.lab.events import EventLog
-from pccl.stress import schedule
-from pccl.stress.reports import OpDone, Range, Stepped
-from pccl.stress.schedule import Fault
+from stress import schedule
+from stress.reports import OpDone, Range, Stepped
 
 RATES = {"kill": 3, "stop": 1, "cut": 2, "delay": 2, "join": 1}
 DRAWN = {"seed": 5, "peers": 4, "seconds": 600.0, "every": 2.0, "rates": RATES, "heartbeat_limit": 1.5}
@@ -24,18 +22,3 @@ def op(who=0b111, ranges=None, **changes):
 def step(number=1, ops=None, **changes):
     given = {"at": 10.0, "line": 0, "step": number, "work": "reduce", "world": 3, "ops": [op()] if ops is None else ops}
     return Stepped(**{**given, **changes})
-
-
-OUTCOME = {"passed": True, "broken": []}
-
-
-def write_log(path, outcome=OUTCOME):
-    faults = draw(seconds=20.0)
-    with EventLog(path) as log:
-        log.write("start", 0.0, options={"peers": 4, "seed": 5}, faults=[fault.to_fields() for fault in faults])
-        applied = [Fault(**{**vars(fault), "step": 10 * number}) for number, fault in enumerate(faults)]
-        for fault in applied[:-1]:
-            log.write("fault", fault.at, fault=fault.to_fields(), serial=1, met=True)
-        if outcome:
-            log.write("end", 20.0, outcome=outcome)
-    return faults, applied

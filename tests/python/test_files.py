@@ -7,9 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from stress.lab.events import EventLog
 
 from pccl._files import open_log, open_log_file
-from pccl.lab.events import EventLog
 
 
 @pytest.fixture(autouse=True)

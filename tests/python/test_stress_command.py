@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
-import sys
-
 import pytest
 
 pytest.importorskip("numpy")
@@ -13,21 +9,11 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 from click.testing import CliRunner
-from rich.console import Console
-from stress_runs import write_log
+from stress import backends, command
 
 from pccl.cli import main
 from pccl.lab.folder import alone_in
-from pccl.stress import backends, command
-
-
-def test_without_uvloop_it_says_so_and_goes_on(monkeypatch):
-    console = Console(file=io.StringIO())
-    monkeypatch.setitem(sys.modules, "uvloop", None)
-    loop = command._loop_factory(console)()
-    loop.close()
-    assert isinstance(loop, asyncio.AbstractEventLoop)
-    assert "plain asyncio" in console.file.getvalue()
+from pccl.stress import program
 
 
 @pytest.mark.parametrize(
@@ -38,7 +24,6 @@ def test_without_uvloop_it_says_so_and_goes_on(monkeypatch):
         (["--seconds", "5", "--minutes", "1"], "exclude each other"),
         (["--backend", "mpi"], "mpi"),
         (["--out", "/dev/null/x"], "cannot write"),
-        (["--replay", "/nothing"], "does not exist"),
         (["--plant", "wrong-sum"], "No such option"),
         (["--backend", "gloo", "--standbys", "1"], "one master"),
         (["--workload", "sgd"], "sgd"),
@@ -70,23 +55,6 @@ def test_results_of_another_run_are_not_overwritten(tmp_path, name):
     assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {name: "a result\n"}
 
 
-def test_a_replay_has_files_of_its_own(tmp_path):
-    log = tmp_path / "events.jsonl"
-    assert command._places(tmp_path, None, log) == (tmp_path / "replay", tmp_path / "replay.jsonl")
-    (tmp_path / "replay.jsonl").touch()
-    (tmp_path / "replay-2").mkdir()
-    assert command._places(tmp_path, None, log) == (tmp_path / "replay-3", tmp_path / "replay-3.jsonl")
-    assert command._places(tmp_path / "other", None, log) == (tmp_path / "other", tmp_path / "other" / "events.jsonl")
-
-
-def test_other_backends_need_a_checkout(tmp_path, monkeypatch):
-    monkeypatch.setattr(backends, "OTHERS", tmp_path / "nothing")
-    monkeypatch.setattr(backends.Backend, "missing", lambda *_: [])
-    result = CliRunner().invoke(main, ["stress", "--backend", "gloo", "--out", str(tmp_path), "--seconds", "1"])
-    assert result.exit_code == 2
-    assert "needs a checkout" in result.output
-
-
 def test_training_needs_torch_and_nothing_else_does(tmp_path, monkeypatch):
     monkeypatch.setattr(backends.importlib.util, "find_spec", lambda name: None if name == "torch" else object())
     result = CliRunner().invoke(main, ["stress", "--workload", "diloco", "--out", str(tmp_path), "--seconds", "1"])
@@ -97,12 +65,12 @@ def test_training_needs_torch_and_nothing_else_does(tmp_path, monkeypatch):
 
 def test_help_says_what_it_does():
     text = CliRunner().invoke(command.stress, ["--help"]).output
-    for word in ("--fault-every", "--faults", "--replay", "--backend", "--workload", "Exit status", "kill (SIGKILL"):
+    for word in ("--fault-every", "--faults", "--backend", "--workload", "Exit status", "kill (SIGKILL"):
         assert word in text
 
 
-def test_a_replay_takes_its_options_from_the_log(tmp_path):
-    write_log(tmp_path / "log")
-    result = CliRunner().invoke(main, ["stress", "--replay", str(tmp_path / "log"), "--peers", "3", "--out", str(tmp_path)])
+def test_a_wheel_names_the_missing_program(monkeypatch, tmp_path):
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+    result = CliRunner().invoke(main, ["stress", "--seconds", "1"])
     assert result.exit_code == 2
-    assert "--peers from the log" in result.output
+    assert "--program is missing" in result.output

@@ -11,8 +11,7 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 import numpy as np
-
-from pccl.stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
+from stress.content import CODES, DTYPES, LEAST_COUNT, Constants, Pattern, codes_in
 
 
 def total(pattern, codes, count, shift):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +15,14 @@ pytest.importorskip("numpy")
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
+CHECKOUT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "bench")}
+
 
 @pytest.mark.parametrize(("how", "broken_count"), [("one reset", 1), ("all reset", 3), ("all shutdown", 3), ("one half", 1)])
 def test_a_process_cuts_its_connections_to_others(how, broken_count):
     code = """
 import random, socket, sys
-from pccl.stress.actor import cut
+from stress.actor import cut
 how, port, kept_port = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 ends = [socket.create_connection(("127.0.0.1", one)) for one in [port] * 3 + [kept_port]]
 own = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -35,7 +39,9 @@ print(own_other.recv(1) == b"x")
         listener.settimeout(20)
         ports = [str(one.getsockname()[1]) for one in (listener, kept)]
         process = stack.enter_context(
-            subprocess.Popen([sys.executable, "-c", code, how, *ports], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-c", code, how, *ports], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=CHECKOUT
+            )
         )
         others = [stack.enter_context(one.accept()[0]) for one in [listener] * 3 + [kept]]
         assert process.stdout.readline() == f"{broken_count}\n"

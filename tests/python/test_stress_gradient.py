@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("numpy")
 
 import numpy as np
+from stress.content import CODES, codes_in
+from stress.gradient import LEAST_COUNT, Gradient, Slack
+from stress.workload import TrainingPlan
 
 from pccl import _sparse
-from pccl.stress.content import CODES, codes_in
-from pccl.stress.gradient import LEAST_COUNT, Gradient, Slack
-from pccl.stress.workload import TrainingPlan
 
 SLACK = Slack(rounding=1e-6)
 

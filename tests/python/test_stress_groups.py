@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 pytest.importorskip("numpy")
-pytest.importorskip("click")
-pytest.importorskip("rich")
 
-
-from pccl.stress import backends
-
-sys.path.append(str(backends.OTHERS))
-from groups import Agent, Group  # of bench/stress
+from stress.groups import Agent, Group
 
 
 def test_the_agent_waits_for_all_that_live():

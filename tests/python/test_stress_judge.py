@@ -11,11 +11,10 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 
+from stress.judge import CLAIMS, GrowthLimits, Judge, growth, trend
+from stress.lab.processes import Usage
+from stress.reports import Accepted, Ended, Expelled, Flaw
 from stress_runs import op, step
-
-from pccl.lab.processes import Usage
-from pccl.stress.judge import CLAIMS, GrowthLimits, Judge, growth, trend
-from pccl.stress.reports import Accepted, Ended, Expelled, Flaw
 
 
 @pytest.fixture

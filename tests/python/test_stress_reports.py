@@ -11,9 +11,8 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 
+from stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Task, Waiting
 from stress_runs import op, step
-
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, Flaw, Report, Task, Waiting
 
 
 @pytest.mark.parametrize(

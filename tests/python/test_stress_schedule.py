@@ -9,10 +9,9 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 
+from stress import schedule
+from stress.schedule import Fault
 from stress_runs import RATES, draw
-
-from pccl.stress import schedule
-from pccl.stress.schedule import Fault
 
 
 def test_a_seed_makes_one_schedule():

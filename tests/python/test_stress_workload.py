@@ -10,10 +10,9 @@ pytest.importorskip("rich")
 
 
 import numpy as np
-
-from pccl.stress.content import DTYPES, LEAST_COUNT
-from pccl.stress.gradient import LEAST_COUNT as LEAST_PARAMETERS
-from pccl.stress.workload import (
+from stress.content import DTYPES, LEAST_COUNT
+from stress.gradient import LEAST_COUNT as LEAST_PARAMETERS
+from stress.workload import (
     COMPRESSIONS,
     IMPATIENT,
     QUANTIZED,

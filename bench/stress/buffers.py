@@ -20,10 +20,10 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
-from pccl.stress.actor import FlawError
-from pccl.stress.content import Array, Content
-from pccl.stress.reports import OpDone, Range
-from pccl.stress.workload import OpPlan, state_count
+from stress.actor import FlawError
+from stress.content import Array, Content
+from stress.reports import OpDone, Range
+from stress.workload import OpPlan, state_count
 
 
 class Buffers:

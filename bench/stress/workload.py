@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.stress import gradient
-from pccl.stress.content import CODES, DTYPES, LEAST_COUNT
+from stress import gradient
+from stress.content import CODES, DTYPES, LEAST_COUNT
 
 MIXED = "mixed"
 TRAININGS = ("diloco", "async", "streaming")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pccl.stress.content import CODES, PERIOD, Array, Reading
+from stress.content import CODES, PERIOD, Array, Reading
 
 LEAST_COUNT = 128 * CODES
 """Elements that are enough for a fit."""

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pccl
-from pccl.lab.link import Link, Order
-from pccl.stress.content import contents
-from pccl.stress.reports import Board, Flaw, Report, Task
+from stress.content import contents
+from stress.lab.link import Link, Order
+from stress.reports import Board, Flaw, Report, Task
 
 FRESH = -1
 """What a newcomer, who does not know the step, says when all meet."""

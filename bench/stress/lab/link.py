@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pccl.lab.reports import Report
+from stress.lab.reports import Report
 
 Order = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The process that all peers are forked from: ``python -m pccl.lab.nursery ORDERS ANSWERS MODULES``.
+"""The process that all peers are forked from: ``python -m stress.lab.nursery ORDERS ANSWERS MODULES``.
 
 It has imported what they need, so that a new peer costs milliseconds, not seconds. An order is one packet on the socket ORDERS,
 with the descriptors that the child gets; answers are JSON lines on the pipe ANSWERS: the process id of each child, and later how

@@ -1,13 +1,10 @@
-"""How a run is shown: drawn in place on a terminal, in plain lines elsewhere."""
+"""How a run is shown: in lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
 Run = TypeVar("Run", contravariant=True)
 
@@ -20,24 +17,6 @@ class Display(Protocol[Run]):
 
     def say(self, text: str) -> None:
         """Print a line of news."""
-
-
-class LiveDisplay:
-    """What `render` gives is drawn anew a few times a second, with the news above it."""
-
-    def __init__(self, console: Console, render: Callable[[], RenderableType]) -> None:
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=render)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()  # draws once more, and gives the terminal back
-
-    def say(self, text: str) -> None:
-        """Print a line above the drawing."""
-        self._live.console.print(Text(text))
 
 
 class PlainDisplay:
@@ -69,8 +48,3 @@ def size_text(size: float) -> str:
 def rate_text(rate: float) -> str:
     """Bytes per second for people."""
     return f"{rate / 1e9:.2f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.1f} MB/s"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A number of things."""
-    return f"{count} {noun}{'s' * (count != 1)}"

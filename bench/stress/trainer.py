@@ -23,11 +23,11 @@ from torch import Tensor, nn
 import pccl
 from pccl import Communicator, Contributors, ReduceOp
 from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, JoinError, Round, StreamingDiLoCo
-from pccl.stress.actor import LIVES, Actor, FlawError
-from pccl.stress.content import Array
-from pccl.stress.gradient import Gradient, Slack
-from pccl.stress.reports import Accepted, Ended, Expelled, OpDone, Range, Stepped
-from pccl.stress.workload import TrainingPlan, plan_training
+from stress.actor import LIVES, Actor, FlawError
+from stress.content import Array
+from stress.gradient import Gradient, Slack
+from stress.reports import Accepted, Ended, Expelled, OpDone, Range, Stepped
+from stress.workload import TrainingPlan, plan_training
 
 LANES = 4
 END_TAG = 1 << 32

@@ -1,21 +1,15 @@
-"""What can reduce in a stress run: pccl, or a system that it is compared with, whose peers are in bench/stress of a checkout."""
+"""The systems that a stress run can test: pccl, or gloo and torchft to compare with."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-import pccl
-from pccl.lab.link import Order
-from pccl.stress.workload import MIXED, TRAININGS
-
-OTHERS = Path(pccl.__file__).parents[1] / "bench" / "stress"
-"""The peers of other systems: they are measured from a checkout, and are no part of the package."""
+from stress.groups import Agent
+from stress.lab.link import Order
+from stress.workload import MIXED, TRAININGS
 
 
 class Groups(Protocol):
@@ -46,7 +40,7 @@ class Backend:
     @property
     def own(self) -> bool:
         """It is pccl, whose peers wait for a lost master."""
-        return self.peer.startswith("pccl.")
+        return self.trainer != ""
 
     def life(self, workload: str) -> str:
         """Of a peer; empty: it has none with this workload."""
@@ -57,22 +51,13 @@ class Backend:
         needs = {"numpy", "matplotlib", *self.needs, *(["torch"] if workload in TRAININGS else [])}
         return sorted(name for name in needs if importlib.util.find_spec(name) is None)
 
-    def there(self) -> bool:
-        """Its peers can be run: those of others need a checkout."""
-        return self.own or OTHERS.is_dir()
-
     def groups(self, patience: float) -> Groups | None:
         """Who makes the groups, where that is the orchestrator; a member may take `patience` seconds to come."""
-        if not self.grouped:
-            return None
-        if str(OTHERS) not in sys.path:
-            sys.path.append(str(OTHERS))
-        groups: Groups = importlib.import_module("groups").Agent(patience)
-        return groups
+        return Agent(patience) if self.grouped else None
 
 
 BACKENDS = {
-    "pccl": Backend(peer="pccl.stress.worker:run", master="pccl.stress.worker:serve_master", trainer="pccl.stress.trainer:run"),
-    "gloo": Backend(peer="gloo_peer:run", master="gloo_peer:serve", needs=("torch",), grouped=True),
-    "torchft": Backend(peer="torchft_peer:run", master="torchft_peer:serve", needs=("torch", "torchft")),
+    "pccl": Backend(peer="stress.worker:run", master="stress.worker:serve_master", trainer="stress.trainer:run"),
+    "gloo": Backend(peer="stress.gloo_peer:run", master="stress.gloo_peer:serve", needs=("torch",), grouped=True),
+    "torchft": Backend(peer="stress.torchft_peer:run", master="stress.torchft_peer:serve", needs=("torch", "torchft")),
 }

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pccl.lab.display import Display
-from pccl.lab.events import EventLog
-from pccl.lab.nursery import DUMP_SIGNAL
 from pccl.lab.ports import free_ports
-from pccl.lab.processes import Child, Nursery, Usage
-from pccl.stress.backends import BACKENDS, OTHERS, Groups
-from pccl.stress.content import CODES
-from pccl.stress.judge import DEFAULT_GROWTH, Judge, Violation, growth
-from pccl.stress.options import Options
-from pccl.stress.reports import Accepted, Alone, Board, Ended, Expelled, Flaw, Place, Report, Stepped, Task, Waiting
-from pccl.stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault, lateness
-from pccl.stress.workload import SEGMENTED_MIN_BYTES, most_bytes
+from stress.backends import BACKENDS, Groups
+from stress.content import CODES
+from stress.judge import DEFAULT_GROWTH, Judge, Violation, growth
+from stress.lab.display import Display
+from stress.lab.events import EventLog
+from stress.lab.nursery import DUMP_SIGNAL
+from stress.lab.processes import Child, Nursery, Usage
+from stress.options import Options
+from stress.reports import Accepted, Alone, Board, Ended, Expelled, Flaw, Place, Report, Stepped, Task, Waiting
+from stress.schedule import KILLS, MASTER_BACK_SECONDS, Fault, lateness
+from stress.workload import SEGMENTED_MIN_BYTES, most_bytes
 
 WATCH_SECONDS = 0.2
 SAMPLE_SECONDS = 1.0
@@ -147,12 +147,11 @@ class Run:
 class Conductor:
     """Conducts one run."""
 
-    def __init__(self, run: Run, folder: Path, log: EventLog | None, display: Display[Run], *, by_steps: bool = False) -> None:
+    def __init__(self, run: Run, folder: Path, log: EventLog | None, display: Display[Run]) -> None:
         self._run, self._options, self._judge = run, run.options, run.judge
         self._folder = folder
         self._log = log
         self._display = display
-        self._by_steps = by_steps
         self._backend = BACKENDS[run.options.backend]
         self._life = self._backend.life(run.options.workload)
         self._groups = self._backend.groups(run.options.beat + 1)
@@ -176,9 +175,8 @@ class Conductor:
     async def conduct(self) -> None:
         """The whole run. No process outlives it, whatever happens."""
         lives = [self._life, self._backend.master]
-        paths = [] if self._backend.own else [OTHERS]
         with Board() as self._board:
-            async with Nursery(lives, self._folder, [self._board.fd], paths) as self._nursery:
+            async with Nursery(lives, self._folder, [self._board.fd]) as self._nursery:
                 await self._conduct()
 
     async def _conduct(self) -> None:
@@ -355,14 +353,8 @@ class Conductor:
     # ---- faults ----
 
     async def _reach(self, fault: Fault) -> None:
-        """Waits until it is time for it: by the clock, or, in a repetition by steps, until the run has come as far."""
-        due = self._run.epoch + fault.at
-        if not self._by_steps or fault.step is None:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            return
-        late = due + fault.at + self._options.bound  # a run that does not come so far still gets its faults
-        while self._run.step < fault.step and time.monotonic() < late:
-            await asyncio.sleep(0.002)
+        """Waits until it is time for it."""
+        await asyncio.sleep(max(0.0, self._run.epoch + fault.at - time.monotonic()))
 
     async def _apply(self, fault: Fault) -> None:
         now = time.monotonic()

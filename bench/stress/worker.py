@@ -14,10 +14,10 @@ import numpy as np
 import pccl
 from pccl import AsyncReduceHandle, Communicator, ReduceInfo, ReduceOp, Result
 from pccl.master import serve
-from pccl.stress.actor import FRESH, LIVES, Actor, FlawError
-from pccl.stress.buffers import Buffers, State
-from pccl.stress.reports import Accepted, Alone, Ended, Expelled, OpDone, Stepped
-from pccl.stress.workload import StepPlan, plan_step
+from stress.actor import FRESH, LIVES, Actor, FlawError
+from stress.buffers import Buffers, State
+from stress.reports import Accepted, Alone, Ended, Expelled, OpDone, Stepped
+from stress.workload import StepPlan, plan_step
 
 Done = TypeVar("Done")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from pccl.lab.reports import Record
+from stress.lab.reports import Record
 
 KINDS = ("kill", "stop", "cut", "delay", "join", "master")
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from pccl.lab import reports
-from pccl.stress.content import CODES
-from pccl.stress.workload import MIXED
+from stress.content import CODES
+from stress.lab import reports
+from stress.workload import MIXED
 
 
 @dataclass(frozen=True, kw_only=True)

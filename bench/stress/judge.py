@@ -17,9 +17,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from pccl.lab.processes import Usage
-from pccl.stress.content import codes_in
-from pccl.stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped
+from stress.content import codes_in
+from stress.lab.processes import Usage
+from stress.reports import Accepted, Ended, Expelled, Flaw, OpDone, Range, Report, Stepped
 
 CLAIMS = {
     "sum": "every result is the exact sum of whole inputs, each once; where it is compressed, as exact as that is",

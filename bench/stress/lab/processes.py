@@ -19,6 +19,9 @@ from typing import Any, Self
 from pccl._files import open_log_file
 
 READ_BYTES = 1 << 16
+FOLDER = Path(__file__).resolve().parents[2]
+"""Of the package `stress`."""
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -93,14 +96,13 @@ class Child:
 class Nursery:
     """Starts processes by forking them from one that has imported what `lives` (module:function) need.
 
-    They inherit the descriptors `inherited`; `paths` are folders with modules of theirs. All end with the block.
+    They inherit the descriptors `inherited`. All end with the block.
     """
 
-    def __init__(self, lives: Iterable[str], folder: Path, inherited: Sequence[int] = (), paths: Sequence[Path] = ()) -> None:
+    def __init__(self, lives: Iterable[str], folder: Path, inherited: Sequence[int] = ()) -> None:
         self._modules = sorted({life.partition(":")[0] for life in lives})
         self._folder = folder
         self._inherited = inherited
-        self._paths = [str(path) for path in paths]
         self._children: dict[int, Child] = {}
         self._forked: asyncio.Queue[int] = asyncio.Queue()
         self._early: dict[int, int] = {}  # status of children that ended before they were known here
@@ -109,9 +111,9 @@ class Nursery:
     async def __aenter__(self) -> Self:
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         answers, answers_in = os.pipe()
-        command = [sys.executable, "-P", "-m", "pccl.lab.nursery"]
+        command = [sys.executable, "-P", "-m", "stress.lab.nursery"]
         arguments = [str(theirs.fileno()), str(answers_in), ",".join(self._modules)]
-        paths = os.pathsep.join([*self._paths, *filter(None, [os.environ.get("PYTHONPATH")])])
+        paths = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
         with open_log_file(self._folder / "nursery.log", append=False) as log:
             self._process = subprocess.Popen(
                 [*command, *arguments],
@@ -119,7 +121,7 @@ class Nursery:
                 stdout=log,
                 stderr=log,
                 pass_fds=[theirs.fileno(), answers_in, *self._inherited],
-                env={**os.environ, **({"PYTHONPATH": paths} if paths else {})},
+                env={**os.environ, "PYTHONPATH": paths},
                 start_new_session=True,  # Ctrl-C is for the orchestrator alone
             )
         theirs.close()

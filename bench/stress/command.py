@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import itertools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +15,21 @@ import pccl
 from pccl._files import open_log
 from pccl.lab.folder import alone_in, find_file, make_writable
 from pccl.lab.ranges import Range
-from pccl.lab.signals import InterruptedRunError, Interruption
-from pccl.stress.backends import BACKENDS, OTHERS
-from pccl.stress.options import MOST_PEERS, MOST_STANDBYS, Options
-from pccl.stress.schedule import DEFAULT_RATES, Fault, rates_text, read_rates
-from pccl.stress.workload import MIXED, WORKLOADS
+from stress.backends import BACKENDS
+from stress.lab.signals import InterruptedRunError, Interruption
+from stress.options import MOST_PEERS, MOST_STANDBYS, Options
+from stress.schedule import DEFAULT_RATES, Fault, rates_text, read_rates
+from stress.workload import MIXED, WORKLOADS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pccl.lab.events import EventLog
-    from pccl.stress.conductor import Run
-    from pccl.stress.options import Recording
+    from stress.conductor import Run
+    from stress.lab.events import EventLog
 
 MOST_BASELINE_SECONDS = 20.0
 RESULTS = ("events.jsonl", "summary.*", "throughput.png", "peer-*.log", "master-*.log")
 """Files of a run that another one would overwrite."""
-
-RECORDED = ("peers", "seed", "every", "rates", "elements", "beat", "backend", "workload", "standbys")
-"""Fields of Options that are also options of the command. The log of a run has them, and how long it was."""
 
 
 def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dict[str, float]:
@@ -114,16 +107,6 @@ def _rates(context: click.Context, parameter: click.Parameter, text: str) -> dic
 @click.option(
     "--log", type=click.Path(dir_okay=False, path_type=Path), help="the events, as JSON lines  [default: OUT/events.jsonl]"
 )
-@click.option(
-    "--replay",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="LOG",
-    help="repeat the run of this log, with its options and faults, and say whether the outcome is the same",
-)
-@click.option(
-    "--replay-by", type=click.Choice(["time", "steps"]), default="time", show_default=True, help="when the recorded faults come"
-)
-@click.option("--plain", is_flag=True, help="lines, also on a terminal")
 @click.pass_context
 def stress(context: click.Context, /, **given: Any) -> None:
     """Do harm to a run of real processes for a while, and judge by the contents of the results whether it holds.
@@ -131,8 +114,7 @@ def stress(context: click.Context, /, **given: Any) -> None:
     A master and some peers reduce and sync a shared state, or train by pccl.diloco, while a seeded schedule of faults is applied.
     What each process contributes can be recognised in the sums: so every result proves who took part in it.
     """
-    recording = _read(given["replay"]) if given["replay"] else None
-    options = _options(context, given, recording)
+    options = _options(context, given)
     backend = BACKENDS[options.backend]
     if not backend.life(options.workload):
         raise click.UsageError(f"--workload {options.workload} is of the backend pccl alone, not of {options.backend}")
@@ -141,11 +123,7 @@ def stress(context: click.Context, /, **given: Any) -> None:
         wanted = " ".join(["'pccl[stress]'", *others] if len(others) < len(missing) else others)
         chosen = f"--backend {options.backend}" if options.workload == MIXED else f"--workload {options.workload}"
         raise click.UsageError(f"{chosen} needs {', '.join(missing)}: pip install {wanted}")
-    if not backend.there():
-        raise click.UsageError(
-            f"--backend {options.backend} needs a checkout of pccl, installed from there: its peers are in {OTHERS}"
-        )
-    sys.exit(run(options, recording, by_steps=given["replay_by"] == "steps", plain=given["plain"]))
+    sys.exit(run(options))
 
 
 def _survivable(context: click.Context, rates: dict[str, float], backend: str) -> dict[str, float]:
@@ -157,25 +135,12 @@ def _survivable(context: click.Context, rates: dict[str, float], backend: str) -
     return {kind: rate for kind, rate in rates.items() if kind != "master"}
 
 
-def _read(path: Path) -> Recording:
-    from pccl.stress.options import Recording
-
-    try:
-        return Recording.read(path)
-    except (ValueError, OSError) as error:
-        raise click.BadParameter(f"{path}: {error}", param_hint="--replay") from None
-
-
-def _options(context: click.Context, given: dict[str, Any], recording: Recording | None) -> Options:
+def _options(context: click.Context, given: dict[str, Any]) -> Options:
     if given["seconds"] is not None and given["minutes"] is not None:
         raise click.UsageError("--seconds and --minutes exclude each other")
-    if recording is not None:
-        for option in context.command.params:
-            named = context.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
-            if named and option.name in (*RECORDED, "seconds", "minutes"):
-                raise click.UsageError(f"--replay takes {option.opts[0]} from the log")
     seconds = given["minutes"] * 60 if given["minutes"] is not None else given["seconds"] or 30.0
-    out, log = _places(given["out"], given["log"], given["replay"])
+    out = given["out"]
+    log = given["log"] or out / "events.jsonl"
     try:
         make_writable(out)
         if found := find_file(out, *RESULTS):
@@ -185,61 +150,30 @@ def _options(context: click.Context, given: dict[str, Any], recording: Recording
         os.close(open_log(log))
     except OSError as error:
         raise click.UsageError(f"cannot write to {error.filename or out}: {error.strerror}") from None
-    fields = {name: given[name] for name in RECORDED} | {"seconds": seconds, "keep_going": given["keep_going"]}
+    fields = {name: value for name, value in given.items() if name not in ("seconds", "minutes", "out", "log", "baseline")}
     fields["rates"] = _survivable(context, fields["rates"], fields["backend"])
     if fields["standbys"] and not BACKENDS[fields["backend"]].own:
         raise click.UsageError(f"--standbys: --backend {fields['backend']} has one master")
-    if recording is not None:
-        fields |= {name: value for name, value in recording.options.items() if name in fields}
-        fields["keep_going"] = given["keep_going"]
-    baseline = given["baseline"]
-    if baseline is None:
-        baseline = 0.0 if recording is not None else min(MOST_BASELINE_SECONDS, fields["seconds"] / 3)
-    try:
-        return Options(**fields, baseline=baseline, out=out, log=log)
-    except TypeError as error:
-        raise click.UsageError(f"the log lacks something: {error}") from None
+    baseline = given["baseline"] if given["baseline"] is not None else min(MOST_BASELINE_SECONDS, seconds / 3)
+    return Options(**fields, seconds=seconds, baseline=baseline, out=out, log=log)
 
 
-def _places(out: Path, log: Path | None, replayed: Path | None) -> tuple[Path, Path]:
-    """Returns the folder and the log of a run. What repeats a log of the same folder gets a folder and a log inside it."""
-    if replayed is None or replayed.resolve().parent != out.resolve():
-        return out, log or out / "events.jsonl"
-    names = ("replay" if number == 1 else f"replay-{number}" for number in itertools.count(1))
-    name = next(name for name in names if not (out / name).exists() and not (out / f"{name}.jsonl").exists())
-    return out / name, log or out / f"{name}.jsonl"
-
-
-def _loop_factory(console: Console) -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        uvloop = importlib.import_module("uvloop")
-    except ImportError:
-        console.print("uvloop is not installed: plain asyncio orchestrates the run", style="dim")
-        return asyncio.new_event_loop
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
-
-
-def run(options: Options, recording: Recording | None = None, *, by_steps: bool = False, plain: bool = False) -> int:
-    """Runs it, and gives the exit status. No process outlives the call."""
+def run(options: Options, faults: list[Fault] | None = None) -> int:
+    """Runs with the faults of the options, or with others, and gives the exit status. No process outlives the call."""
     from rich.console import Console
 
-    console = Console()
-    faults = recording.faults if recording is not None else options.faults()
     try:
-        with alone_in(options.out), asyncio.Runner(loop_factory=_loop_factory(console)) as runner:
-            return runner.run(_perform(options, recording, faults, console, by_steps=by_steps, plain=plain))
+        with alone_in(options.out):
+            return asyncio.run(_perform(options, options.faults() if faults is None else faults, Console()))
     except BlockingIOError:
         raise click.UsageError(f"another run writes to {options.out}: give this one another folder with --out") from None
 
 
-async def _perform(
-    options: Options, recording: Recording | None, faults: list[Fault], console: Console, *, by_steps: bool, plain: bool
-) -> int:
-    from pccl.lab.events import EventLog
+async def _perform(options: Options, faults: list[Fault], console: Console) -> int:
     from pccl.lab.ports import NoPortError
-    from pccl.lab.processes import NurseryError
-    from pccl.stress.conductor import Run
+    from stress.conductor import Run
+    from stress.lab.events import EventLog
+    from stress.lab.processes import NurseryError
 
     interruption = Interruption()
     run = Run(options, faults)
@@ -250,7 +184,7 @@ async def _perform(
         if options.baseline > 0 and not run.violations:
             calm.append(Run(options.undisturbed(), []))
             title = f"without faults, for {options.baseline / 2:.0f} s"
-            await interruption.guard(_conduct(calm[-1], None, console, title, plain=plain))
+            await interruption.guard(_conduct(calm[-1], None, console, title))
             run.violations.extend(calm[-1].violations)
 
     async def run_disturbed(log: EventLog) -> None:
@@ -258,7 +192,7 @@ async def _perform(
             title = f"{options.peers} peers, seed {options.seed}, {len(faults)} faults in {options.seconds:.0f} s"
             if training is not None:
                 title += f"; {training}"
-            await interruption.guard(_conduct(run, log, console, title, plain=plain, by_steps=by_steps))
+            await interruption.guard(_conduct(run, log, console, title))
 
     cut_short = ""
     with EventLog(options.log) as log:
@@ -283,25 +217,23 @@ async def _perform(
             cut_short = f"cannot write to {error.filename or options.out}: {error.strerror}"
         seconds = sum(one.lasted for one in calm)
         baseline = sum(one.counts["bytes"] for one in calm) / seconds if seconds else 0.0
-        status = _conclude(run, baseline, cut_short, log, recording, console)
+        status = _conclude(run, baseline, cut_short, log, console)
     return 128 + interruption.number if interruption.number is not None else status
 
 
-async def _conduct(run: Run, log: EventLog | None, console: Console, title: str, *, plain: bool, by_steps: bool = False) -> None:
-    from pccl.stress.conductor import Conductor
-    from pccl.stress.display import LiveDisplay, PlainDisplay
+async def _conduct(run: Run, log: EventLog | None, console: Console, title: str) -> None:
+    from stress.conductor import Conductor
+    from stress.display import PlainDisplay
 
-    kind = LiveDisplay if console.is_terminal and not plain else PlainDisplay
-    with kind(console, run, title) as display:
-        await Conductor(run, run.options.out, log, display, by_steps=by_steps).conduct()
+    with PlainDisplay(console, run, title) as display:
+        await Conductor(run, run.options.out, log, display).conduct()
 
 
-def _conclude(run: Run, baseline: float, cut_short: str, log: EventLog, recording: Recording | None, console: Console) -> int:
+def _conclude(run: Run, baseline: float, cut_short: str, log: EventLog, console: Console) -> int:
     """Summary, picture, verdict."""
     from rich.text import Text
 
-    from pccl.stress.display import outcome, print_summary, write_files
-    from pccl.stress.options import differences
+    from stress.display import outcome, print_summary, write_files
 
     found = outcome(run, baseline, cut_short)
     print_summary(console, run, found)
@@ -313,11 +245,6 @@ def _conclude(run: Run, baseline: float, cut_short: str, log: EventLog, recordin
         )
     except OSError as error:
         cut_short = cut_short or f"cannot write to {error.filename or run.options.out}: {error.strerror}"
-    if recording is not None:
-        apart = differences(recording.outcome, found)
-        console.print(Text("the outcome is that of the recorded run" if not apart else "the outcome is another one:"))
-        for text in apart:
-            console.print(Text(f"       {text}"), soft_wrap=True)
     if cut_short:
         console.print(Text(f"cut short: {cut_short}; all processes are stopped", style="yellow"), soft_wrap=True)
     passed = bool(found["passed"]) and not cut_short
