@@ -7,7 +7,6 @@
 
 #include "base/environment.h"
 #include "base/log.h"
-#include "base/log_capture.h"
 #include "base/platform.h"
 #include "base/stream.h"
 #include "compute/kernels.h"

@@ -8,7 +8,7 @@
 #include "peer/ticket.h"
 #include "peer/connect.h"
 #include "peer/shared_state.h"
-#include "peer/vote.h"
+#include "peer/ticket.h"
 
 enum { TICKET_CALL = 1, TICKET_SYNC, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
 
@@ -42,7 +42,7 @@ pcclResult_t pccl_begin_connect(const pcclComm_t *comm, struct pccl_ticket *tick
 
 static pcclResult_t begin_vote(const pcclComm_t *comm, enum wire_vote_kind kind, struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);
-    return begun(ticket, TICKET_CALL, vote_begin(comm->communicator, kind, &ticket->number));
+    return begun(ticket, TICKET_CALL, ticket_begin_vote(comm->communicator, kind, &ticket->number));
 }
 
 pcclResult_t pccl_begin_update(const pcclComm_t *comm, struct pccl_ticket *ticket) {

@@ -2,20 +2,161 @@
 #define LOG_COMPONENT "config"
 #include "base/log.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "base/log_capture.h"
-#include "base/log_output.h"
+#include "base/descriptor.h"
 #include "base/platform.h"
 
+enum { LOG_LINE_BYTES = 1024 }; // with the end of the line
+
+// ---- standard error ----
+// Threads must never block: a full pipe, or a terminal stopped by Ctrl-S, costs lines, not time. Other processes share
+// the file behind descriptor 2, so its flags stay as they are.
+
+enum { REPORT_BYTES = 128, TIME_BYTES = 23 }; // a line begins with its time
+
+static atomic_uint_least32_t lost_lines; // not reported yet
+static atomic_bool cut;                  // a terminal took the beginning of a line only
+
+static bool is_refused(ssize_t wrote) {
+    return wrote < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL);
+}
+
+// Another open file of the same pipe or terminal, with flags of its own. It is closed at once: a copy that stayed open
+// would keep the reader from seeing the end of the pipe.
+static ssize_t write_reopened(const char *bytes, size_t length) {
+    descriptor_begin();
+    int fd = descriptor_end(open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+    if (fd >= 0) {
+        ssize_t wrote = write(fd, bytes, length);
+        int error = errno;
+        descriptor_close(fd);
+        errno = error;
+        return wrote;
+    }
+    // The pipe or terminal is another user's. Only other writers of it could take the room between these two calls.
+    struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&room, 1, 0) == 1 && (room.revents & POLLOUT) != 0) return write(STDERR_FILENO, bytes, length);
+    errno = EAGAIN;
+    return -1;
+}
+
+static ssize_t write_now(const char *bytes, size_t length) {
+    struct stat file;
+    if (fstat(STDERR_FILENO, &file) != 0) return -1;
+    if (S_ISSOCK(file.st_mode)) return send(STDERR_FILENO, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (S_ISFIFO(file.st_mode)) {
+        struct iovec all = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
+        ssize_t wrote = pwritev2(STDERR_FILENO, &all, 1, -1, RWF_NOWAIT); // Linux 6.4
+        return is_refused(wrote) ? write_reopened(bytes, length) : wrote;
+    }
+    if (S_ISCHR(file.st_mode) && isatty(STDERR_FILENO)) return write_reopened(bytes, length);
+    return write(STDERR_FILENO, bytes, length);
+}
+
+// Writes one line, of at most LOG_LINE_BYTES, unless there is no room for it now. Counts lines without room, and
+// reports their number before the next line that has room. Never blocks, except on a regular file.
+static void write_stderr(const char *line, size_t length) {
+    char all[REPORT_BYTES + LOG_LINE_BYTES];
+    uint_least32_t lost = atomic_exchange(&lost_lines, 0);
+    int at = 0;
+    if (lost > 0)
+        at =
+            snprintf(all, REPORT_BYTES, "%s%.*s pccl WARN [%d] log: %u log lines dropped: standard error had no room\n",
+                     atomic_exchange(&cut, false) ? "\n" : "", TIME_BYTES, line, (int)getpid(), (unsigned)lost);
+    memcpy(all + at, line, length);
+    size_t total = (size_t)at + length;
+    ssize_t wrote = write_now(all, total);
+    if (wrote == (ssize_t)total) return;
+    if (wrote > 0) atomic_store(&cut, true);
+    atomic_fetch_add(&lost_lines, lost + 1);
+}
+
+// ---- a queue for the program ----
+static atomic_bool capturing, made;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; // of what follows; held for the copy of a line
+static struct log_line *lines;                           // LOG_CAPTURE_LINES; made once
+static uint32_t first, count, dropped;
+static int event = -1;
+static uint32_t forks; // of the process that captures, see descriptor_forks
+
+// A forked child may find the lock taken, and has no thread that empties the queue.
+static bool is_capturing(void) { return atomic_load(&capturing) && forks == descriptor_forks(); }
+
+static int make_queue(void) {
+    if (lines == NULL) lines = calloc(LOG_CAPTURE_LINES, sizeof *lines);
+    if (lines == NULL) return -ENOMEM;
+    if (event < 0) event = wake_open();
+    return event;
+}
+
+int log_capture_begin(void) {
+    if (atomic_load(&made) && forks != descriptor_forks()) return -ECHILD;
+    pthread_mutex_lock(&lock);
+    int fd = make_queue();
+    pthread_mutex_unlock(&lock);
+    if (fd < 0) return fd;
+    forks = descriptor_forks();
+    atomic_store(&made, true);
+    atomic_store(&capturing, true);
+    return fd;
+}
+
+void log_capture_end(void) {
+    if (!is_capturing()) return;
+    atomic_store(&capturing, false);
+    pthread_mutex_lock(&lock); // who found it on has put its line
+    pthread_mutex_unlock(&lock);
+}
+
+// Queues a line. Returns false if lines are not queued now.
+static bool capture(const struct log_line *line) {
+    if (!is_capturing()) return false;
+    pthread_mutex_lock(&lock);
+    bool captured = atomic_load(&capturing);
+    if (captured && count == LOG_CAPTURE_LINES) {
+        dropped++;
+    } else if (captured) {
+        struct log_line *place = &lines[(first + count++) % LOG_CAPTURE_LINES];
+        *place = *line;
+        place->dropped = dropped;
+        dropped = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    if (captured) wake_signal(event);
+    return captured;
+}
+
+bool log_capture_take(struct log_line *out) {
+    if (!atomic_load(&made) || forks != descriptor_forks()) return false;
+    pthread_mutex_lock(&lock);
+    bool taken = count > 0;
+    if (taken) {
+        *out = lines[first];
+        first = (first + 1) % LOG_CAPTURE_LINES;
+        count--;
+    }
+    pthread_mutex_unlock(&lock);
+    return taken;
+}
+
+// ---- lines ----
 static const char *const names[] = {"TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERR", "FATAL", "NONE"};
 static atomic_int threshold = LOG_NOTICE;
 static bool chosen; // by the environment
@@ -65,7 +206,7 @@ void log_write_captured(const struct log_line *line) {
                          names[line->level], (int)getpid(), line->component, line->text);
     if (wrote > 0) at = (size_t)wrote < room - at ? at + (size_t)wrote : room - 1;
     out[at++] = '\n';
-    log_output(out, at);
+    write_stderr(out, at);
 }
 
 static void write_line(enum log_level level, const char *component, uint32_t left_out, const char *format,
@@ -80,7 +221,7 @@ static void write_line(enum log_level level, const char *component, uint32_t lef
     vsnprintf(line.text, sizeof line.text - strlen(more), format, arguments);
     log_clean(line.text, strlen(line.text));
     strcat(line.text, more); // NOLINT: the room was left
-    if (!log_capture_put(&line)) log_write_captured(&line);
+    if (!capture(&line)) log_write_captured(&line);
 }
 
 void log_write(enum log_level level, const char *component, const char *format, ...) {

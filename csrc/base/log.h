@@ -1,6 +1,6 @@
 // The log, filtered by PCCL_LOG_LEVEL: TRACE, DEBUG, INFO, NOTICE, WARN, ERR, FATAL or NONE, in any letter case. NOTICE
 // is the default: errors, warnings, and events that the operator of a job wants to know. An unknown value is reported
-// once, and the default is used. Lines go to standard error (base/log_output), or to the program (base/log_capture).
+// once, and the default is used. Lines go to standard error, or to the program (log_capture_begin).
 // A line that finds no room there is dropped and counted; no call blocks. Control characters in a line become '?'. Any
 // thread.
 //
@@ -30,7 +30,28 @@ void log_write(enum log_level level, const char *component, const char *format, 
     __attribute__((format(printf, 3, 4)));
 void log_write_limited(struct log_limit *limit, enum log_level level, const char *component, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-struct log_line;
+
+// ---- lines for a program that has a log of its own ----
+// The library's threads only copy a line into a bounded queue. The program's thread waits for the descriptor, takes the
+// lines and writes them where it likes, for as long as that may take.
+
+enum { LOG_CAPTURE_LINES = 512, LOG_COMPONENT_BYTES = 16, LOG_TEXT_BYTES = 960 };
+
+struct log_line {
+    int64_t time_ns;  // since 1970
+    int level;        // enum log_level
+    uint32_t dropped; // lines before this one that found the queue full
+    char component[LOG_COMPONENT_BYTES];
+    char text[LOG_TEXT_BYTES];
+};
+
+// Begins to queue lines, or goes on with it. Returns a descriptor that polls readable when there are some, or -errno.
+// The descriptor is closed only in a forked child, which writes to standard error again.
+int log_capture_begin(void);
+// Lines go to standard error again. Those that are queued stay to be taken.
+void log_capture_end(void);
+// Takes the oldest line. False: there is none.
+bool log_capture_take(struct log_line *out);
 // Writes a captured line to standard error.
 void log_write_captured(const struct log_line *line);
 // Replaces control characters, which a terminal would interpret.

@@ -22,7 +22,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "scales are sent as th
 
 bool block_is_algorithm(int algorithm) { return algorithm >= pcclQuantBlockInt8 && algorithm <= pcclQuantBlockE3M0; }
 
-bool block_takes(int dtype) { return dtype == pcclFloat || dtype == pcclFloat16 || dtype == pcclBFloat16; }
+static bool block_takes(int dtype) { return dtype == pcclFloat || dtype == pcclFloat16 || dtype == pcclBFloat16; }
 
 static int code_of(const struct codec *codec) { return codec->algorithm - pcclQuantBlockInt8; }
 
@@ -30,13 +30,13 @@ static size_t code_bytes(const struct codec *codec, size_t count) {
     return code_of(codec) == BLOCK_CODE_INT8 ? count : (count + 1) / 2;
 }
 
-size_t block_bytes(const struct codec *codec, int dtype, size_t count) {
+static size_t block_bytes(const struct codec *codec, int dtype, size_t count) {
     (void)dtype;
     return sizeof(float) + code_bytes(codec, count);
 }
 
-void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_rounding *rounding) {
+static void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                         const struct codec_rounding *rounding) {
     (void)dtype;
     const struct block_loops *loops = kernels_get()->block;
     uint32_t bits = loops->largest(wide, count);
@@ -58,7 +58,7 @@ void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void
 }
 
 // A negative, infinite or other NaN than the canonical one is no scale; what stands for no element is 0.
-bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
+static bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
     (void)dtype;
     uint32_t bits;
     memcpy(&bits, in, sizeof bits);
@@ -67,7 +67,7 @@ bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t
     return code_of(codec) == BLOCK_CODE_INT8 || count % 2 == 0 || in[sizeof bits + count / 2] >> 4 == 0;
 }
 
-bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
+static bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
     uint32_t bits;
     float scale;
     if (!block_valid(codec, dtype, in, count)) return false;
@@ -81,3 +81,24 @@ bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_
     kernels_get()->block->decode[code_of(codec)](wide, codes, count, scale);
     return true;
 }
+
+#define BLOCK(id, text, by, size) \
+    [(id) - CODEC_BLOCK_INT8 + __builtin_ctz((size) / BLOCK_LEAST)] = { \
+        .name = text " in blocks of " #size, \
+        .algorithm = by, \
+        .block = size, \
+        .takes = block_takes, \
+        .bytes = block_bytes, \
+        .encode = block_encode, \
+        .valid = block_valid, \
+        .decode = block_decode, \
+    }
+#define BLOCKS(id, text, by) \
+    BLOCK(id, text, by, 32), BLOCK(id, text, by, 64), BLOCK(id, text, by, 128), BLOCK(id, text, by, 256), \
+        BLOCK(id, text, by, 512), BLOCK(id, text, by, 1024), BLOCK(id, text, by, 2048), BLOCK(id, text, by, 4096)
+
+const struct codec block_codecs[] = {
+    BLOCKS(CODEC_BLOCK_INT8, "int8", pcclQuantBlockInt8),
+    BLOCKS(CODEC_BLOCK_INT4, "int4", pcclQuantBlockInt4),
+    BLOCKS(CODEC_BLOCK_E3M0, "E3M0", pcclQuantBlockE3M0),
+};

@@ -49,56 +49,25 @@ static bool raw_decode(const struct codec *codec, int dtype, void *wide, const u
     return true;
 }
 
-// ---- the table ----
-#define QUANT(text, dtype, by) \
-    &(const struct codec){ \
-        .name = text, \
-        .quantised = dtype, \
-        .algorithm = by, \
-        .block = CODEC_PIECE, \
-        .takes = quant_takes, \
-        .bytes = quant_bytes, \
-        .encode = quant_encode, \
-        .valid = quant_valid, \
-        .decode = quant_decode, \
-    }
-
-#define BLOCK(id, text, by, size) \
-    [(id) + __builtin_ctz((size) / BLOCK_LEAST)] = &(const struct codec) { \
-        .name = text " in blocks of " #size, .algorithm = by, .block = size, .takes = block_takes, \
-        .bytes = block_bytes, .encode = block_encode, .valid = block_valid, .decode = block_decode, \
-    }
-#define BLOCKS(id, text, by) \
-    BLOCK(id, text, by, 32), BLOCK(id, text, by, 64), BLOCK(id, text, by, 128), BLOCK(id, text, by, 256), \
-        BLOCK(id, text, by, 512), BLOCK(id, text, by, 1024), BLOCK(id, text, by, 2048), BLOCK(id, text, by, 4096)
-
-static const struct codec *const codecs[CODECS] = {
-    [CODEC_RAW] = &(const struct codec){.name = "raw",
-                                        .block = CODEC_PIECE,
-                                        .takes = raw_takes,
-                                        .bytes = raw_bytes,
-                                        .encode = raw_encode,
-                                        .decode = raw_decode},
-    [CODEC_MINMAX_UINT8] = QUANT("uint8 by min-max", pcclUint8, pcclQuantMinMax),
-    [CODEC_MINMAX_INT8] = QUANT("int8 by min-max", pcclInt8, pcclQuantMinMax),
-    [CODEC_MINMAX_UINT16] = QUANT("uint16 by min-max", pcclUint16, pcclQuantMinMax),
-    [CODEC_MINMAX_INT16] = QUANT("int16 by min-max", pcclInt16, pcclQuantMinMax),
-    [CODEC_MINMAX_UINT32] = QUANT("uint32 by min-max", pcclUint32, pcclQuantMinMax),
-    [CODEC_MINMAX_UINT64] = QUANT("uint64 by min-max", pcclUint64, pcclQuantMinMax),
-    [CODEC_ZERO_UINT8] = QUANT("uint8 by zero-point-scale", pcclUint8, pcclQuantZeroPointScale),
-    [CODEC_ZERO_INT8] = QUANT("int8 by zero-point-scale", pcclInt8, pcclQuantZeroPointScale),
-    [CODEC_ZERO_UINT16] = QUANT("uint16 by zero-point-scale", pcclUint16, pcclQuantZeroPointScale),
-    [CODEC_ZERO_INT16] = QUANT("int16 by zero-point-scale", pcclInt16, pcclQuantZeroPointScale),
-    BLOCKS(CODEC_BLOCK_INT8, "int8", pcclQuantBlockInt8),
-    BLOCKS(CODEC_BLOCK_INT4, "int4", pcclQuantBlockInt4),
-    BLOCKS(CODEC_BLOCK_E3M0, "E3M0", pcclQuantBlockE3M0),
+static const struct codec raw = {
+    .name = "raw",
+    .block = CODEC_PIECE,
+    .takes = raw_takes,
+    .bytes = raw_bytes,
+    .encode = raw_encode,
+    .decode = raw_decode,
 };
 
-const struct codec *codec_find(uint8_t id) { return id < CODECS ? codecs[id] : NULL; }
+// ---- the codecs ----
+const struct codec *codec_find(uint8_t id) {
+    if (id >= CODECS) return NULL;
+    if (id >= CODEC_BLOCK_INT8) return &block_codecs[id - CODEC_BLOCK_INT8];
+    return id == CODEC_RAW ? &raw : &quant_codecs[id - CODEC_MINMAX_UINT8];
+}
 
 uint8_t codec_of_options(int dtype, int quantised_dtype, int algorithm, uint32_t block) {
     for (uint8_t id = CODEC_RAW + 1; id < CODECS; id++) {
-        const struct codec *codec = codecs[id];
+        const struct codec *codec = codec_find(id);
         bool asked = block_is_algorithm(algorithm) ? codec->block == block : codec->quantised == quantised_dtype;
         if (asked && codec->algorithm == algorithm && codec->takes(dtype)) return id;
     }

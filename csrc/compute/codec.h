@@ -77,23 +77,11 @@ void codec_widen(int dtype, void *wide, const void *src, size_t count);
 // dst[i] = wide[i], rounded to nearest even
 void codec_narrow(int dtype, void *dst, const void *wide, size_t count);
 
-// ---- what the table of codec.c consists of, each in a file of its own ----
-// quant.c: all that have a quantised type and an algorithm.
-bool quant_takes(int dtype);
-size_t quant_bytes(const struct codec *codec, int dtype, size_t count);
-void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_rounding *rounding);
-bool quant_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
-bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
-// block.c: those with a scale for each block.
+// ---- the codecs, each kind in a file of its own, in the order of codec_id ----
 enum { BLOCK_LEAST = 32, BLOCK_MOST = 4096, BLOCK_DEFAULT = 256 };
 
+extern const struct codec quant_codecs[CODEC_BLOCK_INT8 - CODEC_MINMAX_UINT8]; // those with one scale
+extern const struct codec block_codecs[CODECS - CODEC_BLOCK_INT8];             // those with a scale for each block
 bool block_is_algorithm(int algorithm);
-bool block_takes(int dtype);
-size_t block_bytes(const struct codec *codec, int dtype, size_t count);
-void block_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_rounding *rounding);
-bool block_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count);
-bool block_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count);
 
 #endif

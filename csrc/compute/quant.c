@@ -46,11 +46,11 @@ struct head {
 _Static_assert(sizeof(struct head) == 32, "the head is sent as it lies in memory");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the head is sent as it lies in memory");
 
-bool quant_takes(int dtype) {
+static bool quant_takes(int dtype) {
     return dtype == pcclFloat16 || dtype == pcclBFloat16 || dtype == pcclFloat || dtype == pcclDouble;
 }
 
-size_t quant_bytes(const struct codec *codec, int dtype, size_t count) {
+static size_t quant_bytes(const struct codec *codec, int dtype, size_t count) {
     (void)dtype;
     return sizeof(struct head) + count * dtype_size(codec->quantised);
 }
@@ -219,8 +219,8 @@ static void choose_head(struct head *head, const void *values, size_t count) {
     }
 }
 
-void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                  const struct codec_rounding *rounding) {
+static void quant_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                         const struct codec_rounding *rounding) {
     (void)rounding;
     struct head head = {.kind = KIND_CONSTANT,
                         .dtype = (uint8_t)dtype,
@@ -277,13 +277,13 @@ static void cut_infinity(double *values, size_t count) {
     }
 }
 
-bool quant_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
+static bool quant_valid(const struct codec *codec, int dtype, const uint8_t *in, size_t count) {
     struct head head;
     memcpy(&head, in, sizeof head);
     return head_valid(&head, codec, dtype, count);
 }
 
-bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
+static bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
     struct head head;
     memcpy(&head, in, sizeof head);
     if (!head_valid(&head, codec, dtype, count)) return false;
@@ -301,3 +301,29 @@ bool quant_decode(const struct codec *codec, int dtype, void *wide, const uint8_
     if (head.kind == KIND_SHRUNK) cut_infinity(wide, count);
     return true;
 }
+
+#define QUANT(id, text, dtype, by) \
+    [(id) - CODEC_MINMAX_UINT8] = { \
+        .name = text, \
+        .quantised = dtype, \
+        .algorithm = by, \
+        .block = CODEC_PIECE, \
+        .takes = quant_takes, \
+        .bytes = quant_bytes, \
+        .encode = quant_encode, \
+        .valid = quant_valid, \
+        .decode = quant_decode, \
+    }
+
+const struct codec quant_codecs[] = {
+    QUANT(CODEC_MINMAX_UINT8, "uint8 by min-max", pcclUint8, pcclQuantMinMax),
+    QUANT(CODEC_MINMAX_INT8, "int8 by min-max", pcclInt8, pcclQuantMinMax),
+    QUANT(CODEC_MINMAX_UINT16, "uint16 by min-max", pcclUint16, pcclQuantMinMax),
+    QUANT(CODEC_MINMAX_INT16, "int16 by min-max", pcclInt16, pcclQuantMinMax),
+    QUANT(CODEC_MINMAX_UINT32, "uint32 by min-max", pcclUint32, pcclQuantMinMax),
+    QUANT(CODEC_MINMAX_UINT64, "uint64 by min-max", pcclUint64, pcclQuantMinMax),
+    QUANT(CODEC_ZERO_UINT8, "uint8 by zero-point-scale", pcclUint8, pcclQuantZeroPointScale),
+    QUANT(CODEC_ZERO_INT8, "int8 by zero-point-scale", pcclInt8, pcclQuantZeroPointScale),
+    QUANT(CODEC_ZERO_UINT16, "uint16 by zero-point-scale", pcclUint16, pcclQuantZeroPointScale),
+    QUANT(CODEC_ZERO_INT16, "int16 by zero-point-scale", pcclInt16, pcclQuantZeroPointScale),
+};

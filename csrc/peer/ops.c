@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/detail.h"
-#include "peer/vote.h"
+#include "peer/ticket.h"
 
 // The contributors of the ops that were taken last; the oldest is overwritten.
 struct told {
@@ -35,7 +35,7 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
 
 static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
-    if (!vote_is_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
+    if (!ticket_is_peers_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
     if (args->group == NULL && member_adopted(c->core)->group_world < 2)
         return detail_fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
     uint64_t adopted = member_adopted(c->core)->group_epoch;

@@ -2,6 +2,7 @@
 
 #include "base/detail.h"
 #include "base/platform.h"
+#include "peer/master_link.h"
 
 pcclResult_t ticket_check_none(const struct communicator *c) {
     communicator_assert_locked(c);
@@ -77,4 +78,60 @@ static pcclResult_t wait_locked(struct communicator *c, uint64_t ticket, int64_t
 pcclResult_t ticket_wait(struct communicator *c, uint64_t ticket, int64_t deadline, uint64_t *value) {
     communicator_begin(c);
     return communicator_finish(c, wait_locked(c, ticket, deadline, value));
+}
+
+// ---- votes ----
+static pcclResult_t collect_vote(struct communicator *c, uint64_t *value);
+
+static const struct ticket_type votes[] = {
+    [WIRE_VOTE_UPDATE] = {.name = "update_topology", .collect = collect_vote},
+    [WIRE_VOTE_PENDING] = {.name = "are_peers_pending", .collect = collect_vote},
+    [WIRE_VOTE_OPTIMIZE] = {.name = "optimize_topology", .collect = collect_vote},
+};
+
+bool ticket_is_peers_pending(const struct communicator *c) {
+    communicator_assert_locked(c);
+    return c->ticket.type == &votes[WIRE_VOTE_PENDING];
+}
+
+static pcclResult_t collect_vote(struct communicator *c, uint64_t *value) {
+    const char *name = c->ticket.type->name;
+    if (!c->ticket.done)
+        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in %s", name);
+    if (c->ticket.code == pcclSuccess) {
+        *value = c->ticket.value;
+        if (ticket_is_peers_pending(c)) return pcclSuccess;
+        member_adopt(c->core, &c->ticket.view);
+        engine_voted(c->engine, c->ticket.view.group_epoch);
+        return pcclSuccess;
+    }
+    if (communicator_is_dead(c))
+        return detail_fail(c->ticket.code,
+                           "the communicator died in %s: %s: destroy it and create a new one (in Python: call "
+                           "reconnect())",
+                           name, communicator_why_dead(c));
+    return detail_fail(c->ticket.code, "%s passed, but no new epoch came of it: the old one stands, call it again",
+                       name);
+}
+
+static pcclResult_t begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket) {
+    RETURN_IF_FAILED(communicator_check_usable(c));
+    if (ticket_is_left(c, &votes[kind])) return ticket_begun(c, pcclSuccess, ticket);
+    RETURN_IF_FAILED(ticket_check_none(c));
+    if (kind == WIRE_VOTE_OPTIMIZE && member_adopted(c->core)->global_world < 2)
+        return detail_fail(pcclInvalidUsage, "optimize_topology needs at least two accepted peers in the run");
+    if (kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(communicator_check_no_ops(c));
+    ticket_open(c, &votes[kind]);
+    struct member_output out = {0};
+    member_vote(c->core, kind, &out);
+    pthread_mutex_unlock(&c->lock);
+    master_link_send(c->master, &out.frames);
+    member_output_fini(&out);
+    pthread_mutex_lock(&c->lock);
+    return ticket_begun(c, pcclSuccess, ticket);
+}
+
+pcclResult_t ticket_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket) {
+    communicator_begin(c);
+    return communicator_finish(c, begin_vote(c, kind, ticket));
 }

@@ -23,6 +23,12 @@ struct ticket_type {
 // ticket is void (pcclInvalidUsage). `value` is the answer of are_peers_pending, or the revision of a round.
 pcclResult_t ticket_wait(struct communicator *c, uint64_t ticket, int64_t deadline_ns, uint64_t *value);
 
+// ---- votes ----
+// Begins a vote other than that of a round of shared state. Update and optimise adopt when they succeed.
+pcclResult_t ticket_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket);
+// Whether the open call is are_peers_pending, beside which ops may be launched.
+bool ticket_is_peers_pending(const struct communicator *c);
+
 // ---- for those who begin one ----
 // That none is open: or pcclInvalidUsage.
 pcclResult_t ticket_check_none(const struct communicator *c);

@@ -6,7 +6,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "topology/edge.h"
+enum { WEIGHTS_MOST = 32 }; // members; more stay on the ring
+
+// Statistics of the traffic from one member to another while ops ran.
+struct weights_edge {
+    double rate;          // bytes per second, on average
+    double backlogged;    // 0 to 1: how often bytes waited to be sent
+    double round_trip_us; // the shortest; 0: unknown
+};
 
 // Bytes per second that pass between each two of n members, each way at once. Symmetric; on the diagonal nothing.
 struct pairs {

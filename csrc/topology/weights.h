@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "topology/edge.h"
+#include "topology/pairs.h"
 
 enum {
     WEIGHTS_NEAR_US = 2000, // members of one site have a shorter round trip

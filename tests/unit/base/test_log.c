@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/log_capture.h"
 #include "check.h"
 
 enum { TEXT_BYTES = 1 << 16 };

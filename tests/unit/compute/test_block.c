@@ -35,8 +35,8 @@ static float scale_of_encoded(void) { return get(encoded, 0); }
 
 static bool roundtrip(int algorithm, size_t count, const struct codec_rounding *rounding) {
     const struct codec *codec = codec_of(algorithm, MAX_COUNT);
-    block_encode(codec, pcclFloat, encoded, wide, count, rounding);
-    return block_decode(codec, pcclFloat, back, encoded, count);
+    codec_encode(codec, pcclFloat, encoded, wide, count, rounding);
+    return codec_decode(codec, pcclFloat, back, encoded, count);
 }
 
 static float uniform(uint64_t *seed) { return (float)(check_random(seed) >> 40) * 0x1p-24f; }
@@ -181,12 +181,12 @@ static void test_malformed(void) {
             check_case("scale %zu %s", row, codec->name);
             memcpy(encoded, &rows[row].scale, 4);
             for (size_t i = 4; i < 4 + 32; i++) encoded[i] = (uint8_t)check_random(&seed); // any code
-            CHECK_EQ(block_decode(codec, pcclFloat, back, encoded, 32), rows[row].good);
+            CHECK_EQ(codec_decode(codec, pcclFloat, back, encoded, 32), rows[row].good);
             CHECK_EQ(codec_valid(codec, pcclFloat, encoded, 32), rows[row].good);
         }
         memset(encoded, 0, 20);
         encoded[4 + 3] = 0x10; // behind the last of seven
-        CHECK_EQ(block_decode(codec, pcclFloat, back, encoded, 7), algorithms[a] == pcclQuantBlockInt8);
+        CHECK_EQ(codec_decode(codec, pcclFloat, back, encoded, 7), algorithms[a] == pcclQuantBlockInt8);
         CHECK_EQ(codec_valid(codec, pcclFloat, encoded, 7), algorithms[a] == pcclQuantBlockInt8);
     }
 }

@@ -58,8 +58,8 @@ static void put(int dtype, uint8_t *values, size_t i, double value) {
 }
 
 static bool roundtrip(int dtype, int quantised, int algorithm, size_t count) {
-    quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, count, NULL);
-    return quant_decode(codec_of(dtype, quantised, algorithm), dtype, back, encoded, count);
+    codec_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, count, NULL);
+    return codec_decode(codec_of(dtype, quantised, algorithm), dtype, back, encoded, count);
 }
 
 static void test_supported(void) {
@@ -77,7 +77,7 @@ static void test_supported(void) {
     CHECK(!supported(pcclFloat, pcclUint8, pcclQuantNone));
     CHECK(!supported(pcclInt32, pcclUint8, pcclQuantMinMax));
     CHECK(!supported(pcclFloat, pcclFloat, pcclQuantMinMax));
-    CHECK_EQ(quant_bytes(codec_of(pcclFloat, pcclUint16, pcclQuantMinMax), pcclFloat, 10), HEAD_BYTES + 20);
+    CHECK_EQ(codec_bytes(codec_of(pcclFloat, pcclUint16, pcclQuantMinMax), pcclFloat, 10), HEAD_BYTES + 20);
     CHECK_EQ(wide_size(pcclBFloat16), 4);
     CHECK_EQ(wide_size(pcclDouble), 8);
 }
@@ -307,10 +307,10 @@ static void test_malformed(void) {
     };
     for (size_t row = 0; row < sizeof rows / sizeof *rows; row++) {
         for (size_t i = 0; i < 100; i++) put(pcclFloat, wide, i, (double)i);
-        quant_encode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, encoded, wide, 100, NULL);
+        codec_encode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, encoded, wide, 100, NULL);
         memcpy(encoded + rows[row].offset, &rows[row].value, rows[row].bytes);
         check_case("malformed: %s", rows[row].name);
-        CHECK(!quant_decode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, back, encoded, 100));
+        CHECK(!codec_decode(codec_of(pcclFloat, pcclUint8, pcclQuantMinMax), pcclFloat, back, encoded, 100));
     }
 }
 
@@ -320,18 +320,18 @@ static void test_fuzz(uint64_t seed) {
     enum { COUNT = 9, ROUNDS = 3000 };
     size_t decoded = 0;
     FOR_COMBINATIONS(dtype, quantised, algorithm) {
-        size_t bytes = quant_bytes(codec_of(dtype, quantised, algorithm), dtype, COUNT);
+        size_t bytes = codec_bytes(codec_of(dtype, quantised, algorithm), dtype, COUNT);
         for (int round = 0; round < ROUNDS; round++) {
             for (size_t i = 0; i < COUNT; i++) put(dtype, wide, i, uniform(&seed) - 0.5);
-            quant_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, COUNT, NULL);
+            codec_encode(codec_of(dtype, quantised, algorithm), dtype, encoded, wide, COUNT, NULL);
             if (round % 3 == 0)
                 for (size_t i = 0; i < bytes; i++) encoded[i] = (uint8_t)check_random(&seed);
             else
                 for (int k = round % 5; k >= 0; k--)
                     encoded[check_random(&seed) % (round % 2 ? bytes : HEAD_BYTES)] = (uint8_t)check_random(&seed);
             const struct codec *codec = codec_of(dtype, quantised, algorithm);
-            bool good = quant_decode(codec, dtype, back, encoded, COUNT);
-            CHECK_EQ(quant_valid(codec, dtype, encoded, COUNT), good);
+            bool good = codec_decode(codec, dtype, back, encoded, COUNT);
+            CHECK_EQ(codec_valid(codec, dtype, encoded, COUNT), good);
             if (!good) continue;
             decoded++;
             if (quantised == pcclUint64 || encoded[0] == 4) continue;
