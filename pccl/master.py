@@ -1,7 +1,7 @@
 """The master as a program: `pccl master`, `pccl_master`, or `python -m pccl.master`.
 
-A native program serves if the arguments are right (`pccl_command.native_master`). This module says what is wrong with others, and
-serves in builds that lack the native program. It needs the standard library and cffi alone.
+A native program serves if the arguments are right (`pccl_command.native_master`). `pccl.cli.master` says what is wrong with
+others. This module serves in builds that lack the native program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ if __name__ == "__main__":  # before the imports that the native program does wi
 
     pccl_command.master()
 
-import argparse
 import contextlib
 import os
 import signal
@@ -23,7 +22,7 @@ from pccl._errors import PCCLError
 from pccl._files import open_log
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
-from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES, hand_over
+from pccl_command.native_master import SIGTERM_CHOICES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,85 +158,7 @@ def _print_to(target: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "pccl_master") -> NoReturn:
-    """Runs `pccl master`, which is also the script `pccl_master`; `arguments` default to those of the process.
+    """Runs `pccl_master`; `arguments` default to those of the process, which becomes the native program, or ends."""
+    import pccl_command
 
-    This process becomes the native program, or ends.
-    """
-    given = sys.argv[1:] if arguments is None else arguments
-    hand_over(program, given)
-    run(given, program=program)
-
-
-def run(arguments: Sequence[str], *, program: str) -> NoReturn:
-    """Runs a master in this process. SystemExit: always, with the exit status."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description="Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM.",
-        epilog="Exit status: 0 ended by a signal or by --until-empty, 1 cannot listen, 2 wrong options.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "--listen",
-        "--listen-address",
-        metavar="HOST:PORT",
-        default=DEFAULT_ADDRESS,
-        help="address to listen on; port 0 = any free port [default: %(default)s]",
-    )
-    add(
-        "--heartbeat-limit",
-        type=_seconds(*HEARTBEAT_SECONDS),
-        metavar="SECONDS",
-        help="seconds without a heartbeat after which a peer is declared dead [default: PCCL_HEARTBEAT_LIMIT_MS, or 5]",
-    )
-    add(
-        "--masters",
-        metavar="HOST:PORT,...",
-        help="all masters of the run, including this one; the first begins new runs",
-    )
-    add(
-        "--advertise",
-        metavar="HOST:PORT",
-        help="this master's entry in --masters, if peers reach it at an address that this machine does not have",
-    )
-    add(
-        "--on-sigterm",
-        choices=SIGTERM_CHOICES,
-        help="detach: peers look for another master, or wait for this one to come back; end: the run ends "
-        "[default: PCCL_MASTER_ON_SIGTERM, or detach]",
-    )
-    add(
-        "--until-empty",
-        type=_seconds(*IDLE_SECONDS),
-        metavar="SECONDS",
-        help="end once neither this master nor another one of the list has had a peer for so long",
-    )
-    add("--background", action="store_true", help="return once it listens; it goes on in a session of its own")
-    add("--log", metavar="FILE", help="with --background: write the log there [default: nowhere]")
-    given = parser.parse_args(arguments)
-    if given.log is not None and not given.background:
-        parser.error("--log goes with --background; otherwise the log goes to standard error")
-
-    def serve_given(ready: Callable[[], None] = lambda: None) -> int:
-        return serve(
-            given.listen, given.heartbeat_limit, given.masters, given.on_sigterm, given.advertise, given.until_empty, ready
-        )
-
-    sys.exit(serve_in_background(given.log, serve_given) if given.background else serve_given())
-
-
-def _seconds(least: float, most: float) -> Callable[[str], float]:
-    """Returns a reader of a number of seconds from `least` to `most`."""
-
-    def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = float("nan")
-        if number != number:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number")
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text} is not in the range {least:g} to {most:g}")
-        return number
-
-    return read
+    pccl_command.run_master(program, sys.argv[1:] if arguments is None else list(arguments))

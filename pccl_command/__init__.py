@@ -29,7 +29,7 @@ Usage: pccl master [OPTIONS]
 def main() -> None:
     """Runs `pccl`."""
     if sys.argv[1:2] == ["master"]:
-        _run_master("pccl master", sys.argv[2:])
+        run_master("pccl master", sys.argv[2:])
     heeds = _heed_interrupts()
     try:
         from pccl.cli import main as command
@@ -46,17 +46,23 @@ def main() -> None:
 
 def master() -> None:
     """Runs `pccl_master`."""
-    _run_master("pccl_master", sys.argv[1:])
+    run_master("pccl_master", sys.argv[1:])
 
 
-def _run_master(program: str, arguments: list[str]) -> NoReturn:
+def run_master(program: str, arguments: list[str]) -> NoReturn:
+    """Becomes the native program of a master, or runs one in this process."""
     from pccl_command.native_master import hand_over
 
     hand_over(program, arguments)
     _heed_interrupts()
-    from pccl.master import run
-
-    run(arguments, program=program)  # sets its own signal handlers
+    try:
+        from pccl.cli.master import command
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        sys.exit(f"{program} needs click to explain or check its options: pip install click")
+    command.main(arguments, prog_name=program)  # sets its own signal handlers
+    raise AssertionError("it ends the process")
 
 
 def _heed_interrupts() -> bool:

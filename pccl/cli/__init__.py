@@ -27,7 +27,7 @@ COMMANDS = {
     "demo": Command("pccl.demo:command", "Train a small model, kill a peer, add one.", "pccl[demo]"),
     "info": Command("pccl.cli.info:command", "Show the build, and the links of a run."),
     "launch": Command("pccl.cli.launch:command", "Start a master and peers of a program here."),
-    "master": Command("pccl.cli:master", "Run a master, or a standby."),
+    "master": Command("pccl.cli.master:command", "Run a master, or a standby."),
     "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults, from a checkout."),
     "stress": Command("pccl.stress.program:command", "Harm copies of a program, and judge what they print.", "pccl[stress]"),
     "top": Command("pccl.cli.top:command", "Show what makes the ops of a run slow, live."),
@@ -90,16 +90,3 @@ class Commands(click.Group):
 @click.version_option(pccl.__version__, prog_name="pccl")
 def main() -> None:
     """Collective communication between peers that may join, die or hang at any time."""
-
-
-_OWN_PARSER = {"ignore_unknown_options": True, "help_option_names": []}
-"""Settings of a command that reads its arguments by itself."""
-
-
-@click.command("master", context_settings=_OWN_PARSER, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def master(arguments: tuple[str, ...]) -> None:
-    """Run a master, or a standby."""
-    from pccl.master import main as run_master
-
-    run_master(list(arguments), program="pccl master")

@@ -1,5 +1,5 @@
-"""`python -m pccl.cli` is the `pccl` command."""
+"""`python -m pccl.cli` is `pccl`."""
 
-from pccl.cli import main
+from pccl_command import main
 
-main(prog_name="pccl")
+main()

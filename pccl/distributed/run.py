@@ -9,47 +9,42 @@ from __future__ import annotations
 import os
 import sys
 
+import click
+
 from pccl.distributed._supervise import become_supervisor
 
-USAGE = """usage: python -m pccl.distributed.run [--restarts N] [--as NAME] script.py [arguments...]
-       python -m pccl.distributed.run [--restarts N] [--as NAME] -m module [arguments...]
-       torchrun [options] -m pccl.distributed.run script.py [arguments...]
 
-Runs a script as a child. When the child is killed, the others go on without it, and the launcher, which would end the whole job,
-does not notice: the status is 0 as long as the others go on. SIGINT, SIGTERM and other signals are passed on to the child.
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False})
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    metavar="N",
+    help="start a killed child again up to N times; it joins the run of the others  [default: PCCL_RESTARTS, or 0]",
+)
+@click.option(
+    "--as",
+    "replaced",
+    metavar="NAME",
+    default="",
+    help="take the place of the backend NAME, such as gloo: a script or "
+    "framework that asks for NAME, or for no backend, gets pccl",
+)
+@click.option("-m", "module", is_flag=True, help="the script is a Python module, as of python -m")
+@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
+def main(restarts: int | None, replaced: str, module: bool, script: tuple[str, ...]) -> None:
+    """Run a script as a child, so that the launcher does not notice its death.
 
-  --restarts N  start a child that was killed anew up to N times; it joins the run of the others (default: PCCL_RESTARTS, or 0)
-  --as NAME     take the place of the backend NAME, such as gloo: a script or framework that asks for NAME, or for no backend,
-                gets pccl
-  -h, --help    show this
-"""
+    When the child is killed, the others go on without it, and the launcher, which would end the whole job, does not notice: the
+    status is 0 as long as the others go on. SIGINT, SIGTERM and other signals are passed on to the child.
 
-
-def main(arguments: list[str]) -> None:
-    """Becomes the supervisor of the script."""
-    restarts = os.environ.get("PCCL_RESTARTS", "")
-    replaced = ""
-    while arguments and arguments[0].startswith("-") and arguments[0] != "-m":
-        option, *arguments = arguments
-        name, equals, value = option.partition("=")
-        if name in ("-h", "--help"):
-            print(USAGE, end="")
-            sys.exit(0)
-        if name in ("--restarts", "--as") and not equals and arguments:
-            value, *arguments = arguments
-        if name == "--restarts" and value.isdecimal():
-            restarts = value
-        elif name == "--as" and value.isidentifier():
-            replaced = value
-        else:
-            print(f"{USAGE}\nerror: {option!r} is not understood", file=sys.stderr)
-            sys.exit(2)
-    if not arguments or arguments == ["-m"]:
-        print(f"{USAGE}\nerror: which script is missing", file=sys.stderr)
-        sys.exit(2)
+    Example: torchrun [options] -m pccl.distributed.run script.py [arguments...]
+    """
+    if replaced and not replaced.isidentifier():
+        raise click.BadParameter(f"{replaced!r} is not the name of a backend", param_hint="--as")
     runner = ["-m", "pccl.distributed._as", replaced] if replaced else []
-    become_supervisor([sys.executable, "-u", *runner, *arguments], restarts)
+    command = [sys.executable, "-u", *runner, *(["-m"] if module else []), *script]
+    become_supervisor(command, os.environ.get("PCCL_RESTARTS", "") if restarts is None else str(restarts))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(prog_name="python -m pccl.distributed.run")

@@ -449,7 +449,7 @@ def test_a_wrong_address_is_a_wrong_option(name, extra, address):
 def test_both_programs_have_the_same_options():
     programs = ["-m", "pccl.master"], ["-m", "pccl", "master"]
     texts = [start(*program, "--help").communicate(timeout=60)[0] for program in programs]
-    assert texts[0].partition("options:")[2] == texts[1].partition("options:")[2] != ""
+    assert texts[0].partition("Options:")[2] == texts[1].partition("Options:")[2] != ""
 
 
 def test_a_port_without_the_right_to_it():

@@ -176,7 +176,7 @@ def test_the_help():
 def test_what_is_not_understood(arguments):
     status, _, errors = command(*arguments)
     assert status == 2
-    assert "error:" in errors
+    assert "Error:" in errors
 
 
 def test_a_script_and_its_arguments(tmp_path):

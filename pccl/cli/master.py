@@ -1,0 +1,73 @@
+"""`pccl master` and `pccl_master`, where `pccl_command.native_master` has left the arguments to Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import click
+
+from pccl.lab.ranges import Range
+from pccl.master import serve, serve_in_background
+from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES
+
+
+@click.command(
+    "master",
+    short_help="Run a master, or a standby.",
+    epilog="Exit status: 0 ended by a signal or by --until-empty, 1 cannot listen, 2 wrong options.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--listen",
+    "--listen-address",
+    "listen",
+    metavar="HOST:PORT",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="address to listen on; port 0: any free port",
+)
+@click.option(
+    "--heartbeat-limit",
+    type=Range(*HEARTBEAT_SECONDS),
+    metavar="SECONDS",
+    help="seconds without a heartbeat after which a peer is declared dead  [default: PCCL_HEARTBEAT_LIMIT_MS, or 5]",
+)
+@click.option("--masters", metavar="HOST:PORT,...", help="all masters of the run, this one included; the first begins new runs")
+@click.option(
+    "--advertise",
+    metavar="HOST:PORT",
+    help="this master's entry in --masters, if peers reach it at an address that this machine does not have",
+)
+@click.option(
+    "--on-sigterm",
+    type=click.Choice(SIGTERM_CHOICES),
+    help="detach: peers look for another master, or wait for this one to come back; end: the run ends  "
+    "[default: PCCL_MASTER_ON_SIGTERM, or detach]",
+)
+@click.option(
+    "--until-empty",
+    type=Range(*IDLE_SECONDS),
+    metavar="SECONDS",
+    help="end once neither this master nor another one of the list has had a peer for so long",
+)
+@click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
+@click.option("--log", metavar="FILE", help="with --background: write the log there  [default: nowhere]")
+def command(
+    listen: str,
+    heartbeat_limit: float | None,
+    masters: str | None,
+    advertise: str | None,
+    on_sigterm: str | None,
+    until_empty: float | None,
+    background: bool,
+    log: str | None,
+) -> None:
+    """Run a master, or a standby, until Ctrl-C, which ends the run, or SIGTERM."""
+    if log is not None and not background:
+        raise click.UsageError("--log goes with --background; otherwise the log goes to standard error")
+
+    def serve_given(ready: Callable[[], None] = lambda: None) -> int:
+        return serve(listen, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready)
+
+    sys.exit(serve_in_background(log, serve_given) if background else serve_given())
