@@ -27,8 +27,8 @@ FOLDERS = {"api": ("api_", "pccl"), "sim": ("sim_", "pccl_sim_", "judge_")}
 #: Circles that exist. Take them apart; add none.
 CIRCLES = {
     "data/algorithm data/algorithms/broadcast data/algorithms/direct data/algorithms/pieces data/algorithms/ring "
-    "data/algorithms/sharded data/algorithms/weighted data/box data/lane data/link data/route data/same_host "
-    "data/service": "a layer of connections below data ends it",
+    "data/algorithms/sharded data/algorithms/weighted data/lane data/link data/route data/same_host "
+    "data/service data/slots": "a layer of connections below data ends it",
 }
 
 #: Prefixes that are not the module's: what they name has no file of its own yet. Rename, split or merge; add none.
@@ -42,7 +42,6 @@ PREFIXES = {
     "data/link_report": {"engine_": "a call of the engine"},
     "data/algorithms/direct": {"algorithm_": "called by data/algorithm alone"},
     "data/pool": {"block_": "what the pool holds"},
-    "data/same_host": {"lane_": "likewise", "neighbour_": "likewise"},
     "data/workers": {"turn_": "the lock that worker threads pass on"},
     "master/survivors": {"claim_": "what a survivor reports"},
     "ops/group": {"team_": "the members of one call, in a group"},

@@ -8,12 +8,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77 // since Linux 6.5
-#endif
 
 enum { WORD_BITS = 64 };
 
@@ -76,15 +71,6 @@ int descriptor_epoll(void) {
 int descriptor_event(void) {
     descriptor_begin();
     return descriptor_end(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-}
-
-int descriptor_peer_process(int socket, pid_t pid) {
-    int pidfd = -1;
-    socklen_t length = sizeof pidfd;
-    descriptor_begin();
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &length) != 0)
-        pidfd = errno == ENOPROTOOPT ? (int)syscall(SYS_pidfd_open, pid, 0) : -1; // an older kernel
-    return descriptor_end(pidfd);
 }
 
 // Room for one descriptor: the kernel closes those that are too many.

@@ -23,8 +23,6 @@ int descriptor_socket(int family, int type, int protocol);
 int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length);
 int descriptor_epoll(void);
 int descriptor_event(void);
-// A pidfd of the process `pid`, which has connected this UNIX socket.
-int descriptor_peer_process(int socket, pid_t pid);
 
 // recv without waiting, from a UNIX socket. *shared is the descriptor that came along, or negative: none came, or it
 // was refused. Of several the kernel keeps one.

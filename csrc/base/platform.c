@@ -54,22 +54,6 @@ int64_t platform_thread_ns(void) {
     return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
 }
 
-pid_t platform_thread_id(void) { return gettid(); }
-
-bool platform_thread_sleeps(pid_t thread) {
-    char path[64], text[256];
-    snprintf(path, sizeof path, "/proc/self/task/%d/stat", thread);
-    descriptor_begin();
-    int fd = descriptor_end(open(path, O_RDONLY | O_CLOEXEC));
-    if (fd < 0) return true;
-    ssize_t got = read(fd, text, sizeof text - 1);
-    descriptor_close(fd);
-    text[got > 0 ? got : 0] = 0;
-    // The state stands behind the name, which is in parentheses and may hold any character.
-    const char *name_end = strrchr(text, ')');
-    return name_end == NULL || strchr("RTt", name_end[1] == 0 ? 0 : name_end[2]) == NULL;
-}
-
 bool platform_random(void *out, size_t bytes) {
     uint8_t *at = out;
     while (bytes > 0) {

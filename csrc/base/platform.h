@@ -36,12 +36,6 @@ void platform_local_time(const time_t *seconds, struct tm *out);
 // Processor time of the calling thread in nanoseconds.
 int64_t platform_thread_ns(void);
 
-// The calling thread's id, for platform_thread_sleeps.
-pid_t platform_thread_id(void);
-// Whether this thread of the process waits for something in the kernel. False: it runs, or would if it had a processor.
-// True when unknown.
-bool platform_thread_sleeps(pid_t thread);
-
 // Fills `out` with unpredictable bytes. False when the kernel refuses.
 bool platform_random(void *out, size_t bytes);
 

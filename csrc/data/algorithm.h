@@ -130,8 +130,8 @@ struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct
 bool algorithm_write(struct op *op, const uint8_t *common);
 // Completes the bytes of a result that a direct op kept.
 void algorithm_complete_result(struct engine *engine, struct block *result);
-// Completes the results that direct ops kept and that need a neighbour's box.
-void algorithm_leave_boxes(struct engine *engine);
+// Completes the results that direct ops kept and that need a neighbour's slots.
+void algorithm_leave_slots(struct engine *engine);
 // The end of a direct op, whose result is in `op->result` too.
 void algorithm_complete_direct(struct engine *engine, struct op *op);
 

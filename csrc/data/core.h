@@ -42,10 +42,6 @@ struct engine {
     pthread_cond_t not_holding; // an op that a stream was to wait for
     bool request_epoch;         // a fresh group epoch is to be asked for
 
-    bool taken_over; // the next thread may begin
-    bool ended;      // the thread has
-    pthread_cond_t thread_ended;
-
     struct call_table call_table;
     struct op_list posted;         // large, or of a device, for the thread to begin
     uint32_t device_calls;         // live ones whose tensors a device has

@@ -25,9 +25,8 @@
 #include "data/worker.h"
 #include "device/device.h"
 #include "device/rendezvous.h"
-#include "device/reader.h"
 
-enum { EVENTS = 64, PATIENCE_MS = 1000, LOOK_MS = 100 };
+enum { EVENTS = 64 };
 
 // ---- the thread ----
 static void end_all(struct engine *engine) {
@@ -169,73 +168,8 @@ static void work(struct engine *engine) {
 }
 
 static void *run(void *argument) {
-    struct engine *engine = argument;
-    jmp_buf gone;
-    if (setjmp(gone) != 0) return NULL; // another thread has taken over long ago, and the engine may be no more
-    engine_lock(engine);
-    struct reader *reader = *same_host_reader(engine);
-    engine_unlock(engine);
-    reader_enter(reader, &gone);
-    work(engine);
-    engine_lock(engine);
-    engine->ended = true;
-    pthread_cond_broadcast(&engine->thread_ended);
-    engine_unlock(engine);
+    work(argument);
     return NULL;
-}
-
-// ---- a thread that hangs ----
-// It is in same_host_read, without the lock, and the lane that it reads for is in the midst of a frame.
-static void *run_next(void *argument) {
-    struct engine *engine = argument;
-    engine_lock(engine);
-    bool taken_over = engine->taken_over;
-    engine->taken_over = false;
-    engine_unlock(engine);
-    if (!taken_over) return NULL;
-    turn_take(engine);
-    struct lane *lane = same_host_give_up(engine);
-    LOG(LOG_WARN, "the memory of a neighbour does not answer, from now on it has to send");
-    service_changed(engine, lane->peer, NEIGHBOUR_HANGS);
-    lane_break(lane, WIRE_LINK_SILENT, "its memory does not answer");
-    turn_leave(engine);
-    return run(engine);
-}
-
-// Others hear nothing from this member while its thread hangs, and must not find that too long.
-static int64_t patience_of(const struct engine *engine) {
-    int64_t half = lanes_silence_limit_ns(engine) / 2;
-    return half == 0 || half > PATIENCE_MS * MS_NS ? PATIENCE_MS * MS_NS : half;
-}
-
-// True: a new thread has taken the place of the one that hangs. Else `spare` is a thread to be joined, if
-// `started`.
-static bool take_over(struct engine *engine, pthread_t *spare, bool *started) {
-    engine_assert_locked(engine);
-    struct reader *fresh = reader_new();
-    *started = fresh != NULL && platform_thread_start(spare, "pccl:data", run_next, engine);
-    engine->taken_over = *started && reader_abandon(*same_host_reader(engine));
-    if (!engine->taken_over) {
-        reader_free(fresh);
-        return false;
-    }
-    *same_host_reader(engine) = fresh; // the other one is the old thread's
-    pthread_detach(engine->thread);
-    engine->thread = *spare;
-    return true;
-}
-
-int64_t engine_watch(struct engine *engine) {
-    pthread_t spare;
-    bool started = false;
-    engine_lock(engine);
-    int64_t now = platform_now_ns(), patience = patience_of(engine);
-    bool stuck = !engine->ended && reader_is_stuck(*same_host_reader(engine), now, patience);
-    if (stuck && take_over(engine, &spare, &started)) started = false;
-    int64_t at = stuck ? now + patience : reader_look_at(*same_host_reader(engine), patience);
-    engine_unlock(engine);
-    if (started) pthread_join(spare, NULL); // the old one has come back
-    return at;
 }
 
 // ---- life ----
@@ -251,7 +185,6 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     platform_cond_init(&engine->not_holding);
     platform_cond_init(&engine->drained);
     platform_cond_init(&engine->service_stopped);
-    platform_cond_init(&engine->thread_ended);
     engine->pool = pool_new();
     engine->shared = calloc(1, sizeof *engine->shared);
     engine->epoll = descriptor_epoll();
@@ -285,18 +218,6 @@ void engine_drain(struct engine *engine, int64_t deadline_ns) {
     engine_unlock(engine);
 }
 
-static void join_thread(struct engine *engine) {
-    for (;;) {
-        int64_t at = engine_watch(engine), soon = platform_now_ns() + LOOK_MS * MS_NS;
-        engine_lock(engine);
-        if (!engine->ended) platform_cond_wait(&engine->thread_ended, &engine->lock, at < soon ? at : soon);
-        bool ended = engine->ended;
-        engine_unlock(engine);
-        if (ended) break;
-    }
-    pthread_join(engine->thread, NULL);
-}
-
 static void await_device(struct call_table *call_table, struct op *op) {
     (void)call_table;
     device_await(op->args.queue);
@@ -308,7 +229,7 @@ void engine_stop(struct engine *engine) {
     engine->stopping = true;
     engine_wake(engine);
     engine_unlock(engine);
-    if (first && engine->started) join_thread(engine);
+    if (first && engine->started) pthread_join(engine->thread, NULL);
     if (first) workers_stop(engine);
     engine_lock(engine);
     if (first) {
@@ -342,7 +263,6 @@ void engine_free(struct engine *engine) {
     pthread_cond_destroy(&engine->not_holding);
     pthread_cond_destroy(&engine->drained);
     pthread_cond_destroy(&engine->service_stopped);
-    pthread_cond_destroy(&engine->thread_ended);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
 }

@@ -58,11 +58,6 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
 // CALL_DEAD: with ENGINE_INPUT_LOST at the end of the text where that has happened.
 #define ENGINE_INPUT_LOST "the input of this op is lost: it could not be put back"
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct call_outcome *out);
-// Whether the thread hangs in the memory of a neighbour; then another one takes its place, that link is down, silent,
-// and the neighbour is not read any more. Returns when to look again, INT64_MAX if nothing is being read. Before
-// engine_stop somebody has to look at least once a second, or an op can wait for ever; engine_stop looks itself. Any
-// thread.
-int64_t engine_watch(struct engine *engine);
 // Makes later work in this stream of the tensors' device wait for the end of the operation. Returns CALL_UNKNOWN, or
 // CALL_REFUSED with its text in base/detail. May block while the device accepts no more work into the stream.
 enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream);

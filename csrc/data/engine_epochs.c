@@ -88,7 +88,7 @@ void engine_enter_pending(struct engine *engine) {
     engine->pending = NULL;
     wire_encode_report(&engine->for_master, engine_header(engine), &report);
     free(report.ops);
-    algorithm_leave_boxes(engine); // they end with the epoch
+    algorithm_leave_slots(engine); // they end with the epoch
     lanes_enter_epoch(engine);
     if (engine->pending_ready) links_are_ready(engine);
 }

@@ -31,15 +31,15 @@ struct frame {
     const uint8_t *payload; // a window of a tensor, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
     uint8_t lead;           // zero bytes in front of it, see frame_align
-    uint32_t copied;        // bytes that were copied for it into a box
+    uint32_t copied;        // bytes that were copied for it into slots
     uint32_t bytes;         // element bytes that it stands for, for the algorithm of `op`
     uint64_t fence; // of `device`, whose window the payload is: it is there when this has passed; 0: it is there
     struct device_queue *device;
-    uint8_t place[WIRE_PLACE_BYTES];
-    struct op *op;       // large op that the frame belongs to, or NULL
-    struct block *block; // owned reference, or NULL
-    struct block *room;  // that the frame itself lies in
-    bool service;        // belongs to the service, whose memory the payload is
+    uint8_t place[WIRE_SLOT_BYTES]; // room for a payload that names slots
+    struct op *op;                  // large op that the frame belongs to, or NULL
+    struct block *block;            // owned reference, or NULL
+    struct block *room;             // that the frame itself lies in
+    bool service;                   // belongs to the service, whose memory the payload is
 };
 
 // The frame that is coming on a lane.
@@ -53,7 +53,9 @@ struct incoming {
     struct block *block;             // owned, when `to` is inside
     struct op *op;                   // large op that the payload is for
     bool service;                    // `to` is memory of the service
-    uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that is an address, or the name of a socket
+    uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that names slots, or a socket
+    const uint8_t *slot;             // the bytes that the frame names (slots_find); NULL: it names none
+    uint32_t slots;                  // a bit for each slot that they lie in
 };
 
 // In the order in which they were pushed, but for what was put back.
@@ -80,6 +82,11 @@ static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_
 void frame_align(struct frame *frame);
 //
 void frame_free(struct engine *engine, struct frame *frame);
+// Returns whether the frame ends with the service, or else with an epoch. A leaf in slots outlives the service: its
+// receiver returns the slots.
+static inline bool frame_is_of(const struct frame *frame, bool service) {
+    return frame->service == service && (!service || frame->payload != frame->place);
+}
 void frame_push(struct frame_queue *queue, struct frame *frame);
 // NULL: the queue is empty.
 struct frame *frame_pop(struct frame_queue *queue);

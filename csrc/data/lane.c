@@ -157,10 +157,9 @@ static enum progress take_payload(struct lane *lane) {
     lane->receiving = LANE_HEAD;
     lane->skip = in->head.padding;
     if (!route.arrived(lane->engine, in)) return PARSE_FAILS;
-    // Such a head stands for a whole chunk: let the other lanes have their turn, and the neighbour what can be
-    // forwarded.
+    // It stands for a whole chunk: the other lanes have their turn, and the neighbour gets what can be forwarded.
     bool another = unread - take >= lane->skip + FRAME_HEAD_BYTES;
-    return (in->header.type == WIRE_CHUNK_AT || in->header.type == WIRE_CHUNK_IN) && another ? PARSE_YIELDS : PARSE_ON;
+    return in->header.type == WIRE_CHUNK_IN && another ? PARSE_YIELDS : PARSE_ON;
 }
 
 // AHEAD -> HEAD.
@@ -451,7 +450,7 @@ static void drop_sending(struct lane *lane) {
         frame->op = NULL;
         frame->service = false;
         frame->fence = 0;
-        frame->payload = zeros;
+        if (frame->payload != frame->place) frame->payload = zeros;
         return;
     }
     frame_free(lane->engine, frame);
@@ -472,13 +471,13 @@ void lane_drop_frames(struct lane *lane, bool service) {
     struct frame_queue all = lane->queue;
     lane->queue = (struct frame_queue){.last = &lane->queue.first};
     for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
-        if (frame->service == service)
+        if (frame_is_of(frame, service))
             frame_free(lane->engine, frame);
         else
             frame_push(&lane->queue, frame);
     }
     struct frame *sending = lane->sending;
-    if (sending != NULL && (service ? sending->service : sending->op != NULL)) drop_sending(lane);
+    if (sending != NULL && frame_is_of(sending, service) && (service || sending->op != NULL)) drop_sending(lane);
 }
 
 void lane_note_events(struct lane *lane, uint32_t events) {

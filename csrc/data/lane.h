@@ -11,22 +11,21 @@
 #include "data/throttle.h"
 #include "data/workers.h"
 #include "device/rendezvous.h"
-#include "device/memory.h"
 #include "net/peer_name.h"
 #include "net/transport.h"
 #include "ops/driver.h"
 
 enum { LANE_BUFFER_BYTES = 16 * 1024 };
 
-// The memory shared with a neighbour (data/box), of the epoch in force; all 0: there are none. Lock held; `other` is
-// read by the thread, too.
-struct boxes {
-    uint8_t *own;         // what goes there
-    uint32_t free;        // slots of it
+// The memory shared with a neighbour (data/slots), of the epoch in force; all 0: there is none. Lock held; the thread
+// reads `other` without it.
+struct slots {
+    uint8_t *own;         // for chunks that go to the neighbour
+    uint32_t free;        // slots of it, a bit each
     bool populated;       // it has pages
-    bool takes_inputs;    // the neighbour has `own`, and takes inputs of small all-reduces in it
-    const uint8_t *other; // what comes from there
-    uint32_t to_return;   // slots of it
+    bool mapped;          // the neighbour has mapped it
+    const uint8_t *other; // chunks that come from the neighbour
+    uint32_t to_return;   // slots of it, a bit each
 };
 
 // Another member, or candidate, and the links to it. Changed under the lock by the modules lane, link and same_host,
@@ -39,12 +38,9 @@ struct neighbour {
     uint32_t lane_end;                      // no lane has this index, or a higher one
     uint32_t lane_count;                    // lanes that still point here, the closed ones too
     bool dropped;                           // freed as soon as nothing points here
-    struct memory_process memory;           // thread: the process, if its memory can be read from here
-    bool unreadable;                        // thread: reading has failed since the process was verified
-    bool hangs;                             // thread: its memory did not answer once, and is read no more
     bool offered;                           // in this epoch it has told the name of its
     uint8_t rendezvous[RENDEZVOUS_NAME_BYTES];
-    struct boxes boxes;
+    struct slots slots;
     uint64_t eager_bytes;     // algorithms/direct, algorithms/ring: sent before the peer posted the op
     double speed;             // thread: of its links together
     int64_t speed_ns;         // thread: when it was measured
@@ -70,8 +66,7 @@ struct lane {
     struct worker *worker; // that steps it; NULL: the engine's thread does
     uint32_t index;
     bool polled, broken;
-    bool ready;          // in the list of those that may have work
-    bool verified_local; // the peer's process holds the other end
+    bool ready; // in the list of those that may have work
     struct silence silence;
     struct pace pace;
     uint64_t looked_sent; // thread: silence.sent at the last look
@@ -111,7 +106,6 @@ struct lane {
 enum neighbour_change {
     NEIGHBOUR_LINK_UP,   // a lane is polled from now on
     NEIGHBOUR_LINK_DOWN, // a lane broke
-    NEIGHBOUR_HANGS,     // its memory does not answer, and is read no more
     NEIGHBOUR_LEFT,      // it is no member any more
     NEIGHBOUR_FREED,     // it is about to be freed
 };
@@ -126,8 +120,8 @@ struct lane_route {
     struct frame *(*next)(struct engine *engine, struct lane *lane, bool idle);
     // A frame of an op has been handed to the kernel. Lock not held.
     void (*sent)(struct engine *engine, const struct frame *frame);
-    // Whether the other end may be a process of this host whose memory can be read.
-    bool (*may_be_read)(const struct lane *lane);
+    // Whether the other end may be a process of this host that shares memory with this one.
+    bool (*may_share_memory)(const struct lane *lane);
     // Something became of a neighbour. Lock held, but for NEIGHBOUR_LINK_DOWN.
     void (*changed)(struct engine *engine, struct neighbour *peer, enum neighbour_change change);
 };
@@ -188,6 +182,8 @@ void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused);
 
 // ---- neighbours ----
 static inline struct neighbour *neighbour_of(struct op_member *member) { return (struct neighbour *)(void *)member; }
+// Returns whether large tensors pass to the neighbour through shared memory.
+static inline bool neighbour_is_by_memory(const struct neighbour *peer) { return peer->slots.mapped; }
 struct peer_label neighbour_label(const struct neighbour *peer);
 // Schedules its lanes, from another one on each time: the first ones get what the bucket has. Thread.
 void neighbour_schedule(struct neighbour *peer);

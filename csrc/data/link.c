@@ -7,7 +7,7 @@
 #include "base/grow.h"
 #include "base/log.h"
 #include "base/platform.h"
-#include "data/box.h"
+#include "data/slots.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "net/socket.h"
@@ -150,8 +150,7 @@ void lanes_free(struct lanes *all) {
     while (all->neighbours != NULL) {
         struct neighbour *peer = all->neighbours;
         all->neighbours = peer->next;
-        memory_process_close(&peer->memory);
-        box_end(&peer->boxes);
+        slots_end(&peer->slots);
         free(peer);
     }
     free(all->list);
@@ -159,10 +158,10 @@ void lanes_free(struct lanes *all) {
     free(all);
 }
 
-// Gives the lane to a worker, if it is one of theirs. The engine's thread alone reads memory of other processes.
+// Gives the lane to a worker, if it is one of theirs. The engine's thread alone uses shared memory.
 static bool adopt(struct lanes *all, struct lane *lane) {
     struct worker *worker = workers_of(all->engine, lane->index);
-    if (worker == NULL || route.may_be_read(lane)) return true;
+    if (worker == NULL || route.may_share_memory(lane)) return true;
     lane->worker = worker;
     return worker_has_room(worker, all->count);
 }
@@ -261,7 +260,7 @@ void lanes_enter_epoch(struct engine *engine) {
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
         peer->eager_bytes = 0;
         peer->offered = false;
-        box_end(&peer->boxes);
+        slots_end(&peer->slots);
         if (peer->member.rank == UINT32_MAX) route.changed(engine, peer, NEIGHBOUR_LEFT);
     }
     for (size_t i = 0; i < all->count; i++) lane_enter_epoch(all->list[i]);

@@ -14,8 +14,6 @@
 
 enum {
     PACE_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
-    // bytes of a chunk that the neighbour reads out of our memory; worked through in parts
-    PACE_PLACED_MAX = 1024 * 1024,
     PACE_CHUNK_MIN = 128 * 1024, // bytes; a chunk costs two wake-ups at every member, whatever its size
     PACE_TURN_BYTES = 16 * 1024, // that a lane sends before the others have their turn, or one frame
     PACE_TICK_MS = 20,           // between two readings of one link

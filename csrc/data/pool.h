@@ -25,7 +25,7 @@ struct block {
     size_t class_bytes;
     size_t length;
     struct block_sum sum;
-    // An input that lies in slots of a neighbour's box (data/box) instead of `bytes`; NULL: it does not.
+    // An input that lies in slots of a neighbour (data/slots) instead of `bytes`; NULL: it does not.
     const uint8_t *boxed;
     struct neighbour *from;
     uint32_t slots;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/platform.h"
-#include "data/box.h"
+#include "data/slots.h"
 #include "data/core.h"
 #include "data/algorithm.h"
 #include "data/pool.h"
@@ -65,18 +65,18 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
 
 // A large input that does not come in a box is one for which the sender had no free slots.
 static bool hear_input(struct engine *engine, struct incoming *in, struct block *block) {
-    if (block->length >= BOX_INPUT_LEAST) box_return(engine, in->from);
+    if (block->length >= SLOTS_INPUT_LEAST) slots_return(engine, in->from);
     return hear_signal(engine, in, block);
 }
 
 static bool place_boxed(struct engine *engine, struct incoming *in) {
     (void)engine;
-    return box_input_is_named(in);
+    return in->head.extra > 0 && in->head.extra <= PLAN_SMALL_MAX;
 }
 
 // From here on it is a SMALL like others.
 static bool hear_boxed(struct engine *engine, struct incoming *in, struct block *block) {
-    block = box_input(engine, in);
+    block = slots_input(engine, in);
     in->header.type = WIRE_SMALL;
     return block != NULL && hear_signal(engine, in, block);
 }
@@ -154,7 +154,7 @@ static bool take_early(struct engine *engine, struct incoming *in) {
 
 static bool take_taken(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
-    bool good = box_taken(engine, in);
+    bool good = slots_returned(engine, in);
     engine_unlock(engine);
     return good;
 }
@@ -180,7 +180,6 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_RESULT] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_GRANT] = {.place = place_nothing, .hear = hear_signal},
         [WIRE_MEMORY] = {.place = place_rendezvous, .arrived = take_rendezvous},
-        [WIRE_CHUNK_AT] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_CHUNK_IN] = {.place = place_bulk, .arrived = take_bulk},
         [WIRE_TAKEN] = {.place = place_nothing, .arrived = take_taken},
         [WIRE_EARLY] = {.place = place_early, .arrived = take_early},
@@ -197,10 +196,13 @@ static bool place(struct engine *engine, struct incoming *in) {
     const struct owner *owner = owner_of(in->header.type);
     if (owner == NULL) return false;
     if (frame_has_epoch(in->header.type) && in->header.epoch < engine_header(engine).epoch) return true;
-    return owner->place(engine, in);
+    bool named = slots_are_named(in);
+    if ((named && in->length != WIRE_SLOT_BYTES) || !owner->place(engine, in)) return false;
+    if (named) in->to = in->place; // also of a frame that is discarded: its slots are returned
+    return true;
 }
 
-static bool arrived(struct engine *engine, struct incoming *in) {
+static bool deliver(struct engine *engine, struct incoming *in) {
     const struct owner *owner = owner_of(in->header.type);
     if (owner->hear == NULL) return owner->arrived(engine, in);
     engine_lock(engine);
@@ -212,6 +214,14 @@ static bool arrived(struct engine *engine, struct incoming *in) {
     else
         block_put(engine, block);
     engine_unlock(engine);
+    return good;
+}
+
+static bool arrived(struct engine *engine, struct incoming *in) {
+    in->slot = NULL;
+    if (in->to != NULL && slots_are_named(in) && !slots_find(engine, in)) return false;
+    bool good = deliver(engine, in);
+    slots_release(engine, in);
     return good;
 }
 
@@ -227,8 +237,7 @@ static void changed(struct engine *engine, struct neighbour *peer, enum neighbou
     service_changed(engine, peer, change);
     if (change != NEIGHBOUR_FREED) return;
     call_table_forget(&engine->call_table, &peer->member);
-    same_host_forget(peer);
-    box_end(&peer->boxes);
+    slots_end(&peer->slots);
 }
 
 const struct lane_route route = {
@@ -236,6 +245,6 @@ const struct lane_route route = {
     .arrived = arrived,
     .next = next,
     .sent = algorithm_sent,
-    .may_be_read = same_host_may_come,
+    .may_share_memory = same_host_may_come,
     .changed = changed,
 };

@@ -5,21 +5,17 @@
 #include <string.h>
 
 #include "base/descriptor.h"
+#include "base/environment.h"
 #include "base/log.h"
-#include "base/stream.h"
-#include "data/box.h"
+#include "data/slots.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/link.h"
 #include "data/pool.h"
-#include "device/reader.h"
 #include "net/socket.h"
 
-// All but `reader` is thread.
 struct same_host {
-    struct rendezvous *rendezvous; // NULL: nobody's memory is read, nor is ours
-    struct reader *reader;         // lock
-    struct lane *reading;          // that it reads for
+    struct rendezvous *rendezvous; // thread; NULL: memory is shared with nobody
 };
 
 enum { CLAIMS_PER_TURN = 64, ADDRESS_BYTES = 1 + 16 + 2 };
@@ -41,30 +37,15 @@ _Static_assert(sizeof(struct claim) <= RENDEZVOUS_CLAIM_BYTES, "a claim fits");
 
 struct same_host *same_host_new(int epoll) {
     struct same_host *host = calloc(1, sizeof *host);
-    if (host == NULL || (host->reader = reader_new()) == NULL) {
-        free(host);
-        return NULL;
-    }
-    if (memory_is_wanted()) host->rendezvous = rendezvous_open(epoll, host);
+    if (host == NULL) return NULL;
+    if (environment_allows("PCCL_SAME_HOST_MEMORY")) host->rendezvous = rendezvous_open(epoll, host);
     return host;
 }
 
 void same_host_free(struct same_host *host) {
     if (host == NULL) return;
     rendezvous_close(host->rendezvous);
-    reader_free(host->reader);
     free(host);
-}
-
-struct reader **same_host_reader(const struct engine *engine) {
-    engine_assert_locked(engine);
-    return &engine->same_host->reader;
-}
-
-struct lane *same_host_give_up(struct engine *engine) {
-    struct lane *lane = engine->same_host->reading;
-    lane->peer->hangs = true;
-    return lane;
 }
 
 static size_t claim_length(uint32_t count) {
@@ -103,12 +84,12 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
         if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
     }
     if (claim.count == 0) return;
-    int box = box_make(&peer->boxes);
-    bool brought = rendezvous_send(peer->rendezvous, &claim, claim_length(claim.count), box);
-    descriptor_close(box);
+    int slots = slots_make(&peer->slots);
+    bool brought = rendezvous_send(peer->rendezvous, &claim, claim_length(claim.count), slots);
+    descriptor_close(slots);
     if (brought) return;
-    if (box >= 0) box_drop_own(&peer->boxes);
-    LOG(LOG_DEBUG, "a neighbour's rendezvous cannot be reached: it is sent what it could read");
+    if (slots >= 0) slots_drop_own(&peer->slots);
+    LOG(LOG_DEBUG, "the rendezvous socket of a neighbor cannot be reached: chunks for it go through TCP");
 }
 
 void same_host_offer(struct engine *engine) {
@@ -159,93 +140,28 @@ static bool holds_links(const struct neighbour *peer, const struct claim *claim)
     return count > 0;
 }
 
-// True: the process is the peer's now.
-static bool believe(struct engine *engine, const struct rendezvous_claim *said) {
+// Maps the slots that come with a claim if the claimant holds the links to a peer.
+static void believe(struct engine *engine, const struct rendezvous_claim *said) {
     engine_assert_locked(engine);
     struct claim claim;
-    if (said->length < claim_length(0) || said->length > sizeof claim) return false;
+    if (said->length < claim_length(0) || said->length > sizeof claim) return;
     memcpy(&claim, said->bytes, said->length);
     if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count))
-        return false;
+        return;
     struct wire_header now = engine_header(engine);
-    if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, engine_self(engine)))
-        return false;
+    if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, engine_self(engine))) return;
     struct neighbour *peer = neighbour_find(engine, &claim.from);
-    if (peer == NULL || peer->hangs || peer->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return false;
-    same_host_forget(peer);
-    if (!memory_process_lives(&said->process) || !memory_process_permits(&said->process)) return false;
-    peer->memory = said->process;
-    peer->unreadable = false;
-    if (said->shared >= 0) box_take_other(&peer->boxes, said->shared);
-    box_take_inputs(engine, peer);
-    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
-        if (peer->lanes[i] != NULL) peer->lanes[i]->verified_local = true;
-    return true;
+    if (peer == NULL || peer->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return;
+    if (said->shared >= 0) slots_map(&peer->slots, said->shared);
+    slots_report(engine, peer);
 }
 
 void same_host_take_claims(struct engine *engine) {
     struct rendezvous_claim said;
     for (int i = 0; i < CLAIMS_PER_TURN && rendezvous_take(engine->same_host->rendezvous, &said); i++) {
         engine_lock(engine);
-        bool believed = believe(engine, &said);
+        believe(engine, &said);
         engine_unlock(engine);
         descriptor_close(said.shared);
-        if (!believed) memory_process_close(&said.process);
     }
-}
-
-void same_host_forget(struct neighbour *peer) {
-    memory_process_close(&peer->memory);
-    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
-        if (peer->lanes[i] != NULL) peer->lanes[i]->verified_local = false;
-}
-
-bool same_host_may_read(const struct neighbour *peer) {
-    if (peer->memory.pid == 0 || peer->unreadable || peer->hangs || !memory_process_lives(&peer->memory)) return false;
-    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++)
-        if (peer->lanes[i] != NULL && !peer->lanes[i]->verified_local) return false;
-    return true;
-}
-
-pid_t neighbour_process(const struct neighbour *peer) { return same_host_may_read(peer) ? peer->memory.pid : 0; }
-
-bool neighbour_is_by_memory(const struct neighbour *peer) {
-    return peer->lanes[0] != NULL && peer->lanes[0]->verified_local;
-}
-
-bool same_host_still_stands(const struct lane *lane) {
-    return !transport_has_ended(lane->stream) && memory_process_lives(&lane->peer->memory);
-}
-
-struct reader *lane_reader(struct lane *lane) {
-    struct same_host *host = lane->engine->same_host;
-    host->reading = lane;
-    return host->reader;
-}
-
-uint8_t *same_host_read(struct lane *lane, uint64_t from, size_t length) {
-    struct reader *reader = lane_reader(lane);
-    turn_leave(lane->engine); // the thread may hang here, and does not come back when it was replaced
-    uint8_t *bytes = reader_read(reader, lane->peer->memory.pid, from, length);
-    turn_take(lane->engine);
-    if (bytes == NULL) lane->peer->unreadable = true;
-    return bytes;
-}
-
-// By way of the reader, whose bytes lie at a distance that the kernel copies fast.
-static bool read_in_parts(struct lane *lane, uint8_t *to, uint64_t from, size_t length) {
-    for (size_t done = 0, part; done < length; done += part) {
-        part = length - done < READER_BYTES ? length - done : READER_BYTES;
-        const uint8_t *bytes = same_host_read(lane, from + done, part);
-        if (bytes == NULL) return false;
-        copy_bytes(to + done, bytes, part);
-    }
-    return true;
-}
-
-bool same_host_read_written(struct lane *lane, void *to, uint64_t from, size_t length) {
-    if (copy_is_slow(to, from)) return read_in_parts(lane, to, from, length);
-    bool read = memory_read(lane->peer->memory.pid, to, from, length);
-    if (!read) lane->peer->unreadable = true;
-    return read;
 }

@@ -230,11 +230,6 @@ static inline bool device_hash(struct device_queue *queue, uint64_t *leaves, con
     return true;
 }
 
-// Whether a process of this host could read these bytes where they lie (device/memory): of plain memory alone.
-static inline bool device_is_readable(const struct device_queue *queue, const void *memory, size_t bytes) {
-    return queue == NULL && memory_can_be_read(memory, bytes);
-}
-
 static inline bool device_is_writable(const struct device_queue *queue, void *memory, size_t bytes) {
     return queue != NULL || memory_can_be_written(memory, bytes);
 }

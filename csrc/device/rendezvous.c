@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "base/descriptor.h"
 #include "base/platform.h"
@@ -24,10 +25,7 @@ struct rendezvous {
     uint8_t name[RENDEZVOUS_NAME_BYTES];
     uint32_t strangers;
     uint32_t count, turn;
-    struct caller {
-        int fd;
-        struct memory_process process;
-    } callers[CALLERS_MAX]; // the oldest first
+    int callers[CALLERS_MAX]; // connections, the oldest first
 };
 
 static const char prefix[] = "pccl-";
@@ -73,10 +71,8 @@ static void shut(struct rendezvous *rendezvous) {
     rendezvous->listener = -1;
 }
 
-// Ends with this caller, whose process was taken or is let go of here.
 static void dismiss(struct rendezvous *rendezvous, uint32_t index) {
-    descriptor_close(rendezvous->callers[index].fd);
-    memory_process_close(&rendezvous->callers[index].process);
+    descriptor_close(rendezvous->callers[index]);
     memmove(rendezvous->callers + index, rendezvous->callers + index + 1,
             (--rendezvous->count - index) * sizeof rendezvous->callers[0]);
 }
@@ -90,16 +86,18 @@ void rendezvous_close(struct rendezvous *rendezvous) {
 
 const uint8_t *rendezvous_name(const struct rendezvous *rendezvous) { return rendezvous->name; }
 
+static bool is_own_user(int fd) {
+    struct ucred who;
+    socklen_t length = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
+}
+
 // Returns true if the process that has connected belongs to our user; it is among the callers then.
 static bool let_in(struct rendezvous *rendezvous, int fd) {
-    struct caller caller = {.fd = fd};
-    if (!memory_process_of(fd, &caller.process)) return false;
+    if (!is_own_user(fd)) return false;
     if (rendezvous->count == CALLERS_MAX) dismiss(rendezvous, 0);
-    if (!watch(rendezvous, fd)) {
-        memory_process_close(&caller.process);
-        return false;
-    }
-    rendezvous->callers[rendezvous->count++] = caller;
+    if (!watch(rendezvous, fd)) return false;
+    rendezvous->callers[rendezvous->count++] = fd;
     return true;
 }
 
@@ -118,15 +116,13 @@ static void accept_callers(struct rendezvous *rendezvous) {
 bool rendezvous_take(struct rendezvous *rendezvous, struct rendezvous_claim *out) {
     if (rendezvous->turn == 0) accept_callers(rendezvous);
     while (rendezvous->turn < rendezvous->count) {
-        struct caller *caller = &rendezvous->callers[rendezvous->turn];
-        ssize_t got = descriptor_receive(caller->fd, out->bytes, sizeof out->bytes, &out->shared);
+        int caller = rendezvous->callers[rendezvous->turn];
+        ssize_t got = descriptor_receive(caller, out->bytes, sizeof out->bytes, &out->shared);
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             rendezvous->turn++;
             continue;
         }
         out->length = got > 0 ? (size_t)got : 0;
-        out->process = caller->process;
-        if (got > 0) caller->process = (struct memory_process){.pidfd = -1};
         dismiss(rendezvous, rendezvous->turn);
         if (got > 0) return true;
         descriptor_close(out->shared);

@@ -1,9 +1,8 @@
 // The rendezvous socket of an engine: a UNIX socket at which processes of this host claim the links that they hold.
 //
-// A peer sends the name of its socket over the link. The process that holds the other end connects and sends a claim.
-// The kernel tells which process has connected and which user owns it. The engine therefore never reads a process's
-// memory on another process's word (docs/decisions/same-host-memory.md). The names are no secrets: any process of this
-// host may connect and send anything.
+// A peer sends the name of its socket over the link. The process that holds the other end connects and sends a claim,
+// with a descriptor of the shared memory that it writes to. The kernel tells which user owns that process, and others
+// than our own are turned away. The names are no secrets: any process of this host may connect and send anything.
 #ifndef PCCL_DEVICE_RENDEZVOUS_H
 #define PCCL_DEVICE_RENDEZVOUS_H
 
@@ -11,15 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "device/memory.h"
-
 enum { RENDEZVOUS_NAME_BYTES = 16, RENDEZVOUS_CLAIM_BYTES = 16 * 1024 }; // at most
 
 struct rendezvous;
 
 struct rendezvous_claim {
-    struct memory_process process; // of our user; who takes the claim closes it
-    int shared;                    // a descriptor that came with it, or -1; whoever takes the claim closes it
+    int shared; // a descriptor that came with it, or -1; whoever takes the claim closes it
     size_t length;
     uint8_t bytes[RENDEZVOUS_CLAIM_BYTES];
 };

@@ -21,7 +21,7 @@ enum {
     WIRE_OP_BYTES = 64,
     WIRE_OP_RESERVED_BYTES = 15, // zero, at the end of those
     WIRE_ACK_BYTES = 24,
-    WIRE_PLACE_BYTES = 8,
+    WIRE_SLOT_BYTES = 16,
     WIRE_ALIGN = 32, // data frames are a multiple of this long: docs/decisions/frames-are-aligned.md
     WIRE_ID_BYTES = 16,
     WIRE_SIGNATURE_BYTES = 64, // Ed25519
@@ -107,8 +107,6 @@ enum wire_type {
     // direct link: payload is the name of my local socket (device/rendezvous), where a process of this host may claim
     // the links of this pair
     WIRE_MEMORY,
-    // ring: a chunk as WIRE_CHUNK, in the sender's memory: payload is the u64 address, extra = bytes
-    WIRE_CHUNK_AT,
     WIRE_SYNC_ASK_HASHES, // receiver -> donor: these leaf hashes, please; see "shared state" below for all four
     WIRE_SYNC_HASHES,     // donor -> receiver
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
@@ -116,19 +114,16 @@ enum wire_type {
     // either way on a link that was idle, in any epoch: offset = the sender's clock in us, extra = 1 while a large op
     // runs there; the rest of struct wire_op is zero
     WIRE_LINK_HEARTBEAT,
-    // a chunk as WIRE_CHUNK, in the box that the sender shares with the receiver (data/box): payload is the u64 slot,
-    // extra = bytes
+    // a chunk as WIRE_CHUNK, in shared-memory slots of the sender (data/slots): payload is the first slot (see
+    // wire_slot_encode), extra = bytes
     WIRE_CHUNK_IN,
-    // direct link: these slots of your box are free again; offset = a bit for each. 0: I have your box, and take
-    // SMALL_IN
+    // direct link: these slots of yours are free again; offset = a bit for each. 0: I have mapped your slots
     WIRE_TAKEN,
     WIRE_EARLY, // a chunk as WIRE_CHUNK, sent before READY
     // links, without struct wire_op
     WIRE_LINK_HEARD,   // acceptor -> dialer, empty body: the hello is accepted
     WIRE_LINK_PADDING, // both ways, zeros: a path that loses large packets loses it
-    // SMALL of an all-reduce of two, whose input lies in the box that the sender shares with the receiver: payload is
-    // the
-    // u64 number of the first slot, extra = bytes
+    // SMALL of an all-reduce of two, whose input lies in slots of the sender: payload is the first slot, extra = bytes
     WIRE_SMALL_IN,
 };
 

@@ -49,16 +49,16 @@ struct wire_op_name wire_ack_decode(const uint8_t in[WIRE_ACK_BYTES]) {
     return name;
 }
 
-void wire_place_encode(uint8_t out[WIRE_PLACE_BYTES], uint64_t address) {
-    struct cursor c = cursor_write(out, WIRE_PLACE_BYTES);
-    cursor_u64(&c, &address);
+void wire_slot_encode(uint8_t out[WIRE_SLOT_BYTES], uint64_t first, uint64_t epoch) {
+    struct cursor c = cursor_write(out, WIRE_SLOT_BYTES);
+    cursor_u64(&c, &first);
+    cursor_u64(&c, &epoch);
 }
 
-uint64_t wire_place_decode(const uint8_t in[WIRE_PLACE_BYTES]) {
-    uint64_t address;
-    struct cursor c = cursor_read(in, WIRE_PLACE_BYTES);
-    cursor_u64(&c, &address);
-    return address;
+void wire_slot_decode(const uint8_t in[WIRE_SLOT_BYTES], uint64_t *first, uint64_t *epoch) {
+    struct cursor c = cursor_read(in, WIRE_SLOT_BYTES);
+    cursor_u64(&c, first);
+    cursor_u64(&c, epoch);
 }
 
 static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {

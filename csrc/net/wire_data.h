@@ -38,9 +38,10 @@ bool wire_op_decode(const uint8_t in[WIRE_OP_BYTES], struct wire_op *out);
 void wire_ack_encode(uint8_t out[WIRE_ACK_BYTES], const struct wire_op_name *name);
 struct wire_op_name wire_ack_decode(const uint8_t in[WIRE_ACK_BYTES]);
 
-// An address in the sender's memory: the payload of CHUNK_AT, and of SYNC_LEAF in the coding PLACED.
-void wire_place_encode(uint8_t out[WIRE_PLACE_BYTES], uint64_t address);
-uint64_t wire_place_decode(const uint8_t in[WIRE_PLACE_BYTES]);
+// The first of consecutive slots in the sender's shared memory (data/slots), and the group epoch to which that memory
+// belongs: the payload of CHUNK_IN and SMALL_IN, and of SYNC_LEAF in the coding SLOT.
+void wire_slot_encode(uint8_t out[WIRE_SLOT_BYTES], uint64_t first, uint64_t epoch);
+void wire_slot_decode(const uint8_t in[WIRE_SLOT_BYTES], uint64_t *first, uint64_t *epoch);
 
 WIRE_DECLARE(link_hello, LINK_HELLO)
 void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header);
@@ -58,14 +59,13 @@ void wire_encode_link_padding(struct wire_buffer *out, struct wire_header header
 //                    hash of the plan.
 //   SYNC_ASK         offset = first leaf, extra = number of leaves (1..WIRE_SYNC_MAX_LEAVES), shard = the codings that
 //                    the asker takes beside plain, 1 << wire_sync_coding each; no payload
-//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding. PLACED: shard = number
-//                    of leaves of the same entry (1 or more, of those asked for), which lie one after another
+//   SYNC_LEAF        offset = leaf, extra = wire_sync_coding; payload: the leaf in that coding
 enum wire_sync_coding {
     WIRE_SYNC_PLAIN, // its bytes
     WIRE_SYNC_LZ4,   // one LZ4 block, shorter than the leaf
-    // u64: address of the leaves in the sender's memory, for an asker that can read it (device/memory). The leaves
-    // stay there for the round.
-    WIRE_SYNC_PLACED,
+    // the slot that its bytes lie in (wire_slot_encode). An asker that has no such slot, because it is in another
+    // epoch, asks again.
+    WIRE_SYNC_SLOT,
 };
 
 #endif

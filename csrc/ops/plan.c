@@ -28,7 +28,7 @@ const struct plan_collective *plan_collective(uint8_t kind) {
 }
 
 // Returns whether sending everything to everyone is faster, for all collectives but all-reduce. Measured in
-// docs/decisions/boxes.md.
+// docs/decisions/slots.md.
 static bool is_small(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members) {
     uint64_t each = PLAN_SMALL_ANY;
     if (bytes > 2 * each) return false;

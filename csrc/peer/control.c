@@ -454,14 +454,6 @@ static int64_t next_deadline(const struct control *t) {
                : platform_earlier(at, platform_earlier(member_deadline(t->c->core), links_deadline(t->links)));
 }
 
-// When to look again. An engine stays while connected.
-static int64_t watch_engine(struct control *t) {
-    pthread_mutex_lock(&t->c->lock);
-    struct engine *engine = t->c->phase == COMMUNICATOR_CONNECTED ? t->c->engine : NULL;
-    pthread_mutex_unlock(&t->c->lock);
-    return engine == NULL ? INT64_MAX : engine_watch(engine);
-}
-
 // Takes the requests of callers. Returns false if the communicator is being destroyed.
 static bool take_wishes(struct control *t, int64_t now) {
     pthread_mutex_lock(&t->c->lock);
@@ -503,7 +495,7 @@ static void *run(void *control) {
         take_master_events(t, now);
         take_link_events(t, now);
         int64_t began = platform_now_ns();
-        int wait_ms = platform_wait_ms(began, platform_earlier(watch_engine(t), next_deadline(t)));
+        int wait_ms = platform_wait_ms(began, next_deadline(t));
         int count = epoll_wait(t->epoll, events, EVENTS_PER_TURN, wait_ms);
         now = platform_now_ns();
         for (int i = 0; i < count; i++) handle(t, &events[i], now);

@@ -141,10 +141,6 @@ static bool receives(const struct sync *sync) { return sync->phase == PHASE_HASH
 static int step(struct service *service) {
     struct sync *sync = sync_of(service);
     if (receives(sync)) sync_take_worker_results(sync);
-    if (receives(sync) && sync->pool != NULL && platform_now_ns() >= sync->tick_at) {
-        worker_pool_watch(sync->pool);
-        sync_take_worker_results(sync);
-    }
     struct device_queue *failed = content_failed_device(sync->content);
     if (failed != NULL) sync_fail(sync, failed);
     if (receives(sync)) sync_receive(sync);
@@ -162,7 +158,6 @@ static void changed(struct service *service, const struct neighbour *peer, enum 
     switch (change) {
     case NEIGHBOUR_LINK_UP: sync_link_up(sync, peer); break;
     case NEIGHBOUR_LINK_DOWN: sync_link_down(sync, peer); break;
-    case NEIGHBOUR_HANGS: sync_memory_hangs(sync, peer); break;
     case NEIGHBOUR_LEFT:
     case NEIGHBOUR_FREED:
         sync_forget_requester(sync, peer);

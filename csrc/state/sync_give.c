@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/stream.h"
+#include "data/slots.h"
+
+enum { SYNC_SLOT_LEAST = 16 * 1024 }; // bytes of a leaf; a smaller one is sent
+
 // ---- asks ----
 static struct requester *find_requester(struct sync *sync, const struct neighbour *peer) {
     struct requester *requester = sync->requesters;
@@ -65,45 +70,50 @@ static struct frame *answer_hashes(struct sync *sync, struct ask *ask) {
     return frame;
 }
 
-// `places`: an asker in this host; it is told where as many of the leaves lie as lie one after another.
-static struct frame *answer_leaves(struct sync *sync, struct ask *ask, bool places) {
+static struct frame *answer_leaf(struct sync *sync, struct ask *ask) {
     engine_assert_locked(sync->engine);
     struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
-    const uint8_t *leaf = (const uint8_t *)entry->data + piece.offset;
-    uint64_t rest = entry->first_leaf + entry->leaf_count - ask->first, bytes = entry->bytes - piece.offset;
-    uint32_t count = rest < ask->count ? (uint32_t)rest : ask->count;
-    if (bytes > (uint64_t)count * HASH_LEAF_BYTES) bytes = (uint64_t)count * HASH_LEAF_BYTES;
-    places = places && device_is_readable(entry->queue, leaf, bytes);
-    if (!places) count = 1;
     struct wire_op head = {
         .tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = WIRE_SYNC_PLAIN};
-    if (places) {
-        head.extra = WIRE_SYNC_PLACED;
-        head.shard = (uint16_t)count;
-    }
-    struct frame *frame = service_frame(sync->engine, WIRE_SYNC_LEAF, &head, places ? WIRE_PLACE_BYTES : piece.length);
-    ask->first += count;
-    ask->count -= count;
-    if (frame == NULL) return NULL;
-    wire_place_encode(frame->place, (uint64_t)(uintptr_t)leaf);
-    frame->payload = places ? frame->place : leaf;
+    struct frame *frame = service_frame(sync->engine, WIRE_SYNC_LEAF, &head, piece.length);
+    ask->first++;
+    ask->count--;
+    if (frame != NULL) frame->payload = (const uint8_t *)entry->data + piece.offset;
     return frame;
 }
 
 static struct frame *answer(struct sync *sync, struct ask *ask) {
     engine_assert_locked(sync->engine);
-    if (ask->type == WIRE_SYNC_ASK_HASHES) return answer_hashes(sync, ask);
-    return answer_leaves(sync, ask, (ask->codings & 1 << WIRE_SYNC_PLACED) != 0);
+    return ask->type == WIRE_SYNC_ASK_HASHES ? answer_hashes(sync, ask) : answer_leaf(sync, ask);
 }
 
-// `codings`: those that may be chosen for the leaf that the frame brings; 0: it brings none.
-static struct frame *next_answer(struct sync *sync, struct requester *requester, uint16_t *codings) {
+// Slots for a leaf that is to be copied there.
+struct leaf_slots {
+    uint32_t first;
+    uint8_t *room; // NULL: the leaf is sent
+};
+
+// Reserves slots for the next leaf if it may pass through them. Returns false if the leaf has to wait for free slots.
+static bool reserve(struct sync *sync, struct neighbour *to, const struct ask *ask, struct leaf_slots *out) {
+    engine_assert_locked(sync->engine);
+    if (ask->type != WIRE_SYNC_ASK || (ask->codings & 1 << WIRE_SYNC_SLOT) == 0) return true;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
+    if (sync->content->layout.entries[piece.entry].queue != NULL || piece.length < SYNC_SLOT_LEAST) return true;
+    return slots_reserve_leaf(to, piece.length, &out->first, &out->room) != SLOTS_LEAF_LATER;
+}
+
+// Returns NULL if there is none, or a leaf has to wait for free slots. `codings`: those that may be chosen for the leaf
+// that the frame brings; 0: it brings none. `slots`: those that the leaf is to be copied to.
+static struct frame *next_answer(struct sync *sync, struct requester *requester, uint16_t *codings,
+                                 struct leaf_slots *slots) {
     engine_assert_locked(sync->engine);
     while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
         *codings = ask->type == WIRE_SYNC_ASK ? ask->codings | 1 << WIRE_SYNC_PLAIN : 0;
-        struct frame *frame = ask->round == sync->plan->round ? answer(sync, ask) : NULL;
+        bool current = ask->round == sync->plan->round;
+        if (current && !reserve(sync, requester->peer, ask, slots)) return NULL;
+        struct frame *frame = current ? answer(sync, ask) : NULL;
         if (frame == NULL || ask->count == 0) {
             requester->first = (requester->first + 1) % ASKS_MAX;
             requester->count--;
@@ -150,13 +160,29 @@ static bool load(struct sync *sync, struct lane *lane, struct requester *request
     return frame->payload != NULL && (!packs || pack(sync, lane, requester, frame, &head));
 }
 
+// Copies the leaf, which is the payload of the frame, to slots, and names those in its place.
+static struct frame *copy_to_slots(struct sync *sync, struct frame *frame, const struct leaf_slots *slots) {
+    struct wire_op head;
+    wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head);
+    frame->copied = frame->length;
+    stream_copy(slots->room, frame->payload, frame->length);
+    head.extra = WIRE_SYNC_SLOT;
+    engine_lock(sync->engine);
+    slots_write(sync->engine, frame, slots->first);
+    frame_write_head(sync->engine, frame, 0, WIRE_SYNC_LEAF, &head);
+    engine_unlock(sync->engine);
+    return frame;
+}
+
 struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
     uint16_t codings = 0;
     engine_lock(sync->engine);
     struct requester *requester = lane_is_for_bulk(lane) ? find_requester(sync, lane->peer) : NULL;
-    struct frame *frame = requester == NULL ? NULL : next_answer(sync, requester, &codings);
+    struct leaf_slots slots = {0};
+    struct frame *frame = requester == NULL ? NULL : next_answer(sync, requester, &codings, &slots);
     engine_unlock(sync->engine);
-    if (frame == NULL || codings == 0 || frame->payload == frame->place) return frame;
+    if (frame == NULL || codings == 0) return frame; // without memory the engine is dead
+    if (slots.room != NULL) return copy_to_slots(sync, frame, &slots);
     bool packs = sync->packs && (codings & 1 << WIRE_SYNC_LZ4) != 0;
     if (load(sync, lane, requester, packs, frame)) return frame;
     engine_lock(sync->engine);

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "state/sync_private.h"
 
-#include <string.h>
+#include "base/stream.h"
 
 enum { WORKER_POOL_BYTES = 64 << 10 }; // a leaf that is worth another thread
 
@@ -13,17 +13,10 @@ static bool take_over(struct sync *sync, const struct incoming *in, uint64_t lea
     size_t at = 0;
     for (struct incoming *other; (other = lanes_next_service(sync->engine, &at)) != NULL;) {
         if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
-        if (other->head.extra == WIRE_SYNC_PLACED) continue; // it writes nothing before it is here
         other->to = NULL;
         other->service = false;
     }
     return true;
-}
-
-// Whether the leaves of a placed answer are all of this entry.
-static bool are_together(const struct sync *sync, size_t index, const struct wire_op *head) {
-    const struct delta_entry *entry = &sync->content->layout.entries[index];
-    return head->shard > 0 && head->shard <= entry->first_leaf + entry->leaf_count - head->offset;
 }
 
 // Returns the buffer to receive a leaf into. NULL: the device has failed, and the engine is dead.
@@ -36,10 +29,15 @@ static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
     return landing;
 }
 
+// Returns whether the leaf is of the round at hand and comes from a donor. The others are discarded.
+static bool is_wanted(const struct sync *sync, const struct incoming *in) {
+    return sync->begun && in->head.tag == sync->plan->round && sync->phase == PHASE_LEAVES &&
+           sync_donor_of(sync, in->from) < sync->donor_count;
+}
+
 bool sync_place_leaf(struct sync *sync, struct incoming *in) {
     const struct wire_op *head = &in->head;
-    if (!sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_LEAVES) return true;
-    if (sync_donor_of(sync, in->from) == sync->donor_count) return true;
+    if (!is_wanted(sync, in)) return true;
     if (head->offset >= sync->content->layout.leaf_count) return false;
     struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
     switch (head->extra) {
@@ -53,10 +51,7 @@ bool sync_place_leaf(struct sync *sync, struct incoming *in) {
         if (!take_over(sync, in, head->offset)) return true;
         in->to = lane_scratch(in->lane);
         break;
-    case WIRE_SYNC_PLACED:
-        if (in->length != WIRE_PLACE_BYTES || !are_together(sync, piece.entry, head)) return false;
-        in->to = in->place;
-        break;
+    case WIRE_SYNC_SLOT: return true; // the bytes are found when the frame is here
     default: return false;
     }
     if (in->to == NULL) return false;
@@ -79,22 +74,6 @@ static void keep_leaf(struct sync *sync, const struct worker_pool_job *job) {
     engine_unlock(sync->engine);
 }
 
-// A donor whose memory cannot be read any more is most likely dying, and its links live on until its memory is freed:
-// others come first.
-static void doubt(struct sync *sync, uint32_t index) {
-    struct donor *donor = &sync->donors[index];
-    if (donor->unreadable) return;
-    LOG(LOG_INFO, "shared state: the memory of a donor cannot be read any more");
-    donor->unreadable = true;
-    donor->process = 0;
-    delta_shun(sync->delta, index);
-}
-
-void sync_memory_hangs(struct sync *sync, const struct neighbour *peer) {
-    uint32_t index = sync->delta == NULL ? sync->donor_count : sync_donor_of(sync, peer);
-    if (index < sync->donor_count) doubt(sync, index);
-}
-
 static void take_result(struct sync *sync, const struct worker_pool_job *job) {
     switch (job->result) {
     case WORKER_POOL_RIGHT: keep_leaf(sync, job); break;
@@ -103,10 +82,6 @@ static void take_result(struct sync *sync, const struct worker_pool_job *job) {
             (unsigned long long)job->leaf);
         delta_wrong(sync->delta, job->leaf, job->donor);
         delta_lost(sync->delta, job->leaf);
-        break;
-    case WORKER_POOL_UNREADABLE:
-        delta_lost(sync->delta, job->leaf);
-        doubt(sync, job->donor);
         break;
     case WORKER_POOL_UNWRITABLE:
         delta_lost(sync->delta, job->leaf);
@@ -139,14 +114,14 @@ void sync_take_worker_results(struct sync *sync) {
 }
 
 // The pool does it, or, if that is busy or the job is small, the thread itself.
-static void do_job(struct sync *sync, struct lane *lane, struct worker_pool_job *job) {
+static void do_job(struct sync *sync, struct worker_pool_job *job) {
     if (job->length >= WORKER_POOL_BYTES) {
         if (sync->pool == NULL) sync->pool = worker_pool_new(tell_workers_are_done, sync->engine);
         if (sync->pool != NULL && worker_pool_give(sync->pool, job)) return;
         sync_take_worker_results(sync); // there may be room then, or an end of it all
         if (sync->phase != PHASE_LEAVES || (sync->pool != NULL && worker_pool_give(sync->pool, job))) return;
     }
-    worker_pool_do(job, lane_reader(lane));
+    worker_pool_do(job);
     take_result(sync, job);
     go_on(sync, job);
 }
@@ -164,21 +139,22 @@ static struct worker_pool_job job_of(const struct sync *sync, uint64_t leaf, uin
     };
 }
 
-// Leaves that lie one after another in the donor's memory.
-static void take_placed(struct sync *sync, const struct incoming *in, uint32_t donor) {
-    uint64_t from = wire_place_decode(in->place), came = in->length;
-    for (uint32_t i = 0; i < in->head.shard; i++) {
-        // Leaves in flight from an unreadable donor were asked of others.
-        if (sync->phase != PHASE_LEAVES || sync->donors[donor].unreadable) return;
-        struct worker_pool_job job = job_of(sync, in->head.offset + i, donor);
-        job.process = in->lane->verified_local ? sync->donors[donor].process : 0; // 0: it is sent, then
-        job.from = from;
-        job.came = (uint32_t)came;
-        from += job.length;
-        if (!take_over(sync, in, job.leaf)) continue;
-        came = 0;
-        do_job(sync, in->lane, &job);
+// Copies a leaf out of the donor's slots. Returns its place, or NULL if it is not wanted, has to be asked for again, or
+// its device has failed.
+static uint8_t *copy_from_slots(struct sync *sync, const struct incoming *in) {
+    uint64_t leaf = in->head.offset;
+    if (in->slot == NULL) {
+        if (delta_wants(sync->delta, leaf)) delta_lost(sync->delta, leaf);
+        sync_pump(sync);
+        return NULL;
     }
+    engine_lock(sync->engine);
+    bool taken = take_over(sync, in, leaf);
+    uint8_t *landing = taken ? land_leaf(sync, leaf) : NULL;
+    sync->report.wrote |= landing != NULL;
+    engine_unlock(sync->engine);
+    if (landing != NULL) stream_copy(landing, in->slot, delta_layout_find(&sync->content->layout, leaf).length);
+    return landing;
 }
 
 // False: it is not a leaf, or its device has failed, and the job is done.
@@ -194,18 +170,15 @@ static bool unpack(struct sync *sync, const struct incoming *in, struct worker_p
 }
 
 bool sync_take_leaf(struct sync *sync, struct incoming *in) {
-    if (in->to == NULL || sync->phase != PHASE_LEAVES) return true;
-    uint32_t donor = sync_donor_of(sync, in->from);
-    if (donor == sync->donor_count) return true;
-    if (in->head.extra == WIRE_SYNC_PLACED) {
-        take_placed(sync, in, donor);
-        return true;
-    }
-    struct worker_pool_job job = job_of(sync, in->head.offset, donor);
+    if (in->to == NULL || !is_wanted(sync, in)) return true;
+    bool slot = in->head.extra == WIRE_SYNC_SLOT, packed = in->head.extra == WIRE_SYNC_LZ4;
+    if (slot && in->head.offset >= sync->content->layout.leaf_count) return false;
+    struct worker_pool_job job = job_of(sync, in->head.offset, sync_donor_of(sync, in->from));
     job.came = (uint32_t)in->length;
-    job.landing = in->to;
-    if (in->head.extra != WIRE_SYNC_LZ4 || unpack(sync, in, &job)) {
-        do_job(sync, in->lane, &job);
+    job.landing = slot ? copy_from_slots(sync, in) : in->to;
+    if (job.landing == NULL) return true;
+    if (!packed || unpack(sync, in, &job)) {
+        do_job(sync, &job);
         return true;
     }
     take_result(sync, &job);

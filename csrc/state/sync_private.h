@@ -9,7 +9,6 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/link.h"
-#include "data/same_host.h"
 #include "data/service.h"
 #include "device/device.h"
 #include "state/coding.h"
@@ -44,8 +43,6 @@ struct donor {
     uint64_t kept;          // bytes
     uint64_t seen;          // bytes that came on its lanes, when looked at last
     int64_t progress_at;
-    pid_t process;   // its leaves are taken out of the memory of this one; 0: they are sent
-    bool unreadable; // that has failed
 };
 
 enum phase {
@@ -107,7 +104,6 @@ bool sync_note_leaves(struct sync *sync);
 bool sync_place_leaf(struct sync *sync, struct incoming *in); // as service_type.place
 bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type.arrived
 void sync_take_worker_results(struct sync *sync);
-void sync_memory_hangs(struct sync *sync, const struct neighbour *peer);
 
 // The device of this queue has failed, and so the engine fails. Lock not held.
 static inline void sync_fail(struct sync *sync, const struct device_queue *queue) {

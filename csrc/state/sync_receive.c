@@ -47,14 +47,6 @@ static bool has_way(struct sync *sync, const struct neighbour *peer) {
     return has;
 }
 
-// 0: its memory cannot be read.
-static pid_t process_of(struct sync *sync, const struct neighbour *peer) {
-    engine_lock(sync->engine);
-    pid_t process = neighbour_process(peer);
-    engine_unlock(sync->engine);
-    return process;
-}
-
 void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now) {
     struct donor *donor = &sync->donors[index];
     if (!has_way(sync, donor->peer)) return;
@@ -63,10 +55,9 @@ void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now) {
         struct delta_run run = delta_ask(sync->delta, index, now);
         if (run.count == 0) return;
         if (idle) donor->progress_at = now;
-        if (donor->process == 0 && !donor->unreadable) donor->process = process_of(sync, donor->peer);
         struct wire_op head = {
             .tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
-        if (donor->process != 0) head.shard |= 1 << WIRE_SYNC_PLACED;
+        head.shard |= 1 << WIRE_SYNC_SLOT; // a donor on another host has none
         if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
         if (send_ask(sync, donor->peer, WIRE_SYNC_ASK, &head)) continue;
         delta_revoke(sync->delta, index);

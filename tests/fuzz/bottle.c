@@ -5,13 +5,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/descriptor.h"
 #include "base/platform.h"
+#include "device/shared_memory.h"
 #include "net/transport.h"
 
 enum { PENDING_BYTES = 2 << 20, DRAINED_BYTES = 1 << 16 };
 
 int64_t bottle_now;
-uint8_t bottle_memory[1 << 16];
+uint8_t *bottle_slots;
 uint64_t bottle_epoch;
 
 struct link {
@@ -40,7 +42,6 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag);
 void __wrap_same_host_offered(struct lane *lane);
-bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length);
 double __wrap_neighbour_speed(struct neighbour *peer);
 
 bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
@@ -59,18 +60,16 @@ struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag) {
     return NULL;
 }
 
-// As if the peer's process had claimed its links, or some of them.
+// As if the peer's process had claimed its links, or some of them, and taken slots from the engine.
 void __wrap_same_host_offered(struct lane *lane) {
-    lane->peer->memory = (struct memory_process){lane->in.place[0], -1};
-    lane->peer->unreadable = false;
-    for (uint32_t i = 0; i < BOTTLE_LANES; i++)
-        if (lane->peer->lanes[i] != NULL) lane->peer->lanes[i]->verified_local = (lane->in.place[1] & 1 << i) != 0;
-}
-
-bool __wrap_memory_read(pid_t process, void *to, uint64_t from, size_t length) {
-    if (process == 0 || from > sizeof bottle_memory || length > sizeof bottle_memory - from) return false;
-    if (length > 0) memcpy(to, bottle_memory + from, length);
-    return true;
+    struct slots *slots = &lane->peer->slots;
+    static int shared = -1;
+    if (shared < 0) shared = shared_memory_new(SLOTS_BYTES, &bottle_slots);
+    MUST(shared >= 0);
+    if (lane->in.place[0] & 1) slots_map(slots, shared);
+    if ((lane->in.place[0] & 2) == 0) return;
+    descriptor_close(slots_make(slots));
+    slots->mapped = slots->own != NULL;
 }
 
 // A link so slow that packing pays.

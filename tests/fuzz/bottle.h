@@ -3,7 +3,8 @@
 //
 // The engine's thread is never started. bottle_run runs its loop here and, whenever that has nothing left to do, lets
 // the target take a step. So one program of bytes has one outcome. The clock stands still but for bottle_now, helper
-// threads are refused (their work is then done by the engine itself), and a neighbour's memory is `bottle_memory`.
+// threads are refused (their work is then done by the engine itself), and the slots of all neighbours are
+// `bottle_slots`.
 #ifndef PCCL_TESTS_FUZZ_BOTTLE_H
 #define PCCL_TESTS_FUZZ_BOTTLE_H
 
@@ -12,6 +13,7 @@
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/service.h"
+#include "data/slots.h"
 #include "fuzz.h"
 
 enum {
@@ -20,7 +22,7 @@ enum {
 };
 
 extern int64_t bottle_now;
-extern uint8_t bottle_memory[1 << 16];
+extern uint8_t *bottle_slots; // SLOTS_BYTES
 extern uint64_t bottle_epoch; // the group epoch entered last
 
 struct wire_id bottle_id(uint32_t peer);

@@ -169,14 +169,14 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     const struct team *team = engine->call_table.team; // no call here names a list
     if (team == NULL || team->epoch != engine->call_table.now) return 0;
     struct plan_range shard = weighted_shard(team->weighted, op->count, team->count, head->shard % team->count);
-    if (type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_AT || type == WIRE_CHUNK_IN) {
+    if (type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_IN) {
         head->offset += shard.begin;
         if (head->offset >= shard.end) head->offset = shard.begin;
         uint64_t elements = shard.end - head->offset, most = PACE_CHUNK_MAX / op->element;
         size_t bytes = (elements < most ? elements : most) * op->element;
         if (type == WIRE_CHUNK || type == WIRE_EARLY) return bytes;
         head->extra = (uint32_t)bytes;
-        return WIRE_PLACE_BYTES;
+        return WIRE_SLOT_BYTES;
     }
     if (type == WIRE_CODES || type == WIRE_RESULT) {
         uint64_t begin = shard.begin + head->offset * CODEC_PIECE;
@@ -215,7 +215,7 @@ static void change(struct wire_header *header, struct wire_op *head, size_t *len
 static void frame(void) {
     static const uint16_t types[] = {WIRE_READY,    WIRE_POSTED,         WIRE_GRANT,    WIRE_SMALL,  WIRE_SUPPLY,
                                      WIRE_ACK,      WIRE_CHUNK,          WIRE_CODES,    WIRE_RESULT, WIRE_MEMORY,
-                                     WIRE_CHUNK_AT, WIRE_LINK_HEARTBEAT, WIRE_CHUNK_IN, WIRE_TAKEN,  WIRE_EARLY};
+                                     WIRE_SMALL_IN, WIRE_LINK_HEARTBEAT, WIRE_CHUNK_IN, WIRE_TAKEN,  WIRE_EARLY};
     static uint8_t payload[WIRE_MAX_DATA_BYTES + 8];
     uint32_t link = fuzz_u8(&in), kind = fuzz_below(&in, 16), tag = fuzz_below(&in, TAGS), where = fuzz_u8(&in),
              how = fuzz_u8(&in);
@@ -242,7 +242,11 @@ static void frame(void) {
         memcpy(payload + 8, &name.tag, 8);
         memcpy(payload + 16, &name.sequence, 4);
     }
-    if (header.type == WIRE_CHUNK_AT || header.type == WIRE_CHUNK_IN) memset(payload, 0, WIRE_PLACE_BYTES);
+    if (header.type == WIRE_CHUNK_IN || header.type == WIRE_SMALL_IN) {
+        wire_slot_encode(payload, where & 15, header.epoch);
+        if (header.type == WIRE_SMALL_IN && op != NULL) head.extra = (uint32_t)op->bytes;
+        if (header.type == WIRE_SMALL_IN && length == 0) length = WIRE_SLOT_BYTES;
+    }
     if (own > 0) fuzz_bytes(&in, payload, length < own * 8 ? length : own * 8);
     size_t cut = how & 0x80 ? 1 + fuzz_u8(&in) * (size_t)(fuzz_below(&in, 2) ? 1 : length / 256) : 0;
     bottle_frame(1 + link % (BOTTLE_PEERS - 1), link / 2 % BOTTLE_LANES, &header, &head, payload, length, cut);

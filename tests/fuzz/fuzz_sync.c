@@ -166,13 +166,11 @@ static size_t leaf_payload(struct wire_op *head, uint8_t *payload, uint32_t how)
         uint32_t packed = length > 0 ? coding_pack(payload, bytes, length) : 0;
         return packed > 0 ? packed : length / 2;
     }
-    if (head->extra == WIRE_SYNC_PLACED) {
-        head->shard = (uint16_t)(1 + (how >> 2 & 3));
-        uint64_t at = fuzz_number(&in) % sizeof bottle_memory;
-        if (length < sizeof bottle_memory / 2) memcpy(bottle_memory + at % (sizeof bottle_memory / 2), bytes, length);
-        at %= sizeof bottle_memory / 2;
-        memcpy(payload, &at, sizeof at);
-        return sizeof at;
+    if (head->extra == WIRE_SYNC_SLOT) {
+        uint64_t slot = fuzz_number(&in) % (SLOTS + 1);
+        if (slot < SLOTS && bottle_slots != NULL) memcpy(bottle_slots + slot * SLOT_BYTES, bytes, length);
+        wire_slot_encode(payload, slot, 1 + (how >> 2 & 1) * fuzz_u8(&in));
+        return WIRE_SLOT_BYTES;
     }
     memcpy(payload, bytes, length);
     return length;

@@ -1,4 +1,4 @@
-"""Peers of one host, which read each other's memory: only that of the process at the other end of the link."""
+"""Peers of one host, which share memory: only with the process at the other end of the link."""
 
 from __future__ import annotations
 
@@ -163,9 +163,9 @@ def python(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.near
-@pytest.mark.skipif("PCCL_FAKE_DEVICE" in os.environ, reason="nobody reads the memory of a device")
+@pytest.mark.skipif("PCCL_FAKE_DEVICE" in os.environ, reason="tensors of a device do not pass through shared memory")
 def test_memory_that_does_not_answer() -> None:
-    """The call ends, close() returns, and nothing is written when the memory answers after all."""
+    """Only its owner waits for it. The other peer's call ends, close() returns, and nothing is written afterwards."""
     with pccl.MasterNode("127.0.0.1:0", heartbeat_limit=2.0) as master:
         address = f"127.0.0.1:{master.port}"
         with python(NEIGHBOUR, address) as neighbour, contextlib.ExitStack() as stack:
@@ -186,7 +186,7 @@ def test_memory_that_does_not_answer() -> None:
                 pytest.skip("userfaultfd needs a right that is not here")
             assert heard(neighbour) == "begins"
             assert heard(neighbour) == "PeerLostError"
-            assert heard(neighbour) == "2", "no thread was left behind: the memory was not read"
+            assert heard(neighbour) == "1", "a thread was left behind in the memory of the other process"
             assert heard(neighbour) == "closed"
             tell(peer)
             assert heard(peer) == "answered"

@@ -1,8 +1,9 @@
 // Broadcast: the root's tensor travels round the ring. Every member but the root receives all of it, from its
 // predecessor, straight into its result, and every member but the root's predecessor passes on what has come, in order.
-// A neighbour on the same host gets the chunks in the box that the two share (data/box), any other one on the link.
+// A neighbour on the same host gets the chunks through shared-memory slots (data/slots), any other one on the link.
 // A chunk may take any lane, so what is passed on is what is there from the beginning without a gap.
-#include "data/box.h"
+#include "base/stream.h"
+#include "data/slots.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/algorithm.h"
@@ -12,7 +13,7 @@ struct broadcast {
     struct moving moving;
     bool root, last;             // the last member of the way sends nothing
     bool next_began;             // the successor has begun the op, of the last member that is the root
-    bool boxed;                  // the successor gets the chunks in the box
+    bool boxed;                  // the successor gets the chunks through slots
     struct ranges placed, whole; // elements that are here or on their way; that are here
     uint64_t next;               // to be passed on, elements
 };
@@ -28,7 +29,7 @@ static bool begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     b->moving.next_ready = b->last; // nothing is sent there
     // The root receives nothing, but its predecessor compares the arguments.
-    algorithm_offer(engine, op, algorithm_predecessor(op), b->root ? 0 : box_offer(algorithm_predecessor(op), op));
+    algorithm_offer(engine, op, algorithm_predecessor(op), b->root ? 0 : slots_offer(algorithm_predecessor(op), op));
     engine_unlock(engine);
     return true;
 }
@@ -40,7 +41,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     (void)engine, (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     b->next_began = true;
-    b->boxed = !b->last && box_serves(from, op, head->extra);
+    b->boxed = !b->last && slots_serve(from, op, head->extra);
     return true;
 }
 
@@ -60,10 +61,10 @@ static bool misses(const struct op *op, uint32_t place) {
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
-    bool boxed = box_is_named(in, op);
+    bool boxed = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = boxed ? in->head.extra : in->length;
     uint64_t offset = in->head.offset, elements = bytes / op->element;
-    if (in->header.type != WIRE_CHUNK && !boxed) return false;
+    if (in->header.type != WIRE_CHUNK && (!boxed || op->args.queue != NULL)) return false;
     if (b->root || in->from != algorithm_predecessor(op) || bytes == 0 || bytes % op->element != 0 ||
         offset > op->count || elements > op->count - offset)
         return false;
@@ -78,8 +79,8 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     size_t bytes = boxed ? in->head.extra : in->length;
     if (!boxed)
         algorithm_land(op, offset * op->element, in->to, bytes);
-    else if (!box_copy(engine, in, (uint8_t *)op->args.recv + offset * op->element))
-        return false;
+    else
+        stream_copy((uint8_t *)op->args.recv + offset * op->element, in->slot, bytes);
     engine_lock(engine);
     bool noted = ranges_add(&b->whole, offset, offset + bytes / op->element);
     if (!noted) engine_fail(engine);
@@ -103,7 +104,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     op_head(op, &head);
     head.offset = b->next;
     from += b->next * op->element;
-    struct frame *frame = b->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
+    struct frame *frame = b->boxed ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
                                    : algorithm_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) b->next += elements;
     return frame;

@@ -12,7 +12,7 @@
 
 #include "base/stream.h"
 #include "compute/kernels.h"
-#include "data/box.h"
+#include "data/slots.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/algorithm.h"
@@ -137,7 +137,7 @@ void algorithm_complete_result(struct engine *engine, struct block *result) {
     sum->operand = NULL;
 }
 
-void algorithm_leave_boxes(struct engine *engine) {
+void algorithm_leave_slots(struct engine *engine) {
     engine_assert_locked(engine);
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct retained *kept = engine->call_table.retained.slots[i]; kept != NULL; kept = kept->next)
@@ -202,7 +202,7 @@ static bool may_be_boxed(const struct op *op) { return is_written_once(op) && op
 static struct frame *input_in_box(struct engine *engine, struct op *op, struct neighbour *peer, struct wire_op *head) {
     struct direct *direct = op->work;
     uint8_t *box = NULL, *own = direct->input->bytes;
-    struct frame *frame = may_be_boxed(op) ? box_input_frame(engine, peer, op, head, &box) : NULL;
+    struct frame *frame = may_be_boxed(op) ? slots_input_frame(engine, peer, op, head, &box) : NULL;
     if (frame == NULL) return NULL;
     for (uint64_t at = 0; at < op->in_bytes; at += PART_BYTES) {
         uint64_t bytes = op->in_bytes - at < PART_BYTES ? op->in_bytes - at : PART_BYTES;

@@ -2,7 +2,7 @@
 // gathered, scattered, exchanged by all with all, or sent to one goes this way; which piece is whose is told by the
 // parts of the call.
 //
-// A neighbour on the same host gets its piece in the box that the two share (data/box), any other one on the link.
+// A neighbour on the same host gets its piece through shared-memory slots (data/slots), any other one on the link.
 //
 // A member sends to those alone that have posted the op: their READY says how much they expect, so that parts that do
 // not fit together are seen before the first byte.
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/stream.h"
-#include "data/box.h"
+#include "data/slots.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/algorithm.h"
@@ -23,7 +23,7 @@ enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache
 struct link {
     uint64_t next;       // to be sent, elements of the piece
     bool ready;          // it has posted the op
-    bool boxed;          // it gets its piece in the box
+    bool boxed;          // it gets its piece through slots
     struct ranges taken; // of its piece: what is here, or on its way
 };
 
@@ -73,7 +73,7 @@ static bool begin(struct engine *engine, struct op *op) {
         struct wire_op head;
         op_head(op, &head);
         head.offset = part_from(op, place)->count;
-        head.extra = box_offer(algorithm_peer(op, place), op);
+        head.extra = slots_offer(algorithm_peer(op, place), op);
         neighbour_signal(engine, algorithm_peer(op, place), WIRE_READY, &head, NULL);
     }
     engine_unlock(engine);
@@ -90,7 +90,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     if (p->links == NULL || type != WIRE_READY) return true;
     uint64_t given = part_to(op, place)->count;
     p->links[place].ready = head->offset == given;
-    p->links[place].boxed = given > 0 && box_serves(from, op, head->extra);
+    p->links[place].boxed = given > 0 && slots_serve(from, op, head->extra);
     if (p->links[place].ready) return true;
     struct wire_fingerprint theirs = op->args.fingerprint;
     theirs.count = head->offset;
@@ -110,10 +110,10 @@ static void release(struct engine *engine, struct op *op) {
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
     uint32_t from = algorithm_place_of(op, in->from);
-    bool boxed = box_is_named(in, op);
+    bool boxed = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = boxed ? in->head.extra : in->length;
     if (p->links == NULL || from == GROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
-    if (in->header.type != WIRE_CHUNK && !boxed) return false;
+    if (in->header.type != WIRE_CHUNK && (!boxed || op->args.queue != NULL)) return false;
     const struct call_part *part = part_from(op, from);
     uint64_t offset = in->head.offset, elements = bytes / op->element;
     if (offset > part->count || elements > part->count - offset) return false;
@@ -122,11 +122,13 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+    (void)engine;
     struct pieces *p = op->work;
     uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.offset) * op->element;
     if (in->header.type == WIRE_CHUNK_IN) {
+        stream_copy((uint8_t *)op->args.recv + at, in->slot, in->head.extra);
         p->moving.receive_left -= in->head.extra;
-        return box_copy(engine, in, (uint8_t *)op->args.recv + at);
+        return true;
     }
     algorithm_land(op, at, in->to, in->length);
     p->moving.receive_left -= in->length;
@@ -147,7 +149,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     op_head(op, &head);
     head.offset = link->next;
     const uint8_t *from = piece_to(op, place) + link->next * op->element;
-    struct frame *frame = link->boxed ? box_frame(engine, op, lane->peer, &head, from, elements * op->element)
+    struct frame *frame = link->boxed ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
                                       : algorithm_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) link->next += elements;
     return frame;

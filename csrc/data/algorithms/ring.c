@@ -4,14 +4,15 @@
 #include <pccl.h>
 #include <stdlib.h>
 
+#include "base/stream.h"
 #include "data/core.h"
 #include "data/lane.h"
 #include "data/algorithm.h"
 #include "data/pace.h"
-#include "data/same_host.h"
+#include "data/slots.h"
 #include "device/device.h"
 
-enum { CHUNKS_AHEAD = 8 }; // own chunks of an op under way when the successor reads them out of our memory
+enum { CHUNKS_AHEAD = 4 }; // own chunks of an op under way where they pass through slots, of which forwards need some
 
 // A chunk, or what is left of it, for whichever lane has room first: the successor was not ready, or is far.
 struct forward {
@@ -22,7 +23,7 @@ struct forward {
 
 struct ring {
     struct moving moving;
-    bool next_reads;                   // the successor takes its chunks out of our memory
+    bool slots;                        // chunks pass to the successor through shared-memory slots
     uint64_t under_way;                // bytes of own chunks; they may come back in other pieces
     struct forward *forwards, **last;  // chunks to forward, in the order in which they came
     uint64_t inject, inject_end;       // own shard, elements
@@ -59,11 +60,6 @@ static enum plan_step step_of(const struct op *op, const struct wire_op *head) {
     return is_half(op) && step > STEP_REDUCE_LAST ? STEP_INVALID : step;
 }
 
-static bool can_be_read(const struct op *op) {
-    return device_is_readable(op->args.queue, op->args.send, op->in_bytes) &&
-           (is_half(op) || device_is_readable(op->args.queue, op->args.recv, op->out_bytes));
-}
-
 // Returns where the sum of this element is, or will be.
 static uint8_t *sum_at(const struct op *op, uint64_t element) {
     struct plan_range result = result_of(op);
@@ -90,17 +86,16 @@ static bool begin(struct engine *engine, struct op *op) {
         engine_unlock(engine);
         return false;
     }
-    algorithm_offer(engine, op, algorithm_predecessor(op),
-                    op->args.queue == NULL && same_host_may_read(algorithm_predecessor(op)));
+    algorithm_offer(engine, op, algorithm_predecessor(op), slots_offer(algorithm_predecessor(op), op));
     neighbour_schedule(algorithm_successor(op)); // what may go early
     engine_unlock(engine);
     return true;
 }
 
-static bool is_placed(const struct incoming *in) { return in->header.type == WIRE_CHUNK_AT; }
+static bool is_in_slots(const struct incoming *in) { return in->header.type == WIRE_CHUNK_IN; }
 
 // Returns the chunk's size, wherever it is.
-static size_t chunk_bytes(const struct incoming *in) { return is_placed(in) ? in->head.extra : in->length; }
+static size_t chunk_bytes(const struct incoming *in) { return is_in_slots(in) ? in->head.extra : in->length; }
 
 // With workers a sum of other members may come while another thread adds up the same range: a member that sends it
 // before it has the partial sum lies.
@@ -123,9 +118,8 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
-    if (is_placed(in) && (in->length != WIRE_PLACE_BYTES || !in->lane->verified_local || op->args.queue != NULL))
-        return false;
-    if (in->from != algorithm_predecessor(op) || bytes == 0 || bytes > PACE_PLACED_MAX || bytes % op->element != 0 ||
+    if (is_in_slots(in) && op->args.queue != NULL) return false;
+    if (in->from != algorithm_predecessor(op) || bytes == 0 || bytes > SLOTS_CHUNK_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
     enum plan_step step = step_of(op, head);
@@ -141,10 +135,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
         return false;
     if (!algorithm_take(engine, reduce ? &ring->reducing : &ring->gathering, head->offset, head->offset + elements))
         return false;
-    if (is_placed(in)) { // part by part, as it is read
-        in->to = in->place;
-        return true;
-    }
+    if (is_in_slots(in)) return true;
     uint64_t at = head->offset * op->element;
     if (reduce) {
         if (op->args.queue != NULL)
@@ -158,36 +149,58 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     return algorithm_place(engine, op, in, at);
 }
 
-// Lock held. The chunk, copied into the link, or, when the neighbour reads our memory, named.
-static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *chunk,
-                                 size_t bytes) {
+// Returns a frame with the chunk, which is sent from where it lies.
+static struct frame *sent_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const uint8_t *chunk,
+                                size_t bytes) {
+    engine_assert_locked(engine);
     const struct ring *ring = op->work;
-    if (ring->next_reads) head->extra = (uint32_t)bytes;
-    uint16_t type = !ring->moving.next_ready ? WIRE_EARLY : ring->next_reads ? WIRE_CHUNK_AT : WIRE_CHUNK;
-    struct frame *frame = algorithm_frame(engine, op, type, head, ring->next_reads ? WIRE_PLACE_BYTES : bytes);
-    if (frame == NULL || (!ring->next_reads && !algorithm_show(engine, op, frame, chunk))) return NULL;
-    if (!ring->next_reads) return frame;
-    frame->bytes = (uint32_t)bytes;
-    wire_place_encode(frame->place, (uint64_t)(uintptr_t)chunk);
-    frame->payload = frame->place;
-    return frame;
+    struct frame *frame = algorithm_frame(engine, op, ring->moving.next_ready ? WIRE_CHUNK : WIRE_EARLY, head, bytes);
+    return frame != NULL && algorithm_show(engine, op, frame, chunk) ? frame : NULL;
 }
 
-static void forward(struct engine *engine, struct op *op, const struct incoming *in) {
-    struct ring *ring = op->work;
+// Returns the lane on which what came is forwarded at once. NULL: it has to wait for a lane that has room. A chunk that
+// was kept counts as one of the direct link, which is not for bulk where there are lanes.
+static struct lane *forward_lane(struct engine *engine, const struct op *op, const struct incoming *in) {
+    engine_assert_locked(engine);
+    const struct ring *ring = op->work;
+    struct lane *lane = ring->moving.next_ready ? neighbour_lane(algorithm_successor(op), in->lane->index) : NULL;
+    return lane != NULL && !lane->pace.far && lane_is_for_bulk(lane) ? lane : NULL;
+}
+
+static struct wire_op forward_head(const struct incoming *in) {
     struct wire_op head = in->head;
     head.hop++;
     head.extra = 0;
+    return head;
+}
+
+// Returns a frame for what came, once it is added up, with free slots for it at `*room`. NULL: it takes no slots, or
+// has to wait for them.
+static struct frame *slots_for(struct engine *engine, struct op *op, const struct incoming *in, uint8_t **room) {
+    const struct ring *ring = op->work;
+    struct wire_op head = forward_head(in);
     engine_lock(engine);
-    struct lane *lane = ring->moving.next_ready ? neighbour_lane(algorithm_successor(op), in->lane->index) : NULL;
-    // A chunk that was kept counts as one of the direct link, which is not for bulk where there are lanes.
-    bool now = lane != NULL && !lane->pace.far && lane_is_for_bulk(lane);
-    struct forward *forward = now ? NULL : malloc(sizeof *forward);
+    bool now = ring->slots && forward_lane(engine, op, in) != NULL;
+    engine_unlock(engine);
+    return now ? slots_frame(engine, op, algorithm_successor(op), &head, chunk_bytes(in), room) : NULL;
+}
+
+// Queues what came, or `filled`, for the successor.
+static void forward(struct engine *engine, struct op *op, const struct incoming *in, struct frame *filled) {
+    struct ring *ring = op->work;
+    struct wire_op head = forward_head(in);
+    engine_lock(engine);
+    struct lane *lane = forward_lane(engine, op, in);
+    bool now = lane != NULL && !ring->slots;
     // A sum that a device has reduced is still in host memory: shown at once, it does not cross the bus again.
-    struct frame *frame = now ? chunk_frame(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : NULL;
-    if (frame != NULL) {
+    struct frame *frame = now ? sent_chunk(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : filled;
+    if (filled != NULL && lane == NULL) lane = neighbour_lane(algorithm_successor(op), 0); // that one has broken
+    struct forward *forward = now || filled != NULL ? NULL : malloc(sizeof *forward);
+    if (frame != NULL && lane != NULL) {
         lane_push(lane, frame);
         lane_schedule(lane);
+    } else if (frame != NULL) {
+        frame_free(engine, frame); // the link is gone, and the operation is redone
     } else if (forward != NULL) {
         *forward = (struct forward){NULL, head, chunk_bytes(in)};
         *ring->last = forward;
@@ -205,7 +218,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     struct ring *ring = op->work;
     (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
-    if (ring->under_way == 0) ring->next_reads = head->extra == 1 && can_be_read(op);
+    if (ring->under_way == 0) ring->slots = slots_serve(from, op, head->extra);
     from->eager_bytes -= ring->moving.early;
     algorithm_shared(engine)->early -= ring->moving.early;
     ring->moving.early = 0;
@@ -229,71 +242,111 @@ static void release(struct engine *engine, struct op *op) {
     *ring = (struct ring){0};
 }
 
-// result = partial sum op own input, and on the last hop the average.
-static void reduce_part(struct engine *engine, struct op *op, enum plan_step step, uint64_t at, void *partial,
+// result = partial sum op own input, and on the last hop the average. `at`: bytes.
+static void reduce_part(struct engine *engine, struct op *op, bool last, uint64_t at, const void *partial, void *result,
                         size_t bytes) {
     const struct wire_fingerprint *what = &op->args.fingerprint;
     struct device_sum sum = {.op = what->op, .dtype = what->dtype};
-    if (step == STEP_REDUCE_LAST && what->op == pcclAvg) sum.divisor = op->team->count;
+    if (last && what->op == pcclAvg) sum.divisor = op->team->count;
     bool apart = op->args.queue == NULL;
     if (apart) turn_leave(engine);
-    device_reduce(op->args.queue, sum_at(op, at / op->element), partial, (const uint8_t *)op->args.send + at,
+    device_reduce(op->args.queue, result, (void *)(uintptr_t)partial, (const uint8_t *)op->args.send + at,
                   bytes / op->element, &sum);
     if (apart) turn_take(engine);
 }
 
-// Takes a chunk out of the neighbour's memory. Part by part, so that what is saved, read and reduced is still in the
-// cache.
-static bool take_placed(struct engine *engine, struct op *op, const struct incoming *in, enum plan_step step,
-                        uint64_t at) {
-    uint64_t address = wire_place_decode(in->place);
-    bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
-    bool save = reduce || in->head.shard == op->team->place;
-    size_t bytes = chunk_bytes(in), part_bytes = save ? PACE_CHUNK_MAX / 2 : bytes;
-    for (size_t done = 0; done < bytes; done += part_bytes) {
-        size_t part = bytes - done < part_bytes ? bytes - done : part_bytes;
-        if (!algorithm_save(op, at + done, part)) return false;
-        if (!reduce) {
-            uint8_t *to = (uint8_t *)op->args.recv + at + done;
-            if (!same_host_read_written(in->lane, to, address + done, part)) return false;
-            continue;
-        }
-        uint8_t *read = same_host_read(in->lane, address + done, part);
-        if (read == NULL) return false;
-        reduce_part(engine, op, step, at + done, read, part);
+// What arrived, on its way to its place and, part by part while it is in the cache, to slots for the successor.
+struct passage {
+    enum plan_step step;
+    uint64_t at;         // in the tensor, bytes
+    const uint8_t *from; // its bytes
+    uint8_t *room;       // slots for the successor; NULL: none
+    uint8_t *scratch;    // SLOTS_PART bytes; NULL: sums are written to their place
+    bool kept;           // the sum is written to its place
+};
+
+// Returns false if the system refused memory.
+static bool pass_sum(struct engine *engine, struct op *op, const struct passage *p, uint64_t done, size_t bytes) {
+    uint64_t at = p->at + done;
+    uint8_t *place = sum_at(op, at / op->element);
+    if (p->kept && !algorithm_save_apart(engine, op, at, bytes)) return false;
+    uint8_t *sum = p->scratch != NULL ? p->scratch : place;
+    reduce_part(engine, op, p->step == STEP_REDUCE_LAST, at, p->from + done, sum, bytes);
+    if (p->room != NULL) stream_copy(p->room + done, sum, bytes);
+    if (p->scratch != NULL && p->kept) stream_copy(place, sum, bytes);
+    return true;
+}
+
+static bool pass_sums(struct engine *engine, struct op *op, const struct passage *p, size_t bytes) {
+    size_t most = op->args.queue == NULL ? SLOTS_PART : bytes;
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = bytes - done < most ? bytes - done : most;
+        if (!pass_sum(engine, op, p, done, part)) return false;
     }
-    // The memory of a member that gives up its op is its caller's again, but not before its links have ended.
-    // Nor may another process have got its number meanwhile.
-    return same_host_still_stands(in->lane);
+    return true;
+}
+
+// Copies a result out of the neighbor's slots. Returns false if the system refused memory.
+static bool pass_results(struct engine *engine, struct op *op, const struct passage *p, size_t bytes) {
+    for (size_t done = 0, part; done < bytes; done += part) {
+        part = bytes - done < SLOTS_PART ? bytes - done : SLOTS_PART;
+        if (!algorithm_save_apart(engine, op, p->at + done, part)) return false;
+        stream_copy((uint8_t *)op->args.recv + p->at + done, p->from + done, part);
+        if (p->room != NULL) stream_copy(p->room + done, p->from + done, part);
+    }
+    return true;
+}
+
+// Brings what arrived to its place, and copies it to `room`, the slots for the successor, unless that is NULL.
+static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint8_t *room) {
+    enum plan_step step = step_of(op, &in->head);
+    struct passage p = {
+        .step = step, .at = in->head.offset * op->element, .from = in->slot != NULL ? in->slot : in->to, .room = room};
+    size_t bytes = chunk_bytes(in);
+    if (step == STEP_REDUCE || step == STEP_REDUCE_LAST) {
+        // The lane's scratch is free, unless the chunk was kept before. Where the input is saved, its place is in the
+        // cache already; else a store past the caches is faster.
+        bool complete = step == STEP_REDUCE_LAST, free = in == &in->lane->in;
+        bool direct = room == NULL || !free || (complete && op->backup.bytes != NULL);
+        if (!direct && (p.scratch = lane_scratch(in->lane)) == NULL) return false;
+        p.kept = direct || complete;
+        return pass_sums(engine, op, &p, bytes);
+    }
+    if (in->slot != NULL) return pass_results(engine, op, &p, bytes);
+    algorithm_land(op, p.at, in->to, bytes);
+    if (room != NULL) stream_copy(room, (const uint8_t *)op->args.recv + p.at, bytes);
+    return true;
+}
+
+static bool drop(struct engine *engine, struct frame *frame) {
+    engine_lock(engine);
+    if (frame != NULL) frame_free(engine, frame);
+    engine_unlock(engine);
+    return false;
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
     enum plan_step step = step_of(op, &in->head);
-    uint64_t at = in->head.offset * op->element;
     size_t bytes = chunk_bytes(in);
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
-    uint8_t *to = in->to; // the lane may break meanwhile
-    if (is_placed(in)) {
-        if (!take_placed(engine, op, in, step, at)) return false;
-    } else if (reduce) {
-        if (!algorithm_save_apart(engine, op, at, bytes)) return false;
-        reduce_part(engine, op, step, at, to, bytes);
-    } else {
-        algorithm_land(op, at, to, bytes);
-    }
-    if (reduce && !note_summed(engine, op, at, bytes)) return false;
+    bool forwards = step != STEP_GATHER_LAST && !(is_half(op) && step == STEP_REDUCE_LAST);
+    uint8_t *room = NULL;
+    struct frame *filled = forwards ? slots_for(engine, op, in, &room) : NULL;
+    bool passed =
+        pass(engine, op, in, room) && (!reduce || note_summed(engine, op, in->head.offset * op->element, bytes));
+    if (!passed) return drop(engine, filled);
     ring->moving.receive_left -= bytes;
     if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.shard == now->place) {
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
-        if (!ring->next_reads) algorithm_shared(engine)->under_way -= back;
+        if (!ring->slots) algorithm_shared(engine)->under_way -= back;
         engine_lock(engine);
         neighbour_schedule(algorithm_successor(op));
         engine_unlock(engine);
     }
-    if (step != STEP_GATHER_LAST && !(is_half(op) && step == STEP_REDUCE_LAST)) forward(engine, op, in);
+    if (forwards) forward(engine, op, in, filled);
     return true;
 }
 
@@ -313,26 +366,53 @@ static bool may_inject(struct engine *engine, const struct op *op, uint64_t chun
     const struct ring *ring = op->work;
     if (is_half(op)) return idle;
     if (ring->under_way == 0 && is_first_segment(engine, op)) return true;
-    if (ring->next_reads) return ring->under_way < CHUNKS_AHEAD * chunk;
+    if (ring->slots) return ring->under_way < CHUNKS_AHEAD * chunk;
     const struct epoch *now = algorithm_epoch(engine);
     const struct algorithm_shared *shared = algorithm_shared(engine);
     return shared->under_way + PACE_CHUNK_MAX <=
            shared->early + pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
 }
 
-// The largest part of a chunk that this lane takes. The successor reads all of it at once where it reads our memory.
+// Returns the largest part of a chunk that this lane takes.
 static size_t part_most(const struct op *op, const struct lane *lane) {
     const struct ring *ring = op->work;
-    return ring->next_reads ? PACE_PLACED_MAX : pace_frame(&lane->pace) / op->element * op->element;
+    return ring->slots ? SLOTS_CHUNK_MAX : pace_frame(&lane->pace) / op->element * op->element;
+}
+
+// Returns a frame with the chunk. NULL: no slots are free, memory was refused, or the device has failed.
+static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *chunk,
+                                 size_t bytes) {
+    const struct ring *ring = op->work;
+    if (ring->slots) return slots_chunk(engine, op, algorithm_successor(op), head, chunk, bytes);
+    engine_lock(engine);
+    struct frame *frame = sent_chunk(engine, op, head, chunk, bytes);
+    engine_unlock(engine);
+    return frame;
+}
+
+// The same with the own input, which is saved while it is in the cache.
+static struct frame *own_frame(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes) {
+    const struct ring *ring = op->work;
+    uint64_t at = ring->inject * op->element;
+    const uint8_t *chunk = (const uint8_t *)op->args.send + at;
+    if (!ring->slots || is_half(op)) return chunk_frame(engine, op, head, chunk, bytes);
+    uint8_t *room;
+    struct frame *frame = slots_frame(engine, op, algorithm_successor(op), head, bytes, &room);
+    for (size_t done = 0, part; frame != NULL && done < bytes; done += part) {
+        part = bytes - done < SLOTS_PART ? bytes - done : SLOTS_PART;
+        stream_copy(room + done, chunk + done, part);
+        if (algorithm_save_apart(engine, op, at + done, part)) continue;
+        drop(engine, frame);
+        frame = NULL;
+    }
+    return frame;
 }
 
 static struct frame *forward_next(struct engine *engine, struct op *op, const struct lane *lane) {
     struct ring *ring = op->work;
     struct forward *forward = ring->forwards;
     size_t most = part_most(op, lane), bytes = forward->bytes < most ? forward->bytes : most;
-    engine_lock(engine);
     struct frame *frame = chunk_frame(engine, op, &forward->head, sum_at(op, forward->head.offset), bytes);
-    engine_unlock(engine);
     if (frame == NULL) return NULL;
     forward->head.offset += bytes / op->element;
     forward->head.extra = 0;
@@ -368,10 +448,10 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     op_head(op, &head);
     head.shard = (uint16_t)now->place;
     head.offset = ring->inject;
-    engine_lock(engine);
-    const uint8_t *chunk = (const uint8_t *)op->args.send + ring->inject * op->element;
     uint64_t bytes = elements * op->element;
-    struct frame *frame = early && !is_kept(engine, lane, bytes) ? NULL : chunk_frame(engine, op, &head, chunk, bytes);
+    if (early && !is_kept(engine, lane, bytes)) return NULL;
+    struct frame *frame = own_frame(engine, op, &head, bytes);
+    engine_lock(engine);
     if (early && frame != NULL) {
         ring->moving.early += frame->bytes;
         algorithm_shared(engine)->early += frame->bytes;
@@ -381,14 +461,14 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     if (frame == NULL) return NULL;
     ring->inject += elements;
     if (!is_half(op)) ring->under_way += frame->bytes;
-    if (!is_half(op) && !ring->next_reads) algorithm_shared(engine)->under_way += frame->bytes;
+    if (!is_half(op) && !ring->slots) algorithm_shared(engine)->under_way += frame->bytes;
     return frame;
 }
 
 const struct algorithm ring_algorithm = {
     .name = "ring",
     .work_bytes = sizeof(struct ring),
-    .types = {WIRE_CHUNK, WIRE_CHUNK_AT},
+    .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
     .begin = begin,
     .signal = take_signal,
     .release = release,

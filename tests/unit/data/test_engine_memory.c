@@ -15,7 +15,7 @@
 #include "check.h"
 #include "far_end.h"
 #include "deaf_owner.h"
-#include "data/box.h"
+#include "data/slots.h"
 #include "data/engine.h"
 #include "device/shared_memory.h"
 #include "enter_epoch.h"
@@ -49,6 +49,7 @@ static struct transport *links[LINKS]; // the test's ends
 static uint8_t offered[RENDEZVOUS_NAME];
 static float data[COUNT];
 static uint64_t tag;
+static int shared_slots;
 
 static const struct wire_fingerprint fingerprint = {.count = COUNT, .dtype = pcclFloat, .op = pcclSum};
 
@@ -91,7 +92,7 @@ static bool is_believed(void) {
     struct wire_op ready;
     do ready = hear(WIRE_READY, 0, NULL, 0);
     while (ready.tag != tag);
-    return ready.extra == 1;
+    return ready.extra == SLOTS_READY;
 }
 
 static void begin(void) {
@@ -168,7 +169,7 @@ static int claim_with(const void *said, size_t length, int shared) {
     return fd;
 }
 
-static int claim_at(const void *said, size_t length) { return claim_with(said, length, -1); }
+static int claim_at(const void *said, size_t length) { return claim_with(said, length, shared_slots); }
 
 // The engine ends each call with a closed connection. All that have called before it were answered then.
 static void answered(int fd) {
@@ -263,10 +264,7 @@ static void test_users(void) {
     claim_as_child(NOBODY, &claim);
     CHECK(!is_believed());
     check_case("a child of our own user");
-    claim_as_child(0, &claim); // it has the links, and may well be the peer's process; but it is gone by now
-    CHECK(!is_believed());
-    check_case("the process itself");
-    answered(claim_at(&claim, length_of(&claim)));
+    claim_as_child(0, &claim); // it has the links; its slots stay when it is gone
     CHECK(is_believed());
     end();
 }
@@ -316,9 +314,9 @@ static void test_fork(void) {
     CHECK(waitpid(child, NULL, 0) == child);
 }
 
-// ---- boxes ----
-// A broadcast from the test to the engine: whether its READY takes what comes in a box.
-static bool takes_a_box(struct wire_op *ready) {
+// ---- slots ----
+// A broadcast from the test to the engine: whether its READY takes what comes in slots.
+static bool takes_slots(struct wire_op *ready) {
     struct wire_id ids[2] = {theirs, mine};
     struct call_args args = {.send = data, .recv = data, .tag = ++tag, .fingerprint = fingerprint, .root = 1};
     args.group = group_new(ids, 2, 0);
@@ -328,10 +326,10 @@ static bool takes_a_box(struct wire_op *ready) {
     REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
     do *ready = hear(WIRE_READY, 0, NULL, 0);
     while (ready->tag != tag);
-    return ready->extra == BOX_READY;
+    return ready->extra == SLOTS_READY;
 }
 
-// The slots that the engine returns; its report that it has the box names none.
+// The slots that the engine returns; its report that it has mapped them names none.
 static uint64_t returned_slots(void) {
     uint64_t slots;
     do slots = hear(WIRE_TAKEN, 0, NULL, 0).offset;
@@ -339,8 +337,8 @@ static uint64_t returned_slots(void) {
     return slots;
 }
 
-// An input of an all-reduce of two that lies in slots of the test's box.
-static void test_small_inputs(int fd, uint8_t *box) {
+// An input of an all-reduce of two that lies in slots of the test.
+static void test_small_inputs(int fd, uint8_t *slots) {
     enum { SMALL = PLAN_SMALL_MAX / sizeof(float) };
     static const struct {
         const char *name;
@@ -350,17 +348,17 @@ static void test_small_inputs(int fd, uint8_t *box) {
         uint8_t kind;
     } rows[] = {
         {"an input", 0, PLAN_SMALL_MAX, .good = true},
-        {"an input at the end of the box", 4, PLAN_SMALL_MAX, .good = true},
+        {"an input in the last slots", SLOTS - 4, PLAN_SMALL_MAX, .good = true},
         {"an input before the call", 2, PLAN_SMALL_MAX, .early = true, .good = true},
-        {"an input beyond the box", 5, PLAN_SMALL_MAX, .good = false},
+        {"an input beyond the slots", SLOTS - 3, PLAN_SMALL_MAX, .good = false},
         {"an input far away", UINT64_MAX - 2, PLAN_SMALL_MAX, .good = false},
-        {"an input before the call, beyond the box", 5, PLAN_SMALL_MAX, .early = true},
+        {"an input before the call, beyond the slots", SLOTS - 3, PLAN_SMALL_MAX, .early = true},
         {"no bytes", 0, 0, .good = false},
         {"more than any small input", 0, PLAN_SMALL_MAX + 4, .good = false},
         {"the input of a reduce", 0, PLAN_SMALL_ANY, .kind = PLAN_REDUCE},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        check_case("box: %s", rows[i].name);
+        check_case("slots: %s", rows[i].name);
         begin();
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), fd));
@@ -373,10 +371,10 @@ static void test_small_inputs(int fd, uint8_t *box) {
         args.fingerprint.kind = rows[i].kind;
         if (reduce) args.group = group_new(ids, 2, 0);
         for (uint64_t k = 0; k < count; k++) data[k] = (float)k;
-        float *theirs_in = (float *)(void *)(box + (rows[i].first < BOX_SLOTS ? rows[i].first : 0) * BOX_SLOT_BYTES);
+        float *theirs_in = (float *)(void *)(slots + (rows[i].first < SLOTS ? rows[i].first : 0) * SLOT_BYTES);
         for (uint64_t k = 0; rows[i].good && k < count; k++) theirs_in[k] = 0.5f;
-        uint8_t place[WIRE_PLACE_BYTES];
-        wire_place_encode(place, rows[i].first);
+        uint8_t place[WIRE_SLOT_BYTES];
+        wire_slot_encode(place, rows[i].first, 1);
         struct wire_op head = {.tag = tag, .sequence = 1, .fingerprint = args.fingerprint, .extra = rows[i].bytes};
         if (rows[i].early) say(WIRE_SMALL_IN, &head, place, sizeof place);
         if (!rows[i].early || rows[i].good) REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
@@ -400,25 +398,25 @@ static void test_small_inputs(int fd, uint8_t *box) {
     }
 }
 
-static void test_boxes(void) {
-    uint8_t *box = NULL;
-    int unsealed = memfd_create("test", MFD_CLOEXEC), fine = shared_memory_new(BOX_BYTES, &box);
-    REQUIRE(unsealed >= 0 && fine >= 0 && ftruncate(unsealed, BOX_BYTES) == 0);
+static void test_slots(void) {
+    uint8_t *slots = NULL;
+    int unsealed = memfd_create("test", MFD_CLOEXEC), fine = shared_memory_new(SLOTS_BYTES, &slots);
+    REQUIRE(unsealed >= 0 && fine >= 0 && ftruncate(unsealed, SLOTS_BYTES) == 0);
     struct {
         const char *name;
         int fd;
         bool want;
-    } rows[] = {{"no box", -1, false},
+    } rows[] = {{"no slots", -1, false},
                 {"no memory", STDERR_FILENO, false},
                 {"memory that can shrink", unsealed, false},
-                {"a box", fine, true}};
+                {"slots", fine, true}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
         begin();
         struct wire_op ready;
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), rows[i].fd));
-        CHECK_EQ(takes_a_box(&ready), rows[i].want);
+        CHECK_EQ(takes_slots(&ready), rows[i].want);
         end();
     }
     static const struct {
@@ -426,45 +424,62 @@ static void test_boxes(void) {
         uint64_t slot, offset;
         uint32_t bytes;
         bool good;
+        uint64_t epoch;
     } said[] = {
-        {"a chunk", 7, 0, BOX_SLOT_BYTES, true},
-        {"no slot", 8, 0, BOX_SLOT_BYTES, false},
-        {"a slot far away", UINT64_MAX, 0, 64, false},
-        {"more than a slot holds", 0, 0, BOX_SLOT_BYTES + 4, false},
-        {"nothing", 0, 0, 0, false},
-        {"not whole elements", 0, 0, 6, false},
-        {"behind the end", 0, COUNT - 1, 8, false},
+        {"a chunk", SLOTS - 1, 0, SLOT_BYTES, true, 1},
+        {"a chunk in two slots", SLOTS - 2, 0, 2 * SLOT_BYTES, true, 1},
+        {"no slot", SLOTS, 0, SLOT_BYTES, false, 1},
+        {"a chunk that ends behind the slots", SLOTS - 1, 0, SLOT_BYTES + 4, false, 1},
+        {"a slot far away", UINT64_MAX, 0, 64, false, 1},
+        {"a slot whose address wraps around", UINT64_MAX / SLOT_BYTES + 1, 0, 64, false, 1},
+        {"more than all slots hold", 0, 0, SLOTS_BYTES + 4, false, 1},
+        {"nothing", 0, 0, 0, false, 1},
+        {"not whole elements", 0, 0, 6, false, 1},
+        {"behind the end", 0, COUNT - 1, 8, false, 1},
+        {"a slot of an epoch that is over", 0, 0, 64, false, UINT64_MAX},
+        {"a slot of an epoch to come", 0, 0, 64, false, 2},
     };
     for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
-        check_case("box: %s", said[i].name);
+        check_case("slots: %s", said[i].name);
         begin();
         struct wire_op head;
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), fine));
-        REQUIRE(takes_a_box(&head));
-        memset(box, 3, BOX_BYTES);
+        REQUIRE(takes_slots(&head));
+        memset(slots, 3, SLOTS_BYTES);
         data[0] = 0;
-        uint8_t place[WIRE_PLACE_BYTES];
-        wire_place_encode(place, said[i].slot);
+        uint8_t place[WIRE_SLOT_BYTES];
+        wire_slot_encode(place, said[i].slot, said[i].epoch);
         head.offset = said[i].offset;
         head.extra = said[i].bytes;
         say(WIRE_CHUNK_IN, &head, place, sizeof place);
         if (said[i].good) {
-            CHECK_EQ(returned_slots(), UINT64_C(1) << said[i].slot);
-            CHECK_MEM(data, box, said[i].bytes);
+            // Slots of a frame that is discarded are returned as well; several are returned at once.
+            struct wire_op unknown = head;
+            unknown.tag += 1000;
+            unknown.extra = 3 * SLOT_BYTES;
+            wire_slot_encode(place, 0, 1);
+            say(WIRE_CHUNK_IN, &unknown, place, sizeof place);
+            uint64_t named = ((UINT64_C(1) << said[i].bytes / SLOT_BYTES) - 1) << said[i].slot | 7;
+            for (uint64_t back = 0; back != named;) {
+                uint64_t more = returned_slots();
+                CHECK((more & ~named) == 0 && (more & back) == 0);
+                back |= more;
+            }
+            CHECK_MEM(data, slots, said[i].bytes);
         } else {
             CHECK(far_end_closes(links[0]));
         }
         end();
     }
-    test_small_inputs(fine, box);
+    test_small_inputs(fine, slots);
     check_case("what was not given is given back");
     begin();
     struct wire_op head = {.offset = 1};
     say(WIRE_TAKEN, &head, NULL, 0);
     CHECK(far_end_closes(links[0]));
     end();
-    shared_memory_unmap(box, BOX_BYTES);
+    shared_memory_unmap(slots, SLOTS_BYTES);
     descriptor_close(fine);
     close(unsealed);
 }
@@ -493,12 +508,15 @@ static void test_turned_off(void) {
 }
 
 int main(void) {
+    uint8_t *slots;
+    shared_slots = dup(shared_memory_new(SLOTS_BYTES, &slots)); // a child keeps it
+    REQUIRE(shared_slots >= 0);
     test_claims();
     test_own_offer_sent_back();
     test_users();
     test_garbage();
     test_fork();
-    test_boxes();
+    test_slots();
     test_turned_off();
     return check_status();
 }

@@ -97,25 +97,25 @@ static void fill(struct trial *t) {
     }
 }
 
-// Until each side has the other ones' boxes, so that nothing is sent that could be shared.
-static void wait_for_boxes(struct world *world) {
+// Until each side has mapped the other ones' slots, so that nothing is sent that could be shared.
+static void wait_for_slots(struct world *world) {
     for (uint32_t i = 0; i < world->count; i++) {
         struct engine *engine = world->sides[i].engine;
         for (bool all = !world->sides[i].alive; !all; usleep(all ? 0 : 1000)) {
             all = true;
             engine_lock(engine);
             for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next)
-                all &= peer->dropped || (peer->boxes.own != NULL && peer->boxes.other != NULL);
+                all &= peer->dropped || (peer->slots.own != NULL && peer->slots.other != NULL);
             engine_unlock(engine);
         }
     }
 }
 
-static bool used_a_box(const struct world *world, uint32_t from, uint32_t to) {
+static bool used_slots(const struct world *world, uint32_t from, uint32_t to) {
     struct engine *engine = world->sides[from].engine;
     engine_lock(engine);
     const struct neighbour *peer = neighbour_find(engine, &world->sides[to].id);
-    bool used = peer != NULL && peer->boxes.populated;
+    bool used = peer != NULL && peer->slots.populated;
     engine_unlock(engine);
     return used;
 }
@@ -124,7 +124,7 @@ static struct trial trial_new(const struct shape *s) {
     struct trial t = {.shape = s};
     same_host = s->same_host;
     t.world = world_new(s->peers, s->lanes);
-    if (s->same_host) wait_for_boxes(t.world);
+    if (s->same_host) wait_for_slots(t.world);
     fill(&t);
     return t;
 }
@@ -165,7 +165,7 @@ static void test_bytes(const struct shape *s) {
     }
     for (uint32_t i = 0; i < s->peers; i++)
         for (uint32_t to = 0; to < s->peers; to++)
-            if (s->same_host && i != to) CHECK_EQ(used_a_box(t.world, i, to), s->counts[i][to] > 0);
+            if (s->same_host && i != to) CHECK_EQ(used_slots(t.world, i, to), s->counts[i][to] > 0);
     trial_free(&t);
 }
 
@@ -211,7 +211,7 @@ static void test_nothing(void) {
     test_bytes(&s);
 }
 
-// More at once than a box has room for: who waits for a free slot of one op does not hold up another one.
+// More at once than the slots have room for: who waits for a free slot of one op does not hold up another one.
 static void test_many_at_once(void) {
     enum { OPS = 6 };
     struct shape s = shape_of(PLAN_ALL_TO_ALL, 3, true);
@@ -276,7 +276,7 @@ static void test_loss(uint8_t kind, bool together, bool begun, unsigned wait_us)
     trial_free(&t);
 }
 
-// A new epoch without a loss: it is done again, unseen, and in fresh boxes.
+// A new epoch without a loss: it is done again, unseen, and in fresh slots.
 static void test_redo(uint8_t kind, bool together, unsigned wait_us) {
     struct shape s = shape_of(kind, 3, together);
     check_case("%s, redone%s, %u us", s.name, together ? ", same host" : "", wait_us);
@@ -285,7 +285,7 @@ static void test_redo(uint8_t kind, bool together, unsigned wait_us) {
     for (uint32_t i = 0; i < 2; i++) post(&t, i);
     usleep(wait_us);
     new_epoch(t.world, false);
-    if (together) wait_for_boxes(t.world);
+    if (together) wait_for_slots(t.world);
     post(&t, 2);
     for (uint32_t i = 0; i < 3; i++) check_result(&t, i);
     trial_free(&t);

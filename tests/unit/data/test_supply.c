@@ -33,12 +33,12 @@ static void cut(struct world *world, uint32_t from, uint32_t to) {
 }
 
 // Blocks until the engines of two peers send each other inputs through shared memory.
-static void await_boxes(struct world *world) {
+static void await_slots(struct world *world) {
     for (uint32_t i = 0; i < 2; i++)
         for (bool has = false; !has; usleep(100)) {
             struct engine *engine = world->sides[i].engine;
             engine_lock(engine);
-            has = neighbour_find(engine, &world->sides[1 - i].id)->boxes.takes_inputs;
+            has = neighbour_find(engine, &world->sides[1 - i].id)->slots.mapped;
             engine_unlock(engine);
         }
 }
@@ -59,7 +59,7 @@ static void run(uint32_t peers, uint32_t late, uint32_t needy, uint64_t count, i
     check_case("among %u, %u lacks the input of %u, %llu elements, %s", peers, needy, late, (unsigned long long)count,
                op == pcclAvg ? "average" : "another operation");
     struct world *world = world_new(peers, 1);
-    if (same_host) await_boxes(world);
+    if (same_host) await_slots(world);
     float *data[PEERS_MAX];
     for (uint32_t i = 0; i < peers; i++) {
         data[i] = malloc(count * sizeof(float));
