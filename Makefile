@@ -123,6 +123,7 @@ lint: .venv/ready
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	$(BIN)/python tools/check_layout.py
 	$(BIN)/python tools/check_symbols.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from actors import Fate, Ops, Reduce, all_follow, cast, check_agreement, losses
@@ -39,7 +40,7 @@ def resumed(log):
 
 def check_names(log):
     """The peers that an op names are those whose values are in it: one value, one name, throughout."""
-    names = {}
+    names: dict[Any, Any] = {}
     for ranges in resumed(log):
         for _, _, who, uuids in ranges:
             assert names.setdefault(who, uuids) == uuids

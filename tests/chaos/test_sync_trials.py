@@ -18,6 +18,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import pytest
 from performers import Performer
@@ -82,8 +83,8 @@ class Group:
             for incomplete in subsets([voter for voter in voting if voter.doubtful]):
                 voters = [dataclasses.replace(voter, content=None) if voter in incomplete else voter for voter in voting]
                 candidates = self.candidates(voters)
-                votes = Counter((voter.revision, voter.content) for voter in candidates)
-                found |= {winner for winner, count in votes.items() if count == max(votes.values())} if votes else {None}
+                votes: Counter[Any] = Counter((voter.revision, voter.content) for voter in candidates)
+                found |= {winner for winner in votes if votes[winner] == max(votes.values())} if votes else {None}
         return found
 
 

@@ -106,7 +106,7 @@ def run_here(backend: str, world: int, words: list[str], only: str, out: str) ->
         if (not words or any(word in name for word in words)) and (names is None or name in names):
             chosen.addTest(test)
     result = unittest.TextTestRunner(resultclass=Verdicts, verbosity=2, stream=sys.stdout).run(chosen)
-    Path(out).write_text(json.dumps(result.found))
+    Path(out).write_text(json.dumps(result.found))  # type: ignore[attr-defined]
 
 
 def run(backend: str, world: int, words: list[str], only: str, folder: Path) -> dict[str, str]:

@@ -75,13 +75,13 @@ def with_loader(method: str) -> object:
     loader = torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2, multiprocessing_context=method)
     batches = iter(loader)
     assert [int(next(batches)[0, 0]) for _ in range(4)] == [0, 1, 2, 3]
-    for worker in batches._workers:
+    for worker in batches._workers:  # type: ignore[attr-defined]
         say_pid(worker.pid)
     return batches
 
 
 def with_process(method: str) -> object:
-    process = multiprocessing.get_context(method).Process(target=sleep_on)
+    process = multiprocessing.get_context(method).Process(target=sleep_on)  # type: ignore[attr-defined]
     process.start()
     say_pid(process.pid)
     return process

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -27,6 +27,8 @@ from pccl.lab.ports import free_ports
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(pccl.__file__).parents[1])}
 """In which a process finds the package under test."""
+
+One = TypeVar("One")
 
 preload(__name__)
 
@@ -149,7 +151,7 @@ def admit(comms: list[Communicator], fresh: Communicator) -> None:
     joining.result()
 
 
-def on_all(comms: list[Communicator], call: Callable[[Communicator, int], Any]) -> list[Any]:
+def on_all(comms: Sequence[One], call: Callable[[One, int], Any]) -> list[Any]:
     """Makes `call(comm, rank)` on all peers at once."""
     return together(*(lambda comm=comm, rank=rank: call(comm, rank) for rank, comm in enumerate(comms)))
 

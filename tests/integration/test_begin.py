@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from peers import ENVIRONMENT, Background, address_of, form
@@ -16,7 +17,7 @@ PATIENCE = 60
 
 
 @pytest.fixture
-def master() -> MasterNode:
+def master() -> Iterator[MasterNode]:
     with MasterNode("127.0.0.1:0") as node:
         yield node
 
@@ -157,7 +158,7 @@ def test_the_wait_for_a_master_ends(monkeypatch: pytest.MonkeyPatch) -> None:
             comm.connect(1, wait_for_master=PATIENCE, timeout=0.1)
         for wrong in (-1, float("nan"), "long"):
             with pytest.raises(ValueError, match="wait_for_master"):
-                comm.connect(1, wait_for_master=wrong)  # type: ignore[arg-type]
+                comm.connect(1, wait_for_master=wrong)
         monkeypatch.setenv("PCCL_CONNECT_TIMEOUT_S", "soon")
         with pytest.raises(ValueError, match="PCCL_CONNECT_TIMEOUT_S"):
             comm.connect(1)

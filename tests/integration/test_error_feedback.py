@@ -130,7 +130,7 @@ def test_200_ops_with_20_aborts():
                 if outcomes[0] == 3 and outcomes[2] != 3:  # it died before it heard of the end
                     victim.feedback.keep([Contributors(0, COUNT, frozenset([uuid4()]))])
             if step in deaths:
-                on_all(survivors, lambda peer, rank: peer.adopt_loss())
+                on_all(survivors, lambda peer, _: peer.adopt_loss())
                 victim.comm = Communicator(victim.address)
                 admit([peer.comm for peer in survivors], victim.comm)
         assert aborted + redone >= 20

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
@@ -69,7 +70,7 @@ def reduce_once(peers: list[subprocess.Popen]) -> None:
 @pytest.fixture
 def processes():
     """Processes that are killed at the end, whatever happened."""
-    started = []
+    started: list[Any] = []
     yield started
     for process in started:
         process.kill()

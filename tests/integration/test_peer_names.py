@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -23,7 +24,7 @@ PATIENCE = 60
 
 
 @pytest.fixture
-def master() -> MasterNode:
+def master() -> Iterator[MasterNode]:
     with MasterNode("127.0.0.1:0") as node:
         yield node
 

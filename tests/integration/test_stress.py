@@ -128,7 +128,7 @@ def test_a_standby_takes_over(tmp_path: Path) -> None:
     ((killed, away),) = [(one["t"], one["fault"]["back"]) for one in events(log, "fault") if one["fault"]["kind"] == "master"]
     assert away > 3
     steps = [(one["t"], one["steps"]) for one in events(log, "sample")]
-    before, after = (max((count for at, count in steps if at < end), default=0) for end in (killed, killed + away))
+    before, after = (max((int(count) for at, count in steps if at < end), default=0) for end in (killed, killed + away))
     assert after > before  # while the first master was away
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -170,7 +171,7 @@ def test_interrupts_at_any_moment_make_no_call_twice():
 
 
 def test_closed_handles(monkeypatch):
-    destroyed = []
+    destroyed: list[Any] = []
     handle = NativeHandle("thing", "pointer", destroyed.append)
     with handle as pointer:
         assert pointer == "pointer"
@@ -206,7 +207,7 @@ def test_a_forked_child_is_told_so():
 
 def test_closing_waits_for_calls_in_other_threads():
     ends = []
-    handle = NativeHandle("thing", "pointer", lambda _: ends.append("destroyed"))
+    handle = NativeHandle("thing", "pointer", lambda _: ends.append("destroyed") or 0)
     inside = threading.Event()
 
     def use():
@@ -225,7 +226,7 @@ def test_closing_waits_for_calls_in_other_threads():
 
 def test_a_forgotten_user_does_not_hold_up_closing_for_ever(monkeypatch):
     monkeypatch.setattr(_calls, "DRAIN_SECONDS", 0.1)
-    destroyed = []
+    destroyed: list[Any] = []
     handle = NativeHandle("thing", "pointer", destroyed.append)
     handle.__enter__()
     handle.close()

@@ -17,7 +17,7 @@ GPU = torch.device("cuda:0")
 log: list[str] = []
 
 
-class OnGpu(torch.Tensor):
+class OnGpu(torch.Tensor):  # type: ignore[name-defined]
     """A tensor of the CPU that says that it is at a GPU."""
 
     is_cuda = True
@@ -96,7 +96,7 @@ def test_what_is_done_at_the_end_comes_before_what_the_program_does_next():
 def test_a_future_of_tensors_at_a_gpu_is_never_one_of_jit():
     plain = Future(None)
     halves = [torch.ones(2, dtype=torch.float16).as_subclass(OnGpu)]
-    work = Work(SimpleNamespace(future_of=lambda work: plain), [], 1.0, halves)  # type: ignore[arg-type]
+    work = Work(SimpleNamespace(future_of=lambda work: plain), [], 1.0, halves)
     work.for_cpp = True
     future = work.get_future()  # one of jit would wait here
     plain.set_result(work.outcome)

@@ -19,7 +19,7 @@ MASTER = "import pccl\nfor _ in range(2):\n    with pccl.MasterNode('127.0.0.1:0
 
 def known():
     ffi, lib = load_native_module()
-    names = []
+    names: list[str] = []
     while (name := lib.pccl_ext_environment(len(names), ffi.NULL)) != ffi.NULL:
         names.append(ffi.string(name).decode())
     return names

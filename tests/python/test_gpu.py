@@ -27,7 +27,7 @@ class Array:
 
     def __init__(self, **changes):
         described = {"shape": (2, 3), "typestr": "<f4", "strides": None, "data": (4096, False), "version": 3}
-        self.__dict__["described"] = {**described, **changes}
+        self.described = {**described, **changes}
 
     @property
     def __cuda_array_interface__(self):

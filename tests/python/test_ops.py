@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -279,7 +280,7 @@ def test_a_reduce_has_nothing_of_the_one_before(pair):
         ends.append(info.tx_bytes)
 
     for turn in random.integers(0, 1 << 30, 200):
-        ends = []
+        ends: list[Any] = []
         threads = [threading.Thread(target=reduced, args=(comm, turn, rank, ends)) for rank, comm in enumerate(pair)]
         for thread in threads:
             thread.start()

@@ -21,18 +21,18 @@ def info(name: Any = "a") -> TensorInfo:
     ("make", "error", "text"),
     [
         (lambda: SharedState([]), AssertionError, "at least one tensor"),
-        (lambda: SharedState([np.zeros(3)]), TypeError, "entry 0 is a ndarray, not a TensorInfo"),  # type: ignore[list-item]
-        (lambda: SharedState({"a": np.zeros(3)}), TypeError, "entry 0 is a str, not a TensorInfo"),  # type: ignore[arg-type]
+        (lambda: SharedState([np.zeros(3)]), TypeError, "entry 0 is a ndarray, not a TensorInfo"),
+        (lambda: SharedState({"a": np.zeros(3)}), TypeError, "entry 0 is a str, not a TensorInfo"),
         (lambda: info(3), TypeError, "the name of a tensor must be a str, not int"),
         (lambda: info("a\0b"), ValueError, "must not contain a zero character"),
-        (lambda: TensorInfo.from_numpy([1.0], "w"), TypeError, r"tensor 'w' must be a numpy\.ndarray, not list"),  # type: ignore[arg-type]
-        (lambda: TensorInfo.from_torch(np.zeros(3), "w"), TypeError, r"tensor 'w' must be a torch\.Tensor, not ndarray"),  # type: ignore[arg-type]
+        (lambda: TensorInfo.from_numpy([1.0], "w"), TypeError, r"tensor 'w' must be a numpy\.ndarray, not list"),
+        (lambda: TensorInfo.from_torch(np.zeros(3), "w"), TypeError, r"tensor 'w' must be a torch\.Tensor, not ndarray"),
         (lambda: TensorInfo.from_numpy(np.zeros((3, 4)).T, "w"), AssertionError, "tensor 'w' must be contiguous"),
         (lambda: TensorInfo.from_numpy(np.zeros(3, np.complex64), "w"), AssertionError, "tensor 'w': .*complex64"),
         (lambda: setattr(SharedState([info()]), "revision", -1), ValueError, "revision must be from 0 to"),
         (lambda: setattr(SharedState([info()]), "revision", "1"), TypeError, "revision must be a whole number"),
-        (lambda: COMM.sync_shared_state([np.zeros(3)]), TypeError, "shared_state must be a SharedState, not list"),  # type: ignore[arg-type]
-        (lambda: COMM.sync_shared_state(SharedState([info()]), "popular"), TypeError, "strategy must be a SharedStateSync"),  # type: ignore[arg-type]
+        (lambda: COMM.sync_shared_state([np.zeros(3)]), TypeError, "shared_state must be a SharedState, not list"),
+        (lambda: COMM.sync_shared_state(SharedState([info()]), "popular"), TypeError, "strategy must be a SharedStateSync"),
     ],
 )
 def test_mistakes_are_named(make: Callable[[], object], error: type[Exception], text: str) -> None:

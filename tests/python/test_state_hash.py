@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -105,7 +106,7 @@ def test_only_leaves_that_differ_travel(pair: list[Communicator], shapes: list[t
         held[1][entry][at] ^= 1 + place % 255
         differing.add((entry, at // LEAF))
     states = [state_of(arrays) for arrays in held]
-    infos = [None, None]
+    infos: list[Any] = [None, None]
 
     def sync(rank: int) -> None:
         states[rank].revision = revision

@@ -91,7 +91,7 @@ def test_reduce_op_descriptor_of_tensors():
 
 
 def test_descriptors_keep_arrays_alive():
-    class Owner(np.ndarray):
+    class Owner(np.ndarray):  # type: ignore[name-defined]
         pass
 
     array = np.ones(3, np.float32).view(Owner)
@@ -141,7 +141,7 @@ def test_tensor_info_refuses():
 def test_tensor_info_refuses_distributed_tensors():
     torch = pytest.importorskip("torch")
 
-    class DTensor(torch.Tensor):
+    class DTensor(torch.Tensor):  # type: ignore[name-defined]
         pass
 
     with pytest.raises(AssertionError, match="DTensor"):
@@ -174,8 +174,8 @@ def test_infos():
     assert (info.local_world_size, info.tx_bytes, info.rx_bytes, info.world_size) == (3, 4, 5, 3)
     with pytest.raises(AttributeError):
         info.world_size = 1
-    info = pccl.SharedStateSyncInfo(tx_bytes=4, rx_bytes=5)
-    assert (info.tx_bytes, info.rx_bytes) == (4, 5)
+    moved = pccl.SharedStateSyncInfo(tx_bytes=4, rx_bytes=5)
+    assert (moved.tx_bytes, moved.rx_bytes) == (4, 5)
 
 
 @pytest.mark.parametrize("block", [0, 16, 48, 255, 8192])

@@ -13,7 +13,7 @@ pytest.importorskip("rich")
 from click.testing import CliRunner
 
 from pccl.cli import main
-from pccl.cli.sim import _C, FAULTS
+from pccl.cli.sim import _C, FAULTS  # type: ignore[attr-defined]
 
 
 def run(*arguments):

@@ -27,7 +27,7 @@ class Sign(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.01})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state[p]

@@ -109,17 +109,17 @@ def test_a_learning_rate_that_is_a_function_is_right_at_a_joiner(master, caplog)
 
 
 def unfreeze(model: torch.nn.Module) -> str:
-    model[0].weight.requires_grad_(True)  # type: ignore[union-attr, operator]
+    model[0].weight.requires_grad_(True)
     return "parameter 0.weight is trained now"
 
 
 def freeze(model: torch.nn.Module) -> str:
-    model[2].weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+    model[2].weight.requires_grad_(False)
     return "parameter 2.weight is not trained any more"
 
 
 def replace(model: torch.nn.Module) -> str:
-    model[2] = torch.nn.Linear(8, 6)  # type: ignore[operator]
+    model[2] = torch.nn.Linear(8, 6)
     return r"parameter 2.bias was replaced \(and 1 more\)"
 
 
@@ -171,11 +171,11 @@ def test_a_joiner_receives_only_the_frozen_layers_that_differ(master, kind, sett
     sync = second.comm.sync_shared_state
 
     def counted(*arguments: object, **more: object) -> object:
-        info = sync(*arguments, **more)  # type: ignore[arg-type]
+        info = sync(*arguments, **more)
         received.append(info.rx_bytes)
         return info
 
-    second.comm.sync_shared_state = counted  # type: ignore[method-assign, assignment]
+    second.comm.sync_shared_state = counted
     first.enter()
     first.model.table[0, 0] = 5  # each member's own: a joiner gets it
     with ThreadPoolExecutor(1) as pool:

@@ -143,7 +143,7 @@ def test_a_replica_that_is_not_whole_is_not_let_begin():
     with run(1, FEW) as (master, [first]):
         half = Performer(Lone, 1, (master.address,))
         half.tell("enter")
-        told = []
+        told: list[Any] = []
         while not told or not told[-1][-1]:
             told = rounds([first])
         assert "not all 2" in half.answer()

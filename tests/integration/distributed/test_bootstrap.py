@@ -80,8 +80,8 @@ def job(nodes: list[str], sizes: list[int] | None = None, **environment: str) ->
             ranks.append(Performer(Rank, rank, (store.port, rank, size), {"GROUP_RANK": node, **environment}))
         yield ranks
     finally:
-        for rank in ranks:
-            rank.kill()
+        for started in ranks:
+            started.kill()
 
 
 def together(ranks: list[Performer], method: str, *arguments: Any) -> list[Any]:

@@ -56,12 +56,12 @@ def trained(way: str) -> list[torch.Tensor]:
     torch.manual_seed(1 + dist.get_rank())  # DDP brings the parameters of rank 0 to all
     if dist.get_rank() == 0:
         torch.manual_seed(1)
-    options: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
         "static": {"static_graph": True},
         "unused": {"find_unused_parameters": True},
         "small buckets": {"bucket_cap_mb": 0.001, "gradient_as_bucket_view": True},
-    }.get(way, {})
-    net = DistributedDataParallel(Net(), **options)
+    }
+    net = DistributedDataParallel(Net(), **ways.get(way, {}))
     if way == "hook":
         net.register_comm_hook(None, default_hooks.allreduce_hook)
     if way == "fp16 hook":

@@ -94,7 +94,7 @@ def dtensors() -> None:
     weight = distribute_tensor(torch.ones(3, 2, requires_grad=True), mesh, [Replicate()])
     (sharded @ weight).sum().backward()
     assert weight.grad is not None
-    assert torch.equal(weight.grad.full_tensor(), whole.sum(0)[:, None].expand(3, 2))
+    assert torch.equal(weight.grad.full_tensor(), whole.sum(0)[:, None].expand(3, 2))  # type: ignore[attr-defined]
 
 
 def objects() -> None:
@@ -149,7 +149,7 @@ def meshes() -> None:
 
 
 def samplers() -> list[int]:
-    return list(DistributedSampler(range(10), shuffle=False))  # type: ignore[arg-type]
+    return list(DistributedSampler(range(10), shuffle=False))
 
 
 def messages() -> None:

@@ -33,7 +33,7 @@ def saved_and_loaded(folder: str) -> bool:
     model = net()
     fully_shard(model, mesh=mesh)
     train(model, lambda step: batch(step, dist.get_rank()))
-    before = [parameter.to_local().clone() for parameter in model.parameters()]
+    before = [parameter.to_local().clone() for parameter in model.parameters()]  # type: ignore[attr-defined]
     checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=folder)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -41,7 +41,7 @@ def saved_and_loaded(folder: str) -> bool:
     state = {"model": get_model_state_dict(model)}
     checkpoint.load(state, checkpoint_id=folder)
     set_model_state_dict(model, state["model"])
-    return all(torch.equal(one.to_local(), other) for one, other in zip(model.parameters(), before, strict=True))
+    return all(torch.equal(one.to_local(), other) for one, other in zip(model.parameters(), before, strict=True))  # type: ignore[attr-defined]
 
 
 def test_distributed_checkpoint() -> None:

@@ -143,7 +143,7 @@ def stale() -> dict[str, tuple[str, tuple[int, ...]]]:
             found[f"{name} {size}"] = raised.value.ranks
         check = [torch.zeros(1) for _ in range(left)]
         dist.all_gather(check, torch.ones(1))
-    return found
+    return found  # type: ignore[return-value]
 
 
 def test_sizes_of_before_a_loss_are_an_error_that_names_the_lost():

@@ -255,4 +255,4 @@ def test_signatures_have_the_arguments_of_all_methods_and_the_own(kind: type[Tra
     assert set(shown) == common | own
     assert {name for name, one in shown.items() if one.kind is not one.KEYWORD_ONLY} == common - set(Arguments.__annotations__)
     with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
-        kind(nn.Linear(1, 1), None, None, speed=1)  # type: ignore[arg-type,call-arg]
+        kind(nn.Linear(1, 1), None, None, speed=1)

@@ -98,9 +98,9 @@ def crash(path: Path, where: str) -> None:
     elif where == "exchange":
         checkpoint._exchanged = die  # type: ignore[assignment]
     elif where.startswith("rename"):  # as on file systems that cannot exchange names
-        checkpoint._exchanged = lambda *_: False  # type: ignore[assignment]
+        checkpoint._exchanged = lambda *_: False
     elif where == "sync":
-        checkpoint._sync_folder = die  # type: ignore[assignment]
+        checkpoint._sync_folder = die
     Path.rename = counted  # type: ignore[assignment,method-assign]
     save({"step": 2, "x": torch.ones(1000)}, path)
 
