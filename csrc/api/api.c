@@ -168,8 +168,8 @@ static pcclResult_t check_residuals(const void *send, const void *recv, const pc
     return api_check_devices(out, recv);
 }
 
-pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              const pcclReduceOptions_t *options, struct call_args *out) {
+static pcclResult_t check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
+                                 const pcclReduceOptions_t *options, struct call_args *out) {
     uint8_t codec;
     RETURN_IF_FAILED(api_check_dtype((int)descriptor->src_descriptor.datatype));
     RETURN_IF_FAILED(api_check_op((int)descriptor->op, (int)descriptor->src_descriptor.datatype));
@@ -217,7 +217,7 @@ pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor
     }
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
     struct call_args reduce;
-    RETURN_IF_FAILED(api_check_reduce(send, recv, descriptor, options, &reduce));
+    RETURN_IF_FAILED(check_reduce(send, recv, descriptor, options, &reduce));
     reduce.tell = tell;
     return ops_launch(comm->communicator, &reduce);
 }
@@ -237,7 +237,7 @@ static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, const
     for (size_t i = 0; i < count; i++) {
         const pcclReduceOpDescriptor_t *d = &descriptors[i];
         const pcclReduceOptions_t *o = options == NULL ? &none : &options[i];
-        RETURN_IF_FAILED(api_check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, o, &reduces[i]));
+        RETURN_IF_FAILED(check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, o, &reduces[i]));
     }
     return pcclSuccess;
 }

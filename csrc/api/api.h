@@ -67,9 +67,6 @@ struct transport_options api_transport_options(void);
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
-// Everything about a reduce that can be checked without a communicator; fills *out.
-pcclResult_t api_check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
-                              const pcclReduceOptions_t *options, struct call_args *out);
 // Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.
 pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
 pcclResult_t api_check_dtype(int dtype);

@@ -15,27 +15,6 @@ void call_table_init(struct call_table *table, const struct op_driver *driver, s
     *table = (struct call_table){.driver = *driver, .work_bytes = work_bytes, .now = epoch_get(epoch_none())};
 }
 
-void call_table_fini(struct call_table *table) {
-    unexpected_clear(&table->unexpected, &table->driver);
-    retained_clear(&table->retained, &table->driver);
-    tag_counters_clear(&table->counters);
-    mismatches_clear(&table->mismatches);
-    for (size_t i = 0; i < TAG_SLOTS; i++)
-        while (table->table[i] != NULL) {
-            struct op *op = table->table[i];
-            if (op->segments != NULL) segments_free(op);
-            call_table_free_op(table, op, op->outcome.result != CALL_OK);
-        }
-    while (table->unused != NULL) {
-        struct op *op = table->unused;
-        table->unused = op->chain;
-        free(op);
-    }
-    free(table->members);
-    team_free(table->team);
-    epoch_put(table->now);
-}
-
 static void fail(struct call_table *table) { table->driver.failed(table->driver.context); }
 
 // ---- ops by tag ----
@@ -72,7 +51,7 @@ static struct op *new_op(struct call_table *table, uint64_t tag) {
     return op;
 }
 
-void call_table_free_op(struct call_table *table, struct op *op, bool restore) {
+static void free_op(struct call_table *table, struct op *op, bool restore) {
     table->driver.forget(table->driver.context, op, restore);
     struct op **at = &table->table[tag_slot(op->args.tag)];
     while (*at != op) at = &(*at)->chain;
@@ -99,7 +78,7 @@ static void end_segment(struct call_table *table, struct op *op) {
     struct op *parent = op->parent;
     if (segments_ended(op)) {
         segments_remove(op);
-        call_table_free_op(table, op, false);
+        free_op(table, op, false);
     }
     if (parent->segments->live > 0) table->extra--;
     if (parent->phase == OP_ENDED) return;
@@ -361,7 +340,7 @@ void call_table_take(struct call_table *table, struct op *op, struct call_outcom
         segments_free(op);
     }
     table->live--;
-    call_table_free_op(table, op, false);
+    free_op(table, op, false);
 }
 
 void call_table_remove_segments(struct call_table *table, struct op *parent, bool restore) {
@@ -370,7 +349,7 @@ void call_table_remove_segments(struct call_table *table, struct op *parent, boo
         if (op == NULL) continue;
         if (op->phase == OP_WAITING) op_list_remove(&table->waiting, op);
         segments_remove(op);
-        call_table_free_op(table, op, restore);
+        free_op(table, op, restore);
     }
 }
 
@@ -495,4 +474,25 @@ void call_table_report_mismatch(struct call_table *table, struct op *op, const s
     op->mismatch_reported = true;
     struct wire_mismatch mismatch = {op->name, op->args.fingerprint, other->id, *theirs};
     table->driver.report_mismatch(table->driver.context, &mismatch);
+}
+
+void call_table_fini(struct call_table *table) {
+    unexpected_clear(&table->unexpected, &table->driver);
+    retained_clear(&table->retained, &table->driver);
+    tag_counters_clear(&table->counters);
+    mismatches_clear(&table->mismatches);
+    for (size_t i = 0; i < TAG_SLOTS; i++)
+        while (table->table[i] != NULL) {
+            struct op *op = table->table[i];
+            if (op->segments != NULL) segments_free(op);
+            free_op(table, op, op->outcome.result != CALL_OK);
+        }
+    while (table->unused != NULL) {
+        struct op *op = table->unused;
+        table->unused = op->chain;
+        free(op);
+    }
+    free(table->members);
+    team_free(table->team);
+    epoch_put(table->now);
 }

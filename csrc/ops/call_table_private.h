@@ -21,6 +21,5 @@ void call_table_end(struct call_table *table, struct op *op,
 void call_table_end_lost(struct call_table *table, struct op *op);
 void call_table_release(struct call_table *table, struct op *op);
 void call_table_remove_segments(struct call_table *table, struct op *parent, bool restore);
-void call_table_free_op(struct call_table *table, struct op *op, bool restore);
 
 #endif

@@ -52,8 +52,3 @@ void epoch_put(const struct epoch *epoch) {
     if (epoch != NULL && atomic_fetch_sub_explicit(&counted(epoch)->references, 1, memory_order_acq_rel) == 1)
         free(counted(epoch));
 }
-
-uint32_t epoch_lanes(const struct epoch *epoch, uint32_t place) {
-    uint32_t own = epoch->ring.members[epoch->ring.rank].lanes, theirs = epoch->ring.members[place].lanes;
-    return own < theirs ? own : theirs;
-}

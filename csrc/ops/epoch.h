@@ -39,7 +39,5 @@ const struct epoch *epoch_none(void);
 // Adds a reference; NULL is allowed, here and in epoch_put.
 const struct epoch *epoch_get(const struct epoch *epoch);
 void epoch_put(const struct epoch *epoch);
-// How many lanes a pair of this member and the one at `place` of the ring uses: the smaller of both pool sizes.
-uint32_t epoch_lanes(const struct epoch *epoch, uint32_t place);
 
 #endif
