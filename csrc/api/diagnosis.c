@@ -6,7 +6,7 @@
 #include "api/api.h"
 #include "api/ext.h"
 #include "base/platform.h"
-#include "data/pace.h"
+#include "link/pace.h"
 #include "master/status_query.h"
 #include "net/socket.h"
 

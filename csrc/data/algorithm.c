@@ -7,9 +7,9 @@
 #include "base/stream.h"
 #include "data/backup.h"
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/pool.h"
-#include "data/workers.h"
+#include "link/lane.h"
+#include "link/pool.h"
+#include "link/workers.h"
 #include "device/device.h"
 
 static const struct algorithm *const algorithms[] = {

@@ -4,7 +4,7 @@
 #ifndef PCCL_DATA_ALGORITHM_H
 #define PCCL_DATA_ALGORITHM_H
 
-#include "data/frame.h"
+#include "link/frame.h"
 #include "ops/call_table.h"
 #include "ops/op.h"
 

@@ -12,7 +12,7 @@
 #include "base/lock.h"
 #include "data/backup.h"
 #include "data/callbacks.h"
-#include "data/stats.h"
+#include "link/stats.h"
 #include "device/device.h"
 #include "ops/call_table.h"
 

@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #include "data/callbacks.h"
-#include "data/link.h"
+#include "link/lanes.h"
 #include "ops/epoch.h"
 #include "net/wire_control.h"
 

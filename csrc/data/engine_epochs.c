@@ -5,8 +5,8 @@
 #include "data/engine.h"
 #include "data/algorithm.h"
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/pool.h"
+#include "link/lane.h"
+#include "link/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
 

@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "data/pace.h"
+#include "link/pace.h"
 #include "net/wire_control.h"
 
 struct engine;

@@ -1,5 +1,5 @@
 // Maps the type of a frame on an engine's lanes to its owner.
-#include "data/lane.h"
+#include "link/lane.h"
 
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "data/slots.h"
 #include "data/core.h"
 #include "data/algorithm.h"
-#include "data/pool.h"
+#include "link/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
 #include "device/device.h"

@@ -9,9 +9,9 @@
 #include "base/log.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/link.h"
-#include "data/pool.h"
+#include "link/lane.h"
+#include "link/lanes.h"
+#include "link/pool.h"
 #include "net/socket.h"
 
 struct same_host {

@@ -6,7 +6,7 @@
 #ifndef PCCL_DATA_SERVICE_H
 #define PCCL_DATA_SERVICE_H
 
-#include "data/lane.h"
+#include "link/lane.h"
 #include "net/wire_control.h"
 
 struct service;

@@ -3,9 +3,9 @@
 #include "base/descriptor.h"
 #include "base/stream.h"
 #include "data/core.h"
-#include "data/lane.h"
+#include "link/lane.h"
 #include "data/algorithm.h"
-#include "data/pool.h"
+#include "link/pool.h"
 #include "device/shared_memory.h"
 
 enum {

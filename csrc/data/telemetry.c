@@ -2,8 +2,8 @@
 
 #include "base/platform.h"
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/link.h"
+#include "link/lane.h"
+#include "link/lanes.h"
 #include "data/algorithm.h"
 #include "data/same_host.h"
 

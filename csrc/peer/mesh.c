@@ -6,7 +6,7 @@
 
 #include "base/grow.h"
 #include "base/platform.h"
-#include "data/pace.h"
+#include "link/pace.h"
 
 enum {
     NEIGHBOURS_LEAST = 8,

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "compute/hash.h"
-#include "data/pace.h"
+#include "link/pace.h"
 
 enum { HERE = 0xffff, WANTED = 0xfffe }; // otherwise: the donor it was asked of
 

@@ -7,7 +7,7 @@
 #include <pccl.h>
 
 #include "compute/codec.h"
-#include "data/pace.h"
+#include "link/pace.h"
 #include "events.h"
 
 enum { TAGS = 3 };

@@ -5,9 +5,9 @@
 #include "base/stream.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "data/lane.h"
+#include "link/lane.h"
 #include "data/algorithm.h"
-#include "data/pace.h"
+#include "link/pace.h"
 
 struct broadcast {
     struct moving moving;

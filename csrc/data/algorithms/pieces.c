@@ -12,9 +12,9 @@
 #include "base/stream.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "data/lane.h"
+#include "link/lane.h"
 #include "data/algorithm.h"
-#include "data/pace.h"
+#include "link/pace.h"
 #include "device/device.h"
 
 enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache afterwards

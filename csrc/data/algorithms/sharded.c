@@ -16,9 +16,9 @@
 #include "compute/codec.h"
 #include "compute/kernels.h"
 #include "data/core.h"
-#include "data/lane.h"
+#include "link/lane.h"
 #include "data/algorithm.h"
-#include "data/pool.h"
+#include "link/pool.h"
 #include "device/device.h"
 
 enum {

@@ -16,10 +16,10 @@
 #include <pccl.h>
 
 #include "data/core.h"
-#include "data/lane.h"
+#include "link/lane.h"
 #include "data/algorithm.h"
-#include "data/pace.h"
-#include "data/pool.h"
+#include "link/pace.h"
+#include "link/pool.h"
 #include "device/device.h"
 
 enum { WINDOW_LEAST = 4 }; // blocks

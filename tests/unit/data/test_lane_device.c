@@ -15,7 +15,7 @@
 #include "compute/codec.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
-#include "data/frame.h"
+#include "link/frame.h"
 #include "deaf_owner.h"
 #include "enter_epoch.h"
 #include "net/transport.h"

@@ -1,7 +1,7 @@
 // Collectives that move pieces: whatever the counts are, each member ends with its pieces of all others, or none does.
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/link.h"
+#include "link/lane.h"
+#include "link/lanes.h"
 #include "engine_world.h"
 #include "ops/plan.h"
 

@@ -4,8 +4,8 @@
 #include <sys/socket.h>
 
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/link.h"
+#include "link/lane.h"
+#include "link/lanes.h"
 #include "engine_world.h"
 
 enum { TAG = 7 };

@@ -6,7 +6,7 @@
 
 #include "data/engine.h"
 #include "data/core.h"
-#include "data/frame.h"
+#include "link/frame.h"
 
 static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;

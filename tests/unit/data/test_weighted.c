@@ -4,7 +4,7 @@
 #include "engine_world.h"
 
 #include "compute/kernels.h"
-#include "data/pace.h"
+#include "link/pace.h"
 #include "ops/weighted.h"
 
 #ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same

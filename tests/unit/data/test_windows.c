@@ -8,7 +8,7 @@
 
 #include "check.h"
 #include "data/engine.h"
-#include "data/pace.h"
+#include "link/pace.h"
 #include "deaf_owner.h"
 #include "enter_epoch.h"
 #include "far_end.h"

@@ -1,5 +1,5 @@
 // The plan of leaves, against a simulation of donors with speeds, deaths and wrong bytes.
-#include "data/pace.h"
+#include "link/pace.h"
 #include "state/delta.h"
 
 #include "check.h"

@@ -1,4 +1,4 @@
-#include "data/workers.h"
+#include "link/workers.h"
 
 #include "base/grow.h"
 #include "base/platform.h"

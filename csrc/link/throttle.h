@@ -3,13 +3,13 @@
 // windows. So what the way carries is measured while a queue is there, and they send so much less, or more, that a
 // short one stays. Where the queue does not become shorter, or they send ever less for it, it is somebody else's, and
 // they send as fast as they can. Pure.
-#ifndef PCCL_DATA_THROTTLE_H
-#define PCCL_DATA_THROTTLE_H
+#ifndef PCCL_LINK_THROTTLE_H
+#define PCCL_LINK_THROTTLE_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "data/pace.h"
+#include "link/pace.h"
 
 // All 0 at the beginning. Speeds are bytes per nanosecond.
 struct throttle {

@@ -1,4 +1,4 @@
-#include "data/pace.h"
+#include "link/pace.h"
 
 #include "base/platform.h"
 

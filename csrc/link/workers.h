@@ -4,8 +4,8 @@
 // thread and each worker hold whenever they run, except inside the calls that move the bytes of a chunk: a send, a
 // receive, a sum, a copy. The turn comes before `engine.lock`. Each worker serves the lanes of some indexes, and no
 // other thread steps those. Without workers every function here returns at once.
-#ifndef PCCL_DATA_WORKERS_H
-#define PCCL_DATA_WORKERS_H
+#ifndef PCCL_LINK_WORKERS_H
+#define PCCL_LINK_WORKERS_H
 
 #include <pthread.h>
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-#include "data/stats.h"
+#include "link/stats.h"
 
 #include <stdlib.h>
 

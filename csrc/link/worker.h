@@ -1,8 +1,8 @@
 // Threads that receive, sum and send beside the engine's thread: docs/decisions/data-threads.md.
-#ifndef PCCL_DATA_WORKER_H
-#define PCCL_DATA_WORKER_H
+#ifndef PCCL_LINK_WORKER_H
+#define PCCL_LINK_WORKER_H
 
-#include "data/workers.h"
+#include "link/workers.h"
 
 enum { WORKERS_MOST = 16 };
 

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "data/link.h"
+#include "link/lanes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "base/platform.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "data/lane.h"
+#include "link/lane.h"
 #include "net/socket.h"
 
 enum { LANES_LEAST = 16 };

@@ -1,5 +1,5 @@
 // How fast the connections to one far neighbour may be together, over a model of a link.
-#include "data/throttle.h"
+#include "link/throttle.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 // What is seen of a neighbour: who begins later, and whose heartbeats are late.
-#include "data/stats.h"
+#include "link/stats.h"
 
 #include "base/platform.h"
 #include "check.h"

@@ -7,8 +7,8 @@
 //
 // Where packets are lost on the way, some are sent again all the time; where a queue overflows, many at once, and then
 // none for as long as it takes to fill. So what is sent again in no more than half of the looks is not lost on the way.
-#ifndef PCCL_DATA_STATS_H
-#define PCCL_DATA_STATS_H
+#ifndef PCCL_LINK_STATS_H
+#define PCCL_LINK_STATS_H
 
 #include <stdatomic.h>
 #include <stdbool.h>

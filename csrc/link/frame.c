@@ -1,7 +1,7 @@
-#include "data/frame.h"
+#include "link/frame.h"
 
 #include "data/core.h"
-#include "data/pool.h"
+#include "link/pool.h"
 
 bool frame_has_epoch(uint16_t type) { return type < WIRE_SYNC_ASK_HASHES || type > WIRE_LINK_HEARTBEAT; }
 

@@ -1,6 +1,6 @@
 // The neighbours of an engine, found by id, and the links to each of them.
-#ifndef PCCL_DATA_LINK_H
-#define PCCL_DATA_LINK_H
+#ifndef PCCL_LINK_LANES_H
+#define PCCL_LINK_LANES_H
 
 #include <stdbool.h>
 #include <stddef.h>

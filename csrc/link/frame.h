@@ -3,8 +3,8 @@
 // A frame is a head of fixed size (struct wire_header, then struct wire_op), a payload, and padding. Some frames belong
 // to an op (data/algorithms), some to the service of the engine (data/service.h), the rest to the links and the
 // agreement about ops.
-#ifndef PCCL_DATA_FRAME_H
-#define PCCL_DATA_FRAME_H
+#ifndef PCCL_LINK_FRAME_H
+#define PCCL_LINK_FRAME_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -11,7 +11,7 @@
 #include "data/core.h"
 #include "data/engine.h"
 #include "enter_epoch.h"
-#include "data/frame.h"
+#include "link/frame.h"
 #include "deaf_owner.h"
 #include "net/gauge.h"
 #include "net/transport.h"

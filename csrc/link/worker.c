@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "data/worker.h"
+#include "link/worker.h"
 
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -9,8 +9,8 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/core.h"
-#include "data/lane.h"
-#include "data/link.h"
+#include "link/lane.h"
+#include "link/lanes.h"
 
 enum { EVENTS = 64 };
 

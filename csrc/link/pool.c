@@ -1,4 +1,4 @@
-#include "data/pool.h"
+#include "link/pool.h"
 
 #include <stdlib.h>
 

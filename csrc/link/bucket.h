@@ -3,8 +3,8 @@
 // The kernel can pace each connection by itself, but then a timer of its own sends every two segments. Over 1 Gbit/s
 // these timers cost more of the processor than all else (docs/decisions/far-links.md). The bucket costs one wake-up per
 // millisecond.
-#ifndef PCCL_DATA_BUCKET_H
-#define PCCL_DATA_BUCKET_H
+#ifndef PCCL_LINK_BUCKET_H
+#define PCCL_LINK_BUCKET_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -3,7 +3,7 @@
 
 #include "base/platform.h"
 #include "check.h"
-#include "data/pace.h"
+#include "link/pace.h"
 
 #define TICK (PACE_TICK_MS * MS_NS)
 #define MIB (UINT64_C(1) << 20)

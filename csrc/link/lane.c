@@ -5,7 +5,7 @@
 // rest of a payload and the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this
 // member has not entered yet stops the lane until it has.
 #define _GNU_SOURCE
-#include "data/lane.h"
+#include "link/lane.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 #include "base/platform.h"
 #include "data/callbacks.h"
 #include "data/core.h"
-#include "data/pool.h"
+#include "link/pool.h"
 #include "device/device.h"
 #include "ops/op.h"
 

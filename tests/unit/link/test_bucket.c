@@ -1,4 +1,4 @@
-#include "data/bucket.h"
+#include "link/bucket.h"
 
 #include "base/platform.h"
 #include "check.h"

@@ -1,4 +1,4 @@
-#include "data/silence.h"
+#include "link/silence.h"
 
 #include <stddef.h>
 

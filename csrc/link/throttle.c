@@ -1,4 +1,4 @@
-#include "data/throttle.h"
+#include "link/throttle.h"
 
 #include "base/platform.h"
 

@@ -3,8 +3,8 @@
 // what has come), decisions out.
 //
 // Speeds are bytes per nanosecond, 0 is unknown.
-#ifndef PCCL_DATA_PACE_H
-#define PCCL_DATA_PACE_H
+#ifndef PCCL_LINK_PACE_H
+#define PCCL_LINK_PACE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 // Blocks of heap memory, counted, that are used again: bytes that frames and ops share, and the frames themselves.
-#ifndef PCCL_DATA_POOL_H
-#define PCCL_DATA_POOL_H
+#ifndef PCCL_LINK_POOL_H
+#define PCCL_LINK_POOL_H
 
 #include <stdbool.h>
 #include <stddef.h>

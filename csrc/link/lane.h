@@ -1,15 +1,15 @@
 // The connections to the neighbours: frames in, frames out. What the frames mean is said by whoever is asked for it
 // (struct lane_route).
-#ifndef PCCL_DATA_LANE_H
-#define PCCL_DATA_LANE_H
+#ifndef PCCL_LINK_LANE_H
+#define PCCL_LINK_LANE_H
 
-#include "data/bucket.h"
-#include "data/frame.h"
-#include "data/pace.h"
-#include "data/silence.h"
-#include "data/stats.h"
-#include "data/throttle.h"
-#include "data/workers.h"
+#include "link/bucket.h"
+#include "link/frame.h"
+#include "link/pace.h"
+#include "link/silence.h"
+#include "link/stats.h"
+#include "link/throttle.h"
+#include "link/workers.h"
 #include "device/rendezvous.h"
 #include "net/peer_name.h"
 #include "net/transport.h"

@@ -6,8 +6,8 @@
 // acknowledged at some pace too: the bytes under way at one check, or DRAIN_BYTES where that is less, within the limit.
 // How far pauses that are usual stretch the limit, net/arrival says; one that was long is given twice its length from
 // then on, until it has faded. Pure.
-#ifndef PCCL_DATA_SILENCE_H
-#define PCCL_DATA_SILENCE_H
+#ifndef PCCL_LINK_SILENCE_H
+#define PCCL_LINK_SILENCE_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -15,7 +15,7 @@
 #include "far_end.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
-#include "data/silence.h"
+#include "link/silence.h"
 #include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/transport.h"
