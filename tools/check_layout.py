@@ -29,6 +29,7 @@ FOLDERS = [
     "compute",
     "topology",
     "device",
+    "link",
     "ops",
     "data",
     "state",

@@ -25,11 +25,7 @@ LIBRARIES = {"pccl_core": ("csrc", ""), "pccl_cuda_parts": ("cuda", "cuda/"), "p
 FOLDERS = {"api": ("api_", "pccl"), "sim": ("sim_", "pccl_sim_", "judge_")}
 
 #: Circles that exist. Take them apart; add none.
-CIRCLES = {
-    "data/algorithm data/algorithms/broadcast data/algorithms/direct data/algorithms/pieces data/algorithms/ring "
-    "data/algorithms/sharded data/algorithms/weighted data/lane data/link data/route data/same_host "
-    "data/service data/slots": "a layer of connections below data ends it",
-}
+CIRCLES: dict[str, str] = {}
 
 #: Prefixes that are not the module's: what they name has no file of its own yet. Rename, split or merge; add none.
 PREFIXES = {
@@ -37,12 +33,10 @@ PREFIXES = {
     "base/stream": {"copy_": "the module has the name of its mechanism, the function that of its purpose"},
     "compute/kernels": {"dtype_": "types and operators are those of the tables", "red_": "likewise"},
     "data/core": {"engine_": "the part of the engine that the modules below it may call"},
-    "data/lane": {"neighbour_": "lane and neighbour are one module, until connections have a layer of their own"},
-    "data/link": dict.fromkeys(("engine_", "lanes_", "neighbour_", "neighbours_"), "likewise"),
     "data/link_report": {"engine_": "a call of the engine"},
     "data/algorithms/direct": {"algorithm_": "called by data/algorithm alone"},
-    "data/pool": {"block_": "what the pool holds"},
-    "data/workers": {"turn_": "the lock that worker threads pass on"},
+    "link/pool": {"block_": "what the pool holds"},
+    "link/workers": {"turn_": "the lock that worker threads pass on"},
     "master/survivors": {"claim_": "what a survivor reports"},
     "ops/group": {"team_": "the members of one call, in a group"},
     "ops/retained": {"acks_": "what ends the retaining"},

@@ -8,6 +8,8 @@
 #include "ops/call_table.h"
 #include "ops/op.h"
 
+struct engine;
+
 struct algorithm {
     const char *name;
     size_t work_bytes;
@@ -30,7 +32,7 @@ struct algorithm {
     bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
-    // As in struct lane_route; but `to` may be set: the payload is there already.
+    // As `head` and `frame` of struct link_events; but `to` may be set: the payload is there already.
     bool (*place)(struct engine *engine, struct op *op, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
     struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);

@@ -16,8 +16,9 @@ struct engine_callbacks {
     // Frames for the master: DONE, MISMATCH, SYNC_DONE when a receiver's part of a round is over (state/sync), and a
     // REPORT, which may be empty, for each epoch that was entered. Their headers name the epoch in force here.
     void (*to_master)(void *context, const struct wire_buffer *frames);
-    // A link to `id` broke. id = self: a fresh group epoch is wanted.
-    void (*link_down)(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason);
+    // The link to `id` with this serial number (engine_add_link) broke. id = self: a fresh group epoch is wanted.
+    void (*link_down)(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                      enum wire_link_reason reason);
     // The engine is dead, or others would wait for this member for ever: memory or descriptors were refused, or, if
     // `why` is not "", a device has failed.
     void (*failed)(void *context, const char *why);

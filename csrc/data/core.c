@@ -4,6 +4,7 @@
 
 #include "base/platform.h"
 #include "device/device.h"
+#include "link/lane.h"
 
 void engine_wake(struct engine *engine) {
     engine_assert_locked(engine);
@@ -36,6 +37,8 @@ struct wire_header engine_header(const struct engine *engine) {
     const struct epoch *now = engine->call_table.now;
     return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
 }
+
+void engine_note_running(struct engine *engine) { engine->lanes->busy = engine->running.first != NULL; }
 
 void engine_tell(struct engine *engine) {
     engine_lock(engine);

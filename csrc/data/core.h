@@ -1,7 +1,7 @@
 // An engine: what the modules of the data plane share, its lock, the wake-up of its thread, its end.
 //
 // `engine.lock` guards everything except what is marked "thread": that belongs to the engine's thread, or, before the
-// thread has seen an op, to nobody; with workers it is guarded by the turn (data/workers). The lock is never held
+// thread has seen an op, to nobody; with workers it is guarded by the turn (link/workers). The lock is never held
 // across a blocking call; socket calls never block. Modules of data/ read and change the fields; state/ and algorithms
 // use the functions here and in data/algorithm.h.
 #ifndef PCCL_DATA_CORE_H
@@ -12,16 +12,16 @@
 #include "base/lock.h"
 #include "data/backup.h"
 #include "data/callbacks.h"
-#include "link/stats.h"
+#include "data/op_stats.h"
 #include "device/device.h"
 #include "ops/call_table.h"
 
 struct algorithm_shared;
 struct lanes;
+struct neighbour;
 struct pool;
 struct same_host;
 struct service;
-struct workers;
 
 struct engine {
     pthread_mutex_t lock;
@@ -50,7 +50,6 @@ struct engine {
 
     // each belongs to the module of its name
     struct lanes *lanes;
-    struct workers *workers; // NULL: none
     struct algorithm_shared *shared;
     struct pool *pool;
     struct same_host *same_host;
@@ -87,6 +86,10 @@ bool engine_awaits(const struct engine *engine, const struct op_member *member);
 static inline const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
 // Run, generation and epoch in force; the rest is 0.
 struct wire_header engine_header(const struct engine *engine);
+// The member of the epoch in force; NULL: there is none. Lock held.
+struct neighbour *engine_member(struct engine *engine, const struct wire_id *id);
+// The list of running ops has changed. Thread.
+void engine_note_running(struct engine *engine);
 // Sends what was encoded in `for_master`; memory that was refused for it is the engine's end. Thread.
 void engine_tell(struct engine *engine);
 

@@ -16,7 +16,10 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "data/algorithm.h"
+#include "data/slots.h"
 #include "data/core.h"
+#include "data/op_peer.h"
+#include "data/route.h"
 #include "link/lane.h"
 #include "link/pool.h"
 #include "data/same_host.h"
@@ -25,12 +28,14 @@
 #include "link/worker.h"
 #include "device/device.h"
 #include "device/rendezvous.h"
+#include "link/lanes.h"
 
 enum { EVENTS = 64 };
 
 // ---- the thread ----
 static void end_all(struct engine *engine) {
     engine->posted.first = engine->running.first = NULL;
+    engine_note_running(engine);
     call_table_end_all(&engine->call_table);
 }
 
@@ -70,9 +75,11 @@ static void begin_posted(struct engine *engine) {
         if (op->restart) backup_restore(&op->backup, op->args.queue, op->args.recv);
         op->restart = false;
         op_list_append(&engine->running, op);
+        engine_note_running(engine);
         if (algorithm_begin(engine, op)) continue;
         engine_lock(engine);
         op_list_remove(&engine->running, op);
+        engine_note_running(engine);
         engine_fail_of(engine, op->args.queue);
         call_table_refuse(&engine->call_table, op);
         engine_unlock(engine);
@@ -89,7 +96,7 @@ static void go_on_with_devices(struct engine *engine) {
         next = op->next;
         if (op->moved) algorithm_check(engine, op);
     }
-    lanes_schedule(engine);
+    lanes_schedule(engine->lanes);
 }
 
 // Whether lanes or ops are to change that workers may be in the midst of.
@@ -101,19 +108,19 @@ static bool changes_all(const struct engine *engine) {
 // Does what other threads have asked for. False: the thread is to end, and no worker begins another step.
 static bool serve_requests(struct engine *engine) {
     engine_lock(engine);
-    if (engine->workers != NULL && changes_all(engine)) {
+    if (engine->lanes->workers != NULL && changes_all(engine)) {
         engine_unlock(engine);
-        workers_pause(engine);
+        workers_pause(engine->lanes->workers);
         engine_lock(engine);
     }
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
-    if (!engine->dead && !lanes_poll_arriving(engine)) engine_fail(engine);
+    if (!engine->dead && !lanes_poll_arriving(engine->lanes)) engine_fail(engine);
     if (engine->pending != NULL && !engine->dead) engine_enter_pending(engine);
     if (engine->killing || !go_on) {
         engine->killing = false;
         engine_drop_ops(engine);
-        lanes_hang_up(engine);
+        lanes_hang_up(engine->lanes);
         end_all(engine);
     }
     service_woken(engine);
@@ -126,9 +133,9 @@ static bool serve_requests(struct engine *engine) {
     engine_tell(engine);
     if (failed) engine->callbacks.failed(engine->callbacks.context, engine->why);
     if (go_on && request_epoch)
-        engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, WIRE_LINK_BROKEN);
+        engine->callbacks.link_down(engine->callbacks.context, &engine->self, 0, 0, WIRE_LINK_BROKEN);
     if (go_on && devices) go_on_with_devices(engine);
-    if (go_on) workers_resume(engine);
+    if (go_on) workers_resume(engine->lanes->workers);
     if (go_on) begin_posted(engine);
     return go_on;
 }
@@ -138,19 +145,19 @@ static void work(struct engine *engine) {
     struct epoll_event events[EVENTS];
     bool woken = true, busy = false;
     kernels_enter();
-    turn_take(engine);
+    turn_take(engine->lanes->workers);
     for (;;) {
         if (woken && !serve_requests(engine)) break;
         int timeout_ms = service_step(engine);
-        lanes_check_silence(engine);
+        lanes_check_silence(engine->lanes);
         timeout_ms = telemetry_step(engine, timeout_ms);
-        lanes_look_at_buckets(engine);
+        lanes_look_at_buckets(engine->lanes);
         busy = lanes_step(&engine->lanes->ready);
-        lanes_free_broken(engine);
-        timeout_ms = busy ? 0 : lanes_timeout_ms(engine, timeout_ms);
-        turn_leave_thread(engine, !busy);
+        lanes_free_broken(engine->lanes);
+        timeout_ms = busy ? 0 : lanes_timeout_ms(engine->lanes, timeout_ms);
+        turn_leave_thread(engine->lanes->workers, !busy);
         int count = epoll_wait(engine->epoll, events, EVENTS, timeout_ms);
-        turn_take(engine);
+        turn_take(engine->lanes->workers);
         woken = false;
         for (int i = 0; i < count; i++) {
             void *tag = events[i].data.ptr;
@@ -164,7 +171,7 @@ static void work(struct engine *engine) {
             }
         }
     }
-    turn_leave(engine);
+    turn_leave(engine->lanes->workers);
 }
 
 static void *run(void *argument) {
@@ -173,6 +180,8 @@ static void *run(void *argument) {
 }
 
 // ---- life ----
+static void out_of_memory(void *engine) { engine_fail(engine); }
+
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks) {
     struct engine *engine = calloc(1, sizeof *engine);
     if (engine == NULL) return NULL;
@@ -185,16 +194,23 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     platform_cond_init(&engine->not_holding);
     platform_cond_init(&engine->drained);
     platform_cond_init(&engine->service_stopped);
-    engine->pool = pool_new();
+    engine->pool = pool_new(&engine->lock, out_of_memory, engine);
     engine->shared = calloc(1, sizeof *engine->shared);
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    engine->lanes = lanes_new(engine, engine->epoll);
+    struct lanes_options options = {.events = &route_events,
+                                    .context = engine,
+                                    .lock = &engine->lock,
+                                    .pool = engine->pool,
+                                    .neighbour_bytes = sizeof(struct op_peer),
+                                    .epoll = engine->epoll,
+                                    .wake = engine->wake};
+    engine->lanes = lanes_new(&options);
     bool made = engine->pool != NULL && engine->shared != NULL && engine->lanes != NULL && engine->epoll >= 0 &&
                 engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
     made = made && (engine->same_host = same_host_new(engine->epoll)) != NULL;
-    made = made && workers_start(engine);
+    made = made && workers_start(engine->lanes);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
     engine_free(engine);
@@ -230,7 +246,7 @@ void engine_stop(struct engine *engine) {
     engine_wake(engine);
     engine_unlock(engine);
     if (first && engine->started) pthread_join(engine->thread, NULL);
-    if (first) workers_stop(engine);
+    if (first) workers_stop(engine->lanes);
     engine_lock(engine);
     if (first) {
         end_all(engine);
@@ -247,8 +263,12 @@ void engine_free(struct engine *engine) {
     engine_lock(engine); // nobody else has the engine, but these functions check
     call_table_fini(&engine->call_table);
     backup_cache_free(&engine->backups);
+    for (struct neighbour *peer = engine->lanes != NULL ? engine->lanes->neighbours : NULL; peer != NULL;
+         peer = peer->next) {
+        slots_end(&op_peer_of(peer)->slots);
+    }
+    if (engine->lanes != NULL) workers_free(engine->lanes);
     lanes_free(engine->lanes);
-    workers_free(engine);
     same_host_free(engine->same_host);
     wire_buffer_fini(&engine->for_master);
     pool_free(engine->pool);

@@ -21,11 +21,11 @@
 #include <stdint.h>
 
 #include "data/callbacks.h"
-#include "link/lanes.h"
 #include "ops/epoch.h"
 #include "net/wire_control.h"
 
 struct engine;
+struct transport;
 
 // Creates the engine and starts its thread. NULL when the system refuses.
 struct engine *engine_new(const struct wire_id *self, const struct engine_callbacks *callbacks);
@@ -37,6 +37,21 @@ void engine_drain(struct engine *engine, int64_t deadline_ns);
 void engine_stop(struct engine *engine);
 void engine_free(struct engine *engine);
 
+// ---- links ----
+// Takes an authenticated connection. An older one of the same member and index is closed, if both have the same address
+// at the other end. Returns its serial number (engine_callbacks.link_down); 0: it was closed, because the older one
+// lives and has another address, or the engine has ended. Frames of group epochs not entered yet wait on it. `id` need
+// not be a member yet (candidates).
+uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream);
+// True when this link exists and works.
+bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index);
+// Closes all links of a peer that is gone.
+void engine_drop_peer(struct engine *engine, const struct wire_id *id);
+// As lanes_set_silence and lanes_fix.
+void engine_set_silence(struct engine *engine, int64_t limit_ns);
+void engine_fix_lanes(struct engine *engine);
+
+// ---- epochs and operations ----
 // Members were lost in a group epoch that this one never enters; a later one follows at once.
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch);
 // Only of the own group, and only entered when group_epoch has grown. Copies what it needs.

@@ -4,11 +4,15 @@
 
 #include "data/engine.h"
 #include "data/algorithm.h"
+#include "data/slots.h"
 #include "data/core.h"
+#include "data/op_peer.h"
 #include "link/lane.h"
 #include "link/pool.h"
 #include "data/same_host.h"
 #include "data/service.h"
+#include "link/lanes.h"
+#include "link/neighbour.h"
 
 // ---- the control side ----
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {
@@ -22,7 +26,7 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
     bool known = true;
     engine_lock(engine);
     for (uint32_t i = 0; i < ring->count && known; i++) {
-        struct neighbour *peer = i == ring->rank ? NULL : neighbour_get(engine, &ring->members[i].id);
+        struct neighbour *peer = i == ring->rank ? NULL : neighbour_get(engine->lanes, &ring->members[i].id);
         if (peer != NULL) peer->name = ring->members[i].name;
         known = i == ring->rank || peer != NULL;
     }
@@ -60,8 +64,9 @@ void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
 // ---- the thread ----
 void engine_drop_ops(struct engine *engine) {
     engine_assert_locked(engine);
-    lanes_drop_frames(engine, false);
+    lanes_drop_frames(engine->lanes, false);
     engine->running.first = engine->posted.first = NULL;
+    engine_note_running(engine);
     struct algorithm_shared *shared = algorithm_shared(engine);
     shared->under_way = shared->early = shared->granted = 0;
 }
@@ -71,6 +76,17 @@ void engine_drop_ops(struct engine *engine) {
 static bool changes_master(const struct engine *engine) {
     const struct epoch *now = engine->call_table.now;
     return now->ring.count > 0 && now->generation != engine->pending->generation;
+}
+
+// Forgets what neighbours were in the epoch before.
+static void leave_epoch(struct engine *engine) {
+    for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next) {
+        struct op_peer *op_peer = op_peer_of(peer);
+        op_peer->eager_bytes = 0;
+        op_peer->offered = false;
+        slots_end(&op_peer->slots);
+        if (op_peer->member.rank == UINT32_MAX) service_changed(engine, peer, SERVICE_PEER_LEFT);
+    }
 }
 
 void engine_enter_pending(struct engine *engine) {
@@ -89,6 +105,8 @@ void engine_enter_pending(struct engine *engine) {
     wire_encode_report(&engine->for_master, engine_header(engine), &report);
     free(report.ops);
     algorithm_leave_slots(engine); // they end with the epoch
-    lanes_enter_epoch(engine);
+    struct wire_header now = engine_header(engine);
+    leave_epoch(engine);
+    lanes_enter_epoch(engine->lanes, &now);
     if (engine->pending_ready) links_are_ready(engine);
 }

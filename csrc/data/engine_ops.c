@@ -17,6 +17,10 @@
 #include "data/same_host.h"
 #include "device/device.h"
 #include "ops/segments.h"
+#include "data/op_peer.h"
+#include "link/lanes.h"
+#include "data/op_stats.h"
+#include "link/neighbour.h"
 
 enum {
     TELL_FIRST_MS = 10000, // of a wait in which nothing moves; then again after twice as long
@@ -31,7 +35,7 @@ struct waiter {
 // It was made when the epoch was told, and is not freed while the epoch is awaited.
 static struct op_member *member(void *context, const struct wire_id *id) {
     engine_assert_locked((struct engine *)context);
-    return &neighbour_find(context, id)->member;
+    return &op_peer_of(neighbour_find(((struct engine *)context)->lanes, id))->member;
 }
 
 static bool start(void *context, struct op *op) {
@@ -80,7 +84,7 @@ static bool fill(void *context, struct op *op, struct block *result) {
 static void ended(void *context, struct op *op) {
     engine_assert_locked((struct engine *)context);
     struct engine *engine = context;
-    if (op->parent == NULL) stats_op_ended(&engine->op_stats, op->posted_ns, platform_now_ns());
+    if (op->parent == NULL) op_stats_ended(&engine->op_stats, op->posted_ns, platform_now_ns());
     if (op->parent == NULL) device_release(op->args.queue);
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
     if (op->parent == NULL && engine->callbacks.events != NULL) wake_signal(atomic_load(engine->callbacks.events));
@@ -135,17 +139,17 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
                         bool ask) {
     struct engine *engine = context;
     struct wire_op head = {.extra = ask};
-    struct block *block = block_new(engine, count * WIRE_ACK_BYTES);
+    struct block *block = block_new(engine->pool, count * WIRE_ACK_BYTES);
     if (block == NULL) return;
     for (uint32_t i = 0; i < count; i++) wire_ack_encode(block->bytes + i * WIRE_ACK_BYTES, &names[i]);
-    neighbour_signal(engine, neighbour_of(to), WIRE_ACK, &head, block);
-    block_put(engine, block);
+    lanes_signal(neighbour_of(to), WIRE_ACK, &head, block);
+    block_put(engine->pool, block);
 }
 
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
     struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .offset = name->epoch, .extra = name->list};
     algorithm_complete_result(context, result);
-    neighbour_signal(context, neighbour_of(to), WIRE_SUPPLY, &head, result);
+    lanes_signal(neighbour_of(to), WIRE_SUPPLY, &head, result);
 }
 
 static void drained(void *context) { pthread_cond_broadcast(&((struct engine *)context)->drained); }
@@ -173,7 +177,7 @@ static void request_epoch(void *context) {
     engine_wake(engine);
 }
 
-static void put(void *context, struct block *block) { block_put(context, block); }
+static void put(void *context, struct block *block) { block_put(((struct engine *)context)->pool, block); }
 
 static void failed(void *context) { engine_fail(context); }
 
@@ -204,7 +208,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
         engine->device_calls += with.queue != NULL;
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
-        if (stats_op_posted(&engine->op_stats)) engine_wake(engine);
+        if (op_stats_posted(&engine->op_stats)) engine_wake(engine);
     }
     engine_unlock(engine);
     if (result != CALL_OK) device_close(with.queue);

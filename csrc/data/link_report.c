@@ -2,10 +2,13 @@
 
 #include "base/platform.h"
 #include "data/core.h"
+#include "data/op_peer.h"
 #include "link/lane.h"
 #include "link/lanes.h"
 #include "data/same_host.h"
 #include "data/telemetry.h"
+#include "link/rate.h"
+#include "link/neighbour.h"
 
 // The connections to a member, held so that the kernel can be asked without the lock.
 struct held {
@@ -31,10 +34,10 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
     }
     out->connected = peer->lanes[0] != NULL;
     out->by_memory = neighbour_is_by_memory(peer);
-    out->in_use = out->by_memory ? 0 : neighbour_lanes_in_use(peer);
-    out->reason = out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer);
+    out->in_use = out->by_memory ? 0 : rate_lanes_in_use(peer);
+    out->reason = out->by_memory ? PACE_MEMORY : rate_reason(peer);
     out->bytes_per_s = peer->stats.bytes_per_s;
-    out->limit_bytes_per_s = peer->throttle.rate * 1e9;
+    out->limit_bytes_per_s = peer->rate.throttle.rate * 1e9;
     // Between ops the last report to the master says it.
     held->since_ns = engine->call_table.live > 0 || out->bytes_per_s == 0 ? engine->op_stats.since_ns : 0;
 }
@@ -91,7 +94,7 @@ size_t engine_report_links(struct engine *engine, struct link_report *out, size_
         struct held held = {.count = 0};
         *report = (struct link_report){.member = ring->members[i], .rank = rank_of(ring, i), .reason = PACE_DIRECT};
         engine_lock(engine);
-        struct neighbour *peer = neighbour_find(engine, &ring->members[i].id);
+        struct neighbour *peer = neighbour_find(engine->lanes, &ring->members[i].id);
         if (peer != NULL && !peer->dropped) hold(engine, peer, &held, report);
         engine_unlock(engine);
         read_held(&held, report);

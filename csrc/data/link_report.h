@@ -27,7 +27,7 @@ struct link_report {
     uint32_t smoothed_us;                   // the mean of those that carry bulk
     // acknowledged since the last report to the master, or in the last one in which ops ran
     double bytes_per_s;
-    double limit_bytes_per_s; // of the lanes together (data/throttle); 0: none
+    double limit_bytes_per_s; // of the lanes together (link/throttle); 0: none
 };
 
 // Reports on each other member of the own group in the latest epoch that the engine knows, in ring order. Writes up to

@@ -1,5 +1,4 @@
-// Maps the type of a frame on an engine's lanes to its owner.
-#include "link/lane.h"
+#include "data/route.h"
 
 #include <string.h>
 
@@ -12,18 +11,13 @@
 #include "data/service.h"
 #include "device/device.h"
 #include "device/rendezvous.h"
+#include "data/op_peer.h"
+#include "link/neighbour.h"
 
 // ---- frames of links ----
 static bool place_nothing(struct engine *engine, struct incoming *in) {
     (void)engine;
     return in->length == 0;
-}
-
-static bool take_heartbeat(struct engine *engine, struct incoming *in) {
-    (void)engine;
-    // On the others it may have waited behind bulk.
-    stats_beat(&in->from->stats, in->head.offset, in->head.extra == 1 && in->lane->index == 0, platform_now_ns());
-    return true;
 }
 
 static bool place_rendezvous(struct engine *engine, struct incoming *in) {
@@ -39,7 +33,7 @@ static bool take_rendezvous(struct engine *engine, struct incoming *in) {
 
 // ---- frames by which members agree on ops ----
 static bool place_block(struct engine *engine, struct incoming *in) {
-    in->block = block_new(engine, in->length);
+    in->block = block_new(engine->pool, in->length);
     if (in->block == NULL) return false;
     in->to = in->block->bytes;
     return true;
@@ -56,8 +50,8 @@ static bool place_acks(struct engine *engine, struct incoming *in) {
 // Each of these owns the block.
 static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
-    in->from->member.heard_ns = platform_now_ns();
-    bool good = call_table_signal(&engine->call_table, &in->from->member, in->header.type, &in->head, block,
+    op_peer_of(in->from)->member.heard_ns = platform_now_ns();
+    bool good = call_table_signal(&engine->call_table, &op_peer_of(in->from)->member, in->header.type, &in->head, block,
                                   block == NULL ? 0 : block->length);
     if (in->header.type == WIRE_READY || in->header.type == WIRE_GRANT) neighbour_schedule(in->from);
     return good;
@@ -94,14 +88,14 @@ static bool hear_acks(struct engine *engine, struct incoming *in, struct block *
     uint32_t count = 0;
     for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)
         names[count] = wire_ack_decode(block->bytes + at);
-    call_table_acked(&engine->call_table, &in->from->member, names, count, in->head.extra == 1);
-    block_put(engine, block);
+    call_table_acked(&engine->call_table, &op_peer_of(in->from)->member, names, count, in->head.extra == 1);
+    block_put(engine->pool, block);
     return true;
 }
 
 // ---- frames of ops under way ----
 static bool is_current(const struct engine *engine, const struct incoming *in) {
-    return in->header.epoch == engine_header(engine).epoch && in->from->member.rank != UINT32_MAX;
+    return in->header.epoch == engine_header(engine).epoch && op_peer_of(in->from)->member.rank != UINT32_MAX;
 }
 
 static struct op *find_running(const struct engine *engine, const struct incoming *in) {
@@ -144,7 +138,7 @@ static bool take_early(struct engine *engine, struct incoming *in) {
     if (op == NULL && current)
         good = hear_signal(engine, in, block);
     else if (op == NULL)
-        block_put(engine, block);
+        block_put(engine->pool, block);
     engine_unlock(engine);
     if (op == NULL) return good;
     good = algorithm_take_early(engine, op, in->from, &in->head, block);
@@ -187,14 +181,17 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_LEAF] = {.place = service_place, .arrived = service_arrived},
-        [WIRE_LINK_HEARTBEAT] = {.place = place_nothing, .arrived = take_heartbeat},
     };
     return type < sizeof owners / sizeof owners[0] && owners[type].place != NULL ? &owners[type] : NULL;
 }
 
-static bool place(struct engine *engine, struct incoming *in) {
+// ---- events of the connections ----
+static bool route_head(void *context, struct incoming *in) {
+    struct engine *engine = context;
+    engine_assert_locked(engine);
     const struct owner *owner = owner_of(in->header.type);
     if (owner == NULL) return false;
+    in->stands_for_chunk = in->header.type == WIRE_CHUNK_IN;
     if (frame_has_epoch(in->header.type) && in->header.epoch < engine_header(engine).epoch) return true;
     bool named = slots_are_named(in);
     if ((named && in->length != WIRE_SLOT_BYTES) || !owner->place(engine, in)) return false;
@@ -212,12 +209,13 @@ static bool deliver(struct engine *engine, struct incoming *in) {
     if (is_current(engine, in))
         good = owner->hear(engine, in, block);
     else
-        block_put(engine, block);
+        block_put(engine->pool, block);
     engine_unlock(engine);
     return good;
 }
 
-static bool arrived(struct engine *engine, struct incoming *in) {
+static bool route_frame(void *context, struct incoming *in) {
+    struct engine *engine = context;
     in->slot = NULL;
     if (in->to != NULL && slots_are_named(in) && !slots_find(engine, in)) return false;
     bool good = deliver(engine, in);
@@ -225,7 +223,8 @@ static bool arrived(struct engine *engine, struct incoming *in) {
     return good;
 }
 
-static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
+static struct frame *route_want(void *context, struct lane *lane, bool idle) {
+    struct engine *engine = context;
     for (struct op *op = algorithm_first(engine); op != NULL; op = op->next) {
         struct frame *frame = algorithm_of(op)->next(engine, op, lane, idle);
         if (frame != NULL) return frame;
@@ -233,18 +232,56 @@ static struct frame *next(struct engine *engine, struct lane *lane, bool idle) {
     return service_next(engine, lane);
 }
 
-static void changed(struct engine *engine, struct neighbour *peer, enum neighbour_change change) {
-    service_changed(engine, peer, change);
+static void route_sent(void *context, const struct frame *frame) { algorithm_sent(context, frame); }
+
+static void route_state(void *context, struct neighbour *peer, enum neighbour_change change) {
+    struct engine *engine = context;
+    if (change == NEIGHBOUR_NEW) {
+        op_peer_of(peer)->member.id = peer->id;
+        op_peer_of(peer)->member.rank = UINT32_MAX;
+        return;
+    }
+    enum service_change told = change == NEIGHBOUR_LINK_UP     ? SERVICE_LINK_UP
+                               : change == NEIGHBOUR_LINK_DOWN ? SERVICE_LINK_DOWN
+                                                               : SERVICE_PEER_FREED;
+    service_changed(engine, peer, told);
     if (change != NEIGHBOUR_FREED) return;
-    call_table_forget(&engine->call_table, &peer->member);
-    slots_end(&peer->slots);
+    call_table_forget(&engine->call_table, &op_peer_of(peer)->member);
+    slots_end(&op_peer_of(peer)->slots);
 }
 
-const struct lane_route route = {
-    .place = place,
-    .arrived = arrived,
-    .next = next,
-    .sent = algorithm_sent,
-    .may_share_memory = same_host_may_come,
-    .changed = changed,
+static void route_lost(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                       enum wire_link_reason reason) {
+    struct engine *engine = context;
+    engine_lock(engine);
+    bool dead = engine->dead;
+    engine_unlock(engine);
+    if (!dead) engine->callbacks.link_down(engine->callbacks.context, id, index, serial, reason);
+}
+
+static bool route_keeps(void *context, const struct neighbour *peer) {
+    const struct op_member *member = &op_peer_of(peer)->member;
+    return member->rank != UINT32_MAX || engine_awaits(context, member);
+}
+
+// The owner's thread alone uses shared memory.
+static bool route_may_share(void *context, const struct lane *lane) {
+    (void)context;
+    return !same_host_may_come(lane);
+}
+
+static void route_wake(void *context) { engine_wake(context); }
+static void route_refused(void *context) { engine_fail(context); }
+
+const struct link_events route_events = {
+    .head = route_head,
+    .frame = route_frame,
+    .want = route_want,
+    .sent = route_sent,
+    .state = route_state,
+    .lost = route_lost,
+    .keeps = route_keeps,
+    .may_share = route_may_share,
+    .wake = route_wake,
+    .refused = route_refused,
 };

@@ -13,6 +13,8 @@
 #include "link/lanes.h"
 #include "link/pool.h"
 #include "net/socket.h"
+#include "data/op_peer.h"
+#include "link/neighbour.h"
 
 struct same_host {
     struct rendezvous *rendezvous; // thread; NULL: memory is shared with nobody
@@ -69,51 +71,50 @@ static bool addresses_of(const struct lane *lane, struct claimed_link *out) {
 
 bool same_host_may_come(const struct lane *lane) {
     struct claimed_link unused;
-    return lane->engine->same_host->rendezvous != NULL && addresses_of(lane, &unused);
+    return engine_of(lane)->same_host->rendezvous != NULL && addresses_of(lane, &unused);
 }
 
 static void claim_links(struct engine *engine, struct neighbour *peer) {
     struct wire_header now = engine_header(engine);
-    struct claim claim = {.version = WIRE_VERSION,
-                          .run = now.run,
-                          .epoch = now.epoch,
-                          .from = *engine_self(engine),
-                          .to = peer->member.id};
+    struct claim claim = {
+        .version = WIRE_VERSION, .run = now.run, .epoch = now.epoch, .from = *engine_self(engine), .to = peer->id};
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] == NULL) continue;
         if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
     }
     if (claim.count == 0) return;
-    int slots = slots_make(&peer->slots);
-    bool brought = rendezvous_send(peer->rendezvous, &claim, claim_length(claim.count), slots);
+    int slots = slots_make(&op_peer_of(peer)->slots);
+    bool brought = rendezvous_send(op_peer_of(peer)->rendezvous, &claim, claim_length(claim.count), slots);
     descriptor_close(slots);
     if (brought) return;
-    if (slots >= 0) slots_drop_own(&peer->slots);
+    if (slots >= 0) slots_drop_own(&op_peer_of(peer)->slots);
     LOG(LOG_DEBUG, "the rendezvous socket of a neighbor cannot be reached: chunks for it go through TCP");
 }
 
 void same_host_offer(struct engine *engine) {
     engine_assert_locked(engine);
     struct wire_op head = {0};
-    struct block *offer = engine->same_host->rendezvous == NULL ? NULL : block_new(engine, RENDEZVOUS_NAME_BYTES);
+    struct block *offer = engine->same_host->rendezvous == NULL ? NULL : block_new(engine->pool, RENDEZVOUS_NAME_BYTES);
     if (offer == NULL) return;
     memcpy(offer->bytes, rendezvous_name(engine->same_host->rendezvous), RENDEZVOUS_NAME_BYTES);
     for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next) {
-        if (peer->member.rank == UINT32_MAX) continue;
-        neighbour_signal(engine, peer, WIRE_MEMORY, &head, offer);
-        if (peer->offered) claim_links(engine, peer);
+        if (op_peer_of(peer)->member.rank == UINT32_MAX) continue;
+        lanes_signal(peer, WIRE_MEMORY, &head, offer);
+        if (op_peer_of(peer)->offered) claim_links(engine, peer);
     }
-    block_put(engine, offer);
+    block_put(engine->pool, offer);
 }
 
 void same_host_offered(struct lane *lane) {
-    struct engine *engine = lane->engine;
+    struct engine *engine = engine_of(lane);
     struct neighbour *peer = lane->peer;
     engine_lock(engine);
-    if (!peer->offered) memcpy(peer->rendezvous, lane->in.place, sizeof peer->rendezvous);
+    if (!op_peer_of(peer)->offered)
+        memcpy(op_peer_of(peer)->rendezvous, lane->in.place, sizeof op_peer_of(peer)->rendezvous);
     // The other side has all links. If this one has not, they are claimed when it has.
-    if (!peer->offered && engine->same_host->rendezvous != NULL && engine->call_table.ready) claim_links(engine, peer);
-    peer->offered = true;
+    if (!op_peer_of(peer)->offered && engine->same_host->rendezvous != NULL && engine->call_table.ready)
+        claim_links(engine, peer);
+    op_peer_of(peer)->offered = true;
     engine_unlock(engine);
 }
 
@@ -150,9 +151,9 @@ static void believe(struct engine *engine, const struct rendezvous_claim *said) 
         return;
     struct wire_header now = engine_header(engine);
     if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, engine_self(engine))) return;
-    struct neighbour *peer = neighbour_find(engine, &claim.from);
-    if (peer == NULL || peer->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return;
-    if (said->shared >= 0) slots_map(&peer->slots, said->shared);
+    struct neighbour *peer = neighbour_find(engine->lanes, &claim.from);
+    if (peer == NULL || op_peer_of(peer)->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return;
+    if (said->shared >= 0) slots_map(&op_peer_of(peer)->slots, said->shared);
     slots_report(engine, peer);
 }
 

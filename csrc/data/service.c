@@ -44,7 +44,7 @@ struct service *service_of(struct engine *engine) {
 
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
     engine_assert_locked(engine);
-    struct frame *frame = frame_new_in(engine, 0, type, head, payload);
+    struct frame *frame = frame_new_in(&engine->lanes->frames, 0, type, head, payload);
     if (frame != NULL) frame->service = true;
     return frame;
 }
@@ -82,7 +82,7 @@ void service_stop(struct engine *engine) {
     struct service *service = engine->service;
     if (service == NULL) return;
     service->type->stop(service);
-    lanes_drop_frames(engine, true);
+    lanes_drop_frames(engine->lanes, true);
     engine->stopped_service = service;
     engine->service = NULL;
     pthread_cond_broadcast(&engine->service_stopped);
@@ -103,7 +103,7 @@ int service_step(struct engine *engine) {
     return service == NULL ? -1 : service->type->step(service);
 }
 
-void service_changed(struct engine *engine, const struct neighbour *peer, enum neighbour_change change) {
+void service_changed(struct engine *engine, const struct neighbour *peer, enum service_change change) {
     struct service *service = engine->service;
     if (service != NULL) service->type->changed(service, peer, change);
 }

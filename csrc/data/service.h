@@ -11,6 +11,13 @@
 
 struct service;
 
+enum service_change {
+    SERVICE_LINK_UP,
+    SERVICE_LINK_DOWN,
+    SERVICE_PEER_LEFT,  // it is no member any more
+    SERVICE_PEER_FREED, // it is about to be freed
+};
+
 // Callbacks of a service. All run on the engine's thread, without the lock unless stated otherwise.
 struct service_type {
     // A frame has begun to come: sets `to`, or leaves it NULL to discard the payload, and `service` if `to` is memory
@@ -27,7 +34,7 @@ struct service_type {
     // The service is over: it begins nothing any more.
     void (*stop)(struct service *service);
     // Something became of a neighbour. With or without the lock: must not take it.
-    void (*changed)(struct service *service, const struct neighbour *peer, enum neighbour_change change);
+    void (*changed)(struct service *service, const struct neighbour *peer, enum service_change change);
 };
 
 // The first member of what a service is.
@@ -59,6 +66,6 @@ struct frame *service_next(struct engine *engine, struct lane *lane);
 void service_woken(struct engine *engine);
 int service_step(struct engine *engine);
 void service_stop(struct engine *engine);
-void service_changed(struct engine *engine, const struct neighbour *peer, enum neighbour_change change);
+void service_changed(struct engine *engine, const struct neighbour *peer, enum service_change change);
 
 #endif

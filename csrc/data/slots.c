@@ -7,6 +7,9 @@
 #include "data/algorithm.h"
 #include "link/pool.h"
 #include "device/shared_memory.h"
+#include "data/op_peer.h"
+#include "link/lanes.h"
+#include "link/neighbour.h"
 
 enum {
     ALL = (1 << SLOTS) - 1,
@@ -49,7 +52,7 @@ void slots_end(struct slots *slots) {
 
 // ---- what goes out ----
 uint32_t slots_offer(const struct neighbour *to, const struct op *op) {
-    return op->args.queue == NULL && to->slots.other != NULL ? SLOTS_READY : 0;
+    return op->args.queue == NULL && op_peer_of(to)->slots.other != NULL ? SLOTS_READY : 0;
 }
 
 static bool has_pages(struct slots *slots) {
@@ -59,7 +62,7 @@ static bool has_pages(struct slots *slots) {
 }
 
 bool slots_serve(struct neighbour *to, const struct op *op, uint32_t extra) {
-    return extra == SLOTS_READY && op->args.queue == NULL && has_pages(&to->slots);
+    return extra == SLOTS_READY && op->args.queue == NULL && has_pages(&op_peer_of(to)->slots);
 }
 
 // Takes consecutive slots from `from` on. Returns false if they are not free.
@@ -87,7 +90,7 @@ struct frame *slots_frame(struct engine *engine, struct op *op, struct neighbour
     uint32_t first;
     head->extra = (uint32_t)bytes;
     engine_lock(engine);
-    bool taken = reserve(&to->slots, 0, bytes, &first, room);
+    bool taken = reserve(&op_peer_of(to)->slots, 0, bytes, &first, room);
     struct frame *frame = taken ? algorithm_frame(engine, op, WIRE_CHUNK_IN, head, WIRE_SLOT_BYTES) : NULL;
     if (frame != NULL) slots_write(engine, frame, first);
     engine_unlock(engine);
@@ -106,7 +109,7 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
 
 bool slots_returned(struct engine *engine, struct incoming *in) {
     engine_assert_locked(engine);
-    struct slots *slots = &in->from->slots;
+    struct slots *slots = &op_peer_of(in->from)->slots;
     if (in->header.epoch != engine_header(engine).epoch) return true;
     if (in->head.offset == 0) {
         slots->mapped = slots->own != NULL;
@@ -130,7 +133,7 @@ bool slots_find(struct engine *engine, struct incoming *in) {
     uint64_t first, epoch, bytes = leaf ? SLOT_BYTES : in->head.extra;
     wire_slot_decode(in->place, &first, &epoch);
     in->slot = NULL;
-    const uint8_t *other = in->from->slots.other;
+    const uint8_t *other = op_peer_of(in->from)->slots.other;
     if (bytes == 0 || bytes > SLOTS_BYTES || first > SLOTS - slots_of(bytes)) return false;
     // A round of shared state outlives epochs, so a leaf may lie in slots that are no more, or not mapped yet.
     if (epoch != engine_header(engine).epoch || other == NULL) return leaf;
@@ -140,8 +143,8 @@ bool slots_find(struct engine *engine, struct incoming *in) {
 }
 
 static void give_back(struct engine *engine, struct neighbour *from, uint32_t mask) {
-    from->slots.to_return |= mask;
-    if (__builtin_popcount(from->slots.to_return) >= RETURN_LEAST) slots_return(engine, from);
+    op_peer_of(from)->slots.to_return |= mask;
+    if (__builtin_popcount(op_peer_of(from)->slots.to_return) >= RETURN_LEAST) slots_return(engine, from);
 }
 
 void slots_release(struct engine *engine, struct incoming *in) {
@@ -154,39 +157,37 @@ void slots_release(struct engine *engine, struct incoming *in) {
 
 void slots_return(struct engine *engine, struct neighbour *from) {
     engine_assert_locked(engine);
-    struct wire_op head = {.offset = from->slots.to_return};
-    if (head.offset != 0) neighbour_signal(engine, from, WIRE_TAKEN, &head, NULL);
-    from->slots.to_return = 0;
+    struct wire_op head = {.offset = op_peer_of(from)->slots.to_return};
+    if (head.offset != 0) lanes_signal(from, WIRE_TAKEN, &head, NULL);
+    op_peer_of(from)->slots.to_return = 0;
 }
 
 // ---- inputs of small all-reduces ----
 void slots_report(struct engine *engine, struct neighbour *from) {
     engine_assert_locked(engine);
     struct wire_op head = {0};
-    if (from->slots.other != NULL) neighbour_signal(engine, from, WIRE_TAKEN, &head, NULL);
+    if (op_peer_of(from)->slots.other != NULL) lanes_signal(from, WIRE_TAKEN, &head, NULL);
 }
 
 struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op, struct wire_op *head,
                                 uint8_t **room) {
     engine_assert_locked(engine);
-    struct slots *slots = &to->slots;
+    struct slots *slots = &op_peer_of(to)->slots;
     uint32_t first;
     if (op->in_bytes < SLOTS_INPUT_LEAST || op->args.queue != NULL || !slots->mapped || !has_pages(slots) ||
         !reserve(slots, INPUTS_FROM, op->in_bytes, &first, room))
         return NULL;
     head->extra = (uint32_t)op->in_bytes;
-    struct frame *frame = frame_new(engine, WIRE_SMALL_IN, head, WIRE_SLOT_BYTES);
+    struct frame *frame = frame_new(&engine->lanes->frames, WIRE_SMALL_IN, head, WIRE_SLOT_BYTES);
     if (frame != NULL) slots_write(engine, frame, first);
     return frame;
 }
 
-static void return_input(struct engine *engine, const struct block *block) {
-    give_back(engine, block->from, block->slots);
-}
+static void return_input(const struct block *block) { give_back(block->from->all->context, block->from, block->slots); }
 
 struct block *slots_input(struct engine *engine, struct incoming *in) {
     engine_assert_locked(engine);
-    struct block *block = block_new(engine, 0);
+    struct block *block = block_new(engine->pool, 0);
     if (block == NULL) return NULL;
     block->length = in->head.extra;
     block->boxed = in->slot;
@@ -200,7 +201,7 @@ struct block *slots_input(struct engine *engine, struct incoming *in) {
 
 // ---- leaves of a shared state ----
 enum slots_leaf slots_reserve_leaf(struct neighbour *to, size_t bytes, uint32_t *first, uint8_t **room) {
-    struct slots *slots = &to->slots;
+    struct slots *slots = &op_peer_of(to)->slots;
     if (!slots->mapped || bytes > SLOT_BYTES || !has_pages(slots)) return SLOTS_LEAF_SENT;
     return reserve(slots, 0, bytes, first, room) ? SLOTS_LEAF : SLOTS_LEAF_LATER;
 }

@@ -6,6 +6,9 @@
 #include "link/lanes.h"
 #include "data/algorithm.h"
 #include "data/same_host.h"
+#include "data/op_peer.h"
+#include "link/liveness.h"
+#include "link/rate.h"
 
 static uint64_t microseconds(int64_t ns) { return ns <= 0 ? 0 : (uint64_t)(ns / US_NS); }
 
@@ -30,7 +33,7 @@ static bool say_beats(struct engine *engine, bool near) {
         struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
         if (lane == NULL || !lane->polled || lane->broken) continue;
         far |= lane->pace.far;
-        if ((near || lane->pace.far) && lane_is_quiet(lane)) lane_beat(lane);
+        if ((near || lane->pace.far) && liveness_is_quiet(lane)) liveness_beat(lane);
     }
     engine_unlock(engine);
     return far;
@@ -43,17 +46,19 @@ static void keep_windows(struct engine *engine) {
     engine_lock(engine);
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
-        bool quiet = lane->silence.sent == lane->looked_sent && lane_is_quiet(lane);
-        bool used = engine->lanes->fixed || lane->peer->pace.in_use > 0; // 0: no bulk has gone there
+        bool quiet = lane->silence.sent == lane->looked_sent && liveness_is_quiet(lane);
+        bool used = engine->lanes->fixed || lane->peer->rate.lanes.in_use > 0; // 0: no bulk has gone there
         lane->looked_sent = lane->silence.sent;
         if (quiet && used && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken &&
             lane_is_for_bulk(lane))
-            lane_beat(lane);
+            liveness_beat(lane);
     }
     engine_unlock(engine);
 }
 
-static bool is_seen(const struct lane *lane) { return !lane->broken && lane->peer->member.rank != UINT32_MAX; }
+static bool is_seen(const struct lane *lane) {
+    return !lane->broken && op_peer_of(lane->peer)->member.rank != UINT32_MAX;
+}
 
 static bool has_sent(const struct lane *lane) { return lane->silence.sent != lane->told.sent; }
 
@@ -152,8 +157,8 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
         .early_us = bounded(stats->early_ns / US_NS),
         .queue_us = bounded(stats_queue_us(stats)),
         .awaited = stats->awaited,
-        .lanes = by_memory ? 0 : (uint16_t)neighbour_lanes_in_use(peer),
-        .reason = (uint8_t)(by_memory ? PACE_MEMORY : neighbour_lanes_reason(engine, peer)),
+        .lanes = by_memory ? 0 : (uint16_t)rate_lanes_in_use(peer),
+        .reason = (uint8_t)(by_memory ? PACE_MEMORY : rate_reason(peer)),
     };
     add_lanes(peer, &seen);
     note_rate(stats, &engine->op_stats, seen.acked, now_ns);
@@ -164,7 +169,7 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
     seen.acked = bounded(seen.acked);
     seen.busy_us = bounded(seen.busy_us);
     seen.window_us = bounded(seen.window_us);
-    out->others[out->count].id = peer->member.id;
+    out->others[out->count].id = peer->id;
     out->others[out->count++].seen = seen;
 }
 
@@ -229,7 +234,7 @@ static void tell(struct engine *engine, int64_t now_ns) {
 
 // At most a fifth of the heartbeat limit, which is twice what a link may be silent.
 static int64_t pause_ns(const struct engine *engine) {
-    int64_t fifth = lanes_silence_limit_ns(engine) * 2 / 5, most = TELEMETRY_TELL_MS * MS_NS;
+    int64_t fifth = lanes_silence_limit_ns(engine->lanes) * 2 / 5, most = TELEMETRY_TELL_MS * MS_NS;
     return fifth == 0 || fifth > most ? most : fifth;
 }
 

@@ -1,4 +1,4 @@
-// Tells the master what this member sees (data/stats), about once a second while ops are called, for whoever asks why
+// Tells the master what this member sees (link/stats), about once a second while ops are called, for whoever asks why
 // they are slow (docs/diagnosis.md). The engine's thread does it; nothing of an op waits for it.
 #ifndef PCCL_DATA_TELEMETRY_H
 #define PCCL_DATA_TELEMETRY_H

@@ -1,6 +1,5 @@
 #include "link/frame.h"
 
-#include "data/core.h"
 #include "link/pool.h"
 
 bool frame_has_epoch(uint16_t type) { return type < WIRE_SYNC_ASK_HASHES || type > WIRE_LINK_HEARTBEAT; }
@@ -13,10 +12,10 @@ static void write_head(struct frame *frame, struct wire_header *header, struct w
     wire_op_encode(frame->head + WIRE_HEADER_BYTES, op);
 }
 
-void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
+void frame_write_head(const struct frame_source *source, struct frame *frame, uint64_t epoch, uint16_t type,
                       const struct wire_op *head) {
     struct wire_op op = *head;
-    struct wire_header header = engine_header(engine);
+    struct wire_header header = source->now;
     header.epoch = epoch;
     header.type = type;
     write_head(frame, &header, &op, 0);
@@ -34,25 +33,23 @@ void frame_align(struct frame *frame) {
     write_head(frame, &header, &op, lead);
 }
 
-struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
+struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_op *head,
                            size_t payload) {
-    engine_assert_locked(engine);
-    struct block *room = block_new(engine, sizeof(struct frame));
+    struct block *room = block_new(source->pool, sizeof(struct frame));
     if (room == NULL) return NULL;
     struct frame *frame = (struct frame *)(void *)room->bytes;
     *frame = (struct frame){.length = (uint32_t)payload, .room = room};
-    frame_write_head(engine, frame, epoch, type, head);
+    frame_write_head(source, frame, epoch, type, head);
     return frame;
 }
 
-struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
-    return frame_new_in(engine, engine_header(engine).epoch, type, head, payload);
+struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_op *head, size_t payload) {
+    return frame_new_in(source, source->now.epoch, type, head, payload);
 }
 
-void frame_free(struct engine *engine, struct frame *frame) {
-    engine_assert_locked(engine);
-    block_put(engine, frame->block);
-    block_put(engine, frame->room);
+void frame_free(struct frame_source *source, struct frame *frame) {
+    block_put(source->pool, frame->block);
+    block_put(source->pool, frame->room);
 }
 
 void frame_push(struct frame_queue *queue, struct frame *frame) {

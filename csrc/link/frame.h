@@ -1,8 +1,7 @@
-// Frames on the links of an engine: those that are to be sent, and the one that is coming on a lane.
+// Frames on connections: those that are to be sent, and the one that is coming on a lane.
 //
-// A frame is a head of fixed size (struct wire_header, then struct wire_op), a payload, and padding. Some frames belong
-// to an op (data/algorithms), some to the service of the engine (data/service.h), the rest to the links and the
-// agreement about ops.
+// A frame is a head of fixed size (struct wire_header, then struct wire_op), a payload, and padding. The owner of the
+// connections marks a frame as one of a large transfer (`op`) or of its service; link/ only tells them apart.
 #ifndef PCCL_LINK_FRAME_H
 #define PCCL_LINK_FRAME_H
 
@@ -14,14 +13,20 @@
 
 struct block;
 struct device_queue;
-struct engine;
 struct lane;
 struct op;
+struct pool;
 struct neighbour;
 
 enum {
     FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
     FRAME_NOTE_BYTES = 16, // of the longest payload that is not for an op or a service
+};
+
+// What new frames need.
+struct frame_source {
+    struct pool *pool;      // borrowed
+    struct wire_header now; // run, generation and epoch in force; the rest is 0
 };
 
 // A frame to be sent.
@@ -53,6 +58,7 @@ struct incoming {
     struct block *block;             // owned, when `to` is inside
     struct op *op;                   // large op that the payload is for
     bool service;                    // `to` is memory of the service
+    bool stands_for_chunk;           // a short frame, set by `head`, with which a whole chunk comes
     uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that names slots, or a socket
     const uint8_t *slot;             // the bytes that the frame names (slots_find); NULL: it names none
     uint32_t slots;                  // a bit for each slot that they lie in
@@ -66,13 +72,13 @@ struct frame_queue {
 // Whether frames of this type belong to an epoch: not those of the service, nor heartbeats, since candidates are heard
 // too.
 bool frame_has_epoch(uint16_t type);
-// A frame with the head of the epoch in force; NULL: memory was refused, the engine is dead.
-struct frame *frame_new(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+// A frame with the head of the epoch in force; NULL: memory was refused, and reported (link_events.refused).
+struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_op *head, size_t payload);
 // The same in `epoch`.
-struct frame *frame_new_in(struct engine *engine, uint64_t epoch, uint16_t type, const struct wire_op *head,
+struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_op *head,
                            size_t payload);
 // Writes the head again, when the payload has changed.
-void frame_write_head(const struct engine *engine, struct frame *frame, uint64_t epoch, uint16_t type,
+void frame_write_head(const struct frame_source *source, struct frame *frame, uint64_t epoch, uint16_t type,
                       const struct wire_op *head);
 // Returns how many bytes of `frame` come before its payload.
 static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_HEAD_BYTES + frame->lead; }
@@ -81,7 +87,7 @@ static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_
 // effect.
 void frame_align(struct frame *frame);
 //
-void frame_free(struct engine *engine, struct frame *frame);
+void frame_free(struct frame_source *source, struct frame *frame);
 // Returns whether the frame ends with the service, or else with an epoch. A leaf in slots outlives the service: its
 // receiver returns the slots.
 static inline bool frame_is_of(const struct frame *frame, bool service) {

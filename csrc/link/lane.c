@@ -14,19 +14,19 @@
 
 #include "base/log.h"
 #include "base/platform.h"
-#include "data/callbacks.h"
-#include "data/core.h"
-#include "link/pool.h"
 #include "device/device.h"
-#include "ops/op.h"
+#include "link/pool.h"
+#include "link/rate.h"
+#include "link/neighbour.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
 
-struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t index, struct transport *stream) {
+struct lane *lane_new(struct neighbour *peer, uint32_t index, struct transport *stream) {
     struct lane *lane = calloc(1, sizeof *lane);
     if (lane == NULL) return NULL;
-    lane->engine = engine;
+    lane->all = peer->all;
+    lane->serial = ++peer->all->serial;
     lane->peer = lane->in.from = peer;
     lane->in.lane = lane;
     lane->index = index;
@@ -38,9 +38,9 @@ struct lane *lane_new(struct engine *engine, struct neighbour *peer, uint32_t in
 
 void lane_free(struct lane *lane) {
     struct frame *frame;
-    while ((frame = frame_pop(&lane->queue)) != NULL) frame_free(lane->engine, frame);
-    if (lane->sending != NULL) frame_free(lane->engine, lane->sending);
-    block_put(lane->engine, lane->in.block);
+    while ((frame = frame_pop(&lane->queue)) != NULL) frame_free(&lane->all->frames, frame);
+    if (lane->sending != NULL) frame_free(&lane->all->frames, lane->sending);
+    block_put(lane->all->frames.pool, lane->in.block);
     free(lane->scratch);
     free(lane->stage);
     transport_free(lane->stream);
@@ -48,8 +48,10 @@ void lane_free(struct lane *lane) {
 }
 
 uint8_t *lane_scratch(struct lane *lane) {
-    engine_assert_locked(lane->engine);
-    if (lane->scratch == NULL && (lane->scratch = malloc(WIRE_MAX_DATA_BYTES)) == NULL) engine_fail(lane->engine);
+    struct lanes *all = lane->all;
+    lanes_assert_locked(all);
+    if (lane->scratch == NULL && (lane->scratch = malloc(WIRE_MAX_DATA_BYTES)) == NULL)
+        all->events->refused(all->context);
     return lane->scratch;
 }
 
@@ -58,50 +60,26 @@ uint8_t *lane_stage(struct lane *lane) {
     return lane->stage;
 }
 
-bool lane_is_for_bulk(const struct lane *lane) {
-    const struct neighbour *peer = lane->peer;
-    if (lane->index == 0) return peer->lanes[1] == NULL;
-    return peer->pace.in_use == 0 || lane->index <= peer->pace.in_use;
-}
-
-void lane_schedule(struct lane *lane) {
-    if (lane->ready || lane->broken || !lane->polled) return;
-    lane->ready = true;
-    struct lane_list *ready = lane->worker != NULL ? &lane->worker->ready : &lane->engine->lanes->ready;
-    ready->list[ready->count++] = lane;
-    worker_wake(lane->engine, lane->worker);
-}
-
-void neighbour_schedule(struct neighbour *peer) {
-    // If workers have the lanes, the direct link has no bulk data, and its thread need not wake for each chunk.
-    uint32_t first = peer->lanes[1] != NULL && peer->lanes[1]->worker != NULL ? 1 : 0;
-    uint32_t turn = peer->turn++, count = peer->lane_end - first;
-    for (uint32_t i = 0; i < count; i++) {
-        struct lane *lane = peer->lanes[first + (turn + i) % count];
-        if (lane != NULL) lane_schedule(lane);
-    }
-}
-
 void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why) {
-    struct engine *engine = lane->engine;
+    struct lanes *all = lane->all;
     if (lane->broken) return;
     lane->broken = true;
     transport_unwatch(lane->stream);
     lane->in.service = false;
     lane->in.to = NULL;
-    route.changed(engine, lane->peer, NEIGHBOUR_LINK_DOWN);
-    struct wire_id id = lane->peer->member.id;
-    engine_lock(engine);
+    all->events->state(all->context, lane->peer, NEIGHBOUR_LINK_DOWN);
+    struct wire_id id = lane->peer->id;
+    lanes_lock(all);
     struct peer_label label = neighbour_label(lane->peer);
     bool current = lane->peer->lanes[lane->index] == lane;
     if (current) lane->peer->lanes[lane->index] = NULL;
-    // Each of them is told, also those of candidates: the control side keeps the books of what has to be made again.
-    bool report = current && !lane->retired && !engine->dead;
+    // Each of them is reported, also those of candidates: the control side keeps track of what has to be made again.
+    bool report = current && !lane->retired;
     lane->retired = true;
-    if (lane->worker != NULL) engine_wake(engine); // it frees the lane
-    engine_unlock(engine);
+    if (lane->worker != NULL) all->events->wake(all->context); // it frees the lane
+    lanes_unlock(all);
     LOG(LOG_DEBUG, "link %u to %s broke: %s", lane->index, label.chars, why);
-    if (report) engine->callbacks.link_down(engine->callbacks.context, &id, lane->index, reason);
+    if (report) all->events->lost(all->context, &id, lane->index, lane->serial, reason);
 }
 
 // ---- receiving ----
@@ -114,7 +92,7 @@ enum progress {
 
 // HEAD -> PAYLOAD, or HEAD -> AHEAD.
 static enum progress take_head(struct lane *lane) {
-    struct engine *engine = lane->engine;
+    struct lanes *all = lane->all;
     struct incoming *in = &lane->in;
     if (lane->buffered - lane->consumed < lane->skip + FRAME_HEAD_BYTES) return PARSE_STARVES;
     lane->consumed += lane->skip;
@@ -125,8 +103,8 @@ static enum progress take_head(struct lane *lane) {
         in->header.length - WIRE_OP_BYTES < (uint32_t)in->head.lead + in->head.padding)
         return PARSE_FAILS;
     if (lane->buffered - lane->consumed < FRAME_HEAD_BYTES + (size_t)in->head.lead) return PARSE_STARVES;
-    engine_lock(engine);
-    struct wire_header now = engine_header(engine);
+    lanes_lock(all);
+    struct wire_header now = all->frames.now;
     bool has_epoch = frame_has_epoch(in->header.type), ahead = has_epoch && in->header.epoch > now.epoch, good = true;
     if (ahead) {
         lane->receiving = LANE_AHEAD;
@@ -137,13 +115,19 @@ static enum progress take_head(struct lane *lane) {
         in->got = 0;
         in->op = NULL;
         in->to = NULL;
-        in->service = false;
-        good = route.place(engine, in);
+        in->service = in->stands_for_chunk = false;
+        good = in->header.type == WIRE_LINK_HEARTBEAT ? in->length == 0 : all->events->head(all->context, in);
         lane->consumed += FRAME_HEAD_BYTES + in->head.lead;
         lane->receiving = LANE_PAYLOAD;
     }
-    engine_unlock(engine);
+    lanes_unlock(all);
     return !good ? PARSE_FAILS : ahead ? PARSE_STARVES : PARSE_ON;
+}
+
+static void take_heartbeat(const struct incoming *in) {
+    // On the other lanes it may have waited behind bulk.
+    bool loaded = in->head.extra == 1 && in->lane->index == 0;
+    stats_beat(&in->from->stats, in->head.offset, loaded, platform_now_ns());
 }
 
 // PAYLOAD -> HEAD.
@@ -156,10 +140,13 @@ static enum progress take_payload(struct lane *lane) {
     if (take < rest) return PARSE_STARVES;
     lane->receiving = LANE_HEAD;
     lane->skip = in->head.padding;
-    if (!route.arrived(lane->engine, in)) return PARSE_FAILS;
+    if (in->header.type == WIRE_LINK_HEARTBEAT)
+        take_heartbeat(in);
+    else if (!lane->all->events->frame(lane->all->context, in))
+        return PARSE_FAILS;
     // It stands for a whole chunk: the other lanes have their turn, and the neighbour gets what can be forwarded.
     bool another = unread - take >= lane->skip + FRAME_HEAD_BYTES;
-    return in->header.type == WIRE_CHUNK_IN && another ? PARSE_YIELDS : PARSE_ON;
+    return in->stands_for_chunk && another ? PARSE_YIELDS : PARSE_ON;
 }
 
 // AHEAD -> HEAD.
@@ -209,9 +196,9 @@ static bool lane_read(struct lane *lane) {
     wanted += room;
     // A head comes into the lane's own buffer, and an op stays until its bytes are here.
     bool apart = lane->receiving == LANE_HEAD || (count == 2 && lane->in.op != NULL);
-    if (apart) turn_leave(lane->engine);
+    if (apart) turn_leave(lane->all->workers);
     ptrdiff_t got = transport_recvv(lane->stream, parts, count);
-    if (apart) turn_take(lane->engine);
+    if (apart) turn_take(lane->all->workers);
     if (lane->broken) return false;
     if (got == -EAGAIN) return lane->readable = lane->stream->buffered;
     if (got <= 0) {
@@ -230,87 +217,7 @@ static bool lane_read(struct lane *lane) {
     return parse(lane) && lane->readable;
 }
 
-// ---- pace ----
-void lane_look(struct lane *lane, int64_t now_ns) {
-    struct gauge gauge = transport_gauge(lane->stream);
-    pace_note(&lane->pace, &gauge, now_ns);
-    uint32_t unsent = pace_unsent(&lane->pace),
-             differs = unsent > lane->unsent ? unsent - lane->unsent : lane->unsent - unsent;
-    if (differs <= lane->unsent / 4) return;
-    transport_limit_unsent(lane->stream, unsent);
-    lane->unsent = unsent;
-}
-
-// Sets how fast the lanes of a neighbour may send together. Several members of a site share its lines, and a burst of
-// one is lost where those of another fill the queue. Thread.
-static void limit(struct neighbour *peer, const struct pace_total *total) {
-    bool smooth = pace_is_smooth(&peer->pace, total) || !peer->alone;
-    peer->bucket.rate = throttle_limit(&peer->throttle, total, smooth);
-    if (!total->models) return;
-    // BBR has the kernel pace each lane in any case. Without a limit of its own, each takes what it once sent alone for
-    // its rate, and all together overflow the queue.
-    for (uint32_t i = 1; i < peer->lane_end; i++) {
-        struct lane *lane = peer->lanes[i];
-        if (lane == NULL || !lane_is_for_bulk(lane)) continue;
-        uint32_t share = throttle_share(&peer->throttle, total, lane->pace.gauge.window);
-        uint32_t most = share == 0 ? INT32_MAX : share,
-                 differs = most > lane->paced ? most - lane->paced : lane->paced - most;
-        if (differs <= lane->paced / 64) continue;
-        transport_pace(lane->stream, most);
-        lane->paced = most;
-    }
-}
-
-// Whether the lane has to wait until its neighbour's bucket fills. Frames that are queued already do not wait.
-static bool must_wait(const struct lane *lane) {
-    struct bucket *bucket = &lane->peer->bucket;
-    if (lane->index == 0 || bucket_has_room(bucket, platform_now_ns())) return false;
-    if (lane->worker != NULL) worker_wake(lane->engine, NULL); // the engine's thread looks when it has filled
-    return true;
-}
-
-static bool models(const struct lane *lane) {
-    char control[16];
-    return transport_congestion(lane->stream, control, sizeof control) && strncmp(control, "bbr", 3) == 0;
-}
-
-// Lock not held.
-static void tune(struct lane *lane) {
-    int64_t now_ns = platform_now_ns();
-    struct neighbour *peer = lane->peer;
-    if (!pace_is_due(&lane->pace, now_ns)) return;
-    engine_lock(lane->engine);
-    lane_look(lane, now_ns);
-    struct pace_total total = {.models = models(lane),
-                               .pauses = lane->engine->running.first == NULL,
-                               .coming_us = stats_latest_queue_us(&peer->stats, now_ns)};
-    uint32_t available = 0;
-    for (uint32_t i = 1; i < peer->lane_end; i++) {
-        struct lane *other = peer->lanes[i];
-        if (other == NULL || !other->polled) continue;
-        available = i;
-        if (!lane_is_for_bulk(other)) continue;
-        if (pace_is_due(&other->pace, now_ns)) lane_look(other, now_ns);
-        pace_total_add(&total, &other->pace);
-    }
-    // A lane that waits for the bucket has something to send, though the kernel has nothing of it.
-    if (peer->bucket.empty_ns != 0 && now_ns - peer->bucket.empty_ns < PACE_TICK_MS * MS_NS) total.waiting++;
-    bool tuned = available > 0 && !lane->engine->lanes->fixed;
-    bool changed = tuned && pace_lanes_step(&peer->pace, &total, available, now_ns);
-    if (tuned) throttle_step(&peer->throttle, &total, peer->alone && pace_is_wide(&peer->pace, &total), now_ns);
-    limit(peer, &total);
-    if (changed) neighbour_schedule(peer);
-    struct peer_label label = neighbour_label(peer);
-    engine_unlock(lane->engine);
-    if (changed) LOG(LOG_DEBUG, "%u of %u lanes to %s are in use", peer->pace.in_use, available, label.chars);
-}
-
 // ---- sending ----
-// What a lane has to send: of the direct link it is guarded by the lock, of others it belongs to the thread.
-static void assert_guarded(const struct lane *lane) {
-    if (lane->index == 0) engine_assert_locked(lane->engine);
-}
-
 // Sends what is left of the frame at hand. True when it is finished.
 static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
@@ -327,9 +234,9 @@ static bool send_frame(struct lane *lane) {
         if (frame->length > skip)
             parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};
         if (end < total) parts[count++] = (struct iovec){zeros, lane->sent < end ? total - end : total - lane->sent};
-        if (apart) turn_leave(lane->engine);
+        if (apart) turn_leave(lane->all->workers);
         ptrdiff_t sent = transport_sendv(lane->stream, parts, count);
-        if (apart) turn_take(lane->engine);
+        if (apart) turn_take(lane->all->workers);
         if (lane->broken) return false;
         if (sent < 0) {
             // A broken connection shows on the receiving side too, where the thread deals with it.
@@ -346,43 +253,24 @@ static bool send_frame(struct lane *lane) {
 
 // Sends what is queued for a direct link, as far as the kernel takes it.
 static void flush(struct lane *lane) {
-    assert_guarded(lane);
+    lane_assert_guarded(lane);
     while (lane->writable) {
         if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
         // A frame of a large op or of the service ends with work for the thread, which is at it already.
         if (lane->sending == NULL || lane->sending->op != NULL || lane->sending->service || !send_frame(lane)) return;
-        frame_free(lane->engine, lane->sending);
+        frame_free(&lane->all->frames, lane->sending);
         lane->sending = NULL;
     }
 }
 
 void lane_push(struct lane *lane, struct frame *frame) {
-    assert_guarded(lane);
+    lane_assert_guarded(lane);
     frame_push(&lane->queue, frame);
 }
 
-bool neighbour_signal(struct engine *engine, struct neighbour *peer, uint16_t type, const struct wire_op *head,
-                      struct block *payload) {
-    engine_assert_locked(engine);
-    struct lane *lane = peer->lanes[0];
-    if (lane == NULL) return false;
-    struct frame *frame = frame_new(engine, type, head, payload == NULL ? 0 : payload->length);
-    if (frame == NULL) return false;
-    if (payload != NULL) {
-        payload->references++;
-        frame->block = payload;
-        frame->payload = payload->bytes;
-    }
+void lane_send(struct lane *lane, struct frame *frame) {
     lane_push(lane, frame);
     flush(lane);
-    return true;
-}
-
-// Whether nothing of the frame at hand was sent, because its device has yet to give its bytes.
-static bool waits_for_device(const struct lane *lane) {
-    const struct frame *frame = lane->sending;
-    return frame != NULL && frame->fence != 0 && lane->sent == 0 &&
-           device_passed(frame->device, frame->fence) == DEVICE_BUSY;
 }
 
 // Resumes with the frame that a heartbeat has overtaken, before the newer frames of the operations.
@@ -394,40 +282,40 @@ static void resume(struct lane *lane) {
 // Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is
 // blocked or has no work.
 static size_t lane_write(struct lane *lane) {
-    struct engine *engine = lane->engine;
+    struct lanes *all = lane->all;
     bool direct = lane->index == 0;
-    if (direct) engine_lock(engine);
+    if (direct) lanes_lock(all);
     if (direct) flush(lane);
     resume(lane);
     bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
-    if (direct) engine_unlock(engine);
+    if (direct) lanes_unlock(all);
 
-    if (!writable || (idle && must_wait(lane))) return 0;
-    struct frame *work = free ? route.next(engine, lane, idle) : NULL;
+    if (!writable || (idle && rate_must_wait(lane))) return 0;
+    struct frame *work = free ? all->events->want(all->context, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
     // Before it is sent, or all lanes would begin a frame with the same room.
-    if (work != NULL && !direct) bucket_take(&lane->peer->bucket, FRAME_HEAD_BYTES + work->length);
+    if (work != NULL && !direct) bucket_take(&lane->peer->rate.bucket, FRAME_HEAD_BYTES + work->length);
 
-    if (direct) engine_lock(engine);
+    if (direct) lanes_lock(all);
     if (lane->sending != NULL && work != NULL)
         lane_push(lane, work);
     else if (lane->sending == NULL)
         lane->sending = work != NULL ? work : frame_pop(&lane->queue);
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
-    if (direct) engine_unlock(engine);
+    if (direct) lanes_unlock(all);
     // A neighbour that has come near needs no limits any more.
-    if (lane->pace.far || lane->peer->pace.in_use > 0 || lane->peer->bucket.rate > 0) tune(lane);
+    if (lane->pace.far || rate_is_limited(&lane->peer->rate)) rate_tune(lane);
     if (finished == NULL) return 0;
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
     if (!direct && lane->pace.far && !transport_has_room(lane->stream)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
     if (finished->fence != 0) device_shut(finished->device, finished->payload);
-    if (finished->op != NULL) route.sent(engine, finished);
-    engine_lock(engine);
-    frame_free(engine, finished);
-    engine_unlock(engine);
+    if (finished->op != NULL) all->events->sent(all->context, finished);
+    lanes_lock(all);
+    frame_free(&all->frames, finished);
+    lanes_unlock(all);
     return bytes;
 }
 
@@ -453,26 +341,26 @@ static void drop_sending(struct lane *lane) {
         if (frame->payload != frame->place) frame->payload = zeros;
         return;
     }
-    frame_free(lane->engine, frame);
+    frame_free(&lane->all->frames, frame);
     lane->sending = NULL;
 }
 
 // Frames of the service outlive epochs, all others outlive the service.
 void lane_drop_frames(struct lane *lane, bool service) {
-    engine_assert_locked(lane->engine);
+    lanes_assert_locked(lane->all);
     struct incoming *in = &lane->in;
     if (service ? in->service : in->op != NULL) {
         in->op = NULL;
         in->service = false;
         in->to = NULL;
-        block_put(lane->engine, in->block);
+        block_put(lane->all->frames.pool, in->block);
         in->block = NULL;
     }
     struct frame_queue all = lane->queue;
     lane->queue = (struct frame_queue){.last = &lane->queue.first};
     for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
         if (frame_is_of(frame, service))
-            frame_free(lane->engine, frame);
+            frame_free(&lane->all->frames, frame);
         else
             frame_push(&lane->queue, frame);
     }
@@ -484,115 +372,9 @@ void lane_note_events(struct lane *lane, uint32_t events) {
     if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->readable = true;
     if (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) lane->ending = true;
     if (events & EPOLLOUT) {
-        engine_lock(lane->engine);
+        lanes_lock(lane->all);
         lane->writable = true;
-        engine_unlock(lane->engine);
+        lanes_unlock(lane->all);
     }
     lane_schedule(lane);
-}
-
-// ---- neighbours ----
-struct peer_label neighbour_label(const struct neighbour *peer) { return peer_label(&peer->member.id, &peer->name); }
-
-void neighbour_send(struct neighbour *peer, struct frame *frame) {
-    struct lane *lane = peer->lanes[0];
-    lane_push(lane, frame);
-    flush(lane);
-}
-
-void neighbour_push(struct neighbour *peer, struct frame *frame) {
-    lane_push(peer->lanes[0], frame);
-    lane_schedule(peer->lanes[0]);
-}
-
-uint32_t neighbour_lanes_in_use(const struct neighbour *peer) {
-    uint32_t count = 0;
-    for (uint32_t i = 1; i < peer->lane_end; i++) {
-        const struct lane *lane = peer->lanes[i];
-        count += lane != NULL && lane_is_for_bulk(lane);
-    }
-    return count;
-}
-
-enum pace_reason neighbour_lanes_reason(const struct engine *engine, const struct neighbour *peer) {
-    if (peer->lanes[1] == NULL) return PACE_DIRECT;
-    if (engine->lanes->fixed) return PACE_FIXED;
-    if (peer->throttle.rate > 0) return PACE_FULL;
-    bool far = peer->lanes[0] != NULL && peer->lanes[0]->pace.far;
-    return far && peer->pace.in_use == 0 ? PACE_BEGINS : peer->pace.reason; // no bulk has gone there
-}
-
-double neighbour_speed(struct neighbour *peer) {
-    int64_t now_ns = platform_now_ns();
-    if (now_ns - peer->speed_ns < PACE_TICK_MS * MS_NS) return peer->speed;
-    double sum = 0;
-    for (uint32_t i = 0; i < peer->lane_end; i++) {
-        struct lane *lane = peer->lanes[i];
-        if (lane == NULL) continue;
-        if (pace_is_due(&lane->pace, now_ns)) lane_look(lane, now_ns);
-        sum += lane->pace.speed;
-    }
-    peer->speed = pace_mean(peer->speed, sum);
-    peer->speed_ns = now_ns;
-    return peer->speed;
-}
-
-struct lane *neighbour_lane(struct neighbour *peer, uint32_t index) {
-    if (index <= WIRE_MAX_LANES && peer->lanes[index] != NULL) return peer->lanes[index];
-    uint32_t lanes = 0;
-    while (lanes < WIRE_MAX_LANES && peer->lanes[lanes + 1] != NULL) lanes++;
-    return lanes == 0 ? peer->lanes[0] : peer->lanes[1 + (index - 1) % lanes];
-}
-
-// ---- silence ----
-bool lane_is_quiet(const struct lane *lane) {
-    assert_guarded(lane);
-    return lane->sending == NULL ? lane->queue.first == NULL : waits_for_device(lane);
-}
-
-void lane_beat(struct lane *lane) {
-    assert_guarded(lane);
-    struct engine *engine = lane->engine;
-    struct wire_op head = {.offset = (uint64_t)(platform_now_ns() / US_NS), .extra = engine->running.first != NULL};
-    struct frame *beat = frame_new(engine, WIRE_LINK_HEARTBEAT, &head, 0);
-    if (beat == NULL) return;
-    if (waits_for_device(lane)) {
-        frame_put_back(&lane->queue, lane->sending);
-        lane->sending = beat;
-    } else {
-        lane_push(lane, beat);
-    }
-    lane_schedule(lane);
-}
-
-static void say_something(struct lane *lane) {
-    assert_guarded(lane);
-    bool spoke = lane->silence.spoke;
-    lane->silence.spoke = false;
-    if (!spoke && lane_is_quiet(lane)) lane_beat(lane);
-}
-
-// Returns true if the direct link is heard: the peer lives. With heavy packet loss, one connection alone may be silent
-// for long, because its timeout doubles with each retransmission.
-static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
-    const struct lane *direct = lane->peer->lanes[0];
-    return lane->pace.far && lane->index > 0 && direct != NULL && !direct->broken &&
-           now_ns - direct->silence.arrivals.at_ns < limit_ns;
-}
-
-void lane_check_silence(struct lane *lane, int64_t limit_ns, bool excused) {
-    int64_t now_ns = platform_now_ns();
-    engine_lock(lane->engine);
-    lane->silence.patient = is_heard_beside(lane, limit_ns, now_ns);
-    lane_look(lane, now_ns);
-    if (excused) silence_excuse(&lane->silence, now_ns);
-    bool ahead = lane->receiving == LANE_AHEAD;
-    lane->silence.heard |= lane->readable && !ahead; // what is there and unread has been said
-    const char *why = silence_check(&lane->silence, ahead, &lane->pace.gauge, now_ns, limit_ns);
-    if (why == NULL) say_something(lane);
-    engine_unlock(lane->engine);
-    if (why == NULL) return;
-    LOG(LOG_DEBUG, "link %u: %llu bytes are not acknowledged, %u segments were sent again", lane->index,
-        (unsigned long long)lane->pace.gauge.queued, lane->pace.gauge.retransmits);
-    lane_break(lane, ahead ? WIRE_LINK_BROKEN : WIRE_LINK_SILENT, why);
 }

@@ -5,130 +5,27 @@
 #include <string.h>
 
 #include "base/grow.h"
-#include "base/log.h"
 #include "base/platform.h"
-#include "data/slots.h"
-#include "data/core.h"
 #include "link/lane.h"
+#include "link/liveness.h"
+#include "link/rate.h"
+#include "link/neighbour.h"
+#include "link/pool.h"
 #include "net/socket.h"
 
 enum { LANES_LEAST = 16 };
 
-struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id) {
-    engine_assert_locked(engine);
-    struct neighbour *peer = engine->lanes->neighbours;
-    while (peer != NULL && !wire_id_equal(&peer->member.id, id)) peer = peer->next;
-    return peer;
-}
-
-struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id) {
-    engine_assert_locked(engine);
-    struct neighbour *peer = neighbour_find(engine, id);
-    if (peer != NULL) {
-        peer->dropped = false;
-        return peer;
-    }
-    peer = calloc(1, sizeof *peer);
-    if (peer == NULL) {
-        engine_fail(engine);
-        return NULL;
-    }
-    peer->member.id = *id;
-    peer->member.rank = UINT32_MAX;
-    peer->next = engine->lanes->neighbours;
-    engine->lanes->neighbours = peer;
-    return peer;
-}
-
-struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *id) {
-    engine_assert_locked(engine);
-    struct neighbour *peer = neighbour_find(engine, id);
-    return peer != NULL && peer->member.rank != UINT32_MAX && !peer->dropped ? peer : NULL;
-}
-
-void neighbours_free_dropped(struct engine *engine) {
-    engine_assert_locked(engine);
-    for (struct neighbour **at = &engine->lanes->neighbours; *at != NULL;) {
-        struct neighbour *peer = *at;
-        if (peer->dropped && peer->member.rank == UINT32_MAX && peer->lane_count == 0 &&
-            !engine_awaits(engine, &peer->member)) {
-            *at = peer->next;
-            route.changed(engine, peer, NEIGHBOUR_FREED);
-            free(peer);
-        } else {
-            at = &peer->next;
-        }
-    }
-}
-
-static void retire(struct neighbour *peer, uint32_t index) {
-    struct lane *lane = peer->lanes[index];
-    if (lane == NULL) return;
-    peer->lanes[index] = NULL;
-    lane->retired = true;
-    transport_hang_up(lane->stream); // the thread sees the end of the stream and closes
-}
-
-// The secret of a run is told to everybody who registers, so a hello in a member's name proves little. A member makes
-// its links from one address.
-static bool is_from_elsewhere(const struct lane *lane, const struct transport *stream) {
-    struct wire_address known, fresh;
-    return lane != NULL && transport_remote_address(lane->stream, &known) && transport_remote_address(stream, &fresh) &&
-           !socket_address_same_host(&known, &fresh);
-}
-
-void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
-    if (stream != NULL) transport_apply_congestion(stream);
-    engine_lock(engine);
-    struct neighbour *peer = index <= WIRE_MAX_LANES && engine_is_open(engine) ? neighbour_get(engine, id) : NULL;
-    if (peer != NULL && is_from_elsewhere(peer->lanes[index], stream)) {
-        struct peer_label label = neighbour_label(peer);
-        engine_unlock(engine);
-        LOG(LOG_WARN, "refused a connection in the name of %s, whose link lives and has another address", label.chars);
-        transport_free(stream);
-        return;
-    }
-    struct lane *lane = peer == NULL ? NULL : lane_new(engine, peer, index, stream);
-    if (lane == NULL) {
-        if (peer != NULL) engine_fail(engine);
-        transport_free(stream);
-    } else {
-        retire(peer, index);
-        peer->lanes[index] = lane;
-        peer->lane_count++;
-        if (peer->lane_end <= index) peer->lane_end = index + 1;
-        lane->next = engine->lanes->arriving;
-        engine->lanes->arriving = lane;
-        engine_wake(engine);
-    }
-    engine_unlock(engine);
-}
-
-bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index) {
-    engine_lock(engine);
-    struct neighbour *peer = neighbour_find(engine, id);
-    bool has = peer != NULL && index <= WIRE_MAX_LANES && peer->lanes[index] != NULL;
-    engine_unlock(engine);
-    return has;
-}
-
-void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
-    engine_lock(engine);
-    struct neighbour *peer = neighbour_find(engine, id);
-    if (peer != NULL) {
-        for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) retire(peer, i);
-        peer->dropped = true;
-        engine_wake(engine);
-    }
-    engine_unlock(engine);
-}
-
 // ---- all lanes ----
-struct lanes *lanes_new(struct engine *engine, int epoll) {
+struct lanes *lanes_new(const struct lanes_options *options) {
     struct lanes *all = calloc(1, sizeof *all);
     if (all == NULL) return NULL;
-    all->engine = engine;
-    all->epoll = epoll;
+    all->events = options->events;
+    all->context = options->context;
+    all->lock = options->lock;
+    all->frames.pool = options->pool;
+    all->neighbour_bytes = options->neighbour_bytes;
+    all->epoll = options->epoll;
+    all->wake = options->wake;
     return all;
 }
 
@@ -150,7 +47,6 @@ void lanes_free(struct lanes *all) {
     while (all->neighbours != NULL) {
         struct neighbour *peer = all->neighbours;
         all->neighbours = peer->next;
-        slots_end(&peer->slots);
         free(peer);
     }
     free(all->list);
@@ -158,17 +54,65 @@ void lanes_free(struct lanes *all) {
     free(all);
 }
 
-// Gives the lane to a worker, if it is one of theirs. The engine's thread alone uses shared memory.
+// ---- adding and dropping ----
+static void retire(struct neighbour *peer, uint32_t index) {
+    struct lane *lane = peer->lanes[index];
+    if (lane == NULL) return;
+    peer->lanes[index] = NULL;
+    lane->retired = true;
+    transport_hang_up(lane->stream); // the thread sees the end of the stream and closes
+}
+
+// The secret of a run is told to everybody who registers, so a hello in a member's name proves little. A member makes
+// its links from one address.
+static bool is_from_elsewhere(const struct lane *lane, const struct transport *stream) {
+    struct wire_address known, fresh;
+    return lane != NULL && transport_remote_address(lane->stream, &known) && transport_remote_address(stream, &fresh) &&
+           !socket_address_same_host(&known, &fresh);
+}
+
+uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, struct transport *stream,
+                   bool *from_elsewhere) {
+    lanes_assert_locked(all);
+    *from_elsewhere = false;
+    struct neighbour *peer = neighbour_get(all, id);
+    if (peer == NULL) return 0;
+    *from_elsewhere = is_from_elsewhere(peer->lanes[index], stream);
+    if (*from_elsewhere) return 0;
+    struct lane *lane = lane_new(peer, index, stream);
+    if (lane == NULL) {
+        all->events->refused(all->context);
+        return 0;
+    }
+    retire(peer, index);
+    peer->lanes[index] = lane;
+    peer->lane_count++;
+    if (peer->lane_end <= index) peer->lane_end = index + 1;
+    lane->next = all->arriving;
+    all->arriving = lane;
+    all->events->wake(all->context);
+    return lane->serial;
+}
+
+void lanes_drop(struct lanes *all, const struct wire_id *id) {
+    lanes_assert_locked(all);
+    struct neighbour *peer = neighbour_find(all, id);
+    if (peer == NULL) return;
+    for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) retire(peer, i);
+    peer->dropped = true;
+    all->events->wake(all->context);
+}
+
+// Gives the lane to a worker, if it is one of theirs.
 static bool adopt(struct lanes *all, struct lane *lane) {
-    struct worker *worker = workers_of(all->engine, lane->index);
-    if (worker == NULL || route.may_share_memory(lane)) return true;
+    struct worker *worker = workers_of(all->workers, lane->index);
+    if (worker == NULL || !all->events->may_share(all->context, lane)) return true;
     lane->worker = worker;
     return worker_has_room(worker, all->count);
 }
 
-bool lanes_poll_arriving(struct engine *engine) {
-    engine_assert_locked(engine);
-    struct lanes *all = engine->lanes;
+bool lanes_poll_arriving(struct lanes *all) {
+    lanes_assert_locked(all);
     while (all->arriving != NULL) {
         struct lane *lane = all->arriving;
         if (!GROW(all->list, all->room, all->count, LANES_LEAST) ||
@@ -179,27 +123,41 @@ bool lanes_poll_arriving(struct engine *engine) {
         if (!transport_watch(lane->stream, epoll, events, (epoll_data_t){.ptr = lane})) return false;
         all->arriving = lane->next;
         lane->polled = true;
-        lane_look(lane, platform_now_ns());
+        rate_look(lane, platform_now_ns());
         all->list[all->count++] = lane;
         lane_schedule(lane);
-        route.changed(engine, lane->peer, NEIGHBOUR_LINK_UP);
+        all->events->state(all->context, lane->peer, NEIGHBOUR_LINK_UP);
     }
     return true;
 }
 
-void lanes_hang_up(struct engine *engine) {
-    engine_assert_locked(engine);
-    struct lanes *all = engine->lanes;
+void lanes_hang_up(struct lanes *all) {
+    lanes_assert_locked(all);
     for (size_t i = 0; i < all->count; i++) transport_hang_up(all->list[i]->stream);
     for (struct lane *lane = all->arriving; lane != NULL; lane = lane->next) transport_hang_up(lane->stream);
 }
 
-void lanes_look_at_buckets(struct engine *engine) {
-    struct lanes *all = engine->lanes; // the list of neighbours needs the lock, that of lanes does not
+void lanes_look_at_buckets(struct lanes *all) {
     for (size_t i = 0; i < all->count; i++) {
         struct neighbour *peer = all->list[i]->peer;
-        if (peer->bucket.waits && bucket_has_room(&peer->bucket, platform_now_ns())) neighbour_schedule(peer);
+        if (peer->rate.bucket.waits && bucket_has_room(&peer->rate.bucket, platform_now_ns())) neighbour_schedule(peer);
     }
+}
+
+bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_op *head, struct block *payload) {
+    struct lanes *all = peer->all;
+    lanes_assert_locked(all);
+    struct lane *lane = peer->lanes[0];
+    if (lane == NULL) return false;
+    struct frame *frame = frame_new(&all->frames, type, head, payload == NULL ? 0 : payload->length);
+    if (frame == NULL) return false;
+    if (payload != NULL) {
+        payload->references++;
+        frame->block = payload;
+        frame->payload = payload->bytes;
+    }
+    lane_send(lane, frame);
+    return true;
 }
 
 bool lanes_step(struct lane_list *ready) {
@@ -221,54 +179,44 @@ static bool any_broken(const struct lanes *all) {
     return false;
 }
 
-void lanes_free_broken(struct engine *engine) {
-    struct lanes *all = engine->lanes;
+void lanes_free_broken(struct lanes *all) {
     if (!any_broken(all)) return;
-    workers_pause(engine);
-    workers_forget_events(engine);
+    workers_pause(all->workers);
+    workers_forget_events(all->workers);
     for (size_t i = 0; i < all->count;) {
         struct lane *lane = all->list[i];
         if (!lane->broken) {
             i++;
             continue;
         }
-        engine_lock(engine);
+        lanes_lock(all);
         lane->peer->lane_count--;
         lane_free(lane);
         all->list[i] = all->list[--all->count];
-        neighbours_free_dropped(engine);
-        engine_unlock(engine);
+        neighbours_free_dropped(all);
+        lanes_unlock(all);
     }
-    workers_resume(engine);
+    workers_resume(all->workers);
 }
 
-void lanes_drop_frames(struct engine *engine, bool service) {
-    engine_assert_locked(engine);
-    struct lanes *all = engine->lanes;
+void lanes_drop_frames(struct lanes *all, bool service) {
+    lanes_assert_locked(all);
     for (size_t i = 0; i < all->count; i++) lane_drop_frames(all->list[i], service);
-    lanes_schedule(engine);
+    lanes_schedule(all);
 }
 
-void lanes_schedule(struct engine *engine) {
-    struct lanes *all = engine->lanes;
+void lanes_schedule(struct lanes *all) {
     for (size_t i = 0; i < all->count; i++) lane_schedule(all->list[i]);
 }
 
-void lanes_enter_epoch(struct engine *engine) {
-    engine_assert_locked(engine);
-    struct lanes *all = engine->lanes;
-    for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
-        peer->eager_bytes = 0;
-        peer->offered = false;
-        slots_end(&peer->slots);
-        if (peer->member.rank == UINT32_MAX) route.changed(engine, peer, NEIGHBOUR_LEFT);
-    }
+void lanes_enter_epoch(struct lanes *all, const struct wire_header *now) {
+    lanes_assert_locked(all);
+    all->frames.now = *now;
     for (size_t i = 0; i < all->count; i++) lane_enter_epoch(all->list[i]);
-    neighbours_free_dropped(engine);
+    neighbours_free_dropped(all);
 }
 
-struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
-    struct lanes *all = engine->lanes;
+struct incoming *lanes_next_service(struct lanes *all, size_t *at) {
     while (*at < all->count) {
         struct incoming *in = &all->list[(*at)++]->in;
         if (in->service) return in;
@@ -276,34 +224,31 @@ struct incoming *lanes_next_service(struct engine *engine, size_t *at) {
     return NULL;
 }
 
-void engine_fix_lanes(struct engine *engine) { engine->lanes->fixed = true; }
+void lanes_fix(struct lanes *all) { all->fixed = true; }
 
 // ---- silence ----
-void engine_set_silence(struct engine *engine, int64_t limit_ns) {
-    struct lanes *all = engine->lanes;
-    engine_lock(engine);
+void lanes_set_silence(struct lanes *all, int64_t limit_ns) {
+    lanes_lock(all);
     all->silence_ns = limit_ns / SILENCE_CHECKS > 0 ? limit_ns / SILENCE_CHECKS : 1;
-    engine_wake(engine);
-    engine_unlock(engine);
+    all->events->wake(all->context);
+    lanes_unlock(all);
 }
 
-int64_t lanes_silence_limit_ns(const struct engine *engine) { return SILENCE_CHECKS * engine->lanes->silence_ns; }
+int64_t lanes_silence_limit_ns(const struct lanes *all) { return SILENCE_CHECKS * all->silence_ns; }
 
-void lanes_check_silence(struct engine *engine) {
-    struct lanes *all = engine->lanes;
+void lanes_check_silence(struct lanes *all) {
     if (all->silence_ns == 0) return;
     int64_t now = platform_now_ns();
     if (now < all->silence_at) return;
     bool stopped = now > all->silence_at + all->silence_ns;
     all->silence_at = now + all->silence_ns;
     for (size_t i = 0; i < all->count; i++)
-        if (!all->list[i]->broken) lane_check_silence(all->list[i], SILENCE_CHECKS * all->silence_ns, stopped);
+        if (!all->list[i]->broken) liveness_check(all->list[i], SILENCE_CHECKS * all->silence_ns, stopped);
 }
 
-int lanes_timeout_ms(const struct engine *engine, int timeout_ms) {
-    const struct lanes *all = engine->lanes;
+int lanes_timeout_ms(const struct lanes *all, int timeout_ms) {
     for (size_t i = 0; i < all->count; i++)
-        if (all->list[i]->peer->bucket.waits && timeout_ms != 0) timeout_ms = BUCKET_TICK_MS;
+        if (all->list[i]->peer->rate.bucket.waits && timeout_ms != 0) timeout_ms = BUCKET_TICK_MS;
     if (all->silence_ns == 0) return timeout_ms;
     int64_t left = (all->silence_at - platform_now_ns()) / MS_NS + 1;
     int ms = left < 0 ? 0 : (int)left;

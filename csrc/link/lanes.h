@@ -1,75 +1,79 @@
-// The neighbours of an engine, found by id, and the links to each of them.
+// All connections of an owner: adding and dropping them, polling them, giving each a step, the checks for silence.
 #ifndef PCCL_LINK_LANES_H
 #define PCCL_LINK_LANES_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/wire_control.h"
+#include "net/wire_data.h"
 
-struct engine;
+struct block;
 struct incoming;
-struct lanes;
-struct neighbour;
 struct lane_list;
+struct lanes;
+struct link_events;
+struct neighbour;
+struct pool;
 struct transport;
 
-// ---- any thread ----
-// Takes ownership of an authenticated connection. An older one of the same member and index is closed, if both have the
-// same address at the other end; else it lives, and this one is closed. Frames of group
-// epochs not entered yet wait on it. `id` need not be a member yet (candidates).
-void engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream);
-// True when this link exists and works.
-bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index);
-// Closes all links of a peer that is gone.
-void engine_drop_peer(struct engine *engine, const struct wire_id *id);
+// Borrows all that it points at.
+struct lanes_options {
+    const struct link_events *events;
+    void *context; // of the events
+    pthread_mutex_t *lock;
+    struct pool *pool;
+    size_t neighbour_bytes; // of what the owner keeps of a neighbour, which begins with struct neighbour
+    int epoll, wake;        // of the thread
+};
 
-// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
-// usual). Before the first call silence is not watched.
-void engine_set_silence(struct engine *engine, int64_t limit_ns);
-
-// All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
-void engine_fix_lanes(struct engine *engine);
-
-// ---- neighbours ----
-// NULL: there is none.
-struct neighbour *neighbour_find(struct engine *engine, const struct wire_id *id);
-// NULL: it is no member of the epoch in force.
-struct neighbour *neighbour_member(struct engine *engine, const struct wire_id *id);
-// No longer dropped, or a new one. NULL: memory was refused, the engine is dead.
-struct neighbour *neighbour_get(struct engine *engine, const struct wire_id *id);
-// Frees those that were dropped and that nothing points at. Thread.
-void neighbours_free_dropped(struct engine *engine);
-
-// ---- for the engine; thread, unless told otherwise ----
-struct lanes *lanes_new(struct engine *engine, int epoll); // NULL: no memory
+struct lanes *lanes_new(const struct lanes_options *options); // NULL: no memory
 // Closes all. The thread has ended. NULL is allowed, as in lanes_free.
 void lanes_close(struct lanes *all);
 void lanes_free(struct lanes *all);
-// Begins to poll what was added. False: the system refused memory or a descriptor.
-bool lanes_poll_arriving(struct engine *engine);
-// Before callers get their memory back: neighbours may be reading it, and believe what they read while the link stands.
-//
-void lanes_hang_up(struct engine *engine);
+// All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
+void lanes_fix(struct lanes *all);
+// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
+// usual). Before the first call silence is not watched. Any thread.
+void lanes_set_silence(struct lanes *all, int64_t limit_ns);
+// Returns the limit that was set. Any thread.
+int64_t lanes_silence_limit_ns(const struct lanes *all);
+
+// ---- any thread, lock held ----
+// Takes an authenticated connection and returns its serial number, which grows with each. Closes an older one of the
+// same member and index if both have the same address at the other end. 0: the stream stays the caller's, because the
+// older one lives and has another address (`from_elsewhere`), or memory was refused.
+uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, struct transport *stream,
+                   bool *from_elsewhere);
+// Closes all connections to a member that is gone.
+void lanes_drop(struct lanes *all, const struct wire_id *id);
+// Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
+// or memory was refused.
+bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_op *head, struct block *payload);
+
+// ---- thread ----
+// Begins to poll what was added. Lock held. False: the system refused memory or a descriptor.
+bool lanes_poll_arriving(struct lanes *all);
+// Ends all connections, before callers get their memory back: neighbours may be reading it, and believe what they read
+// while the link stands. Lock held.
+void lanes_hang_up(struct lanes *all);
 // Schedules the lanes of neighbours whose bucket has filled.
-void lanes_look_at_buckets(struct engine *engine);
-// Gives each of these lanes a step. Whether there is more.
+void lanes_look_at_buckets(struct lanes *all);
+// Gives each of these lanes a step. Returns whether there is more.
 bool lanes_step(struct lane_list *ready);
-void lanes_free_broken(struct engine *engine);
-void lanes_schedule(struct engine *engine); // there may be work for all of them
-// Drops all frames of large ops, or all of the service, in either direction.
-void lanes_drop_frames(struct engine *engine, bool service);
-// Forgets what neighbours were in the epoch before, and looks again at the frames that wait for this one.
-void lanes_enter_epoch(struct engine *engine);
+void lanes_free_broken(struct lanes *all);
+void lanes_schedule(struct lanes *all); // there may be work for all of them
+// Drops all frames of large ops, or all of the service, in either direction. Lock held.
+void lanes_drop_frames(struct lanes *all, bool service);
+// An epoch with this run, generation and number is in force: looks again at the frames that wait for it. Lock held.
+void lanes_enter_epoch(struct lanes *all, const struct wire_header *now);
 // Returns the incoming service frame of the next lane that is in the midst of one; `at` begins with 0. Returns NULL if
 // there is none.
-struct incoming *lanes_next_service(struct engine *engine, size_t *at);
-// The limit that was set. Any thread.
-int64_t lanes_silence_limit_ns(const struct engine *engine);
-// Breaks the lanes that have been silent for too long, if it is time to check; lets the others say something.
-void lanes_check_silence(struct engine *engine);
+struct incoming *lanes_next_service(struct lanes *all, size_t *at);
+// Breaks the lanes that have been silent for too long, if it is time to check; lets the others send heartbeats.
+void lanes_check_silence(struct lanes *all);
 // Until the next check, if that is sooner.
-int lanes_timeout_ms(const struct engine *engine, int timeout_ms);
+int lanes_timeout_ms(const struct lanes *all, int timeout_ms);
 
 #endif

@@ -66,7 +66,7 @@ enum pace_reason {
     PACE_FIXED,   // all are in use: the program has told how many
     PACE_DIRECT,  // there is none beside the direct link
     PACE_VAIN,    // more of them were no faster
-    PACE_FULL,    // they send what the way carries, and no faster (data/throttle)
+    PACE_FULL,    // they send what the way carries, and no faster (link/throttle)
     PACE_MEMORY,  // none is: large tensors pass by the memory of the host
     PACE_REASONS
 };
@@ -109,7 +109,7 @@ struct pace_total {
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
 
-// Whether what the connections to a far neighbour send is spread over the round trip (data/bucket). Acknowledgements
+// Whether what the connections to a far neighbour send is spread over the round trip (link/bucket). Acknowledgements
 // wait behind the bulk of the other direction, come together, and let out bursts together: many connections in step
 // fill the link in one moment and leave it empty in the next. Few of them leave more to others when they are not
 // smooth, so on a narrow way they are not.
@@ -117,7 +117,7 @@ bool pace_is_smooth(const struct pace_lanes *pace, const struct pace_total *tota
 // How long the queue on the way there is, of the own direction as far as the two are known apart.
 uint64_t pace_queue_us(const struct pace_total *total);
 
-// Whether the way holds much, whose rate may then be limited (data/throttle): on a narrow one others would get all of
+// Whether the way holds much, whose rate may then be limited (link/throttle): on a narrow one others would get all of
 // it.
 bool pace_is_wide(const struct pace_lanes *pace, const struct pace_total *total);
 

@@ -2,16 +2,23 @@
 
 #include <stdlib.h>
 
-#include "data/core.h"
+#include "base/lock.h"
 
 enum { SMALLEST_CLASS_BITS = 8, CLASSES = 16, CACHE_BYTES = 4 * 1024 * 1024 };
 
 struct pool {
+    pthread_mutex_t *lock;
+    void (*refused)(void *context);
+    void *context;
     struct block *blocks[CLASSES];
     size_t bytes;
 };
 
-struct pool *pool_new(void) { return calloc(1, sizeof(struct pool)); }
+struct pool *pool_new(pthread_mutex_t *lock, void (*refused)(void *context), void *context) {
+    struct pool *pool = calloc(1, sizeof *pool);
+    if (pool != NULL) *pool = (struct pool){.lock = lock, .refused = refused, .context = context};
+    return pool;
+}
 
 void pool_free(struct pool *pool) {
     for (unsigned class = 0; pool != NULL && class < CLASSES; class++)
@@ -29,10 +36,9 @@ static unsigned block_class(size_t length) {
     return class;
 }
 
-struct block *block_new(struct engine *engine, size_t length) {
-    engine_assert_locked(engine);
+struct block *block_new(struct pool *pool, size_t length) {
+    lock_assert_held(pool->lock);
     unsigned class = block_class(length);
-    struct pool *pool = engine->pool;
     bool large = class >= CLASSES; // of a member that is alone: small ops among more have small results
     struct block *block = large ? NULL : pool->blocks[class];
     if (block != NULL) {
@@ -42,7 +48,7 @@ struct block *block_new(struct engine *engine, size_t length) {
         size_t bytes = (size_t)1 << (SMALLEST_CLASS_BITS + class);
         block = aligned_alloc(_Alignof(struct block), sizeof *block + bytes);
         if (block == NULL) {
-            engine_fail(engine);
+            pool->refused(pool->context);
             return NULL;
         }
         block->class_bytes = bytes;
@@ -54,12 +60,11 @@ struct block *block_new(struct engine *engine, size_t length) {
     return block;
 }
 
-void block_put(struct engine *engine, struct block *block) {
-    engine_assert_locked(engine);
+void block_put(struct pool *pool, struct block *block) {
+    lock_assert_held(pool->lock);
     if (block == NULL || --block->references > 0) return;
-    block_put(engine, block->sum.operand);
-    if (block->boxed != NULL) block->return_slots(engine, block);
-    struct pool *pool = engine->pool;
+    block_put(pool, block->sum.operand);
+    if (block->boxed != NULL) block->return_slots(block);
     if (block->class_bytes > CACHE_BYTES || pool->bytes + block->class_bytes > CACHE_BYTES) {
         free(block);
         return;

@@ -2,11 +2,11 @@
 #ifndef PCCL_LINK_POOL_H
 #define PCCL_LINK_POOL_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-struct engine;
 struct neighbour;
 struct pool;
 
@@ -29,19 +29,20 @@ struct block {
     const uint8_t *boxed;
     struct neighbour *from;
     uint32_t slots;
-    void (*return_slots)(struct engine *engine, const struct block *block); // called with the last reference
+    void (*return_slots)(const struct block *block); // called with the last reference
     _Alignas(64) uint8_t bytes[];
 };
 
-// NULL: no memory.
-struct pool *pool_new(void);
+// Creates a pool that `lock`, which is borrowed, guards. It calls `refused` when it gets no memory for a block. NULL:
+// no memory.
+struct pool *pool_new(pthread_mutex_t *lock, void (*refused)(void *context), void *context);
 // NULL is allowed. No block is in use.
 void pool_free(struct pool *pool);
 
-// A block with one reference; NULL: memory was refused, the engine is dead.
-struct block *block_new(struct engine *engine, size_t length);
+// A block with one reference; NULL: memory was refused, and reported.
+struct block *block_new(struct pool *pool, size_t length);
 // NULL is allowed.
-void block_put(struct engine *engine, struct block *block);
+void block_put(struct pool *pool, struct block *block);
 
 static inline const uint8_t *block_payload(const struct block *block) {
     return block->boxed != NULL ? block->boxed : block->bytes;

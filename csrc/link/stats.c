@@ -4,14 +4,6 @@
 
 #include "base/platform.h"
 
-bool stats_op_posted(struct op_stats *op_stats) { return !atomic_exchange(&op_stats->awake, true); }
-
-void stats_op_ended(struct op_stats *op_stats, int64_t posted_ns, int64_t now_ns) {
-    op_stats->ops++;
-    if (posted_ns != 0 && now_ns > posted_ns) op_stats->op_us += (uint64_t)((now_ns - posted_ns) / US_NS);
-    stats_op_moved(op_stats);
-}
-
 void stats_entered(struct link_stats *stats, int64_t begun_ns, int64_t heard_ns) {
     if (begun_ns == 0 || heard_ns == 0) return;
     stats->entries++;

@@ -1,4 +1,4 @@
-// Collects what this member measures of its operations and of each other member, until it reports to the master
+// Collects what this member measures of each other member, until it reports to the master
 // (data/telemetry). Pure.
 //
 // No clocks are compared but through differences. When another member begins an op, relative to this one, is the time
@@ -10,7 +10,6 @@
 #ifndef PCCL_LINK_STATS_H
 #define PCCL_LINK_STATS_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -43,25 +42,6 @@ struct link_stats {
     uint32_t latest;
 };
 
-// Statistics of the engine. All 0 at the beginning.
-struct op_stats {
-    atomic_bool awake; // ops are called, and the thread reports; set under the lock
-    atomic_bool moved; // something of an op came, went or ended since the last step
-    // lock
-    uint64_t ops, op_us, live;
-    int64_t oldest_ns;
-    // thread
-    _Atomic int64_t since_ns; // the report at hand; 0: not begun. Others read it
-    int64_t looks_at, beats_at, tells_at, moved_ns, ran_ns, processor_ns;
-};
-
-static inline void stats_op_moved(struct op_stats *op_stats) {
-    atomic_store_explicit(&op_stats->moved, true, memory_order_relaxed);
-}
-// A call is posted. True: the thread is to be woken.
-bool stats_op_posted(struct op_stats *op_stats);
-// A call that was posted at `posted_ns` has ended; 0: while it was being posted.
-void stats_op_ended(struct op_stats *op_stats, int64_t posted_ns, int64_t now_ns);
 // The first sign of this neighbour came for an op that was begun here at `begun_ns`.
 void stats_entered(struct link_stats *stats, int64_t begun_ns, int64_t heard_ns);
 // A heartbeat came, which was sent at that time of the sender's clock, 0: it says nothing; `loaded`: while a large op

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "link/bucket.h"
 #include "link/pace.h"
 
 // All 0 at the beginning. Speeds are bytes per nanosecond.
@@ -43,5 +44,16 @@ void throttle_step(struct throttle *throttle, const struct pace_total *total, bo
 double throttle_limit(const struct throttle *throttle, const struct pace_total *total, bool smooth);
 // Returns what one of them with this window may send, in bytes per second; 0: as fast as it can.
 uint32_t throttle_share(const struct throttle *throttle, const struct pace_total *total, uint32_t window);
+
+// State of the rate control of all connections to one member (link/rate). All 0 at the beginning.
+// Thread, unless stated otherwise.
+struct rate_control {
+    struct pace_lanes lanes;  // how many carry bulk
+    struct throttle throttle; // how fast they may be together; changed with the lock held
+    struct bucket bucket;     // what they may send now; a far neighbour alone
+    double speed;             // of all of them together
+    int64_t speed_ns;         // when that was measured
+    bool alone;               // set by the owner: the last large transfer has bulk for no other member
+};
 
 #endif

@@ -8,7 +8,6 @@
 #include "base/environment.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
-#include "data/core.h"
 #include "link/lane.h"
 #include "link/lanes.h"
 
@@ -38,7 +37,7 @@ static void note_events(struct worker *worker, const struct epoll_event *events,
 
 // Events come once, so those that nobody looked at are assumed of every lane.
 static void assume_events(struct worker *worker) {
-    struct lanes *lanes = worker->engine->lanes;
+    struct lanes *lanes = worker->lanes;
     wake_clear(worker->wake);
     for (size_t i = 0; i < lanes->count; i++)
         if (lanes->list[i]->worker == worker) lane_note_events(lanes->list[i], EPOLLIN | EPOLLOUT);
@@ -46,33 +45,33 @@ static void assume_events(struct worker *worker) {
 
 static void *work(void *argument) {
     struct worker *worker = argument;
-    struct engine *engine = worker->engine;
-    struct workers *all = engine->workers;
+    struct lanes *lanes = worker->lanes;
+    struct workers *all = lanes->workers;
     struct epoll_event events[EVENTS];
     kernels_enter();
-    turn_take(engine);
+    turn_take(lanes->workers);
     while (begin_step(all)) {
         bool busy = lanes_step(&worker->ready);
         end_step(all);
         worker->waits = !busy;
         uint64_t freed = all->freed;
-        turn_leave(engine);
+        turn_leave(lanes->workers);
         int count = epoll_wait(worker->epoll, events, EVENTS, busy ? 0 : -1);
-        turn_take(engine);
+        turn_take(lanes->workers);
         worker->waits = false;
         if (freed == all->freed)
             note_events(worker, events, count);
         else
             assume_events(worker);
     }
-    turn_leave(engine);
+    turn_leave(lanes->workers);
     return NULL;
 }
 
 // ---- life ----
-static bool start(struct worker *worker, struct engine *engine) {
+static bool start(struct worker *worker, struct lanes *lanes) {
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    worker->engine = engine;
+    worker->lanes = lanes;
     worker->wake = -1;
     worker->epoll = descriptor_epoll();
     if (worker->epoll < 0) return false;
@@ -81,28 +80,29 @@ static bool start(struct worker *worker, struct engine *engine) {
            platform_thread_start(&worker->thread, "pccl:lanes", work, worker);
 }
 
-bool workers_start(struct engine *engine) {
+bool workers_start(struct lanes *lanes) {
     uint32_t count = environment_number("PCCL_DATA_THREADS", 0, WORKERS_MOST, 0);
     if (count == 0) return true;
     struct workers *all = calloc(1, sizeof *all + count * sizeof all->each[0]);
     if (all == NULL) return false;
     all->count = count;
+    all->wake = lanes->wake;
     pthread_mutex_init(&all->turn, NULL);
     platform_cond_init(&all->still);
     platform_cond_init(&all->go);
     for (uint32_t i = 0; i < count; i++) all->each[i].epoll = all->each[i].wake = -1;
-    engine->workers = all;
-    while (all->started < count && start(&all->each[all->started], engine)) all->started++;
+    lanes->workers = all;
+    while (all->started < count && start(&all->each[all->started], lanes)) all->started++;
     return all->started == count;
 }
 
-void workers_stop(struct engine *engine) {
-    struct workers *all = engine->workers;
+void workers_stop(struct lanes *lanes) {
+    struct workers *all = lanes->workers;
     if (all == NULL) return;
-    turn_take(engine);
+    turn_take(lanes->workers);
     all->ending = true;
     pthread_cond_broadcast(&all->go);
-    turn_leave(engine);
+    turn_leave(lanes->workers);
     for (uint32_t i = 0; i < all->started; i++) {
         wake_signal(all->each[i].wake);
         pthread_join(all->each[i].thread, NULL);
@@ -110,8 +110,8 @@ void workers_stop(struct engine *engine) {
     all->started = 0;
 }
 
-void workers_free(struct engine *engine) {
-    struct workers *all = engine->workers;
+void workers_free(struct lanes *lanes) {
+    struct workers *all = lanes->workers;
     if (all == NULL) return;
     for (uint32_t i = 0; i < all->count; i++) {
         descriptor_close(all->each[i].epoll);
@@ -122,5 +122,5 @@ void workers_free(struct engine *engine) {
     pthread_cond_destroy(&all->go);
     pthread_mutex_destroy(&all->turn);
     free(all);
-    engine->workers = NULL;
+    lanes->workers = NULL;
 }

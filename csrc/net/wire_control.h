@@ -359,7 +359,7 @@ struct wire_ops_seen {
 struct wire_seen {
     uint64_t acked;              // bytes that the other one's kernel has acknowledged
     uint64_t busy_us, window_us; // in which bytes were under way; of these, in which its receive window was full
-    // With data; those sent again by the middle share of the looks, as what is lost on the way is (data/stats).
+    // With data; those sent again by the middle share of the looks, as what is lost on the way is (link/stats).
     uint64_t segments, retransmits;
     uint64_t samples, backlogged; // looks at the links while a large op ran; those that found bytes waiting
     uint64_t delay_us;            // the round trips of the backlogged looks, with what waits on the way, together

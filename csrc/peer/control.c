@@ -32,6 +32,7 @@ enum {
 struct lost_link {
     struct wire_id id; // the own one: the data plane wants a fresh group epoch
     uint32_t index;
+    uint64_t serial; // of the connection
     enum wire_link_reason reason;
 };
 
@@ -308,12 +309,13 @@ static void to_master(void *control, const struct wire_buffer *frames) {
     master_link_send(((struct control *)control)->c->master, frames);
 }
 
-static void link_down(void *control, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
+static void link_down(void *control, const struct wire_id *id, uint32_t index, uint64_t serial,
+                      enum wire_link_reason reason) {
     struct control *t = control;
     pthread_mutex_lock(&t->c->lock);
     bool first = t->lost_count == 0; // for it the thread wakes, and takes all
     if (GROW(t->lost, t->lost_room, t->lost_count, LOST_LEAST))
-        t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .reason = reason};
+        t->lost[t->lost_count++] = (struct lost_link){.id = *id, .index = index, .serial = serial, .reason = reason};
     else
         t->failed = true;
     pthread_mutex_unlock(&t->c->lock);

@@ -2,7 +2,7 @@
 //
 // It pays on a link if packing and unpacking a leaf and sending what is left takes less than nine tenths of the time to
 // send the leaf as it is. The speed of the link is what the kernel measures on its connections while they are busy
-// (data/pace); ratio and time of packing come from a leaf tried now and then, so rarely that trying costs at most a
+// (link/pace); ratio and time of packing come from a leaf tried now and then, so rarely that trying costs at most a
 // hundredth of the transfer. While it pays, each leaf is such a trial.
 #ifndef PCCL_STATE_CODING_H
 #define PCCL_STATE_CODING_H

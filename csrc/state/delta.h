@@ -2,7 +2,7 @@
 //
 // The leaves of all entries are numbered through, entry by entry (struct delta_layout). A delta holds two bytes per
 // leaf: whether it is here, wanted, or asked of a donor. Donors are asked for runs of leaves, as long as fewer bytes
-// are on the way from them than their window, which follows their measured speed and delay (data/pace); near the end no
+// are on the way from them than their window, which follows their measured speed and delay (link/pace); near the end no
 // donor gets more than its part of what is left, so that all end at about the same time. A leaf that was asked of a
 // donor is asked again only when that donor is lost, stalls or sent wrong bytes.
 #ifndef PCCL_STATE_DELTA_H

@@ -1,6 +1,8 @@
 // The life of a round, and what the engine's thread does for it.
 #define _GNU_SOURCE
 #include "state/sync_private.h"
+#include "link/lanes.h"
+#include "link/neighbour.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -122,7 +124,8 @@ static bool is_receiver(const struct sync *sync) {
 
 static void woken(struct service *service) {
     struct sync *sync = sync_of(service);
-    if (sync->content->queue_count > 0) lanes_schedule(sync->engine); // a device may have given what a lane waits for
+    if (sync->content->queue_count > 0)
+        lanes_schedule(sync->engine->lanes); // a device may have given what a lane waits for
     if (sync->plan == NULL || sync->begun) return;
     sync->begun = true;
     sync->phase = PHASE_GIVING;
@@ -153,13 +156,13 @@ static void stop(struct service *service) {
     if (sync->pool != NULL) worker_pool_stop(sync->pool);
 }
 
-static void changed(struct service *service, const struct neighbour *peer, enum neighbour_change change) {
+static void changed(struct service *service, const struct neighbour *peer, enum service_change change) {
     struct sync *sync = sync_of(service);
     switch (change) {
-    case NEIGHBOUR_LINK_UP: sync_link_up(sync, peer); break;
-    case NEIGHBOUR_LINK_DOWN: sync_link_down(sync, peer); break;
-    case NEIGHBOUR_LEFT:
-    case NEIGHBOUR_FREED:
+    case SERVICE_LINK_UP: sync_link_up(sync, peer); break;
+    case SERVICE_LINK_DOWN: sync_link_down(sync, peer); break;
+    case SERVICE_PEER_LEFT:
+    case SERVICE_PEER_FREED:
         sync_forget_requester(sync, peer);
         sync_forget_donor(sync, peer);
         break;

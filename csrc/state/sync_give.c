@@ -1,6 +1,8 @@
 // Giving: what other members of the round ask for is queued, and answered as their lanes take it.
 #define _GNU_SOURCE
 #include "state/sync_private.h"
+#include "link/rate.h"
+#include "link/neighbour.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -130,7 +132,7 @@ static bool pack(struct sync *sync, struct lane *lane, struct requester *request
                  struct wire_op *head) {
     if (frame->length < CODING_LEAST_BYTES) return true;
     engine_lock(sync->engine);
-    double speed = neighbour_speed(requester->peer);
+    double speed = rate_speed(requester->peer);
     engine_unlock(sync->engine);
     uint8_t *stage = coding_tries(&requester->choice, speed) ? lane_stage(lane) : NULL;
     if (stage == NULL) return true;
@@ -145,7 +147,7 @@ static bool pack(struct sync *sync, struct lane *lane, struct requester *request
     frame->payload = stage;
     frame->length = packed;
     head->extra = WIRE_SYNC_LZ4;
-    frame_write_head(sync->engine, frame, 0, WIRE_SYNC_LEAF, head);
+    frame_write_head(&sync->engine->lanes->frames, frame, 0, WIRE_SYNC_LEAF, head);
     return true;
 }
 
@@ -169,7 +171,7 @@ static struct frame *copy_to_slots(struct sync *sync, struct frame *frame, const
     head.extra = WIRE_SYNC_SLOT;
     engine_lock(sync->engine);
     slots_write(sync->engine, frame, slots->first);
-    frame_write_head(sync->engine, frame, 0, WIRE_SYNC_LEAF, &head);
+    frame_write_head(&sync->engine->lanes->frames, frame, 0, WIRE_SYNC_LEAF, &head);
     engine_unlock(sync->engine);
     return frame;
 }
@@ -187,7 +189,7 @@ struct frame *sync_next_answer(struct sync *sync, struct lane *lane) {
     if (load(sync, lane, requester, packs, frame)) return frame;
     engine_lock(sync->engine);
     engine_fail_of(sync->engine, frame->device);
-    frame_free(sync->engine, frame);
+    frame_free(&sync->engine->lanes->frames, frame);
     engine_unlock(sync->engine);
     return NULL;
 }

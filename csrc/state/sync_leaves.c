@@ -1,6 +1,7 @@
 // Leaves as they come from donors: each is brought to its place and checked, by the pool or by the thread itself.
 #define _GNU_SOURCE
 #include "state/sync_private.h"
+#include "link/lanes.h"
 
 #include "base/stream.h"
 
@@ -11,7 +12,7 @@ static bool take_over(struct sync *sync, const struct incoming *in, uint64_t lea
     if (!delta_wants(sync->delta, leaf)) return false;
     if (sync->pool != NULL && worker_pool_has(sync->pool, leaf)) return false;
     size_t at = 0;
-    for (struct incoming *other; (other = lanes_next_service(sync->engine, &at)) != NULL;) {
+    for (struct incoming *other; (other = lanes_next_service(sync->engine->lanes, &at)) != NULL;) {
         if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
         other->to = NULL;
         other->service = false;

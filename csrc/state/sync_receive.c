@@ -1,6 +1,7 @@
 // Receiving: the winner's leaf hashes from one donor, then the leaves that differ from all of them.
 #define _GNU_SOURCE
 #include "state/sync_private.h"
+#include "link/lanes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -178,7 +179,7 @@ static void look_at_donors(struct sync *sync, int64_t now) {
         struct donor *donor = &sync->donors[i];
         uint64_t seen = donor->kept;
         size_t at = 0;
-        for (const struct incoming *in; (in = lanes_next_service(sync->engine, &at)) != NULL;)
+        for (const struct incoming *in; (in = lanes_next_service(sync->engine->lanes, &at)) != NULL;)
             if (in->from == donor->peer) seen += in->got;
         if (seen != donor->seen || delta_on_way(sync->delta, i) == 0) {
             donor->seen = seen;
@@ -263,7 +264,7 @@ bool sync_begin_receiving(struct sync *sync) {
     int64_t now = platform_now_ns();
     for (uint32_t i = 0; i < plan->donor_count; i++)
         sync->donors[i] = (struct donor){
-            .id = plan->donors[i], .peer = neighbour_member(sync->engine, &plan->donors[i]), .progress_at = now};
+            .id = plan->donors[i], .peer = engine_member(sync->engine, &plan->donors[i]), .progress_at = now};
     sync->hash_donor = sync->engine->call_table.now->ring.rank % sync->donor_count;
     return true;
 }

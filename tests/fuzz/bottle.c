@@ -9,6 +9,7 @@
 #include "base/platform.h"
 #include "device/shared_memory.h"
 #include "net/transport.h"
+#include "data/op_peer.h"
 
 enum { PENDING_BYTES = 2 << 20, DRAINED_BYTES = 1 << 16 };
 
@@ -42,7 +43,7 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag);
 void __wrap_same_host_offered(struct lane *lane);
-double __wrap_neighbour_speed(struct neighbour *peer);
+double __wrap_rate_speed(struct neighbour *peer);
 
 bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
     (void)arg;
@@ -62,7 +63,7 @@ struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag) {
 
 // As if the peer's process had claimed its links, or some of them, and taken slots from the engine.
 void __wrap_same_host_offered(struct lane *lane) {
-    struct slots *slots = &lane->peer->slots;
+    struct slots *slots = &op_peer_of(lane->peer)->slots;
     static int shared = -1;
     if (shared < 0) shared = shared_memory_new(SLOTS_BYTES, &bottle_slots);
     MUST(shared >= 0);
@@ -73,7 +74,7 @@ void __wrap_same_host_offered(struct lane *lane) {
 }
 
 // A link so slow that packing pays.
-double __wrap_neighbour_speed(struct neighbour *peer) {
+double __wrap_rate_speed(struct neighbour *peer) {
     (void)peer;
     return 1e-6;
 }

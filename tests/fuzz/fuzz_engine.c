@@ -7,6 +7,7 @@
 #include <pccl.h>
 
 #include "compute/codec.h"
+#include "device/rendezvous.h"
 #include "link/pace.h"
 #include "events.h"
 
@@ -48,8 +49,9 @@ static void to_master(void *context, const struct wire_buffer *frames) {
 }
 static void on_failed(void *context, const char *why) { (void)context, (void)why; }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
-    (void)context, (void)id, (void)index, (void)reason;
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                         enum wire_link_reason reason) {
+    (void)context, (void)id, (void)index, (void)serial, (void)reason;
 }
 
 // ---- calls ----

@@ -25,8 +25,9 @@ static struct wire_op asked[BOTTLE_PEERS][2]; // last: hashes, leaves
 
 static void on_failed(void *context, const char *why) { (void)context, (void)why; }
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
-    (void)context, (void)id, (void)index, (void)reason;
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                         enum wire_link_reason reason) {
+    (void)context, (void)id, (void)index, (void)serial, (void)reason;
 }
 
 static size_t state_bytes(void) {

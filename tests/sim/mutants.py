@@ -34,7 +34,7 @@ SOURCES = [
     "csrc/net/wire_buffer.c",
     "csrc/net/wire_control.c",
     "csrc/net/wire_data.c",
-    "csrc/data/pace.c",
+    "csrc/link/pace.c",
     "csrc/state/delta.c",
     "csrc/state/outline.c",
     "csrc/topology/pairs.c",
@@ -632,63 +632,63 @@ MUTANTS: list[Mutant] = [
     # ---- links, what is seen of them, and states that differ ----
     Mutant(
         name="silence_is_life",
-        file="data/silence.c",
+        file="link/silence.c",
         old='return "silent";',
         new="return NULL;",
         test="data/test_silence.c",
     ),
     Mutant(
         name="waits_for_an_epoch_without_end",
-        file="data/silence.c",
+        file="link/silence.c",
         old='return "its epoch does not come";',
         new="return NULL;",
         test="data/test_silence.c",
     ),
     Mutant(
         name="impatient_with_the_patient",  # a link whose other end was seen to pause
-        file="data/silence.c",
+        file="link/silence.c",
         old="if (silence->patient) return most;",
         new="",
         test="data/test_silence.c",
     ),
     Mutant(
         name="no_excuse_for_the_parked",
-        file="data/silence.c",
+        file="link/silence.c",
         old="if (silence->parked_ns != 0) silence->parked_ns = now_ns;",
         new="",
         test="data/test_silence.c",
     ),
     Mutant(
         name="fastest_forgotten",  # the fastest heartbeat of the span before counts no more
-        file="data/stats.c",
+        file="link/stats.c",
         old="stats->least_us[1] = stats->least_at == 0 ? travel_us : stats->least_us[0];",
         new="stats->least_us[1] = travel_us;",
         test="data/test_stats.c",
     ),
     Mutant(
         name="segments_counted_again",
-        file="data/stats.c",
+        file="link/stats.c",
         old="stats->judged_segments = segments;",
         new="",
         test="data/test_stats.c",
     ),
     Mutant(
         name="queue_by_the_worst",  # one late heartbeat counts as a queue
-        file="data/stats.c",
+        file="link/stats.c",
         old="stats->travel_us[(count - 1) / 2]",
         new="stats->travel_us[count - 1]",
         test="data/test_stats.c",
     ),
     Mutant(
         name="speed_of_an_instant",  # less time than the kernel measures in
-        file="data/pace.c",
+        file="link/pace.c",
         old="if (!first && busy_us < BUSY_LEAST_US) return;",
         new="",
         test="data/test_pace.c",
     ),
     Mutant(
         name="frames_out_of_line",
-        file="data/pace.c",
+        file="link/pace.c",
         old="FRAME_LEAST, PACE_CHUNK_MAX) / CHUNK_ALIGN * CHUNK_ALIGN",
         new="FRAME_LEAST, PACE_CHUNK_MAX)",
         test="data/test_pace.c",

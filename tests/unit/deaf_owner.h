@@ -6,8 +6,9 @@
 
 static void deaf_master(void *context, const struct wire_buffer *frames) { (void)context, (void)frames; }
 static void deaf_failed(void *context, const char *why) { (void)context, (void)why; }
-static void deaf_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
-    (void)context, (void)id, (void)index, (void)reason;
+static void deaf_link_down(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                           enum wire_link_reason reason) {
+    (void)context, (void)id, (void)index, (void)serial, (void)reason;
 }
 
 static const struct engine_callbacks deaf_owner = {

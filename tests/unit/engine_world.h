@@ -153,10 +153,10 @@ static inline void on_to_master(void *side, const struct wire_buffer *frames) {
     }
 }
 
-static inline void on_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
+static inline void on_link_down(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                                enum wire_link_reason reason) {
     struct side *side = context;
-    (void)index;
-    (void)reason;
+    (void)index, (void)serial, (void)reason;
     if (!wire_id_equal(id, &side->id)) return;
     pthread_mutex_lock(&side->world->lock);
     side->rolls++;

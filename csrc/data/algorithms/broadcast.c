@@ -8,6 +8,7 @@
 #include "link/lane.h"
 #include "data/algorithm.h"
 #include "link/pace.h"
+#include "link/neighbour.h"
 
 struct broadcast {
     struct moving moving;

@@ -18,6 +18,9 @@
 #include "data/algorithm.h"
 #include "link/pool.h"
 #include "device/device.h"
+#include "data/op_peer.h"
+#include "link/lanes.h"
+#include "link/neighbour.h"
 
 enum {
     NAMES = 4,             // told of those that are waited for
@@ -95,7 +98,7 @@ static bool is_written_once(const struct op *op) {
 // memory.
 static bool keep_sum(struct engine *engine, struct op *op, const struct block_sum *how, const struct block *first,
                      const struct block *second) {
-    op->result = block_new(engine, op->bytes);
+    op->result = block_new(engine->pool, op->bytes);
     if (op->result == NULL) return false;
     reduce(how, op->result->bytes, first, second);
     return true;
@@ -133,7 +136,7 @@ void algorithm_complete_result(struct engine *engine, struct block *result) {
     else
         reduce(sum, result->bytes, result, sum->operand);
     kernels_leave(mode);
-    block_put(engine, sum->operand);
+    block_put(engine->pool, sum->operand);
     sum->operand = NULL;
 }
 
@@ -175,11 +178,11 @@ static void complete(struct engine *engine, struct op *op) {
 static void release(struct engine *engine, struct op *op) {
     struct direct *direct = op->work;
     if (direct->parts != NULL)
-        for (uint32_t i = 0; i < op->contributors; i++) block_put(engine, direct->parts[i].block);
+        for (uint32_t i = 0; i < op->contributors; i++) block_put(engine->pool, direct->parts[i].block);
     free(direct->parts);
-    block_put(engine, direct->input);
+    block_put(engine->pool, direct->input);
     *direct = (struct direct){0};
-    block_put(engine, op->result);
+    block_put(engine->pool, op->result);
     op->result = NULL;
     device_shut(op->args.queue, op->input);
     op->input = NULL;
@@ -217,14 +220,14 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     if (peer->lanes[0] == NULL) return; // redone in the next epoch
     struct wire_op head;
     op_head(op, &head);
-    acks_drop_implied(&peer->member, &op->name);
+    acks_drop_implied(&op_peer_of(peer)->member, &op->name);
     struct block *input = ((struct direct *)op->work)->input;
     struct frame *boxed = input_in_box(engine, op, peer, &head);
     if (boxed != NULL) {
         neighbour_send(peer, boxed);
         return;
     }
-    struct frame *frame = frame_new(engine, WIRE_SMALL, &head, op->in_bytes);
+    struct frame *frame = frame_new(&engine->lanes->frames, WIRE_SMALL, &head, op->in_bytes);
     if (frame == NULL) return;
     copy_input(op);
     input->references++; // the caller may have its buffer back before the kernel has taken all of it
@@ -234,7 +237,7 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
 }
 
 static void learn_posted(struct neighbour *peer, struct op *op, struct part *part) {
-    if (part->eager) peer->eager_bytes -= op->in_bytes;
+    if (part->eager) op_peer_of(peer)->eager_bytes -= op->in_bytes;
     part->eager = false;
 }
 
@@ -249,7 +252,7 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
     }
     if (type != WIRE_SMALL || part->block != NULL || (block->boxed != NULL && !may_be_boxed(op)) ||
         block->length != op_part_bytes(op, op->team->ranks[algorithm_place_of(op, from)])) {
-        block_put(engine, block);
+        block_put(engine->pool, block);
         return;
     }
     part->block = block;
@@ -269,20 +272,21 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     struct direct *direct = op->work;
     struct part *part = &direct->parts[algorithm_place_of(op, peer)];
     struct unexpected *seen = take_unexpected(engine, op, peer);
-    if (seen == NULL && peer->eager_bytes + op->in_bytes > unexpected_limit(algorithm_epoch(engine)->ring.count)) {
+    if (seen == NULL &&
+        op_peer_of(peer)->eager_bytes + op->in_bytes > unexpected_limit(algorithm_epoch(engine)->ring.count)) {
         struct wire_op head;
         op_head(op, &head);
         part->owed = true;
-        acks_drop_implied(&peer->member, &op->name);
-        neighbour_signal(engine, peer, WIRE_POSTED, &head, NULL);
+        acks_drop_implied(&op_peer_of(peer)->member, &op->name);
+        lanes_signal(peer, WIRE_POSTED, &head, NULL);
     } else {
         part->eager = seen == NULL;
-        if (part->eager) peer->eager_bytes += op->in_bytes;
+        if (part->eager) op_peer_of(peer)->eager_bytes += op->in_bytes;
         send_input(engine, op, peer);
     }
     if (seen == NULL) return;
     if (op->mismatch_reported)
-        block_put(engine, seen->block);
+        block_put(engine->pool, seen->block);
     else
         take_part(engine, op, peer, seen->type, seen->block);
     free(seen);
@@ -297,8 +301,8 @@ static bool begin(struct engine *engine, struct op *op) {
     for (uint32_t place = 0; place < now->count; place++)
         if (place != now->place) op->rx_bytes += op_part_bytes(op, now->ranks[place]);
     direct->parts = calloc(now->count, sizeof *direct->parts);
-    if (!is_written_once(op)) op->result = block_new(engine, op->result_bytes);
-    direct->input = block_new(engine, op->in_bytes);
+    if (!is_written_once(op)) op->result = block_new(engine->pool, op->result_bytes);
+    direct->input = block_new(engine->pool, op->in_bytes);
     if (direct->parts == NULL || direct->input == NULL || (op->result == NULL && !is_written_once(op))) return false;
     // Each member begins with another receiver, so that nobody is everybody's first.
     for (uint32_t step = 1; step < now->count; step++)
@@ -313,7 +317,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     (void)head;
     struct direct *direct = op->work;
     if (block != NULL && block->boxed != NULL && !may_be_boxed(op)) {
-        block_put(engine, block);
+        block_put(engine->pool, block);
         return false;
     }
     take_part(engine, op, from, type, block);

@@ -16,6 +16,8 @@
 #include "data/algorithm.h"
 #include "link/pace.h"
 #include "device/device.h"
+#include "data/op_peer.h"
+#include "link/lanes.h"
 
 enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache afterwards
 
@@ -74,7 +76,7 @@ static bool begin(struct engine *engine, struct op *op) {
         op_head(op, &head);
         head.offset = part_from(op, place)->count;
         head.extra = slots_offer(algorithm_peer(op, place), op);
-        neighbour_signal(engine, algorithm_peer(op, place), WIRE_READY, &head, NULL);
+        lanes_signal(algorithm_peer(op, place), WIRE_READY, &head, NULL);
     }
     engine_unlock(engine);
     copy_own(op);
@@ -95,7 +97,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     struct wire_fingerprint theirs = op->args.fingerprint;
     theirs.count = head->offset;
     theirs.layout ^= 1;
-    call_table_report_mismatch(&engine->call_table, op, &from->member, &theirs);
+    call_table_report_mismatch(&engine->call_table, op, &op_peer_of(from)->member, &theirs);
     return true;
 }
 

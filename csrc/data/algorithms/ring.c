@@ -11,6 +11,8 @@
 #include "link/pace.h"
 #include "data/slots.h"
 #include "device/device.h"
+#include "data/op_peer.h"
+#include "link/neighbour.h"
 
 enum { CHUNKS_AHEAD = 4 }; // own chunks of an op under way where they pass through slots, of which forwards need some
 
@@ -101,7 +103,7 @@ static size_t chunk_bytes(const struct incoming *in) { return is_in_slots(in) ? 
 // before it has the partial sum lies.
 static bool note_summed(struct engine *engine, struct op *op, uint64_t at, size_t bytes) {
     struct ring *ring = op->work;
-    if (engine->workers == NULL || ranges_add(&ring->summed, at, at + bytes)) return true;
+    if (engine->lanes->workers == NULL || ranges_add(&ring->summed, at, at + bytes)) return true;
     engine_lock(engine);
     engine_fail(engine);
     engine_unlock(engine);
@@ -111,7 +113,7 @@ static bool note_summed(struct engine *engine, struct op *op, uint64_t at, size_
 static bool comes_too_early(const struct engine *engine, const struct op *op, uint64_t at, size_t bytes) {
     const struct ring *ring = op->work;
     struct plan_range gap;
-    return engine->workers != NULL && ranges_gap(&ring->summed, at, at + bytes, &gap);
+    return engine->lanes->workers != NULL && ranges_gap(&ring->summed, at, at + bytes, &gap);
 }
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
@@ -200,7 +202,7 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
         lane_push(lane, frame);
         lane_schedule(lane);
     } else if (frame != NULL) {
-        frame_free(engine, frame); // the link is gone, and the operation is redone
+        frame_free(&engine->lanes->frames, frame); // the link is gone, and the operation is redone
     } else if (forward != NULL) {
         *forward = (struct forward){NULL, head, chunk_bytes(in)};
         *ring->last = forward;
@@ -219,7 +221,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     if (ring->under_way == 0) ring->slots = slots_serve(from, op, head->extra);
-    from->eager_bytes -= ring->moving.early;
+    op_peer_of(from)->eager_bytes -= ring->moving.early;
     algorithm_shared(engine)->early -= ring->moving.early;
     ring->moving.early = 0;
     return true;
@@ -249,10 +251,10 @@ static void reduce_part(struct engine *engine, struct op *op, bool last, uint64_
     struct device_sum sum = {.op = what->op, .dtype = what->dtype};
     if (last && what->op == pcclAvg) sum.divisor = op->team->count;
     bool apart = op->args.queue == NULL;
-    if (apart) turn_leave(engine);
+    if (apart) turn_leave(engine->lanes->workers);
     device_reduce(op->args.queue, result, (void *)(uintptr_t)partial, (const uint8_t *)op->args.send + at,
                   bytes / op->element, &sum);
-    if (apart) turn_take(engine);
+    if (apart) turn_take(engine->lanes->workers);
 }
 
 // What arrived, on its way to its place and, part by part while it is in the cache, to slots for the successor.
@@ -320,7 +322,7 @@ static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint
 
 static bool drop(struct engine *engine, struct frame *frame) {
     engine_lock(engine);
-    if (frame != NULL) frame_free(engine, frame);
+    if (frame != NULL) frame_free(&engine->lanes->frames, frame);
     engine_unlock(engine);
     return false;
 }
@@ -425,11 +427,11 @@ static struct frame *forward_next(struct engine *engine, struct op *op, const st
 // complete here without READY, and its bytes would be counted for good. Where a queue was seen, the pause between two
 // ops is what others on the way live on.
 static bool may_go_early(const struct op *op, const struct lane *lane) {
-    return lane->pace.far && !is_half(op) && !pace_sees_queue(&lane->peer->pace);
+    return lane->pace.far && !is_half(op) && !pace_sees_queue(&lane->peer->rate.lanes);
 }
 
 static bool is_kept(const struct engine *engine, const struct lane *lane, uint64_t bytes) {
-    return lane->peer->eager_bytes + bytes <= unexpected_chunk_limit(algorithm_epoch(engine)->ring.count);
+    return op_peer_of(lane->peer)->eager_bytes + bytes <= unexpected_chunk_limit(algorithm_epoch(engine)->ring.count);
 }
 
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
@@ -455,7 +457,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     if (early && frame != NULL) {
         ring->moving.early += frame->bytes;
         algorithm_shared(engine)->early += frame->bytes;
-        lane->peer->eager_bytes += frame->bytes;
+        op_peer_of(lane->peer)->eager_bytes += frame->bytes;
     }
     engine_unlock(engine);
     if (frame == NULL) return NULL;

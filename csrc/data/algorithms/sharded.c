@@ -20,6 +20,8 @@
 #include "data/algorithm.h"
 #include "link/pool.h"
 #include "device/device.h"
+#include "link/lanes.h"
+#include "link/neighbour.h"
 
 enum {
     WINDOW_BYTES = 4 * 1024 * 1024,
@@ -182,8 +184,9 @@ static bool note_residual(struct op *op, struct plan_range range, const void *wa
 
 static void release(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
-    for (uint64_t i = 0; s->inputs != NULL && i < s->window * op->contributors; i++) block_put(engine, s->inputs[i]);
-    for (uint64_t i = 0; s->slots != NULL && i < s->window; i++) block_put(engine, s->slots[i].result);
+    for (uint64_t i = 0; s->inputs != NULL && i < s->window * op->contributors; i++)
+        block_put(engine->pool, s->inputs[i]);
+    for (uint64_t i = 0; s->slots != NULL && i < s->window; i++) block_put(engine->pool, s->slots[i].result);
     free(s->inputs);
     free(s->terms);
     free(s->slots);
@@ -401,7 +404,7 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index, s
     struct block **inputs = inputs_of(op, s, index);
     struct plan_range range = block_range(op, now->place, index);
     engine_lock(engine);
-    struct block *result = block_new(engine, encoded_bytes(op, range));
+    struct block *result = block_new(engine->pool, encoded_bytes(op, range));
     engine_unlock(engine);
     if (result == NULL) return false;
     bool good = true;
@@ -411,10 +414,10 @@ static bool reduce_block(struct engine *engine, struct op *op, uint64_t index, s
         good = sum_block(engine, op, range, inputs, coding, result->bytes);
     engine_lock(engine);
     for (uint32_t rank = 0; good && rank < now->count; rank++) {
-        block_put(engine, inputs[rank]);
+        block_put(engine->pool, inputs[rank]);
         inputs[rank] = NULL;
     }
-    if (!good) block_put(engine, result);
+    if (!good) block_put(engine->pool, result);
     engine_unlock(engine);
     if (!good) return false;
     coding_end(op, coding);
@@ -452,7 +455,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     if (shard != now->place || index >= s->granted ||
         !algorithm_take(engine, &s->targets[from].codes, index, index + 1))
         return false;
-    in->block = block_new(engine, in->length);
+    in->block = block_new(engine->pool, in->length);
     if (in->block != NULL) in->to = in->block->bytes;
     return in->block != NULL;
 }
@@ -517,8 +520,7 @@ static void advance(struct engine *engine, struct op *op) {
     head.offset = grant;
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++)
-        if (algorithm_peer(op, rank) != NULL)
-            neighbour_signal(engine, algorithm_peer(op, rank), WIRE_GRANT, &head, NULL);
+        if (algorithm_peer(op, rank) != NULL) lanes_signal(algorithm_peer(op, rank), WIRE_GRANT, &head, NULL);
     engine_unlock(engine);
 }
 
@@ -529,7 +531,7 @@ static void sent(struct engine *engine, struct op *op, const struct frame *frame
     struct slot *slot = &s->slots[head.offset % s->window];
     if (--slot->unsent == 0) {
         engine_lock(engine);
-        block_put(engine, slot->result);
+        block_put(engine->pool, slot->result);
         engine_unlock(engine);
         slot->result = NULL;
     }

@@ -21,6 +21,8 @@
 #include "link/pace.h"
 #include "link/pool.h"
 #include "device/device.h"
+#include "link/lanes.h"
+#include "link/neighbour.h"
 
 enum { WINDOW_LEAST = 4 }; // blocks
 
@@ -186,7 +188,7 @@ static bool begin(struct engine *engine, struct op *op) {
 static void drop_inputs(struct engine *engine, const struct op *op, struct part *part) {
     for (uint32_t i = 0; part->inputs != NULL && i < op->contributors; i++) {
         if (op->args.queue == NULL)
-            block_put(engine, part->inputs[i]);
+            block_put(engine->pool, part->inputs[i]);
         else
             device_shut(op->args.queue, part->inputs[i]);
     }
@@ -277,7 +279,7 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
         return NULL;
     }
     if (part->inputs[from] == NULL)
-        part->inputs[from] = op->args.queue == NULL ? (void *)block_new(engine, bytes)
+        part->inputs[from] = op->args.queue == NULL ? (void *)block_new(engine->pool, bytes)
                                                     : (void *)algorithm_landing(op, range.begin * op->element, bytes);
     return part->inputs[from] == NULL ? NULL : input_bytes(op, part, from);
 }
@@ -338,7 +340,7 @@ static void grant(struct engine *engine, struct op *op) {
     head.offset = granted;
     engine_lock(engine);
     for (uint32_t i = 0; i < now->count; i++)
-        if (i != now->place) neighbour_signal(engine, algorithm_peer(op, i), WIRE_GRANT, &head, NULL);
+        if (i != now->place) lanes_signal(algorithm_peer(op, i), WIRE_GRANT, &head, NULL);
     engine_unlock(engine);
 }
 

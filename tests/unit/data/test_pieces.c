@@ -4,6 +4,8 @@
 #include "link/lanes.h"
 #include "engine_world.h"
 #include "ops/plan.h"
+#include "data/op_peer.h"
+#include "link/neighbour.h"
 
 enum { TAG = 5, BIG = 100003 };
 
@@ -105,7 +107,7 @@ static void wait_for_slots(struct world *world) {
             all = true;
             engine_lock(engine);
             for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next)
-                all &= peer->dropped || (peer->slots.own != NULL && peer->slots.other != NULL);
+                all &= peer->dropped || (op_peer_of(peer)->slots.own != NULL && op_peer_of(peer)->slots.other != NULL);
             engine_unlock(engine);
         }
     }
@@ -114,8 +116,8 @@ static void wait_for_slots(struct world *world) {
 static bool used_slots(const struct world *world, uint32_t from, uint32_t to) {
     struct engine *engine = world->sides[from].engine;
     engine_lock(engine);
-    const struct neighbour *peer = neighbour_find(engine, &world->sides[to].id);
-    bool used = peer != NULL && peer->slots.populated;
+    const struct neighbour *peer = neighbour_find(engine->lanes, &world->sides[to].id);
+    bool used = peer != NULL && op_peer_of(peer)->slots.populated;
     engine_unlock(engine);
     return used;
 }

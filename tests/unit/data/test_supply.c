@@ -7,6 +7,8 @@
 #include "link/lane.h"
 #include "link/lanes.h"
 #include "engine_world.h"
+#include "data/op_peer.h"
+#include "link/neighbour.h"
 
 enum { TAG = 7 };
 
@@ -26,7 +28,7 @@ static float expected(uint32_t peers, uint64_t i, int op) {
 static void cut(struct world *world, uint32_t from, uint32_t to) {
     struct engine *engine = world->sides[from].engine, *other = world->sides[to].engine;
     engine_lock(engine);
-    CHECK(shutdown(neighbour_find(engine, &world->sides[to].id)->lanes[0]->stream->fd, SHUT_RDWR) == 0);
+    CHECK(shutdown(neighbour_find(engine->lanes, &world->sides[to].id)->lanes[0]->stream->fd, SHUT_RDWR) == 0);
     engine_unlock(engine);
     while (engine_has_link(engine, &world->sides[to].id, 0) || engine_has_link(other, &world->sides[from].id, 0))
         usleep(100);
@@ -38,7 +40,7 @@ static void await_slots(struct world *world) {
         for (bool has = false; !has; usleep(100)) {
             struct engine *engine = world->sides[i].engine;
             engine_lock(engine);
-            has = neighbour_find(engine, &world->sides[1 - i].id)->slots.mapped;
+            has = op_peer_of(neighbour_find(engine->lanes, &world->sides[1 - i].id))->slots.mapped;
             engine_unlock(engine);
         }
 }

@@ -11,6 +11,7 @@
 #include "data/core.h"
 #include "data/engine.h"
 #include "enter_epoch.h"
+#include "link/connection.h"
 #include "link/frame.h"
 #include "deaf_owner.h"
 #include "net/gauge.h"
@@ -204,7 +205,7 @@ static void test_alignment(void) {
     for (size_t at = 0; at < 2 * WIRE_ALIGN; at++) {
         check_case("a payload at %zu", at);
         engine_lock(world.engine);
-        struct frame *frame = frame_new(world.engine, WIRE_CHUNK, &(struct wire_op){.tag = 1}, LENGTH);
+        struct frame *frame = frame_new(&world.engine->lanes->frames, WIRE_CHUNK, &(struct wire_op){.tag = 1}, LENGTH);
         REQUIRE(frame != NULL);
         frame->payload = payload + at;
         for (int again = 0; again < 2; again++) {
@@ -217,7 +218,7 @@ static void test_alignment(void) {
             CHECK_EQ(header.length, WIRE_OP_BYTES + op.lead + LENGTH + op.padding);
             CHECK_EQ(frame_head_bytes(frame), FRAME_HEAD_BYTES + op.lead);
         }
-        frame_free(world.engine, frame);
+        frame_free(&world.engine->lanes->frames, frame);
         engine_unlock(world.engine);
     }
     end(&world);

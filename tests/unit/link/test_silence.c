@@ -41,8 +41,9 @@ static atomic_bool stopping;
 static struct side sides[2];
 static uint64_t epoch;
 
-static void on_link_down(void *context, const struct wire_id *id, uint32_t index, enum wire_link_reason reason) {
-    (void)id, (void)index;
+static void on_link_down(void *context, const struct wire_id *id, uint32_t index, uint64_t serial,
+                         enum wire_link_reason reason) {
+    (void)id, (void)index, (void)serial;
     struct side *side = context;
     (*(reason == WIRE_LINK_SILENT ? &side->silent : &side->broken))++;
 }

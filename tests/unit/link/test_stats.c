@@ -3,6 +3,7 @@
 
 #include "base/platform.h"
 #include "check.h"
+#include "data/op_stats.h"
 
 // The other side's clock is years apart from this one.
 static const uint64_t other_us = UINT64_C(1) << 52;
@@ -26,10 +27,10 @@ static void test_entries(void) {
 static void test_calls(void) {
     check_case("calls, one of which has ended while it was posted");
     struct op_stats op_stats = {0};
-    CHECK(stats_op_posted(&op_stats));
-    CHECK(!stats_op_posted(&op_stats)); // awake
-    stats_op_ended(&op_stats, 1 * MS_NS, 3 * MS_NS);
-    stats_op_ended(&op_stats, 0, 3 * MS_NS);
+    CHECK(op_stats_posted(&op_stats));
+    CHECK(!op_stats_posted(&op_stats)); // awake
+    op_stats_ended(&op_stats, 1 * MS_NS, 3 * MS_NS);
+    op_stats_ended(&op_stats, 0, 3 * MS_NS);
     CHECK_EQ(op_stats.ops, 2);
     CHECK_EQ(op_stats.op_us, 2000);
     CHECK(op_stats.moved);

@@ -1,4 +1,4 @@
-// Operations whose lanes are moved by workers (data/workers): results, losses, new epochs and ends in the midst.
+// Operations whose lanes are moved by workers (link/workers): results, losses, new epochs and ends in the midst.
 #define _GNU_SOURCE
 #include <stdio.h>
 
