@@ -48,7 +48,15 @@ def prepare_child(parent: int) -> None:
 
 def how_ended(status: int) -> str:
     """Describes a status that is not 0; a negative one is the signal that killed the process."""
-    return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+    return f"was killed by {signal_name(-status)}" if status < 0 else f"failed with status {status}"
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, or "signal 40" for one that has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Output:

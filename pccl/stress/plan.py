@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 FAULTS = ("kill", "stop", "restart", "cut")
-SHORT, LONG = (0.2, 0.6), (1.3, 1.8)
+SHORT, LONG = (0.1, 0.4), (1.3, 1.6)
 """How long a copy is stopped or cut off, in heartbeat limits: after a long fault the others have expelled it."""
 
 SETTLE_SECONDS = 1.0

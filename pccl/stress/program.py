@@ -121,7 +121,7 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
     metavar="REGEX",
     help="a line with a state hash; group 1: the hash",
 )
-@click.option("--heartbeat-limit", type=Range(0.5, 60), default=3.0, show_default=True, help="of the master, in seconds")
+@click.option("--heartbeat-limit", type=Range(0.5, 60), default=5.0, show_default=True, help="of the master, in seconds")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +20,7 @@ from typing import IO, Any
 from pccl._files import open_log_file
 from pccl._log import NOTICE
 from pccl._master import MasterNode
-from pccl._processes import Fleet, Process, adopt_orphans, end_children
+from pccl._processes import Fleet, Process, adopt_orphans, end_children, signal_name
 from pccl._supervisor import joining
 from pccl._waits import JOIN_VARIABLE
 from pccl.lab.ports import free_ports
@@ -32,6 +32,9 @@ GRACE_SECONDS = 10.0
 """How long a copy may take to end after SIGTERM."""
 
 LOOK_SECONDS = 0.1
+
+LATE = 0.6
+"""The share of the heartbeat limit for which a copy may be held without being expelled for it."""
 
 RESTART_SECONDS = 0.5
 """Between the end of a copy and the start of its replacement."""
@@ -65,6 +68,7 @@ class Member:
     log: IO[bytes]
     process: Process | None = None
     logged: int = 0
+    held_at: float = 0.0  # when the last stop or cut began
 
 
 @dataclass(kw_only=True)
@@ -122,7 +126,7 @@ class Run:
         adopt_orphans()
         try:
             with contextlib.ExitStack() as stack:
-                stack.enter_context(log_to(self._options.out / "master.log"))
+                log_to(self._options.out / "master.log")
                 master = stack.enter_context(MasterNode("127.0.0.1:0", heartbeat_limit=self._options.heartbeat_limit))
                 port = master.port
                 if "cut" in self._options.kinds:
@@ -254,7 +258,7 @@ class Run:
         self.verdict.ended(copy, status, time.monotonic())
         if not copy.killed:
             at = "" if copy.step is None else f" at step {copy.step}"
-            self._say(f"{copy} ended with {'status ' + str(status) if status >= 0 else signal.Signals(-status).name}{at}")
+            self._say(f"{copy} ended with {'status ' + str(status) if status >= 0 else signal_name(-status)}{at}")
         if not copy.killed and status == 0:
             self._agenda.clear()  # the run ends: no more faults, and none is over later
             for other in self._members.values():
@@ -305,17 +309,21 @@ class Run:
 
     def _hold(self, member: Member, fault: Fault) -> None:
         member.copy.held += 1
+        member.held_at = time.monotonic()
         member.copy.harmed = member.copy.harmed or fault.expels
         self._later(fault.seconds, functools.partial(self._release, member))
 
     def _release(self, member: Member) -> None:
         """Ends a stop or a cut."""
         if member.copy.held:
-            self.verdict.released(member.copy, time.monotonic())
-            if self._proxy is not None:
-                self._proxy.release(member.copy.place)
             if member.process is not None:
                 member.process.signal_group(signal.SIGCONT)
+            if self._proxy is not None:
+                self._proxy.release(member.copy.place)
+            now = time.monotonic()
+            if now - member.held_at > LATE * self._options.heartbeat_limit:  # this process was late, on a busy machine
+                member.copy.harmed = True
+            self.verdict.released(member.copy, now)
 
     def _note_recoveries(self, now: float) -> None:
         for one in self.injected:
@@ -377,23 +385,20 @@ class Run:
         }
 
 
-@contextlib.contextmanager
-def log_to(path: Path) -> Iterator[None]:
+class MasterLog(logging.StreamHandler[io.TextIOWrapper]):
     """Writes what the master logs to a file instead of standard error."""
-    handler = logging.StreamHandler(io.TextIOWrapper(open_log_file(path, append=False), encoding="utf-8", line_buffering=True))
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+
+def log_to(path: Path) -> None:
+    """Writes what masters log from now on to a file: their last lines come when they have ended."""
     logger = logging.getLogger("pccl")
-    before = logger.level, logger.propagate
+    for old in [one for one in logger.handlers if isinstance(one, MasterLog)]:
+        logger.removeHandler(old)
+    handler = MasterLog(io.TextIOWrapper(open_log_file(path, append=False), encoding="utf-8", line_buffering=True))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(NOTICE)
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before[0])
-        logger.propagate = before[1]
-        handler.stream.close()
 
 
 def log_name(place: int, life: int) -> str:

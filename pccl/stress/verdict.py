@@ -11,6 +11,9 @@ from pccl._processes import how_ended
 LINE_MOST = 4096
 """Bytes of a line that are searched."""
 
+START_FACTOR = 3
+"""How much longer a copy may take to its first progress line: it has to import its packages."""
+
 SHOWN = 160
 """Characters of a line that are quoted."""
 
@@ -70,7 +73,7 @@ class Step:
 
 
 class Verdict:
-    """Takes what happens. `patience` is how many seconds a copy may make no progress."""
+    """Takes what happens. `patience` is how many seconds a copy may make no progress, once it has begun."""
 
     def __init__(self, progress: re.Pattern[str], state: re.Pattern[str], patience: float) -> None:
         self._progress, self._state, self._patience = progress, state, patience
@@ -139,7 +142,7 @@ class Verdict:
         """Looks for copies that make no progress."""
         for copy in self.running():
             silent = now - copy.moved
-            if copy.held or copy.asked or copy.killed or silent <= self._patience:
+            if copy.held or copy.asked or copy.killed or silent <= self._patience * (START_FACTOR if copy.step is None else 1):
                 continue
             if copy.life and copy.step is None and self._is_over():
                 continue

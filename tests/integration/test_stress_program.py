@@ -84,7 +84,7 @@ def living(text):
 
 def test_a_program_that_uses_pccl_survives_all_faults(stress):
     one = stress(
-        None, "--seconds", "12", "--every", "1.5", "--heartbeat-limit", "2", command=f"python {EXAMPLES / 'survivor.py'} 500"
+        None, "--seconds", "16", "--every", "2", "--heartbeat-limit", "4", command=f"python {EXAMPLES / 'survivor.py'} 900"
     )
     assert one.end() == 0, one.text
     assert one.text.endswith("PASSED\n")
