@@ -25,7 +25,7 @@ LINE_BYTES = 16 << 20
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PASSED_ON = (*ENDING, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-SUPERVISED = frozenset((*PASSED_ON, signal.SIGCHLD))
+SUPERVISED = frozenset((*PASSED_ON, signal.SIGCHLD, signal.SIGALRM))
 """Signals that a supervisor blocks, because it waits for them."""
 
 _PR_SET_PDEATHSIG = 1

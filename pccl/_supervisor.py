@@ -122,10 +122,18 @@ class Child:
 
     def wait(self) -> None:
         """Until it has ended; passes signals on."""
+        # A timer, since sigtimedwait of Python 3.11 gives any signal if this process was stopped beyond its deadline.
+        signal.setitimer(signal.ITIMER_REAL, READ_SECONDS, READ_SECONDS)
+        try:
+            self._wait()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _wait(self) -> None:
         while True:
-            info = signal.sigtimedwait(SUPERVISED, READ_SECONDS)
+            info = signal.sigwaitinfo(SUPERVISED)
             self._read()
-            if info is None:
+            if info.si_signo == signal.SIGALRM:
                 continue
             if info.si_signo != signal.SIGCHLD:
                 self.asked = self.asked or info.si_signo in (*ENDING, signal.SIGQUIT)

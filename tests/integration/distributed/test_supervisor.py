@@ -48,6 +48,21 @@ def test_the_status_is_that_of_the_program(status, run_of_others):
     assert end_of(supervisor(f"{TELL} sys.exit({status})", run_of_others)) == (status, "", "")
 
 
+def test_a_supervisor_that_was_stopped_goes_on():
+    """Python's sigtimedwait returns rubbish if the process was stopped beyond its deadline."""
+    code = "import sys, time; print('begins'); time.sleep(1000)"
+    process = supervisor(code)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins\n"
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1)  # for longer than the supervisor waits in one call
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert end_of(process) == (-signal.SIGTERM, "", "")
+
+
 def test_a_kill_is_absorbed_while_others_go_on(run_of_others):
     status, _, errors = end_of(supervisor(f"{TELL} os.kill(os.getpid(), 9)", run_of_others, RANK="3"))
     assert status == 0
