@@ -3,6 +3,7 @@
 //
 //     spawned_master --listen IP:PORT [--host TEXT] [--masters IP:PORT,... [--place N]] [--heartbeat-limit MS]
 //                    [--until-empty MS] [--end-on-sigterm] [--new] [--background | --leave] [--log DESCRIPTOR]
+//                    [--keys FILE]
 //
 // --host is the name of the listen address in what it prints. --place is the index of this master in the list; without
 // it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
@@ -19,6 +20,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
+#include <limits.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -41,7 +43,7 @@ enum {
 };
 
 struct options {
-    const char *listen, *host, *masters, *place;
+    const char *listen, *host, *masters, *place, *keys;
     ccoip_socket_address_t address, list[MOST_MASTERS];
     size_t count, self;                         // masters in `list`, and the index of this one
     unsigned long heartbeat_ms, until_empty_ms; // 0: not given
@@ -111,6 +113,7 @@ static bool read_options(struct options *options, int count, char **words) {
         {"until-empty", required_argument, NULL, 'u'},
         {"heartbeat-limit", required_argument, NULL, 'b'},
         {"log", required_argument, NULL, 'f'},
+        {"keys", required_argument, NULL, 'k'},
         {"end-on-sigterm", no_argument, NULL, 'e'},
         {"new", no_argument, NULL, 'n'},
         {"background", no_argument, NULL, 'g'},
@@ -127,6 +130,7 @@ static bool read_options(struct options *options, int count, char **words) {
         case 'u': fine = fine && read_number(optarg, UINT32_MAX, &options->until_empty_ms); break;
         case 'b': fine = fine && read_number(optarg, UINT32_MAX, &options->heartbeat_ms); break;
         case 'f': fine = fine && read_number(optarg, INT32_MAX, &options->log); break;
+        case 'k': options->keys = optarg; break;
         case 'e': sigterm_ends = true; break;
         case 'n': options->new = true; break;
         case 'g': options->background = true; break;
@@ -147,6 +151,7 @@ static pcclResult_t run(const struct options *options) {
     if (result == pcclSuccess && options->until_empty_ms > 0)
         result = pccl_ext_master_set_idle_limit(master, (uint32_t)options->until_empty_ms);
     if (result == pcclSuccess && options->new) result = pccl_ext_master_set_new(master);
+    if (result == pcclSuccess) result = pccl_ext_master_set_keys(master, options->keys);
     return result == pcclSuccess ? pcclRunMaster(master) : result;
 }
 
@@ -258,6 +263,10 @@ int main(int count, char **words) {
         fprintf(stderr, "pccl master: its arguments cannot be understood\n");
         return 2;
     }
+    // The folder may change before the file is read.
+    char keys[PATH_MAX];
+    if (options.keys == NULL) options.keys = getenv("PCCL_KEYS");
+    if (options.keys != NULL && realpath(options.keys, keys) != NULL) options.keys = keys;
     char host[80] = "";
     snprintf(host, sizeof host, "%.*s", (int)(strrchr(options.listen, ':') - options.listen), options.listen);
     if (options.host == NULL) options.host = host;

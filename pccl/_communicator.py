@@ -54,6 +54,14 @@ class Communicator(NamedCollectives):
     `name` is what logs, errors and tables call this peer, beside its uuid: 1 to 63 bytes of printable UTF-8 (ValueError). None:
     the environment variable PCCL_PEER_NAME, or the host name. Peers may have the same name.
 
+    `keys` is a file that `pccl keys` wrote, for peers or for masters; all connections are then encrypted, and only processes with
+    keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names; without either, nothing is
+    encrypted. PCCLError (INVALID_ARGUMENT): the file cannot be used.
+
+    `keys` is a file that `pccl keys` wrote, for peers or for masters; all connections are then encrypted, and only processes with
+    keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names; without either, nothing is
+    encrypted. PCCLError (INVALID_ARGUMENT): the file cannot be used.
+
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -57,6 +58,7 @@ class Connection:
         *,
         master_recovery_limit: float | None = None,
         name: str | None = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         _log.attach()
         self._endpoints = parse_endpoints(address)
@@ -65,6 +67,7 @@ class Connection:
         if master_recovery_limit is not None:
             self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
         self._name = None if name is None else check_name(name)
+        self._keys = None if keys is None else os.fsencode(keys)
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
@@ -315,6 +318,8 @@ class Connection:
                 PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, self._recovery_ms), "pcclCreateCommunicator")
             if self._name is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
+            if self._keys is not None:
+                PCCLError.check(_C.pccl_ext_comm_set_keys(pointer, self._keys), "pcclCreateCommunicator")
         except BaseException:
             _C.pcclDestroyCommunicator(pointer)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -17,8 +18,11 @@ from pccl._reports import Diagnosis, EdgeReport, MemberReport
 _ffi, _C = load_native_module()
 
 
-def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
-    """Asks the master at this address. No peers: it serves no run. ConnectError: no master answers there."""
+def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | None = None) -> Diagnosis:
+    """Asks the master at this address. No peers: it serves no run. ConnectError: no master answers there.
+
+    `keys` is a file of keys; None: that of PCCL_KEYS, if any. PCCLError (INVALID_ARGUMENT): it cannot be used.
+    """
     deadline = Deadline(timeout)
     try:
         addresses = resolve(endpoint, deadline)
@@ -26,11 +30,12 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0) -> Diagnosis:
         text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
         raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text) from None
     text = ""
+    path = _ffi.NULL if keys is None else os.fsencode(keys)
     for ip in addresses:
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, endpoint.port)
         query = _ffi.new("struct pccl_status_query **")
-        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, int(timeout * 1000), query), "pcclDiagnose")
+        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, path, int(timeout * 1000), query), "pcclDiagnose")
         try:
             return _await(query[0])
         except PCCLError as error:

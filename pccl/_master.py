@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import weakref
 from enum import Enum
@@ -40,6 +41,10 @@ class MasterNode:
     serves one run after the other. A master runs once, in a thread of its own. In a `with` statement it runs, and at the end
     stops and is waited for.
 
+    `keys` is the file for masters that `pccl keys` wrote; all connections are then encrypted, and only processes with keys of the
+    same run are accepted. None: the file that the environment variable PCCL_KEYS names; without either, nothing is encrypted.
+    PCCLError (INVALID_ARGUMENT): the file cannot be used.
+
     When the last reference dies, and at the end of the interpreter, a running master goes on serving, as in PCCL 1.0: that
     thread waits until it was interrupted; Ctrl-C interrupts it. After 0.5 s a line on stderr and a ResourceWarning say so. Call
     `close`, or use a `with` statement.
@@ -53,6 +58,7 @@ class MasterNode:
         masters: str | None = None,
         advertise: str | None = None,
         until_empty: float | None = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
@@ -87,6 +93,8 @@ class MasterNode:
             call(self._handle, "pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
         if idle is not None:
             call(self._handle, "pccl_ext_master_set_idle_limit", idle, name="pcclCreateMaster")
+        if keys is not None:
+            call(self._handle, "pccl_ext_master_set_keys", os.fsencode(keys), name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""
@@ -195,7 +203,7 @@ def run_state(masters: str, limit: float = 1.0) -> RunState:
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                if _C.pccl_ext_master_has_run(address, int(limit * 1000), served, completed) == SUCCESS:
+                if _C.pccl_ext_master_has_run(address, _ffi.NULL, int(limit * 1000), served, completed) == SUCCESS:
                     if served[0]:
                         return RunState.SERVED
                     if completed[0]:

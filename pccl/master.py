@@ -51,12 +51,14 @@ def serve(
     advertise: str | None = None,
     until_empty: float | None = None,
     ready: Callable[[], None] = lambda: None,
+    *,
+    keys: str | None = None,
 ) -> int:
     """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, 1 if it cannot listen, 2 for wrong arguments.
 
     SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach". With `until_empty`
-    it also ends as MasterNode does. `ready` is called once it listens and has printed that.
+    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `keys` as for MasterNode.
     """
     # An Event locks itself out when a signal comes while it is set. A signal may come late, so nobody closes the pipe.
     ended, ends = os.pipe()
@@ -80,7 +82,12 @@ def serve(
         if masters is not None:
             check_masters(masters)
         node = MasterNode(
-            listen_address, heartbeat_limit=heartbeat_limit, masters=masters, advertise=advertise, until_empty=until_empty
+            listen_address,
+            heartbeat_limit=heartbeat_limit,
+            masters=masters,
+            advertise=advertise,
+            until_empty=until_empty,
+            keys=keys,
         )
         with node as master:
             host = listen_address.rpartition(":")[0]

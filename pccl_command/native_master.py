@@ -22,7 +22,7 @@ SIGTERM_CHOICES = ("detach", "end")
 MASTERS_MOST = 16
 HEARTBEAT_SECONDS = (0.1, 3600.0)
 IDLE_SECONDS = (0.001, 86400.0)
-WITH_VALUE = ("--listen", "--heartbeat-limit", "--masters", "--advertise", "--on-sigterm", "--until-empty", "--log")
+WITH_VALUE = ("--listen", "--heartbeat-limit", "--masters", "--advertise", "--on-sigterm", "--until-empty", "--log", "--keys")
 
 
 class UnsureError(Exception):
@@ -73,6 +73,8 @@ def native_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     for option, limits in (("--heartbeat-limit", HEARTBEAT_SECONDS), ("--until-empty", IDLE_SECONDS)):
         if option in given:
             words += [option, _milliseconds(given[option], *limits)]
+    if "--keys" in given:
+        words += ["--keys", given["--keys"]]
     choice = given.get("--on-sigterm", os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach")
     _require(choice in SIGTERM_CHOICES)
     words += ["--end-on-sigterm"] if choice == "end" else []

@@ -14,7 +14,8 @@
 
 struct pcclComm_t {
     struct communicator *communicator;
-    uint32_t forks; // of the process that made it, see descriptor_forks
+    atomic_bool has_keys; // the program has named them
+    uint32_t forks;       // of the process that made it, see descriptor_forks
 };
 
 struct pcclMasterInstanceState_t {
@@ -22,6 +23,7 @@ struct pcclMasterInstanceState_t {
     struct wire_address address;
     uint32_t heartbeat_limit_ms, idle_limit_ms;
     bool new;                                      // nobody was ever at its address
+    struct keys *keys;                             // held; NULL: none, or those of PCCL_KEYS
     struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
     uint32_t master_count, self;
     _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
@@ -63,6 +65,11 @@ bool api_initialize(void); // true: it was the first time
 pcclResult_t api_initialized(void);
 // Returns the settings of connections that the environment gives; logs each that this system does not permit.
 struct transport_options api_transport_options(void);
+// Loads the keys of `path`, or of PCCL_KEYS if `path` is NULL; *out is NULL if there are none. Keys of peers do not
+// serve a master. pcclInvalidArgument: they cannot be used.
+pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
+// A context for questions to a master, with these keys.
+pcclResult_t api_observer(const char *path, struct transport_context **out);
 // When a call with a bound must return: 0 = none.
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.

@@ -70,9 +70,12 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     struct communicator *c = comm->communicator;
     struct pccl_status_query *query = NULL;
     RETURN_IF_FAILED(communicator_usable(c));
-    RETURN_IF_FAILED(status_query_new(transport_context_hold(c->transport), limit_ms, &query));
     // Another thread may destroy the communicator from here on.
     communicator_begin(c);
+    bool stays = !c->renewing && c->transport != NULL;
+    pcclResult_t code = stays ? status_query_new(transport_context_hold(c->transport), limit_ms, &query)
+                              : detail_fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
+    if (code != pcclSuccess) return communicator_finish(c, code);
     query->count = c->params.master_count;
     memcpy(query->masters, c->params.masters, sizeof query->masters);
     if (c->core != NULL && !c->renewing) {
@@ -85,14 +88,16 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
                                          struct pccl_status_query **out) {
     struct wire_address master;
+    struct transport_context *transport;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    RETURN_IF_FAILED(status_query_new(transport_context_new(NULL), limit_ms, out));
+    RETURN_IF_FAILED(api_observer(keys, &transport));
+    RETURN_IF_FAILED(status_query_new(transport, limit_ms, out));
     (*out)->masters[0] = master;
     (*out)->count = 1;
     return pcclSuccess;
@@ -114,7 +119,7 @@ static pcclResult_t without_answer(const struct pccl_status_query *query) {
         return detail_fail(pcclMasterConnectionFailed, "no master serves the run of this peer at the moment: a lost "
                                                        "master is being replaced, ask again");
     return detail_fail(pcclMasterConnectionFailed, "%s: %s",
-                       query->own ? "the master does not answer" : "no master answers", strerror(-query->error));
+                       query->own ? "the master does not answer" : "no master answers", transport_error(query->error));
 }
 
 static pcclResult_t wait_until(struct pccl_status_query *query, int64_t slice_ns) {

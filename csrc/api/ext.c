@@ -90,8 +90,21 @@ pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master) {
     return running ? detail_fail(pcclInvalidUsage, "a master is new before it runs") : pcclSuccess;
 }
 
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out,
-                                     bool *completed) {
+pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path) {
+    REQUIRE_MASTER(master);
+    struct keys *keys = NULL;
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_MASTER, &keys));
+    pthread_mutex_lock(&master->lock);
+    bool running = atomic_load(&master->master) != NULL;
+    struct keys *before = running ? keys : master->keys;
+    if (!running) master->keys = keys;
+    pthread_mutex_unlock(&master->lock);
+    keys_release(before);
+    return running ? detail_fail(pcclInvalidUsage, "the keys are set before the master runs") : pcclSuccess;
+}
+
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
+                                     bool *out, bool *completed) {
     struct wire_address master;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
@@ -99,11 +112,11 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     struct wire_status_is status;
-    struct transport_context *transport = transport_context_new(NULL);
-    if (transport == NULL) return detail_fail(pcclInternalError, "the system refused memory for a connection");
+    struct transport_context *transport;
+    RETURN_IF_FAILED(api_observer(keys, &transport));
     int error = status_query_ask(transport, &master, platform_now_ns() + limit_ms * MS_NS, &status);
     transport_context_release(transport);
-    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", strerror(-error));
+    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
     *out = status.activity != WIRE_IDLE;
     *completed = status.completed != 0;
     return pcclSuccess;
@@ -127,6 +140,17 @@ pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_addr
     return communicator_set_masters(comm->communicator, masters, (uint32_t)count)
                ? pcclSuccess
                : detail_fail(pcclInvalidUsage, "the masters are set before connect");
+}
+
+pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {
+    REQUIRE_COMM(comm);
+    struct keys *keys = NULL;
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_PEER, &keys));
+    bool set = communicator_set_keys(comm->communicator, keys);
+    keys_release(keys);
+    if (!set) return detail_fail(pcclInvalidUsage, "the keys are set before connect");
+    atomic_store(&comm->has_keys, true);
+    return pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {

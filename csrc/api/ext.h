@@ -37,11 +37,17 @@ pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32
 // pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
 
+// Encrypts all connections of the master with the keys in this file, which must be that of masters; before it runs.
+// NULL: the file that PCCL_KEYS names, if any; so also without this call. The file is read at once, and only then.
+// pcclInvalidArgument: it cannot be used. pcclInvalidUsage: was run.
+pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path);
+
 // Asks a master of any process whether it has a run: peers, or members that have come to resume theirs. `completed`: it
-// has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`.
+// has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`. `keys`: a file, or NULL
+// for that of PCCL_KEYS, if any. pcclInvalidArgument: the keys cannot be used.
 // pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, uint32_t limit_ms, bool *out,
-                                     bool *completed);
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
+                                     bool *out, bool *completed);
 
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
@@ -56,6 +62,10 @@ pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
 // host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
 // or connecting.
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
+// Encrypts all connections of the communicator with the keys in this file; before connect. NULL: the file that
+// PCCL_KEYS names, if any; so also without this call. pcclInvalidArgument: the file cannot be used. pcclInvalidUsage:
+// connected or connecting.
+pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
@@ -199,8 +209,9 @@ struct pccl_status_query;
 // communicator may be destroyed meanwhile.
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out);
 // Asks the master at `address` about the run that it serves; no peers: it serves none. A master of the same user on
-// this host tells everything, any other one only counts. Needs no pcclInit.
-pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, uint32_t limit_ms,
+// this host tells everything, and so does one whose run has the same keys; any other one only counts. `keys` as for
+// pccl_ext_master_has_run. Needs no pcclInit.
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
                                          struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
 pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out);

@@ -15,6 +15,7 @@
 #include "peer/connect.h"
 #include "peer/retry.h"
 #include "peer/shared_state.h"
+#include "net/keys.h"
 #include "net/peer_name.h"
 #include "net/socket.h"
 #include "ops/plan.h"
@@ -110,6 +111,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
                                          .spare_lanes = lanes == 0 ? spare_lanes() : 0,
                                          .name = default_name(),
                                          .transport = api_transport_options()};
+    inside.transport.party = TRANSPORT_PEER;
     inside.master_count = 1;
     inside.recovery_limit_ms =
         environment_number("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
@@ -368,7 +370,9 @@ static pcclResult_t run_failed(int error) {
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     if (atomic_load(&instance->master) != NULL)
         return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
-    struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms, NULL);
+    if (instance->keys == NULL) RETURN_IF_FAILED(api_load_keys(NULL, TRANSPORT_MASTER, &instance->keys));
+    struct transport_options transport = {.keys = instance->keys, .party = TRANSPORT_MASTER};
+    struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms, &transport);
     if (master != NULL && instance->master_count > 0)
         master_set_list(master, instance->masters, instance->master_count, instance->self);
     if (master != NULL) master_set_idle_limit(master, instance->idle_limit_ms);
@@ -421,6 +425,7 @@ pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master) {
         master_free(running);
     }
     pthread_mutex_destroy(&master->lock);
+    keys_release(master->keys);
     free(master);
     return pcclSuccess;
 }

@@ -5,6 +5,7 @@
 #include "api/api.h"
 #include "api/ext.h"
 #include "base/platform.h"
+#include "net/keys.h"
 #include "peer/ticket.h"
 #include "peer/connect.h"
 #include "peer/shared_state.h"
@@ -35,8 +36,19 @@ static pcclResult_t begun(struct pccl_ticket *ticket, int kind, pcclResult_t cod
         clear(ticket, comm); \
     } while (0)
 
+// Keys that the program has named stay; else those of the environment are read at each attempt.
+static pcclResult_t take_keys(struct communicator *communicator, const pcclComm_t *comm) {
+    struct keys *keys;
+    if (atomic_load(&comm->has_keys)) return pcclSuccess;
+    RETURN_IF_FAILED(api_load_keys(NULL, TRANSPORT_PEER, &keys));
+    communicator_set_keys(communicator, keys); // unless it is connecting, with the keys that it has
+    keys_release(keys);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_begin_connect(const pcclComm_t *comm, struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);
+    RETURN_IF_FAILED(take_keys(comm->communicator, comm));
     return begun(ticket, TICKET_CALL, connect_begin(comm->communicator, &ticket->number));
 }
 

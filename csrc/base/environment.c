@@ -31,6 +31,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_HASH_THREADS", "threads that hash a shared state"},
     {"PCCL_HEARTBEAT_LIMIT_MS", "silence in ms after which a master expels a peer"},
     {"PCCL_JOIN", "1: this process joins a run; pccl sets it for restarted workers"},
+    {"PCCL_KEYS", "file with the keys of the run, which encrypt its connections"},
     {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
     {"PCCL_LOG_LEVEL", "least level of the log"},
     {"PCCL_LZ4", "0: shared state is never sent compressed"},

@@ -202,7 +202,7 @@ static bool lane_read(struct lane *lane) {
     if (lane->broken) return false;
     if (got == -EAGAIN) return lane->readable = lane->stream->buffered;
     if (got <= 0) {
-        lane_break(lane, WIRE_LINK_BROKEN, got == 0 ? "closed by the other side" : strerror((int)-got));
+        lane_break(lane, WIRE_LINK_BROKEN, got == 0 ? "closed by the other side" : transport_error((int)got));
         return false;
     }
     lane->silence.heard = true;

@@ -11,11 +11,13 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "net/context.h"
 #include "net/listener.h"
 #include "net/local.h"
 #include "net/socket.h"
 #include "master/master_private.h"
 #include "master/core.h"
+#include "master/keys_signer.h"
 
 enum {
     CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
@@ -262,13 +264,21 @@ static void end_if_idle(struct master *master) {
 
 // ---- reading ----
 
+static void conn_refuse(struct master *master, struct conn *conn, int error) {
+    char address[64];
+    socket_address_format(address, sizeof address, &conn->source);
+    if (transport_refused(error))
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refuses %s: %s", address, transport_error(error));
+    conn_close(master, conn);
+}
+
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status = {.activity = (uint8_t)core_activity(master->core),
                                     .completed = core_completed(master->core)};
     if (header->type == WIRE_STATUS)
         wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
     else
-        core_describe(master->core, master->now_ns, header, body, conn->source.family == 0, &conn->out.bytes);
+        core_describe(master->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
     conn_flush(master, conn);
     conn_start_closing(master, conn);
 }
@@ -280,26 +290,23 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         return;
     }
     struct wire_hello hello;
-    if (header->type == WIRE_RESUME) {
-        set_state(master, conn, CONN_KNOWN);
-        carry_out(master, core_peer_resumed(master->core, master->now_ns, index, &conn->source, header, body));
+    int error = conn_judge(conn, header, body, &hello);
+    if (error != 0 || conn_carries_question(header)) {
+        if (error != 0)
+            conn_refuse(master, conn, error);
+        else
+            answer(master, conn, header, body);
         return;
     }
-    if (header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE) {
-        answer(master, conn, header, body);
-        return;
-    }
-    if (!wire_decode_hello(body, header->length, &hello)) {
-        conn_close(master, conn);
-        return;
-    }
-    bool may_begin = !master->standby && master->other_count > 0 && core_activity(master->core) != WIRE_SERVES;
+    bool resumes = header->type == WIRE_RESUME, serves = core_activity(master->core) == WIRE_SERVES;
+    bool may_begin = !resumes && !master->standby && master->other_count > 0 && !serves;
     if (may_begin && master->now_ns >= master->known_until_ns) {
         ask_others(master);
         core_await_others(master->core);
     }
     set_state(master, conn, CONN_KNOWN);
-    carry_out(master, core_peer_connected(master->core, master->now_ns, index, &conn->source, &hello));
+    carry_out(master, resumes ? core_peer_resumed(master->core, master->now_ns, index, &conn->source, header, body)
+                              : core_peer_connected(master->core, master->now_ns, index, &conn->source, &hello));
 }
 
 static void on_answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
@@ -314,11 +321,7 @@ static void take_frames(struct master *master, struct conn *conn) {
     while (conn_hears(conn)) {
         struct wire_header header;
         const uint8_t *body;
-        conn_carries_fn *carries = conn->state == CONN_KNOWN   ? conn_carries_control
-                                   : conn->state == CONN_ASKED ? conn_carries_answer
-                                   : conn->source.family == 0  ? conn_carries_question
-                                                               : conn_carries_first;
-        enum conn_next next = conn_in_next(&conn->in, carries, &header, &body);
+        enum conn_next next = conn_in_next(&conn->in, conn_carries(conn), &header, &body);
         if (next == CONN_MORE) return;
         if (next == CONN_FRAME && conn->state == CONN_ASKED)
             on_answer(master, conn, &header, body);
@@ -329,17 +332,11 @@ static void take_frames(struct master *master, struct conn *conn) {
     }
 }
 
-// Reads at most one frame of a stranger, and holds only the memory that the frame takes.
-static ptrdiff_t conn_receive(struct master *master, struct conn *conn) {
-    if (!conn_hears(conn)) return transport_receive(conn->stream, master->chunk, sizeof master->chunk);
-    return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? CHUNK_BYTES : 0);
-}
-
 static void conn_read(struct master *master, struct conn *conn) {
     bool more;
     do {
         enum conn_state before = conn->state;
-        ptrdiff_t got = conn_receive(master, conn);
+        ptrdiff_t got = conn_receive(conn, master->chunk, sizeof master->chunk);
         master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
         if (got == -EAGAIN) break;
         if (got <= 0) {
@@ -367,8 +364,10 @@ static void conn_handshake(struct master *master, struct conn *conn) {
     int error = transport_step(conn->stream);
     if (error == -EAGAIN) return;
     conn->opens = false;
+    if (error == 0 && conn->state == CONN_ASKED && !transport_may_be(conn->stream, TRANSPORT_MASTER, NULL))
+        error = -EBADE;
     if (error != 0 || !conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
-        conn_close(master, conn);
+        conn_refuse(master, conn, error);
     else if (conn->stream->buffered)
         conn_read(master, conn);
 }
@@ -498,7 +497,7 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->address = *listen;
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = -1;
-    master->transport = transport_context_new(transport);
+    master->transport = context_new(transport);
     master->listener = listener_closed(master->transport, -1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
     master->local = listener_closed(master->transport, -1, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
     master->looks_ns = INT64_MAX;
@@ -546,6 +545,7 @@ static int open_all(struct master *master) {
     master->core = core_new(master->heartbeat_limit_ms, random, master->now_ns);
     if (master->core == NULL) return -ENOMEM;
     core_set_standby(master->core, master->standby);
+    keys_sign_epochs(master->transport->options.keys, master->core);
     if (!master->new) core_expect_survivors(master->core, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     if (master->new) master->known_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
     return platform_thread_start(&master->thread, "pccl:master", thread_main, master) ? 0 : -EAGAIN;

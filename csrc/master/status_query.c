@@ -27,6 +27,7 @@ static int carry_handshake_on(struct status_query *query, int64_t deadline_ns) {
     while (!query->open) {
         int error = transport_step(query->stream);
         query->open = error == 0;
+        if (error == 0 && !transport_may_be(query->stream, TRANSPORT_MASTER, NULL)) error = -EBADE;
         if (error == -EAGAIN) error = await(query->stream, query->stream->awaits, deadline_ns);
         if (error != 0) return error;
     }
@@ -60,7 +61,7 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
         }
         if (next != CONN_MORE) return -EPROTO;
         ptrdiff_t got = conn_in_receive(&query->in, query->stream, 0);
-        if (got == 0) return -ECONNRESET;
+        if (got == 0) return conn_in_end(&query->in);
         if (got < 0 && got != -EAGAIN) return (int)got;
         int error = got == -EAGAIN ? await(query->stream, EPOLLIN, deadline_ns) : 0;
         if (error != 0) return error;

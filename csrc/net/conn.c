@@ -53,6 +53,12 @@ ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t mos
     return got;
 }
 
+int conn_in_end(const struct conn_in *in) {
+    size_t length = sizeof CONN_WANTS_KEYS - 1;
+    bool alert = in->bytes.length == length && memcmp(in->bytes.bytes, CONN_WANTS_KEYS, length) == 0;
+    return alert ? -ENOKEY : -ECONNRESET;
+}
+
 void conn_in_clear(struct conn_in *in) { clear(&in->bytes, &in->taken); }
 
 void conn_in_fini(struct conn_in *in) {

@@ -32,6 +32,10 @@ uint16_t conn_in_type(const struct conn_in *in);
 // Receives at most `most` bytes; 0: no further than to the end of the header or the frame at hand. As
 // transport_receive; -ENOMEM too.
 ptrdiff_t conn_in_receive(struct conn_in *in, struct transport *from, size_t most);
+// The alert of TLS with which a side that encrypts answers one that does not.
+#define CONN_WANTS_KEYS "\25\3\3\0\2\2\106"
+// Returns the error of a stream that has ended: -ENOKEY if the other side encrypts, else -ECONNRESET.
+int conn_in_end(const struct conn_in *in);
 // Forgets what was received. Much memory is given back.
 void conn_in_clear(struct conn_in *in);
 void conn_in_fini(struct conn_in *in);

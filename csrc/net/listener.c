@@ -37,7 +37,12 @@ static bool is_shortage(int error) { return error == EMFILE || error == ENFILE |
 
 int listener_accept(struct listener *listener, struct transport **out, struct wire_address *from, int64_t now_ns) {
     int fd = socket_accept(listener->fd, from), error = fd < 0 ? -fd : 0;
-    if (fd >= 0 && (*out = transport_new(listener->context, fd, TRANSPORT_ACCEPTS)) == NULL) error = ENOMEM;
+    if (fd >= 0) {
+        struct transport *(*make)(struct transport_context *, int, enum transport_role) =
+            from->family == 0 ? transport_new_local : transport_new;
+        *out = make(listener->context, fd, TRANSPORT_ACCEPTS);
+        if (*out == NULL) error = ENOMEM;
+    }
     if (is_shortage(error)) {
         watch(listener, EPOLL_CTL_MOD, 0);
         listener->resumes_ns = now_ns + listener->pause_ms * MS_NS;

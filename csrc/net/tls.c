@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
+#include "net/conn.h"
 #include "net/socket.h"
 #include "net/tls_private.h"
 
@@ -93,24 +94,23 @@ static bool set_up(SSL_CTX *ssl) {
            SSL_CTX_set_recv_max_early_data(ssl, 0) == 1;
 }
 
-struct transport_context *tls_context_new(const struct transport_options *options, struct keys *keys,
-                                          enum transport_party party, struct ed25519 *identity) {
+struct transport_context *tls_context_new(const struct transport_options *options, struct ed25519 *identity) {
     struct tls_context *tls = calloc(1, sizeof *tls);
     if (tls == NULL) {
         ed25519_free(identity);
         return NULL;
     }
     transport_context_init(&tls->context, &transport_tls, options);
-    tls->keys = keys_hold(keys);
+    tls->keys = keys_hold(options->keys);
     tls->identity = identity;
-    tls->party = party;
+    tls->party = options->party;
     tls->renewal = TLS_RENEWAL_RECORDS;
     // Its handler would take away what our threads use while the process exits.
     ERR_set_mark();
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
     tls->bio = tls_bio();
     tls->ssl = SSL_CTX_new(TLS_method());
-    tls->key = identity != NULL ? identity : keys_master_key(keys);
+    tls->key = identity != NULL ? identity : keys_master_key(tls->keys);
     bool done =
         tls->bio != NULL && tls->ssl != NULL && set_up(tls->ssl) && ed25519_id(ed25519_public(tls->key), &tls->id);
     ERR_pop_to_mark();
@@ -158,7 +158,7 @@ static bool make_proof(const struct tls *tls, uint8_t out[TLS_PROOF_BYTES]) {
            ed25519_sign(context->key, text, sizeof text, signature);
 }
 
-// Takes the proof of the other side. 0, -EACCES or -ENOMEM.
+// Takes the proof of the other side. 0, -EBADE or -ENOMEM.
 static int check_proof(struct tls *tls) {
     const uint8_t *public_key = tls->proof + 8, *signature = public_key + ED25519_KEY;
     enum transport_role other = tls->stream.role == TRANSPORT_DIALS ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS;
@@ -167,11 +167,11 @@ static int check_proof(struct tls *tls) {
     struct wire_id id;
     proof_head(head, party);
     bool known = party == TRANSPORT_MASTER || party == TRANSPORT_PEER || party == TRANSPORT_OBSERVER;
-    if (!known || memcmp(head, tls->proof, sizeof head) != 0) return -EACCES;
+    if (!known || memcmp(head, tls->proof, sizeof head) != 0) return -EBADE;
     if (party == TRANSPORT_MASTER && memcmp(public_key, keys_master_public(context_of(tls)->keys), ED25519_KEY) != 0)
-        return -EACCES;
+        return -EBADE;
     if (!signed_text(tls, other, party, public_key, text) || !ed25519_id(public_key, &id)) return -ENOMEM;
-    if (!ed25519_verify(public_key, text, sizeof text, signature)) return -EACCES;
+    if (!ed25519_verify(public_key, text, sizeof text, signature)) return -EBADE;
     tls->stream.peer = (struct transport_identity){.party = party, .id = id};
     return 0;
 }
@@ -217,7 +217,9 @@ static int connect_on(struct tls *tls) {
     stream->awaits = EPOLLIN;
     if (got < 0) return errno == EINTR ? -EAGAIN : -errno;
     if (got == 0) return -ECONNRESET;
-    return first == RECORD_HANDSHAKE ? begin(tls) : -ENOKEY;
+    if (first == RECORD_HANDSHAKE) return begin(tls);
+    send(stream->fd, CONN_WANTS_KEYS, sizeof CONN_WANTS_KEYS - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    return -EPROTOTYPE;
 }
 
 static int send_proof(struct tls *tls) {
@@ -302,7 +304,7 @@ static void forget(struct tls *tls) {
 static int dial_again(struct tls *tls, int error) {
     struct transport *stream = &tls->stream;
     uint32_t count = (uint32_t)keys_secret_count(context_of(tls)->keys);
-    bool refused = error == -EKEYREJECTED || (error == -ECONNRESET && tls->phase == TLS_SHAKES_HANDS);
+    bool refused = error == -EKEYREJECTED || error == -ECONNABORTED;
     if (!refused || stream->role != TRANSPORT_DIALS || tls->address.family == 0 || ++tls->tried >= count) return error;
     int fd = socket_dial(&tls->address), poller = stream->poller;
     if (fd < 0) return fd;
@@ -350,6 +352,7 @@ static void tls_fini(struct transport *stream) {
 
 const struct transport_type transport_tls = {
     .bytes = sizeof(struct tls),
+    .proves = true,
     .step = tls_step,
     .sendv = tls_sendv,
     .recvv = tls_recvv,
@@ -360,9 +363,8 @@ const struct transport_type transport_tls = {
 
 #else
 
-struct transport_context *tls_context_new(const struct transport_options *options, struct keys *keys,
-                                          enum transport_party party, struct ed25519 *identity) {
-    return (void)options, (void)keys, (void)party, (void)identity, NULL;
+struct transport_context *tls_context_new(const struct transport_options *options, struct ed25519 *identity) {
+    return (void)options, (void)identity, NULL;
 }
 const struct wire_id *tls_context_id(const struct transport_context *context) { return (void)context, NULL; }
 

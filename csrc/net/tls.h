@@ -14,10 +14,9 @@
 
 enum { TLS_RENEWAL_RECORDS = 1 << 23 }; // records under one key: at most 128 GiB; AES-GCM is safe for 2^24.5
 
-// Returns a context whose streams speak TLS, or NULL: no memory. Holds `keys`. Owns `identity`, after a failure too. A
-// master signs with the master-key, which `keys` must have, and has no identity (NULL).
-struct transport_context *tls_context_new(const struct transport_options *options, struct keys *keys,
-                                          enum transport_party party, struct ed25519 *identity);
+// Returns a context whose streams speak TLS, or NULL: no memory. Holds the keys of the options. Owns `identity`, also
+// after a failure. A master signs with the master-key, which its keys must have, and has no identity (NULL).
+struct transport_context *tls_context_new(const struct transport_options *options, struct ed25519 *identity);
 // Returns the id that this side proves; NULL: the context is not of TLS.
 const struct wire_id *tls_context_id(const struct transport_context *context);
 // Makes new streams renew the key with which they send after `records`, instead of TLS_RENEWAL_RECORDS.
@@ -25,8 +24,9 @@ void tls_renew_after(struct transport_context *context, uint32_t records);
 
 // Errors of its streams, beside those of sockets:
 //   -EKEYREJECTED  the two sides have no secret in common
-//   -ENOKEY        the other side does not encrypt
-//   -EACCES        the proof of the other side is wrong
+//   -EPROTOTYPE    the other side does not encrypt
+//   -ECONNABORTED  it ended the handshake without a word, as a side does that does not encrypt
+//   -EBADE         the proof of the other side is wrong
 //   -EBADMSG       bytes are no TLS, or were changed on their way
 //   -ECONNRESET    the stream ended without notice: a process died, or somebody cut the connection
 extern const struct transport_type transport_tls;

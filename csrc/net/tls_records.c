@@ -108,11 +108,12 @@ int tls_error(struct tls *tls) {
     int reason = ERR_GET_REASON(code);
     ERR_pop_to_mark();
     if (tls->receive_error != 0) return tls->receive_error;
-    if (tls->ended) return -ECONNRESET;
+    bool handshake = tls->phase == TLS_SHAKES_HANDS;
+    if (tls->ended) return handshake && tls->stream.role == TRANSPORT_DIALS ? -ECONNABORTED : -ECONNRESET;
     if (tls->send_error != 0) return tls->send_error;
     if (ERR_GET_LIB(code) != ERR_LIB_SSL) return -ENOMEM;
-    if (tls->phase != TLS_SHAKES_HANDS) return -EBADMSG;
-    return reason == SSL_R_WRONG_VERSION_NUMBER ? -ENOKEY : -EKEYREJECTED;
+    if (!handshake) return -EBADMSG;
+    return reason == SSL_R_WRONG_VERSION_NUMBER ? -EPROTOTYPE : -EKEYREJECTED;
 }
 
 // ---- sending ----

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
@@ -51,6 +52,25 @@ const struct transport_type transport_plain = {
     .finish = plain_finish,
 };
 
+// ---- errors ----
+
+const char *transport_error(int error) {
+    switch (error < 0 ? -error : error) {
+    case EKEYREJECTED: return "its keys and those of this process are not of one run";
+    case EPROTOTYPE: return "it does not encrypt, and this process has keys";
+    case ECONNABORTED: return "it ended the handshake: it does not encrypt, or it is busy";
+    case ENOKEY: return "it encrypts, and this process has no keys (PCCL_KEYS)";
+    case EBADE: return "it has keys of this run, but it is not who it should be";
+    case EBADMSG: return "bytes were changed on their way";
+    default: return strerror(error < 0 ? -error : error);
+    }
+}
+
+bool transport_refused(int error) {
+    return error == -EKEYREJECTED || error == -EPROTOTYPE || error == -ECONNABORTED || error == -ENOKEY ||
+           error == -EBADE || error == -EBADMSG;
+}
+
 // ---- contexts ----
 
 void transport_context_init(struct transport_context *context, const struct transport_type *type,
@@ -80,13 +100,14 @@ void transport_context_release(struct transport_context *context) {
 
 // ---- life of a stream ----
 
-struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role) {
-    struct transport *stream = calloc(1, context->type->bytes);
+static struct transport *stream_new(struct transport_context *context, const struct transport_type *type, int fd,
+                                    enum transport_role role) {
+    struct transport *stream = calloc(1, type->bytes);
     if (stream == NULL) {
         descriptor_close(fd);
         return NULL;
     }
-    stream->type = context->type;
+    stream->type = type;
     stream->context = transport_context_hold(context);
     stream->references = 1;
     stream->role = role;
@@ -95,21 +116,27 @@ struct transport *transport_new(struct transport_context *context, int fd, enum 
     return stream;
 }
 
-static int dialled(struct transport_context *context, int fd, struct transport **out) {
-    if (fd < 0) return fd;
-    struct transport *stream = transport_new(context, fd, TRANSPORT_DIALS);
-    if (stream == NULL) return -ENOMEM;
-    *out = stream;
-    return 0;
+struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role) {
+    return stream_new(context, context->type, fd, role);
+}
+
+struct transport *transport_new_local(struct transport_context *context, int fd, enum transport_role role) {
+    return stream_new(context, context->type->proves ? &transport_plain : context->type, fd, role);
 }
 
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out) {
-    return dialled(context, socket_dial(address), out);
+    int fd = socket_dial(address);
+    if (fd < 0) return fd;
+    *out = transport_new(context, fd, TRANSPORT_DIALS);
+    return *out != NULL ? 0 : -ENOMEM;
 }
 
 int transport_dial_local(struct transport_context *context, const struct wire_address *address,
                          struct transport **out) {
-    return dialled(context, local_dial(address), out);
+    int fd = local_dial(address);
+    if (fd < 0) return fd;
+    *out = transport_new_local(context, fd, TRANSPORT_DIALS);
+    return *out != NULL ? 0 : -ENOMEM;
 }
 
 int transport_step(struct transport *stream) {

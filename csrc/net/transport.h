@@ -44,6 +44,7 @@ struct transport_identity {
 // A kind of transport. What its streams need beside `struct transport` lies behind it, in one allocation.
 struct transport_type {
     size_t bytes; // of one stream, all 0 at first
+    bool proves;  // the handshake proves who the other end is, and sets `peer`
     // Makes the next step of the handshake, see transport_step. Both ends step. -EAGAIN: `awaits` is set.
     int (*step)(struct transport *stream);
     // Bytes taken (> 0), -EAGAIN: the poller tells when there is room (EPOLLOUT), or -errno. A transport that holds
@@ -61,9 +62,13 @@ struct transport_type {
 
 extern const struct transport_type transport_plain;
 
+struct keys;
+
 // Settings of a context; all 0: the defaults.
 struct transport_options {
     char congestion[TRANSPORT_CONGESTION_BYTES]; // congestion control of data links to other hosts; "": the system's
+    struct keys *keys;                           // borrowed by the settings; NULL: no encryption
+    enum transport_party party;                  // what this side is, if it has keys
 };
 
 struct transport_context {
@@ -88,9 +93,15 @@ struct transport {
     bool buffered;
 };
 
+// Returns the text of an errno value, negated or not, that these functions have returned.
+const char *transport_error(int error);
+// Whether this is an error of keys: the other end is somebody else than was expected.
+bool transport_refused(int error);
+
 // ---- contexts ----
 
-// Copies `options`; NULL: the defaults. NULL when memory is refused. The caller holds it.
+// Returns a context for plain streams; net/context makes those with keys. Copies `options`; NULL: the defaults. The
+// caller holds it. NULL when memory is refused.
 struct transport_context *transport_context_new(const struct transport_options *options);
 // For transports: begins a context that calloc has made, as transport_context_new does.
 void transport_context_init(struct transport_context *context, const struct transport_type *type,
@@ -103,6 +114,8 @@ void transport_context_release(struct transport_context *context);
 
 // Takes the descriptor of a connection, and closes it when there is no memory: NULL. Holds the context.
 struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role);
+// The same for a local socket (net/local), which stays plain: the kernel tells whose process is at its other end.
+struct transport *transport_new_local(struct transport_context *context, int fd, enum transport_role role);
 // Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno.
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);
 // The same to the local socket of the master at `address` (net/local). -errno: there is none that this user may use.
@@ -125,6 +138,12 @@ void transport_reset(struct transport *stream);
 
 // Returns the identity that the other end has proved.
 static inline const struct transport_identity *transport_peer(const struct transport *stream) { return &stream->peer; }
+// Whether the other end may act as this party with this id (NULL: with any). True if its transport proves nothing.
+static inline bool transport_may_be(const struct transport *stream, enum transport_party party,
+                                    const struct wire_id *id) {
+    if (!stream->type->proves) return true;
+    return stream->peer.party == party && (id == NULL || wire_id_equal(&stream->peer.id, id));
+}
 struct gauge transport_gauge(const struct transport *stream);
 // False: the stream is not of IPv4 or IPv6, or has ended.
 bool transport_local_address(const struct transport *stream, struct wire_address *out);

@@ -440,6 +440,13 @@ void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum w
     wire_end(&c, header, type);
 }
 
+bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out) {
+    struct cursor c = cursor_read(body, length);
+    *out = (struct wire_hello){0};
+    visit_identity(&c, out);
+    return !c.bad;
+}
+
 bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out) {
     struct cursor c = cursor_read(body, length);
     visit_text(&c, out);

@@ -446,6 +446,8 @@ struct wire_matrix {
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 
+// Decodes what HELLO and RESUME begin with, except the name. In another version than ours the id is all 0.
+bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out);
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
 // REFUSED, EXPELLED, WAITING
 void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text);

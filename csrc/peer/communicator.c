@@ -8,6 +8,7 @@
 #include "base/detail.h"
 #include "base/platform.h"
 #include "data/link_report.h"
+#include "net/keys.h"
 
 void communicator_begin(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
@@ -189,6 +190,16 @@ bool communicator_set_join_only(struct communicator *c, bool join_only) {
     return may;
 }
 
+bool communicator_set_keys(struct communicator *c, struct keys *keys) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE;
+    struct keys *before = c->params.transport.keys;
+    if (may) c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);
+    communicator_finish(c, pcclSuccess);
+    if (may) keys_release(before);
+    return may;
+}
+
 bool communicator_set_name(struct communicator *c, const struct wire_name *name) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;
@@ -205,9 +216,9 @@ struct communicator *communicator_new(const struct communicator_params *params) 
     c->params = *params;
     atomic_init(&c->events, -1);
     c->wake = wake_open();
-    c->transport = transport_context_new(&params->transport);
-    if (c->transport == NULL || c->wake < 0 || !platform_cond_init(&c->changed)) {
-        transport_context_release(c->transport);
+    if (params->transport.keys != NULL) keys_hold(params->transport.keys);
+    if (c->wake < 0 || !platform_cond_init(&c->changed)) {
+        keys_release(params->transport.keys);
         descriptor_close(c->wake);
         free(c);
         return NULL;
@@ -220,6 +231,7 @@ void communicator_free(struct communicator *c) {
     descriptor_close(atomic_load(&c->events));
     descriptor_close(c->wake);
     transport_context_release(c->transport);
+    keys_release(c->params.transport.keys);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
     free(c);

@@ -38,7 +38,7 @@ struct communicator_params {
     uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
     bool join_only;       // refused where no run goes on
     struct wire_name name;
-    struct transport_options transport;
+    struct transport_options transport; // its keys are held
 };
 
 enum communicator_phase {
@@ -62,7 +62,7 @@ struct ticket {
 struct communicator {
     pthread_mutex_t lock; // taken before those of engine and master link, which have their own
     pthread_cond_t changed;
-    struct transport_context *transport; // of all its connections
+    struct transport_context *transport; // of all connections of this connect attempt; changes under `renewing`
     struct communicator_params params;   // what has a setter changes while it is idle
     enum communicator_phase phase;
     bool closing;
@@ -99,6 +99,8 @@ bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms);
 bool communicator_set_join_only(struct communicator *c, bool join_only);
 // For the next connect, likewise: the name of this peer, which is clean.
 bool communicator_set_name(struct communicator *c, const struct wire_name *name);
+// For the next connect, likewise: the keys of its connections, which it holds; NULL: they are plain.
+bool communicator_set_keys(struct communicator *c, struct keys *keys);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.

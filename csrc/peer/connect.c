@@ -2,6 +2,7 @@
 
 #include "base/detail.h"
 #include "base/platform.h"
+#include "net/context.h"
 #include "peer/ticket.h"
 #include "peer/control.h"
 #include "peer/ops.h"
@@ -11,7 +12,7 @@
 
 enum { CONNECT_DRAIN_MS = 500 }; // what a leaving peer waits at most for others to complete what it has
 
-// A fresh id, state machine and engine; those of the attempt before end here. Called without the lock, under
+// A fresh identity, state machine and engine; those of the attempt before end here. Called without the lock, under
 // `renewing`, while the control thread has no connection.
 static bool renew(struct communicator *c) {
     struct wire_id id;
@@ -19,7 +20,9 @@ static bool renew(struct communicator *c) {
     c->engine = NULL;
     member_free(c->core);
     c->core = NULL;
-    if (!platform_random(id.bytes, sizeof id.bytes)) return false;
+    transport_context_release(c->transport);
+    c->transport = context_new(&c->params.transport);
+    if (c->transport == NULL || !context_peer_id(c->transport, &id)) return false;
     struct engine_callbacks callbacks = control_callbacks(c->control);
     c->core = communicator_new_member(c, &id);
     c->engine = c->core == NULL ? NULL : engine_new(&id, &callbacks);

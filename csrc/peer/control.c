@@ -462,7 +462,8 @@ static bool take_wishes(struct control *t, int64_t now) {
     bool wanted = t->wanted, closing = t->c->closing;
     t->wanted = false;
     pthread_mutex_unlock(&t->c->lock);
-    if (wanted && !closing) master_link_join(t->c->master, t->c->params.masters, t->c->params.master_count, now);
+    if (wanted && !closing)
+        master_link_join(t->c->master, t->c->transport, t->c->params.masters, t->c->params.master_count, now);
     return !closing;
 }
 
@@ -517,7 +518,7 @@ struct control *control_new(struct communicator *c) {
     t->waiting_log = (struct log_limit){.lines = 3, .seconds = 10};
     t->loss_log = (struct log_limit){.lines = 8, .seconds = 10};
     t->epoll = descriptor_epoll();
-    t->c->master = master_link_new(c->transport, t->epoll, DATA_MASTER);
+    t->c->master = master_link_new(t->epoll, DATA_MASTER);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
     if (t->epoll >= 0 && t->c->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
     control_free(t);

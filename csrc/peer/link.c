@@ -82,9 +82,9 @@ static void tell_shortage(struct links *links, int error) {
     links->tell_at = now + LINKS_SHORTAGE_LOG_MS * MS_NS;
     LOG(LOG_ERR,
         "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of "
-        "its group and each lane of its two neighbours, or of all members where tensors go by "
-        "shares: raise the soft limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, "
-        "...))",
+        "its "
+        "group and each lane of its two neighbours, or of all members in a weighted all-reduce: raise the soft limit "
+        "before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, ...))",
         strerror(-error), (unsigned long long)descriptor_limit());
 }
 
@@ -143,8 +143,6 @@ static struct connection *connection_new(struct links *links, struct transport *
     return c;
 }
 
-// ---- events ----
-
 static void push_event(struct links *links, const struct link_event *event) {
     if (links->event_first > 0 && links->event_first == links->event_count) links->event_first = links->event_count = 0;
     if (!GROW(links->events, links->event_capacity, links->event_count, 16)) {
@@ -202,7 +200,7 @@ static void dial(struct links *links, const struct wire_link_hello *hello, const
     tell_shortage(links, error);
     struct connection *c = error != 0 ? NULL : connection_new(links, stream, DIALING, EPOLLOUT, deadline);
     if (c == NULL) {
-        LOG(LOG_DEBUG, "dialing a peer failed at once: %s", strerror(error != 0 ? -error : ENOMEM));
+        LOG(LOG_DEBUG, "dialing a peer failed at once: %s", transport_error(error != 0 ? error : ENOMEM));
         push_failure(links, hello);
         return;
     }
@@ -254,8 +252,9 @@ static void send_hello(struct links *links, struct connection *c) {
 static void connect_on(struct links *links, struct connection *c) {
     int error = transport_step(c->stream);
     if (error == -EAGAIN) return;
+    if (error == 0 && !transport_may_be(c->stream, TRANSPORT_PEER, &c->hello.to)) error = -EBADE;
     if (error != 0) {
-        fail_dial(links, c, strerror(-error));
+        fail_dial(links, c, transport_error(error));
         return;
     }
     c->state = AWAIT_ACK;
@@ -277,7 +276,7 @@ static void take_ack(struct links *links, struct connection *c, int64_t now) {
         ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
         if (got == -EAGAIN) return;
         if (got <= 0) {
-            fail_dial(links, c, got == 0 ? "the other side closed" : strerror((int)-got));
+            fail_dial(links, c, got == 0 ? "the other side closed" : transport_error((int)got));
             return;
         }
         next = conn_in_next(&c->input, is_answer, &header, &body);
@@ -457,6 +456,7 @@ static void take_hello(struct links *links, struct connection *c) {
         enum conn_next next = conn_in_next(&c->input, is_hello, &header, &body);
         if (next == CONN_MORE) continue;
         if (next == CONN_MALFORMED || !wire_decode_link_hello(body, header.length, &c->hello)) break;
+        if (!transport_may_be(c->stream, TRANSPORT_PEER, &c->hello.from)) break;
         act_on_hello(links, c, links->judge(links->context, &c->hello));
         return;
     }

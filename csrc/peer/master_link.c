@@ -44,11 +44,10 @@ struct master_link {
     struct conn_in in;
 };
 
-struct master_link *master_link_new(struct transport_context *transport, int epoll, uint64_t data) {
+struct master_link *master_link_new(int epoll, uint64_t data) {
     struct master_link *m = calloc(1, sizeof *m);
     if (m == NULL) return NULL;
     pthread_mutex_init(&m->lock, NULL);
-    m->transport = transport;
     m->epoll = epoll;
     m->data = data;
     m->dial_deadline = INT64_MAX;
@@ -130,7 +129,7 @@ static void dial(struct master_link *m, int64_t now);
 static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
     char address[64];
     struct master_event ended = {.kind = MASTER_UNREACHABLE, .internal = internal};
-    snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address), strerror(error));
+    snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address), transport_error(error));
     leave(m);
     bool more = seek_failed(&m->seek, now);
     if (m->seeking) {
@@ -158,7 +157,9 @@ static void dial(struct master_link *m, int64_t now) {
     if (!watch(m, EPOLLOUT)) fail_dial(m, true, "could not watch the connection to the master at", errno, now);
 }
 
-void master_link_join(struct master_link *m, const struct wire_address *masters, uint32_t count, int64_t now) {
+void master_link_join(struct master_link *m, struct transport_context *transport, const struct wire_address *masters,
+                      uint32_t count, int64_t now) {
+    m->transport = transport;
     m->seek.masters = masters;
     m->seek.count = count;
     m->unreachable = false;
@@ -213,8 +214,11 @@ bool master_link_local(const struct master_link *m, struct wire_address *out) {
 static void connect_on(struct master_link *m, int64_t now) {
     int error = transport_step(m->stream);
     if (error == -EAGAIN) return;
+    if (error == 0 && !transport_may_be(m->stream, TRANSPORT_MASTER, NULL)) error = -EBADE;
     if (error != 0) {
-        fail_dial(m, false, "could not connect to the master (is it running?) at", -error, now);
+        const char *what = transport_refused(error) ? "cannot trust the master at"
+                                                    : "could not connect to the master (is it running?) at";
+        fail_dial(m, false, what, -error, now);
     } else if (!watch(m, EPOLLIN)) {
         fail_dial(m, true, "could not watch the connection to the master at", errno, now);
     } else {
@@ -264,7 +268,10 @@ bool master_link_next(struct master_link *m, struct master_event *out, int64_t *
         if (got == -EAGAIN)
             m->readable = false;
         else if (got <= 0)
-            return broke(m, out, got == 0 ? "the master closed it" : strerror((int)-got));
+            return broke(m, out,
+                         got < 0                          ? transport_error((int)got)
+                         : conn_in_end(&m->in) == -ENOKEY ? transport_error(-ENOKEY)
+                                                          : "the master closed it");
     }
     return false;
 }

@@ -32,8 +32,8 @@ struct master_event {
     char text[MASTER_LINK_TEXT];
 };
 
-// Registers its connections with `epoll` under `data`. Borrows `transport`. NULL when memory is refused.
-struct master_link *master_link_new(struct transport_context *transport, int epoll, uint64_t data);
+// Registers its connections with `epoll` under `data`. NULL when memory is refused.
+struct master_link *master_link_new(int epoll, uint64_t data);
 // Nobody else may hold it. NULL is allowed.
 void master_link_free(struct master_link *link);
 
@@ -41,8 +41,9 @@ void master_link_free(struct master_link *link);
 // is no connection.
 void master_link_send(struct master_link *link, const struct wire_buffer *frames);
 
-// Dials `masters`, which is borrowed, in its order, once each, for a newcomer.
-void master_link_join(struct master_link *link, const struct wire_address *masters, uint32_t count, int64_t now_ns);
+// Dials `masters` in their order, once each, for a newcomer. Borrows `transport` and `masters` until the next call.
+void master_link_join(struct master_link *link, struct transport_context *transport, const struct wire_address *masters,
+                      uint32_t count, int64_t now_ns);
 // Dials the next master of the list, after this one has refused the newcomer. Returns false if there is none.
 bool master_link_join_next(struct master_link *link, int64_t now_ns);
 // The master is lost: closes, and dials the masters of the list again and again; `anew`: from the first one on.

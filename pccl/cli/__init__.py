@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": Command("pccl.cli.bench:command", "Measure this machine, or a run."),
     "demo": Command("pccl.demo:command", "Train a small model, kill a peer, add one.", "pccl[demo]"),
     "info": Command("pccl.cli.info:command", "Show the build, and the links of a run."),
+    "keys": Command("pccl.cli.keys:command", "Make the keys of a run, which encrypt its connections."),
     "launch": Command("pccl.cli.launch:command", "Start a master and peers of a program here."),
     "master": Command("pccl.cli.master:command", "Run a master, or a standby."),
     "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults, from a checkout."),

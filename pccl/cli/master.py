@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -51,6 +52,7 @@ from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_
     metavar="SECONDS",
     help="end once neither this master nor another one of the list has had a peer for so long",
 )
+@click.option("--keys", metavar="FILE", help="encrypt with these keys, which `pccl keys` wrote for masters  [default: PCCL_KEYS]")
 @click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
 @click.option("--log", metavar="FILE", help="with --background: write the log there  [default: nowhere]")
 def command(
@@ -60,6 +62,7 @@ def command(
     advertise: str | None,
     on_sigterm: str | None,
     until_empty: float | None,
+    keys: str | None,
     background: bool,
     log: str | None,
 ) -> None:
@@ -67,7 +70,10 @@ def command(
     if log is not None and not background:
         raise click.UsageError("--log goes with --background; otherwise the log goes to standard error")
 
+    named = keys or os.environ.get("PCCL_KEYS")
+    path = os.path.abspath(named) if named else None  # the folder may change before the file is read
+
     def serve_given(ready: Callable[[], None] = lambda: None) -> int:
-        return serve(listen, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready)
+        return serve(listen, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready, keys=path)
 
     sys.exit(serve_in_background(log, serve_given) if background else serve_given())

@@ -32,15 +32,16 @@ NO_RUN = "the master serves no run: no peer is a member yet, or it is a standby 
 @click.command("top", short_help="Show what makes the ops of a run slow, live.")
 @click.option("--master", "address", required=True, metavar=MASTERS, help="the master of the run, or all, as peers name them")
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two looks")
+@click.option("--keys", metavar="FILE", help="the keys of the run, of a peer or a master [default: PCCL_KEYS]")
 @click.option("--once", is_flag=True, help="print one table and end")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object a line, for programs; with --once just one")
-def command(address: str, interval: float, once: bool, as_json: bool) -> None:
+def command(address: str, interval: float, keys: str | None, once: bool, as_json: bool) -> None:
     """Show the members of a run, what they tell of their ops and links, and who or what makes ops slow, until Ctrl-C.
 
     A master that has answered once is asked again when it does not. docs/diagnosis.md says what the columns and the
     findings mean.
     """
-    masters = Masters(address)
+    masters = Masters(address, keys)
     newest = masters.ask_once()
     console = standard_output()
     if once or as_json or not console.is_terminal:
@@ -88,7 +89,8 @@ def _end_on_signals() -> None:
 class Masters:
     """The masters of a run, one of which serves it: the value of --master."""
 
-    def __init__(self, addresses: str) -> None:
+    def __init__(self, addresses: str, keys: str | None = None) -> None:
+        self._keys = keys
         try:
             self._endpoints = parse_endpoints(addresses)
         except (AssertionError, ValueError) as error:
@@ -103,7 +105,7 @@ class Masters:
         failures: list[ConnectError] = []
         for endpoint in tuple(self._endpoints):
             try:
-                told = diagnose_run(endpoint)
+                told = diagnose_run(endpoint, keys=self._keys)
             except ConnectError as error:
                 failures.append(error)
                 continue

@@ -297,7 +297,7 @@ def test_packages_for_torch_say_what_to_install(package):
 C = pccl.Communicator
 SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
-    (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, name=None)"),
+    (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, name=None, keys=None)"),
     (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None)"),
     (C.get_attribute, "(attribute)"),
     (C.update_topology, "(*, timeout=None)"),
@@ -319,7 +319,7 @@ SIGNATURES = [
     ),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (C.wait_for_peers, "(peers, *, timeout=None)"),
-    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None)"),
+    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None, keys=None)"),
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),
     (pccl.AsyncReduceHandle.wait, "(*, timeout=None)"),

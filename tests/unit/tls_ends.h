@@ -20,7 +20,8 @@ static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1
 
 static inline struct transport_context *context_of(struct keys *keys, enum transport_party party) {
     struct ed25519 *identity = party == TRANSPORT_MASTER ? NULL : ed25519_new();
-    struct transport_context *context = tls_context_new(NULL, keys, party, identity);
+    struct transport_options options = {.keys = keys, .party = party};
+    struct transport_context *context = tls_context_new(&options, identity);
     keys_release(keys);
     REQUIRE(context != NULL);
     return context;

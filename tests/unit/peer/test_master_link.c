@@ -85,7 +85,7 @@ static void expect(enum master_event_kind kind) {
 static void begin(const char *name) {
     check_case("%s", name);
     epoll = epoll_create1(0);
-    link_ = master_link_new(far_end_context(), epoll, DATA);
+    link_ = master_link_new(epoll, DATA);
     REQUIRE(link_ != NULL);
 }
 
@@ -108,7 +108,7 @@ static void test_join(void) {
     struct wire_address masters[2] = {nobody()};
     int listener = listen_at(&masters[1]);
     char text[64], want[64];
-    master_link_join(link_, masters, 2, platform_now_ns());
+    master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
     expect(MASTER_ANSWERS);
     CHECK_STR(master_link_address(link_, text), socket_address_format(want, sizeof want, &masters[1]));
     CHECK(!master_link_is_open(link_) && master_link_has_earlier(link_));
@@ -123,7 +123,7 @@ static void test_join(void) {
 
     begin("nobody is there");
     masters[1] = nobody();
-    master_link_join(link_, masters, 2, platform_now_ns());
+    master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
     expect(MASTER_UNREACHABLE);
     CHECK(!event.internal && strstr(event.text, "could not connect") != NULL);
     CHECK_EQ(master_link_deadline(link_), INT64_MAX);
@@ -135,7 +135,7 @@ static void test_first(void) {
     struct wire_address master;
     int listener = listen_at(&master);
     struct wire_buffer first = {0};
-    master_link_join(link_, &master, 1, platform_now_ns());
+    master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
     expect(MASTER_ANSWERS);
     send_empty(WIRE_LEAVE, 1);
     wire_encode_empty(&first, (struct wire_header){.run = 1, .epoch = 2}, WIRE_MOVED);
@@ -193,7 +193,7 @@ static void test_backlog(void) {
     int listener = listen_at(&master);
     pthread_t reader, sender;
     REQUIRE(pthread_create(&reader, NULL, read_many, &listener) == 0);
-    master_link_join(link_, &master, 1, platform_now_ns());
+    master_link_join(link_, far_end_context(), &master, 1, platform_now_ns());
     expect(MASTER_ANSWERS);
     master_link_use(link_, NULL);
     REQUIRE(pthread_create(&sender, NULL, send_many, NULL) == 0);
@@ -210,7 +210,7 @@ static void test_seek(void) {
     struct wire_address masters[2];
     int listener = listen_at(&masters[0]);
     masters[1] = nobody();
-    master_link_join(link_, masters, 2, platform_now_ns());
+    master_link_join(link_, far_end_context(), masters, 2, platform_now_ns());
     expect(MASTER_ANSWERS);
     master_link_use(link_, NULL);
     close(accept_at(listener));

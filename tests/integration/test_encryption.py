@@ -1,0 +1,310 @@
+"""Runs with keys: everything works as without them, and strangers get nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
+
+from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
+from pccl._address import parse_endpoint
+from pccl._diagnosis import diagnose_run
+from pccl.lab.ports import free_ports
+
+LOCAL = "127.0.0.1:0"
+WIRE_H = (Path(__file__).parents[2] / "csrc" / "net" / "wire.h").read_text()
+VERSION = int(re.search(r"WIRE_VERSION = (\d+)", WIRE_H)[1])
+HELLO, RESUME, LINK_HELLO = 1, 31, 64
+HEADER = struct.Struct("<I2sHQQQ")
+WANTS_KEYS = bytes([0x15, 3, 3, 0, 2, 2, 0x46])
+
+
+class Files:
+    """The files of one run."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self.master, self.peer = (str(path) for path in _keys.write_files(run, _keys.new_keys()))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path / "run")
+
+
+@contextmanager
+def team(files: Files, count: int) -> Iterator[tuple[MasterNode, list[Communicator]]]:
+    with MasterNode(LOCAL, keys=files.master) as master, ExitStack() as stack:
+        comms: list[Communicator] = []
+        for _ in range(count):
+            fresh = stack.enter_context(Communicator(address_of(master), keys=files.peer))
+            joining = Background(lambda comm=fresh: comm.connect(timeout=PATIENCE))
+            on_all(comms, lambda comm, rank: form(comm, len(comms) + 1))
+            joining.result()
+            comms.append(fresh)
+        yield master, comms
+
+
+def sums(comms: list[Communicator], size: int, tag: int = 0) -> list[float]:
+    def reduce(comm: Communicator, rank: int) -> float:
+        value, result = np.full(size, 1 << rank, np.float32), np.zeros(size, np.float32)
+        comm.all_reduce(value, result, tag=tag)
+        assert np.all(result == result[0])
+        return float(result[0])
+
+    return on_all(comms, reduce)
+
+
+@pytest.mark.parametrize("size", [16, 100_000, 5_000_000])
+def test_all_reduce(files, size, monkeypatch):
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", "0")
+    with team(files, 3) as (_, comms):
+        for tag in range(3):
+            assert sums(comms, size, tag) == [7, 7, 7]
+
+
+def test_shared_state(files, monkeypatch):
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", "0")
+    with team(files, 3) as (_, comms):
+        tensors = [np.full(1 << 20, min(rank, 1), np.float32) for rank in range(3)]
+        states = [SharedState([TensorInfo.from_numpy(tensor, "w")]) for tensor in tensors]
+        on_all(comms, lambda comm, rank: comm.sync_shared_state(states[rank]))
+        assert [tensor[0] for tensor in tensors] == [1, 1, 1]
+        assert all(np.array_equal(tensor, tensors[0]) for tensor in tensors)
+
+
+MEMBER = """
+import sys, numpy as np
+from pccl import Communicator
+with Communicator(sys.argv[1]) as comm:
+    comm.connect(timeout=60)
+    print("in", flush=True)
+    while True:
+        comm.all_reduce(np.ones(1000, np.float32), np.empty(1000, np.float32), tag=1)
+"""
+
+
+def test_a_peer_dies(files):
+    """The keys of the dead peer come from the environment."""
+    with team(files, 2) as (master, comms):
+        environment = {**ENVIRONMENT, "PCCL_KEYS": files.peer}
+        command = [sys.executable, "-c", MEMBER, address_of(master)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as member:
+            try:
+                on_all(comms, lambda comm, rank: form(comm, 3))
+                assert member.stdout.readline() == "in\n"
+
+                def until_it_dies(comm: Communicator, rank: int) -> int:
+                    rounds = 0
+                    while True:
+                        try:
+                            comm.all_reduce(np.ones(1000, np.float32), np.empty(1000, np.float32), tag=1)
+                        except PCCLError:
+                            return rounds
+                        rounds += 1
+                        if rounds == 20 and rank == 0:
+                            member.send_signal(signal.SIGKILL)
+
+                assert min(on_all(comms, until_it_dies)) >= 19
+            finally:
+                member.kill()
+        on_all(comms, lambda comm, rank: comm.update_topology())
+        assert sums(comms, 1000, tag=2) == [3, 3]
+
+
+def test_a_standby_takes_the_run_up(files):
+    addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    first, second = addresses.split(",")
+    with ExitStack() as stack:
+        masters = [stack.enter_context(MasterNode(one, masters=addresses, keys=files.master)) for one in (first, second)]
+        comms = [stack.enter_context(Communicator(addresses, keys=files.peer)) for _ in range(3)]
+        forming = [Background(lambda comm=comm: comm.connect(timeout=PATIENCE)) for comm in comms[1:]]
+        comms[0].connect(timeout=PATIENCE)
+        form(comms[0], 1)
+        while comms[0].world_size < 3:
+            on_all([comm for comm in comms if comm.world_size > 1 or comm is comms[0]], lambda comm, rank: comm.update_topology())
+        for one in forming:
+            one.result()
+        assert sums(comms, 1000) == [7, 7, 7]
+        masters[0].detach()
+        masters[0].close()
+        on_all(comms, lambda comm, rank: comm.update_topology())
+        assert sums(comms, 1000, tag=1) == [7, 7, 7]
+
+
+def test_status(files, tmp_path):
+    with team(files, 2) as (master, comms):
+        assert len(comms[0].diagnose().members) == 2
+        assert len(diagnose_run(parse_endpoint(address_of(master)), keys=files.peer).members) == 2
+        command = [sys.executable, "-m", "pccl", "top", "--master", address_of(master), "--once", "--json", "--keys", files.peer]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        assert len(json.loads(done.stdout)["members"]) == 2
+
+
+def test_command_line_master(files):
+    command = [sys.executable, "-m", "pccl", "master", "--listen", LOCAL, "--keys", files.master]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = process.stdout.readline().split()[-1]
+            with Communicator(address, keys=files.peer) as comm:
+                comm.connect(timeout=PATIENCE)
+            with Communicator(address) as comm, pytest.raises(ConnectError, match="PCCL_KEYS"):
+                comm.connect(1)
+        finally:
+            process.kill()
+
+
+def test_rotation(files):
+    """Processes with the old file, with both secrets, and with the new one alone meet without an interruption."""
+    with MasterNode(LOCAL, keys=files.master) as old:
+        _keys.add_secret(files.run)
+        with Communicator(address_of(old), keys=files.peer) as comm:
+            comm.connect(timeout=PATIENCE)
+    with MasterNode(LOCAL, keys=files.master) as both:
+        _keys.drop_secret(files.run)
+        with Communicator(address_of(both), keys=files.peer) as comm:
+            comm.connect(timeout=PATIENCE)
+
+
+# ---- what does not fit ----
+
+
+def test_a_peer_without_keys(files):
+    with MasterNode(LOCAL, keys=files.master) as master, Communicator(address_of(master)) as comm:
+        with pytest.raises(ConnectError, match="it encrypts, and this process has no keys"):
+            comm.connect(1)
+
+
+def test_a_master_without_keys(files):
+    with MasterNode(LOCAL) as master, Communicator(address_of(master), keys=files.peer) as comm:
+        with pytest.raises(ConnectError, match="it does not encrypt"):
+            comm.connect(1)
+
+
+def test_keys_of_another_run(files, tmp_path):
+    others = Files(tmp_path / "other")
+    with MasterNode(LOCAL, keys=files.master) as master, Communicator(address_of(master), keys=others.peer) as comm:
+        with pytest.raises(ConnectError, match="not of one run"):
+            comm.connect(1)
+
+
+def test_files_that_do_not_serve(files, tmp_path):
+    with pytest.raises(PCCLError, match="are for peers: a master needs"):
+        MasterNode(LOCAL, keys=files.peer)
+    with pytest.raises(PCCLError, match="No such file"):
+        Communicator("127.0.0.1:1", keys=tmp_path / "nowhere")
+    os.chmod(files.peer, 0o644)
+    with pytest.raises(PCCLError, match="chmod 600"):
+        Communicator("127.0.0.1:1", keys=files.peer)
+
+
+def test_a_bad_file_of_the_environment(files, monkeypatch):
+    monkeypatch.setenv("PCCL_KEYS", files.peer + "x")
+    with MasterNode(LOCAL, keys=files.master) as master, Communicator(address_of(master), keys=files.peer) as comm:
+        comm.connect(timeout=PATIENCE)  # that of the program counts
+    with Communicator("127.0.0.1:1") as comm, pytest.raises(PCCLError, match="No such file"):
+        comm.connect(1)
+    with pytest.raises(PCCLError, match="No such file"):
+        MasterNode(LOCAL).run()
+
+
+# ---- strangers without keys: what once ended a run, or put numbers into its sums ----
+
+
+def said_to(port: int, kind: int, body: bytes, run: int = 5) -> bytes:
+    """What somebody who sends this frame is told before the connection ends."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as stream:
+        heard = b""
+        try:
+            stream.sendall(HEADER.pack(len(body), b"PC", kind, run, 1, 1) + body)
+            while more := stream.recv(4096):
+                heard += more
+        except ConnectionResetError:
+            pass
+        return heard
+
+
+def hello(uuid: bytes) -> bytes:
+    return struct.pack("<H16sIIHBB", VERSION, uuid, 0, 4, 40000, 1, 0)
+
+
+@contextmanager
+def disturbed(comms: list[Communicator], rounds: int = 30) -> Iterator[list[int]]:
+    """The comms reduce, round after round, during the block and for some rounds after it; each sum is checked."""
+    over = threading.Event()
+    counted = [0] * len(comms)
+
+    def reduce(comm: Communicator, rank: int) -> None:
+        last = -1
+        for tag in range(1_000_000):
+            if over.is_set() and last < 0:
+                last = tag
+            result = np.zeros(1000, np.float32)
+            # The last round is agreed on by a sum.
+            comm.all_reduce(
+                np.array([2.0**rank] * 999 + [float(last >= 0 and tag >= last + rounds)], np.float32), result, tag=tag
+            )
+            assert np.all(result[:999] == 2 ** len(comms) - 1)
+            counted[rank] += 1
+            if result[999] > 0:
+                return
+
+    running = [Background(reduce, comm, rank) for rank, comm in enumerate(comms)]
+    try:
+        yield counted
+    finally:
+        over.set()
+        for one in running:
+            one.result()
+
+
+def test_strangers_at_the_master(files):
+    with team(files, 2) as (master, comms):
+        with disturbed(comms) as counted:
+            for uuid in (comms[0].uuid.bytes, comms[1].uuid.bytes, os.urandom(16)):
+                for _ in range(20):
+                    assert said_to(master.port, HELLO, hello(uuid)) in (WANTS_KEYS, b"")
+                    resume = hello(uuid) + struct.pack("<B", 0) + bytes(400)
+                    assert said_to(master.port, RESUME, resume) in (WANTS_KEYS, b"")
+        assert min(counted) > 30
+        assert [comm.world_size for comm in comms] == [2, 2]
+
+
+def test_strangers_at_a_member(files, monkeypatch):
+    monkeypatch.setenv("PCCL_SAME_HOST_MEMORY", "0")
+    with team(files, 2) as (_, comms):
+        ports = [int(member.address.rpartition(":")[2]) for member in comms[0].diagnose().members]
+        with disturbed(comms) as counted:
+            for port in ports:
+                for one, other in ((0, 1), (1, 0)):
+                    for _ in range(20):
+                        body = struct.pack("<HB", VERSION, 1) + bytes(16) + comms[one].uuid.bytes + comms[other].uuid.bytes
+                        assert said_to(port, LINK_HELLO, body + struct.pack("<I", 0)) in (WANTS_KEYS, b"")
+        assert min(counted) > 30
+    assert len(ports) == 2
+
+
+def test_many_strangers(files):
+    """Connections that say nothing, half of a handshake, or nonsense, while a run is at work."""
+    with team(files, 2) as (master, comms):
+        with disturbed(comms):
+            for turn in range(5):
+                with ExitStack() as stack:
+                    for number in range(100):
+                        stream = stack.enter_context(socket.create_connection(("127.0.0.1", master.port), timeout=PATIENCE))
+                        if number % 3 > 0:
+                            stream.sendall(b"\x16\x03\x01\x02\x00\x01\x00" if number % 3 == 1 else os.urandom(100 + turn))
+        assert [comm.world_size for comm in comms] == [2, 2]

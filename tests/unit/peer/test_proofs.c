@@ -1,0 +1,288 @@
+// With keys: what a master, the links of a peer, and a peer that looks for its master do when the other side has keys of
+// the run, and acts as somebody that it is not.
+#define _GNU_SOURCE
+#include "check.h"
+
+#ifndef PCCL_HAVE_TLS
+
+int main(void) {
+    CHECK(true);
+    return check_status();
+}
+
+#else
+
+#include <sys/epoll.h>
+
+#include "base/platform.h"
+#include "master/master.h"
+#include "master/status_query.h"
+#include "net/context.h"
+#include "peer/link.h"
+#include "peer/master_link.h"
+#include "tls_ends.h"
+
+enum { PATIENCE_MS = 20000, DATA = 7 };
+
+static const struct wire_id another = {"another's id"};
+
+// ---- the far end ----
+
+static int open_stream(struct transport *stream) {
+    int error;
+    while ((error = transport_step(stream)) == -EAGAIN)
+        if (!far_end_await(stream, (short)stream->awaits)) break;
+    return error;
+}
+
+static struct transport *dial_as(struct transport_context *context, const struct wire_address *address) {
+    struct transport *stream;
+    REQUIRE(transport_dial(context, address, &stream) == 0);
+    REQUIRE(CHECK_EQ(open_stream(stream), 0));
+    return stream;
+}
+
+static struct wire_hello hello_of(const struct wire_id *id) {
+    return (struct wire_hello){
+        .version = WIRE_VERSION, .id = *id, .lanes = 1, .port = 40000, .masters = 1, .name = {"a name"}};
+}
+
+static bool is_answered(struct transport *stream, const struct wire_buffer *frame) {
+    uint8_t first;
+    return far_end_write(stream, frame->bytes, frame->length) && far_end_read(stream, &first, 1);
+}
+
+// ---- a master ----
+
+static bool master_answers(struct transport_context *context, const struct wire_address *address, enum wire_type type,
+                           const struct wire_id *id) {
+    struct transport *stream = dial_as(context, address);
+    struct wire_buffer frame = {0};
+    struct wire_header header = {.run = 5, .generation = 1};
+    struct wire_hello hello = hello_of(id);
+    if (type == WIRE_HELLO) wire_encode_hello(&frame, (struct wire_header){0}, &hello);
+    if (type == WIRE_RESUME) wire_encode_resume(&frame, header, &(struct wire_resume){.hello = hello, .generation = 1});
+    if (type == WIRE_DIAGNOSE) wire_encode_empty(&frame, (struct wire_header){0}, type);
+    REQUIRE(frame.length > 0 && !frame.failed);
+    bool answered = is_answered(stream, &frame);
+    wire_buffer_fini(&frame);
+    transport_free(stream);
+    return answered;
+}
+
+static void test_master(void) {
+    struct keys *keys = key_files_load(true, 1, 1, 0);
+    struct transport_options options = {.keys = keys, .party = TRANSPORT_MASTER};
+    struct master *master = master_new(&any_port, PATIENCE_MS, &options);
+    keys_release(keys);
+    REQUIRE(master != NULL && master_run(master) == 0);
+    struct wire_address address = any_port;
+    address.port = master_port(master);
+    struct transport_context *peer = peer_context(), *other_master = master_context();
+    struct transport_context *observer = context_of(key_files_load(false, 1, 1, 0), TRANSPORT_OBSERVER);
+    static const struct {
+        const char *name;
+        enum wire_type type;
+        int party; // 0 peer, 1 observer, 2 master
+        bool own;  // the id is the one that was proved
+        bool answered;
+    } rows[] = {
+        {"HELLO of a peer", WIRE_HELLO, 0, true, true},
+        {"HELLO with another's id", WIRE_HELLO, 0, false, false},
+        {"HELLO of an observer", WIRE_HELLO, 1, true, false},
+        {"HELLO of a master", WIRE_HELLO, 2, true, false},
+        {"RESUME of a peer", WIRE_RESUME, 0, true, true}, // it is refused, in words
+        {"RESUME with another's id", WIRE_RESUME, 0, false, false},
+        {"RESUME of an observer", WIRE_RESUME, 1, true, false},
+        {"RESUME of a master", WIRE_RESUME, 2, true, false},
+        {"DIAGNOSE of a peer", WIRE_DIAGNOSE, 0, true, true},
+        {"DIAGNOSE of an observer", WIRE_DIAGNOSE, 1, true, true},
+        {"DIAGNOSE of a master", WIRE_DIAGNOSE, 2, true, true},
+    };
+    struct transport_context *contexts[] = {peer, observer, other_master};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        struct transport_context *context = contexts[rows[i].party];
+        const struct wire_id *id = rows[i].own ? tls_context_id(context) : &another;
+        CHECK_EQ(master_answers(context, &address, rows[i].type, id), rows[i].answered);
+    }
+    struct wire_status_is status;
+    for (int i = 0; i < 3; i++) {
+        check_case("STATUS of party %d", i);
+        CHECK_EQ(status_query_ask(contexts[i], &address, platform_now_ns() + PATIENCE_MS * MS_NS, &status), 0);
+    }
+    check_case("a question without keys");
+    int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
+    CHECK_EQ(status_query_ask(far_end_context(), &address, until_ns, &status), -ENOKEY);
+    check_case("a question with other keys");
+    struct transport_context *stranger = context_of(key_files_load(false, 1, 2, 0), TRANSPORT_OBSERVER);
+    CHECK_EQ(status_query_ask(stranger, &address, until_ns, &status), -EKEYREJECTED);
+    transport_context_release(stranger);
+    for (int i = 0; i < 3; i++) transport_context_release(contexts[i]);
+    master_free(master);
+}
+
+// ---- links ----
+
+static enum member_judgement accept_all(void *context, const struct wire_link_hello *hello) {
+    (void)context, (void)hello;
+    return MEMBER_ACCEPT;
+}
+
+static void turn(struct links *links, int epoll, int wait_ms) {
+    struct epoll_event events[16];
+    int count = epoll_wait(epoll, events, 16, wait_ms);
+    for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, platform_now_ns());
+}
+
+static void test_accepted_links(void) {
+    struct transport_context *own = peer_context(), *peer = peer_context();
+    struct transport_context *observer = context_of(key_files_load(false, 1, 1, 0), TRANSPORT_OBSERVER);
+    const struct wire_id *self = tls_context_id(own);
+    int epoll = descriptor_epoll();
+    struct wire_address address = any_port;
+    struct links *links = links_new(own, epoll, 100, self, accept_all, NULL);
+    REQUIRE(links != NULL && links_listen(links, &any_port, &address.port) == 0);
+    links_identify(links, &(struct link_identity){.self = *self, .run = 7});
+    for (int i = 0; i < 3; i++) {
+        check_case(i == 0 ? "its own id" : i == 1 ? "another's id" : "an observer");
+        struct transport_context *context = i == 2 ? observer : peer;
+        struct transport *stream;
+        int error = -EAGAIN;
+        REQUIRE(transport_dial(context, &address, &stream) == 0);
+        while (error == -EAGAIN && far_end_await(stream, (short)(stream->awaits | POLLOUT))) {
+            turn(links, epoll, 1);
+            error = transport_step(stream);
+        }
+        REQUIRE(CHECK_EQ(error, 0));
+        struct wire_link_hello hello = {.version = WIRE_VERSION,
+                                        .kind = WIRE_LINK_DATA,
+                                        .from = i == 1 ? another : *tls_context_id(context),
+                                        .to = *self};
+        struct wire_buffer frame = {0};
+        wire_encode_link_hello(&frame, (struct wire_header){.run = 7}, &hello);
+        CHECK(far_end_write(stream, frame.bytes, frame.length));
+        wire_buffer_fini(&frame);
+        uint8_t answer;
+        ptrdiff_t got;
+        while ((got = transport_receive(stream, &answer, 1)) == -EAGAIN) turn(links, epoll, 1);
+        if (i == 0)
+            CHECK_EQ(got, 1); // LINK_HEARD
+        else
+            CHECK(got <= 0);
+        transport_free(stream);
+    }
+    links_free(links);
+    descriptor_close(epoll);
+    transport_context_release(own);
+    transport_context_release(peer);
+    transport_context_release(observer);
+}
+
+// Somebody who has keys of the run listens at the address of a member, or as a master.
+struct impostor {
+    struct transport_context *context;
+    struct listener listener;
+    struct wire_address address;
+    struct transport *stream;
+};
+
+static void impostor_open(struct impostor *impostor, struct transport_context *context) {
+    *impostor = (struct impostor){.context = context};
+    impostor->listener = listener_closed(context, descriptor_epoll(), 0, 100);
+    REQUIRE(listener_open(&impostor->listener, socket_listen(&any_port)) == 0);
+    REQUIRE(socket_local_address(impostor->listener.fd, &impostor->address));
+}
+
+static void impostor_turn(struct impostor *impostor) {
+    struct wire_address from;
+    if (impostor->stream == NULL) listener_accept(&impostor->listener, &impostor->stream, &from, 0);
+    if (impostor->stream != NULL) transport_step(impostor->stream);
+}
+
+static void impostor_close(struct impostor *impostor) {
+    transport_free(impostor->stream);
+    listener_close(&impostor->listener);
+    descriptor_close(impostor->listener.poller);
+}
+
+static void test_dialled_links(void) {
+    struct transport_context *own = peer_context(), *other = peer_context(), *master = master_context();
+    for (int i = 0; i < 2; i++) {
+        check_case(i == 0 ? "another member answers" : "a master answers");
+        struct impostor impostor;
+        struct link_event event;
+        const struct wire_id *wanted = i == 0 ? &another : tls_context_id(master);
+        impostor_open(&impostor, i == 0 ? other : master);
+        int epoll = descriptor_epoll();
+        struct links *links = links_new(own, epoll, 100, tls_context_id(own), accept_all, NULL);
+        REQUIRE(links != NULL);
+        links_dial(links, wanted, 0, &impostor.address, INT64_MAX);
+        while (!links_next(links, &event)) {
+            impostor_turn(&impostor);
+            turn(links, epoll, 1);
+        }
+        CHECK_EQ(event.kind, LINK_EVENT_FAILED);
+        links_free(links);
+        descriptor_close(epoll);
+        impostor_close(&impostor);
+    }
+    transport_context_release(own);
+    transport_context_release(other);
+    transport_context_release(master);
+}
+
+// ---- a peer that looks for its master ----
+
+static void test_masters(void) {
+    struct transport_context *own = peer_context(), *member = peer_context(), *master = master_context();
+    struct transport_context *other_run = context_of(key_files_load(true, 2, 2, 0), TRANSPORT_MASTER);
+    struct transport_context *contexts[] = {master, member, other_run, far_end_context()};
+    static const struct {
+        const char *name, *text;
+    } rows[] = {
+        {"the master", NULL},
+        {"a member as the master", "not who it should be"},
+        {"a master of another run", "not of one run"},
+        {"a master without keys", "does not encrypt"},
+    };
+    for (int i = 0; i < 4; i++) {
+        check_case("%s", rows[i].name);
+        struct impostor impostor;
+        struct master_event event;
+        impostor_open(&impostor, contexts[i]);
+        int epoll = descriptor_epoll();
+        struct master_link *link = master_link_new(epoll, DATA);
+        REQUIRE(link != NULL);
+        int64_t now_ns = platform_now_ns();
+        master_link_join(link, own, &impostor.address, 1, now_ns);
+        while (!master_link_next(link, &event, &now_ns)) {
+            impostor_turn(&impostor);
+            if (i == 3 && impostor.stream != NULL) transport_hang_up(impostor.stream); // it makes no sense of it
+            struct epoll_event told;
+            if (epoll_wait(epoll, &told, 1, 1) == 1) master_link_event(link, told.events, platform_now_ns());
+        }
+        CHECK_EQ(event.kind, rows[i].text == NULL ? MASTER_ANSWERS : MASTER_UNREACHABLE);
+        if (rows[i].text != NULL) {
+            CHECK(strstr(event.text, "cannot trust the master at") != NULL);
+            if (!CHECK(strstr(event.text, rows[i].text) != NULL)) fprintf(stderr, "%s\n", event.text);
+        }
+        master_link_free(link);
+        descriptor_close(epoll);
+        impostor_close(&impostor);
+    }
+    transport_context_release(own);
+    transport_context_release(member);
+    transport_context_release(master);
+    transport_context_release(other_run);
+}
+
+int main(void) {
+    test_master();
+    test_accepted_links();
+    test_dialled_links();
+    test_masters();
+    return check_status();
+}
+
+#endif
