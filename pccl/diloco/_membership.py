@@ -7,6 +7,7 @@ the members do; that is why a peer begins with one, too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, Us
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
 from pccl.diloco._state import Welcome, digest
-from pccl.state import LIMIT_BYTES, Entries, Start, decode, highest_step
+from pccl.state import Entries, Start, decode, highest_step
+from pccl.state._start import broadcast_bytes
 
 ATTEMPTS = 20
 """To get the state of the run; another one is made only after a death."""
@@ -210,14 +212,9 @@ class Membership:
                 if not givers:
                     raise _no_state(None)
                 is_giver = comm.rank == givers[0]
-                content = bytearray(self._welcome.give() if is_giver else b"")
-                length = torch.tensor([len(content)], device="cpu")
-                comm.broadcast(length, root=givers[0])
-                if not 0 <= int(length) <= LIMIT_BYTES:
-                    raise JoinError(f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted")
-                body = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(int(length), dtype=torch.uint8)
-                comm.broadcast(body, root=givers[0])
-                self._share(decode(body.numpy().tobytes()), is_giver=is_giver, takes=takes and not is_giver)
+                own = self._welcome.give() if is_giver else None
+                body = broadcast_bytes(functools.partial(comm.broadcast, root=givers[0]), own)
+                self._share(decode(body), is_giver=is_giver, takes=takes and not is_giver)
                 return
         raise _no_state(None)
 

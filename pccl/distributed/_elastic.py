@@ -22,11 +22,12 @@ from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
 from pccl.distributed._training import Training
-from pccl.state import LIMIT_BYTES, decode, encode, load, save, warn_if_overridden
+from pccl.state import decode, encode, load, save, warn_if_overridden
 from pccl.state._entries import Entries
 from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._split import with_tensors, without_tensors
+from pccl.state._start import broadcast_bytes
 
 ATTEMPTS = 20
 """To bring a newcomer up to date, while members die."""
@@ -349,21 +350,15 @@ def _broadcast(comm: Communicator, here: Sequence[UUID], root: int, told: Callab
         except Exception as error:
             failure = error
     if len(here) > 1:
-        length = torch.tensor([-1 if failure else len(body)])
-        _call(comm, group, Collective.BROADCAST, length, length, root, _TAG + 1, seconds)
-        if not failure and not 0 < int(length) <= LIMIT_BYTES:
-            raise JoinError(
-                f"rank {root} cannot tell its state: see the error there"
-                if int(length) == -1
-                else f"a member announced a state of {int(length)} bytes, and at most {LIMIT_BYTES} are accepted"
-            )
+        tags = iter((_TAG + 1, _TAG + 2))
+
+        def broadcast(tensor: torch.Tensor) -> None:
+            _call(comm, group, Collective.BROADCAST, tensor, tensor, root, next(tags), seconds)
+
+        body = broadcast_bytes(broadcast, body, failed=failure is not None)
     if failure:
         raise failure
-    if len(here) == 1:
-        return body
-    tensor = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(int(length), dtype=torch.uint8)
-    _call(comm, group, Collective.BROADCAST, tensor, tensor, root, _TAG + 2, seconds)
-    return tensor.numpy().tobytes()
+    return body
 
 
 def _call(

@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from pccl._enums import ReduceOp
-from pccl._errors import TooFewPeersError
+from pccl._errors import JoinError, TooFewPeersError
+from pccl.state._tree import LIMIT_BYTES
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
 
 STEP_LIMIT = 1 << 62
 """Steps are below it."""
+
+
+def broadcast_bytes(broadcast: Callable[[torch.Tensor], object], body: bytes | None, *, failed: bool = False) -> bytes:
+    """Returns on all members the bytes that one of them has: `body`, which is None at the others.
+
+    `broadcast` brings a tensor of that member to the others. JoinError at the others: it has `failed` to make the bytes, or
+    announces none or more than LIMIT_BYTES.
+    """
+    length = torch.tensor([-1 if failed else len(body or b"")], device="cpu")
+    broadcast(length)
+    size = int(length)
+    if size == -1 and not failed:
+        raise JoinError("the member that has the state cannot tell it: see the error there")
+    if not failed and not 0 < size <= LIMIT_BYTES:
+        raise JoinError(f"a member announced a state of {size} bytes, and at most {LIMIT_BYTES} are accepted")
+    if failed:
+        return b""
+    content = torch.frombuffer(bytearray(body), dtype=torch.uint8) if body else torch.empty(size, dtype=torch.uint8)
+    broadcast(content)
+    return content.numpy().tobytes()
 
 
 class Start(NamedTuple):
