@@ -154,8 +154,11 @@ static void load_library(void) {
     void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     const char *error = file == NULL ? dlerror() : NULL;
     const struct cuda_library *opened = NULL;
+    Dl_info own;
+    bool near = strchr(path, '/') == NULL && dladdr(&host, &own) != 0 && own.dli_fname != NULL;
     if (file == NULL)
-        snprintf(library_why, sizeof library_why, "libpccl_cuda.so cannot be loaded: %s", error == NULL ? path : error);
+        snprintf(library_why, sizeof library_why, "libpccl_cuda.so cannot be loaded: %s%s%s",
+                 error == NULL ? path : error, near ? ", and it is not beside " : "", near ? own.dli_fname : "");
     else
         opened = open_library(file, path, library_why);
     if (opened != NULL) keep_core();

@@ -1,6 +1,6 @@
-// Private header of a round of shared state: sync.c (its life, and the engine's thread), sync_give.c (leaves for
-// those that ask), sync_receive.c (what is asked of donors), sync_leaves.c (leaves that come). Everything belongs to
-// the engine's thread, but for what is told of the lock.
+// Private header of a round of shared state: sync.c (its life, the engine's thread, and leaves for those that ask) and
+// sync_receive.c (requests to donors, and leaves that come). Everything belongs to the engine's thread, except where
+// the lock is named.
 #ifndef PCCL_STATE_SYNC_PRIVATE_H
 #define PCCL_STATE_SYNC_PRIVATE_H
 
@@ -78,29 +78,18 @@ struct sync {
     struct sync_report report; // written under the lock
 };
 
-// ---- sync_give.c ----
-bool sync_take_ask(struct sync *sync, const struct incoming *in); // false: malformed
-struct frame *sync_next_answer(struct sync *sync, struct lane *lane);
-void sync_forget_requester(struct sync *sync, const struct neighbour *peer);
-
 // ---- sync_receive.c ----
 bool sync_begin_receiving(struct sync *sync); // false: memory was refused
 // what there is to do now and then: asks, replaces donors
 void sync_receive(struct sync *sync);
-bool sync_place_hashes(struct sync *sync, struct incoming *in);                // as service_type.place
-bool sync_take_hashes(struct sync *sync, struct incoming *in);                 // as service_type.arrived
-uint32_t sync_donor_of(const struct sync *sync, const struct neighbour *peer); // donor_count: it is none
-// asks all donors for what they are to send next; or the round is over here
-void sync_pump(struct sync *sync);
-void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now); // one of them
+bool sync_place_hashes(struct sync *sync, struct incoming *in); // as service_type.place
+bool sync_take_hashes(struct sync *sync, struct incoming *in);  // as service_type.arrived
 void sync_forget_donor(struct sync *sync, const struct neighbour *peer);
 void sync_link_down(struct sync *sync, const struct neighbour *peer);
 void sync_link_up(struct sync *sync, const struct neighbour *peer);
 // The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory.
 // Leaves that came are the donors'; those that may be half-written are nobody's, and then it returns true.
 bool sync_note_leaves(struct sync *sync);
-
-// ---- sync_leaves.c ----
 bool sync_place_leaf(struct sync *sync, struct incoming *in); // as service_type.place
 bool sync_take_leaf(struct sync *sync, struct incoming *in);  // as service_type.arrived
 void sync_take_worker_results(struct sync *sync);

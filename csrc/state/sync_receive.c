@@ -1,10 +1,12 @@
 // Receiving: the winner's leaf hashes from one donor, then the leaves that differ from all of them.
 #define _GNU_SOURCE
 #include "state/sync_private.h"
-#include "link/lanes.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/stream.h"
+#include "link/lanes.h"
 
 enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 
@@ -25,7 +27,7 @@ static void finish(struct sync *sync, enum wire_sync_completion complete) {
 }
 
 // ---- asking ----
-uint32_t sync_donor_of(const struct sync *sync, const struct neighbour *peer) {
+static uint32_t donor_of(const struct sync *sync, const struct neighbour *peer) {
     uint32_t i = 0;
     while (i < sync->donor_count && sync->donors[i].peer != peer) i++;
     return i;
@@ -48,7 +50,7 @@ static bool has_way(struct sync *sync, const struct neighbour *peer) {
     return has;
 }
 
-void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now) {
+static void pump_donor(struct sync *sync, uint32_t index, int64_t now) {
     struct donor *donor = &sync->donors[index];
     if (!has_way(sync, donor->peer)) return;
     for (;;) {
@@ -66,10 +68,10 @@ void sync_pump_donor(struct sync *sync, uint32_t index, int64_t now) {
     }
 }
 
-void sync_pump(struct sync *sync) {
+static void pump(struct sync *sync) {
     if (sync->phase != PHASE_LEAVES) return;
     int64_t now = platform_now_ns();
-    for (uint32_t i = 0; i < sync->donor_count; i++) sync_pump_donor(sync, i, now);
+    for (uint32_t i = 0; i < sync->donor_count; i++) pump_donor(sync, i, now);
     if (delta_missing(sync->delta) == 0)
         finish(sync, WIRE_SYNC_COMPLETE);
     else if (delta_hopeless(sync->delta) && (sync->pool == NULL || worker_pool_idle(sync->pool)))
@@ -138,7 +140,7 @@ static void begin_leaves(struct sync *sync) {
     LOG(LOG_INFO, "shared state: %llu of %llu leaves differ, %llu bytes to fetch from %u peers",
         (unsigned long long)delta_missing(sync->delta), (unsigned long long)sync->content->layout.leaf_count,
         (unsigned long long)delta_missing_bytes(sync->delta), sync->donor_count);
-    sync_pump(sync);
+    pump(sync);
 }
 
 bool sync_place_hashes(struct sync *sync, struct incoming *in) {
@@ -190,7 +192,7 @@ static void look_at_donors(struct sync *sync, int64_t now) {
             delta_shun(sync->delta, i);
         }
     }
-    sync_pump(sync);
+    pump(sync);
 }
 
 static void tell_progress(struct sync *sync, int64_t now) {
@@ -222,7 +224,7 @@ void sync_receive(struct sync *sync) {
 }
 
 void sync_forget_donor(struct sync *sync, const struct neighbour *peer) {
-    uint32_t index = sync_donor_of(sync, peer);
+    uint32_t index = donor_of(sync, peer);
     if (index == sync->donor_count) return;
     sync->donors[index].peer = NULL;
     if (sync->delta != NULL) delta_drop(sync->delta, index);
@@ -237,7 +239,7 @@ static void ask_again(struct sync *sync, uint32_t index) {
 
 // Requests and answers may be lost with the connection.
 void sync_link_down(struct sync *sync, const struct neighbour *peer) {
-    uint32_t index = sync_donor_of(sync, peer);
+    uint32_t index = donor_of(sync, peer);
     if (index == sync->donor_count) return;
     sync->donors[index].link_lost = true;
     ask_again(sync, index);
@@ -245,7 +247,7 @@ void sync_link_down(struct sync *sync, const struct neighbour *peer) {
 
 // Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
 void sync_link_up(struct sync *sync, const struct neighbour *peer) {
-    uint32_t index = sync_donor_of(sync, peer);
+    uint32_t index = donor_of(sync, peer);
     if (index == sync->donor_count || !sync->donors[index].link_lost) return;
     sync->donors[index].link_lost = false;
     ask_again(sync, index);
@@ -280,4 +282,187 @@ bool sync_note_leaves(struct sync *sync) {
     }
     content->hash = content_root(&content->layout, content->leaves);
     return torn;
+}
+
+// ---- leaves that come ----
+enum { WORKER_POOL_BYTES = 64 << 10 }; // a leaf that is worth another thread
+
+// Nobody else writes the leaf from now on. False: it is here, or the pool is at it, and ends what it has begun.
+static bool take_over(struct sync *sync, const struct incoming *in, uint64_t leaf) {
+    if (!delta_wants(sync->delta, leaf)) return false;
+    if (sync->pool != NULL && worker_pool_has(sync->pool, leaf)) return false;
+    size_t at = 0;
+    for (struct incoming *other; (other = lanes_next_service(sync->engine->lanes, &at)) != NULL;) {
+        if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        other->to = NULL;
+        other->service = false;
+    }
+    return true;
+}
+
+// Returns the buffer to receive a leaf into. NULL: the device has failed, and the engine is dead.
+static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
+    engine_assert_locked(sync->engine);
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
+    uint8_t *landing = device_landing(entry->queue, (uint8_t *)entry->data + piece.offset, piece.length);
+    if (landing == NULL) engine_fail_of(sync->engine, entry->queue);
+    return landing;
+}
+
+// Returns whether the leaf is of the round at hand and comes from a donor. The others are discarded.
+static bool is_wanted(const struct sync *sync, const struct incoming *in) {
+    return sync->begun && in->head.tag == sync->plan->round && sync->phase == PHASE_LEAVES &&
+           donor_of(sync, in->from) < sync->donor_count;
+}
+
+bool sync_place_leaf(struct sync *sync, struct incoming *in) {
+    const struct wire_op *head = &in->head;
+    if (!is_wanted(sync, in)) return true;
+    if (head->offset >= sync->content->layout.leaf_count) return false;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
+    switch (head->extra) {
+    case WIRE_SYNC_PLAIN:
+        if (in->length != piece.length) return false;
+        if (!take_over(sync, in, head->offset)) return true;
+        in->to = land_leaf(sync, head->offset);
+        break;
+    case WIRE_SYNC_LZ4:
+        if (!sync->packs || in->length == 0 || in->length >= piece.length) return false;
+        if (!take_over(sync, in, head->offset)) return true;
+        in->to = lane_scratch(in->lane);
+        break;
+    case WIRE_SYNC_SLOT: return true; // the bytes are found when the frame is here
+    default: return false;
+    }
+    if (in->to == NULL) return false;
+    in->service = true;
+    sync->report.wrote = true;
+    return true;
+}
+
+// A leaf is in its place, and checked.
+static void keep_leaf(struct sync *sync, const struct worker_pool_job *job) {
+    struct donor *donor = &sync->donors[job->donor];
+    delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
+    donor->kept += job->length;
+    engine_lock(sync->engine);
+    sync->report.donors += donor->kept == job->length;
+    sync->report.rx_bytes += job->length;
+    sync->report.wire_bytes += job->came;
+    sync->report.rx_leaves++;
+    sync->report.missing_bytes -= job->length;
+    engine_unlock(sync->engine);
+}
+
+static void take_result(struct sync *sync, const struct worker_pool_job *job) {
+    switch (job->result) {
+    case WORKER_POOL_RIGHT: keep_leaf(sync, job); break;
+    case WORKER_POOL_WRONG:
+        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again",
+            (unsigned long long)job->leaf);
+        delta_wrong(sync->delta, job->leaf, job->donor);
+        delta_lost(sync->delta, job->leaf);
+        break;
+    case WORKER_POOL_UNWRITABLE:
+        delta_lost(sync->delta, job->leaf);
+        sync_fail(sync, job->queue);
+        break;
+    }
+}
+
+static void go_on(struct sync *sync, const struct worker_pool_job *job) {
+    if (job->result == WORKER_POOL_RIGHT && delta_missing(sync->delta) > 0)
+        pump_donor(sync, job->donor, platform_now_ns());
+    else
+        pump(sync);
+}
+
+static void tell_workers_are_done(void *context) {
+    struct engine *engine = context;
+    engine_lock(engine);
+    engine_wake(engine);
+    engine_unlock(engine);
+}
+
+void sync_take_worker_results(struct sync *sync) {
+    struct worker_pool_job job;
+    struct worker_pool *pool = sync->pool;
+    while (pool != NULL && sync->phase == PHASE_LEAVES && worker_pool_take(pool, &job)) {
+        take_result(sync, &job);
+        go_on(sync, &job);
+    }
+}
+
+// The pool does it, or, if that is busy or the job is small, the thread itself.
+static void do_job(struct sync *sync, struct worker_pool_job *job) {
+    if (job->length >= WORKER_POOL_BYTES) {
+        if (sync->pool == NULL) sync->pool = worker_pool_new(tell_workers_are_done, sync->engine);
+        if (sync->pool != NULL && worker_pool_give(sync->pool, job)) return;
+        sync_take_worker_results(sync); // there may be room then, or an end of it all
+        if (sync->phase != PHASE_LEAVES || (sync->pool != NULL && worker_pool_give(sync->pool, job))) return;
+    }
+    worker_pool_do(job);
+    take_result(sync, job);
+    go_on(sync, job);
+}
+
+static struct worker_pool_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
+    return (struct worker_pool_job){
+        .leaf = leaf,
+        .donor = donor,
+        .to = (uint8_t *)entry->data + piece.offset,
+        .queue = entry->queue,
+        .length = piece.length,
+        .expected = sync->theirs[leaf],
+    };
+}
+
+// Copies a leaf out of the donor's slots. Returns its place, or NULL if it is not wanted, has to be asked for again, or
+// its device has failed.
+static uint8_t *copy_from_slots(struct sync *sync, const struct incoming *in) {
+    uint64_t leaf = in->head.offset;
+    if (in->slot == NULL) {
+        if (delta_wants(sync->delta, leaf)) delta_lost(sync->delta, leaf);
+        pump(sync);
+        return NULL;
+    }
+    engine_lock(sync->engine);
+    bool taken = take_over(sync, in, leaf);
+    uint8_t *landing = taken ? land_leaf(sync, leaf) : NULL;
+    sync->report.wrote |= landing != NULL;
+    engine_unlock(sync->engine);
+    if (landing != NULL) stream_copy(landing, in->slot, delta_layout_find(&sync->content->layout, leaf).length);
+    return landing;
+}
+
+// False: it is not a leaf, or its device has failed, and the job is done.
+static bool unpack(struct sync *sync, const struct incoming *in, struct worker_pool_job *job) {
+    engine_lock(sync->engine);
+    job->landing = land_leaf(sync, job->leaf);
+    engine_unlock(sync->engine);
+    job->result = job->landing == NULL ? WORKER_POOL_UNWRITABLE : WORKER_POOL_WRONG;
+    if (job->landing == NULL) return false;
+    if (coding_unpack(job->landing, job->length, in->to, (uint32_t)in->length)) return true;
+    device_shut(job->queue, job->landing);
+    return false;
+}
+
+bool sync_take_leaf(struct sync *sync, struct incoming *in) {
+    if (in->to == NULL || !is_wanted(sync, in)) return true;
+    bool slot = in->head.extra == WIRE_SYNC_SLOT, packed = in->head.extra == WIRE_SYNC_LZ4;
+    if (slot && in->head.offset >= sync->content->layout.leaf_count) return false;
+    struct worker_pool_job job = job_of(sync, in->head.offset, donor_of(sync, in->from));
+    job.came = (uint32_t)in->length;
+    job.landing = slot ? copy_from_slots(sync, in) : in->to;
+    if (job.landing == NULL) return true;
+    if (!packed || unpack(sync, in, &job)) {
+        do_job(sync, &job);
+        return true;
+    }
+    take_result(sync, &job);
+    go_on(sync, &job);
+    return true;
 }

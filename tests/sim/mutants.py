@@ -737,7 +737,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="leaves_never_arrive",
-        file="state/sync_leaves.c",
+        file="state/sync_receive.c",
         old="delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());",
         new="",
         test="state/test_sync.c",
