@@ -58,7 +58,7 @@ def test_a_table_without_room_folds_and_loses_nothing():
 
 def test_what_is_piped_has_room(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(top, "diagnose_run", lambda _: RUN)
+    monkeypatch.setattr(top, "diagnose_run", lambda *_, **__: RUN)
     result = CliRunner().invoke(main, ["top", "--master", "127.0.0.1:1", "--once"])
     assert rows(result.output) == rows(table(top.PIPE_WIDTH))
     result = CliRunner().invoke(main, ["info", "--master", "127.0.0.1:1"])
