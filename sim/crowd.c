@@ -214,8 +214,8 @@ static void link_up(struct crowd *c, struct member_model *to, struct parked hell
     } else if (judgement == MEMBER_REJECT) {
         member_link_failed(from->core, &message.to, hello.index, &from->out);
     } else {
-        member_link_up(to->core, &message.from, hello.index, 1, c->now, &to->out);
-        member_link_up(from->core, &message.to, hello.index, 1, c->now, &from->out);
+        member_link_up(to->core, &message.from, hello.index, 1, 1, c->now, &to->out);
+        member_link_up(from->core, &message.to, hello.index, 1, 1, c->now, &from->out);
         enqueue(c, to);
     }
     enqueue(c, from);

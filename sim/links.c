@@ -154,7 +154,7 @@ static bool accept_dial(struct pccl_sim *s, int slot, const struct wire_link_hel
     if (!accepted) return false;
     c->open[1] = true;
     use_link(s, slot, c->ends[0], hello->index, c);
-    member_link_up(p->core, &hello->from, hello->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+    member_link_up(p->core, &hello->from, hello->index, c->serial, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
     return false;
 }
 
@@ -211,7 +211,7 @@ void sim_dial_ends(struct pccl_sim *s, struct event *event) {
     if (p->links[event->from][c->index] == link) return;
     struct wire_id other = sim_id_of(event->from, event->other_life);
     use_link(s, event->slot, event->from, c->index, c);
-    member_link_up(p->core, &other, c->index, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
+    member_link_up(p->core, &other, c->index, c->serial, 100 + (uint32_t)sim_below(s, 100), s->now, &p->out);
 }
 
 void sim_refuse_dial(struct pccl_sim *s, const struct event *event) {
@@ -232,6 +232,7 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     uint32_t end = end_of(c, event->slot, event->life), index = c->index;
     bool ghost = c->ghost;
     if (!c->open[end]) return;
+    uint64_t serial = c->serial;
     struct process *p = &s->processes[event->slot];
     bool current = p->links[event->from][index] == event->index + 1;
     c->open[end] = false;
@@ -248,7 +249,8 @@ void sim_link_ends(struct pccl_sim *s, struct event *event) {
     p->ended |= 1U << event->from;
     struct wire_id other = sim_id_of(event->from, event->other_life);
     SIM_TRACE(s, "peer %d: link %u to %d is lost", event->slot + 1, index, event->from + 1);
-    member_link_lost(p->core, &other, index, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now, &p->out);
+    member_link_lost(p->core, &other, index, serial, event->flag ? WIRE_LINK_SILENT : WIRE_LINK_BROKEN, s->now,
+                     &p->out);
 }
 
 // Cancels everything under way with that peer, as links_cancel does.

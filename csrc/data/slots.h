@@ -20,7 +20,7 @@ struct frame;
 struct incoming;
 struct neighbour;
 struct op;
-struct slots; // data/lane.h
+struct slots; // data/op_peer.h
 struct wire_op;
 
 enum {

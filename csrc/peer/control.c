@@ -284,13 +284,15 @@ static enum member_judgement judge(void *control, const struct wire_link_hello *
 static void take_link_events(struct control *t, int64_t now) {
     struct link_event event;
     while (t->links != NULL && links_next(t->links, &event)) {
+        uint64_t serial = 0;
         if (event.kind == LINK_EVENT_UP) {
             LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
-            engine_add_link(t->c->engine, &event.id, event.index, event.stream);
+            serial = engine_add_link(t->c->engine, &event.id, event.index, event.stream);
+            if (serial == 0) continue;
         }
         struct member *core = event_begin(t);
         if (event.kind == LINK_EVENT_UP)
-            member_link_up(core, &event.id, event.index, event.latency_us, now, &t->actions);
+            member_link_up(core, &event.id, event.index, serial, event.latency_us, now, &t->actions);
         else if (event.kind == LINK_EVENT_NARROW)
             member_link_narrow(core, &event.id);
         else if (event.kind == LINK_EVENT_FAILED)
@@ -356,15 +358,8 @@ static void lose_links(struct control *t, int64_t now) {
     if (t->links == NULL) return;
     if (!take_lost(t, &lost, &count)) die_of(t, t->why[0] != 0 ? t->why : no_memory);
     for (size_t i = 0; i < count && t->links != NULL; i++) {
-        // If the link was made again meanwhile, its loss is old news, and only a malformed frame is reported.
-        bool again = !wire_id_equal(&lost[i].id, member_id(t->c->core)) &&
-                     engine_has_link(t->c->engine, &lost[i].id, lost[i].index);
-        if (again && lost[i].reason != WIRE_LINK_MALFORMED) continue;
         struct member *member = event_begin(t);
-        if (again)
-            member_malformed(member, &lost[i].id, lost[i].index, &t->actions);
-        else
-            member_link_lost(member, &lost[i].id, lost[i].index, lost[i].reason, now, &t->actions);
+        member_link_lost(member, &lost[i].id, lost[i].index, lost[i].serial, lost[i].reason, now, &t->actions);
         event_end(t, now);
     }
     free(lost);

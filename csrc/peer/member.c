@@ -96,10 +96,10 @@ static struct mesh_event event_of(const struct member *m, int64_t now) {
     return (struct mesh_event){member_header(m), m->phase == MEMBER_ACCEPTED, member_link_limit_ns(m), now};
 }
 
-void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint32_t latency_us, int64_t now,
-                    struct member_output *out) {
+void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, uint64_t serial, uint32_t latency_us,
+                    int64_t now, struct member_output *out) {
     struct mesh_event at = event_of(m, now);
-    mesh_link_up(&m->mesh, &at, id, index, latency_us, out);
+    mesh_link_up(&m->mesh, &at, id, index, serial, latency_us, out);
 }
 
 void member_link_narrow(struct member *m, const struct wire_id *id) { mesh_link_narrow(&m->mesh, id); }
@@ -109,16 +109,11 @@ void member_link_failed(struct member *m, const struct wire_id *id, uint32_t ind
     if (m->phase != MEMBER_DEAD) mesh_link_failed(&m->mesh, &at, id, index, out);
 }
 
-void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, enum wire_link_reason reason,
-                      int64_t now, struct member_output *out) {
+void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index, uint64_t serial,
+                      enum wire_link_reason reason, int64_t now, struct member_output *out) {
     struct mesh_event at = event_of(m, now);
     if (m->phase == MEMBER_ACCEPTED || m->phase == MEMBER_REGISTERED)
-        mesh_link_lost(&m->mesh, &at, id, index, reason, out);
-}
-
-void member_malformed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {
-    struct mesh_event at = event_of(m, 0);
-    mesh_malformed(&m->mesh, &at, id, index, out);
+        mesh_link_lost(&m->mesh, &at, id, index, serial, reason, out);
 }
 
 enum member_judgement member_judge_hello(const struct member *m, const struct wire_link_hello *hello) {

@@ -64,17 +64,17 @@ int64_t member_deadline(const struct member *member);
 
 // An incoming link or measurement. ACCEPT of a data link must be followed by member_link_up.
 enum member_judgement member_judge_hello(const struct member *member, const struct wire_link_hello *hello);
-void member_link_up(struct member *member, const struct wire_id *id, uint32_t index, uint32_t latency_us,
-                    int64_t now_ns, struct member_output *out);
+// A link is up, over the connection with this serial number: one that was up before is replaced.
+void member_link_up(struct member *member, const struct wire_id *id, uint32_t index, uint64_t serial,
+                    uint32_t latency_us, int64_t now_ns, struct member_output *out);
 // Large packets seem to be lost on the way to a member, or from there.
 void member_link_narrow(struct member *member, const struct wire_id *id);
 // a dial
 void member_link_failed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out);
-// A link broke. The sender's own id: the data plane wants a fresh group epoch.
-void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, enum wire_link_reason reason,
-                      int64_t now_ns, struct member_output *out);
-// A malformed frame came on a link that has been made again since.
-void member_malformed(struct member *member, const struct wire_id *id, uint32_t index, struct member_output *out);
+// The connection with this serial number broke; if another one has replaced it, only a malformed frame counts. The
+// sender's own id: the data plane wants a fresh group epoch.
+void member_link_lost(struct member *member, const struct wire_id *id, uint32_t index, uint64_t serial,
+                      enum wire_link_reason reason, int64_t now_ns, struct member_output *out);
 void member_measured(struct member *member, const struct wire_id *from, const struct wire_id *to, uint64_t bytes_per_s,
                      struct member_output *out);
 

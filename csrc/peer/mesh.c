@@ -21,6 +21,7 @@ enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 struct link {
     uint8_t state;
     bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
+    uint64_t serial;    // LINK_UP: of the connection
     uint64_t made_in;   // number of the epoch in force when it came up; of a spare lane that is being made, the group
                         // epoch in which it was dialled
 };
@@ -317,7 +318,7 @@ static void want_fresh_epoch(struct mesh *mesh, int64_t now) {
 // ---- links ----
 
 void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                  uint32_t latency_us, struct member_output *out) {
+                  uint64_t serial, uint32_t latency_us, struct member_output *out) {
     struct neighbour *n = find_link(mesh, id, index);
     if (n == NULL) {
         member_act(out, MEMBER_DROP_PEER)->id = *id;
@@ -327,6 +328,7 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
     // The other side made it again before this side saw it break: what was sent on the old one may be lost.
     bool replaced = link->state == LINK_UP && at->accepted && n->in[MESH_EPOCH];
     link->state = LINK_UP;
+    link->serial = serial;
     n->narrow = false;
     link->made_in = at->header.epoch;
     if (index == 0 || n->latency_us == 0) n->latency_us = latency_us;
@@ -356,21 +358,16 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 
-void mesh_malformed(const struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                    struct member_output *out) {
-    struct neighbour *n = find_link(mesh, id, index);
-    if (n != NULL && at->accepted && n->in[MESH_EPOCH]) report(at, n, index, WIRE_LINK_MALFORMED, out);
-}
-
 void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                    enum wire_link_reason reason, struct member_output *out) {
+                    uint64_t serial, enum wire_link_reason reason, struct member_output *out) {
     if (wire_id_equal(id, &mesh->self)) {
         send_link_down(at, id, index, WIRE_LINK_BROKEN, out);
         return;
     }
     struct neighbour *n = find_link(mesh, id, index);
-    if (reason == WIRE_LINK_MALFORMED) mesh_malformed(mesh, at, id, index, out);
-    if (n == NULL || n->links[index].state != LINK_UP) return;
+    if (n != NULL && reason == WIRE_LINK_MALFORMED && at->accepted && n->in[MESH_EPOCH])
+        report(at, n, index, WIRE_LINK_MALFORMED, out);
+    if (n == NULL || n->links[index].state != LINK_UP || n->links[index].serial != serial) return;
     n->links[index].state = LINK_FAILED;
     if (at->accepted && required_in(n, index, MESH_EPOCH)) {
         if (mesh->linked) mesh->linked_deadline = at->now_ns + at->limit_ns;

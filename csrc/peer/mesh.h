@@ -82,15 +82,14 @@ void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struc
 
 // ---- links; as the events of peer/member ----
 void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                  uint32_t latency_us, struct member_output *out);
+                  uint64_t serial, uint32_t latency_us, struct member_output *out);
 void mesh_link_narrow(struct mesh *mesh, const struct wire_id *id);
 void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                       struct member_output *out);
+// Ignores the loss of a connection that another one has replaced, except that a malformed frame is reported to the
+// master, also of a link that need not be there.
 void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                    enum wire_link_reason reason, struct member_output *out);
-// Reports a malformed frame to the master, also of a link that need not be there or was made again since.
-void mesh_malformed(const struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
-                    struct member_output *out);
+                    uint64_t serial, enum wire_link_reason reason, struct member_output *out);
 void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_output *out);
 int64_t mesh_deadline(const struct mesh *mesh, bool accepted); // of the next tick; INT64_MAX = never
 

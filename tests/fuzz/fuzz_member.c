@@ -363,7 +363,7 @@ static void incoming(struct fuzz *in) {
     hello.secret[0] = how == 9;
     if (member_judge_hello(core, &hello) != MEMBER_ACCEPT) return;
     MUST(wire_id_equal(&hello.to, &self) && hello.secret[0] == 0 && member_phase(core) >= MEMBER_REGISTERED && !dead);
-    if (hello.kind == WIRE_LINK_DATA) member_link_up(core, &hello.from, hello.index, (uint32_t)how << 4, now, &out);
+    if (hello.kind == WIRE_LINK_DATA) member_link_up(core, &hello.from, hello.index, 1, (uint32_t)how << 4, now, &out);
     carry_out();
 }
 
@@ -374,7 +374,7 @@ static void dialled(uint8_t how) {
     if (how & 1)
         member_link_failed(core, &dial.id, dial.index, &out);
     else
-        member_link_up(core, &dial.id, dial.index, (uint32_t)how << 4, now, &out);
+        member_link_up(core, &dial.id, dial.index, 1, (uint32_t)how << 4, now, &out);
     carry_out();
 }
 
@@ -422,12 +422,12 @@ static void step(struct fuzz *in) {
         id = id_of(fuzz_u8(in));
         index = fuzz_u8(in);
         forget_dial(&id, index); // if there was one, it has come up
-        member_link_up(core, &id, index, 1, now, &out);
+        member_link_up(core, &id, index, 1, 1, now, &out);
         break;
     case P_LINK_LOST:
         id = id_of(fuzz_u8(in));
         a = fuzz_u8(in);
-        member_link_lost(core, &id, a & 63, (enum wire_link_reason)((a >> 6) % 3), now, &out);
+        member_link_lost(core, &id, a & 63, 1, (enum wire_link_reason)((a >> 6) % 3), now, &out);
         break;
     case P_MEASURED:
         id = id_of(fuzz_u8(in));

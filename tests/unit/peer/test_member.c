@@ -159,7 +159,7 @@ static void text_frame(struct bed *bed, enum wire_type type, const char *text) {
 
 static void up(struct bed *bed, uint8_t who, uint32_t index) {
     struct wire_id id = id_of(who);
-    member_link_up(bed->member, &id, index, 40, bed->now, fresh(bed));
+    member_link_up(bed->member, &id, index, 1, 40, bed->now, fresh(bed));
 }
 
 static void failed(struct bed *bed, uint8_t who, uint32_t index) {
@@ -169,7 +169,7 @@ static void failed(struct bed *bed, uint8_t who, uint32_t index) {
 
 static void lost(struct bed *bed, uint8_t who, uint32_t index) {
     struct wire_id id = id_of(who);
-    member_link_lost(bed->member, &id, index, WIRE_LINK_BROKEN, bed->now, fresh(bed));
+    member_link_lost(bed->member, &id, index, 1, WIRE_LINK_BROKEN, bed->now, fresh(bed));
 }
 
 // After the grace a fresh group epoch is asked for.

@@ -63,16 +63,18 @@ static bool says(uint16_t type) {
     return false;
 }
 
+static uint64_t serial = 1; // of the connections that come up or are lost
+
 static void up(uint8_t number, uint32_t index) {
     struct wire_id id = id_of(number);
     member_output_clear(&out);
-    mesh_link_up(&mesh, &at, &id, index, 10, &out);
+    mesh_link_up(&mesh, &at, &id, index, serial, 10, &out);
 }
 
 static void lost(uint8_t number, uint32_t index) {
     struct wire_id id = id_of(number);
     member_output_clear(&out);
-    mesh_link_lost(&mesh, &at, &id, index, WIRE_LINK_BROKEN, &out);
+    mesh_link_lost(&mesh, &at, &id, index, serial, WIRE_LINK_BROKEN, &out);
 }
 
 // A ring of four: the neighbours have lanes, the member opposite has a direct link alone.
@@ -184,7 +186,7 @@ static void test_candidate(void) {
 static void up_far(uint8_t number, uint32_t index) {
     struct wire_id id = id_of(number);
     member_output_clear(&out);
-    mesh_link_up(&mesh, &at, &id, index, 40000, &out);
+    mesh_link_up(&mesh, &at, &id, index, serial, 40000, &out);
 }
 
 // Of a far neighbour. 2 of 3 and 2 are lanes that must be there.
@@ -325,7 +327,31 @@ static void test_weights(void) {
     with_share = 0;
 }
 
+// The loss of a connection that was replaced comes late: the link is up, over the newer one.
+static void test_old_news(void) {
+    check_case("the loss of a connection that another one has replaced");
+    begin();
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 3; index++) up(3, index);
+    serial = 2;
+    up(3, 0);
+    serial = 1;
+    lost(3, 0);
+    CHECK(!says(WIRE_LINK_DOWN));
+    struct wire_id id = id_of(3);
+    member_output_clear(&out);
+    mesh_link_lost(&mesh, &at, &id, 0, 1, WIRE_LINK_MALFORMED, &out);
+    CHECK(says(WIRE_LINK_DOWN)); // the frame was malformed all the same
+    at.header.epoch++;           // one report in each epoch
+    serial = 2;
+    lost(3, 0);
+    CHECK(says(WIRE_LINK_DOWN));
+    serial = 1;
+    end();
+}
+
 int main(void) {
+    test_old_news();
     test_weights();
     test_spare();
     test_requirements();
