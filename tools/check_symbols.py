@@ -30,7 +30,6 @@ CIRCLES: dict[str, str] = {}
 #: Prefixes that are not the module's: what they name has no file of its own yet. Rename, split or merge; add none.
 PREFIXES = {
     "base/platform": {"wake_": "the descriptor that wakes a thread, part of the interface to the system"},
-    "base/stream": {"copy_": "the module has the name of its mechanism, the function that of its purpose"},
     "compute/kernels": {"dtype_": "types and operators are those of the tables", "red_": "likewise"},
     "data/core": {"engine_": "the part of the engine that the modules below it may call"},
     "data/link_report": {"engine_": "a call of the engine"},

@@ -8,7 +8,7 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/platform.h"
-#include "base/stream.h"
+#include "base/copy.h"
 #include "compute/kernels.h"
 #include "device/cuda.h"
 #include "device/device.h"
@@ -363,7 +363,7 @@ bool pccl_ext_can_write(void *memory, size_t bytes) { return memory_can_be_writt
 
 void pccl_ext_copy(void *to, const void *from, size_t bytes) {
     if (bytes >= STREAM_LEAST)
-        stream_copy(to, from, bytes);
+        copy_past_caches(to, from, bytes);
     else if (bytes > 0)
         memcpy(to, from, bytes);
 }

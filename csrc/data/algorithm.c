@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/stream.h"
+#include "base/copy.h"
 #include "data/backup.h"
 #include "data/core.h"
 #include "link/lane.h"
@@ -102,7 +102,7 @@ bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset,
     struct plan_range gap = {.end = offset};
     while (ranges_gap(&backup->saved, gap.end, offset + length, &gap)) {
         turn_leave(engine->lanes->workers);
-        stream_copy(backup->bytes + gap.begin, (const uint8_t *)op->args.send + gap.begin, gap.end - gap.begin);
+        copy_past_caches(backup->bytes + gap.begin, (const uint8_t *)op->args.send + gap.begin, gap.end - gap.begin);
         turn_take(engine->lanes->workers);
     }
     return ranges_add(&backup->saved, offset, offset + length);

@@ -1,7 +1,7 @@
 #include "data/slots.h"
 
 #include "base/descriptor.h"
-#include "base/stream.h"
+#include "base/copy.h"
 #include "data/core.h"
 #include "link/lane.h"
 #include "data/algorithm.h"
@@ -103,7 +103,7 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
                           const uint8_t *chunk, size_t bytes) {
     uint8_t *room;
     struct frame *frame = slots_frame(engine, op, to, head, bytes, &room);
-    if (frame != NULL) stream_copy(room, chunk, bytes);
+    if (frame != NULL) copy_past_caches(room, chunk, bytes);
     return frame;
 }
 

@@ -21,7 +21,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/stream.h"
+#include "base/copy.h"
 #include "compute/codec.h"
 #include "compute/hash.h"
 #include "compute/kernels.h"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/stream.h"
+#include "base/copy.h"
 #include "data/slots.h"
 #include "link/lanes.h"
 #include "link/neighbour.h"
@@ -172,7 +172,7 @@ static struct frame *copy_to_slots(struct sync *sync, struct frame *frame, const
     struct wire_op head;
     wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head);
     frame->copied = frame->length;
-    stream_copy(slots->room, frame->payload, frame->length);
+    copy_past_caches(slots->room, frame->payload, frame->length);
     head.extra = WIRE_SYNC_SLOT;
     engine_lock(sync->engine);
     slots_write(sync->engine, frame, slots->first);

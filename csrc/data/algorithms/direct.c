@@ -10,7 +10,7 @@
 
 #include <pccl.h>
 
-#include "base/stream.h"
+#include "base/copy.h"
 #include "compute/kernels.h"
 #include "data/slots.h"
 #include "data/core.h"
@@ -210,7 +210,7 @@ static struct frame *input_in_box(struct engine *engine, struct op *op, struct n
     for (uint64_t at = 0; at < op->in_bytes; at += PART_BYTES) {
         uint64_t bytes = op->in_bytes - at < PART_BYTES ? op->in_bytes - at : PART_BYTES;
         if (!direct->copied) copy_bytes(own + at, tensor_of(op) + at, bytes);
-        stream_copy(box + at, own + at, bytes);
+        copy_past_caches(box + at, own + at, bytes);
     }
     direct->copied = true;
     return frame;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/stream.h"
+#include "base/copy.h"
 #include "data/slots.h"
 #include "data/core.h"
 #include "link/lane.h"
@@ -51,7 +51,7 @@ static void copy_own(struct op *op) {
     if (op->args.queue != NULL || bytes < CACHED_MAX)
         device_copy(op->args.queue, result, own, bytes);
     else
-        stream_copy(result, own, bytes);
+        copy_past_caches(result, own, bytes);
 }
 
 // Returns the piece for this member. An all-gather sends one piece to all, from the copy in its own result: all get the
@@ -128,7 +128,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
     uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.offset) * op->element;
     if (in->header.type == WIRE_CHUNK_IN) {
-        stream_copy((uint8_t *)op->args.recv + at, in->slot, in->head.extra);
+        copy_past_caches((uint8_t *)op->args.recv + at, in->slot, in->head.extra);
         p->moving.receive_left -= in->head.extra;
         return true;
     }

@@ -1,4 +1,4 @@
-#include "base/stream.h"
+#include "base/copy.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -29,7 +29,7 @@ static void stream_quarters(uint8_t *out, const uint8_t *in, size_t lines) {
     }
 }
 
-void stream_copy(void *to, const void *from, size_t bytes) {
+void copy_past_caches(void *to, const void *from, size_t bytes) {
     uint8_t *out = to;
     const uint8_t *in = from;
     size_t head = (size_t)(-(uintptr_t)out % LINE);
@@ -46,13 +46,13 @@ void stream_copy(void *to, const void *from, size_t bytes) {
 
 #else
 
-void stream_copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+void copy_past_caches(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
 
 #endif
 
 void copy_bytes(void *to, const void *from, size_t bytes) {
     if (bytes >= SLOW_LEAST && copy_is_slow(to, (uintptr_t)from))
-        stream_copy(to, from, bytes);
+        copy_past_caches(to, from, bytes);
     else
         memcpy(to, from, bytes);
 }

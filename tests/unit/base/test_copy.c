@@ -1,5 +1,5 @@
 // A copy past the caches is a copy: at any place, of any length, and of nothing else.
-#include "base/stream.h"
+#include "base/copy.h"
 #include "check.h"
 
 enum { ROOM = 1024, LENGTH_MAX = 400, EDGE = 80 };
@@ -33,7 +33,7 @@ int main(void) {
             memset(to, 0xee, ROOM);
             memset(want, 0xee, ROOM);
             memcpy(want + offset, from + source, length);
-            stream_copy(to + offset, from + source, length);
+            copy_past_caches(to + offset, from + source, length);
             CHECK_MEM(to, want, ROOM);
         }
     test_distances();

@@ -1,22 +1,22 @@
-// Copies: past the caches, for bytes that nobody looks at soon, or another core alone; and at any distance.
-#ifndef PCCL_BASE_STREAM_H
-#define PCCL_BASE_STREAM_H
+// Copies of memory: past the caches, for bytes that only another core reads soon, and fast at any distance.
+#ifndef PCCL_BASE_COPY_H
+#define PCCL_BASE_COPY_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { STREAM_ALIGN = 32 }; // addresses that are equal modulo this are never copied slowly
+enum { COPY_ALIGN = 32 }; // addresses that are equal modulo this are never copied slowly
 
 // Copies like memcpy, but does not read the old content of `to` into the cache.
-void stream_copy(void *to, const void *from, size_t bytes);
+void copy_past_caches(void *to, const void *from, size_t bytes);
 
 // Returns whether `rep movsb`, with which libc and the kernel copy, is ten times slower than elsewhere: the destination
 // lies 1 to 31 bytes behind the source, modulo 4096 (docs/decisions/frames-are-aligned.md). `from` may be an address of
 // another process.
 static inline bool copy_is_slow(const void *to, uint64_t from) {
     uint64_t behind = ((uintptr_t)to - from) % 4096;
-    return behind > 0 && behind < STREAM_ALIGN;
+    return behind > 0 && behind < COPY_ALIGN;
 }
 
 // Copies like memcpy, and past the caches if memcpy is slow.
