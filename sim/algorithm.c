@@ -218,7 +218,7 @@ static void complete_large(struct engine_model *e, struct op *op) {
     if (!call_table_complete(&e->call_table, op)) return;
     judged = sim_algorithm_shown(e, op);
     judge_complete(e->sim, e->slot, &judged);
-    struct wire_op_done done = {op->name, (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
+    struct wire_op_done done = {op->name, (uint16_t)(op->args.subgroup == NULL ? 0 : op->team->count)};
     struct wire_buffer frame = {0};
     wire_encode_op_done(&frame, sim_algorithm_header(e), &done);
     sim_send_master(e->sim, &e->sim->processes[e->slot], &frame);
@@ -450,7 +450,7 @@ bool sim_algorithm_start(void *context, struct op *op) {
         take_up_input(e, op);
         begin_small(e, op);
     } else {
-        op_list_append(&e->posted, op);
+        op_queue_append(&e->posted, op);
         sim_algorithm_wake(e);
     }
     return true;
@@ -490,7 +490,7 @@ bool sim_algorithm_fill(void *context, struct op *op, struct block *result) {
 }
 
 void sim_algorithm_apply(struct engine_model *e) {
-    for (struct op *op; (op = op_list_pop(&e->posted)) != NULL;) {
+    for (struct op *op; (op = op_queue_pop(&e->posted)) != NULL;) {
         op->phase = OP_RUNNING;
         take_up_input(e, op);
         begin_large(e, op);

@@ -54,7 +54,7 @@ struct engine_model {
     bool woken;
     struct neighbour *neighbours; // owned
     struct call_table call_table;
-    struct op_list posted; // large, to be begun
+    struct op_queue posted; // large, to be begun
     struct call calls[TAGS];
 };
 

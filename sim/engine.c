@@ -26,11 +26,11 @@ static bool is_dead(const struct op *op) {
 }
 
 static void judge_loss(struct engine_model *e, const struct op *op) {
-    const struct group *group = op->args.group;
+    const struct subgroup *subgroup = op->args.subgroup;
     bool lost = op->args.retry && e->call_table.now->ring.count < 2;
     if (group != NULL) {
-        lost = !op->args.retry && group_living(group, e->call_table.now) < group->count;
-        if (op_collective(op)->rooted) lost |= !group_has(group, op->args.root, e->call_table.now);
+        lost = !op->args.retry && subgroup_living(group, e->call_table.now) < group->count;
+        if (op_collective(op)->rooted) lost |= !subgroup_has(group, op->args.root, e->call_table.now);
     }
     for (uint32_t i = 0; i < e->call_table.loss_count && !op->args.retry && group == NULL; i++)
         lost |= e->call_table.losses[i] > op->adopted;
@@ -41,7 +41,7 @@ static void judge_loss(struct engine_model *e, const struct op *op) {
 
 // Without one of its list only that goes on which may, and was asked to.
 static void judge_success(struct engine_model *e, const struct op *op) {
-    uint32_t missing = op->args.group == NULL ? 0 : op->args.group->count;
+    uint32_t missing = op->args.subgroup == NULL ? 0 : op->args.subgroup->count;
     for (uint32_t members = sim_algorithm_members(op); members != 0 && missing > 0; members &= members - 1) missing--;
     if (missing == 0 || (op->args.retry && op_collective(op)->survives)) return;
     sim_fail(e->sim, "exactness", "peer %d ends op (%llu, %llu, %u) with success without %u of its list", e->slot + 1,
@@ -93,7 +93,7 @@ static void supply(void *context, struct op_member *to, const struct wire_op_nam
                           .tag = name->tag,
                           .sequence = name->sequence,
                           .offset = name->epoch,
-                          .extra = name->list,
+                          .extra = name->subgroup,
                           .fingerprint.count = result->bytes,
                           .value = result->value,
                           .contributors = result->contributors};
@@ -239,11 +239,11 @@ bool engine_model_forget(struct pccl_sim *s, int slot, int other, uint32_t life)
 
 // The list of a call, and what its fingerprint has of it. False: memory was refused.
 static bool name_list(const struct call *call, struct call_args *args) {
-    args->group = group_new(call->ids, call->count, call->rank);
-    if (args->group == NULL) return false;
+    args->subgroup = subgroup_new(call->ids, call->count, call->rank);
+    if (args->subgroup == NULL) return false;
     args->parts = refuse_never(sizeof *args->parts);
     *args->parts = (struct call_parts){.in = call->bytes, .out = call->bytes};
-    args->fingerprint.layout = (uint32_t)group_mark(args->group->hash) << 16 | call->root;
+    args->fingerprint.layout = (uint32_t)subgroup_mark(args->subgroup->hash) << 16 | call->root;
     return true;
 }
 
@@ -272,7 +272,7 @@ void engine_model_post(struct pccl_sim *s, int slot, uint32_t tag, const struct 
     struct op *op;
     enum call_result result = call_table_post(&e->call_table, &args, 1, adopted, &op);
     if (result != CALL_OK) {
-        group_put(args.group);
+        subgroup_put(args.subgroup);
         free(args.parts);
     }
     if (result != CALL_OK && result != CALL_NO_MEMORY)

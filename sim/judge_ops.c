@@ -146,7 +146,7 @@ void judge_reduced(struct pccl_sim *s, int slot, const struct judged_op *op) {
                          slot + 1, (unsigned long long)op->name.tag, instance->calls[other], other + 1,
                          (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence);
             // Only members of a list hear how its operations end.
-            if (op->name.list == 0 && instance->views[other] != instance->views[slot])
+            if (op->name.subgroup == 0 && instance->views[other] != instance->views[slot])
                 sim_fail(s, "agreement",
                          "peer %d meets peer %d in op (%llu, %llu, %u) with other world sizes (%llx, not %llx; "
                          "hexadecimal: all, group, groups, largest group)",

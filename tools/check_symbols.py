@@ -37,7 +37,7 @@ PREFIXES = {
     "link/pool": {"block_": "what the pool holds"},
     "link/workers": {"turn_": "the lock that worker threads pass on"},
     "master/survivors": {"claim_": "what a survivor reports"},
-    "ops/group": {"team_": "the members of one call, in a group"},
+    "ops/subgroup": {"team_": "the members of one call, in a group"},
     "ops/retained": {"acks_": "what ends the retaining"},
     "peer/decision": {"member_": "the output of peer/member"},
     "sim/memory": {"refuse_": "asked by sim/refuse"},

@@ -9,7 +9,7 @@
 
 struct pcclGroup_t {
     const pcclComm_t *comm;
-    struct group *group;
+    struct subgroup *subgroup;
 };
 
 _Static_assert((int)pcclCollectiveAllReduce == PLAN_ALL_REDUCE && (int)pcclCollectiveSend == PLAN_SEND,
@@ -44,8 +44,8 @@ pcclResult_t pcclCreateGroup(const pcclComm_t *comm, const pcclRankUuid_t *membe
     }
     if (rank == count) return detail_fail(pcclInvalidArgument, "this peer is not among the members of the group");
     pcclGroup_t *group = malloc(sizeof *group);
-    if (group != NULL) *group = (pcclGroup_t){comm, group_new(ids, (uint32_t)count, (uint32_t)rank)};
-    if (group == NULL || group->group == NULL) {
+    if (group != NULL) *group = (pcclGroup_t){comm, subgroup_new(ids, (uint32_t)count, (uint32_t)rank)};
+    if (group == NULL || group->subgroup == NULL) {
         free(group);
         return detail_fail(pcclInternalError, "the system refused memory for a group");
     }
@@ -55,7 +55,7 @@ pcclResult_t pcclCreateGroup(const pcclComm_t *comm, const pcclRankUuid_t *membe
 
 pcclResult_t pcclDestroyGroup(pcclGroup_t *group) {
     REQUIRE_NOT_NULL(group);
-    group_put(group->group);
+    subgroup_put(group->subgroup);
     free(group);
     return pcclSuccess;
 }
@@ -77,14 +77,14 @@ static pcclResult_t check_enumerators(const pcclCollective_t *what) {
 static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t *comm) {
     const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
     if (what->group->comm != comm) return detail_fail(pcclInvalidArgument, "the group is that of another communicator");
-    uint32_t count = what->group->group->count;
+    uint32_t count = what->group->subgroup->count;
     if (collective->rooted && what->root >= count)
         return detail_fail(pcclInvalidArgument, "root %zu is not in a group of %u", what->root, count);
     if (what->kind == pcclCollectiveSend && count != 2)
         return detail_fail(pcclInvalidArgument, "a send is among a group of 2, and this one has %u members", count);
     if (what->kind == pcclCollectiveAllToAllV && (what->send_counts == NULL || what->recv_counts == NULL))
         return detail_fail(pcclInvalidArgument, "an all-to-all of unequal parts needs send_counts and recv_counts");
-    uint32_t rank = what->group->group->rank;
+    uint32_t rank = what->group->subgroup->rank;
     if (what->kind == pcclCollectiveAllToAllV && what->send_counts[rank] != what->recv_counts[rank])
         return detail_fail(pcclInvalidArgument,
                            "the own part of an all-to-all goes from send_counts[%u] = %zu to recv_counts[%u] = %zu "
@@ -115,7 +115,7 @@ static pcclResult_t check_sum(const pcclCollective_t *what, const char *name, co
 // Afterwards no sum of counts, and no product with the size of an element, can wrap.
 static pcclResult_t check_counts(const pcclCollective_t *what) {
     const size_t *counts = counts_of(what);
-    uint32_t members = what->group->group->count;
+    uint32_t members = what->group->subgroup->count;
     if (what->kind == pcclCollectiveBarrier) return pcclSuccess;
     if (!plan_collective((uint8_t)what->kind)->divided || what->kind == pcclCollectiveSend)
         return check_sum(what, "count", NULL, 1);
@@ -133,11 +133,11 @@ static uint64_t part_count(const pcclCollective_t *what, const size_t *counts, u
 // Computes what this member gives to `rank`, or gets from it, by the kind.
 static void divide(const pcclCollective_t *what, struct call_parts *parts, struct call_part *to,
                    struct call_part *from) {
-    const struct group *group = what->group->group;
+    const struct subgroup *subgroup = what->group->subgroup;
     const size_t *counts = counts_of(what);
-    bool root = group->rank == what->root;
-    uint64_t at = 0, from_at = 0, own = part_count(what, counts, group->rank);
-    for (uint32_t rank = 0; rank < group->count; rank++) {
+    bool root = subgroup->rank == what->root;
+    uint64_t at = 0, from_at = 0, own = part_count(what, counts, subgroup->rank);
+    for (uint32_t rank = 0; rank < subgroup->count; rank++) {
         uint64_t count = part_count(what, counts, rank);
         switch ((int)what->kind) {
         case PLAN_ALL_GATHER:
@@ -157,7 +157,7 @@ static void divide(const pcclCollective_t *what, struct call_parts *parts, struc
             from[rank] = (struct call_part){0, own};
             break;
         case PLAN_SEND:
-            if (root && rank != group->rank) to[rank] = (struct call_part){0, what->count};
+            if (root && rank != subgroup->rank) to[rank] = (struct call_part){0, what->count};
             if (!root && rank == what->root) from[rank] = (struct call_part){0, what->count};
             break;
         default: {
@@ -167,7 +167,7 @@ static void divide(const pcclCollective_t *what, struct call_parts *parts, struc
             from_at += back;
         }
         }
-        if (rank == group->rank) parts->own_at = what->kind == pcclCollectiveSend ? 0 : at;
+        if (rank == subgroup->rank) parts->own_at = what->kind == pcclCollectiveSend ? 0 : at;
         at += count;
     }
 }
@@ -180,7 +180,7 @@ static uint64_t end_of(const struct call_part *parts, uint32_t count) {
 }
 
 static struct call_parts *parts_of(const pcclCollective_t *what) {
-    uint32_t count = what->group->group->count;
+    uint32_t count = what->group->subgroup->count;
     const size_t *counts = counts_of(what);
     struct call_parts *parts =
         calloc(1, sizeof *parts + 2 * count * sizeof(struct call_part) + count * sizeof(uint64_t));
@@ -200,7 +200,7 @@ static struct call_parts *parts_of(const pcclCollective_t *what) {
 // ---- what members agree on ----
 static uint64_t agreed_count(const pcclCollective_t *what) {
     const size_t *counts = counts_of(what);
-    uint32_t members = what->group->group->count;
+    uint32_t members = what->group->subgroup->count;
     uint64_t total = 0;
     switch ((int)what->kind) {
     case PLAN_BARRIER:
@@ -220,13 +220,13 @@ static uint64_t mixed(uint64_t hash, uint64_t number) { return (hash ^ number) *
 
 static uint32_t layout_of(const pcclCollective_t *what) {
     const size_t *counts = what->kind == pcclCollectiveAllToAllV ? NULL : counts_of(what);
-    uint64_t hash = what->group->group->hash;
+    uint64_t hash = what->group->subgroup->hash;
     const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
     hash = mixed(hash, what->survivors && collective->survives);
     if (collective->rooted) hash = mixed(hash, what->root + 1);
-    for (uint32_t rank = 0; counts != NULL && rank < what->group->group->count; rank++)
+    for (uint32_t rank = 0; counts != NULL && rank < what->group->subgroup->count; rank++)
         hash = mixed(hash, counts[rank]);
-    return (uint32_t)group_mark(what->group->group->hash) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
+    return (uint32_t)subgroup_mark(what->group->subgroup->hash) << 16 | (uint16_t)(hash ^ hash >> 16 ^ hash >> 32);
 }
 
 // ---- buffers ----
@@ -258,8 +258,8 @@ static bool is_gathered_in_place(const pcclCollective_t *what, const struct call
 
 static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
     const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
-    const struct group *group = what->group->group;
-    bool root = group->rank == what->root, barrier = what->kind == pcclCollectiveBarrier;
+    const struct subgroup *subgroup = what->group->subgroup;
+    bool root = subgroup->rank == what->root, barrier = what->kind == pcclCollectiveBarrier;
     *out = (struct call_args){
         .send = what->sendbuf,
         .recv = what->recvbuf,
@@ -308,10 +308,10 @@ pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcc
     RETURN_IF_FAILED(check_counts(&what));
     struct call_args args;
     pcclResult_t code = fill(&what, &args);
-    args.group = group_get(what.group->group);
+    args.subgroup = subgroup_get(what.group->subgroup);
     if (code == pcclSuccess) code = ops_launch(comm->communicator, &args);
     if (code == pcclSuccess) return code;
-    group_put(args.group);
+    subgroup_put(args.subgroup);
     free(args.parts);
     return code;
 }

@@ -152,7 +152,7 @@ bool algorithm_write(struct op *op, const uint8_t *common) {
     const struct call_parts *parts = op->args.parts;
     const struct plan_collective *collective = op_collective(op);
     bool all = op->args.fingerprint.kind == PLAN_ALL_TO_ALL, whole = !collective->divided || collective->gathers;
-    uint32_t inputs = all ? op->args.group->count : 1;
+    uint32_t inputs = all ? op->args.subgroup->count : 1;
     uint64_t at = whole && !all ? 0 : parts->own_at * op->element, each = op->out_bytes / inputs;
     for (uint32_t i = 0; i < inputs; i++) copy_bytes(landing + i * each, common + i * op->bytes + at, each);
     algorithm_land(op, 0, landing, op->out_bytes);

@@ -90,7 +90,8 @@ const struct epoch *algorithm_epoch(const struct engine *engine);
 // Returns the participant of the operation at this place in op->team; NULL for the own place. Lock held, or thread,
 // like the next three.
 struct neighbour *algorithm_peer(const struct op *op, uint32_t place);
-uint32_t algorithm_place_of(const struct op *op, const struct neighbour *peer); // GROUP_NOBODY: it does not take part
+uint32_t algorithm_place_of(const struct op *op,
+                            const struct neighbour *peer); // SUBGROUP_NOBODY: it does not take part
 struct neighbour *algorithm_successor(const struct op *op);
 struct neighbour *algorithm_predecessor(const struct op *op);
 // Returns what that member sent for the operation before it began, for the caller to free; NULL if nothing came.

@@ -122,8 +122,9 @@ void algorithm_check(struct engine *engine, struct op *op) {
     if (!op->moved) op->fence = device_mark(op->args.queue);
     op->moved = device_passed(op->args.queue, op->fence) != DEVICE_DONE;
     if (op->moved) return; // again when the device wakes the thread
-    struct wire_op_done done = {.name = op->name, .members = (uint16_t)(op->args.group == NULL ? 0 : op->team->count)};
-    op_list_remove(&engine->running, op);
+    struct wire_op_done done = {.name = op->name,
+                                .members = (uint16_t)(op->args.subgroup == NULL ? 0 : op->team->count)};
+    op_queue_remove(&engine->running, op);
     engine_note_running(engine);
     engine_lock(engine);
     bool told = call_table_complete(&engine->call_table, op);

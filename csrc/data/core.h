@@ -43,7 +43,7 @@ struct engine {
     bool request_epoch;         // a fresh group epoch is to be asked for
 
     struct call_table call_table;
-    struct op_list posted;         // large, or of a device, for the thread to begin
+    struct op_queue posted;        // large, or of a device, for the thread to begin
     uint32_t device_calls;         // live ones whose tensors a device has
     pthread_cond_t drained;        // no result is kept any more
     struct wire_buffer for_master; // frames that the thread is still to send
@@ -62,7 +62,7 @@ struct engine {
     pthread_cond_t service_stopped;
 
     // thread
-    struct op_list running; // large ops with chunks or codes to inject
+    struct op_queue running; // large ops with chunks or codes to inject
 };
 
 static inline void engine_lock(struct engine *engine) { pthread_mutex_lock(&engine->lock); }

@@ -58,7 +58,7 @@ static struct op *take_posted(struct engine *engine) {
     struct op *op = engine->posted.first;
     while (op != NULL && !may_begin(engine, op)) op = op->next;
     if (op == NULL) return NULL;
-    op_list_remove(&engine->posted, op);
+    op_queue_remove(&engine->posted, op);
     op->phase = OP_RUNNING;
     return op;
 }
@@ -74,11 +74,11 @@ static void begin_posted(struct engine *engine) {
         if (direct) continue;
         if (op->restart) backup_restore(&op->backup, op->args.queue, op->args.recv);
         op->restart = false;
-        op_list_append(&engine->running, op);
+        op_queue_append(&engine->running, op);
         engine_note_running(engine);
         if (algorithm_begin(engine, op)) continue;
         engine_lock(engine);
-        op_list_remove(&engine->running, op);
+        op_queue_remove(&engine->running, op);
         engine_note_running(engine);
         engine_fail_of(engine, op->args.queue);
         call_table_refuse(&engine->call_table, op);

@@ -57,7 +57,7 @@ static bool start(void *context, struct op *op) {
         if (queue != NULL && op->bytes > 0) device_copy(queue, op->backup.bytes, op->args.send, op->bytes);
         op->fence = device_mark(queue);
     }
-    op_list_append(&engine->posted, op);
+    op_queue_append(&engine->posted, op);
     engine_wake(engine);
     return true;
 }
@@ -147,7 +147,8 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
 }
 
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
-    struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .offset = name->epoch, .extra = name->list};
+    struct wire_op head = {
+        .tag = name->tag, .sequence = name->sequence, .offset = name->epoch, .extra = name->subgroup};
     algorithm_complete_result(context, result);
     lanes_signal(neighbour_of(to), WIRE_SUPPLY, &head, result);
 }

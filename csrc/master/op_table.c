@@ -21,7 +21,7 @@ static uint32_t index_of(const struct op_table *table, const struct op_entry *en
 
 static uint32_t *bucket_of(const struct op_table *table, const struct wire_op_name *name) {
     uint64_t mixed = (name->tag ^ (name->epoch << 40) ^ ((uint64_t)name->sequence << 20) ^
-                      ((uint64_t)name->segment << 8) ^ ((uint64_t)name->list << 32)) *
+                      ((uint64_t)name->segment << 8) ^ ((uint64_t)name->subgroup << 32)) *
                      UINT64_C(0x9E3779B97F4A7C15);
     mixed ^= mixed >> 29;
     mixed *= UINT64_C(0xBF58476D1CE4E5B9);

@@ -14,7 +14,7 @@ struct op_entry {
     bool live;
     uint32_t open, done, retained; // members in each state
     uint32_t members;              // that have to be done; the most that anybody has told
-    uint16_t other;                // of a mismatch: the mark of the other side's list
+    uint16_t other;                // of a mismatch: the mark of the other side's subgroup
     bool cancelled;                // of a verdict of the master before: CANCEL, not MISMATCH
     uint32_t supplier;             // lowest rank in state RETAINED, or OP_TABLE_NONE
     uint64_t bits[];               // ranks in state OPEN, then ranks in any other state

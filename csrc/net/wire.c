@@ -184,7 +184,7 @@ bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b) {
 
 bool wire_op_name_equal(const struct wire_op_name *a, const struct wire_op_name *b) {
     return a->tag == b->tag && a->epoch == b->epoch && a->sequence == b->sequence && a->segment == b->segment &&
-           a->list == b->list;
+           a->subgroup == b->subgroup;
 }
 
 bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_fingerprint *b) {

@@ -95,10 +95,10 @@ enum wire_type {
     WIRE_READY,
     WIRE_POSTED, // small op posted here, data follows once you have posted it too
     WIRE_SMALL,  // one member's whole input of a small op
-    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 list);
+    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 subgroup);
     // extra = 1: I am about to leave, acknowledge at once from now on
     WIRE_ACK,
-    // the whole result of a small op, from a member that completed it: offset = epoch, extra = list of its name
+    // the whole result of a small op, from a member that completed it: offset = epoch, extra = subgroup of its name
     WIRE_SUPPLY,
     WIRE_CHUNK,  // ring: one chunk at one hop
     WIRE_CODES,  // quantised: one block of one member's input, to the owner
@@ -162,8 +162,8 @@ struct wire_text {
 // Arguments of an op that members must agree on.
 struct wire_fingerprint {
     uint64_t count;
-    // upper half: the mark of the list of members that the caller named (ops/group.h); lower half: a hash of the root
-    // and the sizes of parts; 0: no list
+    // upper half: the mark of the subgroup (ops/subgroup.h); lower half: a hash of the root and the sizes of parts;
+    // 0: the whole peer group
     uint32_t layout;
     uint8_t kind;      // enum plan_kind
     uint8_t dtype, op; // pcclDataType_t; pcclRedOp_t, or 0 where nothing is reduced
@@ -183,9 +183,9 @@ struct wire_op_name {
     uint64_t tag;
     uint32_t sequence;
     uint16_t segment; // 0 in WIRE_MODE_WHOLE
-    // the hash of the list of members that the callers named, since lists without a common member may use the same
-    // tags; 0: no list, all of the peer group
-    uint32_t list;
+    // the hash of the subgroup that the callers named, since subgroups without a common member may use the same tags;
+    // 0: the whole peer group
+    uint32_t subgroup;
 };
 
 struct wire_member {

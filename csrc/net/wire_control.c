@@ -38,7 +38,7 @@ static void visit_op_name(struct cursor *c, struct wire_op_name *name) {
     cursor_u64(c, &name->tag);
     cursor_u32(c, &name->sequence);
     cursor_u16(c, &name->segment);
-    cursor_u32(c, &name->list);
+    cursor_u32(c, &name->subgroup);
 }
 
 static void visit_text(struct cursor *c, struct wire_text *text) {

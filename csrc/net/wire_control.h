@@ -106,7 +106,7 @@ enum wire_verdict_kind {
     // whole
     WIRE_VERDICT_WHOLE,
     // a member cancelled the op: pcclCancelled, unless COMMIT follows; a member that has not begun it ends its next op
-    // of this tag and list
+    // of this tag and subgroup
     WIRE_VERDICT_CANCEL,
 };
 
@@ -116,7 +116,7 @@ struct wire_verdict {
     // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all
     // zero otherwise
     struct wire_id supplier;
-    // MISMATCH: the mark of the list that the other side named (upper half of its layout); it ends the ops of this tag
+    // MISMATCH: the mark of the subgroup that the other side named (upper half of its layout); it ends the ops of this tag
     // of both lists, and no others
     uint16_t other;
     struct wire_text text;

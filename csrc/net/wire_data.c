@@ -34,7 +34,7 @@ static void visit_ack(struct cursor *c, struct wire_op_name *name) {
     cursor_u64(c, &name->epoch);
     cursor_u64(c, &name->tag);
     cursor_u32(c, &name->sequence);
-    cursor_u32(c, &name->list);
+    cursor_u32(c, &name->subgroup);
 }
 
 void wire_ack_encode(uint8_t out[WIRE_ACK_BYTES], const struct wire_op_name *name) {

@@ -5,7 +5,7 @@
 #include "compute/codec.h"
 #include "net/wire_control.h"
 #include "net/wire_data.h"
-#include "ops/group.h"
+#include "ops/subgroup.h"
 
 // A part of a tensor, in elements.
 struct call_part {
@@ -25,8 +25,8 @@ struct call_parts {
 
 // The arguments of a collective call, checked by whoever makes it.
 //
-// A call without a group is of all members of the epoch, and ends when one of them is lost that its caller counts on.
-// One with a group is of the members that it names: it ends when one of those is lost, unless it goes on without them.
+// A call without a subgroup is of all members of the epoch, and ends when one of them is lost that its caller counts on.
+// One with a subgroup is of the members that it names: it ends when one of those is lost, unless it goes on without them.
 struct call_args {
     const void *send;
     void *recv; // == send: in place
@@ -34,10 +34,10 @@ struct call_args {
     // `mode` is the call table's to set; `count`: of all that is reduced, broadcast or sent; of all parts together of
     // what is gathered or scattered; of all parts of one member of an all-to-all
     struct wire_fingerprint fingerprint;
-    struct group *group;      // or NULL; of a call that was posted: a reference
-    struct call_parts *parts; // of a divided collective; malloc'ed, of a call that was posted: the call table's
-    uint32_t root;            // rank in the group
-    bool stochastic;          // rounds stochastically by `rounding`, which begins at the first element of a segment
+    struct subgroup *subgroup; // or NULL; of a call that was posted: a reference
+    struct call_parts *parts;  // of a divided collective; malloc'ed, of a call that was posted: the call table's
+    uint32_t root;             // rank in the subgroup
+    bool stochastic;           // rounds stochastically by `rounding`, which begins at the first element of a segment
     struct codec_rounding rounding;
     const float *residual_in; // error feedback, or NULL: added to the input; what quantisation took away
     float *residual_out;

@@ -59,7 +59,7 @@ static void free_op(struct call_table *table, struct op *op, bool restore) {
     epoch_put(op->epoch);
     op->epoch = NULL;
     if (op->parent == NULL) {
-        group_put(op->args.group);
+        subgroup_put(op->args.subgroup);
         free(op->args.parts);
     }
     op->chain = table->unused;
@@ -104,13 +104,13 @@ void call_table_end(struct call_table *table, struct op *op, enum call_result re
         table->driver.ended(table->driver.context, op);
 }
 
-// Writes the lost members of the group as text.
+// Writes the lost members of the subgroup as text.
 static void say_who(const struct call_table *table, struct op *op) {
     char *text = op->outcome.text;
     size_t at = 0;
     uint32_t told = 0;
-    for (uint32_t rank = 0; rank < op->args.group->count; rank++) {
-        if (group_has(op->args.group, rank, table->now)) continue;
+    for (uint32_t rank = 0; rank < op->args.subgroup->count; rank++) {
+        if (subgroup_has(op->args.subgroup, rank, table->now)) continue;
         if (told++ == LOST_TOLD) snprintf(text + at, sizeof op->outcome.text - at, ", ...");
         if (told > LOST_TOLD) continue;
         at += (size_t)snprintf(text + at, sizeof op->outcome.text - at, "%s%u", at == 0 ? "rank " : ", rank ", rank);
@@ -119,7 +119,7 @@ static void say_who(const struct call_table *table, struct op *op) {
 
 void call_table_end_lost(struct call_table *table, struct op *op) {
     uint64_t epoch = call_table_counted_loss(table, op);
-    if (op->args.group != NULL) say_who(table, op);
+    if (op->args.subgroup != NULL) say_who(table, op);
     op->outcome.epoch = epoch != 0 ? epoch : table->now->group_epoch;
     call_table_end(table, op, CALL_LOST);
 }
@@ -140,7 +140,7 @@ void call_table_end_all(struct call_table *table) {
 
 // ---- beginning ----
 uint64_t call_table_counted_loss(const struct call_table *table, const struct op *op) {
-    return op->args.retry || op->args.group != NULL ? 0 : call_table_first_loss(table, op->adopted);
+    return op->args.retry || op->args.subgroup != NULL ? 0 : call_table_first_loss(table, op->adopted);
 }
 
 uint64_t call_table_first_loss(const struct call_table *table, uint64_t adopted) {
@@ -154,7 +154,7 @@ static bool name(struct call_table *table, struct op *op) {
                                     : tag_counter_take(&table->counters, op->args.tag, &op->name.sequence);
     op->name.epoch = table->now->group_epoch;
     op->name.tag = op->args.tag;
-    op->name.list = op_list(op);
+    op->name.subgroup = op_subgroup_hash(op);
     if (table->counters.full && !table->epoch_requested) {
         table->epoch_requested = true;
         table->driver.request_epoch(table->driver.context);
@@ -173,20 +173,20 @@ static void compare_unexpected(struct call_table *table, struct op *op) {
     }
 }
 
-// Without those of its group that are lost. Others decide alike, by the same epoch.
+// Returns true if the op goes on without its lost members. All decide alike, by the same epoch.
 bool call_table_may_go_on(const struct call_table *table, const struct op *op) {
     const struct plan_collective *collective = op_collective(op);
-    const struct group *group = op->args.group;
-    if (group == NULL || group_living(group, table->now) == group->count) return true;
+    const struct subgroup *subgroup = op->args.subgroup;
+    if (subgroup == NULL || subgroup_living(subgroup, table->now) == subgroup->count) return true;
     return collective->survives && op->args.retry &&
-           (!collective->rooted || group_has(group, op->args.root, table->now));
+           (!collective->rooted || subgroup_has(subgroup, op->args.root, table->now));
 }
 
 // Sets the op's team in the epoch in force. False: memory was refused.
 static bool find_team(struct call_table *table, struct op *op) {
-    struct team **newest = op->args.group == NULL ? &table->team : &op->args.group->team;
+    struct team **newest = op->args.subgroup == NULL ? &table->team : &op->args.subgroup->team;
     if (*newest == NULL || (*newest)->epoch != table->now) {
-        struct team *team = team_new(op->args.group, table->now, table->members);
+        struct team *team = team_new(op->args.subgroup, table->now, table->members);
         if (team == NULL) return false;
         team_free(*newest);
         *newest = team;
@@ -216,7 +216,7 @@ static void begin(struct call_table *table, struct op *op) {
     op->mismatch_reported = op->mismatched = false;
     op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s,
                             op->team->weighted != NULL);
-    if (op->team->count < 2 && op->args.group == NULL) {
+    if (op->team->count < 2 && op->args.subgroup == NULL) {
         call_table_end_lost(table, op); // alone: only a loss leads here
         return;
     }
@@ -231,7 +231,7 @@ static void begin(struct call_table *table, struct op *op) {
 
 void call_table_wait_for_links(struct call_table *table, struct op *op) {
     op->phase = OP_WAITING;
-    op_list_append(&table->waiting, op);
+    op_queue_append(&table->waiting, op);
 }
 
 void call_table_begin(struct call_table *table, struct op *op) {
@@ -272,13 +272,14 @@ void call_table_links_ready(struct call_table *table) {
     if (table->ended_in == table->now->group_epoch && table->ended_in != 0) return; // another epoch follows
     table->ready = true;
     retained_supply(&table->retained, &table->driver);
-    struct op_list waiting = table->waiting;
+    struct op_queue waiting = table->waiting;
     table->waiting.first = NULL;
-    for (struct op *op; (op = op_list_pop(&waiting)) != NULL;) call_table_begin(table, op);
+    for (struct op *op; (op = op_queue_pop(&waiting)) != NULL;) call_table_begin(table, op);
 }
 
 bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss) {
-    return mismatches_take(&table->mismatches, call->args.tag, op_list(call), loss, call->outcome.text, &call->ending);
+    return mismatches_take(&table->mismatches, call->args.tag, op_subgroup_hash(call), loss, call->outcome.text,
+                           &call->ending);
 }
 
 // ---- callers ----
@@ -347,7 +348,7 @@ void call_table_remove_segments(struct call_table *table, struct op *parent, boo
     for (int i = 0; i < PLAN_SEGMENTS_AHEAD; i++) {
         struct op *op = parent->segments->ops[i];
         if (op == NULL) continue;
-        if (op->phase == OP_WAITING) op_list_remove(&table->waiting, op);
+        if (op->phase == OP_WAITING) op_queue_remove(&table->waiting, op);
         segments_remove(op);
         free_op(table, op, restore);
     }
@@ -370,7 +371,7 @@ bool call_table_signal(struct call_table *table, struct op_member *from, uint16_
     struct op *op = call_table_find_running(table, head);
     if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
         call_table_report_mismatch(table, op, from, &head->fingerprint);
-    } else if (op != NULL && team_place(op->team, from) == GROUP_NOBODY) {
+    } else if (op != NULL && team_place(op->team, from) == SUBGROUP_NOBODY) {
         if (block != NULL) driver->put(driver->context, block);
         return false; // it names the same members, and is none of them
     } else if ((op == NULL && !call_table_is_over(table, head)) || (op != NULL && op->phase == OP_QUEUED)) {

@@ -39,7 +39,7 @@ struct call_table {
     struct op *unused;
     // un-awaited calls; segments of theirs under way beyond one each. Together WIRE_MAX_LIVE_OPS at most
     size_t live, extra;
-    struct op_list waiting; // OP_WAITING, in posting order
+    struct op_queue waiting; // OP_WAITING, in posting order
     struct retained_table retained;
     struct unexpected_table unexpected;
     struct tag_counters counters;

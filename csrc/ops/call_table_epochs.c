@@ -17,7 +17,7 @@ static enum call_result ending_of(const struct op *op) { return op->parent == NU
 // Ends an op that was found to differ: now, or when the epoch that follows freezes it.
 static void end_mismatched(struct call_table *table, struct op *op) {
     bool waiting = op->phase == OP_WAITING;
-    if (waiting) op_list_remove(&table->waiting, op);
+    if (waiting) op_queue_remove(&table->waiting, op);
     if (waiting || op->frozen)
         call_table_end(table, op, ending_of(op));
     else
@@ -43,9 +43,9 @@ static bool is_ending(const struct op *call) {
 // Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
 static bool is_meant(const struct call_table *table, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
-    if (!mismatch_concerns(op_list(op), name->list, verdict->other)) return false;
+    if (!mismatch_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;
     // The op has not begun, and the verdict is of a future epoch: decide on entry, since the call may be lost by then.
-    if (op->args.group != NULL && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
+    if (op->args.subgroup != NULL && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
     if (op->segments != NULL)
         return segments_are_meant(op, name) && (op->segments->epoch == name->epoch || !is_ending(op));
     if (op->phase == OP_WAITING) {
@@ -60,7 +60,7 @@ static bool is_meant(const struct call_table *table, const struct op *op, const 
 // before that epoch too: what it begins afterwards would meet what the others launch next under this tag.
 static void mark_cancelled(struct call_table *table, struct op *op) {
     if (op->phase == OP_WAITING) {
-        op_list_remove(&table->waiting, op);
+        op_queue_remove(&table->waiting, op);
         call_table_end(table, op, CALL_CANCELLED);
     } else if (op_has_begun(op)) {
         op->cancelled = true;
@@ -113,9 +113,9 @@ static bool has_begun(const struct op *call) {
     return false;
 }
 
-// Ends a call over a list that was to begin in this epoch, if members that entered it before reported a mismatch.
+// Ends a call of a subgroup that was to begin in this epoch, if members that entered it before reported a mismatch.
 static void end_if_mismatched(struct call_table *table, struct op *op) {
-    if (op->parent != NULL || op->args.group == NULL || op->phase == OP_ENDED || has_begun(op)) return;
+    if (op->parent != NULL || op->args.subgroup == NULL || op->phase == OP_ENDED || has_begun(op)) return;
     if (call_table_take_mismatch(table, op, 0)) end_call_mismatched(table, op);
 }
 
@@ -129,7 +129,7 @@ static void freeze(struct call_table *table, struct op *op) {
         // Nobody has heard of it: it begins later, unless a verdict of an epoch in between has ended it for the others.
         call_table_release(table, op);
         call_table_wait_for_links(table, op);
-        if (op->parent == NULL && op->args.group == NULL &&
+        if (op->parent == NULL && op->args.subgroup == NULL &&
             call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))
             end_mismatched(table, op);
     } else if (op_has_begun(op)) {
@@ -139,9 +139,9 @@ static void freeze(struct call_table *table, struct op *op) {
 }
 
 static void end_if_lost(struct call_table *table, struct op *op) {
-    bool lost = op->args.group != NULL ? !call_table_may_go_on(table, op) : call_table_counted_loss(table, op) != 0;
+    bool lost = op->args.subgroup != NULL ? !call_table_may_go_on(table, op) : call_table_counted_loss(table, op) != 0;
     if (op->phase != OP_WAITING || !lost) return;
-    op_list_remove(&table->waiting, op);
+    op_queue_remove(&table->waiting, op);
     call_table_end_lost(table, op);
 }
 
@@ -170,7 +170,7 @@ static void report_add(struct wire_report *report, const struct wire_op_name *na
 }
 
 static uint32_t members_in(const struct op *op, const struct epoch *epoch) {
-    return op->args.group == NULL ? 0 : group_living(op->args.group, epoch);
+    return op->args.subgroup == NULL ? 0 : subgroup_living(op->args.subgroup, epoch);
 }
 
 static bool build_report(struct call_table *table, const struct epoch *epoch, struct wire_report *report) {
@@ -247,7 +247,7 @@ static void redo(struct call_table *table, struct op *op) {
 }
 
 static void on_abort(struct call_table *table, struct op *op) {
-    if (op->args.retry || op->args.group != NULL || op->cancelled)
+    if (op->args.retry || op->args.subgroup != NULL || op->cancelled)
         redo(table, op); // or ends it, if it cannot go on without those that are lost
     else if (call_table_take_mismatch(table, op, call_table_first_loss(table, op->adopted)))
         // as for those that had begun this call under a later name, before the loss
@@ -290,7 +290,7 @@ void call_table_verdict(struct call_table *table, const struct wire_verdict *ver
     case WIRE_VERDICT_MISMATCH:
     case WIRE_VERDICT_CANCEL: on_mismatch(table, verdict); break;
     case WIRE_VERDICT_WHOLE:
-        if (call != NULL && call->segments != NULL && op_list(call) == verdict->name.list)
+        if (call != NULL && call->segments != NULL && op_subgroup_hash(call) == verdict->name.subgroup)
             segments_fall_back(call, &verdict->name);
         break;
     default: break;

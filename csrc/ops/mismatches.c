@@ -3,12 +3,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/group.h"
+#include "ops/subgroup.h"
 
 struct mismatch_verdict {
     struct mismatch_verdict *next;
     uint64_t tag, epoch; // of the op's name
-    uint32_t list;
+    uint32_t subgroup;
     uint16_t other;
     uint8_t kind;
     char text[WIRE_MAX_TEXT + 1];
@@ -29,7 +29,7 @@ bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *wh
     if (mismatches->count == WIRE_MAX_LIVE_OPS) remove_at(mismatches, &mismatches->first);
     verdict->tag = what->name.tag;
     verdict->epoch = what->name.epoch;
-    verdict->list = what->name.list;
+    verdict->subgroup = what->name.subgroup;
     verdict->other = what->other;
     verdict->kind = what->kind;
     memcpy(verdict->text, text, sizeof verdict->text);
@@ -39,15 +39,15 @@ bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *wh
     return true;
 }
 
-bool mismatch_concerns(uint32_t own, uint32_t list, uint16_t other) {
-    return group_mark(own) == group_mark(list) || group_mark(own) == other;
+bool mismatch_concerns(uint32_t own, uint32_t subgroup, uint16_t other) {
+    return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;
 }
 
-bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t list, uint64_t loss,
+bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t subgroup, uint64_t loss,
                      char text[WIRE_MAX_TEXT + 1], enum call_result *result) {
     for (struct mismatch_verdict **at = &mismatches->first; *at != NULL; at = &(*at)->next) {
         const struct mismatch_verdict *verdict = *at;
-        if (verdict->tag != tag || !mismatch_concerns(list, verdict->list, verdict->other)) continue;
+        if (verdict->tag != tag || !mismatch_concerns(subgroup, verdict->subgroup, verdict->other)) continue;
         if (loss != 0 && loss <= verdict->epoch) continue;
         memcpy(text, verdict->text, sizeof verdict->text);
         *result = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;

@@ -1,23 +1,23 @@
 #include "ops/op.h"
 
-void op_list_append(struct op_list *list, struct op *op) {
-    *(list->first == NULL ? &list->first : &list->last->next) = op;
+void op_queue_append(struct op_queue *queue, struct op *op) {
+    *(queue->first == NULL ? &queue->first : &queue->last->next) = op;
     op->next = NULL;
-    list->last = op;
+    queue->last = op;
 }
 
-struct op *op_list_pop(struct op_list *list) {
-    struct op *op = list->first;
-    if (op != NULL) list->first = op->next;
+struct op *op_queue_pop(struct op_queue *queue) {
+    struct op *op = queue->first;
+    if (op != NULL) queue->first = op->next;
     return op;
 }
 
-void op_list_remove(struct op_list *list, struct op *op) {
-    struct op *before = NULL, *at = list->first;
+void op_queue_remove(struct op_queue *queue, struct op *op) {
+    struct op *before = NULL, *at = queue->first;
     for (; at != NULL && at != op; at = at->next) before = at;
     if (at == NULL) return;
-    *(before == NULL ? &list->first : &before->next) = op->next;
-    if (list->last == op) list->last = before;
+    *(before == NULL ? &queue->first : &before->next) = op->next;
+    if (queue->last == op) queue->last = before;
 }
 
 bool op_is_in_place(const struct op *op) {
@@ -36,7 +36,7 @@ void op_measure(struct op *op) {
         if (collective->reduces && !root) op->out_bytes = 0;
         if (!collective->reduces) *(root ? &op->out_bytes : &op->in_bytes) = 0;
     }
-    if (op->args.fingerprint.kind == PLAN_ALL_TO_ALL) op->result_bytes *= op->args.group->count;
+    if (op->args.fingerprint.kind == PLAN_ALL_TO_ALL) op->result_bytes *= op->args.subgroup->count;
 }
 
 uint64_t op_part_bytes(const struct op *op, uint32_t rank) {

@@ -30,7 +30,7 @@ struct backup {
 
 struct op {
     struct op *chain;             // in the table by tag, or the list of unused ones
-    struct op *next;              // in a list
+    struct op *next;              // in a queue
     struct call_args args;        // of a segment: its own part of the buffers, and the fingerprint of the call
     size_t element;               // bytes
     uint64_t count, bytes;        // of this op, or segment: as in the fingerprint
@@ -71,14 +71,14 @@ struct op {
     bool moved;                 // of a device: complete but for that
 };
 
-// In the order in which they were added. An op is in one list at most.
-struct op_list {
+// Ops in the order in which they were added. An op is in one queue at most.
+struct op_queue {
     struct op *first, *last; // `last` means nothing while `first` is NULL
 };
 
-void op_list_append(struct op_list *list, struct op *op);
-struct op *op_list_pop(struct op_list *list);             // the first; NULL: the list is empty
-void op_list_remove(struct op_list *list, struct op *op); // nothing if it is not there
+void op_queue_append(struct op_queue *queue, struct op *op);
+struct op *op_queue_pop(struct op_queue *queue);             // the first, or NULL
+void op_queue_remove(struct op_queue *queue, struct op *op); // does nothing if it is not there
 
 // Named, and its outcome is not there.
 static inline bool op_has_begun(const struct op *op) {
@@ -91,13 +91,15 @@ static inline void op_note_bytes(struct op *op) {
     atomic_store_explicit(&call->moved_any, true, memory_order_relaxed);
 }
 
-// Hash of the call's member list; 0 means the whole peer group.
-static inline uint32_t op_list(const struct op *op) { return op->args.group == NULL ? 0 : op->args.group->hash; }
+// Hash of the call's subgroup; 0 means the whole peer group.
+static inline uint32_t op_subgroup_hash(const struct op *op) {
+    return op->args.subgroup == NULL ? 0 : op->args.subgroup->hash;
+}
 static inline const struct plan_collective *op_collective(const struct op *op) {
     return plan_collective(op->args.fingerprint.kind);
 }
 // True if this rank is the root.
-static inline bool op_is_root(const struct op *op) { return op->args.group->rank == op->args.root; }
+static inline bool op_is_root(const struct op *op) { return op->args.subgroup->rank == op->args.root; }
 // True if the result overwrites the input.
 bool op_is_in_place(const struct op *op);
 // Sets its sizes, by its count.

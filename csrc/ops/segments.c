@@ -141,7 +141,8 @@ static const struct epoch_ring *members_of(const struct op *op, uint32_t segment
 
 // The next member at or after `at` that takes part in the op; the count: there is none.
 static uint32_t next_of(const struct op *op, const struct epoch_ring *members, uint32_t at) {
-    while (at < members->count && op->args.group != NULL && !group_names(op->args.group, &members->members[at].id))
+    while (at < members->count && op->args.subgroup != NULL &&
+           !subgroup_names(op->args.subgroup, &members->members[at].id))
         at++;
     return at;
 }

@@ -36,7 +36,7 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
 static pcclResult_t launch_locked(struct communicator *c, const struct call_args *args) {
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (!ticket_is_peers_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
-    if (args->group == NULL && member_adopted(c->core)->group_world < 2)
+    if (args->subgroup == NULL && member_adopted(c->core)->group_world < 2)
         return detail_fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
     uint64_t adopted = member_adopted(c->core)->group_epoch;
     c->launches++; // keeps a topology call from beginning between the check and the post

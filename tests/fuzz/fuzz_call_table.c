@@ -154,11 +154,11 @@ static bool name_list(struct fuzz *in, uint8_t who, struct call_args *args) {
     if (args->fingerprint.kind == PLAN_SEND && count != 2) args->fingerprint.kind = PLAN_BROADCAST;
     args->retry = args->retry && plan_collective(args->fingerprint.kind)->survives;
     args->root = (what >> 4) % count;
-    args->group = group_new(ids, count, last ? count - 1 : 0);
+    args->subgroup = subgroup_new(ids, count, last ? count - 1 : 0);
     args->parts = calloc(1, sizeof *args->parts);
-    if (args->group == NULL || args->parts == NULL) return false;
+    if (args->subgroup == NULL || args->parts == NULL) return false;
     args->parts->in = args->parts->out = args->fingerprint.count;
-    args->fingerprint.layout = (uint32_t)group_mark(args->group->hash) << 16 | args->root;
+    args->fingerprint.layout = (uint32_t)subgroup_mark(args->subgroup->hash) << 16 | args->root;
     return true;
 }
 
@@ -176,7 +176,7 @@ static void post(struct fuzz *in, uint8_t who) {
         call_table_post(&call_table, &args, 4, how & 4 ? call_table.now->group_epoch : how >> 4, &op) == CALL_OK) {
         posted++;
     } else {
-        group_put(args.group);
+        subgroup_put(args.subgroup);
         free(args.parts);
     }
 }
@@ -285,7 +285,7 @@ static void take(uint64_t tag) {
     struct call_outcome outcome = {0};
     if (op == NULL || op->phase != OP_ENDED) return;
     MUST(work_of(op)->call_ended);
-    bool listed = op->args.group != NULL;
+    bool listed = op->args.subgroup != NULL;
     call_table_take(&call_table, op, &outcome);
     MUST(!listed || outcome.result != CALL_LOST || outcome.text[0] != '\0'); // it names the lost
     free(outcome.contributors);

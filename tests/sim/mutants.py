@@ -431,8 +431,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="retry_ends",  # an op in retry mode ends with a loss as any other
         file="ops/call_table_epochs.c",
-        old="    if (op->args.retry || op->args.group != NULL ||",
-        new="    if ((op->args.retry && op->parent == NULL) || op->args.group != NULL ||",
+        old="    if (op->args.retry || op->args.subgroup != NULL ||",
+        new="    if ((op->args.retry && op->parent == NULL) || op->args.subgroup != NULL ||",
     ),
     Mutant(
         name="last_segment_forgotten",
@@ -479,13 +479,13 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="lost_outside_the_list",  # a loss of somebody whom its list does not name ends an op
         file="ops/call_table.c",
-        old="return op->args.retry || op->args.group != NULL ? 0 :",
+        old="return op->args.retry || op->args.subgroup != NULL ? 0 :",
         new="return op->args.retry ? 0 :",
     ),
     Mutant(
         name="root_lost_unseen",  # an op whose root is dead goes on without it
         file="ops/call_table.c",
-        old="(!collective->rooted || group_has(group, op->args.root, table->now));",
+        old="(!collective->rooted || subgroup_has(subgroup, op->args.root, table->now));",
         new="true;",
     ),
     Mutant(
@@ -498,7 +498,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="mismatch_of_another_list",  # ends ops of every list under that tag
         file="ops/mismatches.c",
-        old="return group_mark(own) == group_mark(list) || group_mark(own) == other;",
+        old="return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;",
         new="return true;",
     ),
     Mutant(
@@ -524,7 +524,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="cancel_spares_those_that_wait",  # a member that has not begun the operation begins it afterwards
         file="ops/call_table_epochs.c",
-        old="op_list_remove(&table->waiting, op); call_table_end(table, op, CALL_CANCELLED); } else if",
+        old="op_queue_remove(&table->waiting, op); call_table_end(table, op, CALL_CANCELLED); } else if",
         new="} else if",
         faults=CANCEL,
         seeds=2000,
@@ -557,7 +557,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="queued_misses_its_end",  # an operation that was never moved begins again though the others have ended it
         file="ops/call_table_epochs.c",
-        old="if (op->parent == NULL && op->args.group == NULL && "
+        old="if (op->parent == NULL && op->args.subgroup == NULL && "
         "call_table_take_mismatch(table, op, call_table_counted_loss(table, op)))",
         new="if (op->phase == OP_ENDED)",
         first=501,

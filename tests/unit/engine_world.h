@@ -327,16 +327,16 @@ static inline struct call_args reduce_of(const void *send, void *recv, uint64_t 
 }
 
 // All sides by rank, as one of them calls with them.
-static inline struct group *group_of(const struct world *world, uint32_t side) {
+static inline struct subgroup *group_of(const struct world *world, uint32_t side) {
     struct wire_id ids[PEERS_MAX];
     for (uint32_t i = 0; i < world->count; i++) ids[i] = world->sides[i].id;
-    return group_new(ids, world->count, side);
+    return subgroup_new(ids, world->count, side);
 }
 
 static inline struct call_args broadcast_of(const struct world *world, uint32_t side, uint32_t root, const void *send,
                                             void *recv, uint64_t tag, uint64_t count) {
     struct call_args args = reduce_of(send, recv, tag, count, 0, CODEC_RAW);
-    args.group = group_of(world, side);
+    args.subgroup = group_of(world, side);
     args.root = root;
     args.fingerprint.kind = PLAN_BROADCAST;
     args.fingerprint.layout = 1 + root;

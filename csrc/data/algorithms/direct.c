@@ -153,7 +153,7 @@ static void gather_parts(const struct op *op, uint8_t *result) {
     const struct team *now = op->team;
     const struct direct *direct = op->work;
     uint64_t at = 0;
-    for (uint32_t rank = 0; op->args.group != NULL && rank < op->args.group->count; rank++) {
+    for (uint32_t rank = 0; op->args.subgroup != NULL && rank < op->args.subgroup->count; rank++) {
         uint64_t bytes = op_part_bytes(op, rank);
         if (bytes == 0) continue;
         uint32_t place = 0;

@@ -114,7 +114,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     uint32_t from = algorithm_place_of(op, in->from);
     bool boxed = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = boxed ? in->head.extra : in->length;
-    if (p->links == NULL || from == GROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
+    if (p->links == NULL || from == SUBGROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
     if (in->header.type != WIRE_CHUNK && (!boxed || op->args.queue != NULL)) return false;
     const struct call_part *part = part_from(op, from);
     uint64_t offset = in->head.offset, elements = bytes / op->element;
@@ -140,7 +140,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct pieces *p = op->work;
     uint32_t place = algorithm_place_of(op, lane->peer);
-    if (!idle || p->links == NULL || place == GROUP_NOBODY || !algorithm_may_use(engine, lane)) return NULL;
+    if (!idle || p->links == NULL || place == SUBGROUP_NOBODY || !algorithm_may_use(engine, lane)) return NULL;
     struct link *link = &p->links[place];
     const struct call_part *part = part_to(op, place);
     if (!link->ready || link->next == part->count) return NULL;

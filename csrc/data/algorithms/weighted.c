@@ -210,16 +210,16 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 // ---- signals ----
-// Who takes the next of the own input of this shard; GROUP_NOBODY: nobody, for now or at all. Lock held, or thread.
+// Who takes the next of the own input of this shard; SUBGROUP_NOBODY: nobody, for now or at all. Lock held, or thread.
 static uint32_t taker(const struct op *op, uint32_t at) {
     struct weighted_work *s = op->work;
     struct shard *shard = &s->shards[at];
     for (uint64_t block; shard->next < shard->range.end; shard->next = block_range(shard, block).end) {
         block = (shard->next - shard->range.begin) / shard->size;
         if (children(op, at, block) > 0) continue; // it goes with the sum
-        return block < shard->granted ? parent(op, at, block, op->team->place) : (uint32_t)GROUP_NOBODY;
+        return block < shard->granted ? parent(op, at, block, op->team->place) : (uint32_t)SUBGROUP_NOBODY;
     }
-    return GROUP_NOBODY;
+    return SUBGROUP_NOBODY;
 }
 
 // Whether the owner may let so many blocks come: it has added up none that this member's part has not gone to, and
@@ -246,7 +246,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     if (granted <= shard->granted) return true;
     shard->granted = granted;
     uint32_t to = taker(op, place); // an agent, perhaps
-    if (to != GROUP_NOBODY) neighbour_schedule(algorithm_peer(op, to));
+    if (to != SUBGROUP_NOBODY) neighbour_schedule(algorithm_peer(op, to));
     return true;
 }
 
@@ -289,7 +289,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     uint32_t from = algorithm_place_of(op, in->from), at = in->head.shard;
     uint64_t offset = in->head.offset, elements = in->length / op->element;
-    if (s->ready == NULL || from == GROUP_NOBODY || at >= now->count || in->header.type != WIRE_CHUNK) return false;
+    if (s->ready == NULL || from == SUBGROUP_NOBODY || at >= now->count || in->header.type != WIRE_CHUNK) return false;
     struct shard *shard = &s->shards[at];
     if (in->length == 0 || in->length % op->element != 0 || offset < shard->range.begin || offset >= shard->range.end)
         return false;
@@ -458,7 +458,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
     shard->next += frame->bytes / op->element;
     // The next block may go to another one, whose lanes have found nothing to do.
     uint32_t to = taker(op, at);
-    if (to == place || to == GROUP_NOBODY) return frame;
+    if (to == place || to == SUBGROUP_NOBODY) return frame;
     engine_lock(engine);
     neighbour_schedule(algorithm_peer(op, to));
     engine_unlock(engine);
@@ -469,7 +469,7 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     const struct team *now = op->team;
     struct weighted_work *s = op->work;
     uint32_t place = algorithm_place_of(op, lane->peer);
-    if (!idle || s->ready == NULL || place == GROUP_NOBODY || !s->others[place].begun ||
+    if (!idle || s->ready == NULL || place == SUBGROUP_NOBODY || !s->others[place].begun ||
         !algorithm_may_use(engine, lane))
         return NULL;
     struct frame *frame = next_ready(engine, op, lane, place);

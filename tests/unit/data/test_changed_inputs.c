@@ -72,7 +72,7 @@ static void post(const struct trial *t, struct world *world, uint32_t side, cons
     if (t->kind == PLAN_BROADCAST)
         args = broadcast_of(world, side, 0, side == 0 ? send : NULL, side == 0 ? NULL : recv, TAG, t->count);
     if (t->kind == PLAN_ALL_GATHER) {
-        args.group = group_of(world, side);
+        args.subgroup = group_of(world, side);
         args.parts = parts_of(world->count, side, t->count);
         args.fingerprint.kind = t->kind;
         args.fingerprint.count = world->count * t->count;

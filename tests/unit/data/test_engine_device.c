@@ -150,14 +150,14 @@ static enum call_result post(struct trial *t, uint32_t side) {
         args = broadcast_of(t->world, side, 0, t->send[side], t->recv[side], 5, way->count);
     args.fingerprint.kind = way->kind;
     if (way->kind == PLAN_ALL_GATHER) args = gather_of(t, side);
-    if (args.group == NULL && way->kind != PLAN_ALL_REDUCE) args.group = group_of(t->world, side);
+    if (args.subgroup == NULL && way->kind != PLAN_ALL_REDUCE) args.subgroup = group_of(t->world, side);
     if (way->kind == PLAN_REDUCE) args.root = LAST; // the victim passes on
     if (way->kind == PLAN_REDUCE_SCATTER) args.parts = thirds(way->count, side);
     args.retry = way->retry;
     args.residual_in = t->before[side];
     args.residual_out = t->after[side];
     enum call_result result = engine_post(t->world->sides[side].engine, &args, t->world->epoch);
-    if (result != CALL_OK) group_put(args.group);
+    if (result != CALL_OK) subgroup_put(args.subgroup);
     if (result != CALL_OK) free(args.parts);
     return result;
 }

@@ -319,7 +319,7 @@ static void test_fork(void) {
 static bool takes_slots(struct wire_op *ready) {
     struct wire_id ids[2] = {theirs, mine};
     struct call_args args = {.send = data, .recv = data, .tag = ++tag, .fingerprint = fingerprint, .root = 1};
-    args.group = group_new(ids, 2, 0);
+    args.subgroup = subgroup_new(ids, 2, 0);
     args.fingerprint.kind = PLAN_BROADCAST;
     args.fingerprint.op = 0;
     args.fingerprint.layout = 2;
@@ -369,7 +369,7 @@ static void test_small_inputs(int fd, uint8_t *slots) {
         struct call_args args = {.send = data, .recv = data, .tag = ++tag, .fingerprint = fingerprint};
         args.fingerprint.count = count;
         args.fingerprint.kind = rows[i].kind;
-        if (reduce) args.group = group_new(ids, 2, 0);
+        if (reduce) args.subgroup = subgroup_new(ids, 2, 0);
         for (uint64_t k = 0; k < count; k++) data[k] = (float)k;
         float *theirs_in = (float *)(void *)(slots + (rows[i].first < SLOTS ? rows[i].first : 0) * SLOT_BYTES);
         for (uint64_t k = 0; rows[i].good && k < count; k++) theirs_in[k] = 0.5f;

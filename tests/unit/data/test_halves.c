@@ -77,7 +77,7 @@ static void post(const struct halves *h, uint32_t rank) {
         reduce_of(h->send[rank], has_result(h, rank) ? h->recv[rank] : NULL, TAG, h->count, h->op, CODEC_RAW);
     struct wire_id ids[PEERS_MAX];
     for (uint32_t i = 0; i < h->size; i++) ids[i] = world->sides[h->sides[i]].id;
-    args.group = group_new(ids, h->size, rank);
+    args.subgroup = subgroup_new(ids, h->size, rank);
     args.root = h->root;
     args.fingerprint.kind = h->kind;
     args.fingerprint.layout = 1;

@@ -8,30 +8,30 @@
 static void test_list(void) {
     check_case("a list keeps its order, whatever is taken out of it");
     struct op *ops = calloc(5, sizeof *ops);
-    struct op_list list = {0};
-    CHECK(op_list_pop(&list) == NULL);
-    for (int i = 0; i < 5; i++) op_list_append(&list, &ops[i]);
-    op_list_remove(&list, &ops[2]);
-    op_list_remove(&list, &ops[2]); // not there: nothing
-    op_list_remove(&list, &ops[4]);
-    op_list_append(&list, &ops[2]);
-    op_list_remove(&list, &ops[0]);
+    struct op_queue list = {0};
+    CHECK(op_queue_pop(&list) == NULL);
+    for (int i = 0; i < 5; i++) op_queue_append(&list, &ops[i]);
+    op_queue_remove(&list, &ops[2]);
+    op_queue_remove(&list, &ops[2]); // not there: nothing
+    op_queue_remove(&list, &ops[4]);
+    op_queue_append(&list, &ops[2]);
+    op_queue_remove(&list, &ops[0]);
     static const int order[] = {1, 3, 2};
-    for (int i = 0; i < 3; i++) CHECK(op_list_pop(&list) == &ops[order[i]]);
-    CHECK(op_list_pop(&list) == NULL);
-    op_list_append(&list, &ops[0]);
-    CHECK(op_list_pop(&list) == &ops[0]);
+    for (int i = 0; i < 3; i++) CHECK(op_queue_pop(&list) == &ops[order[i]]);
+    CHECK(op_queue_pop(&list) == NULL);
+    op_queue_append(&list, &ops[0]);
+    CHECK(op_queue_pop(&list) == &ops[0]);
     free(ops);
 }
 
 static void test_append_does_not_walk(void) {
     check_case("appending does not walk the list");
     struct op *ops = calloc(3, sizeof *ops);
-    struct op_list list = {0};
-    op_list_append(&list, &ops[0]);
-    op_list_append(&list, &ops[1]);
+    struct op_queue list = {0};
+    op_queue_append(&list, &ops[0]);
+    op_queue_append(&list, &ops[1]);
     ops[0].next = NULL; // who walks takes this for the end
-    op_list_append(&list, &ops[2]);
+    op_queue_append(&list, &ops[2]);
     CHECK(ops[0].next == NULL && ops[1].next == &ops[2]);
     free(ops);
 }

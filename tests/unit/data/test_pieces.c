@@ -78,7 +78,7 @@ static uint64_t total(const struct shape *s) {
 static void post(struct trial *t, uint32_t side) {
     const struct shape *s = t->shape;
     struct call_args args = reduce_of(t->send[side], t->recv[side], TAG, total(s), 0, CODEC_RAW);
-    args.group = group_of(t->world, side);
+    args.subgroup = group_of(t->world, side);
     args.parts = parts_of(s, side);
     args.root = s->root;
     args.fingerprint.kind = s->kind;
@@ -230,7 +230,7 @@ static void test_many_at_once(void) {
             int at = i == 1 ? OPS - 1 - k : k; // in another order
             struct call_args args =
                 reduce_of(t[at].send[i], t[at].recv[i], TAG + (uint64_t)at, total(&s), 0, CODEC_RAW);
-            args.group = group_of(t[0].world, i);
+            args.subgroup = group_of(t[0].world, i);
             args.parts = parts_of(&s, i);
             args.fingerprint.kind = s.kind;
             args.fingerprint.layout = 1;

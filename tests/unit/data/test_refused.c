@@ -151,7 +151,7 @@ static void post_all(struct trial *t) {
             enum call_result result;
             AS(&t->world->sides[side], result = engine_post(t->world->sides[side].engine, &reduce, t->world->epoch));
             CHECK(result == CALL_OK || (side == VICTIM && (result == CALL_NO_MEMORY || result == CALL_DEAD)));
-            if (result != CALL_OK) group_put(reduce.group);
+            if (result != CALL_OK) subgroup_put(reduce.group);
             call->posted = result == CALL_OK;
             call->ended = false;
         }

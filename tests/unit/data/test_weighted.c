@@ -115,7 +115,7 @@ static void post(const struct trial *t, uint32_t place) {
     if (t->size < t->world->count) {
         struct wire_id ids[PEERS_MAX];
         for (uint32_t i = 0; i < t->size; i++) ids[i] = t->world->sides[t->sides[i]].id;
-        args.group = group_new(ids, t->size, place);
+        args.subgroup = subgroup_new(ids, t->size, place);
     }
     CHECK(engine_post(t->world->sides[t->sides[place]].engine, &args, t->world->epoch) == CALL_OK);
 }

@@ -197,7 +197,7 @@ static void test_recall(void) {
 
 static void done_of(char letter, uint32_t list, uint16_t members) {
     struct wire_op_done message = {op(EPOCH, 1), members};
-    message.name.list = list;
+    message.name.subgroup = list;
     verdicts_done(&verdicts, &table, peer(letter), &header, &message);
 }
 

@@ -192,13 +192,13 @@ static inline struct op *post_list(uint64_t tag, uint8_t kind, uint64_t bytes, b
                              .recv = &nothing,
                              .tag = tag,
                              .fingerprint = {.kind = kind, .count = bytes},
-                             .group = group_new(ids, count, rank),
+                             .group = subgroup_new(ids, count, rank),
                              .parts = calloc(1, sizeof(struct call_parts)),
                              .root = root,
                              .retry = retry,
                              .tell = true};
-    REQUIRE(args.group != NULL && args.parts != NULL);
-    args.fingerprint.layout = (uint32_t)group_mark(args.group->hash) << 16 | root;
+    REQUIRE(args.subgroup != NULL && args.parts != NULL);
+    args.fingerprint.layout = (uint32_t)subgroup_mark(args.subgroup->hash) << 16 | root;
     struct op *op = NULL;
     CHECK(call_table_post(&table, &args, 1, table.now->group_epoch, &op) == CALL_OK);
     return op;

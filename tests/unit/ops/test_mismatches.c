@@ -1,20 +1,20 @@
-// Verdicts of a mismatch that wait for the calls that they end: by tag, list and order.
+// Verdicts of a mismatch that wait for the calls that they end: by tag, subgroup and order.
 #include "ops/mismatches.h"
 
 #include "check.h"
 
 static struct mismatches mismatches;
 
-static void add(uint64_t epoch, uint32_t list, uint16_t other) {
-    struct wire_verdict verdict = {.name = {.epoch = epoch, .tag = 7, .list = list}, .other = other};
+static void add(uint64_t epoch, uint32_t subgroup, uint16_t other) {
+    struct wire_verdict verdict = {.name = {.epoch = epoch, .tag = 7, .subgroup = subgroup}, .other = other};
     static const char text[WIRE_MAX_TEXT + 1] = "text";
     CHECK(mismatches_add(&mismatches, &verdict, text));
 }
 
-static bool take(uint64_t tag, uint32_t list, uint64_t loss) {
+static bool take(uint64_t tag, uint32_t subgroup, uint64_t loss) {
     char text[WIRE_MAX_TEXT + 1];
     enum call_result result;
-    bool taken = mismatches_take(&mismatches, tag, list, loss, text, &result);
+    bool taken = mismatches_take(&mismatches, tag, subgroup, loss, text, &result);
     CHECK(!taken || result == CALL_MISMATCH);
     return taken;
 }
