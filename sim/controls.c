@@ -55,7 +55,7 @@ static bool forge(struct event *event, uint64_t draw) {
     static struct wire_member members[WIRE_MAX_MEMBERS];
     static struct wire_past past[WIRE_MAX_PAST];
     static struct wire_loss losses[WIRE_MAX_MEMBERS];
-    struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    struct wire_resume resume = {.last_vote.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(event->body, event->header.length, &resume) || !resume.accepted) return false;
     resume.epoch.number += 1 + draw % 3;
     resume.epoch.count = 1;

@@ -28,11 +28,11 @@ static bool is_dead(const struct op *op) {
 static void judge_loss(struct engine_model *e, const struct op *op) {
     const struct subgroup *subgroup = op->args.subgroup;
     bool lost = op->args.retry && e->call_table.now->ring.count < 2;
-    if (group != NULL) {
-        lost = !op->args.retry && subgroup_living(group, e->call_table.now) < group->count;
-        if (op_collective(op)->rooted) lost |= !subgroup_has(group, op->args.root, e->call_table.now);
+    if (subgroup != NULL) {
+        lost = !op->args.retry && subgroup_living(subgroup, e->call_table.now) < subgroup->count;
+        if (op_collective(op)->rooted) lost |= !subgroup_has(subgroup, op->args.root, e->call_table.now);
     }
-    for (uint32_t i = 0; i < e->call_table.loss_count && !op->args.retry && group == NULL; i++)
+    for (uint32_t i = 0; i < e->call_table.loss_count && !op->args.retry && subgroup == NULL; i++)
         lost |= e->call_table.losses[i] > op->adopted;
     if (!lost && !e->sim->processes[e->slot].tainted)
         sim_fail(e->sim, "progress", "peer %d loses op (%llu, %llu, %u) although nobody was lost that it needs",

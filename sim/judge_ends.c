@@ -24,7 +24,7 @@ static bool is_left(const struct pccl_sim *s, const struct vote_record *record) 
 // Checks that all peers hear the same end of a vote, and the ends of votes in one order.
 void judge_vote(struct pccl_sim *s, int slot, const struct member_action *action) {
     const struct process *p = &s->processes[slot];
-    const struct wire_barrier *last = member_barrier(p->core);
+    const struct wire_ended_vote *last = member_last_vote(p->core);
     struct vote_record mine = {.run = member_header(p->core).run,
                                .number = last->number,
                                .value = action->value,

@@ -36,7 +36,7 @@ PREFIXES = {
     "data/algorithms/direct": {"algorithm_": "called by data/algorithm alone"},
     "link/pool": {"block_": "what the pool holds"},
     "link/workers": {"turn_": "the lock that worker threads pass on"},
-    "master/survivors": {"claim_": "what a survivor reports"},
+    "master/survivors": {"configuration_": "the epoch that a survivor reports"},
     "ops/subgroup": {"team_": "the members of one call, in a group"},
     "ops/retained": {"acks_": "what ends the retaining"},
     "peer/decision": {"member_": "the output of peer/member"},

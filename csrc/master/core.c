@@ -61,7 +61,7 @@ static void dismiss_rest(struct master_core *core) {
 
 static void take_up(struct master_core *core) {
     struct gather *gather = &core->gather;
-    takeover(&core->run, &gather->survivors, survivors_best_claim(&gather->survivors), gather->generation);
+    takeover(&core->run, &gather->survivors, survivors_best_configuration(&gather->survivors), gather->generation);
     gather->generation = 0;
     gather->majority_at = INT64_MAX;
     dismiss_rest(core);
@@ -71,24 +71,24 @@ static void take_up(struct master_core *core) {
 // one a heartbeat limit and no longer.
 static int64_t yields_until(const struct master_core *core) {
     const struct survivors *survivors = &core->gather.survivors;
-    if (survivors->claim_count > 0) return core->run.yields_until;
+    if (survivors->configuration_count > 0) return core->run.yields_until;
     return platform_earlier(core->run.yields_until, survivors->list[0]->since_ns + core->run.table.limit_ns);
 }
 
 // A run that this master has begun while the members of an older one were on their way lets them wait, or gives way.
 static bool yield(struct master_core *core) {
     struct membership *table = &core->run.table;
-    const struct claim *claim = survivors_best_claim(&core->gather.survivors);
-    if (!claim_has_majority(claim)) {
+    const struct configuration *config = survivors_best_configuration(&core->gather.survivors);
+    if (!configuration_has_majority(config)) {
         if (table->now_ns >= yields_until(core))
             dismiss_rest(core);
-        else if (claim != NULL)
-            gather_say(&core->gather, table, claim);
+        else if (config != NULL)
+            gather_say(&core->gather, table, config);
         return core->gather.survivors.count == 0;
     }
     actions_log(&table->actions, LOG_NOTICE,
                 "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come",
-                table->peer_count, claim->present, claim->count, (unsigned long long)claim->number);
+                table->peer_count, config->present, config->count, (unsigned long long)config->number);
     for (uint32_t i = 0; i < table->slots; i++) {
         struct peer_record *peer = &table->peers[i];
         if (!peer->used) continue;
@@ -216,7 +216,7 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     struct run *run = &core->run;
     struct membership *table = &run->table;
     struct wire_resume resume = {
-        .barrier.sizes = core->sizes, .epoch.members = core->members, .past = core->past, .losses = core->losses};
+        .last_vote.sizes = core->sizes, .epoch.members = core->members, .past = core->past, .losses = core->losses};
     struct resumption from = {conn, source, {.id = header->run}, header->generation, &resume};
     begin_event(core, now_ns);
     bool sound = wire_decode_resume(body, header->length, &resume);

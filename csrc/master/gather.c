@@ -80,10 +80,11 @@ bool gather_is_sound(const struct resumption *from) {
         resume->join_number > NUMBERS_MOST)
         return false;
     if (!resume->accepted) return true;
-    if (resume->epoch.number > NUMBERS_MOST || resume->barrier.number > NUMBERS_MOST ||
+    if (resume->epoch.number > NUMBERS_MOST || resume->last_vote.number > NUMBERS_MOST ||
         resume->epoch.sync_round >> 32 > resume->generation)
         return false;
-    if (resume->barrier.number == 0 || resume->barrier.epoch > resume->epoch.number) return false; // a vote let it in
+    if (resume->last_vote.number == 0 || resume->last_vote.epoch > resume->epoch.number)
+        return false; // a vote let it in
     if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
     bool is_member = false, sound = true;
     for (uint32_t i = 0; i < resume->epoch.count; i++) {
@@ -95,16 +96,16 @@ bool gather_is_sound(const struct resumption *from) {
 
 // How many speak for what it says; 0: a newcomer.
 static uint32_t support_of(const struct survivor *survivor) {
-    return survivor->claim != NULL ? survivor->claim->present : 0;
+    return survivor->config != NULL ? survivor->config->present : 0;
 }
 
 // All places are taken. Who has the fewest beside itself goes, of those who has waited longest, so that many runs of
 // one member each keep no other run out.
 static bool make_room(struct gather *gather, struct membership *table, const struct resumption *from) {
     struct survivors *survivors = &gather->survivors;
-    const struct claim *claim =
-        from->resume->accepted ? survivors_find_claim(survivors, &from->run, from->resume) : NULL;
-    uint32_t support = claim != NULL ? claim->present + 1 : from->resume->accepted;
+    const struct configuration *config =
+        from->resume->accepted ? survivors_find_configuration(survivors, &from->run, from->resume) : NULL;
+    uint32_t support = config != NULL ? config->present + 1 : from->resume->accepted;
     struct survivor *least = survivors->list[0];
     for (uint32_t i = 1; i < survivors->count; i++)
         if (support_of(survivors->list[i]) < support_of(least)) least = survivors->list[i];
@@ -165,7 +166,8 @@ void gather_hear_others(struct gather *gather, struct membership *table, enum wi
     gather->others_awaited = false;
     gather->others_busy = most != WIRE_IDLE;
     gather->survivors.due = true; // newcomers wait for this
-    if (most == WIRE_SERVES && table->peer_count == 0 && !claim_has_majority(survivors_best_claim(&gather->survivors)))
+    if (most == WIRE_SERVES && table->peer_count == 0 &&
+        !configuration_has_majority(survivors_best_configuration(&gather->survivors)))
         send_on(gather, table);
 }
 
@@ -195,19 +197,19 @@ static uint64_t highest_promise(const struct survivors *survivors, const struct 
     return highest;
 }
 
-static void ask_promises(struct gather *gather, struct membership *table, const struct claim *claim) {
+static void ask_promises(struct gather *gather, struct membership *table, const struct configuration *config) {
     struct survivors *survivors = &gather->survivors;
-    uint64_t highest = highest_promise(survivors, table, &claim->run, false);
+    uint64_t highest = highest_promise(survivors, table, &config->run, false);
     // the first time, or another master was at work meanwhile
-    if (gather->generation <= highest || gather->run != claim->run.id) {
-        highest = highest_promise(survivors, table, &claim->run, true);
+    if (gather->generation <= highest || gather->run != config->run.id) {
+        highest = highest_promise(survivors, table, &config->run, true);
         for (uint32_t i = 0; i < survivors->count; i++) survivors->list[i]->asked = survivors->list[i]->gave = false;
         gather->generation = highest + 1;
-        gather->run = claim->run.id;
+        gather->run = config->run.id;
     }
     for (uint32_t i = 0; i < survivors->count; i++) {
         struct survivor *survivor = survivors->list[i];
-        if (!survivor_is_of(survivor, &claim->run) || survivor->asked) continue;
+        if (!survivor_is_of(survivor, &config->run) || survivor->asked) continue;
         survivor->asked = tell(table, survivor, WIRE_GENERATION, gather->generation); // else with the next event
         // The survivor promises as soon as it hears the request, also if another run has its turn before the answer
         // comes.
@@ -215,31 +217,32 @@ static void ask_promises(struct gather *gather, struct membership *table, const 
     }
 }
 
-static bool all_promised(const struct survivors *survivors, const struct claim *claim) {
+static bool all_promised(const struct survivors *survivors, const struct configuration *config) {
     for (uint32_t i = 0; i < survivors->count; i++)
-        if (survivor_is_of(survivors->list[i], &claim->run) && !survivors->list[i]->gave) return false;
+        if (survivor_is_of(survivors->list[i], &config->run) && !survivors->list[i]->gave) return false;
     return true;
 }
 
 // ---- what is said ----
 
 // Newcomers hear it as well: theirs is a call that does not return.
-void gather_say(struct gather *gather, struct membership *table, const struct claim *claim) {
+void gather_say(struct gather *gather, struct membership *table, const struct configuration *config) {
     const struct survivors *survivors = &gather->survivors;
     char why[ACTIONS_LOG_BYTES], others[64] = "", old_members[96] = "";
-    uint32_t newcomers = 0, least = claim->quorum.old_members;
+    uint32_t newcomers = 0, least = config->quorum.old_members;
     for (uint32_t i = 0; i < survivors->count; i++) newcomers += !survivors->list[i]->resumes;
     if (table->peer_count > 0)
         snprintf(others, sizeof others, "; until then %u peers have begun a new one", table->peer_count);
     if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
-    if (claim->old_members < least)
+    if (config->old_members < least)
         snprintf(old_members, sizeof old_members, ", and %u more of those that were members before newcomers came",
-                 least - claim->old_members);
+                 least - config->old_members);
     snprintf(why, sizeof why,
              "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are "
              "needed%s%s",
-             claim->present, claim->count, (unsigned long long)claim->number, claim_quorum(claim), old_members, others);
-    gather->said_epoch = claim->number;
+             config->present, config->count, (unsigned long long)config->number, configuration_quorum(config),
+             old_members, others);
+    gather->said_epoch = config->number;
     if (table->now_ns >= gather->say_at) {
         gather->say_at = table->now_ns + GATHER_LOG_MS * MS_NS;
         actions_log(&table->actions, LOG_ERR, "%s", why); // nothing goes on meanwhile
@@ -264,7 +267,7 @@ static void say_end(struct gather *gather, struct membership *table) {
 
 // ---- decision ----
 
-static enum gather_verdict decide_without_claim(struct gather *gather, struct membership *table) {
+static enum gather_verdict decide_without_members(struct gather *gather, struct membership *table) {
     gather->majority_at = INT64_MAX;
     say_end(gather, table);
     if (expects(table) || gather->others_awaited) return GATHER_WAITS;
@@ -275,26 +278,27 @@ static enum gather_verdict decide_without_claim(struct gather *gather, struct me
 
 // Returns true if this master gave that run up itself and some of its last members are still missing: they may be in an
 // epoch that nobody here has entered.
-static bool awaits_own_members(const struct gather *gather, const struct membership *table, const struct claim *claim) {
-    if (!expects(table) || !membership_same_run(&claim->run, &table->left_run)) return false;
+static bool awaits_own_members(const struct gather *gather, const struct membership *table,
+                               const struct configuration *config) {
+    if (!expects(table) || !membership_same_run(&config->run, &table->left_run)) return false;
     for (uint32_t i = 0; i < table->left_count; i++)
-        if (survivors_of_id(&gather->survivors, &claim->run, &table->left[i]) == NULL) return true;
+        if (survivors_of_id(&gather->survivors, &config->run, &table->left[i]) == NULL) return true;
     return false;
 }
 
 enum gather_verdict gather_decide(struct gather *gather, struct membership *table) {
-    const struct claim *claim = survivors_best_claim(&gather->survivors);
-    if (claim == NULL) return decide_without_claim(gather, table);
-    if (!claim_has_majority(claim)) {
+    const struct configuration *config = survivors_best_configuration(&gather->survivors);
+    if (config == NULL) return decide_without_members(gather, table);
+    if (!configuration_has_majority(config)) {
         gather->majority_at = INT64_MAX;
-        if (!expects(table)) gather_say(gather, table, claim);
+        if (!expects(table)) gather_say(gather, table, config);
         return GATHER_WAITS;
     }
     if (gather->majority_at == INT64_MAX) gather->majority_at = table->now_ns;
-    ask_promises(gather, table, claim); // at once: who has promised waits for the rest, too
-    if (claim->present < claim->count && table->now_ns < gather->majority_at + table->limit_ns) return GATHER_WAITS;
-    if (awaits_own_members(gather, table, claim)) return GATHER_WAITS;
-    return all_promised(&gather->survivors, claim) ? GATHER_TAKES_UP : GATHER_WAITS;
+    ask_promises(gather, table, config); // at once: who has promised waits for the rest, too
+    if (config->present < config->count && table->now_ns < gather->majority_at + table->limit_ns) return GATHER_WAITS;
+    if (awaits_own_members(gather, table, config)) return GATHER_WAITS;
+    return all_promised(&gather->survivors, config) ? GATHER_TAKES_UP : GATHER_WAITS;
 }
 
 // ---- time ----

@@ -53,12 +53,12 @@ void gather_hear_others(struct gather *gather, struct membership *table, enum wi
 enum gather_verdict {
     GATHER_WAITS,
     GATHER_BEGINS,   // nobody waits for a run: those that are left may begin a new one
-    GATHER_TAKES_UP, // survivors_best_claim
+    GATHER_TAKES_UP, // survivors_best_configuration
 };
 // While there is no run.
 enum gather_verdict gather_decide(struct gather *gather, struct membership *table);
 // Says to the log, and to all that wait, for whom.
-void gather_say(struct gather *gather, struct membership *table, const struct claim *claim);
+void gather_say(struct gather *gather, struct membership *table, const struct configuration *config);
 // Whether a newcomer that came over loopback, or not, is of the kind of most newcomers that wait.
 bool gather_suits(const struct gather *gather, bool loopback);
 

@@ -34,7 +34,7 @@ static void send_epoch(struct run *run, uint8_t reason) {
     struct membership *table = &run->table;
     struct wire_epoch_commit message = {.reason = reason, .quorum = quorum_announced(&run->quorum, table)};
     message.epoch = membership_epoch(table, table->number, table->order, table->count);
-    message.epoch.barrier = run->barrier;
+    message.epoch.votes_ended = run->votes_ended;
     if (!signer_sign(&run->signer, membership_header(table), &message)) table->out_of_memory = true;
     for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
         const struct rounds_group *round = &run->rounds.groups[membership_group_slot(table, group)];
@@ -98,7 +98,7 @@ void run_resume(struct run *run) {
 // The vote of all is over: an epoch or an OUTCOME says how.
 static void end_vote(struct run *run) {
     for (uint32_t i = 0; i < run->table.count; i++) membership_set_vote(&run->table, run->table.order[i], 0);
-    run->barrier++;
+    run->votes_ended++;
     run->phase = RUN_IDLE;
 }
 
@@ -265,7 +265,7 @@ static void start(struct run *run) {
     table->number = 0;
     table->lost = table->changed = false;
     run->next_join = 1;
-    run->barrier = 0;
+    run->votes_ended = 0;
     memset(table->open, 0, sizeof table->open);
     run->rounds.number = 0;
     run->candidate.attempt = 0;

@@ -32,8 +32,8 @@ enum run_phase {
 struct run {
     uint8_t random[RUN_RANDOM_BYTES];
     bool wants_random;
-    bool completed;              // a member left the run by itself; kept after the run until the next peer registers
-    uint64_t next_join, barrier; // barrier: how many votes of all have ended
+    bool completed; // a member left the run by itself; kept after the run until the next peer registers
+    uint64_t next_join, votes_ended; // votes_ended: of all members
     // The newest epoch that a member has said it is in; the last one that lost somebody.
     uint64_t heard_number, lost_number;
     // The run, of newcomers alone, gives way to one that another master has left; 0: it was taken up, or there is none.

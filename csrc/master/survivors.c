@@ -26,11 +26,12 @@ struct survivor *survivors_of_id(const struct survivors *survivors, const struct
     return NULL;
 }
 
-struct survivor *survivors_member(const struct survivors *survivors, const struct claim *claim, uint32_t member) {
-    return survivors_of_id(survivors, &claim->run, &claim->members[member].id);
+struct survivor *survivors_member(const struct survivors *survivors, const struct configuration *config,
+                                  uint32_t member) {
+    return survivors_of_id(survivors, &config->run, &config->members[member].id);
 }
 
-// ---- what makes two claims the same ----
+// ---- equality of configurations ----
 
 static uint64_t mix(uint64_t digest, const void *bytes, size_t length) {
     for (size_t at = 0; at < length; at += sizeof digest) {
@@ -65,90 +66,90 @@ static bool is_same_member(const struct wire_member *a, const struct wire_member
            memcmp(a->name.chars, b->name.chars, sizeof a->name.chars) == 0;
 }
 
-static bool is_same_epoch(const struct claim *claim, const struct wire_resume *resume) {
+static bool is_same_epoch(const struct configuration *config, const struct wire_resume *resume) {
     const struct wire_epoch *epoch = &resume->epoch;
-    const struct wire_quorum *a = &claim->quorum, *b = &resume->quorum;
-    bool same = claim->generation == resume->generation && claim->number == epoch->number &&
-                claim->count == epoch->count && a->members == b->members && a->old_members == b->old_members &&
+    const struct wire_quorum *a = &config->quorum, *b = &resume->quorum;
+    bool same = config->generation == resume->generation && config->number == epoch->number &&
+                config->count == epoch->count && a->members == b->members && a->old_members == b->old_members &&
                 a->newer == b->newer;
-    for (uint32_t i = 0; i < epoch->count && same; i++) same = is_same_member(&claim->members[i], &epoch->members[i]);
+    for (uint32_t i = 0; i < epoch->count && same; i++) same = is_same_member(&config->members[i], &epoch->members[i]);
     return same;
 }
 
-struct claim *survivors_find_claim(const struct survivors *survivors, const struct run_identity *run,
-                                   const struct wire_resume *resume) {
+struct configuration *survivors_find_configuration(const struct survivors *survivors, const struct run_identity *run,
+                                                   const struct wire_resume *resume) {
     uint64_t digest = digest_of(survivors, &resume->epoch);
-    for (uint32_t i = 0; i < survivors->claim_count; i++) {
-        struct claim *claim = survivors->claims[i];
-        if (claim->digest == digest && membership_same_run(&claim->run, run) && is_same_epoch(claim, resume))
-            return claim;
+    for (uint32_t i = 0; i < survivors->configuration_count; i++) {
+        struct configuration *config = survivors->configurations[i];
+        if (config->digest == digest && membership_same_run(&config->run, run) && is_same_epoch(config, resume))
+            return config;
     }
     return NULL;
 }
 
-// ---- claims come and go ----
+// ---- configurations come and go ----
 
-static bool is_newer(const struct claim *a, const struct claim *b) {
+static bool is_newer(const struct configuration *a, const struct configuration *b) {
     return a->generation != b->generation ? a->generation > b->generation : a->number > b->number;
 }
 
 static void find_newest(struct survivors *survivors, const struct run_identity *run) {
-    struct claim *newest = NULL;
-    for (uint32_t i = 0; i < survivors->claim_count; i++) {
-        struct claim *claim = survivors->claims[i];
-        if (!membership_same_run(&claim->run, run)) continue;
-        claim->newest = false;
-        if (newest == NULL || is_newer(claim, newest)) newest = claim;
+    struct configuration *newest = NULL;
+    for (uint32_t i = 0; i < survivors->configuration_count; i++) {
+        struct configuration *config = survivors->configurations[i];
+        if (!membership_same_run(&config->run, run)) continue;
+        config->newest = false;
+        if (newest == NULL || is_newer(config, newest)) newest = config;
     }
     if (newest != NULL) newest->newest = true;
 }
 
-static void count_member(struct claim *claim, uint32_t member, int by) {
-    claim->present += (uint32_t)by;
-    if (claim->members[member].join_number < claim->quorum.newer) claim->old_members += (uint32_t)by;
+static void count_member(struct configuration *config, uint32_t member, int by) {
+    config->present += (uint32_t)by;
+    if (config->members[member].join_number < config->quorum.newer) config->old_members += (uint32_t)by;
 }
 
 // A peer of that run came (by 1) or goes (by -1).
 static void count(struct survivors *survivors, const struct run_identity *run, const struct wire_id *id, int by) {
-    for (uint32_t i = 0; i < survivors->claim_count; i++) {
-        struct claim *claim = survivors->claims[i];
-        if (!membership_same_run(&claim->run, run)) continue;
-        uint32_t member = roster_find(claim->members, claim->sorted, claim->count, id);
-        if (member != UINT32_MAX) count_member(claim, member, by);
+    for (uint32_t i = 0; i < survivors->configuration_count; i++) {
+        struct configuration *config = survivors->configurations[i];
+        if (!membership_same_run(&config->run, run)) continue;
+        uint32_t member = roster_find(config->members, config->sorted, config->count, id);
+        if (member != UINT32_MAX) count_member(config, member, by);
     }
 }
 
 // NULL: memory was refused.
-static struct claim *make_claim(struct survivors *survivors, const struct run_identity *run,
-                                const struct wire_resume *resume) {
+static struct configuration *make_configuration(struct survivors *survivors, const struct run_identity *run,
+                                                const struct wire_resume *resume) {
     const struct wire_epoch *epoch = &resume->epoch;
     size_t bytes = epoch->count * sizeof *epoch->members;
-    struct claim *claim = malloc(sizeof *claim + bytes + epoch->count * sizeof *claim->sorted);
-    if (claim == NULL) return NULL;
-    *claim = (struct claim){.run = *run,
-                            .generation = resume->generation,
-                            .number = epoch->number,
-                            .digest = digest_of(survivors, epoch),
-                            .quorum = resume->quorum,
-                            .count = epoch->count};
-    memcpy(claim->members, epoch->members, bytes);
-    claim->sorted = (uint16_t *)(void *)((uint8_t *)claim->members + bytes);
-    roster_sort(claim->members, claim->count, claim->sorted);
-    survivors->claims[survivors->claim_count++] = claim;
+    struct configuration *config = malloc(sizeof *config + bytes + epoch->count * sizeof *config->sorted);
+    if (config == NULL) return NULL;
+    *config = (struct configuration){.run = *run,
+                                     .generation = resume->generation,
+                                     .number = epoch->number,
+                                     .digest = digest_of(survivors, epoch),
+                                     .quorum = resume->quorum,
+                                     .count = epoch->count};
+    memcpy(config->members, epoch->members, bytes);
+    config->sorted = (uint16_t *)(void *)((uint8_t *)config->members + bytes);
+    roster_sort(config->members, config->count, config->sorted);
+    survivors->configurations[survivors->configuration_count++] = config;
     find_newest(survivors, run);
-    for (uint32_t i = 0; i < claim->count; i++)
-        if (survivors_member(survivors, claim, i) != NULL) count_member(claim, i, 1);
-    return claim;
+    for (uint32_t i = 0; i < config->count; i++)
+        if (survivors_member(survivors, config, i) != NULL) count_member(config, i, 1);
+    return config;
 }
 
-static void release_claim(struct survivors *survivors, struct claim *claim) {
-    if (claim == NULL || --claim->holders > 0) return;
+static void release_configuration(struct survivors *survivors, struct configuration *config) {
+    if (config == NULL || --config->holders > 0) return;
     uint32_t i = 0;
-    while (survivors->claims[i] != claim) i++;
-    memmove(&survivors->claims[i], &survivors->claims[i + 1],
-            (--survivors->claim_count - i) * sizeof survivors->claims[0]);
-    if (claim->newest) find_newest(survivors, &claim->run);
-    free(claim);
+    while (survivors->configurations[i] != config) i++;
+    memmove(&survivors->configurations[i], &survivors->configurations[i + 1],
+            (--survivors->configuration_count - i) * sizeof survivors->configurations[0]);
+    if (config->newest) find_newest(survivors, &config->run);
+    free(config);
 }
 
 // ---- those that wait come and go ----
@@ -181,18 +182,19 @@ bool survivors_resume(struct survivors *survivors, struct survivor *survivor, co
     struct survivor **bucket = &survivors->by_id[membership_bucket(survivors->key, &resume->hello.id)];
     bool refused = false;
     *mine = *resume;
-    mine->barrier.sizes = copy_of(mine->barrier.sizes, mine->barrier.count * sizeof *mine->barrier.sizes, &refused);
+    mine->last_vote.sizes =
+        copy_of(mine->last_vote.sizes, mine->last_vote.count * sizeof *mine->last_vote.sizes, &refused);
     mine->past = copy_of(mine->past, mine->past_count * sizeof *mine->past, &refused);
     mine->losses = copy_of(mine->losses, mine->loss_count * sizeof *mine->losses, &refused);
     if (refused) return false;
     survivor->run = *run;
     if (resume->accepted) {
-        struct claim *claim = survivors_find_claim(survivors, run, resume);
-        if (claim == NULL) claim = make_claim(survivors, run, resume);
-        if (claim == NULL) return false;
-        claim->holders++;
-        survivor->claim = claim;
-        mine->epoch.members = claim->members;
+        struct configuration *config = survivors_find_configuration(survivors, run, resume);
+        if (config == NULL) config = make_configuration(survivors, run, resume);
+        if (config == NULL) return false;
+        config->holders++;
+        survivor->config = config;
+        mine->epoch.members = config->members;
     }
     survivor->next_by_id = *bucket;
     *bucket = survivor;
@@ -214,8 +216,8 @@ void survivors_forget(struct survivors *survivors, struct survivor *survivor) {
         *link = survivor->next_by_id;
         count(survivors, &survivor->run, id, -1);
     }
-    release_claim(survivors, survivor->claim);
-    free(survivor->resume.barrier.sizes);
+    release_configuration(survivors, survivor->config);
+    free(survivor->resume.last_vote.sizes);
     free(survivor->resume.past);
     free(survivor->resume.losses);
     free(survivor);
@@ -227,29 +229,31 @@ void survivors_fini(struct survivors *survivors) {
 
 // ---- majorities ----
 
-uint32_t claim_quorum(const struct claim *claim) {
-    uint32_t majority = claim->count / 2 + 1;
-    return claim->quorum.members > majority ? claim->quorum.members : majority;
+uint32_t configuration_quorum(const struct configuration *config) {
+    uint32_t majority = config->count / 2 + 1;
+    return config->quorum.members > majority ? config->quorum.members : majority;
 }
 
-bool claim_has_majority(const struct claim *claim) {
-    return claim != NULL && claim->present >= claim_quorum(claim) && claim->old_members >= claim->quorum.old_members;
+bool configuration_has_majority(const struct configuration *config) {
+    return config != NULL && config->present >= configuration_quorum(config) &&
+           config->old_members >= config->quorum.old_members;
 }
 
-struct claim *survivors_best_claim(const struct survivors *survivors) {
-    struct claim *best = NULL;
-    for (uint32_t i = 0; i < survivors->claim_count; i++) {
-        struct claim *claim = survivors->claims[i];
-        if (!claim->newest) continue;
-        bool better = best == NULL || (claim_has_majority(claim) && !claim_has_majority(best)) ||
-                      (claim_has_majority(claim) == claim_has_majority(best) && claim->present > best->present);
-        if (better) best = claim;
+struct configuration *survivors_best_configuration(const struct survivors *survivors) {
+    struct configuration *best = NULL;
+    for (uint32_t i = 0; i < survivors->configuration_count; i++) {
+        struct configuration *config = survivors->configurations[i];
+        if (!config->newest) continue;
+        bool better =
+            best == NULL || (configuration_has_majority(config) && !configuration_has_majority(best)) ||
+            (configuration_has_majority(config) == configuration_has_majority(best) && config->present > best->present);
+        if (better) best = config;
     }
     return best;
 }
 
-uint32_t claim_group_end(const struct claim *claim, uint32_t begin) {
+uint32_t configuration_group_end(const struct configuration *config, uint32_t begin) {
     uint32_t end = begin;
-    while (end < claim->count && claim->members[end].group == claim->members[begin].group) end++;
+    while (end < config->count && config->members[end].group == config->members[begin].group) end++;
     return end;
 }

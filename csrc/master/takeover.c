@@ -4,8 +4,8 @@ struct takeover {
     struct run *run;
     struct membership *table; // of the run
     struct survivors *survivors;
-    const struct claim *claim;
-    struct wire_barrier last; // the last vote of all that any member knows the end of; of a survivor
+    const struct configuration *config;
+    struct wire_ended_vote last; // the last vote of all that any member knows the end of; of a survivor
     // By the group's slot: who has heard of the newest of its losses; NULL: there was none.
     const struct survivor *witnesses[WIRE_MAX_MEMBERS];
 };
@@ -14,34 +14,34 @@ static const struct survivor *survivor_of(const struct takeover *t, const struct
     return survivors_of_conn(t->survivors, peer->conn);
 }
 
-static struct wire_barrier newest_barrier(const struct takeover *t) {
-    struct wire_barrier newest = {0};
-    for (uint32_t i = 0; i < t->claim->count; i++) {
-        const struct survivor *member = survivors_member(t->survivors, t->claim, i);
-        if (member != NULL && member->resume.accepted && member->resume.barrier.number > newest.number)
-            newest = member->resume.barrier;
+static struct wire_ended_vote newest_barrier(const struct takeover *t) {
+    struct wire_ended_vote newest = {0};
+    for (uint32_t i = 0; i < t->config->count; i++) {
+        const struct survivor *member = survivors_member(t->survivors, t->config, i);
+        if (member != NULL && member->resume.accepted && member->resume.last_vote.number > newest.number)
+            newest = member->resume.last_vote;
     }
     return newest;
 }
 
 static void begin_run(struct takeover *t, uint64_t generation) {
     struct run *run = t->run;
-    const struct claim *claim = t->claim;
-    struct wire_quorum needed = claim->quorum;
-    needed.members = claim_quorum(claim);
-    t->table->run = claim->run;
+    const struct configuration *config = t->config;
+    struct wire_quorum needed = config->quorum;
+    needed.members = configuration_quorum(config);
+    t->table->run = config->run;
     t->table->generation = generation;
-    t->table->number = claim->number;
+    t->table->number = config->number;
     for (uint32_t i = 0; i < t->survivors->count; i++) {
         const struct survivor *survivor = t->survivors->list[i];
-        if (!survivor_is_of(survivor, &claim->run)) continue;
+        if (!survivor_is_of(survivor, &config->run)) continue;
         if (survivor->resume.join_number >= run->next_join) run->next_join = survivor->resume.join_number + 1;
         if (survivor->resume.accepted && survivor->resume.epoch.number > t->table->number)
             t->table->number = survivor->resume.epoch.number;
     }
-    for (uint32_t i = 0; i < claim->count; i++)
-        if (claim->members[i].join_number >= run->next_join) run->next_join = claim->members[i].join_number + 1;
-    run->barrier = t->last.number;
+    for (uint32_t i = 0; i < config->count; i++)
+        if (config->members[i].join_number >= run->next_join) run->next_join = config->members[i].join_number + 1;
+    run->votes_ended = t->last.number;
     run->yields_until = 0;
     run->rounds.number = generation << 32; // rounds have other numbers than those of masters before
     quorum_take_up(&run->quorum, t->table, &needed);
@@ -49,15 +49,15 @@ static void begin_run(struct takeover *t, uint64_t generation) {
 
 // ---- members and groups ----
 
-// The members of one group, which are claim->members[begin..end). A group of which nobody is here is gone.
+// The members of one group, which are config->members[begin..end). A group of which nobody is here is gone.
 static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
     struct peer_group *group = NULL;
     uint32_t here = 0;
     for (uint32_t i = begin; i < end; i++) {
-        const struct survivor *survivor = survivors_member(t->survivors, t->claim, i);
+        const struct survivor *survivor = survivors_member(t->survivors, t->config, i);
         if (survivor == NULL) continue;
-        if (here++ == 0) group = membership_ensure_group(t->table, t->claim->members[begin].group);
-        struct peer_record *peer = membership_add(t->table, survivor->conn, &t->claim->members[i]);
+        if (here++ == 0) group = membership_ensure_group(t->table, t->config->members[begin].group);
+        struct peer_record *peer = membership_add(t->table, survivor->conn, &t->config->members[i]);
         peer->accepted = true;
         peer->masters = survivor->resume.hello.masters;
         peer->group = group;
@@ -78,25 +78,25 @@ static void recall(struct takeover *t, struct peer_record *peer) {
     t->witnesses[slot] = survivor;
 }
 
-// Marks the group as having lost a member if those that made this claim knew one that is no longer in it, and have
+// Marks the group as having lost a member if those that reported this configuration knew one that is no longer in it, and have
 // heard of no loss since.
-static void lose_unheard(const struct takeover *t, const struct claim *claim, struct peer_group *group) {
-    for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= claim->number; rank++)
-        group->lost |= survivor_of(t, group->members[rank])->claim == claim;
+static void lose_unheard(const struct takeover *t, const struct configuration *config, struct peer_group *group) {
+    for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= config->number; rank++)
+        group->lost |= survivor_of(t, group->members[rank])->config == config;
 }
 
-// Finds the absent members of one group of a claim, claim->members[begin..end).
-static void find_absent(const struct takeover *t, const struct claim *claim, uint32_t begin, uint32_t end) {
+// Finds the absent members of one group of a configuration, config->members[begin..end).
+static void find_absent(const struct takeover *t, const struct configuration *config, uint32_t begin, uint32_t end) {
     struct peer_group *group = NULL;
     bool absent = false;
     for (uint32_t i = begin; i < end; i++) {
-        struct peer_record *peer = membership_by_id(t->table, &claim->members[i].id);
+        struct peer_record *peer = membership_by_id(t->table, &config->members[i].id);
         // it may be here, left behind
-        bool here = peer != NULL && peer->accepted && peer->group->id == claim->members[i].group;
+        bool here = peer != NULL && peer->accepted && peer->group->id == config->members[i].group;
         if (here) group = peer->group;
         absent |= !here;
     }
-    if (absent && group != NULL && !group->lost) lose_unheard(t, claim, group);
+    if (absent && group != NULL && !group->lost) lose_unheard(t, config, group);
 }
 
 // A loss that only members of other groups had heard of: for this group it happens now.
@@ -107,12 +107,12 @@ static void find_unheard_losses(const struct takeover *t) {
         for (uint32_t i = 0; i < t->last.count; i++)
             group->lost |= t->last.sizes[i].group == group->id && t->last.sizes[i].count > group->count &&
                            group->lost_epoch <= t->last.epoch;
-    for (uint32_t i = 0; i < t->survivors->claim_count; i++) {
-        const struct claim *claim = t->survivors->claims[i];
-        if (!membership_same_run(&claim->run, &t->claim->run)) continue;
-        for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
-            end = claim_group_end(claim, begin);
-            find_absent(t, claim, begin, end);
+    for (uint32_t i = 0; i < t->survivors->configuration_count; i++) {
+        const struct configuration *config = t->survivors->configurations[i];
+        if (!membership_same_run(&config->run, &t->config->run)) continue;
+        for (uint32_t begin = 0, end; begin < config->count; begin = end) {
+            end = configuration_group_end(config, begin);
+            find_absent(t, config, begin, end);
         }
     }
 }
@@ -120,20 +120,20 @@ static void find_unheard_losses(const struct takeover *t) {
 // ---- what each member is told ----
 
 // Has the last vote of all ended without it?
-static bool missed_barrier(const struct survivor *survivor, const struct wire_barrier *last) {
-    return !survivor->resume.accepted || survivor->resume.barrier.number < last->number;
+static bool missed_vote(const struct survivor *survivor, const struct wire_ended_vote *last) {
+    return !survivor->resume.accepted || survivor->resume.last_vote.number < last->number;
 }
 
 // Whoever missed more than that cannot have taken part in what the others did: no master can have left it so.
-static bool fits(const struct survivor *survivor, const struct wire_barrier *last) {
-    if (!missed_barrier(survivor, last)) return true;
+static bool fits(const struct survivor *survivor, const struct wire_ended_vote *last) {
+    if (!missed_vote(survivor, last)) return true;
     if (!survivor->resume.accepted) return last->kind == WIRE_VOTE_UPDATE;
-    return survivor->resume.barrier.number + 1 == last->number && survivor->resume.vote == last->kind;
+    return survivor->resume.last_vote.number + 1 == last->number && survivor->resume.vote == last->kind;
 }
 
 // Some ended calls with losses that others have not heard of: those hear of them one by one, too.
 static void tell_losses(const struct survivor *witness, const struct survivor *survivor,
-                        const struct wire_barrier *last, struct wire_resumed *resumed) {
+                        const struct wire_ended_vote *last, struct wire_resumed *resumed) {
     uint64_t heard = survivor->resume.accepted ? survivor->resume.epoch.number : last->epoch;
     if (witness == NULL || witness->resume.loss_count == 0) return;
     uint32_t first = 0;
@@ -144,14 +144,14 @@ static void tell_losses(const struct survivor *witness, const struct survivor *s
 
 static void send_resumed(struct takeover *t, struct peer_record *peer, const struct survivor *survivor) {
     struct run *run = t->run;
-    struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(t->table->limit_ns / MS_NS), .barrier = t->last};
-    resumed.barrier_ended = missed_barrier(survivor, &t->last);
+    struct wire_resumed resumed = {.heartbeat_limit_ms = (uint32_t)(t->table->limit_ns / MS_NS), .last_vote = t->last};
+    resumed.vote_ended = missed_vote(survivor, &t->last);
     tell_losses(t->witnesses[membership_group_slot(t->table, peer->group)], survivor, &t->last, &resumed);
     resumed.sync_ended =
-        !resumed.barrier_ended && rounds_missed(&run->rounds, t->table, peer, &survivor->resume, &resumed.sync);
+        !resumed.vote_ended && rounds_missed(&run->rounds, t->table, peer, &survivor->resume, &resumed.sync);
     wire_encode_resumed(membership_frame(t->table), membership_header(t->table), &resumed);
     membership_send(t->table, peer);
-    if (resumed.barrier_ended || resumed.sync_ended) return;
+    if (resumed.vote_ended || resumed.sync_ended) return;
     if (survivor->resume.vote == WIRE_VOTE_SYNC)
         rounds_vote(&run->rounds, t->table, peer, &survivor->resume.sync_vote);
     else if (survivor->resume.vote != 0)
@@ -169,22 +169,22 @@ static void take_member(struct takeover *t, struct peer_record *peer) {
     }
 }
 
-void takeover(struct run *run, struct survivors *survivors, const struct claim *claim, uint64_t generation) {
+void takeover(struct run *run, struct survivors *survivors, const struct configuration *config, uint64_t generation) {
     struct membership *table = &run->table;
-    struct takeover t = {.run = run, .table = table, .survivors = survivors, .claim = claim};
+    struct takeover t = {.run = run, .table = table, .survivors = survivors, .config = config};
     t.last = newest_barrier(&t);
     begin_run(&t, generation);
     table->count = 0;
-    for (uint32_t begin = 0, end; begin < claim->count; begin = end) {
-        end = claim_group_end(claim, begin);
+    for (uint32_t begin = 0, end; begin < config->count; begin = end) {
+        end = configuration_group_end(config, begin);
         take_group(&t, begin, end);
     }
     membership_rank(table);
     for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
     find_unheard_losses(&t);
-    actions_log(&table->actions, LOG_NOTICE,
-                "takes the run up, generation %llu: %u of %u members of epoch %llu are here",
-                (unsigned long long)table->generation, claim->present, claim->count, (unsigned long long)claim->number);
+    actions_log(
+        &table->actions, LOG_NOTICE, "takes the run up, generation %llu: %u of %u members of epoch %llu are here",
+        (unsigned long long)table->generation, config->present, config->count, (unsigned long long)config->number);
     for (uint32_t i = 0; i < table->count; i++) take_member(&t, table->order[i]);
     for (uint32_t i = 0; i < table->count; i++)
         survivors_forget(survivors, survivors_of_conn(survivors, table->order[i]->conn));

@@ -8,7 +8,7 @@
 #include "master/run.h"
 #include "master/survivors.h"
 
-// The members of the claim that are here become those of the run, which has none; they are survivors no more.
-void takeover(struct run *run, struct survivors *survivors, const struct claim *claim, uint64_t generation);
+// The members of the configuration that are here become those of the run, which has none; they are survivors no more.
+void takeover(struct run *run, struct survivors *survivors, const struct configuration *config, uint64_t generation);
 
 #endif

@@ -242,7 +242,7 @@ void verdicts_recall(struct verdicts *verdicts, struct membership *table, struct
 
 // A MISMATCH was followed by a new group epoch at once, so whoever has entered one since had heard of it.
 static bool lacks_mismatch(const struct verdicts *verdicts, const struct peer_record *peer,
-                           const struct wire_resume *resume, const struct wire_barrier *last,
+                           const struct wire_resume *resume, const struct wire_ended_vote *last,
                            const struct op_entry *entry) {
     if (op_entry_has(&verdicts->past, entry, peer->rank)) return false;
     if (!resume->accepted) return entry->name.epoch >= last->epoch;
@@ -250,7 +250,7 @@ static bool lacks_mismatch(const struct verdicts *verdicts, const struct peer_re
 }
 
 void verdicts_tell_mismatches(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
-                              const struct wire_resume *resume, const struct wire_barrier *last) {
+                              const struct wire_resume *resume, const struct wire_ended_vote *last) {
     uint32_t cursor = 0;
     for (struct op_entry *entry; (entry = op_table_next(&verdicts->past, &cursor)) != NULL;) {
         struct wire_verdict verdict;

@@ -36,6 +36,6 @@ void verdicts_recall(struct verdicts *verdicts, struct membership *table, struct
                      const struct wire_resume *resume);
 // `last`: how the last vote of all ended.
 void verdicts_tell_mismatches(struct verdicts *verdicts, struct membership *table, struct peer_record *peer,
-                              const struct wire_resume *resume, const struct wire_barrier *last);
+                              const struct wire_resume *resume, const struct wire_ended_vote *last);
 
 #endif

@@ -19,15 +19,15 @@ enum {
     SYNC_PLAN = 8 + 8 + HASH + HASH + 4 + 4,
     SYNC_DONE = 8 + 1 + 4,
     SYNC_END = 8 + 1 + 8 + 8 + 2,
-    BARRIER = 8 + 1 + 1 + 8 + 8 + 4,
+    ENDED_VOTE = 8 + 1 + 1 + 8 + 8 + 4,
     QUORUM = 4 + 4 + 8,
-    RESUMED = 4 + 1 + 1 + BARRIER + 4 + SYNC_END,
+    RESUMED = 4 + 1 + 1 + ENDED_VOTE + 4 + SYNC_END,
     SEEN = 14 * 8 + 2 + 1,
     OPS_SEEN = 8 * 8,
     MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN + 4,
     MATRIX = 4 + 1 + 4 + 8 + 4 + 4,
     MATRIX_EDGE = 2 + 2 + SEEN,
-    RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + BARRIER + EPOCH + 4 + 4 + QUORUM +
+    RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + ENDED_VOTE + EPOCH + 4 + 4 + QUORUM +
         WIRE_SIGNATURE_BYTES,
 };
 

@@ -79,7 +79,7 @@ static void visit_epoch(struct cursor *c, struct wire_epoch *epoch) {
     cursor_u64(c, &epoch->number);
     cursor_u64(c, &epoch->group_epoch);
     cursor_u64(c, &epoch->lost_epoch);
-    cursor_u64(c, &epoch->barrier);
+    cursor_u64(c, &epoch->votes_ended);
     cursor_u64(c, &epoch->sync_round);
     cursor_u64(c, &epoch->sync_expected);
     cursor_u32(c, &epoch->latency_us);
@@ -101,22 +101,22 @@ static void visit_quorum(struct cursor *c, struct wire_quorum *quorum) {
     cursor_expect(c, quorum->members <= WIRE_MAX_MEMBERS && quorum->old_members <= WIRE_MAX_MEMBERS);
 }
 
-static void visit_barrier(struct cursor *c, struct wire_barrier *barrier) {
-    cursor_u64(c, &barrier->number);
-    cursor_range(c, &barrier->kind, 0, WIRE_VOTE_OPTIMIZE);
-    cursor_u8(c, &barrier->code);
-    cursor_u64(c, &barrier->value);
-    cursor_u64(c, &barrier->epoch);
-    cursor_count(c, &barrier->count, WIRE_MAX_MEMBERS);
-    EACH(c, i, barrier->count) {
-        struct wire_group_size *size = &barrier->sizes[i];
+static void visit_ended_vote(struct cursor *c, struct wire_ended_vote *vote) {
+    cursor_u64(c, &vote->number);
+    cursor_range(c, &vote->kind, 0, WIRE_VOTE_OPTIMIZE);
+    cursor_u8(c, &vote->code);
+    cursor_u64(c, &vote->value);
+    cursor_u64(c, &vote->epoch);
+    cursor_count(c, &vote->count, WIRE_MAX_MEMBERS);
+    EACH(c, i, vote->count) {
+        struct wire_group_size *size = &vote->sizes[i];
         cursor_u32(c, &size->group);
         cursor_u32(c, &size->count);
         cursor_expect(c, size->count > 0 && size->count <= WIRE_MAX_MEMBERS);
-        cursor_expect(c, i == 0 || size->group > barrier->sizes[i - 1].group);
+        cursor_expect(c, i == 0 || size->group > vote->sizes[i - 1].group);
     }
-    bool none = barrier->number == 0;
-    cursor_expect(c, none == (barrier->kind == 0) && none == (barrier->count == 0));
+    bool none = vote->number == 0;
+    cursor_expect(c, none == (vote->kind == 0) && none == (vote->count == 0));
 }
 
 static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *losses) {
@@ -326,7 +326,7 @@ static void visit_resume(struct cursor *c, struct wire_resume *m) {
     cursor_range(c, &m->sync_committed, 0, 1);
     cursor_u8(c, &m->sync_code);
     cursor_u64(c, &m->sync_revision);
-    visit_barrier(c, &m->barrier);
+    visit_ended_vote(c, &m->last_vote);
     visit_epoch(c, &m->epoch);
     cursor_count(c, &m->past_count, WIRE_MAX_PAST);
     EACH(c, i, m->past_count) visit_past(c, &m->past[i]);
@@ -337,12 +337,12 @@ static void visit_resume(struct cursor *c, struct wire_resume *m) {
 
 static void visit_resumed(struct cursor *c, struct wire_resumed *m) {
     cursor_u32(c, &m->heartbeat_limit_ms);
-    cursor_range(c, &m->barrier_ended, 0, 1);
+    cursor_range(c, &m->vote_ended, 0, 1);
     cursor_range(c, &m->sync_ended, 0, 1);
-    visit_barrier(c, &m->barrier);
+    visit_ended_vote(c, &m->last_vote);
     visit_losses(c, &m->loss_count, m->losses);
     visit_sync_end(c, &m->sync);
-    cursor_expect(c, m->heartbeat_limit_ms > 0 && (!m->barrier_ended || m->barrier.number > 0));
+    cursor_expect(c, m->heartbeat_limit_ms > 0 && (!m->vote_ended || m->last_vote.number > 0));
 }
 
 static void visit_status_is(struct cursor *c, struct wire_status_is *m) {

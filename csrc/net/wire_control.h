@@ -12,7 +12,7 @@ struct wire_epoch {
     uint64_t group_epoch;
     uint64_t lost_epoch; // of the receiver's group: the last group epoch that lost a member, 0: none did
     // how many votes of all accepted peers have ended in this run, the one that this epoch ends included
-    uint64_t barrier;
+    uint64_t votes_ended;
     uint64_t sync_round;      // shared state of the receiver's group: the last round that ended, 0: none
     uint64_t sync_expected;   // and the revision that is expected, 0: unset
     uint32_t latency_us;      // worst one-way delay reported by the receiver's group, for the cost model; never 0
@@ -269,7 +269,7 @@ struct wire_group_size {
 };
 
 // The end of a vote of all accepted peers (update, pending, optimise), so that those that missed it end it alike.
-struct wire_barrier {
+struct wire_ended_vote {
     uint64_t number; // as in wire_epoch; 0: no vote has ended yet, and the rest is 0
     uint8_t kind;    // wire_vote_kind
     uint8_t code;    // pcclResult_t
@@ -304,10 +304,10 @@ struct wire_resume {
     uint8_t sync_committed;          // took part in a commit of its group
     uint8_t sync_code;               // of the round epoch.sync_round
     uint64_t sync_revision;
-    struct wire_barrier barrier; // the last one that the sender passed
-    struct wire_epoch epoch;     // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
-    uint32_t past_count;         // newest last
-    struct wire_past *past;      // decode: caller's array of WIRE_MAX_PAST
+    struct wire_ended_vote last_vote; // the last one that the sender passed
+    struct wire_epoch epoch; // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
+    uint32_t past_count;     // newest last
+    struct wire_past *past;  // decode: caller's array of WIRE_MAX_PAST
     // of its group since the last vote that its program has adopted the end of, oldest first
     uint32_t loss_count;
     struct wire_loss *losses;                // decode: caller's array of WIRE_MAX_MEMBERS
@@ -319,11 +319,11 @@ struct wire_resume {
 // but for verdicts.
 struct wire_resumed {
     uint32_t heartbeat_limit_ms;
-    uint8_t barrier_ended;       // the receiver's vote, or its connect, ended so
-    uint8_t sync_ended;          // the receiver's round of shared state ended so
-    struct wire_barrier barrier; // the last one of the run
-    uint32_t loss_count;         // losses of its group that the receiver has not heard of, oldest first
-    struct wire_loss *losses;    // decode: caller's array of WIRE_MAX_MEMBERS
+    uint8_t vote_ended;               // the receiver's vote, or its connect, ended so
+    uint8_t sync_ended;               // the receiver's round of shared state ended so
+    struct wire_ended_vote last_vote; // the last one of the run
+    uint32_t loss_count;              // losses of its group that the receiver has not heard of, oldest first
+    struct wire_loss *losses;         // decode: caller's array of WIRE_MAX_MEMBERS
     struct wire_sync_end sync;
 };
 

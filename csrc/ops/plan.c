@@ -53,10 +53,10 @@ enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes,
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return large;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;
-    uint64_t round = 1000 * ((uint64_t)latency_us + WAKE_US);
-    uint64_t small = round + (n - 1) * byte_cost;
+    uint64_t step = 1000 * ((uint64_t)latency_us + WAKE_US);
+    uint64_t small = step + (n - 1) * byte_cost;
     uint64_t ring_rounds = 2 * (n - 1) + 3; // READY, then DONE and the verdict
-    uint64_t ring = round * ring_rounds + 2 * (n - 1) * byte_cost / n;
+    uint64_t ring = step * ring_rounds + 2 * (n - 1) * byte_cost / n;
     return small <= ring ? PLAN_SMALL : large;
 }
 

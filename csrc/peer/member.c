@@ -155,8 +155,8 @@ static void hear_losses(struct member *m, const struct member_view *now, struct 
 // lose afterwards.
 static bool has_lost(const struct member *m, const struct wire_epoch *epoch) {
     uint64_t known = m->record.lost_epoch;
-    if (m->phase == MEMBER_REGISTERED && !m->recovery.late.barrier) return false;
-    if (m->recovery.late.barrier && m->recovery.late.view.number > known) known = m->recovery.late.view.number;
+    if (m->phase == MEMBER_REGISTERED && !m->recovery.late.vote) return false;
+    if (m->recovery.late.vote && m->recovery.late.view.number > known) known = m->recovery.late.view.number;
     return epoch->lost_epoch > known;
 }
 
@@ -170,13 +170,12 @@ static void end_sync(struct member *m, struct member_output *out) {
 static void recovered(struct member *m, struct member_output *out) {
     struct recovery *r = &m->recovery;
     if (r->state != RECOVERY_RESUMED) return;
-    const struct wire_barrier *barrier = &r->resumed.barrier;
+    const struct wire_ended_vote *vote = &r->resumed.last_vote;
     m->generation = r->promised;
     r->state = RECOVERY_NONE;
     member_act(out, MEMBER_FOUND);
-    if (r->late.barrier) recovery_record_take_barrier(&m->record, barrier);
-    if (r->late.barrier && m->vote.kind == barrier->kind)
-        end_vote(m, barrier->code, barrier->value, out)->view = r->late.view;
+    if (r->late.vote) recovery_record_take_vote(&m->record, vote);
+    if (r->late.vote && m->vote.kind == vote->kind) end_vote(m, vote->code, vote->value, out)->view = r->late.view;
     if (r->late.sync) {
         m->end = r->resumed.sync;
         end_sync(m, out);
@@ -228,8 +227,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     mesh_make(&m->mesh, &at, !m->mesh.linked, out);
     member_act(out, MEMBER_RECHECK);
     if (m->record.quorum.members + m->record.quorum.old_members > 0) m->beat_at = now; // its master has to know
-    if (newcomer)
-        member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.barrier ? m->recovery.late.view : m->view;
+    if (newcomer) member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.vote ? m->recovery.late.view : m->view;
     if (m->vote.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
     if (m->vote.kind == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
     recovered(m, out);
@@ -250,7 +248,7 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
 
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
     if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) mesh_end_candidate(&m->mesh, out);
-    recovery_record_note_barrier(&m->record, m->record.barrier.number + 1, outcome, m->epoch);
+    recovery_record_note_vote(&m->record, m->record.last_vote.number + 1, outcome, m->epoch);
     if (m->vote.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
 
@@ -586,7 +584,7 @@ const char *member_text(const struct member *m) { return m->text; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
 const struct epoch *member_epoch(const struct member *m) { return m->epoch; }
-const struct wire_barrier *member_barrier(const struct member *m) { return &m->record.barrier; }
+const struct wire_ended_vote *member_last_vote(const struct member *m) { return &m->record.last_vote; }
 bool member_is_seeking(const struct member *m) { return m->recovery.state != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }

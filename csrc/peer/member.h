@@ -106,7 +106,7 @@ struct wire_header member_header(const struct member *member);
 // The epoch in force, NULL before the first. Valid until the next event.
 const struct epoch *member_epoch(const struct member *member);
 // The last vote of all, or connect, whose end this peer has heard.
-const struct wire_barrier *member_barrier(const struct member *member);
+const struct wire_ended_vote *member_last_vote(const struct member *member);
 // The master is lost, and none has taken the run up yet.
 bool member_is_seeking(const struct member *member);
 // Why the master was lost; valid while seeking.

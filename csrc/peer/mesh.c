@@ -9,7 +9,7 @@
 #include "link/pace.h"
 
 enum {
-    NEIGHBOURS_LEAST = 8,
+    PEERS_LEAST = 8,
     FAR_US = PACE_FAR_US / 2, // one way
     SPARE_PART = 8,           // of the spare lanes that there may be, one more of so many is dialled at first
     SPARE_EACH = 4,           // and so many more with each that is made
@@ -18,7 +18,7 @@ enum {
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 
-struct link {
+struct mesh_link {
     uint8_t state;
     bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
     uint64_t serial;    // LINK_UP: of the connection
@@ -26,7 +26,7 @@ struct link {
                         // epoch in which it was dialled
 };
 
-struct neighbour {
+struct mesh_peer {
     struct wire_id id;
     uint64_t join_number;
     struct wire_address address;
@@ -41,7 +41,7 @@ struct neighbour {
     bool refuses;        // spare lanes
     bool narrow;         // large packets seem to be lost on the way
     uint64_t spare_lost; // number of the epoch in which one of them was lost; 0: none was
-    struct link *links;
+    struct mesh_link *links;
 };
 
 void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes) {
@@ -53,32 +53,32 @@ void mesh_init(struct mesh *mesh, const struct wire_id *self, uint32_t lanes) {
 void mesh_set_spare(struct mesh *mesh, uint32_t spare) { mesh->spare = spare; }
 
 void mesh_fini(struct mesh *mesh) {
-    for (size_t i = 0; i < mesh->count; i++) free(mesh->neighbours[i].links);
-    free(mesh->neighbours);
+    for (size_t i = 0; i < mesh->count; i++) free(mesh->peers[i].links);
+    free(mesh->peers);
 }
 
 // ---- neighbours ----
 
-static struct neighbour *find(const struct mesh *mesh, const struct wire_id *id) {
+static struct mesh_peer *find(const struct mesh *mesh, const struct wire_id *id) {
     for (size_t i = 0; i < mesh->count; i++)
-        if (wire_id_equal(&mesh->neighbours[i].id, id)) return &mesh->neighbours[i];
+        if (wire_id_equal(&mesh->peers[i].id, id)) return &mesh->peers[i];
     return NULL;
 }
 
 // The neighbour that has this link; NULL: nobody has.
-static struct neighbour *find_link(const struct mesh *mesh, const struct wire_id *id, uint32_t index) {
-    struct neighbour *n = find(mesh, id);
+static struct mesh_peer *find_link(const struct mesh *mesh, const struct wire_id *id, uint32_t index) {
+    struct mesh_peer *n = find(mesh, id);
     return n == NULL || index >= n->link_end ? NULL : n;
 }
 
-static struct neighbour *add(struct mesh *mesh, const struct wire_member *from) {
+static struct mesh_peer *add(struct mesh *mesh, const struct wire_member *from) {
     uint32_t lanes = from->lanes < mesh->lanes ? from->lanes : mesh->lanes;
-    if (!GROW(mesh->neighbours, mesh->room, mesh->count, NEIGHBOURS_LEAST)) return NULL;
+    if (!GROW(mesh->peers, mesh->room, mesh->count, PEERS_LEAST)) return NULL;
     uint32_t room = WIRE_MAX_LANES - lanes, spare = mesh->spare < room ? mesh->spare : room;
-    struct link *links = calloc((size_t)lanes + 1 + spare, sizeof *links);
+    struct mesh_link *links = calloc((size_t)lanes + 1 + spare, sizeof *links);
     if (links == NULL) return NULL;
-    struct neighbour *added = &mesh->neighbours[mesh->count++];
-    *added = (struct neighbour){.id = from->id,
+    struct mesh_peer *added = &mesh->peers[mesh->count++];
+    *added = (struct mesh_peer){.id = from->id,
                                 .join_number = from->join_number,
                                 .address = from->address,
                                 .link_count = lanes + 1,
@@ -87,20 +87,20 @@ static struct neighbour *add(struct mesh *mesh, const struct wire_member *from) 
     return added;
 }
 
-static bool required_in(const struct neighbour *n, uint32_t index, enum mesh_membership membership) {
+static bool required_in(const struct mesh_peer *n, uint32_t index, enum mesh_membership membership) {
     return n->in[membership] && index < n->link_count && (index == 0 || n->lanes[membership]);
 }
 
-static bool required(const struct neighbour *n, uint32_t index) {
+static bool required(const struct mesh_peer *n, uint32_t index) {
     return required_in(n, index, MESH_EPOCH) || required_in(n, index, MESH_CANDIDATE);
 }
 
-static bool is_spare(const struct neighbour *n, uint32_t index) {
+static bool is_spare(const struct mesh_peer *n, uint32_t index) {
     return index >= n->link_count && index < n->spare_end && n->lanes[MESH_EPOCH];
 }
 
 // Whether a link that the membership requires could not be made or, unless `failed`, is not there.
-static bool misses(const struct neighbour *n, enum mesh_membership membership, bool failed) {
+static bool misses(const struct mesh_peer *n, enum mesh_membership membership, bool failed) {
     for (uint32_t i = 0; i < n->link_count && required_in(n, i, membership); i++)
         if (failed ? n->links[i].state == LINK_FAILED : n->links[i].state != LINK_UP) return true;
     return false;
@@ -108,15 +108,14 @@ static bool misses(const struct neighbour *n, enum mesh_membership membership, b
 
 static bool is_complete(const struct mesh *mesh, enum mesh_membership membership) {
     for (size_t i = 0; i < mesh->count; i++)
-        if (misses(&mesh->neighbours[i], membership, false)) return false;
+        if (misses(&mesh->peers[i], membership, false)) return false;
     return true;
 }
 
 // ---- memberships ----
 
 static void leave(struct mesh *mesh, enum mesh_membership membership) {
-    for (size_t i = 0; i < mesh->count; i++)
-        mesh->neighbours[i].in[membership] = mesh->neighbours[i].lanes[membership] = false;
+    for (size_t i = 0; i < mesh->count; i++) mesh->peers[i].in[membership] = mesh->peers[i].lanes[membership] = false;
 }
 
 static bool has_weights(const struct epoch_ring *ring) {
@@ -130,7 +129,7 @@ static bool enter(struct mesh *mesh, enum mesh_membership membership, const stru
     leave(mesh, membership);
     for (uint32_t i = 0; i < ring->count; i++) {
         if (i == ring->rank) continue;
-        struct neighbour *n = find(mesh, &ring->members[i].id);
+        struct mesh_peer *n = find(mesh, &ring->members[i].id);
         if (n == NULL) n = add(mesh, &ring->members[i]);
         if (n == NULL) return false;
         n->in[membership] = true;
@@ -148,7 +147,7 @@ static void forget_lost(struct mesh *mesh, const struct epoch_ring *before, cons
     for (uint32_t old = 0; old < before->count; old++) {
         uint32_t i = 0;
         while (i < now->count && !wire_id_equal(&now->members[i].id, &before->members[old].id)) i++;
-        struct neighbour *n = i < now->count ? NULL : find(mesh, &before->members[old].id);
+        struct mesh_peer *n = i < now->count ? NULL : find(mesh, &before->members[old].id);
         if (n != NULL) n->in[MESH_CANDIDATE] = false;
     }
 }
@@ -175,9 +174,9 @@ bool mesh_begin_candidate(struct mesh *mesh, const struct mesh_event *at, uint32
 static void drop_strangers(struct mesh *mesh, struct member_output *out) {
     size_t kept = 0;
     for (size_t i = 0; i < mesh->count; i++) {
-        struct neighbour *n = &mesh->neighbours[i];
+        struct mesh_peer *n = &mesh->peers[i];
         if (n->in[MESH_EPOCH] || n->in[MESH_CANDIDATE]) {
-            mesh->neighbours[kept++] = *n;
+            mesh->peers[kept++] = *n;
             continue;
         }
         member_act(out, MEMBER_DROP_PEER)->id = n->id;
@@ -197,7 +196,7 @@ void mesh_join(struct mesh *mesh, uint64_t join_number, struct member_output *ou
     mesh->join_number = join_number;
 }
 
-static void dial(struct neighbour *n, uint32_t index, struct member_output *out) {
+static void dial(struct mesh_peer *n, uint32_t index, struct member_output *out) {
     n->links[index].state = LINK_MAKING;
     struct member_action *action = member_act(out, MEMBER_DIAL);
     action->id = n->id;
@@ -208,9 +207,9 @@ static void dial(struct neighbour *n, uint32_t index, struct member_output *out)
 
 static void dial_missing(struct mesh *mesh, struct member_output *out) {
     for (size_t i = 0; i < mesh->count; i++) {
-        struct neighbour *n = &mesh->neighbours[i];
+        struct mesh_peer *n = &mesh->peers[i];
         for (uint32_t index = 0; index < n->link_count; index++) {
-            struct link *link = &n->links[index];
+            struct mesh_link *link = &n->links[index];
             if (!required(n, index) || link->state == LINK_UP || link->state == LINK_MAKING) continue;
             link->state = LINK_ABSENT;
             link->dialled_again = false;
@@ -221,7 +220,7 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
 
 // More of them with each that is made, and fewer at once where many members have some: a peer holds few connections
 // that have not said yet whose they are. Of 60 all are there after four rounds.
-static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct neighbour *n,
+static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct mesh_peer *n,
                        struct member_output *out) {
     uint32_t up = 0, making = 0;
     if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number)
@@ -242,7 +241,7 @@ static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, str
 // The lost ones are made again.
 static void dial_spares(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
     for (size_t i = 0; i < mesh->count; i++) {
-        struct neighbour *n = &mesh->neighbours[i];
+        struct mesh_peer *n = &mesh->peers[i];
         for (uint32_t index = n->link_count; index < n->link_end; index++)
             if (n->links[index].state == LINK_FAILED) n->links[index].state = LINK_ABSENT;
         dial_spare(mesh, at, n, out);
@@ -256,9 +255,9 @@ static void dial_spares(struct mesh *mesh, const struct mesh_event *at, struct m
 static void name_missing(struct mesh *mesh, enum mesh_membership membership, bool failed) {
     mesh->answer.count = 0;
     for (size_t i = 0; i < mesh->count; i++)
-        if (misses(&mesh->neighbours[i], membership, failed)) {
-            mesh->answer.narrow[mesh->answer.count] = mesh->neighbours[i].narrow;
-            mesh->answer.unreachable[mesh->answer.count++] = mesh->neighbours[i].id;
+        if (misses(&mesh->peers[i], membership, failed)) {
+            mesh->answer.narrow[mesh->answer.count] = mesh->peers[i].narrow;
+            mesh->answer.unreachable[mesh->answer.count++] = mesh->peers[i].id;
         }
 }
 
@@ -266,8 +265,7 @@ static void send_linked(struct mesh *mesh, const struct mesh_event *at, uint32_t
     mesh->answer.attempt = attempt;
     mesh->answer.latency_us = 1;
     for (size_t i = 0; i < mesh->count; i++)
-        if (mesh->neighbours[i].latency_us > mesh->answer.latency_us)
-            mesh->answer.latency_us = mesh->neighbours[i].latency_us;
+        if (mesh->peers[i].latency_us > mesh->answer.latency_us) mesh->answer.latency_us = mesh->peers[i].latency_us;
     wire_encode_linked(&out->frames, at->header, &mesh->answer);
 }
 
@@ -302,7 +300,7 @@ static void send_link_down(const struct mesh_event *at, const struct wire_id *id
 
 // Reports a neighbour to the master, once per epoch: one failure of a pair is many broken connections. A malformed
 // frame is reported in any case, so that a sender cannot hide it behind another break.
-static void report(const struct mesh_event *at, struct neighbour *n, uint32_t index, enum wire_link_reason reason,
+static void report(const struct mesh_event *at, struct mesh_peer *n, uint32_t index, enum wire_link_reason reason,
                    struct member_output *out) {
     bool malformed = reason == WIRE_LINK_MALFORMED;
     if ((malformed ? n->malformed_in : n->reported_in) == at->header.epoch) return;
@@ -324,7 +322,7 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
         member_act(out, MEMBER_DROP_PEER)->id = *id;
         return;
     }
-    struct link *link = &n->links[index];
+    struct mesh_link *link = &n->links[index];
     // The other side made it again before this side saw it break: what was sent on the old one may be lost.
     bool replaced = link->state == LINK_UP && at->accepted && n->in[MESH_EPOCH];
     link->state = LINK_UP;
@@ -338,13 +336,13 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
 }
 
 void mesh_link_narrow(struct mesh *mesh, const struct wire_id *id) {
-    struct neighbour *n = find(mesh, id);
+    struct mesh_peer *n = find(mesh, id);
     if (n != NULL) n->narrow = true;
 }
 
 void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                       struct member_output *out) {
-    struct neighbour *n = find_link(mesh, id, index);
+    struct mesh_peer *n = find_link(mesh, id, index);
     if (n == NULL || n->links[index].state != LINK_MAKING) return;
     if (required(n, index) && !n->links[index].dialled_again) {
         n->links[index].dialled_again = true;
@@ -392,7 +390,7 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
 static void report_missing(struct mesh *mesh, const struct mesh_event *at, struct member_output *out) {
     mesh->linked_deadline = at->now_ns + at->limit_ns;
     for (size_t i = 0; i < mesh->count; i++) {
-        struct neighbour *n = &mesh->neighbours[i];
+        struct mesh_peer *n = &mesh->peers[i];
         if (!misses(n, MESH_EPOCH, false)) continue;
         n->reported_in = 0;
         report(at, n, 0, WIRE_LINK_BROKEN, out);
@@ -417,12 +415,12 @@ int64_t mesh_deadline(const struct mesh *mesh, bool accepted) {
 // ---- state ----
 
 const struct wire_address *mesh_address(const struct mesh *mesh, const struct wire_id *id) {
-    const struct neighbour *n = find(mesh, id);
+    const struct mesh_peer *n = find(mesh, id);
     return n == NULL || !n->in[MESH_EPOCH] ? NULL : &n->address;
 }
 
 enum member_judgement mesh_judge(const struct mesh *mesh, const struct wire_link_hello *hello) {
-    const struct neighbour *n = find(mesh, &hello->from);
+    const struct mesh_peer *n = find(mesh, &hello->from);
     if (n == NULL) return MEMBER_PARK;
     if (hello->kind == WIRE_LINK_PROBE) return n->in[MESH_EPOCH] ? MEMBER_ACCEPT : MEMBER_PARK;
     if (n->join_number < mesh->join_number || hello->index >= n->link_end) return MEMBER_REJECT;

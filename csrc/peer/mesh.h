@@ -27,13 +27,13 @@ enum {
 
 enum mesh_membership { MESH_EPOCH, MESH_CANDIDATE, MESH_MEMBERSHIPS };
 
-struct neighbour;
+struct mesh_peer;
 
 struct mesh {
     struct wire_id self;
     uint32_t lanes, spare; // of this peer
     uint64_t join_number;  // likewise: the later joined of a pair dials
-    struct neighbour *neighbours;
+    struct mesh_peer *peers;
     size_t count, room;
 
     // of the epoch in force

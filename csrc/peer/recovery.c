@@ -10,7 +10,7 @@ void recovery_init(struct recovery *r, uint32_t limit_ms, uint32_t masters) {
     memset(r, 0, offsetof(struct recovery, sizes));
     r->limit_ms = limit_ms;
     r->masters = masters;
-    r->resumed.barrier.sizes = r->sizes;
+    r->resumed.last_vote.sizes = r->sizes;
     r->resumed.losses = r->losses;
 }
 
@@ -51,22 +51,22 @@ static uint32_t rank_before(const struct member_view *now, uint32_t group_world)
 // in an older one.
 static uint64_t group_epoch_of(const struct wire_resumed *resumed, uint64_t known) {
     for (uint32_t i = 0; i < resumed->loss_count; i++)
-        if (resumed->losses[i].epoch > known && resumed->losses[i].epoch <= resumed->barrier.epoch)
+        if (resumed->losses[i].epoch > known && resumed->losses[i].epoch <= resumed->last_vote.epoch)
             known = resumed->losses[i].epoch;
-    return known == 0 || known > resumed->barrier.epoch ? resumed->barrier.epoch : known;
+    return known == 0 || known > resumed->last_vote.epoch ? resumed->last_vote.epoch : known;
 }
 
-static struct member_view view_of_barrier(const struct wire_resumed *resumed, uint32_t group, uint64_t known) {
-    const struct wire_barrier *barrier = &resumed->barrier;
-    struct member_view view = {.number = barrier->epoch,
+static struct member_view view_of_vote(const struct wire_resumed *resumed, uint32_t group, uint64_t known) {
+    const struct wire_ended_vote *vote = &resumed->last_vote;
+    struct member_view view = {.number = vote->epoch,
                                .group_epoch = group_epoch_of(resumed, known),
-                               .groups = barrier->count,
+                               .groups = vote->count,
                                .rank = MEMBER_NO_RANK};
-    for (uint32_t i = 0; i < barrier->count; i++) {
-        uint32_t size = barrier->sizes[i].count;
+    for (uint32_t i = 0; i < vote->count; i++) {
+        uint32_t size = vote->sizes[i].count;
         view.global_world += size;
         if (size > view.largest_group) view.largest_group = size;
-        if (barrier->sizes[i].group == group) view.group_world = size;
+        if (vote->sizes[i].group == group) view.group_world = size;
     }
     return view;
 }
@@ -75,9 +75,9 @@ bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t lengt
     if (!wire_decode_resumed(body, length, &r->resumed)) return false;
     r->state = RECOVERY_RESUMED;
     r->waits_until = INT64_MAX;
-    r->late.barrier = r->resumed.barrier_ended;
+    r->late.vote = r->resumed.vote_ended;
     r->late.sync = r->resumed.sync_ended;
-    r->late.view = view_of_barrier(&r->resumed, group, known);
+    r->late.view = view_of_vote(&r->resumed, group, known);
     return true;
 }
 

@@ -35,7 +35,7 @@ struct recovery {
     char lost_why[RECOVERY_TEXT];
     struct wire_text waits_why; // as a master said; ends with 0
     struct {
-        bool barrier, sync;
+        bool vote, sync;
         struct member_view view; // to be adopted then
     } late;                      // what EPOCH will end
     struct wire_resumed resumed;

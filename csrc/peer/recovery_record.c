@@ -7,7 +7,7 @@
 
 void recovery_record_init(struct recovery_record *t) {
     memset(t, 0, offsetof(struct recovery_record, sizes));
-    t->barrier.sizes = t->sizes;
+    t->last_vote.sizes = t->sizes;
 }
 
 void recovery_record_fini(struct recovery_record *t) {
@@ -28,20 +28,20 @@ static void keep_epoch(struct recovery_record *t, const struct epoch *epoch) {
     t->epochs[t->epoch_count++] = epoch_get(epoch);
 }
 
-void recovery_record_note_barrier(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
-                                  const struct epoch *epoch) {
-    struct wire_barrier *barrier = &t->barrier;
-    barrier->number = number;
-    barrier->kind = outcome->kind;
-    barrier->code = outcome->code;
-    barrier->value = outcome->value;
-    barrier->epoch = epoch == NULL ? 0 : epoch->number;
-    barrier->count = 0;
+void recovery_record_note_vote(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
+                               const struct epoch *epoch) {
+    struct wire_ended_vote *vote = &t->last_vote;
+    vote->number = number;
+    vote->kind = outcome->kind;
+    vote->code = outcome->code;
+    vote->value = outcome->value;
+    vote->epoch = epoch == NULL ? 0 : epoch->number;
+    vote->count = 0;
     for (uint32_t i = 0; epoch != NULL && i < epoch->count; i++) {
         uint32_t group = epoch->everyone[i].group;
         if (i == 0 || group != epoch->everyone[i - 1].group)
-            barrier->sizes[barrier->count++] = (struct wire_group_size){.group = group};
-        barrier->sizes[barrier->count - 1].count++;
+            vote->sizes[vote->count++] = (struct wire_group_size){.group = group};
+        vote->sizes[vote->count - 1].count++;
     }
 }
 
@@ -60,13 +60,14 @@ void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epo
                    : commit->reason == WIRE_REASON_ORDER ? WIRE_VOTE_OPTIMIZE
                                                          : 0;
     struct wire_outcome outcome = {.kind = kind, .code = pcclSuccess};
-    if (kind != 0 && told->barrier > t->barrier.number) recovery_record_note_barrier(t, told->barrier, &outcome, epoch);
+    if (kind != 0 && told->votes_ended > t->last_vote.number)
+        recovery_record_note_vote(t, told->votes_ended, &outcome, epoch);
 }
 
-void recovery_record_take_barrier(struct recovery_record *t, const struct wire_barrier *barrier) {
-    t->barrier = *barrier;
-    t->barrier.sizes = t->sizes;
-    memcpy(t->sizes, barrier->sizes, barrier->count * sizeof *t->sizes);
+void recovery_record_take_vote(struct recovery_record *t, const struct wire_ended_vote *vote) {
+    t->last_vote = *vote;
+    t->last_vote.sizes = t->sizes;
+    memcpy(t->sizes, vote->sizes, vote->count * sizeof *t->sizes);
 }
 
 void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync_end *end) {
@@ -146,9 +147,9 @@ void recovery_record_tell(const struct recovery_record *t, struct wire_resume *r
     resume->sync_committed = t->sync.committed;
     resume->sync_code = t->sync.code;
     resume->sync_revision = t->sync.revision;
-    resume->barrier = t->barrier;
+    resume->last_vote = t->last_vote;
     resume->epoch.lost_epoch = t->lost_epoch;
-    resume->epoch.barrier = t->barrier.number;
+    resume->epoch.votes_ended = t->last_vote.number;
     resume->epoch.sync_round = t->sync.round;
     resume->epoch.sync_expected = t->sync.expected;
     resume->past_count = t->past_count;

@@ -18,7 +18,7 @@ struct recovery_record {
     uint64_t lost_epoch;                     // the last group epoch that lost a member of the own group
     struct wire_quorum quorum;               // of the epoch in force
     uint8_t signature[WIRE_SIGNATURE_BYTES]; // likewise, of the master that made it
-    struct wire_barrier barrier;             // the last vote of all that ended
+    struct wire_ended_vote last_vote;        // the last vote of all that ended
     struct {
         bool committed;                     // took part in a commit of the group
         uint64_t round, revision, expected; // the last round that ended, as wire_resume tells
@@ -32,7 +32,7 @@ struct recovery_record {
         *epochs[RECOVERY_RECORD_EPOCHS]; // of the own group: the adopted one and later ones, oldest first
 
     // Nothing of these is read before it is written, so that nobody pays for clearing them.
-    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `barrier`
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `last_vote`
     struct member_view losses[WIRE_MAX_MEMBERS];    // oldest first
     struct wire_past past[WIRE_MAX_PAST];           // of a ring
 };
@@ -45,10 +45,10 @@ void recovery_record_fini(struct recovery_record *t);
 void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epoch_commit *commit,
                                 const struct epoch *epoch);
 // A vote of all has ended; `epoch` is the one in force, or NULL.
-void recovery_record_note_barrier(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
-                                  const struct epoch *epoch);
+void recovery_record_note_vote(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
+                               const struct epoch *epoch);
 // The last vote of all, as another peer knew it.
-void recovery_record_take_barrier(struct recovery_record *t, const struct wire_barrier *barrier);
+void recovery_record_take_vote(struct recovery_record *t, const struct wire_ended_vote *vote);
 void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync_end *end);
 void recovery_record_note_verdict(struct recovery_record *t, const struct wire_verdict *verdict);
 // The own group has lost members in the epoch of `view`, which the program has to meet.

@@ -9,11 +9,11 @@
 
 enum { NOBODY = -1 };
 
-enum op_state { OP_WAITING, OP_LIVE, OP_ENDED };
+enum retry_state { RETRY_WAITING, RETRY_LIVE, RETRY_ENDED };
 
 struct retry_op {
     struct call_args args;
-    enum op_state state;
+    enum retry_state state;
     ptrdiff_t before; // the op of the same tag that comes first, or NOBODY
 };
 
@@ -38,13 +38,13 @@ static void note_failure(struct retry *r, pcclResult_t code) {
 }
 
 static void end_op(struct retry *r, size_t index) {
-    r->ops[index].state = OP_ENDED;
+    r->ops[index].state = RETRY_ENDED;
     r->ended++;
 }
 
 static bool launchable(const struct retry *r, size_t index) {
     const struct retry_op *op = &r->ops[index];
-    return op->state == OP_WAITING && (op->before == NOBODY || r->ops[op->before].state == OP_ENDED);
+    return op->state == RETRY_WAITING && (op->before == NOBODY || r->ops[op->before].state == RETRY_ENDED);
 }
 
 // False: nothing more can be launched now.
@@ -52,7 +52,7 @@ static bool launch(struct retry *r, size_t index) {
     pcclResult_t code = ops_launch(r->communicator, &r->ops[index].args);
     switch (code) {
     case pcclSuccess:
-        r->ops[index].state = OP_LIVE;
+        r->ops[index].state = RETRY_LIVE;
         r->queue[r->live++] = index;
         return true;
     case pcclInternalError:
@@ -67,7 +67,7 @@ static bool launch(struct retry *r, size_t index) {
 }
 
 static void refill(struct retry *r) {
-    while (r->first < r->count && r->ops[r->first].state != OP_WAITING) r->first++;
+    while (r->first < r->count && r->ops[r->first].state != RETRY_WAITING) r->first++;
     for (size_t i = r->first; i < r->count && r->live < r->max_in_flight && !r->hopeless; i++)
         if (launchable(r, i) && !launch(r, i)) return;
 }

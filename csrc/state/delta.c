@@ -157,20 +157,20 @@ static bool may_take(const struct delta *delta, uint64_t leaf, uint32_t donor) {
     return true;
 }
 
-struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
-    struct delta_run run = {0};
+struct delta_range delta_ask(struct delta *delta, uint32_t index, int64_t now) {
+    struct delta_range range = {0};
     struct donor *donor = &delta->donors[index];
-    if (!delta_usable(delta, index)) return run;
+    if (!delta_usable(delta, index)) return range;
     while (delta->next < delta->layout->leaf_count && delta->leaves[delta->next] != WANTED) delta->next++;
     uint64_t leaf = delta->next, end = delta->layout->leaf_count;
     while (leaf < end && !may_take(delta, leaf, index)) leaf++;
-    if (leaf == end) return run;
+    if (leaf == end) return range;
     uint64_t window = window_of(delta, donor), bytes = 0;
     // Not for every leaf that comes: a quarter of the window at once.
     if (donor->leaves > 0 && (donor->bytes > window - window / 4 || donor->leaves > DELTA_LEAVES_ON_WAY * 3 / 4))
-        return run;
-    run.first = leaf;
-    while (leaf < end && run.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY &&
+        return range;
+    range.first = leaf;
+    while (leaf < end && range.count < DELTA_RUN_LEAVES && donor->leaves < DELTA_LEAVES_ON_WAY &&
            may_take(delta, leaf, index)) {
         uint32_t length = length_of(delta, leaf);
         // A single leaf may always be in flight, however large it is.
@@ -179,14 +179,14 @@ struct delta_run delta_ask(struct delta *delta, uint32_t index, int64_t now) {
         donor->leaves++;
         donor->bytes += length;
         bytes += length;
-        run.count++;
+        range.count++;
     }
-    if (run.count > 0 && donor->asked_at == 0) {
+    if (range.count > 0 && donor->asked_at == 0) {
         donor->asked_at = now;
-        donor->asked_leaf = run.first;
+        donor->asked_leaf = range.first;
     }
-    if (run.count > 0) pace_flow_begin(&donor->flow, now);
-    return run;
+    if (range.count > 0) pace_flow_begin(&donor->flow, now);
+    return range;
 }
 
 static void measure(struct donor *donor, uint64_t leaf, uint32_t length, int64_t now) {

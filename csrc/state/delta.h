@@ -49,7 +49,7 @@ struct delta_piece delta_layout_find(const struct delta_layout *layout, uint64_t
 // ---- delta ----
 struct delta;
 
-struct delta_run {
+struct delta_range {
     uint64_t first;
     uint32_t count; // 0: nothing to ask now
 };
@@ -68,7 +68,7 @@ bool delta_usable(const struct delta *delta, uint32_t donor);
 bool delta_hopeless(const struct delta *delta); // leaves are missing and no donor is left
 
 // The next run to ask of this donor; it counts as asked from now on.
-struct delta_run delta_ask(struct delta *delta, uint32_t donor, int64_t now_ns);
+struct delta_range delta_ask(struct delta *delta, uint32_t donor, int64_t now_ns);
 // A leaf came from a donor and is right: it is here. Leaves that are here already and unasked ones are counted for
 // speed only.
 void delta_arrived(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t now_ns);

@@ -55,11 +55,11 @@ static void pump_donor(struct sync *sync, uint32_t index, int64_t now) {
     if (!has_way(sync, donor->peer)) return;
     for (;;) {
         bool idle = delta_on_way(sync->delta, index) == 0;
-        struct delta_run run = delta_ask(sync->delta, index, now);
-        if (run.count == 0) return;
+        struct delta_range range = delta_ask(sync->delta, index, now);
+        if (range.count == 0) return;
         if (idle) donor->progress_at = now;
         struct wire_op head = {
-            .tag = sync->plan->round, .offset = run.first, .extra = run.count, .sequence = ++sync->sequence};
+            .tag = sync->plan->round, .offset = range.first, .extra = range.count, .sequence = ++sync->sequence};
         head.shard |= 1 << WIRE_SYNC_SLOT; // a donor on another host has none
         if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
         if (send_ask(sync, donor->peer, WIRE_SYNC_ASK, &head)) continue;

@@ -69,11 +69,11 @@ static bool is_member(const struct wire_epoch *epoch, const struct wire_id *id) 
 
 static struct known *known_of(const struct peer *peer) { return &known[peer - peers]; }
 
-static void note_barrier(struct peer *peer, uint8_t kind, uint8_t code, uint64_t value) {
+static void note_ended_vote(struct peer *peer, uint8_t kind, uint8_t code, uint64_t value) {
     struct known *mine = known_of(peer);
-    struct wire_barrier *barrier = &mine->resume.barrier;
+    struct wire_ended_vote *vote = &mine->resume.last_vote;
     const struct wire_epoch *epoch = &mine->resume.epoch;
-    *barrier = (struct wire_barrier){.number = barrier->number + 1,
+    *vote = (struct wire_ended_vote){.number = vote->number + 1,
                                      .kind = kind,
                                      .code = code,
                                      .value = value,
@@ -81,8 +81,8 @@ static void note_barrier(struct peer *peer, uint8_t kind, uint8_t code, uint64_t
                                      .sizes = mine->sizes};
     for (uint32_t i = 0; i < epoch->count; i++) {
         if (i == 0 || epoch->members[i].group != epoch->members[i - 1].group)
-            mine->sizes[barrier->count++] = (struct wire_group_size){.group = epoch->members[i].group};
-        mine->sizes[barrier->count - 1].count++;
+            mine->sizes[vote->count++] = (struct wire_group_size){.group = epoch->members[i].group};
+        mine->sizes[vote->count - 1].count++;
     }
 }
 
@@ -97,8 +97,8 @@ static void note_epoch(struct peer *peer, const struct wire_header *header, cons
     resume->epoch = commit->epoch;
     resume->epoch.members = mine->members;
     if (commit->reason != WIRE_REASON_UPDATE && commit->reason != WIRE_REASON_ORDER) return;
-    resume->barrier.number = commit->epoch.barrier - 1;
-    note_barrier(peer, commit->reason == WIRE_REASON_UPDATE ? WIRE_VOTE_UPDATE : WIRE_VOTE_OPTIMIZE, 0, 0);
+    resume->last_vote.number = commit->epoch.votes_ended - 1;
+    note_ended_vote(peer, commit->reason == WIRE_REASON_UPDATE ? WIRE_VOTE_UPDATE : WIRE_VOTE_OPTIMIZE, 0, 0);
 }
 
 static void end_vote(struct peer *peer, uint8_t kind) {
@@ -152,19 +152,19 @@ static void hear_resumed(struct peer *peer, const struct wire_header *header, co
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     static struct wire_resumed resumed;
     static struct wire_loss losses[WIRE_MAX_MEMBERS];
-    resumed.barrier.sizes = sizes;
+    resumed.last_vote.sizes = sizes;
     resumed.losses = losses;
     MUST(wire_decode_resumed(body, header->length, &resumed));
     MUST(!peer->registered && header->generation == peer->asked &&
          header->generation > known_of(peer)->resume.generation);
-    MUST(!resumed.barrier_ended || !resumed.sync_ended);
+    MUST(!resumed.vote_ended || !resumed.sync_ended);
     peer->registered = peer->resumed = true;
     peer->epoch_run = peer->asked = 0;
     if (resumed.sync_ended) end_vote(peer, VOTE_SYNC);
-    if (!resumed.barrier_ended) return;
+    if (!resumed.vote_ended) return;
     peer->vote = 0;
-    known_of(peer)->resume.barrier.number = resumed.barrier.number - 1;
-    note_barrier(peer, resumed.barrier.kind, resumed.barrier.code, resumed.barrier.value);
+    known_of(peer)->resume.last_vote.number = resumed.last_vote.number - 1;
+    note_ended_vote(peer, resumed.last_vote.kind, resumed.last_vote.code, resumed.last_vote.value);
 }
 
 static void hear(struct peer *peer, const struct wire_header *header, const uint8_t *body) {
@@ -216,7 +216,7 @@ static void hear(struct peer *peer, const struct wire_header *header, const uint
         struct wire_outcome outcome;
         MUST(wire_decode_outcome(body, length, &outcome));
         end_vote(peer, outcome.kind);
-        note_barrier(peer, outcome.kind, outcome.code, outcome.value);
+        note_ended_vote(peer, outcome.kind, outcome.code, outcome.value);
         peer->attempt = 0;
         return;
     }
@@ -467,8 +467,8 @@ static void lie_of(struct wire_resume *resume, struct known *claimed, uint8_t li
     case 3: resume->generation = what; return;
     case 4: epoch->number = what; return;
     case 5: resume->join_number = what; return;
-    case 6: resume->barrier.number = what; return;
-    case 7: resume->barrier.kind = (uint8_t)what; return;
+    case 6: resume->last_vote.number = what; return;
+    case 7: resume->last_vote.kind = (uint8_t)what; return;
     case 8: resume->accepted = !resume->accepted; return;
     case 9: resume->vote = (uint8_t)what; return;
     case 10: epoch->count -= epoch->count > 0; return;
@@ -481,7 +481,7 @@ static void lie_of(struct wire_resume *resume, struct known *claimed, uint8_t li
     case 17: resume->hello.id = id_of((uint32_t)(what % CONNS)); return;
     case 18: claimed->members[0].id = id_of((uint32_t)(what % 64)); return;
     case 19: claimed->members[0].group = (uint32_t)what; return;
-    case 20: resume->barrier.epoch = what; return;
+    case 20: resume->last_vote.epoch = what; return;
     case 21: epoch->sync_expected = what; return;
     default: return;
     }
@@ -500,7 +500,7 @@ static void resume_with(uint32_t conn, uint8_t how, uint8_t lie, uint64_t what) 
                                         .port = 48149,
                                         .masters = how & 2 ? 2 : 1};
     resume->epoch.members = claimed.members;
-    resume->barrier.sizes = claimed.sizes;
+    resume->last_vote.sizes = claimed.sizes;
     resume->past = claimed.past;
     resume->past_count = how >> 2 & 3;
     for (uint32_t i = 0; i < resume->past_count; i++)

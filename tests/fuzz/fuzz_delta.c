@@ -63,15 +63,15 @@ static void revoke(uint32_t donor) {
 
 static void ask(struct delta *delta, uint32_t donor, int64_t now) {
     bool usable = delta_usable(delta, donor);
-    struct delta_run run = delta_ask(delta, donor, now);
-    MUST(run.count <= DELTA_RUN_LEAVES && (usable || run.count == 0));
+    struct delta_range range = delta_ask(delta, donor, now);
+    MUST(range.count <= DELTA_RUN_LEAVES && (usable || range.count == 0));
     uint64_t bytes = 0;
-    for (uint64_t leaf = run.first; leaf < run.first + run.count; leaf++) {
+    for (uint64_t leaf = range.first; leaf < range.first + range.count; leaf++) {
         MUST(leaf < layout.leaf_count && !here[leaf] && asked[leaf] < 0);
         asked[leaf] = (int)donor;
         bytes += delta_layout_find(&layout, leaf).length;
     }
-    MUST(run.count <= 1 || bytes <= DELTA_RUN_BYTES);
+    MUST(range.count <= 1 || bytes <= DELTA_RUN_BYTES);
 }
 
 static void arrive(struct delta *delta, uint64_t leaf, uint32_t donor, int64_t now) {

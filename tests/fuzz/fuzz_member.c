@@ -43,7 +43,7 @@ static void check_resume(const struct wire_header *header, const uint8_t *body) 
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     static struct wire_past past[WIRE_MAX_PAST];
     static struct wire_loss losses[WIRE_MAX_MEMBERS];
-    struct wire_resume resume = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    struct wire_resume resume = {.last_vote.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     MUST(seeking && wire_decode_resume(body, header->length, &resume) && wire_id_equal(&resume.hello.id, &self));
     MUST(header->generation >= promised && header->generation >= resume.generation && resume.vote == vote);
     MUST(resume.accepted == (member_phase(core) == MEMBER_ACCEPTED));
@@ -286,17 +286,17 @@ static void take_resumed(struct fuzz *in, struct wire_buffer *frame) {
     uint8_t how = fuzz_u8(in);
     struct wire_group_size sizes[] = {{.group = 0, .count = 1 + (how >> 2 & 3)}, {.group = 1, .count = 2}};
     message = (struct wire_resumed){
-        .heartbeat_limit_ms = LIMIT_MS, .barrier_ended = how & 1, .sync_ended = how >> 1 & 1, .barrier.sizes = sizes};
+        .heartbeat_limit_ms = LIMIT_MS, .vote_ended = how & 1, .sync_ended = how >> 1 & 1, .last_vote.sizes = sizes};
     struct wire_loss losses[] = {
         {.epoch = 1 + (how >> 6), .members = 3, .group_members = 2, .groups = 1, .largest_group = 2},
         {.epoch = number, .members = 2, .group_members = 1, .groups = 1, .largest_group = 1}};
     message.losses = losses;
     message.loss_count = how >> 5 & 1 ? 1 + (losses[1].epoch > losses[0].epoch) : 0;
-    message.barrier.kind = (uint8_t)fuzz_below(in, 4);
-    message.barrier.number = message.barrier.kind == 0 ? 0 : 1 + (how >> 4);
-    message.barrier.count = message.barrier.kind == 0 ? 0 : 2;
-    message.barrier.code = message.sync.code = fuzz_u8(in);
-    message.barrier.epoch = number;
+    message.last_vote.kind = (uint8_t)fuzz_below(in, 4);
+    message.last_vote.number = message.last_vote.kind == 0 ? 0 : 1 + (how >> 4);
+    message.last_vote.count = message.last_vote.kind == 0 ? 0 : 2;
+    message.last_vote.code = message.sync.code = fuzz_u8(in);
+    message.last_vote.epoch = number;
     message.sync.round = message.sync.revision = fuzz_number(in);
     wire_encode_resumed(frame, header_now(), &message);
 }

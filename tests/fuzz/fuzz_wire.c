@@ -67,10 +67,10 @@ static bool again_report(struct wire_buffer *out, struct wire_header header, con
     return true;
 }
 
-static void check_barrier(const struct wire_barrier *barrier) {
-    MUST(barrier->count <= WIRE_MAX_MEMBERS && (barrier->number == 0) == (barrier->count == 0));
-    for (uint32_t i = 0; i < barrier->count; i++)
-        MUST(barrier->sizes[i].count > 0 && (i == 0 || barrier->sizes[i].group > barrier->sizes[i - 1].group));
+static void check_ended_vote(const struct wire_ended_vote *vote) {
+    MUST(vote->count <= WIRE_MAX_MEMBERS && (vote->number == 0) == (vote->count == 0));
+    for (uint32_t i = 0; i < vote->count; i++)
+        MUST(vote->sizes[i].count > 0 && (i == 0 || vote->sizes[i].group > vote->sizes[i - 1].group));
 }
 
 static bool again_matrix(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
@@ -85,11 +85,11 @@ static bool again_matrix(struct wire_buffer *out, struct wire_header header, con
 }
 
 static bool again_resume(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
-    struct wire_resume message = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    struct wire_resume message = {.last_vote.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(body, length, &message) || message.hello.version != WIRE_VERSION) return false;
     if (message.accepted) {
         check_epoch(&message.epoch);
-        check_barrier(&message.barrier);
+        check_ended_vote(&message.last_vote);
         MUST(message.past_count <= WIRE_MAX_PAST);
     }
     wire_encode_resume(out, header, &message);
@@ -98,10 +98,10 @@ static bool again_resume(struct wire_buffer *out, struct wire_header header, con
 
 static bool again_resumed(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
     static struct wire_resumed message;
-    message.barrier.sizes = sizes;
+    message.last_vote.sizes = sizes;
     message.losses = losses;
     if (!wire_decode_resumed(body, length, &message)) return false;
-    check_barrier(&message.barrier);
+    check_ended_vote(&message.last_vote);
     wire_encode_resumed(out, header, &message);
     return true;
 }

@@ -70,13 +70,13 @@ static void write_recovery(void) {
                                     {.id = two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
     struct wire_epoch epoch = {.number = 4,
                                .group_epoch = 3,
-                               .barrier = 2,
+                               .last_vote = 2,
                                .latency_us = 100,
                                .megabytes_per_s = 1000,
                                .count = 2,
                                .members = members};
     struct wire_group_size sizes[] = {{0, 1}, {5, 1}};
-    struct wire_barrier barrier = {.number = 2, .kind = WIRE_VOTE_UPDATE, .epoch = 4, .count = 2, .sizes = sizes};
+    struct wire_ended_vote vote = {.number = 2, .kind = WIRE_VOTE_UPDATE, .epoch = 4, .count = 2, .sizes = sizes};
     struct wire_past past[] = {{op_name, WIRE_VERDICT_COMMIT, 0}, {op_name, WIRE_VERDICT_MISMATCH, 0}};
     struct wire_hello hello = {.version = WIRE_VERSION, .id = one, .group = 1, .lanes = 4, .port = 48149, .masters = 2};
     FRAME(resume, {.hello = hello,
@@ -88,13 +88,12 @@ static void write_recovery(void) {
                    .accepted = 1,
                    .sync_committed = 1,
                    .sync_revision = 5,
-                   .barrier = barrier,
+                   .last_vote = vote,
                    .epoch = epoch,
                    .past_count = 2,
                    .past = past});
-    FRAME(
-        resumed,
-        {.heartbeat_limit_ms = 5000, .barrier_ended = 1, .barrier = barrier, .sync = {.round = 1, .text = {3, "why"}}});
+    FRAME(resumed,
+          {.heartbeat_limit_ms = 5000, .vote_ended = 1, .last_vote = vote, .sync = {.round = 1, .text = {3, "why"}}});
 }
 
 static void write_frames(void) {

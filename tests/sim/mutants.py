@@ -228,14 +228,14 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="vote_forgotten",  # nor which vote of all has ended already
         file="master/takeover.c",
-        old="resume.barrier.number < last->number;",
-        new="resume.barrier.number + 1 < last->number;",
+        old="resume.last_vote.number < last->number;",
+        new="resume.last_vote.number + 1 < last->number;",
     ),
     Mutant(
         name="sync_forgotten",  # nor which round of shared state
         file="master/takeover.c",
-        old="    resumed.sync_ended = !resumed.barrier_ended && ",
-        new="    resumed.sync_ended = resumed.barrier_ended && ",
+        old="    resumed.sync_ended = !resumed.vote_ended && ",
+        new="    resumed.sync_ended = resumed.vote_ended && ",
     ),
     Mutant(
         name="revision_forgotten",  # nor the revision that is expected
@@ -265,8 +265,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="quorum_of_half",
         file="master/survivors.c",
-        old="uint32_t majority = claim->count / 2 + 1;",
-        new="uint32_t majority = (claim->count + 1) / 2;",
+        old="uint32_t majority = config->count / 2 + 1;",
+        new="uint32_t majority = (config->count + 1) / 2;",
     ),
     Mutant(
         name="expel_the_reporter",  # of a broken pair the one whom fewer report
@@ -314,7 +314,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="newcomers_take_up",  # newcomers alone take the run up, of which they are most
         file="master/survivors.c",
-        old=" && claim->old_members >= claim->quorum.old_members;",
+        old=" && config->old_members >= config->quorum.old_members;",
         new=";",
     ),
     Mutant(
@@ -381,8 +381,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="vote_ends_otherwise",  # for those who hear of it from the next master
         file="peer/recovery_record.c",
-        old="barrier->value = outcome->value;",
-        new="barrier->value = 0;",
+        old="vote->value = outcome->value;",
+        new="vote->value = 0;",
     ),
     Mutant(
         name="redo_without_input",  # an op begins again from what it has written over its input

@@ -145,13 +145,13 @@ static void post_all(struct trial *t) {
             reduce.retry = reduce.tell = t->way->retry;
             if (t->way->kind == PLAN_REDUCE) { // the victim passes on
                 reduce.fingerprint.kind = PLAN_REDUCE;
-                reduce.group = group_of(t->world, side);
+                reduce.subgroup = group_of(t->world, side);
                 reduce.root = ROOT;
             }
             enum call_result result;
             AS(&t->world->sides[side], result = engine_post(t->world->sides[side].engine, &reduce, t->world->epoch));
             CHECK(result == CALL_OK || (side == VICTIM && (result == CALL_NO_MEMORY || result == CALL_DEAD)));
-            if (result != CALL_OK) subgroup_put(reduce.group);
+            if (result != CALL_OK) subgroup_put(reduce.subgroup);
             call->posted = result == CALL_OK;
             call->ended = false;
         }

@@ -77,7 +77,7 @@ static void test_join(void) {
     EPOCH("abc", UPDATE, 3, 3, "abc");
     end();
 
-    begin("an update without newcomers is a barrier");
+    begin("an update without newcomers waits for all");
     form("ab", 0);
     vote("b", WIRE_VOTE_UPDATE);
     CHECK(quiet("ab"));
@@ -397,7 +397,7 @@ static void test_votes(void) {
     OUTCOME("ab", PENDING, 0, 0);
     end();
 
-    begin("different barriers wait for each other, and are told so, ever more rarely");
+    begin("different votes wait for each other, and are told so, ever more rarely");
     form("ab", 0);
     vote("a", WIRE_VOTE_UPDATE);
     vote("b", WIRE_VOTE_PENDING);

@@ -90,12 +90,12 @@ static void pass(int64_t ms, const char *alive) {
 // ---- what survivors say ----
 
 // The numbers of a peer that lacks nothing; 0 stands for these.
-enum { GENERATION = 1, NUMBER = 5, BARRIER = 3 };
+enum { GENERATION = 1, NUMBER = 5, VOTES = 3 };
 
 struct says {
     char who;
     const char *members; // of its epoch; NULL: it was never accepted
-    uint64_t run, generation, promised, number, barrier, round;
+    uint64_t run, generation, promised, number, votes, round;
     uint8_t kind, vote; // of the last vote of all, UPDATE unless told; its open one
     // lies
     uint64_t join;
@@ -138,11 +138,11 @@ static void resume(const struct says *says) {
         .join_number = (uint64_t)(says->who - 'a' + 1),
         .vote = says->vote,
         .accepted = says->members != NULL,
-        .barrier = {.number = or_else(says->barrier, BARRIER),
-                    .kind = (uint8_t)or_else(says->kind, WIRE_VOTE_UPDATE),
-                    .epoch = epoch.number,
-                    .count = 1,
-                    .sizes = sizes},
+        .last_vote = {.number = or_else(says->votes, VOTES),
+                      .kind = (uint8_t)or_else(says->kind, WIRE_VOTE_UPDATE),
+                      .epoch = epoch.number,
+                      .count = 1,
+                      .sizes = sizes},
         .epoch = epoch,
     };
     struct wire_address source = address_of(says->who);
@@ -180,7 +180,7 @@ static void promise(const char *peers, uint64_t run, uint64_t generation) {
 static struct wire_resumed resumed_at(int line, char peer) {
     static struct wire_group_size sizes[WIRE_MAX_MEMBERS];
     static struct wire_loss losses[WIRE_MAX_MEMBERS];
-    struct wire_resumed resumed = {.barrier.sizes = sizes, .losses = losses};
+    struct wire_resumed resumed = {.last_vote.sizes = sizes, .losses = losses};
     const struct frame *frame = take_at(line, peer, WIRE_RESUMED);
     check_that(wire_decode_resumed(frame->body, frame->header.length, &resumed), __FILE__, line, "RESUMED decodes");
     return resumed;
@@ -395,7 +395,7 @@ static void test_lies(void) {
         {"an epoch of a generation that it has not promised",
          "malformed",
          {.who = 'a', .members = "abc", .generation = 3, .promised = 2}},
-        {"an absurd number of votes", "malformed", {.who = 'a', .members = "abc", .barrier = UINT64_MAX}},
+        {"an absurd number of votes", "malformed", {.who = 'a', .members = "abc", .votes = UINT64_MAX}},
         {"an absurd generation", "malformed", {.who = 'a', .members = "abc", .promised = UINT64_MAX}},
         {"the last generation", "malformed", {.who = 'a', .members = "abc", .promised = UINT32_MAX}},
         {"an absurd epoch", "malformed", {.who = 'a', .members = "abc", .number = UINT64_MAX}},
@@ -580,23 +580,23 @@ static void test_turns(void) {
 static void test_ends(void) {
     static const struct {
         const char *name;
-        struct says b; // a has passed vote BARRIER
-        bool barrier_ended, sync_ended, expelled;
+        struct says b; // a has passed vote VOTES
+        bool vote_ended, sync_ended, expelled;
     } ends[] = {
         {"nothing was open", {.who = 'b', .members = "ab"}, false, false, false},
         {"the vote has ended for one",
-         {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_UPDATE},
+         {.who = 'b', .members = "ab", .votes = VOTES - 1, .vote = WIRE_VOTE_UPDATE},
          true,
          false,
          false},
         {"of another kind",
-         {.who = 'b', .members = "ab", .barrier = BARRIER - 1, .vote = WIRE_VOTE_PENDING},
+         {.who = 'b', .members = "ab", .votes = VOTES - 1, .vote = WIRE_VOTE_PENDING},
          false,
          false,
          true},
-        {"without its vote", {.who = 'b', .members = "ab", .barrier = BARRIER - 1}, false, false, true},
+        {"without its vote", {.who = 'b', .members = "ab", .votes = VOTES - 1}, false, false, true},
         {"two votes behind",
-         {.who = 'b', .members = "ab", .barrier = BARRIER - 2, .vote = WIRE_VOTE_UPDATE},
+         {.who = 'b', .members = "ab", .votes = VOTES - 2, .vote = WIRE_VOTE_UPDATE},
          false,
          false,
          true},
@@ -616,16 +616,16 @@ static void test_ends(void) {
         ASKED("ab", 2);
         promise("ab", RUN, 2);
         struct wire_resumed a = RESUMED('a');
-        CHECK(!a.barrier_ended && !a.sync_ended);
+        CHECK(!a.vote_ended && !a.sync_ended);
         if (ends[i].expelled) {
             EXPELLED('b', "does not fit");
             epoch_at(__LINE__, "a", "ab", 6, WIRE_REASON_RELINK);
             epoch_at(__LINE__, "a", "a", 7, WIRE_REASON_LOSS);
         } else {
             struct wire_resumed b = RESUMED('b');
-            CHECK_EQ(b.barrier_ended, ends[i].barrier_ended);
+            CHECK_EQ(b.vote_ended, ends[i].vote_ended);
             CHECK_EQ(b.sync_ended, ends[i].sync_ended);
-            CHECK_EQ(b.barrier.number, BARRIER);
+            CHECK_EQ(b.last_vote.number, VOTES);
             EPOCH("ab", 6, RELINK);
         }
         end();
@@ -1113,7 +1113,7 @@ static void test_woken(void) {
     form("abc", 1);
     now += 2 * LIMIT_MS * MS_NS;
     say('a', header, WIRE_MOVED);
-    resume(&(struct says){.who = 'a', .members = "a", .promised = 2, .barrier = BARRIER - 1, .vote = WIRE_VOTE_UPDATE});
+    resume(&(struct says){.who = 'a', .members = "a", .promised = 2, .votes = VOTES - 1, .vote = WIRE_VOTE_UPDATE});
     ASKED("a", 3);
     promise("a", RUN, 3);
     CHECK(quiet("a"));

@@ -95,8 +95,11 @@ static void resume(char who, uint8_t vote) {
         .generation = 1,
         .vote = vote,
         .accepted = 1,
-        .barrier =
-            {.number = epoch->barrier, .kind = WIRE_VOTE_UPDATE, .epoch = epoch->number, .count = 1, .sizes = sizes},
+        .last_vote = {.number = epoch->votes_ended,
+                      .kind = WIRE_VOTE_UPDATE,
+                      .epoch = epoch->number,
+                      .count = 1,
+                      .sizes = sizes},
         .epoch = *epoch,
         .quorum = of(who)->commit.quorum,
     };
@@ -188,7 +191,7 @@ static void test_half_told(void) {
         struct wire_epoch *epoch = &of(*p)->commit.epoch;
         epoch->number--;
         epoch->group_epoch--;
-        epoch->barrier--;
+        epoch->votes_ended--;
         for (uint32_t i = 0; i < 4; i++) of(*p)->members[i].weight = 0;
     }
     stand_by();

@@ -281,11 +281,11 @@ static void test_silent_masters_while_it_gathers(void) {
         .generation = 1,
         .join_number = 1,
         .accepted = true};
-    resume.barrier =
-        (struct wire_barrier){.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 2, .count = 1, .sizes = &size};
+    resume.last_vote =
+        (struct wire_ended_vote){.number = 1, .kind = WIRE_VOTE_UPDATE, .epoch = 2, .count = 1, .sizes = &size};
     resume.epoch = (struct wire_epoch){.number = 2,
                                        .group_epoch = 2,
-                                       .barrier = 1,
+                                       .votes_ended = 1,
                                        .latency_us = 1,
                                        .megabytes_per_s = 1,
                                        .count = 2,

@@ -79,7 +79,7 @@ static void test_the_members_word(void) {
     begin();
     resume.epoch.lost_epoch = 4;
     resume.epoch.sync_round = 8;
-    resume.barrier.number = 2;
+    resume.last_vote.number = 2;
     members[0].lanes = 4;
     CHECK(believed());
     // The ring order of an epoch is no part of who belongs to the run.

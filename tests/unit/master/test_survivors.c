@@ -1,4 +1,4 @@
-// Those that wait for a run to be taken up: how they are found, who makes the same claim, which one is the newest,
+// Those that wait for a run to be taken up: how they are found, who reports the same epoch, which one is the newest,
 // which has a majority here.
 #include "master/survivors.h"
 
@@ -52,9 +52,9 @@ static void test_found(void) {
     CHECK(survivors_of_conn(&survivors, 3) == NULL && survivors_of_conn(&survivors, UINT32_MAX) == NULL);
     CHECK(survivors_of_id(&survivors, &RUN, &members[0].id) == a);
     CHECK(survivors_of_id(&survivors, &OTHER, &members[0].id) == same);
-    CHECK(survivor_is_of(a, &RUN) && !survivor_is_of(same, &RUN) && new->claim == NULL);
-    CHECK(survivors_member(&survivors, a->claim, 1) == new); // a member that has not heard of it
-    CHECK(survivors_member(&survivors, a->claim, 2) == NULL);
+    CHECK(survivor_is_of(a, &RUN) && !survivor_is_of(same, &RUN) && new->config == NULL);
+    CHECK(survivors_member(&survivors, a->config, 1) == new); // a member that has not heard of it
+    CHECK(survivors_member(&survivors, a->config, 2) == NULL);
     survivors_forget(&survivors, a);
     CHECK(survivors_of_conn(&survivors, 0) == NULL && survivors_of_id(&survivors, &RUN, &members[0].id) == NULL);
     CHECK(survivors.list[0] == same && survivors.list[1] == new && survivors.count == 2);
@@ -74,22 +74,22 @@ static void test_found(void) {
 }
 
 static void test_same(void) {
-    begin("one claim for all that say the same");
+    begin("one configuration for all that report the same");
     struct survivor *a = member(&RUN, 0, 1, 4, 3), *b = member(&RUN, 1, 1, 4, 3);
-    const struct claim *claim = a->claim;
-    CHECK(claim == b->claim && claim->holders == 2 && claim->present == 2);
+    const struct configuration *config = a->config;
+    CHECK(config == b->config && config->holders == 2 && config->present == 2);
     struct wire_resume resume = says(2, 1, 4, 3);
-    CHECK(survivors_find_claim(&survivors, &RUN, &resume) == claim);
-    CHECK(survivors_find_claim(&survivors, &OTHER, &resume) == NULL);
+    CHECK(survivors_find_configuration(&survivors, &RUN, &resume) == config);
+    CHECK(survivors_find_configuration(&survivors, &OTHER, &resume) == NULL);
     resume.quorum.old_members = 1;
-    CHECK(survivors_find_claim(&survivors, &RUN, &resume) == NULL);
+    CHECK(survivors_find_configuration(&survivors, &RUN, &resume) == NULL);
     resume = says(2, 1, 4, 3);
     members[1].address.port = 5;
-    CHECK(survivors_find_claim(&survivors, &RUN, &resume) == NULL);
+    CHECK(survivors_find_configuration(&survivors, &RUN, &resume) == NULL);
     survivors_forget(&survivors, a);
-    CHECK_EQ(survivors.claim_count, 1);
+    CHECK_EQ(survivors.configuration_count, 1);
     survivors_forget(&survivors, b);
-    CHECK_EQ(survivors.claim_count, 0);
+    CHECK_EQ(survivors.configuration_count, 0);
     end();
 }
 
@@ -97,49 +97,50 @@ static void test_newest(void) {
     begin("the newest of a run counts, by generation, then by number");
     struct survivor *old = member(&RUN, 0, 1, 9, 3), *new = member(&RUN, 1, 2, 3, 3);
     const struct survivor *apart = member(&OTHER, 2, 1, 1, 1);
-    CHECK(!old->claim->newest && new->claim->newest && apart->claim->newest);
+    CHECK(!old->config->newest && new->config->newest && apart->config->newest);
     survivors_forget(&survivors, new);
-    CHECK(old->claim->newest);
+    CHECK(old->config->newest);
     end();
 }
 
 static void test_majority(void) {
     begin("a majority, as the epoch asks for it");
-    struct claim *claim = member(&RUN, 0, 1, 1, MEMBERS)->claim, *other = member(&OTHER, 0, 1, 1, 2)->claim;
-    CHECK(!claim_has_majority(claim) && !claim_has_majority(NULL));
+    struct configuration *config = member(&RUN, 0, 1, 1, MEMBERS)->config,
+                         *other = member(&OTHER, 0, 1, 1, 2)->config;
+    CHECK(!configuration_has_majority(config) && !configuration_has_majority(NULL));
     struct survivor *second = member(&RUN, 1, 1, 1, MEMBERS);
-    CHECK(!claim_has_majority(claim) && survivors_best_claim(&survivors) == claim);
+    CHECK(!configuration_has_majority(config) && survivors_best_configuration(&survivors) == config);
     member(&OTHER, 1, 1, 1, 2);
-    CHECK(claim_has_majority(other) && survivors_best_claim(&survivors) == other);
+    CHECK(configuration_has_majority(other) && survivors_best_configuration(&survivors) == other);
     member(&RUN, 2, 1, 0, 0); // a member of that epoch that has not heard of it counts
-    CHECK(claim_has_majority(claim) && survivors_best_claim(&survivors) == claim);
-    claim->quorum.members = 4;
-    CHECK(!claim_has_majority(claim));
+    CHECK(configuration_has_majority(config) && survivors_best_configuration(&survivors) == config);
+    config->quorum.members = 4;
+    CHECK(!configuration_has_majority(config));
     member(&RUN, 4, 1, 1, MEMBERS);
-    CHECK_EQ(claim->present, 4);
-    CHECK(claim_has_majority(claim));
+    CHECK_EQ(config->present, 4);
+    CHECK(configuration_has_majority(config));
     survivors_forget(&survivors, second);
-    CHECK_EQ(claim->present, 3);
+    CHECK_EQ(config->present, 3);
     end();
 
     begin("those that were members before newcomers came count by themselves");
     struct wire_resume resume = says(2, 1, 1, MEMBERS);
     resume.quorum = (struct wire_quorum){.old_members = 2, .newer = 3};
-    claim = come(&RUN, &resume)->claim;
+    config = come(&RUN, &resume)->config;
     for (uint32_t who = 3; who < MEMBERS; who++) member(&RUN, who, 1, 0, 0);
-    CHECK(claim->present == 3 && claim->old_members == 0 && !claim_has_majority(claim));
+    CHECK(config->present == 3 && config->old_members == 0 && !configuration_has_majority(config));
     for (uint32_t who = 0; who < 2; who++) member(&RUN, who, 1, 0, 0);
-    CHECK(claim->old_members == 2 && claim_has_majority(claim));
-    CHECK_EQ(claim_quorum(claim), 3);
+    CHECK(config->old_members == 2 && configuration_has_majority(config));
+    CHECK_EQ(configuration_quorum(config), 3);
     end();
 }
 
 static void test_groups(void) {
     begin("where the members of a group end");
     members[3].group = members[4].group = 6;
-    const struct claim *claim = member(&RUN, 0, 1, 1, MEMBERS)->claim;
-    CHECK_EQ(claim_group_end(claim, 0), 3);
-    CHECK_EQ(claim_group_end(claim, 3), 5);
+    const struct configuration *config = member(&RUN, 0, 1, 1, MEMBERS)->config;
+    CHECK_EQ(configuration_group_end(config, 0), 3);
+    CHECK_EQ(configuration_group_end(config, 3), 5);
     end();
 }
 

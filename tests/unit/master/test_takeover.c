@@ -38,7 +38,7 @@ static struct wire_resume says(char who) {
         sizes[group_of(*member)].count++;
         count++;
     }
-    resume.barrier = (struct wire_barrier){
+    resume.last_vote = (struct wire_ended_vote){
         .number = 3, .kind = WIRE_VOTE_UPDATE, .epoch = 5, .count = sizes[1].count > 0 ? 2 : 1, .sizes = sizes};
     resume.epoch = (struct wire_epoch){.number = 5, .group_epoch = 5, .count = count, .members = members};
     return resume;
@@ -56,7 +56,7 @@ static void come_all(const char *letters) {
     }
 }
 
-static void take_up(void) { takeover(&run, &survivors, survivors_best_claim(&survivors), 2); }
+static void take_up(void) { takeover(&run, &survivors, survivors_best_configuration(&survivors), 2); }
 
 static struct peer_record *peer(char who) {
     struct wire_id id = id_of(who);
@@ -111,20 +111,20 @@ static void test_votes(void) {
     begin("open votes count as cast, and end for those that missed it", "abc");
     struct wire_resume behind = says('a'), voted = says('b');
     behind.vote = WIRE_VOTE_UPDATE;
-    behind.barrier.number = 2;
+    behind.last_vote.number = 2;
     voted.vote = WIRE_VOTE_PENDING;
     come('a', &behind);
     come('b', &voted);
     come_all("c");
     take_up();
-    CHECK_EQ(run.barrier, 3);
+    CHECK_EQ(run.votes_ended, 3);
     CHECK(peer('a')->vote == 0 && peer('b')->vote == WIRE_VOTE_PENDING && peer('c')->vote == 0);
     CHECK_EQ(run.table.open[WIRE_VOTE_PENDING], 1);
     end();
 
     begin("who missed more than that does not fit", "abc");
     behind = says('a');
-    behind.barrier.number = 1;
+    behind.last_vote.number = 1;
     come('a', &behind);
     come_all("bc");
     take_up();

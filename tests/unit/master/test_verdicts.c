@@ -180,7 +180,7 @@ static void test_recall(void) {
                                {.name = op(EPOCH - 1, 2), .kind = WIRE_VERDICT_MISMATCH}};
     struct wire_resume knows = {.accepted = 1, .past_count = 2, .past = past}, lacks = {.accepted = 1};
     knows.epoch.group_epoch = lacks.epoch.group_epoch = EPOCH - 1;
-    struct wire_barrier last = {0};
+    struct wire_ended_vote last = {0};
     begin("what one member has heard from the master before holds for all", "ab", EPOCH);
     verdicts_recall(&verdicts, &table, peer('a'), &knows);
     verdicts_recall(&verdicts, &table, peer('b'), &lacks);

@@ -67,7 +67,7 @@ static struct wire_epoch random_epoch(uint32_t count) {
                                .members = members};
     epoch.group_epoch = below(epoch.number + 1);
     epoch.lost_epoch = below(epoch.number + 1);
-    epoch.barrier = check_random(&seed);
+    epoch.votes_ended = check_random(&seed);
     epoch.sync_round = check_random(&seed);
     epoch.sync_expected = check_random(&seed);
     uint32_t group = 0;
@@ -275,8 +275,8 @@ static void write_sync_end(struct wire_buffer *out, uint32_t size) {
     wire_encode_sync_end(out, random_header(), &end);
 }
 
-static struct wire_barrier random_barrier(uint32_t count) {
-    struct wire_barrier barrier = {.number = 1 + below(99),
+static struct wire_ended_vote random_barrier(uint32_t count) {
+    struct wire_ended_vote vote = {.number = 1 + below(99),
                                    .kind = (uint8_t)(1 + below(3)),
                                    .code = (uint8_t)below(256),
                                    .value = check_random(&seed),
@@ -285,7 +285,7 @@ static struct wire_barrier random_barrier(uint32_t count) {
                                    .sizes = group_sizes};
     for (uint32_t i = 0; i < count; i++)
         group_sizes[i] = (struct wire_group_size){i * 3, 1 + (uint32_t)below(WIRE_MAX_MEMBERS)};
-    return barrier;
+    return vote;
 }
 
 static struct wire_loss *random_losses(uint32_t count) {
@@ -314,7 +314,7 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
     resume.sync_code = (uint8_t)below(256);
     resume.sync_revision = check_random(&seed);
     uint32_t members_of = size < WIRE_MAX_MEMBERS ? size : WIRE_MAX_MEMBERS;
-    if (size > 0) resume.barrier = random_barrier(members_of);
+    if (size > 0) resume.last_vote = random_barrier(members_of);
     if (size > 0) resume.epoch = random_epoch(members_of);
     resume.past_count = size;
     resume.past = past;
@@ -329,7 +329,7 @@ static void write_resume(struct wire_buffer *out, uint32_t size) {
 
 static bool again_resume(struct wire_buffer *out, const uint8_t *body, size_t length) {
     struct wire_resume message = {
-        .barrier.sizes = group_sizes, .epoch.members = members, .past = past, .losses = losses};
+        .last_vote.sizes = group_sizes, .epoch.members = members, .past = past, .losses = losses};
     if (!wire_decode_resume(body, length, &message)) return false;
     wire_encode_resume(out, (struct wire_header){0}, &message);
     return true;
@@ -338,9 +338,9 @@ static bool again_resume(struct wire_buffer *out, const uint8_t *body, size_t le
 static void write_resumed(struct wire_buffer *out, uint32_t size) {
     static struct wire_resumed resumed;
     resumed.heartbeat_limit_ms = 1 + (uint32_t)below(5000);
-    resumed.barrier_ended = (uint8_t)below(2);
+    resumed.vote_ended = (uint8_t)below(2);
     resumed.sync_ended = (uint8_t)below(2);
-    resumed.barrier = random_barrier(1 + size);
+    resumed.last_vote = random_barrier(1 + size);
     resumed.loss_count = size;
     resumed.losses = random_losses(size);
     resumed.sync = (struct wire_sync_end){.round = check_random(&seed),
@@ -353,7 +353,7 @@ static void write_resumed(struct wire_buffer *out, uint32_t size) {
 
 static bool again_resumed(struct wire_buffer *out, const uint8_t *body, size_t length) {
     static struct wire_resumed message;
-    message.barrier.sizes = group_sizes;
+    message.last_vote.sizes = group_sizes;
     message.losses = losses;
     if (!wire_decode_resumed(body, length, &message)) return false;
     wire_encode_resumed(out, (struct wire_header){0}, &message);
@@ -816,7 +816,7 @@ static void test_values(void) {
     other.segment++;
     CHECK(!wire_op_name_equal(&name, &other));
     other = name;
-    other.list++;
+    other.subgroup++;
     CHECK(!wire_op_name_equal(&name, &other));
     struct wire_fingerprint whole = random_fingerprint(), divided = whole;
     divided.mode++;

@@ -192,7 +192,7 @@ static inline struct op *post_list(uint64_t tag, uint8_t kind, uint64_t bytes, b
                              .recv = &nothing,
                              .tag = tag,
                              .fingerprint = {.kind = kind, .count = bytes},
-                             .group = subgroup_new(ids, count, rank),
+                             .subgroup = subgroup_new(ids, count, rank),
                              .parts = calloc(1, sizeof(struct call_parts)),
                              .root = root,
                              .retry = retry,

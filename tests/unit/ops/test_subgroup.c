@@ -40,7 +40,7 @@ static void test_life(void) {
     struct subgroup *subgroup = group_of("cab", 1);
     CHECK(subgroup->count == 3 && subgroup->rank == 1);
     CHECK_EQ(subgroup->ids[0].bytes[1], 'c');
-    CHECK(subgroup_get(subgroup) == group);
+    CHECK(subgroup_get(subgroup) == subgroup);
     subgroup_put(subgroup);
     CHECK_EQ(subgroup->ids[2].bytes[1], 'b');
     subgroup_put(subgroup);

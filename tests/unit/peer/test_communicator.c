@@ -698,7 +698,7 @@ static void welcome(struct played *played, const struct wire_hello *hello) {
     struct wire_epoch_commit commit = {.reason = WIRE_REASON_UPDATE};
     commit.epoch = (struct wire_epoch){.number = 1,
                                        .group_epoch = 1,
-                                       .barrier = 1,
+                                       .votes_ended = 1,
                                        .latency_us = 1,
                                        .megabytes_per_s = 1,
                                        .count = 1,

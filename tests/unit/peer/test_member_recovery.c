@@ -73,7 +73,7 @@ static void epoch(uint64_t generation, uint8_t reason, uint64_t number, uint32_t
     struct wire_epoch_commit commit = {.reason = reason,
                                        .epoch = {.number = number,
                                                  .group_epoch = number,
-                                                 .barrier = 1,
+                                                 .votes_ended = 1,
                                                  .latency_us = 50,
                                                  .megabytes_per_s = 100,
                                                  .count = world,
@@ -97,17 +97,17 @@ static void welcome(uint64_t run, uint64_t join_number) {
     feed(&frame);
 }
 
-static void resumed(uint64_t generation, uint8_t barrier_kind, uint8_t code, bool sync_ended) {
+static void resumed(uint64_t generation, uint8_t vote_kind, uint8_t code, bool sync_ended) {
     struct wire_buffer frame = {0};
     struct wire_group_size sizes[] = {{0, 3}};
     struct wire_resumed message = {
-        .heartbeat_limit_ms = LIMIT_MS, .barrier_ended = barrier_kind != 0, .sync_ended = sync_ended};
-    message.barrier = (struct wire_barrier){.number = 2,
-                                            .kind = barrier_kind != 0 ? barrier_kind : WIRE_VOTE_UPDATE,
-                                            .code = code,
-                                            .epoch = 5,
-                                            .count = 1,
-                                            .sizes = sizes};
+        .heartbeat_limit_ms = LIMIT_MS, .vote_ended = vote_kind != 0, .sync_ended = sync_ended};
+    message.last_vote = (struct wire_ended_vote){.number = 2,
+                                                 .kind = vote_kind != 0 ? vote_kind : WIRE_VOTE_UPDATE,
+                                                 .code = code,
+                                                 .epoch = 5,
+                                                 .count = 1,
+                                                 .sizes = sizes};
     message.sync = (struct wire_sync_end){.round = 3, .revision = 8};
     wire_encode_resumed(&frame, of(generation), &message);
     feed(&frame);
@@ -139,7 +139,7 @@ static struct wire_resume resume(enum member_tensors tensors) {
     static struct wire_member members[WIRE_MAX_MEMBERS];
     static struct wire_past past[WIRE_MAX_PAST];
     static struct wire_loss losses[WIRE_MAX_MEMBERS];
-    struct wire_resume told = {.barrier.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
+    struct wire_resume told = {.last_vote.sizes = sizes, .epoch.members = members, .past = past, .losses = losses};
     struct wire_hash content = {5, 6};
     const uint8_t *body;
     member_resume(core, 5000, at_a_later_master, tensors, &content, now, fresh());
@@ -253,8 +253,8 @@ static void test_tells(void) {
     CHECK_EQ(told.vote, 0);
     CHECK_EQ(told.epoch.number, 5);
     CHECK_EQ(told.epoch.count, 3);
-    CHECK_EQ(told.barrier.number, 1);
-    CHECK_EQ(told.barrier.kind, WIRE_VOTE_UPDATE);
+    CHECK_EQ(told.last_vote.number, 1);
+    CHECK_EQ(told.last_vote.kind, WIRE_VOTE_UPDATE);
     CHECK_EQ(told.secret[0], 9);
     end();
 
@@ -363,7 +363,7 @@ static void test_answers(void) {
 
 // ---- when its calls end ----
 
-static void taken_up(const char *name, uint8_t vote, uint8_t barrier_kind, uint8_t code, bool sync_ended) {
+static void taken_up(const char *name, uint8_t vote, uint8_t vote_kind, uint8_t code, bool sync_ended) {
     accepted(name, RECOVERY_MS, 1);
     struct wire_sync_vote state = {.content = {3, 4}};
     if (vote == WIRE_VOTE_SYNC)
@@ -373,7 +373,7 @@ static void taken_up(const char *name, uint8_t vote, uint8_t barrier_kind, uint8
     lose();
     resume(MEMBER_TENSORS_AS_VOTED);
     empty(of(2), WIRE_GENERATION);
-    resumed(2, barrier_kind, code, sync_ended);
+    resumed(2, vote_kind, code, sync_ended);
     CHECK_EQ(count(MEMBER_VOTE_END), 0); // a master lost now leaves all as it was
     epoch(2, WIRE_REASON_RELINK, 6, 3);
     CHECK_EQ(count(MEMBER_FOUND), 1);

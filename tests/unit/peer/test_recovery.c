@@ -53,8 +53,8 @@ static void test_resumed(void) {
     struct wire_loss losses[1] = {{.epoch = 8, .members = 5, .group_members = 2, .groups = 2, .largest_group = 3}};
     struct wire_resumed resumed = {
         .heartbeat_limit_ms = HEARTBEAT_MS,
-        .barrier_ended = 1,
-        .barrier = {.number = 3, .kind = WIRE_VOTE_UPDATE, .epoch = 7, .count = 2, .sizes = sizes},
+        .vote_ended = 1,
+        .last_vote = {.number = 3, .kind = WIRE_VOTE_UPDATE, .epoch = 7, .count = 2, .sizes = sizes},
         .loss_count = 1,
         .losses = losses,
     };
@@ -72,7 +72,7 @@ static void test_resumed(void) {
     REQUIRE(recovery_take_resumed(&r, body, length, 4, 5));
     CHECK_EQ(r.late.view.group_epoch, 5); // the loss in 8 is of after the vote
     CHECK_EQ(r.state, RECOVERY_RESUMED);
-    CHECK(!recovery_is_unheard(&r) && r.late.barrier && !r.late.sync);
+    CHECK(!recovery_is_unheard(&r) && r.late.vote && !r.late.sync);
     CHECK_EQ(r.late.view.number, 7);
     CHECK_EQ(r.late.view.global_world, 5);
     CHECK_EQ(r.late.view.group_world, 3);
@@ -84,7 +84,7 @@ static void test_resumed(void) {
     CHECK_EQ(recovery_loss(&r, 0, &now).rank, MEMBER_NO_RANK);
     CHECK_EQ(recovery_loss(&r, 0, &now).group_epoch, 8);
     recovery_end(&r);
-    CHECK(!r.late.barrier);
+    CHECK(!r.late.vote);
     wire_buffer_fini(&frame);
 }
 

@@ -65,37 +65,37 @@ static void test_cancellations(void) {
 static void test_barriers(void) {
     recovery_record_init(&t);
     struct wire_outcome outcome = {.kind = WIRE_VOTE_PENDING, .code = pcclSuccess, .value = 1};
-    recovery_record_note_barrier(&t, 1, &outcome, NULL); // of a newcomer
-    CHECK_EQ(tell().barrier.count, 0);
+    recovery_record_note_vote(&t, 1, &outcome, NULL); // of a newcomer
+    CHECK_EQ(tell().last_vote.count, 0);
     struct epoch *epoch = epoch_of(9, "11222");
-    recovery_record_note_barrier(&t, 2, &outcome, epoch);
+    recovery_record_note_vote(&t, 2, &outcome, epoch);
     struct wire_resume resume = tell();
-    CHECK_EQ(resume.epoch.barrier, 2);
-    CHECK_EQ(resume.barrier.epoch, 9);
-    CHECK_EQ(resume.barrier.value, 1);
-    REQUIRE(resume.barrier.count == 2);
-    CHECK_EQ(resume.barrier.sizes[0].count, 2);
-    CHECK_EQ(resume.barrier.sizes[1].group, 2);
-    CHECK_EQ(resume.barrier.sizes[1].count, 3);
+    CHECK_EQ(resume.epoch.votes_ended, 2);
+    CHECK_EQ(resume.last_vote.epoch, 9);
+    CHECK_EQ(resume.last_vote.value, 1);
+    REQUIRE(resume.last_vote.count == 2);
+    CHECK_EQ(resume.last_vote.sizes[0].count, 2);
+    CHECK_EQ(resume.last_vote.sizes[1].group, 2);
+    CHECK_EQ(resume.last_vote.sizes[1].count, 3);
 
     // An epoch ends the vote that it came of, once.
-    struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .barrier = 2}};
+    struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .last_vote = 2}};
     recovery_record_note_epoch(&t, &commit, epoch);
-    CHECK_EQ(tell().barrier.kind, WIRE_VOTE_PENDING);
-    commit.epoch.barrier = 3;
+    CHECK_EQ(tell().last_vote.kind, WIRE_VOTE_PENDING);
+    commit.epoch.votes_ended = 3;
     commit.reason = WIRE_REASON_LOSS; // ends none
     recovery_record_note_epoch(&t, &commit, epoch);
-    CHECK_EQ(tell().epoch.barrier, 2);
+    CHECK_EQ(tell().epoch.votes_ended, 2);
     commit.reason = WIRE_REASON_ORDER;
     recovery_record_note_epoch(&t, &commit, epoch);
-    CHECK_EQ(tell().epoch.barrier, 3);
-    CHECK_EQ(tell().barrier.kind, WIRE_VOTE_OPTIMIZE);
+    CHECK_EQ(tell().epoch.votes_ended, 3);
+    CHECK_EQ(tell().last_vote.kind, WIRE_VOTE_OPTIMIZE);
 
     struct wire_group_size sizes[1] = {{.group = 5, .count = 6}};
-    struct wire_barrier told = {.number = 8, .kind = WIRE_VOTE_UPDATE, .count = 1, .sizes = sizes};
-    recovery_record_take_barrier(&t, &told);
+    struct wire_ended_vote told = {.number = 8, .kind = WIRE_VOTE_UPDATE, .count = 1, .sizes = sizes};
+    recovery_record_take_vote(&t, &told);
     sizes[0].count = 0; // a copy
-    CHECK_EQ(tell().barrier.sizes[0].count, 6);
+    CHECK_EQ(tell().last_vote.sizes[0].count, 6);
     recovery_record_fini(&t);
     epoch_put(epoch);
 }

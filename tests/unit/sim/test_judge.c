@@ -37,7 +37,7 @@ static void check_fails(const char *text) {
 
 // The end that another peer heard of the last vote.
 static struct member_action end_of_vote(const struct vote_record **out) {
-    uint64_t number = member_barrier(sim->processes[0].core)->number;
+    uint64_t number = member_last_vote(sim->processes[0].core)->number;
     const struct vote_record *record = NULL;
     for (uint32_t i = 0; i < VOTES_MOST; i++)
         if (sim->ends->votes[i].number == number) record = &sim->ends->votes[i];

@@ -75,15 +75,15 @@ static struct source sources[DONORS];
 
 static void fill(struct delta *delta, uint32_t donor, int64_t now, const struct delta_layout *layout) {
     struct source *s = &sources[donor];
-    for (struct delta_run run; !s->dead && (run = delta_ask(delta, donor, now)).count > 0;) {
-        CHECK(run.count <= DELTA_RUN_LEAVES);
-        for (uint32_t i = 0; i < run.count; i++) {
-            uint32_t length = delta_layout_find(layout, run.first + i).length;
+    for (struct delta_range range; !s->dead && (range = delta_ask(delta, donor, now)).count > 0;) {
+        CHECK(range.count <= DELTA_RUN_LEAVES);
+        for (uint32_t i = 0; i < range.count; i++) {
+            uint32_t length = delta_layout_find(layout, range.first + i).length;
             int64_t start = s->free_at > now + s->delay ? s->free_at : now + s->delay;
             s->free_at = start + (int64_t)((double)length / s->bytes_per_ns) + 1;
             REQUIRE(s->count < QUEUE);
             size_t at = (s->first + s->count++) % QUEUE;
-            s->queue[at].leaf = run.first + i;
+            s->queue[at].leaf = range.first + i;
             s->queue[at].at = s->free_at;
         }
     }
@@ -227,18 +227,18 @@ static void test_wrong(void) {
 
     check_case("a wrong leaf goes to another donor");
     delta = all_wanted(&layout, 2);
-    struct delta_run run = delta_ask(delta, 0, 1);
-    delta_wrong(delta, run.first, 0);
-    CHECK(delta_ask(delta, 0, 1).first != run.first);
-    CHECK_EQ(delta_ask(delta, 1, 1).first, run.first);
+    struct delta_range range = delta_ask(delta, 0, 1);
+    delta_wrong(delta, range.first, 0);
+    CHECK(delta_ask(delta, 0, 1).first != range.first);
+    CHECK_EQ(delta_ask(delta, 1, 1).first, range.first);
     delta_free(delta);
 
     check_case("the only donor may try again");
     delta = all_wanted(&layout, 1);
     run = delta_ask(delta, 0, 1);
-    delta_wrong(delta, run.first, 0);
-    CHECK_EQ(delta_ask(delta, 0, 1).first, run.first);
-    delta_wrong(delta, run.first, 0);
+    delta_wrong(delta, range.first, 0);
+    CHECK_EQ(delta_ask(delta, 0, 1).first, range.first);
+    delta_wrong(delta, range.first, 0);
     CHECK(delta_hopeless(delta));
     delta_free(delta);
 
@@ -246,14 +246,14 @@ static void test_wrong(void) {
     delta = all_wanted(&layout, 2);
     run = delta_ask(delta, 0, 1);
     uint64_t on_way = delta_on_way(delta, 0);
-    delta_lost(delta, run.first);
+    delta_lost(delta, range.first);
     CHECK_EQ(delta_on_way(delta, 0), on_way - 1);
-    delta_lost(delta, run.first); // asked of nobody: as it was
+    delta_lost(delta, range.first); // asked of nobody: as it was
     CHECK_EQ(delta_on_way(delta, 0), on_way - 1);
-    CHECK_EQ(delta_ask(delta, 1, 1).first, run.first);
-    delta_arrived(delta, run.first, 1, 2);
-    delta_lost(delta, run.first);
-    CHECK(!delta_wants(delta, run.first));
+    CHECK_EQ(delta_ask(delta, 1, 1).first, range.first);
+    delta_arrived(delta, range.first, 1, 2);
+    delta_lost(delta, range.first);
+    CHECK(!delta_wants(delta, range.first));
     delta_free(delta);
     free(layout.entries);
 }
