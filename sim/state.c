@@ -119,8 +119,8 @@ static void pump_donor(struct pccl_sim *s, int slot, uint32_t index) {
         if (run.count == 0) return;
         if (idle) donor->progress_at = s->now;
         struct frame frame = frame_of(p, WIRE_SYNC_ASK);
-        frame.offset = run.first;
-        frame.extra = run.count;
+        frame.offset = range.first;
+        frame.extra = range.count;
         frame.sequence = ++p->state->sequence;
         if (send_frame(s, slot, donor->slot, &frame)) continue;
         delta_revoke(p->state->delta, index);

@@ -38,7 +38,7 @@ enum connection_state {
 struct connection {
     enum connection_state state;
     struct transport *stream;
-    uint32_t slot, round; // name it in epoll data; `round` tells a reused slot apart
+    uint32_t slot, serial; // name it in epoll data; `serial` tells a reused slot apart
     int64_t deadline, since;
     int64_t narrow_at;            // when padding that has not come counts as lost; INT64_MAX: it does not
     uint32_t duration_ms;         // FLOODING
@@ -62,7 +62,7 @@ struct links {
     int64_t park_limit;
     int64_t tell_at; // shortage of descriptors is told again from then on
     struct connection **slots;
-    uint32_t slot_count, round;
+    uint32_t slot_count, serial;
     struct link_event *events;
     size_t event_first, event_count, event_capacity;
     uint8_t *scratch; // junk to send, bytes received
@@ -101,7 +101,7 @@ static void connection_free(struct links *links, struct connection *c) {
 
 static bool connection_watch(struct links *links, struct connection *c, uint32_t events) {
     // Data 0 of ours is the listener.
-    uint64_t data = links->first_data + 1 + (((uint64_t)c->round << 20) | c->slot);
+    uint64_t data = links->first_data + 1 + (((uint64_t)c->serial << 20) | c->slot);
     return transport_watch(c->stream, links->epoll, events, (epoll_data_t){.u64 = data});
 }
 
@@ -131,7 +131,7 @@ static struct connection *connection_new(struct links *links, struct transport *
     *c = (struct connection){.state = state,
                              .stream = stream,
                              .slot = slot,
-                             .round = ++links->round,
+                             .serial = ++links->serial,
                              .deadline = deadline,
                              .since = platform_now_ns(),
                              .narrow_at = INT64_MAX};
@@ -355,7 +355,7 @@ static struct connection *find_surplus(const struct links *links, enum connectio
         struct connection *c = links->slots[i];
         if (c == NULL || c->state != state || counts[c->from] < crowd) continue;
         if (oldest == NULL || c->since < oldest->since ||
-            (c->since == oldest->since && (int32_t)(c->round - oldest->round) < 0))
+            (c->since == oldest->since && (int32_t)(c->serial - oldest->serial) < 0))
             oldest = c;
     }
     return oldest;
@@ -365,10 +365,10 @@ static struct connection *find_surplus(const struct links *links, enum connectio
 static void make_room(struct links *links, enum connection_state state, uint32_t most) {
     struct connection *c = find_surplus(links, state, most);
     if (c == NULL) return;
-    uint32_t slot = c->slot, round = c->round;
+    uint32_t slot = c->slot, serial = c->serial;
     if (state == AWAIT_HELLO) take_hello(links, c); // it may have come since
     c = links->slots[slot];
-    if (c != NULL && c->round == round && c->state == state) connection_free(links, c);
+    if (c != NULL && c->serial == serial && c->state == state) connection_free(links, c);
 }
 
 // Sends the ACK. When it is out, the connection is a link, or measured.
@@ -567,9 +567,9 @@ void links_event(struct links *links, uint64_t data, int64_t now) {
         return;
     }
     uint64_t name = data - links->first_data - 1;
-    uint32_t slot = (uint32_t)name & 0xfffff, round = (uint32_t)(name >> 20);
+    uint32_t slot = (uint32_t)name & 0xfffff, serial = (uint32_t)(name >> 20);
     struct connection *c = slot < links->slot_count ? links->slots[slot] : NULL;
-    if (c != NULL && c->round == round) advance(links, c, now);
+    if (c != NULL && c->serial == serial) advance(links, c, now);
 }
 
 static void time_out(struct links *links, struct connection *c) {

@@ -79,7 +79,7 @@ static void test_barriers(void) {
     CHECK_EQ(resume.last_vote.sizes[1].count, 3);
 
     // An epoch ends the vote that it came of, once.
-    struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .last_vote = 2}};
+    struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .votes_ended = 2}};
     recovery_record_note_epoch(&t, &commit, epoch);
     CHECK_EQ(tell().last_vote.kind, WIRE_VOTE_PENDING);
     commit.epoch.votes_ended = 3;

@@ -244,7 +244,7 @@ static void test_wrong(void) {
 
     check_case("a leaf that does not come is anybody's");
     delta = all_wanted(&layout, 2);
-    run = delta_ask(delta, 0, 1);
+    range = delta_ask(delta, 0, 1);
     uint64_t on_way = delta_on_way(delta, 0);
     delta_lost(delta, range.first);
     CHECK_EQ(delta_on_way(delta, 0), on_way - 1);
