@@ -116,7 +116,7 @@ static void pump_donor(struct pccl_sim *s, int slot, uint32_t index) {
     for (;;) {
         bool idle = delta_on_way(p->state->delta, index) == 0;
         struct delta_range range = delta_ask(p->state->delta, index, s->now);
-        if (run.count == 0) return;
+        if (range.count == 0) return;
         if (idle) donor->progress_at = s->now;
         struct frame frame = frame_of(p, WIRE_SYNC_ASK);
         frame.offset = range.first;

@@ -68,8 +68,8 @@ void survivors_forget(struct survivors *survivors, struct survivor *survivor);
 // The one that a peer of that run would make; NULL: nobody has made it.
 struct configuration *survivors_find_configuration(const struct survivors *survivors, const struct run_identity *run,
                                                    const struct wire_resume *resume);
-// Returns the configuration with a majority here, over all runs; otherwise the one with most members here; NULL if there is
-// none.
+// Returns the configuration with a majority here, over all runs; otherwise the one with most members here; NULL if
+// there is none.
 struct configuration *survivors_best_configuration(const struct survivors *survivors);
 // Returns a member of a configuration, if it is here.
 struct survivor *survivors_member(const struct survivors *survivors, const struct configuration *config,

@@ -78,8 +78,8 @@ static void recall(struct takeover *t, struct peer_record *peer) {
     t->witnesses[slot] = survivor;
 }
 
-// Marks the group as having lost a member if those that reported this configuration knew one that is no longer in it, and have
-// heard of no loss since.
+// Marks the group as having lost a member if those that reported this configuration knew one that is no longer in it,
+// and have heard of no loss since.
 static void lose_unheard(const struct takeover *t, const struct configuration *config, struct peer_group *group) {
     for (uint32_t rank = 0; rank < group->count && group->lost_epoch <= config->number; rank++)
         group->lost |= survivor_of(t, group->members[rank])->config == config;

@@ -116,8 +116,8 @@ struct wire_verdict {
     // COMMIT of a small op, after reports (always then, also with nobody needy): who sends SUPPLY to the needy; all
     // zero otherwise
     struct wire_id supplier;
-    // MISMATCH: the mark of the subgroup that the other side named (upper half of its layout); it ends the ops of this tag
-    // of both lists, and no others
+    // MISMATCH: the mark of the subgroup that the other side named (upper half of its layout); it ends the ops of this
+    // tag of both lists, and no others
     uint16_t other;
     struct wire_text text;
     uint32_t count;

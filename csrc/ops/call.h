@@ -25,8 +25,9 @@ struct call_parts {
 
 // The arguments of a collective call, checked by whoever makes it.
 //
-// A call without a subgroup is of all members of the epoch, and ends when one of them is lost that its caller counts on.
-// One with a subgroup is of the members that it names: it ends when one of those is lost, unless it goes on without them.
+// A call without a subgroup is of all members of the epoch, and ends when one of them is lost that its caller counts
+// on. One with a subgroup is of the members that it names: it ends when one of those is lost, unless it goes on without
+// them.
 struct call_args {
     const void *send;
     void *recv; // == send: in place

@@ -19,9 +19,9 @@ bool mismatches_add(struct mismatches *mismatches, const struct wire_verdict *ve
                     const char text[WIRE_MAX_TEXT + 1]);
 // Whether a verdict of a mismatch is about ops of this subgroup: each of both sides had one.
 bool mismatch_concerns(uint32_t own, uint32_t subgroup, uint16_t other);
-// Returns whether a call with this tag, over this subgroup, ends with the oldest mismatch, and copies its text to `text`.
-// `loss` is the epoch of the first loss since the caller's epoch (0: none). If members that had begun the op met the
-// loss first, the loss counts. `result`: CALL_MISMATCH or CALL_CANCELLED.
+// Returns whether a call with this tag, over this subgroup, ends with the oldest mismatch, and copies its text to
+// `text`. `loss` is the epoch of the first loss since the caller's epoch (0: none). If members that had begun the op
+// met the loss first, the loss counts. `result`: CALL_MISMATCH or CALL_CANCELLED.
 bool mismatches_take(struct mismatches *mismatches, uint64_t tag, uint32_t subgroup, uint64_t loss,
                      char text[WIRE_MAX_TEXT + 1], enum call_result *result);
 // The program has ended a vote that led to this group epoch. A member votes when its own calls have ended, so those of

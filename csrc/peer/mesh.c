@@ -317,7 +317,7 @@ static void want_fresh_epoch(struct mesh *mesh, int64_t now) {
 
 void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                   uint64_t serial, uint32_t latency_us, struct member_output *out) {
-    struct neighbour *n = find_link(mesh, id, index);
+    struct mesh_peer *n = find_link(mesh, id, index);
     if (n == NULL) {
         member_act(out, MEMBER_DROP_PEER)->id = *id;
         return;
@@ -362,7 +362,7 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
         send_link_down(at, id, index, WIRE_LINK_BROKEN, out);
         return;
     }
-    struct neighbour *n = find_link(mesh, id, index);
+    struct mesh_peer *n = find_link(mesh, id, index);
     if (n != NULL && reason == WIRE_LINK_MALFORMED && at->accepted && n->in[MESH_EPOCH])
         report(at, n, index, WIRE_LINK_MALFORMED, out);
     if (n == NULL || n->links[index].state != LINK_UP || n->links[index].serial != serial) return;

@@ -70,7 +70,7 @@ static void write_recovery(void) {
                                     {.id = two, 2, 5, 1, {6, {0xfe, 0x80}, 48150}}};
     struct wire_epoch epoch = {.number = 4,
                                .group_epoch = 3,
-                               .last_vote = 2,
+                               .votes_ended = 2,
                                .latency_us = 100,
                                .megabytes_per_s = 1000,
                                .count = 2,

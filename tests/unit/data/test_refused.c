@@ -224,9 +224,9 @@ static bool drive(struct trial *t) {
     return true;
 }
 
-// Without an argument, the test does not refuse every request. The distance to the next one is a quarter of the requests
-// before it, or half of them where trials take long.
-// There the last way is left out too: it quantises 8 MiB a trial, and its threads are those of the ways before it.
+// Without an argument, the test does not refuse every request. The distance to the next one is a quarter of the
+// requests before it, or half of them where trials take long. There the last way is left out too: it quantises 8 MiB a
+// trial, and its threads are those of the ways before it.
 #ifdef __SANITIZE_THREAD__
 enum { SPREAD = 2, LEFT_OUT = 1 };
 #else

@@ -105,8 +105,7 @@ static void test_newest(void) {
 
 static void test_majority(void) {
     begin("a majority, as the epoch asks for it");
-    struct configuration *config = member(&RUN, 0, 1, 1, MEMBERS)->config,
-                         *other = member(&OTHER, 0, 1, 1, 2)->config;
+    struct configuration *config = member(&RUN, 0, 1, 1, MEMBERS)->config, *other = member(&OTHER, 0, 1, 1, 2)->config;
     CHECK(!configuration_has_majority(config) && !configuration_has_majority(NULL));
     struct survivor *second = member(&RUN, 1, 1, 1, MEMBERS);
     CHECK(!configuration_has_majority(config) && survivors_best_configuration(&survivors) == config);

@@ -235,7 +235,7 @@ static void test_wrong(void) {
 
     check_case("the only donor may try again");
     delta = all_wanted(&layout, 1);
-    run = delta_ask(delta, 0, 1);
+    range = delta_ask(delta, 0, 1);
     delta_wrong(delta, range.first, 0);
     CHECK_EQ(delta_ask(delta, 0, 1).first, range.first);
     delta_wrong(delta, range.first, 0);
