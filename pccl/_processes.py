@@ -226,10 +226,10 @@ def adopt_orphans() -> None:
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_children(besides: Iterable[int] = ()) -> None:
+def end_children(besides: Iterable[int]) -> None:
     """Kills and reaps the children of this process, and those that it adopts meanwhile, except for the ids `besides`."""
     kept = set(besides)
-    while left := _children() - kept:
+    while left := children() - kept:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -238,7 +238,8 @@ def end_children(besides: Iterable[int] = ()) -> None:
                 os.waitpid(pid, 0)
 
 
-def _children() -> set[int]:
+def children() -> set[int]:
+    """Returns the ids of the children of this process."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from typing import IO, Any
 from pccl._files import open_log_file
 from pccl._log import NOTICE
 from pccl._master import MasterNode
-from pccl._processes import Fleet, Process, adopt_orphans, end_children, signal_name
+from pccl._processes import Fleet, Process, adopt_orphans, children, end_children, signal_name
 from pccl._supervisor import joining
 from pccl._waits import JOIN_VARIABLE
 from pccl.lab.ports import free_ports
@@ -123,6 +123,7 @@ class Run:
 
     def perform(self) -> None:
         """Runs to the end. No process of the program outlives the call. OSError: the program cannot be run."""
+        of_others = children()
         adopt_orphans()
         try:
             with contextlib.ExitStack() as stack:
@@ -141,7 +142,7 @@ class Run:
                     self._fleet.turn(self._next())
                     self._act()
         finally:
-            end_children()
+            end_children(besides=of_others)
             for member in self._members.values():
                 member.log.close()
         self.verdict.finish(sum(not one.skipped for one in self.injected))

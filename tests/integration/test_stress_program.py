@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -16,6 +17,10 @@ from launched import EXAMPLES, Launched
 from performers import PATIENCE
 
 pytest.importorskip("click")
+
+from click.testing import CliRunner
+
+from pccl.cli import main
 
 STRESS = [sys.executable, "-m", "pccl", "stress"]
 QUICK = ("--seconds", "6", "--every", "1.2", "--patience", "15", "--heartbeat-limit", "2")
@@ -242,6 +247,19 @@ def test_nothing_is_left_behind(stress, tmp_path, ending):
         assert one.summary["interrupted"] == ending.name
 
 
+def test_children_of_the_caller_live_on(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(LOOP) + "go(0, 10)")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as own:
+        arguments = ["stress", "--program", f"python {program}", "--faults", "stop", "--out", str(tmp_path / "out")]
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 1, result.output
+        assert "before the first fault" in result.output
+        assert own.poll() is None
+        own.communicate(b"\n")
+    assert own.returncode == 0
+
+
 def test_copies_die_with_a_command_that_is_killed(stress, tmp_path):
     one = stress("go(0, 1000000)", *QUICK)
     one.launched.expect("faults follow")
@@ -257,9 +275,9 @@ def test_the_environment_is_that_of_launchers(stress):
         names = ("PCCL_PEER", "PCCL_PEERS", "PCCL_JOIN", "RANK", "WORLD_SIZE", "LOCAL_RANK")
         print("ENV", {name: os.environ.get(name) for name in names})
         print("ENV", os.environ["PCCL_MASTER"], os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
-        go(0, 400)
+        go(0, 1000)
         """,
-        *("--seconds", "5", "--every", "1", "--faults", "kill,restart", "--members", "2", "--heartbeat-limit", "1"),
+        *("--seconds", "7", "--every", "4", "--faults", "restart", "--members", "2"),
     )
     assert one.end() == 0, one.text
     first = (one.folder / "copy-1.log").read_text()
