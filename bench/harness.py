@@ -425,7 +425,7 @@ def _version(package: str) -> str:
 
 
 def bar(what: str, wanted: str, measured: str, reached: bool) -> Row:
-    """One line of the table in docs/benchmarks.md."""
+    """One line of the table in bench/results.md."""
     return {"what": what, "bar": wanted, "measured": measured, "reached": reached}
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import harness
+from bare_tcp import BareTcp, congestion_here
 from harness import MIB, Peer
 
 import pccl
-from pccl.cli.bare_tcp import BareTcp, congestion_here
 from pccl.lab.ports import free_ports
 
 SAME_HOST_MEMORY = "PCCL_SAME_HOST_MEMORY"

@@ -1,4 +1,4 @@
-"""Runs every benchmark; writes one JSON file, and the tables of docs/benchmarks.md."""
+"""Runs every benchmark; writes one JSON file, and the tables of bench/results.md."""
 
 from __future__ import annotations
 
@@ -44,10 +44,8 @@ def run() -> int:
     )
     parser.add_argument("--blocks", type=int, help="timed blocks of each method, for all benchmarks")
     parser.add_argument("--pin", action="store_true", help="each peer of allreduce and concurrent_ops on one core")
-    parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results are kept")
-    parser.add_argument(
-        "--markdown", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page whose tables are written"
-    )
+    parser.add_argument("--json", type=Path, default=ROOT / "bench" / "results.json", help="where the results are kept")
+    parser.add_argument("--markdown", type=Path, default=ROOT / "bench" / "results.md", help="the page whose tables are written")
     args = parser.parse_args()
     reports: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
     failed = []

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,6 @@ from rich.console import Console
 from rich.table import Table
 
 import pccl
-from pccl.cli.bare_tcp import BareTcp, congestion_here
-from pccl.lab.ports import free_ports
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -52,7 +50,6 @@ class Plan:
     iterations: int  # timed ops of each size
     in_place: bool
     gloo: bool  # alternate with torch's gloo
-    tcp: bool = False  # alternate with bare TCP; between peers of this machine only
     pin: bool = False  # each peer on one core, in turn
     realtime: bool = False  # peers at real-time priority
 
@@ -60,8 +57,7 @@ class Plan:
 def run_here(plan: Plan) -> Iterator[Row]:
     """Starts a master and all peers on this machine; gives a row per size, as the first peer measured it."""
     with pccl.MasterNode("127.0.0.1:0") as master, tempfile.TemporaryDirectory(prefix="pccl-bench-") as folder:
-        ports = free_ports(plan.world) if plan.tcp else []
-        peers = [_spawn(plan, f"127.0.0.1:{master.port}", rank, folder, ports) for rank in range(plan.world)]
+        peers = [_spawn(plan, f"127.0.0.1:{master.port}", rank, folder) for rank in range(plan.world)]
         try:
             for line in peers[0].stdout or ():
                 yield json.loads(line)
@@ -73,29 +69,24 @@ def run_here(plan: Plan) -> Iterator[Row]:
                 peer.wait()
 
 
-def _spawn(plan: Plan, address: str, rank: int, folder: str, ports: list[int]) -> subprocess.Popen[str]:
-    task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder, "ports": ports})
+def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen[str]:
+    task = json.dumps({"plan": asdict(plan), "address": address, "rank": rank, "folder": folder})
     output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
     return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True)
 
 
-def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", ports: Sequence[int] = ()) -> Iterator[Row]:
-    """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size.
-
-    `ports` are those of bare TCP, one for each peer.
-    """
-    before = os.listdir("/proc/self/fd")
+def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "") -> Iterator[Row]:
+    """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size."""
     with pccl.Communicator(address, 0, plan.lanes) as comm:
         comm.connect()
         try:
             comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
         except pccl.PCCLTimeoutError:
             raise BenchError(f"fewer than {plan.world} peers came within {FORM_SECONDS:.0f} s") from None
-        about = {"cpu": _processor(), "peers_run": _placement(), "congestion": " ".join(congestion_here(without=before)) or "-"}
+        about = {"cpu": _processor(), "peers_run": _placement()}
         gloo = _join_gloo(plan, rank, folder) if plan.gloo else None
-        bare = BareTcp(rank, ports, "reno") if ports else None
         for size in plan.sizes:
-            yield _measure(comm, plan, size, gloo, bare) | about
+            yield _measure(comm, plan, size, gloo) | about
         comm.update_topology()  # a barrier: nobody leaves while another is still in the last op
 
 
@@ -106,30 +97,23 @@ def _join_gloo(plan: Plan, rank: int, folder: str) -> Callable[[Any], object]:
     return lambda tensor: distributed.all_reduce(tensor)
 
 
-def _measure(comm: pccl.Communicator, plan: Plan, size: int, gloo: Callable[[Any], object] | None, bare: BareTcp | None) -> Row:
+def _measure(comm: pccl.Communicator, plan: Plan, size: int, gloo: Callable[[Any], object] | None) -> Row:
     load = os.getloadavg()[0]
     send = _ones(plan, size)
     recv = send if plan.in_place else _ones(plan, size)
     other = _ones(plan, size) if gloo else None
     ours: list[float] = []
     theirs: list[float] = []
-    plain: list[float] = []
-    data = memoryview(bytearray(size)) if bare else None
     for _ in range(WARM_UPS + plan.iterations):
         ours.append(_seconds(lambda: comm.all_reduce(send, recv, op=pccl.ReduceOp.SUM)))
         if gloo:
             theirs.append(_seconds(lambda: gloo(other)))
-        if bare and data:
-            plain.append(_seconds(lambda: bare.exchange(data)))
     row: Row = {"bytes": size, "world": plan.world, "lanes": plan.lanes, "dtype": plan.dtype, "in_place": plan.in_place}
     row["load"] = load
     row |= _figures("pccl", size, ours[WARM_UPS:])
     if gloo:
         row |= _figures("gloo", size, theirs[WARM_UPS:])
         row["ratio"] = row["gloo_ms"] / row["pccl_ms"]
-    if bare:
-        row |= _figures("tcp", size, plain[WARM_UPS:])
-        row["tcp_congestion"] = bare.congestion
     return row
 
 
@@ -165,21 +149,17 @@ def table(plan: Plan, rows: list[Row]) -> Table:
     """The rows for people to read."""
     lanes = plan.lanes or "default"
     made = Table(title=f"all-reduce, {plan.dtype}, {plan.world} peers, lanes: {lanes}, median of {plan.iterations}")
-    bare = ("tcp ms", "tcp GB/s") if plan.tcp else ()
-    for heading in ("size", "pccl ms", "pccl GB/s", *bare, *(("gloo ms", "gloo GB/s", "x gloo") if plan.gloo else ())):
+    for heading in ("size", "pccl ms", "pccl GB/s", *(("gloo ms", "gloo GB/s", "x gloo") if plan.gloo else ())):
         made.add_column(heading, justify="right")
     for row in rows:
         cells = [_readable(row["bytes"]), f"{row['pccl_ms']:.3f}", f"{row['pccl_gb_per_s']:.2f}"]
-        if plan.tcp:
-            cells += [f"{row['tcp_ms']:.3f}", f"{row['tcp_gb_per_s']:.2f}"]
         if plan.gloo:
             cells += [f"{row['gloo_ms']:.3f}", f"{row['gloo_gb_per_s']:.2f}", f"{row['ratio']:.2f}"]
         made.add_row(*cells)
     if rows:
         last = rows[-1]
-        control = f"congestion control {last['congestion']}" + (f" (tcp: {last['tcp_congestion']})" if plan.tcp else "")
         loads = f"load {min(row['load'] for row in rows):.1f} to {max(row['load'] for row in rows):.1f}"
-        made.caption = f"{last['cpu']}, peers run: {last['peers_run']}, {control}, {loads}"
+        made.caption = f"{last['cpu']}, peers run: {last['peers_run']}, {loads}"
     return made
 
 
@@ -219,7 +199,7 @@ def run_peer() -> None:
     plan = Plan(**given["plan"])
     try:
         _place(plan, given["rank"])
-        for row in take_part(plan, given["address"], given["rank"], given["folder"], given["ports"]):
+        for row in take_part(plan, given["address"], given["rank"], given["folder"]):
             print(json.dumps(row), flush=True)
     except KeyboardInterrupt:
         sys.exit(130)  # `pccl bench` speaks for all
@@ -262,7 +242,6 @@ def command() -> None:
 @click.option("--iterations", type=click.IntRange(1), default=15, show_default=True, help="timed ops of each size")
 @click.option("--in-place", is_flag=True, help="reduce into the send buffer")
 @click.option("--gloo/--no-gloo", default=None, help="compare with torch's gloo  [default: where torch is installed]")
-@click.option("--tcp", is_flag=True, help="compare with bare TCP, with the congestion control that pccl has within a host")
 @click.option("--pin", is_flag=True, help="each peer on one core, in turn")
 @click.option("--realtime", is_flag=True, help="peers at real-time priority (needs root)")
 @click.option("--master", "address", metavar="HOST:PORT", help="take part in the run of this master, as one of --world peers")
@@ -275,8 +254,8 @@ def allreduce(gloo: bool | None, address: str | None, as_json: bool, **measured:
     with_gloo = gloo if gloo is not None else address is None and importlib.util.find_spec("torch") is not None
     if with_gloo and address is not None:
         raise click.UsageError("gloo can be compared only between peers that this command starts: leave --master or --gloo out")
-    if address is not None and any(measured[option] for option in ("tcp", "pin", "realtime")):
-        raise click.UsageError("--tcp, --pin and --realtime are for peers that this command starts: leave --master or them out")
+    if address is not None and any(measured[option] for option in ("pin", "realtime")):
+        raise click.UsageError("--pin and --realtime are for peers that this command starts: leave --master or them out")
     plan = Plan(gloo=with_gloo, **measured)
     try:
         rows = take_part(plan, address) if address else run_here(plan)
