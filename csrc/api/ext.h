@@ -166,7 +166,7 @@ pcclResult_t pccl_ext_comm_event_fd(const pcclComm_t *comm, int *fd_out);
 // first.
 struct pccl_sync_report {
     uint64_t tx_bytes, rx_bytes, rx_leaves; // tx_bytes is known at the end
-    // of rx_bytes, what went over links: less where leaves came packed or out of memory
+    // of rx_bytes, what went over links: less where leaves came packed or through shared memory
     uint64_t wire_bytes;
     uint64_t missing_bytes;                         // still to be received
     uint32_t donors;                                // that this peer has received from
@@ -227,7 +227,7 @@ struct pccl_link {
     char address[64];    // where other members reach it
     uint32_t rank;       // in the group
     bool connected;      // false: the connection is being made again
-    bool by_memory;      // a process of this host, whose memory is read: little goes by connections
+    bool by_memory;      // a process of this host, which shares memory with this one: little goes by connections
     bool far;            // the number of lanes in use is tuned
     uint32_t lanes;      // made beside the direct connection
     uint32_t in_use;     // of these, those that carry large tensors; with `by_memory` none

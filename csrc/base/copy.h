@@ -12,8 +12,7 @@ enum { COPY_ALIGN = 32 }; // addresses that are equal modulo this are never copi
 void copy_past_caches(void *to, const void *from, size_t bytes);
 
 // Returns whether `rep movsb`, with which libc and the kernel copy, is ten times slower than elsewhere: the destination
-// lies 1 to 31 bytes behind the source, modulo 4096 (docs/decisions/frames-are-aligned.md). `from` may be an address of
-// another process.
+// lies 1 to 31 bytes behind the source, modulo 4096 (docs/decisions/frames-are-aligned.md).
 static inline bool copy_is_slow(const void *to, uint64_t from) {
     uint64_t behind = ((uintptr_t)to - from) % 4096;
     return behind > 0 && behind < COPY_ALIGN;

@@ -57,19 +57,19 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
     return good;
 }
 
-// A large input that does not come in a box is one for which the sender had no free slots.
+// A large input that does not come in slots is one for which the sender had no free slots.
 static bool hear_input(struct engine *engine, struct incoming *in, struct block *block) {
     if (block->length >= SLOTS_INPUT_LEAST) slots_return(engine, in->from);
     return hear_signal(engine, in, block);
 }
 
-static bool place_boxed(struct engine *engine, struct incoming *in) {
+static bool place_in_slots(struct engine *engine, struct incoming *in) {
     (void)engine;
     return in->head.extra > 0 && in->head.extra <= PLAN_SMALL_MAX;
 }
 
 // From here on it is a SMALL like others.
-static bool hear_boxed(struct engine *engine, struct incoming *in, struct block *block) {
+static bool hear_in_slots(struct engine *engine, struct incoming *in, struct block *block) {
     block = slots_input(engine, in);
     in->header.type = WIRE_SMALL;
     return block != NULL && hear_signal(engine, in, block);
@@ -166,7 +166,7 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_READY] = {.place = place_nothing, .hear = hear_signal},
         [WIRE_POSTED] = {.place = place_nothing, .hear = hear_signal},
         [WIRE_SMALL] = {.place = place_input, .hear = hear_input},
-        [WIRE_SMALL_IN] = {.place = place_boxed, .hear = hear_boxed},
+        [WIRE_SMALL_IN] = {.place = place_in_slots, .hear = hear_in_slots},
         [WIRE_ACK] = {.place = place_acks, .hear = hear_acks},
         [WIRE_SUPPLY] = {.place = place_input, .hear = hear_supply},
         [WIRE_CHUNK] = {.place = place_bulk, .arrived = take_bulk},

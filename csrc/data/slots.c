@@ -14,11 +14,11 @@
 enum {
     ALL = (1 << SLOTS) - 1,
     INPUTS_FROM = SLOTS / 2, // inputs are held for long; chunks need not wait for them
-    RETURN_LEAST = 3,        // slots that are returned together, since each frame wakes the neighbor
+    RETURN_LEAST = 2,        // slots that are returned together, since each frame wakes the neighbor
 };
 
 // The receiver keeps fewer than RETURN_LEAST slots, so a chunk fits between them.
-_Static_assert((INPUTS_FROM - RETURN_LEAST + RETURN_LEAST) / RETURN_LEAST * SLOT_BYTES >= SLOTS_CHUNK_MAX, "it fits");
+_Static_assert(INPUTS_FROM / RETURN_LEAST * SLOT_BYTES >= SLOTS_CHUNK_MAX, "it fits");
 
 static uint32_t slots_of(uint64_t bytes) { return (uint32_t)((bytes + SLOT_BYTES - 1) / SLOT_BYTES); }
 
@@ -190,7 +190,7 @@ struct block *slots_input(struct engine *engine, struct incoming *in) {
     struct block *block = block_new(engine->pool, 0);
     if (block == NULL) return NULL;
     block->length = in->head.extra;
-    block->boxed = in->slot;
+    block->in_slots = in->slot;
     block->from = in->from;
     block->slots = in->slots;
     block->return_slots = return_input;

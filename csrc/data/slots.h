@@ -27,7 +27,7 @@ enum {
     SLOT_BYTES = 256 * 1024,
     SLOTS = 16,
     SLOTS_BYTES = SLOTS * SLOT_BYTES,
-    SLOTS_CHUNK_MAX = 2 * SLOT_BYTES, // bytes of a chunk, in consecutive slots
+    SLOTS_CHUNK_MAX = 4 * SLOT_BYTES, // bytes of a chunk, in consecutive slots
     SLOTS_PART = 128 * 1024,          // bytes to work on at a time, so that they stay in the cache between two steps
     SLOTS_INPUT_LEAST = 64 * 1024,    // bytes of an input of a small all-reduce; a smaller one is sent
     SLOTS_READY = 2,                  // in `extra` of READY: chunks may come in slots

@@ -56,7 +56,7 @@ struct block *block_new(struct pool *pool, size_t length) {
     block->references = 1;
     block->length = length;
     block->sum.operand = NULL;
-    block->boxed = NULL;
+    block->in_slots = NULL;
     return block;
 }
 
@@ -64,7 +64,7 @@ void block_put(struct pool *pool, struct block *block) {
     lock_assert_held(pool->lock);
     if (block == NULL || --block->references > 0) return;
     block_put(pool, block->sum.operand);
-    if (block->boxed != NULL) block->return_slots(block);
+    if (block->in_slots != NULL) block->return_slots(block);
     if (block->class_bytes > CACHE_BYTES || pool->bytes + block->class_bytes > CACHE_BYTES) {
         free(block);
         return;

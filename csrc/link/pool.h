@@ -26,7 +26,7 @@ struct block {
     size_t length;
     struct block_sum sum;
     // An input that lies in slots of a neighbour (data/slots) instead of `bytes`; NULL: it does not.
-    const uint8_t *boxed;
+    const uint8_t *in_slots;
     struct neighbour *from;
     uint32_t slots;
     void (*return_slots)(const struct block *block); // called with the last reference
@@ -45,7 +45,7 @@ struct block *block_new(struct pool *pool, size_t length);
 void block_put(struct pool *pool, struct block *block);
 
 static inline const uint8_t *block_payload(const struct block *block) {
-    return block->boxed != NULL ? block->boxed : block->bytes;
+    return block->in_slots != NULL ? block->in_slots : block->bytes;
 }
 
 #endif

@@ -89,8 +89,7 @@ enum wire_type {
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted
     // op posted here, chunks may be sent to me
-    //   ring: extra = 1 when I can read the receiver's memory
-    //   chain and pieces: extra = 2 when I have the receiver's box
+    //   ring, chain and pieces: extra = 2 when I have mapped the receiver's slots
     //   pieces: offset = elements that I expect
     WIRE_READY,
     WIRE_POSTED, // small op posted here, data follows once you have posted it too

@@ -14,7 +14,7 @@ struct broadcast {
     struct moving moving;
     bool root, last;             // the last member of the way sends nothing
     bool next_began;             // the successor has begun the op, of the last member that is the root
-    bool boxed;                  // the successor gets the chunks through slots
+    bool in_slots;               // the successor gets the chunks through slots
     struct ranges placed, whole; // elements that are here or on their way; that are here
     uint64_t next;               // to be passed on, elements
 };
@@ -42,7 +42,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     (void)engine, (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     b->next_began = true;
-    b->boxed = !b->last && slots_serve(from, op, head->extra);
+    b->in_slots = !b->last && slots_serve(from, op, head->extra);
     return true;
 }
 
@@ -62,23 +62,23 @@ static bool misses(const struct op *op, uint32_t place) {
 
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
-    bool boxed = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = boxed ? in->head.extra : in->length;
+    bool in_slots = in->header.type == WIRE_CHUNK_IN;
+    size_t bytes = in_slots ? in->head.extra : in->length;
     uint64_t offset = in->head.offset, elements = bytes / op->element;
-    if (in->header.type != WIRE_CHUNK && (!boxed || op->args.queue != NULL)) return false;
+    if (in->header.type != WIRE_CHUNK && (!in_slots || op->args.queue != NULL)) return false;
     if (b->root || in->from != algorithm_predecessor(op) || bytes == 0 || bytes % op->element != 0 ||
         offset > op->count || elements > op->count - offset)
         return false;
     return algorithm_take(engine, &b->placed, offset, offset + elements) &&
-           (boxed || algorithm_place(engine, op, in, offset * op->element));
+           (in_slots || algorithm_place(engine, op, in, offset * op->element));
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     uint64_t offset = in->head.offset;
-    bool boxed = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = boxed ? in->head.extra : in->length;
-    if (!boxed)
+    bool in_slots = in->header.type == WIRE_CHUNK_IN;
+    size_t bytes = in_slots ? in->head.extra : in->length;
+    if (!in_slots)
         algorithm_land(op, offset * op->element, in->to, bytes);
     else
         copy_past_caches((uint8_t *)op->args.recv + offset * op->element, in->slot, bytes);
@@ -98,15 +98,15 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
         !algorithm_may_use(engine, lane))
         return NULL;
     uint64_t elements =
-        pace_chunk(op->count, op->element, b->boxed ? PACE_CHUNK_MAX : pace_frame(&lane->pace), op->parent != NULL);
+        pace_chunk(op->count, op->element, b->in_slots ? SLOTS_CHUNK_MAX : pace_frame(&lane->pace), op->parent != NULL);
     if (elements > here - b->next) elements = here - b->next;
     const uint8_t *from = b->root ? op->args.send : op->args.recv;
     struct wire_op head;
     op_head(op, &head);
     head.offset = b->next;
     from += b->next * op->element;
-    struct frame *frame = b->boxed ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
-                                   : algorithm_chunk(engine, op, &head, from, elements * op->element);
+    struct frame *frame = b->in_slots ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
+                                      : algorithm_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) b->next += elements;
     return frame;
 }

@@ -112,11 +112,11 @@ static bool write_once(struct engine *engine, struct op *op) {
     struct block_sum how = sum_of(op, true);
     reduce(&how, landing, sum, last);
     algorithm_land(op, 0, landing, op->bytes);
-    // The own input may still be on its way, so the other block takes the sum, unless that lies in a box.
+    // The own input may still be on its way, so the other block takes the sum, unless that lies in slots.
     const struct block *own = ((const struct direct *)op->work)->input;
-    bool boxed = sum->boxed != NULL || last->boxed != NULL;
-    if (boxed && own->references > 1) return keep_sum(engine, op, &how, sum, last);
-    bool in_last = boxed ? last == own : sum == own;
+    bool in_slots = sum->in_slots != NULL || last->in_slots != NULL;
+    if (in_slots && own->references > 1) return keep_sum(engine, op, &how, sum, last);
+    bool in_last = in_slots ? last == own : sum == own;
     op->result = in_last ? last : sum;
     op->result->references++;
     how.operand = in_last ? sum : last;
@@ -144,7 +144,7 @@ void algorithm_leave_slots(struct engine *engine) {
     engine_assert_locked(engine);
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct retained *kept = engine->call_table.retained.slots[i]; kept != NULL; kept = kept->next)
-            if (kept->result->sum.operand != NULL && kept->result->sum.operand->boxed != NULL)
+            if (kept->result->sum.operand != NULL && kept->result->sum.operand->in_slots != NULL)
                 algorithm_complete_result(engine, kept->result);
 }
 
@@ -198,19 +198,20 @@ static void copy_input(struct op *op) {
 }
 
 // Among more than two, sums overwrite received inputs.
-static bool may_be_boxed(const struct op *op) { return is_written_once(op) && op->team->count == 2; }
+static bool may_use_slots(const struct op *op) { return is_written_once(op) && op->team->count == 2; }
 
-// Copies the input to the box that the two members share, and to its block if it is not there yet. NULL: the input has
+// Copies the input to slots for the other member, and to its block if it is not there yet. NULL: the input has
 // to be sent.
-static struct frame *input_in_box(struct engine *engine, struct op *op, struct neighbour *peer, struct wire_op *head) {
+static struct frame *input_in_slots(struct engine *engine, struct op *op, struct neighbour *peer,
+                                    struct wire_op *head) {
     struct direct *direct = op->work;
-    uint8_t *box = NULL, *own = direct->input->bytes;
-    struct frame *frame = may_be_boxed(op) ? slots_input_frame(engine, peer, op, head, &box) : NULL;
+    uint8_t *room = NULL, *own = direct->input->bytes;
+    struct frame *frame = may_use_slots(op) ? slots_input_frame(engine, peer, op, head, &room) : NULL;
     if (frame == NULL) return NULL;
     for (uint64_t at = 0; at < op->in_bytes; at += PART_BYTES) {
         uint64_t bytes = op->in_bytes - at < PART_BYTES ? op->in_bytes - at : PART_BYTES;
         if (!direct->copied) copy_bytes(own + at, tensor_of(op) + at, bytes);
-        copy_past_caches(box + at, own + at, bytes);
+        copy_past_caches(room + at, own + at, bytes);
     }
     direct->copied = true;
     return frame;
@@ -222,9 +223,9 @@ static void send_input(struct engine *engine, struct op *op, struct neighbour *p
     op_head(op, &head);
     acks_drop_implied(&op_peer_of(peer)->member, &op->name);
     struct block *input = ((struct direct *)op->work)->input;
-    struct frame *boxed = input_in_box(engine, op, peer, &head);
-    if (boxed != NULL) {
-        neighbour_send(peer, boxed);
+    struct frame *in_slots = input_in_slots(engine, op, peer, &head);
+    if (in_slots != NULL) {
+        neighbour_send(peer, in_slots);
         return;
     }
     struct frame *frame = frame_new(&engine->lanes->frames, WIRE_SMALL, &head, op->in_bytes);
@@ -250,7 +251,7 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
         part->owed = false;
         send_input(engine, op, from);
     }
-    if (type != WIRE_SMALL || part->block != NULL || (block->boxed != NULL && !may_be_boxed(op)) ||
+    if (type != WIRE_SMALL || part->block != NULL || (block->in_slots != NULL && !may_use_slots(op)) ||
         block->length != op_part_bytes(op, op->team->ranks[algorithm_place_of(op, from)])) {
         block_put(engine->pool, block);
         return;
@@ -316,7 +317,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
                         const struct wire_op *head, struct block *block) {
     (void)head;
     struct direct *direct = op->work;
-    if (block != NULL && block->boxed != NULL && !may_be_boxed(op)) {
+    if (block != NULL && block->in_slots != NULL && !may_use_slots(op)) {
         block_put(engine->pool, block);
         return false;
     }

@@ -25,7 +25,7 @@ enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache
 struct link {
     uint64_t next;       // to be sent, elements of the piece
     bool ready;          // it has posted the op
-    bool boxed;          // it gets its piece through slots
+    bool in_slots;       // it gets its piece through slots
     struct ranges taken; // of its piece: what is here, or on its way
 };
 
@@ -92,7 +92,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     if (p->links == NULL || type != WIRE_READY) return true;
     uint64_t given = part_to(op, place)->count;
     p->links[place].ready = head->offset == given;
-    p->links[place].boxed = given > 0 && slots_serve(from, op, head->extra);
+    p->links[place].in_slots = given > 0 && slots_serve(from, op, head->extra);
     if (p->links[place].ready) return true;
     struct wire_fingerprint theirs = op->args.fingerprint;
     theirs.count = head->offset;
@@ -112,15 +112,15 @@ static void release(struct engine *engine, struct op *op) {
 static bool place(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
     uint32_t from = algorithm_place_of(op, in->from);
-    bool boxed = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = boxed ? in->head.extra : in->length;
+    bool in_slots = in->header.type == WIRE_CHUNK_IN;
+    size_t bytes = in_slots ? in->head.extra : in->length;
     if (p->links == NULL || from == SUBGROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
-    if (in->header.type != WIRE_CHUNK && (!boxed || op->args.queue != NULL)) return false;
+    if (in->header.type != WIRE_CHUNK && (!in_slots || op->args.queue != NULL)) return false;
     const struct call_part *part = part_from(op, from);
     uint64_t offset = in->head.offset, elements = bytes / op->element;
     if (offset > part->count || elements > part->count - offset) return false;
     return algorithm_take(engine, &p->links[from].taken, offset, offset + elements) &&
-           (boxed || algorithm_place(engine, op, in, (part->at + offset) * op->element));
+           (in_slots || algorithm_place(engine, op, in, (part->at + offset) * op->element));
 }
 
 static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
@@ -145,14 +145,14 @@ static struct frame *next(struct engine *engine, struct op *op, struct lane *lan
     const struct call_part *part = part_to(op, place);
     if (!link->ready || link->next == part->count) return NULL;
     uint64_t elements =
-        pace_chunk(part->count, op->element, link->boxed ? PACE_CHUNK_MAX : pace_frame(&lane->pace), false);
+        pace_chunk(part->count, op->element, link->in_slots ? SLOTS_CHUNK_MAX : pace_frame(&lane->pace), false);
     if (elements > part->count - link->next) elements = part->count - link->next;
     struct wire_op head;
     op_head(op, &head);
     head.offset = link->next;
     const uint8_t *from = piece_to(op, place) + link->next * op->element;
-    struct frame *frame = link->boxed ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
-                                      : algorithm_chunk(engine, op, &head, from, elements * op->element);
+    struct frame *frame = link->in_slots ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
+                                         : algorithm_chunk(engine, op, &head, from, elements * op->element);
     if (frame != NULL) link->next += elements;
     return frame;
 }

@@ -14,7 +14,7 @@
 #include "data/op_peer.h"
 #include "link/neighbour.h"
 
-enum { CHUNKS_AHEAD = 4 }; // own chunks of an op under way where they pass through slots, of which forwards need some
+enum { CHUNKS_AHEAD = 2 }; // own chunks of an op under way where they pass through slots, of which forwards need some
 
 // A chunk, or what is left of it, for whichever lane has room first: the successor was not ready, or is far.
 struct forward {

@@ -73,8 +73,11 @@ static struct wire_op hear(uint16_t type, int index, void *payload, size_t room)
 
 static void say(uint16_t type, const struct wire_op *op, const void *payload, size_t length) {
     uint8_t head[HEAD];
-    struct wire_header header = {
-        .length = (uint32_t)(WIRE_OP_BYTES + length), .type = type, .run = 7, .generation = 1, .epoch = 1};
+    struct wire_header header = {.length = (uint32_t)(WIRE_OP_BYTES + length),
+                                 .type = type,
+                                 .run = 7,
+                                 .generation = 1,
+                                 .epoch = type != WIRE_SYNC_LEAF};
     wire_header_encode(head, &header);
     wire_op_encode(head + WIRE_HEADER_BYTES, op);
     REQUIRE(far_end_write(links[0], head, sizeof head));
@@ -398,6 +401,64 @@ static void test_small_inputs(int fd, uint8_t *slots) {
     }
 }
 
+// A chunk that comes twice would count for one that never came.
+static void test_repeated(int fd) {
+    check_case("slots: a chunk that is named twice");
+    begin();
+    struct wire_op head;
+    struct claim claim = true_claim();
+    answered(claim_with(&claim, length_of(&claim), fd));
+    REQUIRE(takes_slots(&head));
+    uint8_t place[WIRE_SLOT_BYTES];
+    head.extra = SLOT_BYTES;
+    for (uint64_t slot = 0; slot < 2; slot++) {
+        wire_slot_encode(place, slot, 1);
+        say(WIRE_CHUNK_IN, &head, place, sizeof place);
+    }
+    CHECK(far_end_closes(links[0]));
+    end();
+}
+
+// Leaves of a round that is over, or has not begun here. They belong to no epoch, but their slots do.
+static void test_leaves(int fd) {
+    static const struct {
+        const char *name;
+        uint64_t slot, epoch;
+        size_t length;
+        bool good, returned;
+    } rows[] = {
+        {"a late leaf", SLOTS - 1, 1, WIRE_SLOT_BYTES, true, true},
+        {"a leaf in slots of an epoch that is over", 5, 0, WIRE_SLOT_BYTES, true, false},
+        {"a leaf in slots of an epoch to come", 5, 2, WIRE_SLOT_BYTES, true, false},
+        {"a leaf in no slot", SLOTS, 1, WIRE_SLOT_BYTES, false, false},
+        {"a leaf whose slot is cut short", 0, 1, WIRE_SLOT_BYTES - 1, false, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("slots: %s", rows[i].name);
+        begin();
+        struct claim claim = true_claim();
+        answered(claim_with(&claim, length_of(&claim), fd));
+        CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).offset, 0);
+        struct wire_op leaf = {.tag = 9, .extra = WIRE_SYNC_SLOT};
+        uint8_t place[WIRE_SLOT_BYTES];
+        wire_slot_encode(place, rows[i].slot, rows[i].epoch);
+        say(WIRE_SYNC_LEAF, &leaf, place, rows[i].length);
+        // More late leaves, so that slots are returned at all.
+        for (uint64_t slot = 0; rows[i].good && slot < 3; slot++) {
+            wire_slot_encode(place, slot, 1);
+            say(WIRE_SYNC_LEAF, &leaf, place, sizeof place);
+        }
+        uint64_t back = 0, known = 7 | UINT64_C(1) << (SLOTS - 1);
+        while (rows[i].good && (back & 3) != 3) {
+            back |= returned_slots();
+            REQUIRE((back & ~known) == 0);
+        }
+        if (rows[i].good) CHECK_EQ(back >> (SLOTS - 1), rows[i].returned);
+        if (!rows[i].good) CHECK(far_end_closes(links[0]));
+        end();
+    }
+}
+
 static void test_slots(void) {
     uint8_t *slots = NULL;
     int unsealed = memfd_create("test", MFD_CLOEXEC), fine = shared_memory_new(SLOTS_BYTES, &slots);
@@ -473,6 +534,8 @@ static void test_slots(void) {
         end();
     }
     test_small_inputs(fine, slots);
+    test_repeated(fine);
+    test_leaves(fine);
     check_case("what was not given is given back");
     begin();
     struct wire_op head = {.offset = 1};
