@@ -1,6 +1,18 @@
 // An algorithm moves the bytes of an op among the members of the epoch. The plan chooses one for each op (op->path).
 //
 // The state of an algorithm for an op lies in `op->work`, all 0 when the op begins and again after `release`.
+//
+// Time line of one ring all-reduce among n members, at member j:
+//  1. post        the caller's thread: the call table names the op, chooses PLAN_RING, and queues it for pccl:data
+//  2. begin       pccl:data: sets what the op has to move, and sends READY to the predecessor
+//  3. READY       of the successor arrives: chunks may go; to a far one the first go before that, as EARLY
+//  4. next        a lane of the successor has room: a CHUNK of the own shard j, hop 0, from the send buffer
+//  5. place       a CHUNK of the predecessor arrives: its address, a pooled buffer (or none, in shared memory)
+//  6. arrived     hops 0 to n-2: adds the own input; hop n-2 makes the result of shard j+1; forwarded as hop + 1
+//  7. arrived     hops n-1 to 2n-3: the result lies in the receive buffer; forwarded as hop + 1, but for the last hop
+//  8. DONE        algorithm_check: nothing is left to send or receive; DONE goes to the master
+//  9. VERDICT     all members are DONE: COMMIT; the call table ends the op, release frees its work
+// 10. wait        the caller wakes and returns
 #ifndef PCCL_DATA_ALGORITHM_H
 #define PCCL_DATA_ALGORITHM_H
 

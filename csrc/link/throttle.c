@@ -3,35 +3,35 @@
 #include "base/platform.h"
 
 enum {
-    LOOK_LEAST_MS = PACE_TICK_MS,
-    LOOKS = 6,         // of half a round trip each, in a measurement
-    FIRST = 4,         // measurements of which the largest counts: what sends is still getting faster
-    LOW_MOST = 4,      // measurements with much less than before, after which the line carries less now
-    HIGH_MOST = 2,     // likewise with much more
-    CLEAR_MOST = 2,    // measurements without a queue, though they sent all that they might, after which they may more
-    CLEAR_LONG = 20,   // likewise without a queue, whatever they sent
-    STUBBORN_MOST = 8, // measurements with a long queue, after which that is somebody else's
-    REST_MS = 30000,   // then they are not limited
+    LOOK_LEAST_MS = PACE_TICK_MS, // ms between two looks, at least
+    LOOKS = 6,                    // looks per measurement, half a round trip each
+    MAXIMUM_OF = 4,               // first measurements of which the largest counts: senders still speed up
+    LOW_MOST = 4,                 // measurements in a row far below the line rate, after which the line is slower
+    HIGH_MOST = 2,                // measurements in a row far above it, after which the line is faster
+    CLEAR_MOST = 2,               // measurements without a queue at the full rate, after which the rate may grow
+    CLEAR_LONG = 20,              // measurements without a queue at any rate, after which it may grow
+    STUBBORN_MOST = 8,            // measurements with a long queue, after which the queue belongs to others
+    REST_MS = 30000,              // ms without a limit after that
 };
 
-// Queues, as parts of two looks, which are a round trip.
-static const double TARGET = 0.15; // so long a one is to stay
-static const double THERE = 0.1;   // one of this length is there
-static const double LONG = 0.3;
-// The part of an excess queue that goes, or comes, within a round trip; parts of the line rate.
-static const double GAIN = 0.5, LEAST = 0.8, MOST = 1.08;
-static const double LEARNS = 0.25;                   // so much a measurement counts
-static const double ODD = 0.1;                       // one that differs by more is odd
-static const double NARROW = 0.6;                    // of the widest that it was
-static const double FULL = 0.93;                     // of what they may send: they send all of that
-static const double GROWS = 0.02, GROWS_MOST = 0.25; // so much more the line may carry: twice as much each time
-
-static const double SPREAD = 1.25;     // so much more than their windows hold in a round trip, which may double in it
-static const double LANE_LEAST = 1e-5; // bytes per nanosecond that each may always send
+static const double QUEUE_TARGET = 0.15; // of a round trip: the queue that the controller keeps
+static const double QUEUE_PRESENT = 0.1; // of a round trip: a shorter queue counts as none
+static const double QUEUE_LONG = 0.3;    // of a round trip: a longer queue delays others
+static const double GAIN = 0.5;          // of the queue error, corrected per round trip
+static const double LEAST = 0.8;         // of the line rate: lowest limit
+static const double MOST = 1.08;         // of the line rate: highest limit
+static const double LINE_GAIN = 0.25;    // weight of a measurement in the mean line rate
+static const double OUTLIER = 0.1;       // of the line rate: a measurement that differs by more does not enter the mean
+static const double LINE_NARROW = 0.6;   // of the widest rate: below it the queue belongs to others
+static const double RATE_USED = 0.93;    // of the limit: a sender that reaches it uses all of it
+static const double LINE_GROWTH = 0.02;  // of the line rate: first step of growth, doubled each time
+static const double LINE_GROWTH_MOST = 0.25; // of the line rate: largest step
+static const double PACING_ROOM = 1.25;      // times cwnd / RTT: windows may double within a round trip
+static const double LANE_LEAST = 1e-5;       // bytes per ns that each lane may always send
 
 static double between(double x, double least, double most) { return x < least ? least : x > most ? most : x; }
 
-// All of them together would send that if nobody limited them.
+// Returns the unlimited rate of all lanes together, cwnd / RTT, in bytes per ns.
 static double wanted(const struct pace_total *total) {
     return (double)total->window * total->lanes / ((double)total->smoothed_us * 1e3);
 }
@@ -55,15 +55,15 @@ static void begin(struct throttle *t, const struct pace_total *total, int64_t no
 // A line that is taken for too narrow is worse than one that is taken for too wide, and more often so: what is measured
 // while something begins or ends is less than the line carries.
 static void learn(struct throttle *t, double speed) {
-    bool low = speed<t->line * (1 - ODD), high = speed> t->line * (1 + ODD);
+    bool low = speed<t->line * (1 - OUTLIER), high = speed> t->line * (1 + OUTLIER);
     t->low = low ? t->low + 1 : 0;
     t->high = high ? t->high + 1 : 0;
-    bool first = t->learned < FIRST;
+    bool first = t->learned < MAXIMUM_OF;
     t->learned += first;
     // If not even that passes which they may send, it is the line that carries less.
-    if (t->low >= LOW_MOST && speed < FULL * t->rate) t->widest = speed;
+    if (t->low >= LOW_MOST && speed < RATE_USED * t->rate) t->widest = speed;
     if (first ? high : t->low >= LOW_MOST || t->high >= HIGH_MOST) t->line = speed;
-    if (!low && !high) t->line += LEARNS * (speed - t->line);
+    if (!low && !high) t->line += LINE_GAIN * (speed - t->line);
     if (t->line > t->widest) t->widest = t->line;
 }
 
@@ -72,9 +72,9 @@ static void learn(struct throttle *t, double speed) {
 static void grow(struct throttle *t, bool full) {
     bool grows = t->clear >= (full ? CLEAR_MOST : CLEAR_LONG);
     t->growing = grows ? t->growing + 1 : 0;
-    double part = grows ? GROWS : 0;
-    for (uint32_t i = 1; i < t->growing && part < GROWS_MOST; i++) part *= 2;
-    t->line *= 1 + between(part, 0, GROWS_MOST);
+    double part = grows ? LINE_GROWTH : 0;
+    for (uint32_t i = 1; i < t->growing && part < LINE_GROWTH_MOST; i++) part *= 2;
+    t->line *= 1 + between(part, 0, LINE_GROWTH_MOST);
 }
 
 // While a queue is there, what is acknowledged is what the way carries. Acknowledgements come later while the queue of
@@ -82,21 +82,21 @@ static void grow(struct throttle *t, bool full) {
 static void measure(struct throttle *t, const struct pace_total *total, int64_t now_ns) {
     double trip_us = 2 * (double)look_ns(total) / US_NS, span_us = (double)(now_ns - t->since_ns) / US_NS;
     double sent_us = span_us - ((double)total->coming_us - (double)t->coming_us);
-    bool there = t->least_us > THERE * trip_us, clear = t->sum_us / LOOKS < THERE * trip_us;
+    bool there = t->least_us > QUEUE_PRESENT * trip_us, clear = t->sum_us / LOOKS < QUEUE_PRESENT * trip_us;
     bool whole = total->lanes == t->lanes && total->acked >= t->acked && total->busy_us >= t->busy_us;
     bool busy = whole && (double)(total->busy_us - t->busy_us) / total->lanes > 0.9 * span_us;
     if (!busy || t->idle || span_us > LOOKS * trip_us || sent_us < span_us / 3) return;
     double speed = (double)(total->acked - t->acked) / (sent_us * 1e3);
-    bool full = speed > FULL * t->rate;
+    bool full = speed > RATE_USED * t->rate;
     t->clear = clear && t->rate > 0 && t->rate < wanted(total) ? t->clear + 1 : 0;
     grow(t, full);
     // If all allowed bytes pass and the queue does not shrink, other senders keep it.
-    bool stays = t->rate > 0 && t->rate < t->line && full && t->least_us > LONG * trip_us;
+    bool stays = t->rate > 0 && t->rate < t->line && full && t->least_us > QUEUE_LONG * trip_us;
     t->stubborn = stays ? t->stubborn + 1 : 0;
     if (there) learn(t, speed);
     // Other senders keep the queue, too, if a shorter one makes these send ever less; or the path is longer than its
     // shortest round trip suggests.
-    if (t->line < NARROW * t->widest) t->stubborn = STUBBORN_MOST;
+    if (t->line < LINE_NARROW * t->widest) t->stubborn = STUBBORN_MOST;
 }
 
 void throttle_step(struct throttle *t, const struct pace_total *total, bool may, int64_t now_ns) {
@@ -118,13 +118,13 @@ void throttle_step(struct throttle *t, const struct pace_total *total, bool may,
     t->queue_us = t->samples = 0;
     if (t->looks == LOOKS) measure(t, total, now_ns);
     if (t->looks == LOOKS || t->since_ns == 0) begin(t, total, now_ns);
-    t->rate = t->line * between(1 - GAIN * (queue_us / trip_us - TARGET), LEAST, MOST);
+    t->rate = t->line * between(1 - GAIN * (queue_us / trip_us - QUEUE_TARGET), LEAST, MOST);
 }
 
 double throttle_limit(const struct throttle *t, const struct pace_total *total, bool smooth) {
     if (total->lanes == 0 || total->smoothed_us == 0 || total->round_trip_us < PACE_FAR_US) return 0;
     if (total->models) return 0;
-    double limit = smooth ? wanted(total) * SPREAD : 0;
+    double limit = smooth ? wanted(total) * PACING_ROOM : 0;
     if (t->rate > 0 && t->rate < wanted(total)) limit = t->rate;
     double least = LANE_LEAST * total->lanes;
     return limit > 0 && limit < least ? least : limit;
