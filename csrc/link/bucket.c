@@ -3,8 +3,8 @@
 #include "base/platform.h"
 
 enum {
-    DEPTH_MS = 2,        // at the rate: a late wake-up loses nothing
-    DEPTH_LEAST = 64000, // bytes
+    DEPTH_MS = 2,        // ms at the rate: a late wake-up loses nothing
+    DEPTH_LEAST = 64000, // bytes, depth at least
 };
 
 bool bucket_has_room(struct bucket *bucket, int64_t now_ns) {

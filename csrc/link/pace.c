@@ -3,37 +3,37 @@
 #include "base/platform.h"
 
 enum {
-    BUSY_LEAST_US = 4000, // a measurement: the kernel counts in ticks
-    SPAN_MS = 20,         // likewise, of what comes
-    AHEAD_MS = 50,        // what a giver may always be ahead
-    CHUNK_ALIGN = 64,     // bytes
-    FRAME_LEAST = 16 << 10,
-    UNSENT_LEAST = 32 << 10,
-    UNSENT_MOST = 1 << 20,
-    LANES_FIRST = 6,      // in use at the beginning
-    LANES_UNTESTED = 24,  // from so many on, more of them have to be faster
-    LANES_PART = 8,       // of those in use come more at once
-    LANES_CLEAR_PART = 3, // likewise where no queue was seen at all
-    PERIOD_TRIPS = 6,     // round trips of a measurement, which lasts for PERIOD_MS at least
-    PERIOD_MS = 100,
-    RAMP_MS = 60,           // a measurement of one round trip, at least
-    RAMP_WINDOW = 96 << 10, // bytes; as long as windows are smaller, those in use find out by themselves what fits
-    WIDE_WINDOW = 4 << 20,  // bytes, of those together that find out the rate by themselves: twice what the way holds
-    RETRANSMITS_PART = 100, // more than one segment of these sent again is much
-    STRAINED_MOST = 3,      // measurements with that: filling a link for the first time is one
-    LONG_MOST = 3,          // measurements with a long queue: windows that lose a packet become smaller by themselves
-    EMPTY_PART = 16,        // of a round trip; a shorter queue is none at all
-    SHORT_PART = 4,         // likewise; a longer one says that the way is full
-    LONG_PART = 2,          // likewise; a longer one delays everybody on the way for nothing
-    RESTS = 4,              // measurements after more lanes that brought nothing
-    CLEAR_LEAST = 2,        // measurements without any, after which it is as if there had never been one
-    CHUNKS_PER_SHARD = 4,
-    CHUNKS_PER_SEGMENT_SHARD = 1,
-    FAR_BLOCK = 64 << 10, // bytes
-    GRANTED_LEAST = 8 << 20,
-    WINDOW_CHUNKS = 2, // among many; twice as many between two
+    BUSY_LEAST_US = 4000,    // us of a measurement of a rate, at least: the kernel counts in ticks
+    SPAN_MS = 20,            // ms of a measurement of received bytes, at least
+    AHEAD_MS = 50,           // ms that a giver may be ahead
+    CHUNK_ALIGN = 64,        // bytes; sizes of chunks are multiples
+    FRAME_LEAST = 16 << 10,  // bytes of a frame to a far peer, at least
+    UNSENT_LEAST = 32 << 10, // bytes that a socket takes ahead, at least
+    UNSENT_MOST = 1 << 20,   // bytes that a socket takes ahead, at most
+    LANES_FIRST = 6,         // lanes in use at the beginning
+    LANES_UNTESTED = 24,     // lanes, above which more have to be faster
+    LANES_PART = 8,          // divisor: this part of the lanes in use is added at once
+    LANES_CLEAR_PART = 3,    // divisor: likewise if no queue was seen
+    PERIOD_TRIPS = 6,        // round trips of a measurement, which lasts for PERIOD_MS at least
+    PERIOD_MS = 100,         // ms of a measurement, at least
+    RAMP_MS = 60,            // a measurement of one round trip, at least
+    RAMP_WINDOW = 96 << 10,  // bytes; as long as windows are smaller, those in use find out by themselves what fits
+    WIDE_WINDOW = 4 << 20,   // bytes, of those together that find out the rate by themselves: twice what the way holds
+    RETRANSMITS_PART = 100,  // more than one segment of these sent again is much
+    STRAINED_MOST = 3,       // measurements with that: filling a link for the first time is one
+    LONG_MOST = 3,           // measurements with a long queue: windows that lose a packet become smaller by themselves
+    EMPTY_PART = 16,         // divisor of a round trip: a shorter queue counts as none
+    SHORT_PART = 4,          // divisor of a round trip: a longer queue shows that the path is full
+    LONG_PART = 2,           // divisor of a round trip: a longer queue delays others for nothing
+    RESTS = 4,               // measurements after more lanes that brought nothing
+    CLEAR_LEAST = 2,         // measurements without any, after which it is as if there had never been one
+    CHUNKS_PER_SHARD = 4,    // chunks of one shard of a ring
+    CHUNKS_PER_SEGMENT_SHARD = 1, // chunks of one shard of a segment
+    FAR_BLOCK = 64 << 10,         // bytes of a block of a weighted all-reduce between distant members
+    GRANTED_LEAST = 8 << 20,      // bytes granted by one owner of a shard, at least
+    WINDOW_CHUNKS = 2,            // chunks under way among many members; twice as many between two
     // megabytes per second: the rate of a link is that of one connection, and a ring may have many
-    RATE_UNKNOWN = 1000,
+    RATE_UNKNOWN = 1000, // MB/s of a link that was not measured: one connection, of which a ring may have many
 };
 
 double pace_mean(double mean, double newest) {

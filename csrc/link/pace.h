@@ -13,14 +13,14 @@
 #include "net/gauge.h"
 
 enum {
-    PACE_CHUNK_MAX = 256 * 1024, // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
-    PACE_CHUNK_MIN = 128 * 1024, // bytes; a chunk costs two wake-ups at every member, whatever its size
-    PACE_TURN_BYTES = 16 * 1024, // that a lane sends before the others have their turn, or one frame
-    PACE_TICK_MS = 20,           // between two readings of one link
-    PACE_FAR_US = 2000,          // the shortest round trip of a far link; below it wake-ups are what a link waits for
-    PACE_FLOW_LEAST = 1 << 20,   // bytes on the way from one giver
-    PACE_FLOW_MOST = 64 << 20,
-    PACE_GRANTED_MOST = 64 << 20,
+    PACE_CHUNK_MAX = 256 * 1024,  // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together
+    PACE_CHUNK_MIN = 128 * 1024,  // bytes; a chunk costs two wake-ups at every member, whatever its size
+    PACE_TURN_BYTES = 16 * 1024,  // bytes that a lane sends before the others have their turn, or one frame
+    PACE_TICK_MS = 20,            // ms between two readings of one link
+    PACE_FAR_US = 2000,           // us; shortest round trip of a far link; below it wake-ups limit a link
+    PACE_FLOW_LEAST = 1 << 20,    // bytes on the way from one giver, at least
+    PACE_FLOW_MOST = 64 << 20,    // bytes on the way from one giver, at most
+    PACE_GRANTED_MOST = 64 << 20, // bytes granted by one owner of a shard, at most
 };
 
 // The mean after one more measurement of the same speed; an unknown one changes nothing.

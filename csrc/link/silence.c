@@ -5,9 +5,9 @@
 #include "base/platform.h"
 
 enum {
-    DRAIN_BYTES = 4096,
-    PAUSE_FACTOR = 2, // a pause this many times as long as any of late is a death
-    PAUSE_LIVES = 64, // checks after which the longest pause has faded by the time between two
+    DRAIN_BYTES = 4096, // bytes that a peer has to acknowledge within the limit
+    PAUSE_FACTOR = 2,   // times the longest recent pause: a longer one is a death
+    PAUSE_LIVES = 64,   // checks after which the longest pause has faded by the time between two checks
 };
 
 static void note_heard(struct silence *silence, int64_t now_ns, int64_t limit_ns) {

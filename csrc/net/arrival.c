@@ -3,11 +3,11 @@
 #include "base/platform.h"
 
 enum {
-    SHORT_GAPS = 10, // in a limit: gaps below that are those inside a burst, and say nothing of pauses
-    MEAN_OF = 8,
-    DEVIATION_OF = 4,
-    DEVIATIONS = 4,
-    ROUND_TRIPS = 8,
+    SHORT_GAPS = 10,  // divisor of the limit: shorter gaps are inside a burst and do not count
+    MEAN_OF = 8,      // divisor: weight of a gap in the mean
+    DEVIATION_OF = 4, // divisor: weight of a gap in the mean deviation
+    DEVIATIONS = 4,   // mean deviations above the mean
+    ROUND_TRIPS = 8,  // round trips that a wait lasts, at least
 };
 
 static int64_t distance(int64_t a, int64_t b) { return a < b ? b - a : a - b; }

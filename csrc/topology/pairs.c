@@ -18,12 +18,12 @@
 #define RATE_LEAST 1e3  // bytes per second
 #define EVEN 0.97       // of the largest sum
 #define LOAD_LEAST 0.02 // of the tensor; a link that carries less need not have been seen
-#define TINY 1e-9
+#define TINY 1e-9       // smallest number that is not 0
 
 enum {
     LIMITS = WEIGHTS_MOST * (WEIGHTS_MOST + 1) / 2,
-    PIVOTS = 2000,
-    ROUNDS = 7, // of halving
+    PIVOTS = 2000, // steps of the simplex method, at most
+    ROUNDS = 7,    // steps of bisection
 };
 
 static double most_of(uint32_t n, const struct weights_edge *edges, uint32_t member) {

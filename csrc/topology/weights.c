@@ -29,23 +29,23 @@
 #define TIE 0.2              // of how often bytes wait
 #define NOTHING 0.01         // of what the port's largest edge carries
 #define RATE_LEAST 1e3       // bytes per second of an edge that carries parts of tensors
-#define RATE_MOST 1e12
-#define FAST_NEAR 250e6   // bytes per second: where all are near, links of this speed are not what limits ops
-#define WEIGHT_LEAST 2e-3 // of the tensor; less is nothing
-#define CHANGED 1.5       // times what ops took; those that take longer tell of other conditions
-#define FALLS 0.9         // what they took changes from look to look by these parts at most, for times of ops vary
-#define RISES 1.03
-#define DOUBT 0.4        // how wrong the model of pairs is taken to be before it was tried
-#define ERROR_LEAST 0.01 // of a model that was tried
-#define FADES 0.9        // what is left of an error from change to change
+#define RATE_MOST 1e12       // bytes per second of an edge, at most
+#define FAST_NEAR 250e6      // bytes per second: where all are near, links of this speed are not what limits ops
+#define WEIGHT_LEAST 2e-3    // of the tensor; less is nothing
+#define CHANGED 1.5          // times what ops took; those that take longer tell of other conditions
+#define FALLS 0.9            // times: what ops took falls from look to look by this factor at most, since times vary
+#define RISES 1.03           // times: what ops took rises from look to look by this factor at most
+#define DOUBT 0.4            // how wrong the model of pairs is taken to be before it was tried
+#define ERROR_LEAST 0.01     // of a model that was tried
+#define FADES 0.9            // what is left of an error from change to change
 
 enum {
     OUT = 0,
     IN = 1,
-    ROUNDS = 60, // of halving
+    ROUNDS = 60, // steps of bisection
     LOOKS = 3,   // at plans that are slower than the best, while the model promises others; or at a best that is slow
-    WAIT = 4,    // calls until others are tried again, at first
-    TRIES = 3,   // after which that does not grow any more
+    WAIT = 4,    // calls until other plans are tried again, at first
+    TRIES = 3,   // tries after which that wait does not grow
 };
 
 struct port {
