@@ -58,10 +58,6 @@ class Communicator(NamedCollectives):
     keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names; without either, nothing is
     encrypted. PCCLError (INVALID_ARGUMENT): the file cannot be used.
 
-    `keys` is a file that `pccl keys` wrote, for peers or for masters; all connections are then encrypted, and only processes with
-    keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names; without either, nothing is
-    encrypted. PCCLError (INVALID_ARGUMENT): the file cannot be used.
-
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.

@@ -67,7 +67,7 @@ class Connection:
         if master_recovery_limit is not None:
             self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
         self._name = None if name is None else check_name(name)
-        self._keys = None if keys is None else os.fsencode(keys)
+        self._keys = None if keys is None else os.path.abspath(os.fsencode(keys))
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False

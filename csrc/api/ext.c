@@ -368,6 +368,8 @@ void pccl_ext_copy(void *to, const void *from, size_t bytes) {
         memcpy(to, from, bytes);
 }
 
+bool pccl_ext_has_tls(void) { return KEYS_WORK; }
+
 bool pccl_ext_has_lz4(void) {
 #ifdef PCCL_HAVE_LZ4
     return true;

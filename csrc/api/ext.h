@@ -287,5 +287,7 @@ void pccl_ext_copy(void *to, const void *from, size_t bytes);
 
 // Whether the build has LZ4, which packs shared state for slow links.
 bool pccl_ext_has_lz4(void);
+// Whether the build can encrypt.
+bool pccl_ext_has_tls(void);
 
 #endif

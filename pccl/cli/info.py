@@ -20,8 +20,9 @@ _ffi, _C = load_native_module()
 
 @click.command("info", short_help="Show the build, and the links of a run.")
 @click.option("--master", "address", metavar=top.MASTERS, help="show the links of the run of this master, or of a list, too")
+@click.option("--keys", metavar="FILE", help="with --master: the keys of the run, of a peer or a master [default: PCCL_KEYS]")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(address: str | None, as_json: bool) -> None:
+def command(address: str | None, keys: str | None, as_json: bool) -> None:
     """Show the build, the instruction set in use, and what else is installed.
 
     With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links. If no master
@@ -29,7 +30,7 @@ def command(address: str | None, as_json: bool) -> None:
     """
     facts = _facts()
     facts_of_json = {**facts, "environment": {name: os.environ.get(name) for name in environment()}}
-    masters = None if address is None else top.Masters(address)
+    masters = None if address is None else top.Masters(address, keys)
     if as_json:
         try:
             if masters is not None:
@@ -73,11 +74,18 @@ def _facts() -> dict[str, object]:
         "CUDA tensors": f"{'yes' if pccl.cuda.device_count() > 0 else 'no'}: {pccl.cuda.describe()}",
         "CUDA kernels": _cuda_kernels(),
         "LZ4": lz4_missing() or "yes",
+        "encryption": "yes" if _C.pccl_ext_has_tls() else f"no: {_TLS_MISSING}",
         "default port": _C.CCOIP_PROTOCOL_PORT_MASTER,
         "machine": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy")},
     }
+
+
+_TLS_MISSING = (
+    "keys cannot be used. To have it, install libssl-dev (Debian), openssl-devel (Fedora) or openssl (Arch), version 3, "
+    "and build again"
+)
 
 
 def _cuda_kernels() -> str:
