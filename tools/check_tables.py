@@ -1,4 +1,5 @@
-"""Compares docs/timers.md with the code: each name on the page exists, and each deadline and duration of the code is there.
+"""Checks tables. Of docs/timers.md: each name exists in the code, and each deadline and duration of the code is there.
+Of functions: a static function in a constant table of csrc carries the prefix of its module, so that its name is its own.
 
 python tools/check_tables.py
 """
@@ -77,10 +78,33 @@ def complaints(page: str, texts: dict[str, str]) -> list[str]:
     ]
 
 
+STATIC = re.compile(r"^static [^\n;=({]*?\b(\w+)\([^;{]*?\) \{", re.MULTILINE)
+TABLE = re.compile(r"\bconst struct \w+ [^=;]*= (\{.*?\n\}|\{[^\n]*\});", re.DOTALL)
+MEMBER = re.compile(r"\.\w+ = (\w+)\b(?=[,}\s])")
+
+
+def unprefixed(texts: dict[str, str]) -> list[str]:
+    """The static functions in tables whose names do not begin with their module, a line each."""
+    found = []
+    for name, text in texts.items():
+        if not (name.startswith("csrc/") and name.endswith(".c")):
+            continue
+        prefix = Path(name).stem.split("_")[0] + "_"
+        static = set(STATIC.findall(text))
+        members = {member for table in TABLE.findall(text) for member in MEMBER.findall(table)}
+        found += [
+            f"{name}: {member} stands in a table; begin its name with {prefix}"
+            for member in sorted(members & static)
+            if not member.startswith(prefix)
+        ]
+    return found
+
+
 def main() -> int:
     """Prints the complaints. Returns the exit status."""
-    found = complaints((ROOT / TIMERS).read_text(encoding="utf-8"), sources(ROOT))
-    print("\n".join(found) or f"{TIMERS} agrees with the code")
+    texts = sources(ROOT)
+    found = complaints((ROOT / TIMERS).read_text(encoding="utf-8"), texts) + unprefixed(texts)
+    print("\n".join(found) or f"{TIMERS} agrees with the code; functions in tables carry their prefix")
     return 1 if found else 0
 
 

@@ -30,20 +30,20 @@ void codec_narrow(int dtype, void *dst, const void *wide, size_t count) {
 }
 
 // ---- RAW ----
-static bool raw_takes(int dtype) { return dtype_size(dtype) > 0; }
+static bool codec_raw_takes(int dtype) { return dtype_size(dtype) > 0; }
 
-static size_t raw_bytes(const struct codec *codec, int dtype, size_t count) {
+static size_t codec_raw_bytes(const struct codec *codec, int dtype, size_t count) {
     (void)codec;
     return count * dtype_size(dtype);
 }
 
-static void raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
-                       const struct codec_rounding *rounding) {
+static void codec_raw_encode(const struct codec *codec, int dtype, uint8_t *out, const void *wide, size_t count,
+                             const struct codec_rounding *rounding) {
     (void)codec, (void)rounding;
     codec_narrow(dtype, out, wide, count);
 }
 
-static bool raw_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
+static bool codec_raw_decode(const struct codec *codec, int dtype, void *wide, const uint8_t *in, size_t count) {
     (void)codec;
     codec_widen(dtype, wide, in, count);
     return true;
@@ -52,10 +52,10 @@ static bool raw_decode(const struct codec *codec, int dtype, void *wide, const u
 static const struct codec raw = {
     .name = "raw",
     .block = CODEC_PIECE,
-    .takes = raw_takes,
-    .bytes = raw_bytes,
-    .encode = raw_encode,
-    .decode = raw_decode,
+    .takes = codec_raw_takes,
+    .bytes = codec_raw_bytes,
+    .encode = codec_raw_encode,
+    .decode = codec_raw_decode,
 };
 
 // ---- the codecs ----

@@ -15,18 +15,18 @@
 #include "link/neighbour.h"
 
 // ---- frames of links ----
-static bool place_nothing(struct engine *engine, struct incoming *in) {
+static bool route_place_nothing(struct engine *engine, struct incoming *in) {
     (void)engine;
     return in->length == 0;
 }
 
-static bool place_rendezvous(struct engine *engine, struct incoming *in) {
+static bool route_place_rendezvous(struct engine *engine, struct incoming *in) {
     (void)engine;
     in->to = in->place;
     return in->length == RENDEZVOUS_NAME_BYTES;
 }
 
-static bool take_rendezvous(struct engine *engine, struct incoming *in) {
+static bool route_take_rendezvous(struct engine *engine, struct incoming *in) {
     if (in->header.epoch == engine_header(engine).epoch) same_host_offered(in->lane);
     return true;
 }
@@ -39,16 +39,16 @@ static bool place_block(struct engine *engine, struct incoming *in) {
     return true;
 }
 
-static bool place_input(struct engine *engine, struct incoming *in) {
+static bool route_place_input(struct engine *engine, struct incoming *in) {
     return in->length <= PLAN_SMALL_MAX && place_block(engine, in);
 }
 
-static bool place_acks(struct engine *engine, struct incoming *in) {
+static bool route_place_acks(struct engine *engine, struct incoming *in) {
     return in->length <= OP_ACKS_MAX * WIRE_ACK_BYTES && place_block(engine, in);
 }
 
 // Each of these owns the block.
-static bool hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
+static bool route_hear_signal(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
     op_peer_of(in->from)->member.heard_ns = platform_now_ns();
     bool good = call_table_signal(&engine->call_table, &op_peer_of(in->from)->member, in->header.type, &in->head, block,
@@ -58,31 +58,31 @@ static bool hear_signal(struct engine *engine, struct incoming *in, struct block
 }
 
 // A large input that does not come in slots is one for which the sender had no free slots.
-static bool hear_input(struct engine *engine, struct incoming *in, struct block *block) {
+static bool route_hear_input(struct engine *engine, struct incoming *in, struct block *block) {
     if (block->length >= SLOTS_INPUT_LEAST) slots_return(engine, in->from);
-    return hear_signal(engine, in, block);
+    return route_hear_signal(engine, in, block);
 }
 
-static bool place_in_slots(struct engine *engine, struct incoming *in) {
+static bool route_place_in_slots(struct engine *engine, struct incoming *in) {
     (void)engine;
     return in->head.extra > 0 && in->head.extra <= PLAN_SMALL_MAX;
 }
 
 // From here on it is a SMALL like others.
-static bool hear_in_slots(struct engine *engine, struct incoming *in, struct block *block) {
+static bool route_hear_in_slots(struct engine *engine, struct incoming *in, struct block *block) {
     block = slots_input(engine, in);
     in->header.type = WIRE_SMALL;
-    return block != NULL && hear_signal(engine, in, block);
+    return block != NULL && route_hear_signal(engine, in, block);
 }
 
-static bool hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
+static bool route_hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
     struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0, in->head.extra};
     call_table_supplied(&engine->call_table, &name, block);
     return true;
 }
 
-static bool hear_acks(struct engine *engine, struct incoming *in, struct block *block) {
+static bool route_hear_acks(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
     struct wire_op_name names[OP_ACKS_MAX];
     uint32_t count = 0;
@@ -103,7 +103,7 @@ static struct op *find_running(const struct engine *engine, const struct incomin
     return op != NULL && op->phase == OP_RUNNING ? op : NULL;
 }
 
-static bool place_bulk(struct engine *engine, struct incoming *in) {
+static bool route_place_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = find_running(engine, in);
     if (op == NULL || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint)) return true;
     const struct algorithm *algorithm = algorithm_of(op);
@@ -113,7 +113,7 @@ static bool place_bulk(struct engine *engine, struct incoming *in) {
     return true;
 }
 
-static bool take_bulk(struct engine *engine, struct incoming *in) {
+static bool route_take_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = in->op;
     in->op = NULL;
     if (op == NULL) return true;
@@ -123,20 +123,20 @@ static bool take_bulk(struct engine *engine, struct incoming *in) {
 }
 
 // Is a CHUNK if its op runs here, and is kept otherwise.
-static bool place_early(struct engine *engine, struct incoming *in) {
+static bool route_place_early(struct engine *engine, struct incoming *in) {
     if (find_running(engine, in) == NULL) return in->length <= PACE_CHUNK_MAX && place_block(engine, in);
     in->header.type = WIRE_CHUNK;
-    return place_bulk(engine, in);
+    return route_place_bulk(engine, in);
 }
 
-static bool take_early(struct engine *engine, struct incoming *in) {
+static bool route_take_early(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     struct block *block = in->block;
     in->block = NULL;
     bool current = is_current(engine, in), good = true;
     struct op *op = current ? find_running(engine, in) : NULL; // begun while the chunk came
     if (op == NULL && current)
-        good = hear_signal(engine, in, block);
+        good = route_hear_signal(engine, in, block);
     else if (op == NULL)
         block_put(engine->pool, block);
     engine_unlock(engine);
@@ -146,7 +146,7 @@ static bool take_early(struct engine *engine, struct incoming *in) {
     return good;
 }
 
-static bool take_taken(struct engine *engine, struct incoming *in) {
+static bool route_take_taken(struct engine *engine, struct incoming *in) {
     engine_lock(engine);
     bool good = slots_returned(engine, in);
     engine_unlock(engine);
@@ -163,20 +163,20 @@ struct owner {
 
 static const struct owner *owner_of(uint16_t type) {
     static const struct owner owners[] = {
-        [WIRE_READY] = {.place = place_nothing, .hear = hear_signal},
-        [WIRE_POSTED] = {.place = place_nothing, .hear = hear_signal},
-        [WIRE_SMALL] = {.place = place_input, .hear = hear_input},
-        [WIRE_SMALL_IN] = {.place = place_in_slots, .hear = hear_in_slots},
-        [WIRE_ACK] = {.place = place_acks, .hear = hear_acks},
-        [WIRE_SUPPLY] = {.place = place_input, .hear = hear_supply},
-        [WIRE_CHUNK] = {.place = place_bulk, .arrived = take_bulk},
-        [WIRE_CODES] = {.place = place_bulk, .arrived = take_bulk},
-        [WIRE_RESULT] = {.place = place_bulk, .arrived = take_bulk},
-        [WIRE_GRANT] = {.place = place_nothing, .hear = hear_signal},
-        [WIRE_MEMORY] = {.place = place_rendezvous, .arrived = take_rendezvous},
-        [WIRE_CHUNK_IN] = {.place = place_bulk, .arrived = take_bulk},
-        [WIRE_TAKEN] = {.place = place_nothing, .arrived = take_taken},
-        [WIRE_EARLY] = {.place = place_early, .arrived = take_early},
+        [WIRE_READY] = {.place = route_place_nothing, .hear = route_hear_signal},
+        [WIRE_POSTED] = {.place = route_place_nothing, .hear = route_hear_signal},
+        [WIRE_SMALL] = {.place = route_place_input, .hear = route_hear_input},
+        [WIRE_SMALL_IN] = {.place = route_place_in_slots, .hear = route_hear_in_slots},
+        [WIRE_ACK] = {.place = route_place_acks, .hear = route_hear_acks},
+        [WIRE_SUPPLY] = {.place = route_place_input, .hear = route_hear_supply},
+        [WIRE_CHUNK] = {.place = route_place_bulk, .arrived = route_take_bulk},
+        [WIRE_CODES] = {.place = route_place_bulk, .arrived = route_take_bulk},
+        [WIRE_RESULT] = {.place = route_place_bulk, .arrived = route_take_bulk},
+        [WIRE_GRANT] = {.place = route_place_nothing, .hear = route_hear_signal},
+        [WIRE_MEMORY] = {.place = route_place_rendezvous, .arrived = route_take_rendezvous},
+        [WIRE_CHUNK_IN] = {.place = route_place_bulk, .arrived = route_take_bulk},
+        [WIRE_TAKEN] = {.place = route_place_nothing, .arrived = route_take_taken},
+        [WIRE_EARLY] = {.place = route_place_early, .arrived = route_take_early},
         [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
         [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},

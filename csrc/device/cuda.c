@@ -179,7 +179,7 @@ const struct cuda_library *cuda_library_load(const char **why) {
 void cuda_library_use(const struct cuda_library *linked) { atomic_store(&library, linked); }
 
 // ---- a device that cannot be used ----
-static bool refused_follow(struct device_queue *queue, void *stream) {
+static bool cuda_refused_follow(struct device_queue *queue, void *stream) {
     (void)queue, (void)stream;
     return detail_fail(false,
                        "the tensor is on a GPU, and %s; install pccl again together with its CUDA library, or pass a "
@@ -187,9 +187,10 @@ static bool refused_follow(struct device_queue *queue, void *stream) {
                        library_why);
 }
 
-static void refused_close(struct device_queue *queue) { (void)queue; }
+static void cuda_refused_close(struct device_queue *queue) { (void)queue; }
 
-static const struct device refused_device = {.name = "CUDA", .follow = refused_follow, .close = refused_close};
+static const struct device refused_device = {
+    .name = "CUDA", .follow = cuda_refused_follow, .close = cuda_refused_close};
 static struct device_queue refused_queue = {
     .device = &refused_device, .failed = true, .error = "CUDA: libpccl_cuda.so cannot be used"};
 

@@ -73,7 +73,7 @@ static int use_session(SSL *ssl, const EVP_MD *hash, const unsigned char **ident
 
 // ---- contexts ----
 
-static void context_fini(struct transport_context *context) {
+static void tls_context_fini(struct transport_context *context) {
     struct tls_context *tls = (struct tls_context *)(void *)context;
     SSL_CTX_free(tls->ssl);
     BIO_meth_free(tls->bio);
@@ -358,7 +358,7 @@ const struct transport_type transport_tls = {
     .recvv = tls_recvv,
     .finish = tls_finish,
     .fini = tls_fini,
-    .context_fini = context_fini,
+    .context_fini = tls_context_fini,
 };
 
 #else

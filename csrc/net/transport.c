@@ -14,7 +14,7 @@
 
 // ---- plain TCP ----
 
-static int plain_step(struct transport *stream) {
+static int transport_plain_step(struct transport *stream) {
     if (stream->role == TRANSPORT_ACCEPTS) return 0;
     stream->awaits = EPOLLOUT;
     int error = socket_connect_result(stream->fd);
@@ -26,7 +26,7 @@ static struct msghdr message_of(const struct iovec *parts, int count) {
     return (struct msghdr){.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
 }
 
-static ptrdiff_t plain_sendv(struct transport *stream, const struct iovec *parts, int count) {
+static ptrdiff_t transport_plain_sendv(struct transport *stream, const struct iovec *parts, int count) {
     struct msghdr message = message_of(parts, count);
     ptrdiff_t sent;
     do sent = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -34,7 +34,7 @@ static ptrdiff_t plain_sendv(struct transport *stream, const struct iovec *parts
     return sent < 0 ? -errno : sent;
 }
 
-static ptrdiff_t plain_recvv(struct transport *stream, const struct iovec *parts, int count) {
+static ptrdiff_t transport_plain_recvv(struct transport *stream, const struct iovec *parts, int count) {
     struct msghdr message = message_of(parts, count);
     ptrdiff_t got;
     do got = recvmsg(stream->fd, &message, MSG_DONTWAIT);
@@ -42,14 +42,14 @@ static ptrdiff_t plain_recvv(struct transport *stream, const struct iovec *parts
     return got < 0 ? -errno : got;
 }
 
-static void plain_finish(struct transport *stream) { shutdown(stream->fd, SHUT_WR); }
+static void transport_plain_finish(struct transport *stream) { shutdown(stream->fd, SHUT_WR); }
 
 const struct transport_type transport_plain = {
     .bytes = sizeof(struct transport),
-    .step = plain_step,
-    .sendv = plain_sendv,
-    .recvv = plain_recvv,
-    .finish = plain_finish,
+    .step = transport_plain_step,
+    .sendv = transport_plain_sendv,
+    .recvv = transport_plain_recvv,
+    .finish = transport_plain_finish,
 };
 
 // ---- errors ----

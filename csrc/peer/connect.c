@@ -30,7 +30,7 @@ static bool renew(struct communicator *c) {
     return c->engine != NULL && control_start(c->control);
 }
 
-static pcclResult_t collect(struct communicator *c, uint64_t *value) {
+static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
     (void)value;
     if (!c->ticket.done)
         return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it connected");
@@ -43,7 +43,7 @@ static pcclResult_t collect(struct communicator *c, uint64_t *value) {
     return pcclSuccess;
 }
 
-static const struct ticket_type connect_type = {.name = "connect", .collect = collect};
+static const struct ticket_type connect_type = {.name = "connect", .collect = connect_collect};
 
 static pcclResult_t attempt(struct communicator *c) {
     c->phase = COMMUNICATOR_CONNECTING;

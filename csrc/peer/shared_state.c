@@ -98,7 +98,7 @@ static pcclResult_t vote(struct communicator *c) {
     return pcclSuccess;
 }
 
-static pcclResult_t hash_and_vote(struct communicator *c, int64_t deadline) {
+static pcclResult_t shared_state_hash_and_vote(struct communicator *c, int64_t deadline) {
     struct content *content = c->shared_state->content;
     if (c->shared_state->voted) return pcclSuccess;
     pthread_mutex_unlock(&c->lock);
@@ -143,7 +143,7 @@ static const char *name_difference(char *out, size_t capacity, const pcclSharedS
     return out;
 }
 
-static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
+static pcclResult_t shared_state_collect(struct communicator *c, uint64_t *revision) {
     const pcclSharedState_t *state = c->shared_state->state;
     struct sync_report report;
     while (c->shared_state->restarting) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
@@ -175,7 +175,8 @@ static pcclResult_t collect(struct communicator *c, uint64_t *revision) {
     return detail_fail(c->ticket.code, "no shared state is available: %s", c->shared_state->text);
 }
 
-static const struct ticket_type sync_type = {.name = "sync_shared_state", .prepare = hash_and_vote, .collect = collect};
+static const struct ticket_type sync_type = {
+    .name = "sync_shared_state", .prepare = shared_state_hash_and_vote, .collect = shared_state_collect};
 
 static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
                             uint64_t *ticket) {

@@ -81,12 +81,12 @@ pcclResult_t ticket_wait(struct communicator *c, uint64_t ticket, int64_t deadli
 }
 
 // ---- votes ----
-static pcclResult_t collect_vote(struct communicator *c, uint64_t *value);
+static pcclResult_t ticket_collect_vote(struct communicator *c, uint64_t *value);
 
 static const struct ticket_type votes[] = {
-    [WIRE_VOTE_UPDATE] = {.name = "update_topology", .collect = collect_vote},
-    [WIRE_VOTE_PENDING] = {.name = "are_peers_pending", .collect = collect_vote},
-    [WIRE_VOTE_OPTIMIZE] = {.name = "optimize_topology", .collect = collect_vote},
+    [WIRE_VOTE_UPDATE] = {.name = "update_topology", .collect = ticket_collect_vote},
+    [WIRE_VOTE_PENDING] = {.name = "are_peers_pending", .collect = ticket_collect_vote},
+    [WIRE_VOTE_OPTIMIZE] = {.name = "optimize_topology", .collect = ticket_collect_vote},
 };
 
 bool ticket_is_peers_pending(const struct communicator *c) {
@@ -94,7 +94,7 @@ bool ticket_is_peers_pending(const struct communicator *c) {
     return c->ticket.type == &votes[WIRE_VOTE_PENDING];
 }
 
-static pcclResult_t collect_vote(struct communicator *c, uint64_t *value) {
+static pcclResult_t ticket_collect_vote(struct communicator *c, uint64_t *value) {
     const char *name = c->ticket.type->name;
     if (!c->ticket.done)
         return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in %s", name);

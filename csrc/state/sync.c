@@ -278,7 +278,7 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 }
 
 // ---- the thread ----
-static bool place(struct service *service, struct incoming *in) {
+static bool sync_place(struct service *service, struct incoming *in) {
     switch (in->header.type) {
     case WIRE_SYNC_HASHES: return sync_place_hashes(sync_of(service), in);
     case WIRE_SYNC_LEAF: return sync_place_leaf(sync_of(service), in);
@@ -293,7 +293,7 @@ static bool take_ask(struct sync *sync, const struct incoming *in) {
     return good;
 }
 
-static bool arrived(struct service *service, struct incoming *in) {
+static bool sync_arrived(struct service *service, struct incoming *in) {
     switch (in->header.type) {
     case WIRE_SYNC_HASHES: return sync_take_hashes(sync_of(service), in);
     case WIRE_SYNC_LEAF: return sync_take_leaf(sync_of(service), in);
@@ -301,7 +301,7 @@ static bool arrived(struct service *service, struct incoming *in) {
     }
 }
 
-static struct frame *next(struct service *service, struct lane *lane) {
+static struct frame *sync_next(struct service *service, struct lane *lane) {
     struct sync *sync = sync_of(service);
     return sync->phase == PHASE_GIVING ? next_frame(sync, lane) : NULL;
 }
@@ -312,7 +312,7 @@ static bool is_receiver(const struct sync *sync) {
     return false;
 }
 
-static void woken(struct service *service) {
+static void sync_woken(struct service *service) {
     struct sync *sync = sync_of(service);
     if (sync->content->queue_count > 0)
         lanes_schedule(sync->engine->lanes); // a device may have given what a lane waits for
@@ -331,7 +331,7 @@ static void woken(struct service *service) {
 
 static bool receives(const struct sync *sync) { return sync->phase == PHASE_HASHES || sync->phase == PHASE_LEAVES; }
 
-static int step(struct service *service) {
+static int sync_step(struct service *service) {
     struct sync *sync = sync_of(service);
     if (receives(sync)) sync_take_worker_results(sync);
     struct device_queue *failed = content_failed_device(sync->content);
@@ -341,12 +341,12 @@ static int step(struct service *service) {
 }
 
 // The pool ends what it has begun before the caller of sync_end returns.
-static void stop(struct service *service) {
+static void sync_stop(struct service *service) {
     struct sync *sync = sync_of(service);
     if (sync->pool != NULL) worker_pool_stop(sync->pool);
 }
 
-static void changed(struct service *service, const struct neighbour *peer, enum service_change change) {
+static void sync_changed(struct service *service, const struct neighbour *peer, enum service_change change) {
     struct sync *sync = sync_of(service);
     switch (change) {
     case SERVICE_LINK_UP: sync_link_up(sync, peer); break;
@@ -360,11 +360,11 @@ static void changed(struct service *service, const struct neighbour *peer, enum 
 }
 
 static const struct service_type sync_type = {
-    .place = place,
-    .arrived = arrived,
-    .next = next,
-    .woken = woken,
-    .step = step,
-    .stop = stop,
-    .changed = changed,
+    .place = sync_place,
+    .arrived = sync_arrived,
+    .next = sync_next,
+    .woken = sync_woken,
+    .step = sync_step,
+    .stop = sync_stop,
+    .changed = sync_changed,
 };

@@ -65,3 +65,24 @@ def test_a_row_without_code(tool: ModuleType) -> None:
     }
     (line,) = tool.complaints(PAGE, without)
     assert "link_deadline" in line
+
+
+CALLBACKS = """static bool begin(struct op *op) {
+    return true;
+}
+
+static bool ring_next(struct op *op) {
+    return false;
+}
+
+const struct algorithm ring_algorithm = {
+    .begin = begin,
+    .next = ring_next,
+};
+"""
+
+
+def test_callbacks_carry_a_prefix(tool: ModuleType) -> None:
+    (line,) = tool.unprefixed({"csrc/data/algorithms/ring.c": CALLBACKS})
+    assert "begin stands in a table" in line
+    assert tool.unprefixed({"csrc/data/algorithms/ring.c": CALLBACKS.replace("begin", "ring_begin")}) == []

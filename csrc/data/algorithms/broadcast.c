@@ -19,7 +19,7 @@ struct broadcast {
     uint64_t next;               // to be passed on, elements
 };
 
-static bool begin(struct engine *engine, struct op *op) {
+static bool broadcast_begin(struct engine *engine, struct op *op) {
     struct broadcast *b = op->work;
     const struct team *now = op->team;
     b->root = op_is_root(op);
@@ -36,8 +36,8 @@ static bool begin(struct engine *engine, struct op *op) {
 }
 
 // READY of the successor: it has posted the op.
-static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                        const struct wire_op *head, struct block *block) {
+static bool broadcast_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                                  const struct wire_op *head, struct block *block) {
     struct broadcast *b = op->work;
     (void)engine, (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
@@ -46,7 +46,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     return true;
 }
 
-static void release(struct engine *engine, struct op *op) {
+static void broadcast_release(struct engine *engine, struct op *op) {
     (void)engine;
     struct broadcast *b = op->work;
     ranges_fini(&b->placed);
@@ -55,12 +55,12 @@ static void release(struct engine *engine, struct op *op) {
 }
 
 // A root that does not come is missed by the last member, which sends nothing there.
-static bool misses(const struct op *op, uint32_t place) {
+static bool broadcast_misses(const struct op *op, uint32_t place) {
     const struct broadcast *b = op->work;
     return place == (op->team->place + 1) % op->team->count && !b->next_began;
 }
 
-static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool broadcast_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = in_slots ? in->head.extra : in->length;
@@ -73,7 +73,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
            (in_slots || algorithm_place(engine, op, in, offset * op->element));
 }
 
-static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+static bool broadcast_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     uint64_t offset = in->head.offset;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
@@ -91,7 +91,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     return noted;
 }
 
-static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+static struct frame *broadcast_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct broadcast *b = op->work;
     uint64_t here = b->whole.count > 0 && b->whole.list[0].begin == 0 ? b->whole.list[0].end : 0;
     if (!idle || b->last || !b->moving.next_ready || b->next >= here || lane->peer != algorithm_successor(op) ||
@@ -115,12 +115,12 @@ const struct algorithm broadcast_algorithm = {
     .name = "broadcast",
     .work_bytes = sizeof(struct broadcast),
     .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
-    .begin = begin,
-    .signal = take_signal,
-    .release = release,
+    .begin = broadcast_begin,
+    .signal = broadcast_take_signal,
+    .release = broadcast_release,
     .waits_for = algorithm_waits_for_next,
-    .misses = misses,
-    .place = place,
-    .arrived = arrived,
-    .next = next,
+    .misses = broadcast_misses,
+    .place = broadcast_place,
+    .arrived = broadcast_arrived,
+    .next = broadcast_next,
 };

@@ -33,8 +33,8 @@ struct part {
     bool eager;          // our input was sent before the member was known to have posted
 };
 
-// `input` is a copy that begin() takes. It is sent and it is reduced, so a program that writes to its tensor while the
-// op is in flight changes nothing: all members reduce the same inputs.
+// `input` is a copy that direct_begin() takes. It is sent and it is reduced, so a program that writes to its tensor
+// while the op is in flight changes nothing: all members reduce the same inputs.
 struct direct {
     struct part *parts; // by rank
     struct block *input;
@@ -175,7 +175,7 @@ static void complete(struct engine *engine, struct op *op) {
     if (once ? written : algorithm_write(op, op->result->bytes)) algorithm_complete_direct(engine, op);
 }
 
-static void release(struct engine *engine, struct op *op) {
+static void direct_release(struct engine *engine, struct op *op) {
     struct direct *direct = op->work;
     if (direct->parts != NULL)
         for (uint32_t i = 0; i < op->contributors; i++) block_put(engine->pool, direct->parts[i].block);
@@ -293,7 +293,7 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     free(seen);
 }
 
-static bool begin(struct engine *engine, struct op *op) {
+static bool direct_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct direct *direct = op->work;
     direct->missing = now->count - 1;
@@ -313,8 +313,8 @@ static bool begin(struct engine *engine, struct op *op) {
     return true;
 }
 
-static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                        const struct wire_op *head, struct block *block) {
+static bool direct_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                               const struct wire_op *head, struct block *block) {
     (void)head;
     struct direct *direct = op->work;
     if (block != NULL && block->in_slots != NULL && !may_use_slots(op)) {
@@ -326,7 +326,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     return true;
 }
 
-static bool waits_for(const struct op *op, char *out, size_t capacity) {
+static bool direct_waits_for(const struct op *op, char *out, size_t capacity) {
     const struct direct *direct = op->work;
     const struct team *now = op->team;
     uint32_t missing = 0;
@@ -343,7 +343,7 @@ static bool waits_for(const struct op *op, char *out, size_t capacity) {
     return true;
 }
 
-static bool misses(const struct op *op, uint32_t place) {
+static bool direct_misses(const struct op *op, uint32_t place) {
     const struct direct *direct = op->work;
     return direct->parts != NULL && direct->parts[place].block == NULL;
 }
@@ -352,9 +352,9 @@ const struct algorithm direct_algorithm = {
     .name = "direct",
     .work_bytes = sizeof(struct direct),
     .direct = true,
-    .begin = begin,
-    .signal = take_signal,
-    .release = release,
-    .waits_for = waits_for,
-    .misses = misses,
+    .begin = direct_begin,
+    .signal = direct_take_signal,
+    .release = direct_release,
+    .waits_for = direct_waits_for,
+    .misses = direct_misses,
 };

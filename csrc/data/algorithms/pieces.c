@@ -62,7 +62,7 @@ static const uint8_t *piece_to(const struct op *op, uint32_t place) {
     return (const uint8_t *)op->args.send + part_to(op, place)->at * op->element;
 }
 
-static bool begin(struct engine *engine, struct op *op) {
+static bool pieces_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct pieces *p = op->work;
     p->links = calloc(now->count, sizeof *p->links);
@@ -84,8 +84,8 @@ static bool begin(struct engine *engine, struct op *op) {
 }
 
 // READY.
-static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                        const struct wire_op *head, struct block *block) {
+static bool pieces_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                               const struct wire_op *head, struct block *block) {
     struct pieces *p = op->work;
     uint32_t place = algorithm_place_of(op, from);
     (void)block;
@@ -101,7 +101,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     return true;
 }
 
-static void release(struct engine *engine, struct op *op) {
+static void pieces_release(struct engine *engine, struct op *op) {
     struct pieces *p = op->work;
     (void)engine;
     for (uint32_t place = 0; p->links != NULL && place < op->contributors; place++) ranges_fini(&p->links[place].taken);
@@ -109,7 +109,7 @@ static void release(struct engine *engine, struct op *op) {
     *p = (struct pieces){0};
 }
 
-static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool pieces_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
     uint32_t from = algorithm_place_of(op, in->from);
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
@@ -123,7 +123,7 @@ static bool place(struct engine *engine, struct op *op, struct incoming *in) {
            (in_slots || algorithm_place(engine, op, in, (part->at + offset) * op->element));
 }
 
-static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+static bool pieces_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     (void)engine;
     struct pieces *p = op->work;
     uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.offset) * op->element;
@@ -137,7 +137,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
     return true;
 }
 
-static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+static struct frame *pieces_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct pieces *p = op->work;
     uint32_t place = algorithm_place_of(op, lane->peer);
     if (!idle || p->links == NULL || place == SUBGROUP_NOBODY || !algorithm_may_use(engine, lane)) return NULL;
@@ -161,10 +161,10 @@ const struct algorithm pieces_algorithm = {
     .name = "pieces",
     .work_bytes = sizeof(struct pieces),
     .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
-    .begin = begin,
-    .signal = take_signal,
-    .release = release,
-    .place = place,
-    .arrived = arrived,
-    .next = next,
+    .begin = pieces_begin,
+    .signal = pieces_take_signal,
+    .release = pieces_release,
+    .place = pieces_place,
+    .arrived = pieces_arrived,
+    .next = pieces_next,
 };

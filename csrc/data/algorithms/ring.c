@@ -69,7 +69,7 @@ static uint8_t *sum_at(const struct op *op, uint64_t element) {
     return (uint8_t *)op->args.recv + (element - result.begin) * op->element;
 }
 
-static bool begin(struct engine *engine, struct op *op) {
+static bool ring_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
     uint64_t count = op->count, sent = count - shard_size(op, now->place + 1),
@@ -116,7 +116,7 @@ static bool comes_too_early(const struct engine *engine, const struct op *op, ui
     return engine->lanes->workers != NULL && ranges_gap(&ring->summed, at, at + bytes, &gap);
 }
 
-static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool ring_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_op *head = &in->head;
     size_t bytes = chunk_bytes(in);
@@ -215,8 +215,8 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
 }
 
 // READY: the successor has posted the op.
-static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                        const struct wire_op *head, struct block *block) {
+static bool ring_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                             const struct wire_op *head, struct block *block) {
     struct ring *ring = op->work;
     (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
@@ -234,7 +234,7 @@ static struct forward *forward_pop(struct ring *ring) {
     return forward;
 }
 
-static void release(struct engine *engine, struct op *op) {
+static void ring_release(struct engine *engine, struct op *op) {
     (void)engine;
     struct ring *ring = op->work;
     ranges_fini(&ring->reducing);
@@ -327,7 +327,7 @@ static bool drop(struct engine *engine, struct frame *frame) {
     return false;
 }
 
-static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+static bool ring_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
     enum plan_step step = step_of(op, &in->head);
@@ -434,7 +434,7 @@ static bool is_kept(const struct engine *engine, const struct lane *lane, uint64
     return op_peer_of(lane->peer)->eager_bytes + bytes <= unexpected_chunk_limit(algorithm_epoch(engine)->ring.count);
 }
 
-static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+static struct frame *ring_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
     bool early = !ring->moving.next_ready;
@@ -471,11 +471,11 @@ const struct algorithm ring_algorithm = {
     .name = "ring",
     .work_bytes = sizeof(struct ring),
     .types = {WIRE_CHUNK, WIRE_CHUNK_IN},
-    .begin = begin,
-    .signal = take_signal,
-    .release = release,
+    .begin = ring_begin,
+    .signal = ring_take_signal,
+    .release = ring_release,
     .waits_for = algorithm_waits_for_next,
-    .place = place,
-    .arrived = arrived,
-    .next = next,
+    .place = ring_place,
+    .arrived = ring_arrived,
+    .next = ring_next,
 };

@@ -182,7 +182,7 @@ static bool note_residual(struct op *op, struct plan_range range, const void *wa
     return true;
 }
 
-static void release(struct engine *engine, struct op *op) {
+static void sharded_release(struct engine *engine, struct op *op) {
     struct sharded *s = op->work;
     for (uint64_t i = 0; s->inputs != NULL && i < s->window * op->contributors; i++)
         block_put(engine->pool, s->inputs[i]);
@@ -227,8 +227,8 @@ static bool allocate(struct engine *engine, struct op *op) {
 }
 
 // READY, GRANT.
-static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                        const struct wire_op *head, struct block *block) {
+static bool sharded_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                                const struct wire_op *head, struct block *block) {
     struct sharded *s = op->work;
     (void)engine, (void)block;
     if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
@@ -242,7 +242,7 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     return true;
 }
 
-static bool begin(struct engine *engine, struct op *op) {
+static bool sharded_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     if (!allocate(engine, op)) return false;
     struct sharded *s = op->work;
@@ -438,7 +438,7 @@ static bool reduce_blocks(struct engine *engine, struct op *op) {
     }
 }
 
-static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool sharded_place(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
     uint32_t from = algorithm_place_of(op, in->from), shard = in->head.shard;
@@ -469,7 +469,7 @@ static bool store_result(struct engine *engine, struct op *op, struct plan_range
     return store(op, range, codes, algorithm_shared(engine)->wide_input, false);
 }
 
-static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+static bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
     uint64_t index = in->head.offset;
@@ -493,7 +493,7 @@ static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
 }
 
 // ---- frames ----
-static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+static struct frame *sharded_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     struct sharded *s = op->work;
     uint32_t rank = algorithm_place_of(op, lane->peer);
     if (s->targets == NULL || !reduce_blocks(engine, op)) return NULL; // perhaps the device has woken the thread
@@ -524,7 +524,7 @@ static void advance(struct engine *engine, struct op *op) {
     engine_unlock(engine);
 }
 
-static void sent(struct engine *engine, struct op *op, const struct frame *frame) {
+static void sharded_sent(struct engine *engine, struct op *op, const struct frame *frame) {
     struct sharded *s = op->work;
     struct wire_op head;
     if (frame->block == NULL || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
@@ -542,11 +542,11 @@ const struct algorithm sharded_algorithm = {
     .name = "sharded",
     .work_bytes = sizeof(struct sharded),
     .types = {WIRE_CODES, WIRE_RESULT},
-    .begin = begin,
-    .signal = take_signal,
-    .release = release,
-    .place = place,
-    .arrived = arrived,
-    .next = next,
-    .sent = sent,
+    .begin = sharded_begin,
+    .signal = sharded_take_signal,
+    .release = sharded_release,
+    .place = sharded_place,
+    .arrived = sharded_arrived,
+    .next = sharded_next,
+    .sent = sharded_sent,
 };

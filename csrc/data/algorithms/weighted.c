@@ -170,7 +170,7 @@ static void note_added(struct engine *engine, const struct op *op) {
     algorithm_shared(engine)->granted -= stored_bytes(op, &s->shards[op->team->place]);
 }
 
-static bool begin(struct engine *engine, struct op *op) {
+static bool weighted_begin(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct weighted_work *s = op->work;
     if (!divide(engine, op)) return false;
@@ -196,7 +196,7 @@ static void drop_inputs(struct engine *engine, const struct op *op, struct part 
     part->inputs = NULL;
 }
 
-static void release(struct engine *engine, struct op *op) {
+static void weighted_release(struct engine *engine, struct op *op) {
     struct weighted_work *s = op->work;
     const struct shard *last = s->shards == NULL ? NULL : &s->shards[op->contributors - 1];
     for (uint64_t i = 0; s->parts != NULL && i < last->first + last->blocks; i++) drop_inputs(engine, op, &s->parts[i]);
@@ -233,8 +233,8 @@ static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
 }
 
 // READY, GRANT.
-static bool take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                        const struct wire_op *head, struct block *block) {
+static bool weighted_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
+                                 const struct wire_op *head, struct block *block) {
     struct weighted_work *s = op->work;
     uint32_t place = algorithm_place_of(op, from);
     (void)engine, (void)block;
@@ -250,14 +250,14 @@ static bool take_signal(struct engine *engine, struct op *op, struct neighbour *
     return true;
 }
 
-static bool misses(const struct op *op, uint32_t place) {
+static bool weighted_misses(const struct op *op, uint32_t place) {
     const struct weighted_work *s = op->work;
     return s->others != NULL && !s->others[place].begun;
 }
 
-static bool waits_for(const struct op *op, char *out, size_t capacity) {
+static bool weighted_waits_for(const struct op *op, char *out, size_t capacity) {
     for (uint32_t i = 0; i < op->team->count; i++) {
-        if (i == op->team->place || !misses(op, i)) continue;
+        if (i == op->team->place || !weighted_misses(op, i)) continue;
         snprintf(out, capacity, "%s has not begun it", neighbour_label(algorithm_peer(op, i)).chars);
         return true;
     }
@@ -284,7 +284,7 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
     return part->inputs[from] == NULL ? NULL : input_bytes(op, part, from);
 }
 
-static bool place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool weighted_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct weighted_work *s = op->work;
     const struct team *now = op->team;
     uint32_t from = algorithm_place_of(op, in->from), at = in->head.shard;
@@ -394,7 +394,7 @@ static void arrived_down(struct engine *engine, struct op *op, uint32_t at, uint
         offer(engine, op, at, block, DOWN);
 }
 
-static bool arrived(struct engine *engine, struct op *op, struct incoming *in) {
+static bool weighted_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct weighted_work *s = op->work;
     const struct wire_op *head = &in->head;
     const struct shard *shard = &s->shards[head->shard];
@@ -465,7 +465,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
     return frame;
 }
 
-static struct frame *next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
+static struct frame *weighted_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
     const struct team *now = op->team;
     struct weighted_work *s = op->work;
     uint32_t place = algorithm_place_of(op, lane->peer);
@@ -488,12 +488,12 @@ const struct algorithm weighted_algorithm = {
     .name = "weighted",
     .work_bytes = sizeof(struct weighted_work),
     .types = {WIRE_CHUNK},
-    .begin = begin,
-    .signal = take_signal,
-    .release = release,
-    .waits_for = waits_for,
-    .misses = misses,
-    .place = place,
-    .arrived = arrived,
-    .next = next,
+    .begin = weighted_begin,
+    .signal = weighted_take_signal,
+    .release = weighted_release,
+    .waits_for = weighted_waits_for,
+    .misses = weighted_misses,
+    .place = weighted_place,
+    .arrived = weighted_arrived,
+    .next = weighted_next,
 };
