@@ -47,7 +47,7 @@ def run() -> None:
     parser = harness.parser(__doc__, blocks=9)
     parser.add_argument("--size", type=int, default=16 * MIB, metavar="BYTES", help="bytes of the tensor")
     parser.add_argument("--step", type=int, default=256, help="bytes from one alignment to the next, beside the near ones")
-    parser.add_argument("--memory", action="store_true", help="let the peers read each other's memory")
+    parser.add_argument("--memory", action="store_true", help="let the peers share memory")
     harness.add_pin(parser)
     args = parser.parse_args()
     where = {**harness.machine(), "placement": harness.placement(args)}

@@ -1,6 +1,6 @@
 """An fp32 sum of one tensor: pccl out of place and in place, gloo (in place: it has no other), and the floor under both.
 
-pccl is measured twice: as it is, when neighbours on one host may read each other's memory, and by TCP alone, as between hosts.
+pccl is measured twice: as it is, when neighbours on one host may share memory, and by TCP alone, as between hosts.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class Place:
     """What kind of run a figure is taken in."""
 
     world: int
-    memory: bool  # peers read each other's memory; else TCP alone
+    memory: bool  # peers share memory; else TCP alone
 
     def __str__(self) -> str:
         return f"{self.world} peers, {'by memory' if self.memory else 'by TCP'}"

@@ -1,7 +1,7 @@
 """torch.distributed on the backend "pccl" against gloo: collectives, DDP's steps, new_group.
 
 All groups are made in the same processes and measured in turn. pccl is measured twice: as it is, when processes on one host may
-read each other's memory, and by TCP alone, as between hosts; and in strict mode, to see what going on after a loss costs.
+share memory, and by TCP alone, as between hosts; and in strict mode, to see what going on after a loss costs.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ the namespace's loopback device has carried from before the op to its end, frame
 what an undisturbed op carries, for the part of the tensor that has three contributors in the end, and half of it, a ring of two,
 for the part that has two. All as parts of what an undisturbed op carries. `time` is that of the slower survivor, in times of
 an undisturbed op; a new process then takes the place of the killed one. `retry / plain` compares undisturbed ops in turn, the
-slowest peer of each, also where peers of one host read each other's memory."""
+slowest peer of each, also where peers of one host share memory."""
 
 WORLD = 3
 SETTLED_OPS = 3

@@ -25,7 +25,7 @@ from pccl.lab.ports import free_ports
 METHOD = """Peers are processes; each round is one `sync_shared_state` of all, whose contents are set before. `parity`: nothing
 differs; the time beyond the hash of the own state, median over the rounds. `joiner`: one peer lacks everything; bytes over the
 time of its whole call, hashing included, against the same bytes over as many plain TCP connections between two processes, in
-turn; `vote_ms` is the time until the plan came, in which the donor ends its hashing; peers of one host read each other's memory,
+turn; `vote_ms` is the time until the plan came, in which the donor ends its hashing; peers of one host share memory,
 `by TCP` they do not. `links`: the same in network
 namespaces, each donor's way out limited by tbf. `killed`: one of three donors is killed when half of the bytes have come."""
 

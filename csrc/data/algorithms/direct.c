@@ -94,7 +94,7 @@ static bool is_written_once(const struct op *op) {
     return op->args.fingerprint.kind == PLAN_ALL_REDUCE && op->bytes > 0 && op->team->count > 1;
 }
 
-// Keeps the sum itself: the own input is still on its way, and the other one lies in a box. False: the system refused
+// Keeps the sum itself: the own input is still on its way, and the other one lies in slots. False: the system refused
 // memory.
 static bool keep_sum(struct engine *engine, struct op *op, const struct block_sum *how, const struct block *first,
                      const struct block *second) {
