@@ -1,3 +1,3 @@
 """The version, written once: CMake and the package's metadata read it from here."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
