@@ -16,7 +16,7 @@ static int complaints_of(const char *value) {
     REQUIRE(standard_error >= 0 && pipe(ends) == 0);
     setenv("PCCL_SAME_HOST_MEMORY", value, 1);
     dup2(ends[1], STDERR_FILENO);
-    memory_is_wanted();
+    environment_allows("PCCL_SAME_HOST_MEMORY");
     dup2(standard_error, STDERR_FILENO);
     close(standard_error);
     close(ends[1]);
@@ -50,15 +50,15 @@ int main(void) {
 
     check_case("memory of peers on this host is a matter of 0 and 1");
     unsetenv("PCCL_SAME_HOST_MEMORY");
-    CHECK(memory_is_wanted());
+    CHECK(environment_allows("PCCL_SAME_HOST_MEMORY"));
     CHECK_EQ(complaints_of("1"), 0);
-    CHECK(memory_is_wanted());
+    CHECK(environment_allows("PCCL_SAME_HOST_MEMORY"));
     CHECK_EQ(complaints_of("0"), 0);
-    CHECK(!memory_is_wanted());
+    CHECK(!environment_allows("PCCL_SAME_HOST_MEMORY"));
     const char *other[] = {"no", "false", "2", "00", ""};
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
         CHECK_EQ(complaints_of(other[i]), 1);
-        CHECK(memory_is_wanted());
+        CHECK(environment_allows("PCCL_SAME_HOST_MEMORY"));
     }
     return check_status();
 }
