@@ -47,7 +47,7 @@ uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32
 bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index);
 // Closes all links of a peer that is gone.
 void engine_drop_peer(struct engine *engine, const struct wire_id *id);
-// As lanes_set_silence and lanes_fix.
+// Like lanes_set_silence and lanes_fix.
 void engine_set_silence(struct engine *engine, int64_t limit_ns);
 void engine_fix_lanes(struct engine *engine);
 

@@ -1,4 +1,4 @@
-// What the control side does with the links of an engine.
+// Calls of the control side on the links of an engine.
 #define _GNU_SOURCE
 #include "base/log.h"
 #include "data/core.h"

@@ -4,7 +4,7 @@
 
 #include "link/lane.h"
 
-// Of the connections whose context is a struct engine.
+// For connections whose context is a struct engine.
 extern const struct link_events route_events;
 
 #endif

@@ -75,7 +75,7 @@ struct cuda_library {
     const void *(*kernels)(void);
 };
 
-// What both sides must agree on. Raise the revision if a struct that they share changes its meaning but not its size.
+// Agreement of both sides. Raise the revision if a struct that they share changes its meaning but not its size.
 enum { CUDA_REVISION = 1 };
 
 struct cuda_abi {

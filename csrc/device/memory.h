@@ -1,4 +1,4 @@
-// What can be found out about memory of this process.
+// Questions about memory of this process.
 #ifndef PCCL_DEVICE_MEMORY_H
 #define PCCL_DEVICE_MEMORY_H
 

@@ -148,7 +148,7 @@ static inline void lanes_lock(const struct lanes *all) { pthread_mutex_lock(all-
 static inline void lanes_unlock(const struct lanes *all) { pthread_mutex_unlock(all->lock); }
 #define lanes_assert_locked(all) lock_assert_held((all)->lock)
 
-// What a lane has to send: of the direct link it is guarded by the lock, of others it belongs to the thread.
+// Frames that a lane has to send: of the direct link it is guarded by the lock, of others it belongs to the thread.
 static inline void lane_assert_guarded(const struct lane *lane) {
     if (lane->index == 0) lanes_assert_locked(lane->all);
 }

@@ -23,7 +23,7 @@ enum {
     FRAME_NOTE_BYTES = 16, // of the longest payload that is not for an op or a service
 };
 
-// What new frames need.
+// Arguments of new frames.
 struct frame_source {
     struct pool *pool;      // borrowed
     struct wire_header now; // run, generation and epoch in force; the rest is 0

@@ -144,7 +144,8 @@ static enum progress take_payload(struct lane *lane) {
         take_heartbeat(in);
     else if (!lane->all->events->frame(lane->all->context, in))
         return PARSE_FAILS;
-    // It stands for a whole chunk: the other lanes have their turn, and the neighbour gets what can be forwarded.
+    // The frame stands for a whole chunk: the other lanes have their turn, and the neighbour gets what can be
+    // forwarded.
     bool another = unread - take >= lane->skip + FRAME_HEAD_BYTES;
     return in->stands_for_chunk && another ? PARSE_YIELDS : PARSE_ON;
 }

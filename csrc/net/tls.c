@@ -44,7 +44,7 @@ static SSL_SESSION *session_of(SSL *ssl, const struct keys_secret *secret) {
     return NULL;
 }
 
-// Of an acceptor. Without a session the handshake goes on, and fails, since there is no certificate.
+// For an acceptor. Without a session the handshake goes on, and fails, since there is no certificate.
 static int find_session(SSL *ssl, const unsigned char *identity, size_t length, SSL_SESSION **session) {
     const struct tls *tls = SSL_get_app_data(ssl);
     *session = NULL;
@@ -56,7 +56,7 @@ static int find_session(SSL *ssl, const unsigned char *identity, size_t length, 
     return *session != NULL;
 }
 
-// Of a dialler. OpenSSL copies the identity before this function is called again.
+// For a dialler. OpenSSL copies the identity before this function is called again.
 static int use_session(SSL *ssl, const EVP_MD *hash, const unsigned char **identity, size_t *length,
                        SSL_SESSION **session) {
     static _Thread_local char text[PREFIX_BYTES + KEYS_SECRET_ID + 1];
@@ -105,7 +105,7 @@ struct transport_context *tls_context_new(const struct transport_options *option
     tls->identity = identity;
     tls->party = options->party;
     tls->renewal = TLS_RENEWAL_RECORDS;
-    // Its handler would take away what our threads use while the process exits.
+    // OpenSSL's exit handler would take away what our threads use while the process exits.
     ERR_set_mark();
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
     tls->bio = tls_bio();
@@ -203,7 +203,7 @@ static int begin(struct tls *tls) {
     return 0;
 }
 
-// Of a dialler: the connection. Of an acceptor: the first byte, before which a stranger costs no memory.
+// For a dialler: the connection. Of an acceptor: the first byte, before which a stranger costs no memory.
 static int connect_on(struct tls *tls) {
     struct transport *stream = &tls->stream;
     if (stream->role == TRANSPORT_DIALS) {

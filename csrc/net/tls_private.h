@@ -1,4 +1,4 @@
-// What the two files of net/tls share: net/tls has contexts and the handshake, net/tls_records carries bytes.
+// Shared by the two files of net/tls: net/tls has contexts and the handshake, net/tls_records carries bytes.
 #ifndef PCCL_NET_TLS_PRIVATE_H
 #define PCCL_NET_TLS_PRIVATE_H
 

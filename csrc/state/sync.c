@@ -13,7 +13,7 @@
 
 static const struct service_type sync_type;
 
-// What other members of the round ask for is queued, and sent as their lanes take it.
+// Data that other members of the round ask for is queued, and sent as their lanes take it.
 
 enum { SYNC_SLOT_LEAST = 16 * 1024 }; // bytes of a leaf; a smaller one is sent
 

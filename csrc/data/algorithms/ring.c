@@ -257,7 +257,7 @@ static void reduce_part(struct engine *engine, struct op *op, bool last, uint64_
     if (apart) turn_take(engine->lanes->workers);
 }
 
-// What arrived, on its way to its place and, part by part while it is in the cache, to slots for the successor.
+// Bytes that arrived, on their way to its place and, part by part while it is in the cache, to slots for the successor.
 struct passage {
     enum plan_step step;
     uint64_t at;         // in the tensor, bytes
