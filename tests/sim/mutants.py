@@ -635,63 +635,63 @@ MUTANTS: list[Mutant] = [
         file="link/silence.c",
         old='return "silent";',
         new="return NULL;",
-        test="data/test_silence.c",
+        test="link/test_silence.c",
     ),
     Mutant(
         name="waits_for_an_epoch_without_end",
         file="link/silence.c",
         old='return "its epoch does not come";',
         new="return NULL;",
-        test="data/test_silence.c",
+        test="link/test_silence.c",
     ),
     Mutant(
         name="impatient_with_the_patient",  # a link whose other end was seen to pause
         file="link/silence.c",
         old="if (silence->patient) return most;",
         new="",
-        test="data/test_silence.c",
+        test="link/test_silence.c",
     ),
     Mutant(
         name="no_excuse_for_the_parked",
         file="link/silence.c",
         old="if (silence->parked_ns != 0) silence->parked_ns = now_ns;",
         new="",
-        test="data/test_silence.c",
+        test="link/test_silence.c",
     ),
     Mutant(
         name="fastest_forgotten",  # the fastest heartbeat of the span before counts no more
         file="link/stats.c",
         old="stats->least_us[1] = stats->least_at == 0 ? travel_us : stats->least_us[0];",
         new="stats->least_us[1] = travel_us;",
-        test="data/test_stats.c",
+        test="link/test_stats.c",
     ),
     Mutant(
         name="segments_counted_again",
         file="link/stats.c",
         old="stats->judged_segments = segments;",
         new="",
-        test="data/test_stats.c",
+        test="link/test_stats.c",
     ),
     Mutant(
         name="queue_by_the_worst",  # one late heartbeat counts as a queue
         file="link/stats.c",
         old="stats->travel_us[(count - 1) / 2]",
         new="stats->travel_us[count - 1]",
-        test="data/test_stats.c",
+        test="link/test_stats.c",
     ),
     Mutant(
         name="speed_of_an_instant",  # less time than the kernel measures in
         file="link/pace.c",
         old="if (!first && busy_us < BUSY_LEAST_US) return;",
         new="",
-        test="data/test_pace.c",
+        test="link/test_pace.c",
     ),
     Mutant(
         name="frames_out_of_line",
         file="link/pace.c",
         old="FRAME_LEAST, PACE_CHUNK_MAX) / CHUNK_ALIGN * CHUNK_ALIGN",
         new="FRAME_LEAST, PACE_CHUNK_MAX)",
-        test="data/test_pace.c",
+        test="link/test_pace.c",
     ),
     Mutant(
         name="spread_without_lanes",  # where tensors go from all to all

@@ -54,7 +54,7 @@ static void another_layout(const char *path) {
 }
 
 static void in_a_process(const char *name, void (*run)(const char *path), const char *path) {
-    check_case(name);
+    check_case("%s", name);
     pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
