@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,8 +38,24 @@ PORT = HEADER + 26
 TAKES, CODING = HEADER + 25, HEADER + 43
 """Where an ASK says which codings the asker takes, and a LEAF which one it has."""
 LZ4 = 1
-HELLO, LINK_HELLO, LINK_ACK, HASHES, ASK, LEAVES = 1, 64, 65, 78, 79, 80
-LINK_TESTS = 85, 86  # LINK_HEARD, LINK_PADDING
+
+
+def _frame_types() -> dict[str, int]:
+    """The number of each type of frame."""
+    header = (Path(__file__).parents[2] / "csrc/net/wire.h").read_text()
+    numbers: dict[str, int] = {}
+    following = 0
+    for name, number in re.findall(r"^    WIRE_(\w+)(?: = (\d+))?,", header.partition("enum wire_type {")[2], re.MULTILINE):
+        following = int(number or following)
+        numbers[name] = following
+        following += 1
+    return numbers
+
+
+TYPES = _frame_types()
+HELLO, LINK_HELLO, LINK_ACK = TYPES["HELLO"], TYPES["LINK_HELLO"], TYPES["LINK_ACK"]
+HASHES, ASK, LEAVES = TYPES["SYNC_HASHES"], TYPES["SYNC_ASK"], TYPES["SYNC_LEAF"]
+LINK_TESTS = TYPES["LINK_HEARD"], TYPES["LINK_PADDING"]
 SIZES = [3 << 20, 5, 0, 400_000, 1 << 20]
 
 ONE = os.environ.get("CHAOS_SEED")
