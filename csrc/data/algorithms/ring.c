@@ -299,6 +299,14 @@ static bool pass_results(struct engine *engine, struct op *op, const struct pass
     return true;
 }
 
+// NULL: memory was refused, and the engine ends.
+static uint8_t *scratch_unlocked(struct engine *engine, struct lane *lane) {
+    engine_lock(engine);
+    uint8_t *scratch = lane_scratch(lane);
+    engine_unlock(engine);
+    return scratch;
+}
+
 // Brings what arrived to its place, and copies it to `room`, the slots for the successor, unless that is NULL.
 static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint8_t *room) {
     enum plan_step step = step_of(op, &in->head);
@@ -310,7 +318,7 @@ static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint
         // cache already; else a store past the caches is faster.
         bool complete = step == STEP_REDUCE_LAST, free = in == &in->lane->in;
         bool direct = room == NULL || !free || (complete && op->backup.bytes != NULL);
-        if (!direct && (p.scratch = lane_scratch(in->lane)) == NULL) return false;
+        if (!direct && (p.scratch = scratch_unlocked(engine, in->lane)) == NULL) return false;
         p.kept = direct || complete;
         return pass_sums(engine, op, &p, bytes);
     }
