@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 from actors import PATIENCE, Actor, Ops, Pause, Reduce, all_follow, cast, check_agreement, contributors, losses, troupe
+from frame_numbers import TYPES, VERSION
 
 import pccl
 
-WIRE_H = Path(__file__).parents[2] / "csrc" / "net" / "wire.h"
-VERSION = int(re.search(r"WIRE_VERSION = (\d+)", WIRE_H.read_text())[1])
-WELCOME = 2
+WELCOME = TYPES["WELCOME"]
 REDUCES = [Reduce(10), Reduce(300_000), Reduce(20_000)]
 
 

@@ -11,19 +11,18 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from actors import PATIENCE
+from frame_numbers import TYPES
 from state_actors import LEAF, Content
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, SharedState, TensorInfo
@@ -38,21 +37,6 @@ PORT = HEADER + 26
 TAKES, CODING = HEADER + 25, HEADER + 43
 """Where an ASK says which codings the asker takes, and a LEAF which one it has."""
 LZ4 = 1
-
-
-def _frame_types() -> dict[str, int]:
-    """The number of each type of frame."""
-    header = (Path(__file__).parents[2] / "csrc/net/wire.h").read_text()
-    numbers: dict[str, int] = {}
-    following = 0
-    for name, number in re.findall(r"^    WIRE_(\w+)(?: = (\d+))?,", header.partition("enum wire_type {")[2], re.MULTILINE):
-        following = int(number or following)
-        numbers[name] = following
-        following += 1
-    return numbers
-
-
-TYPES = _frame_types()
 HELLO, LINK_HELLO, LINK_ACK = TYPES["HELLO"], TYPES["LINK_HELLO"], TYPES["LINK_ACK"]
 HASHES, ASK, LEAVES = TYPES["SYNC_HASHES"], TYPES["SYNC_ASK"], TYPES["SYNC_LEAF"]
 LINK_TESTS = TYPES["LINK_HEARD"], TYPES["LINK_PADDING"]

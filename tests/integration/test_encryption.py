@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from frame_numbers import TYPES, VERSION
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
@@ -25,9 +25,7 @@ from pccl._diagnosis import diagnose_run
 from pccl.lab.ports import free_ports
 
 LOCAL = "127.0.0.1:0"
-WIRE_H = (Path(__file__).parents[2] / "csrc" / "net" / "wire.h").read_text()
-VERSION = int(re.search(r"WIRE_VERSION = (\d+)", WIRE_H)[1])
-HELLO, RESUME, LINK_HELLO = 1, 31, 64
+HELLO, RESUME, LINK_HELLO = TYPES["HELLO"], TYPES["RESUME"], TYPES["LINK_HELLO"]
 HEADER = struct.Struct("<I2sHQQQ")
 WANTS_KEYS = bytes([0x15, 3, 3, 0, 2, 2, 0x46])
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
+from frame_numbers import TYPES, VERSION
 from peers import Background, address_of, form
 
 import pccl
@@ -22,9 +21,7 @@ from pccl.cli import main
 
 PATIENCE = 60
 NAME = "name-of-a-member"
-WIRE_H = (Path(__file__).parents[2] / "csrc" / "net" / "wire.h").read_text()
-VERSION = int(re.search(r"WIRE_VERSION = (\d+)", WIRE_H)[1])
-HELLO, WELCOME, DIAGNOSE, MATRIX = 1, 2, 34, 35
+HELLO, WELCOME, DIAGNOSE, MATRIX = (TYPES[name] for name in ("HELLO", "WELCOME", "DIAGNOSE", "MATRIX"))
 HEADER = struct.Struct("<I2sHQQQ")
 COUNTS = struct.Struct("<IBIQII")
 

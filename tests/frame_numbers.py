@@ -1,0 +1,27 @@
+"""The wire version and the numbers of frame types, as csrc/net/wire.h has them."""
+
+import re
+from pathlib import Path
+
+_HEADER = (Path(__file__).parents[1] / "csrc/net/wire.h").read_text()
+
+
+def _types() -> dict[str, int]:
+    """Returns the number of each type of frame, by its name without WIRE_."""
+    numbers: dict[str, int] = {}
+    following = 0
+    for name, number in re.findall(r"^    WIRE_(\w+)(?: = (\d+))?,", _HEADER.partition("enum wire_type {")[2], re.MULTILINE):
+        following = int(number or following)
+        numbers[name] = following
+        following += 1
+    return numbers
+
+
+def _version() -> int:
+    found = re.search(r"WIRE_VERSION = (\d+)", _HEADER)
+    assert found is not None
+    return int(found[1])
+
+
+VERSION = _version()
+TYPES = _types()
