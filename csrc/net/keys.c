@@ -148,15 +148,12 @@ static const char *parse(struct keys *keys, char *text) {
 struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     char text[FILE_BYTES + 1] = "";
     struct keys *keys = calloc(1, sizeof *keys);
+    if (keys != NULL) keys->references = 1;
     const char *problem = keys == NULL ? "there is no memory" : read_file(path, text);
-    if (problem == NULL) {
-        keys->references = 1;
-        problem = parse(keys, text);
-    }
+    if (problem == NULL) problem = parse(keys, text);
     OPENSSL_cleanse(text, sizeof text);
     if (problem == NULL) return keys;
     snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s", path, problem);
-    if (keys != NULL) keys->references = 1;
     keys_release(keys);
     return NULL;
 }

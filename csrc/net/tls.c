@@ -26,9 +26,7 @@ enum {
     RECORD_HANDSHAKE = 22, // type of the first record of a handshake
 };
 
-static struct tls_context *context_of(const struct tls *tls) {
-    return (struct tls_context *)(void *)tls->stream.context;
-}
+static const struct keys *keys_of(const struct tls *tls) { return tls->stream.context->options.keys; }
 
 // ---- secrets as pre-shared keys ----
 
@@ -50,7 +48,7 @@ static int find_session(SSL *ssl, const unsigned char *identity, size_t length, 
     *session = NULL;
     if (length < PREFIX_BYTES || memcmp(identity, identity_prefix, PREFIX_BYTES) != 0) return 1;
     const struct keys_secret *secret =
-        keys_find_secret(context_of(tls)->keys, (const char *)identity + PREFIX_BYTES, length - PREFIX_BYTES);
+        keys_find_secret(keys_of(tls), (const char *)identity + PREFIX_BYTES, length - PREFIX_BYTES);
     if (secret == NULL) return 1;
     *session = session_of(ssl, secret);
     return *session != NULL;
@@ -61,7 +59,7 @@ static int use_session(SSL *ssl, const EVP_MD *hash, const unsigned char **ident
                        SSL_SESSION **session) {
     static _Thread_local char text[PREFIX_BYTES + KEYS_SECRET_ID + 1];
     const struct tls *tls = SSL_get_app_data(ssl);
-    const struct keys_secret *secret = keys_secret(context_of(tls)->keys, tls->secret);
+    const struct keys_secret *secret = keys_secret(keys_of(tls), tls->secret);
     (void)hash;
     memcpy(text, identity_prefix, PREFIX_BYTES);
     memcpy(text + PREFIX_BYTES, secret->id, sizeof secret->id);
@@ -77,7 +75,7 @@ static void tls_context_fini(struct transport_context *context) {
     struct tls_context *tls = (struct tls_context *)(void *)context;
     SSL_CTX_free(tls->ssl);
     BIO_meth_free(tls->bio);
-    keys_release(tls->keys);
+    keys_release(context->options.keys);
     ed25519_free(tls->identity);
 }
 
@@ -101,16 +99,15 @@ struct transport_context *tls_context_new(const struct transport_options *option
         return NULL;
     }
     transport_context_init(&tls->context, &transport_tls, options);
-    tls->keys = keys_hold(options->keys);
+    keys_hold(options->keys);
     tls->identity = identity;
-    tls->party = options->party;
     tls->renewal = TLS_RENEWAL_RECORDS;
     // OpenSSL's exit handler would take away what our threads use while the process exits.
     ERR_set_mark();
     OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL);
     tls->bio = tls_bio();
     tls->ssl = SSL_CTX_new(TLS_method());
-    tls->key = identity != NULL ? identity : keys_master_key(tls->keys);
+    tls->key = identity != NULL ? identity : keys_master_key(options->keys);
     bool done =
         tls->bio != NULL && tls->ssl != NULL && set_up(tls->ssl) && ed25519_id(ed25519_public(tls->key), &tls->id);
     ERR_pop_to_mark();
@@ -149,13 +146,14 @@ static bool signed_text(const struct tls *tls, enum transport_role side, enum tr
 }
 
 static bool make_proof(const struct tls *tls, uint8_t out[TLS_PROOF_BYTES]) {
-    const struct tls_context *context = context_of(tls);
-    const uint8_t *public_key = ed25519_public(context->key);
+    const struct ed25519 *key = tls_context_of(tls)->key;
+    enum transport_party party = tls->stream.context->options.party;
+    const uint8_t *public_key = ed25519_public(key);
     uint8_t text[SIGNED_BYTES], *signature = out + 8 + ED25519_KEY;
-    proof_head(out, context->party);
+    proof_head(out, party);
     memcpy(out + 8, public_key, ED25519_KEY);
-    return signed_text(tls, tls->stream.role, context->party, public_key, text) &&
-           ed25519_sign(context->key, text, sizeof text, signature);
+    return signed_text(tls, tls->stream.role, party, public_key, text) &&
+           ed25519_sign(key, text, sizeof text, signature);
 }
 
 // Takes the proof of the other side. 0, -EBADE or -ENOMEM.
@@ -168,7 +166,7 @@ static int check_proof(struct tls *tls) {
     proof_head(head, party);
     bool known = party == TRANSPORT_MASTER || party == TRANSPORT_PEER || party == TRANSPORT_OBSERVER;
     if (!known || memcmp(head, tls->proof, sizeof head) != 0) return -EBADE;
-    if (party == TRANSPORT_MASTER && memcmp(public_key, keys_master_public(context_of(tls)->keys), ED25519_KEY) != 0)
+    if (party == TRANSPORT_MASTER && memcmp(public_key, keys_master_public(keys_of(tls)), ED25519_KEY) != 0)
         return -EBADE;
     if (!signed_text(tls, other, party, public_key, text) || !ed25519_id(public_key, &id)) return -ENOMEM;
     if (!ed25519_verify(public_key, text, sizeof text, signature)) return -EBADE;
@@ -179,7 +177,7 @@ static int check_proof(struct tls *tls) {
 // ---- the handshake ----
 
 static int begin(struct tls *tls) {
-    struct tls_context *context = context_of(tls);
+    struct tls_context *context = tls_context_of(tls);
     BIO *bio = BIO_new(context->bio);
     SSL *ssl = bio == NULL ? NULL : SSL_new(context->ssl);
     if (ssl == NULL) {
@@ -226,11 +224,9 @@ static int send_proof(struct tls *tls) {
     uint8_t proof[TLS_PROOF_BYTES];
     size_t written;
     ERR_set_mark();
-    if (!make_proof(tls, proof)) {
-        ERR_pop_to_mark();
-        return -ENOMEM;
-    }
+    bool made = make_proof(tls, proof);
     ERR_pop_to_mark();
+    if (!made) return -ENOMEM;
     if (tls->stream.role == TRANSPORT_DIALS) return tls_write(tls, proof, sizeof proof);
     ERR_set_mark();
     if (SSL_write_early_data(tls->ssl, proof, sizeof proof, &written) != 1) return tls_error(tls);
@@ -284,7 +280,7 @@ static int await_proof(struct tls *tls) {
     ERR_pop_to_mark();
     if (error != 0) return error;
     tls->phase = TLS_OPEN;
-    if (tls->stream.role == TRANSPORT_DIALS) atomic_store(&context_of(tls)->secret, tls->secret);
+    if (tls->stream.role == TRANSPORT_DIALS) atomic_store(&tls_context_of(tls)->secret, tls->secret);
     tls->stream.buffered = true;
     return 0;
 }
@@ -303,7 +299,7 @@ static void forget(struct tls *tls) {
 // Connects again, to try the next secret. -EAGAIN, or why that cannot be.
 static int dial_again(struct tls *tls, int error) {
     struct transport *stream = &tls->stream;
-    uint32_t count = (uint32_t)keys_secret_count(context_of(tls)->keys);
+    uint32_t count = (uint32_t)keys_secret_count(keys_of(tls));
     bool refused = error == -EKEYREJECTED || error == -ECONNABORTED;
     if (!refused || stream->role != TRANSPORT_DIALS || tls->address.family == 0 || ++tls->tried >= count) return error;
     int fd = socket_dial(&tls->address), poller = stream->poller;
@@ -323,7 +319,7 @@ static int tls_step(struct transport *stream) {
     int error = tls->phase == TLS_FAILED ? -ENOTCONN : tls_flush(tls);
     tls->emptied = false;
     if (tls->phase == TLS_CONNECTS && tls->tried == 0 && stream->role == TRANSPORT_DIALS)
-        tls->secret = atomic_load(&context_of(tls)->secret);
+        tls->secret = atomic_load(&tls_context_of(tls)->secret);
     if (error == 0 && tls->phase == TLS_CONNECTS) error = connect_on(tls);
     if (error == -EAGAIN && tls->phase == TLS_CONNECTS) return error;
     if (error == 0 && tls->phase == TLS_SHAKES_HANDS) error = shake_hands(tls);

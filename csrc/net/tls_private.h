@@ -16,13 +16,11 @@ enum {
 };
 
 struct tls_context {
-    struct transport_context context; // first
+    struct transport_context context; // first; holds the keys of its options
     SSL_CTX *ssl;
     BIO_METHOD *bio;
-    struct keys *keys;         // held
     struct ed25519 *identity;  // owned; NULL: a master
     const struct ed25519 *key; // that signs
-    enum transport_party party;
     struct wire_id id;
     uint32_t renewal;
     _Atomic uint32_t secret; // index of the one that opened the last handshake
@@ -70,6 +68,10 @@ struct tls {
 };
 
 static inline struct tls *tls_of(struct transport *stream) { return (struct tls *)(void *)stream; }
+
+static inline struct tls_context *tls_context_of(const struct tls *tls) {
+    return (struct tls_context *)(void *)tls->stream.context;
+}
 
 // The functions of the BIO under OpenSSL. NULL: no memory.
 BIO_METHOD *tls_bio(void);

@@ -133,7 +133,7 @@ int tls_flush(struct tls *tls) {
 int tls_write(struct tls *tls, const void *bytes, size_t length) {
     size_t written;
     ERR_set_mark();
-    if (++tls->records == ((struct tls_context *)(void *)tls->stream.context)->renewal) {
+    if (++tls->records == tls_context_of(tls)->renewal) {
         tls->records = 0;
         SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED);
     }
