@@ -500,8 +500,6 @@ def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = 
     command = [str(Path(_native.__file__).with_name("spawned_master")), "--log", str(target)]
     command += ["--leave", "--until-empty", str(1000 * UNTIL_EMPTY_SECONDS), "--listen", address, "--masters", listed]
     command += ["--new"] if new else []
-    keys = os.environ.get("PCCL_KEYS")
-    command += ["--keys", os.path.abspath(keys)] if keys else []  # the master runs in another directory
     try:
         begun = subprocess.run(
             command,
@@ -510,7 +508,6 @@ def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = 
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            cwd="/",
             pass_fds=(target,),
             timeout=deadline.remaining(),
         )
