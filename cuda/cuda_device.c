@@ -106,7 +106,7 @@ static void cuda_set_wake(struct device_queue *queue, int wake) {
 }
 
 // ---- asking; lock held ----
-// What writes over what was landed last makes that old.
+// Queues a task, and forgets what was landed last if the task writes over it.
 static uint64_t ask(struct cuda_queue *q, struct cuda_task task) {
     if (cuda_overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes) ||
         cuda_overlap(task.residual_out, task.residual_bytes, q->recent.tensor, q->recent.bytes))

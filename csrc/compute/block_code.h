@@ -84,7 +84,7 @@ ELEMENT float block_rest(float wanted, float got, float times) {
 }
 
 // ---- of a block ----
-// Of the largest magnitude, which is finite.
+// Returns the scale for a block whose largest magnitude is `largest`, which is finite.
 ELEMENT struct block_scale block_scale_of(int code, float largest) {
     struct block_scale by;
     by.scale = largest;

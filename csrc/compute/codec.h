@@ -4,7 +4,7 @@
 // A codec writes block after block of `block` elements, each by itself; the last one may be shorter. How long that is,
 // it alone says: the bytes of an element need not be a whole number. Members take the same arguments to the same bits.
 //
-// What is between memory and a codec is wide: float for float16, bfloat16 and float, every other type as it is.
+// Values between memory and a codec are wide: float for float16, bfloat16 and float, every other type as it is.
 #ifndef PCCL_COMPUTE_CODEC_H
 #define PCCL_COMPUTE_CODEC_H
 

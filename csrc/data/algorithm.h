@@ -126,7 +126,7 @@ bool algorithm_save(struct op *op, uint64_t offset, uint64_t length);
 bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length);
 
 // ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
-// What lies there, of the input or the result, becomes the payload of a frame (device_window). False: the device has
+// Makes `tensor`, a place in the input or the result, the payload of a frame (device_window). False: the device has
 // failed, and the frame is no more.
 bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
 // Returns where bytes for the result at `offset` may be received (device_landing) until they arrive; NULL if the device

@@ -14,7 +14,7 @@
 enum {
     ALL = (1 << SLOTS) - 1,
     INPUTS_FROM = SLOTS / 2, // inputs are held for long; chunks need not wait for them
-    RETURN_LEAST = 2,        // slots that are returned together, since each frame wakes the neighbor
+    RETURN_LEAST = 2,        // slots that are returned together, since each frame wakes the neighbour
 };
 
 // The receiver keeps fewer than RETURN_LEAST slots, so a chunk fits between them.

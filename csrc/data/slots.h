@@ -1,6 +1,6 @@
 // Shared-memory slots: how bytes pass between two members of one host.
 //
-// Each member owns slots for each neighbor of its host. It copies a chunk into free slots and names them in a frame on
+// Each member owns slots for each neighbour of its host. It copies a chunk into free slots and names them in a frame on
 // the link. The receiver reads the chunk where it lies, adds it up or copies it to its destination, and returns the
 // slots (WIRE_TAKEN). The slots are the library's own memory, so no page of them makes a reader wait, and no right to
 // read another process is needed (docs/decisions/slots.md).
@@ -34,14 +34,14 @@ enum {
 };
 
 // ---- life ----
-// Creates the slots for chunks that go to a neighbor. Returns a descriptor that the caller sends to the neighbor and
+// Creates the slots for chunks that go to a neighbour. Returns a descriptor that the caller sends to the neighbour and
 // closes. Returns -1 if they exist already in this epoch, or the system refused.
 int slots_make(struct slots *slots);
-// Drops the own slots, whose descriptor did not reach the neighbor.
+// Drops the own slots, whose descriptor did not reach the neighbour.
 void slots_drop_own(struct slots *slots);
-// Maps the neighbor's slots for reading. Borrows `fd`.
+// Maps the neighbour's slots for reading. Borrows `fd`.
 void slots_map(struct slots *slots, int fd);
-// The epoch is over, or the neighbor is gone.
+// The epoch is over, or the neighbour is gone.
 void slots_end(struct slots *slots);
 
 // ---- chunks of large operations ----
@@ -59,16 +59,16 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
                           const uint8_t *chunk, size_t bytes);
 
 // ---- inputs of small all-reduces: each is read where it lies until the operation has no use for it ----
-// Reports to the neighbor that its slots are mapped here, if they are. Lock held.
+// Reports to the neighbour that its slots are mapped here, if they are. Lock held.
 void slots_report(struct engine *engine, struct neighbour *from);
 // Returns a frame that names slots for the whole input of the operation. The caller copies the input to `*room`.
-// Returns NULL if the input has to be sent: it is small, no slots are free, or the neighbor lacks them. Lock held.
+// Returns NULL if the input has to be sent: it is small, no slots are free, or the neighbour lacks them. Lock held.
 struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op, struct wire_op *head,
                                 uint8_t **room);
 // Returns a block that stands for the input that SMALL_IN names. Takes the slots from `in`. NULL: the system refused
 // memory. Lock held.
 struct block *slots_input(struct engine *engine, struct incoming *in);
-// Returns all slots to the neighbor that nobody here reads any more. Lock held.
+// Returns all slots to the neighbour that nobody here reads any more. Lock held.
 void slots_return(struct engine *engine, struct neighbour *from);
 
 // ---- leaves of a shared state ----
@@ -84,9 +84,9 @@ bool slots_are_named(const struct incoming *in);
 // Finds the bytes that the frame names and sets `in->slot`; it stays NULL if they lie in slots of another epoch, which
 // is malformed except for a leaf. Returns false if the frame is malformed. Lock not held.
 bool slots_find(struct engine *engine, struct incoming *in);
-// Returns the slots of `in` to the neighbor, unless slots_input took them. Lock not held.
+// Returns the slots of `in` to the neighbour, unless slots_input took them. Lock not held.
 void slots_release(struct engine *engine, struct incoming *in);
-// Handles TAKEN: the neighbor returned slots, or (no slot) reports that it has mapped them. Returns false if the frame
+// Handles TAKEN: the neighbour returned slots, or (no slot) reports that it has mapped them. Returns false if the frame
 // is malformed. Lock held.
 bool slots_returned(struct engine *engine, struct incoming *in);
 

@@ -23,8 +23,8 @@ static struct neighbour *other_member(const struct engine *engine, uint32_t numb
 }
 
 // ---- looking ----
-// What others send meanwhile makes the way of a heartbeat longer, so it tells where that waits. Far members alone, or
-// near ones too. True: there are far ones.
+// Sends heartbeats to far members, and with `near` to near ones too. Bytes that wait on a path delay the heartbeats on
+// it, so these tell where bytes wait. Returns true if there are far members.
 static bool say_beats(struct engine *engine, bool near) {
     bool far = false;
     engine_lock(engine);
@@ -106,8 +106,8 @@ static void look(struct engine *engine) {
 }
 
 // ---- telling ----
-// What the kernel says of a lane since the last report. Several lanes work at the same time, and not all of them all
-// the time: the busiest one tells for how long the neighbour was sent to.
+// Adds what the kernel counted for a lane since the last report. Several lanes work at the same time, and not all of
+// them all the time: the busiest one tells for how long the neighbour was sent to.
 static void add_lane(struct wire_seen *seen, struct lane *lane) {
     const struct gauge *now = &lane->read.gauge, *before = &lane->told.gauge;
     uint64_t busy_us = now->busy_us - before->busy_us;

@@ -355,9 +355,9 @@ void call_table_remove_segments(struct call_table *table, struct op *parent, boo
 }
 
 // ---- other members ----
-// Of an op, or a segment, that does not run here, and that was begun here in this epoch and is over: a member that
-// sends nothing to another one is not waited for by it. Segments of one sequence are begun one after another, and after
-// a loss each as its verdict comes.
+// Returns true if an operation, or a segment, that does not run here began here in this epoch and is over. A member
+// does not wait for one that sends it nothing, whose frames may come later. Segments of one sequence begin one after
+// another, and after a loss each as its verdict comes.
 bool call_table_is_over(const struct call_table *table, const struct wire_op *head) {
     if (head->sequence > tag_counter_last(&table->counters, head->tag)) return false;
     const struct op *call = call_table_find(table, head->tag);

@@ -1,7 +1,7 @@
 // Connections between peers until they are links: listening, dialing, the hello, hellos that come early; and the flood
 // connections by which links are measured. Owned and called by the control thread alone; nothing here blocks.
 //
-// What happens is queued as events (links_next). A connection that becomes a link leaves this module with its event.
+// Changes are queued as events (links_next). A connection that becomes a link leaves this module with its event.
 // Acceptors survive hostile bytes: a bad hello closes its connection. The descriptors of the process are its owner's:
 // connections without a hello hold at most the LINKS_UNKNOWN_PART-th part of the soft limit, and LINKS_UNKNOWN, for
 // LINKS_UNKNOWN_MS each; parked hellos at most half of it, and LINKS_PARKED. Beyond that the oldest goes of the address

@@ -2,8 +2,8 @@
 // clock, no threads. Every event takes the time and appends actions to `struct member_output`; the body (peer/control)
 // carries them out in order, before it feeds the next event. A simulator can do the same.
 //
-// What the state machine keeps per event is bounded by WIRE_MAX_MEMBERS and the pool sizes. When memory is refused,
-// `output.failed` is set and the body must let the communicator die.
+// WIRE_MAX_MEMBERS and the pool sizes bound what the state machine keeps per event. When memory is refused, it sets
+// `output.failed`, and the body must let the communicator die.
 //
 // The state machine does no locking. The body guards it with one lock.
 #ifndef PCCL_PEER_MEMBER_H

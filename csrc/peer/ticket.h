@@ -30,7 +30,7 @@ pcclResult_t ticket_begin_vote(struct communicator *c, enum wire_vote_kind kind,
 bool ticket_is_peers_pending(const struct communicator *c);
 
 // ---- for those who begin one ----
-// That none is open: or pcclInvalidUsage.
+// Returns pcclInvalidUsage if one is open.
 pcclResult_t ticket_check_none(const struct communicator *c);
 // Whether one of this type is open, and no thread is in it.
 bool ticket_is_left(const struct communicator *c, const struct ticket_type *type);

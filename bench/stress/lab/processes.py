@@ -96,7 +96,7 @@ class Child:
 class Nursery:
     """Starts processes by forking them from one that has imported what `lives` (module:function) need.
 
-    They inherit the descriptors `inherited`. All end with the block.
+    The processes inherit the descriptors `inherited`, and end with the block.
     """
 
     def __init__(self, lives: Iterable[str], folder: Path, inherited: Sequence[int] = ()) -> None:

@@ -288,7 +288,7 @@ static bool pass_sums(struct engine *engine, struct op *op, const struct passage
     return true;
 }
 
-// Copies a result out of the neighbor's slots. Returns false if the system refused memory.
+// Copies a result out of the neighbour's slots. Returns false if the system refused memory.
 static bool pass_results(struct engine *engine, struct op *op, const struct passage *p, size_t bytes) {
     for (size_t done = 0, part; done < bytes; done += part) {
         part = bytes - done < SLOTS_PART ? bytes - done : SLOTS_PART;
@@ -371,7 +371,7 @@ static bool is_first_segment(const struct engine *engine, const struct op *op) {
 // Own chunks go before those to forward until enough are under way, so that every member always has work. More would
 // leave the caches before they are read. One of each op always may: a member behind the successor may post this op
 // first, and others under way only afterwards. So what waits at a successor that has not posted its op does not count.
-// Of a half none comes back: there those to forward go first. `chunk`: bytes.
+// In a half no own chunk comes back, so chunks to forward go first. `chunk`: bytes.
 static bool may_inject(struct engine *engine, const struct op *op, uint64_t chunk, bool idle) {
     const struct ring *ring = op->work;
     if (is_half(op)) return idle;

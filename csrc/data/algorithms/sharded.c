@@ -335,7 +335,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, struct lan
 }
 
 // ---- the owner ----
-// What lies there is saved already. `wide` is room; with `look` it gets the values that the result has now.
+// The input of this range is saved already. `wide` is room; with `look` it gets the values that the result has now.
 static bool store(struct op *op, struct plan_range range, const uint8_t *codes, void *wide, bool look) {
     int dtype = op->args.fingerprint.dtype;
     size_t count = range.end - range.begin;

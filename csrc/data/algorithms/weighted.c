@@ -210,7 +210,8 @@ static void weighted_release(struct engine *engine, struct op *op) {
 }
 
 // ---- signals ----
-// Who takes the next of the own input of this shard; SUBGROUP_NOBODY: nobody, for now or at all. Lock held, or thread.
+// Returns the member that takes the next block of the own input of this shard; SUBGROUP_NOBODY: nobody does, for now or
+// at all. Lock held, or thread.
 static uint32_t taker(const struct op *op, uint32_t at) {
     struct weighted_work *s = op->work;
     struct shard *shard = &s->shards[at];
