@@ -9,6 +9,7 @@
 #include "transport.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,8 +71,10 @@ static size_t copy(const struct iovec *parts, int count, uint8_t *bytes, size_t 
 
 // ---- sending ----
 
-// Would block for no reason. The kernel tells of room when it is given some, as the contract asks for.
+// Would block for no reason. The kernel tells of room when it is given some, as the contract asks for, or, where it has
+// none now, when there is some: it has to be asked.
 static ptrdiff_t block(struct transport *stream) {
+    if (poll(&(struct pollfd){.fd = stream->fd, .events = POLLOUT}, 1, 0) == 0) return -EAGAIN;
     int bytes = 0;
     socklen_t length = sizeof bytes;
     getsockopt(stream->fd, SOL_SOCKET, SO_SNDBUF, &bytes, &length);
