@@ -98,6 +98,22 @@ static bool is_believed(void) {
     return ready.extra == SLOTS_READY;
 }
 
+// Sends a socket's name, and returns when the engine has taken it: it sends chunks of a reduce after READY alone, also
+// over a link that it measured as slow, and frames are taken in order.
+static void offer(const uint8_t name[RENDEZVOUS_NAME]) {
+    struct wire_id ids[2] = {theirs, mine};
+    struct call_args args = {.send = data, .tag = ++tag, .fingerprint = fingerprint, .root = 1};
+    args.subgroup = subgroup_new(ids, 2, 0);
+    args.fingerprint.kind = PLAN_REDUCE;
+    REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
+    struct wire_op memory = {0}, ready;
+    do ready = hear(WIRE_READY, 0, NULL, 0);
+    while (ready.tag != tag);
+    say(WIRE_MEMORY, &memory, name, RENDEZVOUS_NAME);
+    say(WIRE_READY, &ready, NULL, 0);
+    while (hear(WIRE_CHUNK, 1, NULL, 0).tag != tag) continue;
+}
+
 static void begin(void) {
     engine = engine_new(&theirs, &deaf_owner);
     REQUIRE(engine != NULL);
@@ -246,11 +262,7 @@ static void test_claims(void) {
 static void test_own_offer_sent_back(void) {
     check_case("the engine's own offer, sent back");
     begin();
-    struct wire_op head = {0}, ready = {.tag = 1000, .fingerprint = fingerprint, .sequence = 1};
-    say(WIRE_MEMORY, &head, offered, sizeof offered);
-    say(WIRE_READY, &ready, NULL, 0);
-    post(1000);
-    while (hear(WIRE_CHUNK, 1, NULL, 0).tag != 1000) continue; // it has heard of both
+    offer(offered);
     answered(claim_at("x", 1));
     CHECK(!is_believed());
     end();
@@ -550,20 +562,18 @@ static void test_slots(void) {
 // It sends no socket name, and claims nothing at another's.
 static void test_turned_off(void) {
     check_case("PCCL_SAME_HOST_MEMORY=0");
-    struct wire_op head = {0}, ready = {.tag = 1000, .fingerprint = fingerprint, .sequence = 1};
     setenv("PCCL_SAME_HOST_MEMORY", "0", 1);
     begin();
     unsetenv("PCCL_SAME_HOST_MEMORY");
-    post(1000);
-    CHECK_EQ(hear(WIRE_ANY, 0, NULL, 0).tag, 1000);
+    post(++tag);
+    CHECK_EQ(hear(WIRE_ANY, 0, NULL, 0).tag, tag);
     memset(offered, 7, sizeof offered);
+    memcpy(offered, &(pid_t){getpid()}, sizeof(pid_t)); // other runs of this test have theirs
     struct sockaddr_un address;
     socklen_t length = rendezvous_address(&address);
     int rendezvous = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     REQUIRE(bind(rendezvous, (struct sockaddr *)&address, length) == 0 && listen(rendezvous, 1) == 0);
-    say(WIRE_MEMORY, &head, offered, sizeof offered);
-    say(WIRE_READY, &ready, NULL, 0);
-    while (hear(WIRE_CHUNK, 1, NULL, 0).tag != 1000) continue; // it has heard of both
+    offer(offered);
     CHECK(accept(rendezvous, NULL, NULL) < 0 && errno == EAGAIN);
     close(rendezvous);
     CHECK(!is_believed());
