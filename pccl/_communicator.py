@@ -373,14 +373,15 @@ class Communicator(NamedCollectives):
                 self._spares[:0] = (op,)  # not `append`, as whose result a signal could come
 
 
-def roll(comm: Communicator, value: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:
+def roll(comm: Communicator, values: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:
     """The members of the peer group who live, the same on all of them: those that one reduce has among its contributors.
 
     What a peer has heard of epochs may differ from that where members were lost together with a master. The reduce adopts the
-    losses. `value` is a tensor of one element, which it overwrites. PCCLTimeoutError: call again with the same arguments.
+    losses. `values`, a tensor too small to be divided, is replaced by the sum of theirs. PCCLTimeoutError: call again with the
+    same arguments.
     """
     try:
-        found = comm.all_reduce(value, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors
+        found = comm.all_reduce(values, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors
     except TooFewPeersError:
         found = ()
     return found[0].peers if found else frozenset([comm.uuid])

@@ -43,7 +43,7 @@ class Averaged:
     tx_bytes: int = 0
     rx_bytes: int = 0
     not_finite: frozenset[UUID] = frozenset()
-    """Members whose values had a NaN or an infinity, and counted with weight 0."""
+    """Members whose values had a NaN or an infinity, and counted with weight 0. Who dies before it tells so counts as zeros."""
 
 
 class Average(Protocol):
@@ -227,11 +227,11 @@ def is_finite(values: Tensor) -> bool:
 def exchange(comm: Communicator, weight: float) -> dict[UUID, float]:
     """Exchanges a number, such as a weight. Returns that of each member, rounded to fp32. Waits for all members.
 
-    All members learn from one reduce who takes part, and so agree on each one's place.
+    All members learn from one reduce who takes part, and so agree on each one's place. Whoever dies before it has told its number
+    is not in the result: nothing is known of it.
     """
     here = sorted(roll(comm, torch.ones(1, device="cpu"), ROLL_TAG))
     weights = torch.zeros(len(here), dtype=torch.float64, device="cpu")
     weights[here.index(comm.uuid)] = struct.unpack("f", struct.pack("f", weight))[0]  # what the buffer is multiplied by
-    with contextlib.suppress(TooFewPeersError):  # all others have died, and need no weight
-        comm.all_reduce(weights, op=ReduceOp.SUM, tag=_WEIGHTS_TAG, retry=True)
-    return dict(zip(here, weights.tolist(), strict=True))
+    told = roll(comm, weights, _WEIGHTS_TAG)
+    return {peer: number for peer, number in zip(here, weights.tolist(), strict=True) if peer in told}

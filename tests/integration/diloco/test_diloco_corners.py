@@ -13,8 +13,9 @@ from performers import PATIENCE
 from test_diloco_models import Peer, Tied, master, simple, together  # noqa: F401 - a fixture
 
 import pccl
+from pccl._communicator import roll
 from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, StreamingDiLoCo, _membership
-from pccl.diloco._average import Averager, exchange
+from pccl.diloco._average import ROLL_TAG, Averager, exchange
 
 KINDS = [(DiLoCo, {}), (AsyncDiLoCo, {}), (StreamingDiLoCo, {"fragments": 2, "overlap": 1})]
 
@@ -281,3 +282,30 @@ def test_error_feedback_is_exact_when_a_weighted_member_dies_after_the_weights(m
     lost = given[:dies, 2].abs().max() * weights[2] / sum(weights) / 7
     assert (owed - held).abs().max() <= 1.5 * lost
     assert (owed - ends[0][0]).abs().max() < 2.0
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 3.0]])
+def test_an_average_is_exact_when_a_member_dies_before_it_tells_whether_it_is_finite(master, weights):  # noqa: F811
+    given = torch.randn(3, 1000, generator=torch.Generator().manual_seed(4))
+
+    def peer(number: int) -> tuple[torch.Tensor, int] | None:
+        weight = None if weights is None else weights[number]
+        with pccl.Communicator(master) as comm:
+            comm.connect()
+            comm.wait_for_peers(3)
+            buffer = given[number].clone()
+            average = Averager(1000, Compression()).launch(comm, buffer, weight)
+            if number == 2:
+                assert average._handle is not None
+                average._handle.result()
+                roll(comm, torch.ones(1), ROLL_TAG)
+                return None
+            done = average.wait()
+            assert not done.not_finite
+            return buffer, sum(len(one.peers) for one in done.contributors)
+
+    first, second, _ = together(*(functools.partial(peer, number) for number in range(3)))
+    assert torch.equal(first[0], second[0])
+    shares = torch.tensor(weights or [1.0, 1.0, 1.0]).reshape(3, 1)
+    torch.testing.assert_close(first[0], (given * shares).sum(0) / shares.sum())
+    assert first[1] == 3
