@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/platform.h"
 #include "master/survey.h"
 #include "topology/weights.h"
 
@@ -73,7 +74,7 @@ static bool differs(const struct candidate *candidate, uint32_t start, uint32_t 
 
 void candidate_propose(struct candidate *candidate, struct membership *table, uint8_t kind) {
     candidate->kind = kind;
-    candidate->stale = candidate->judged = false;
+    candidate->stale = candidate->lingers = candidate->judged = false;
     candidate->attempt++;
     candidate->unanswered = candidate->count;
     candidate->accepted_unanswered = table->count;
@@ -122,6 +123,31 @@ static bool is_narrow(const struct candidate *candidate, const struct membership
     return (candidate->narrow[from][to / 64] >> (to % 64) & 1) || (candidate->narrow[to][from / 64] >> (from % 64) & 1);
 }
 
+// The longest-standing peer of the candidate that this newcomer has no links to and that has a better right to stay, or
+// NULL.
+static const struct peer_record *obstacle_of(const struct candidate *candidate, const struct membership *table,
+                                             const struct peer_record *newcomer) {
+    const struct peer_record *found = NULL;
+    for (uint32_t i = 0; i < candidate->count; i++) {
+        const struct peer_record *other = candidate->order[i];
+        bool first = other->accepted || other->member.join_number < newcomer->member.join_number;
+        if (other == newcomer || other->gone || !first ||
+            (reaches(candidate, table, newcomer, other) && reaches(candidate, table, other, newcomer)))
+            continue;
+        if (found == NULL || other->member.join_number < found->member.join_number) found = other;
+    }
+    return found;
+}
+
+// Whether a newcomer would be left out for a link that is missing.
+static bool leaves_out(const struct candidate *candidate, const struct membership *table) {
+    uint32_t i = 0;
+    while (i < candidate->count &&
+           (candidate->order[i]->accepted || obstacle_of(candidate, table, candidate->order[i]) == NULL))
+        i++;
+    return i < candidate->count;
+}
+
 // All accepted peers have answered, and wait for newcomers alone. Those to whom one of them has no link are left out,
 // whatever they say, and the others' own limit is over soon.
 static void hurry_newcomers(struct candidate *candidate, struct membership *table) {
@@ -146,10 +172,24 @@ void candidate_linked(struct candidate *candidate, struct membership *table, str
         candidate->narrow[membership_slot(table, peer)][slot / 64] |= (uint64_t)linked->narrow[i] << (slot % 64);
     }
     peer->answered = true;
+    if (candidate->lingers) return;
     candidate->unanswered--;
     candidate->hopeless -= peer->hopeless;
     if (peer->accepted && --candidate->accepted_unanswered == 0) hurry_newcomers(candidate, table);
-    if (candidate->accepted_unanswered == 0 && candidate->unanswered == candidate->hopeless) candidate->unanswered = 0;
+    if (candidate->accepted_unanswered > 0 || candidate->unanswered > candidate->hopeless) return;
+    candidate->unanswered = 0;
+    if (candidate->kind != WIRE_VOTE_UPDATE || !leaves_out(candidate, table)) return;
+    candidate->lingers = true;
+    candidate->deadline_ns = platform_earlier(candidate->deadline_ns, table->now_ns + BREAKS_GRACE_MS * MS_NS);
+}
+
+bool candidate_is_due(const struct candidate *candidate) {
+    return candidate->unanswered == 0 && !candidate->lingers && !candidate->judged;
+}
+
+void candidate_time_out(struct candidate *candidate) {
+    candidate->unanswered = 0;
+    candidate->lingers = false;
 }
 
 // ---- judgement ----
@@ -163,22 +203,6 @@ static bool all_reached(const struct candidate *candidate, const struct membersh
         reached &= candidate->order[i]->answered;
     }
     return reached;
-}
-
-// The longest-standing peer of the candidate that this newcomer has no links to and that has a better right to stay, or
-// NULL.
-static const struct peer_record *obstacle_of(const struct candidate *candidate, const struct membership *table,
-                                             const struct peer_record *newcomer) {
-    const struct peer_record *found = NULL;
-    for (uint32_t i = 0; i < candidate->count; i++) {
-        const struct peer_record *other = candidate->order[i];
-        bool first = other->accepted || other->member.join_number < newcomer->member.join_number;
-        if (other == newcomer || other->gone || !first ||
-            (reaches(candidate, table, newcomer, other) && reaches(candidate, table, other, newcomer)))
-            continue;
-        if (found == NULL || other->member.join_number < found->member.join_number) found = other;
-    }
-    return found;
 }
 
 // By join number, since the longer-standing of two newcomers stays; NULL: there is no further one.

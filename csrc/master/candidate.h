@@ -13,6 +13,7 @@ enum { CANDIDATE_WORDS = WIRE_MAX_MEMBERS / 64 };
 struct candidate {
     uint8_t kind; // WIRE_VOTE_UPDATE or WIRE_VOTE_OPTIMIZE
     bool stale;   // the epoch in force or the candidate's members changed under it
+    bool lingers; // all answered; until `deadline_ns` a death may explain missing links of newcomers
     bool judged;  // all answered, and a broken link between accepted peers must be repaired first
     uint32_t attempt;
     uint32_t count, unanswered;
@@ -39,9 +40,15 @@ void candidate_keep_weights(struct candidate *candidate);
 // `order`, `count`, `weight` and `site` are set: sends the candidate to its members, if there are others to make links
 // to.
 void candidate_propose(struct candidate *candidate, struct membership *table, uint8_t kind);
-// A member says whom it could not reach. When the last one has, `unanswered` is 0.
+// A member says whom it could not reach. When the last one has, `unanswered` is 0. A candidate that would lose a
+// newcomer for a missing link then lingers: the control socket tells of a death within moments, and a newcomer is not
+// to blame for its links to the dead.
 void candidate_linked(struct candidate *candidate, struct membership *table, struct peer_record *peer,
                       const struct wire_linked *linked);
+// Whether it is to be judged now.
+bool candidate_is_due(const struct candidate *candidate);
+// `deadline_ns` has come: the candidate is judged by the answers that are here.
+void candidate_time_out(struct candidate *candidate);
 // All have answered, or the time for it is over. `breaks`: by the group's slot.
 enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table,
                                        struct failure_counts *failure_counts, struct breaks *breaks);

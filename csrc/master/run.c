@@ -233,7 +233,7 @@ static void progress(struct run *run) {
     if (run->phase == RUN_CANDIDATE && candidate->stale) {
         run->phase = RUN_IDLE;
         if (candidate->kind == WIRE_VOTE_UPDATE) form_update(run); // the vote has passed and stays so
-    } else if (run->phase == RUN_CANDIDATE && candidate->unanswered == 0 && !candidate->judged) {
+    } else if (run->phase == RUN_CANDIDATE && candidate_is_due(candidate)) {
         judge_candidate(run);
     } else if (run->phase == RUN_SURVEY && run->survey.unanswered == 0) {
         optimise(run);
@@ -554,7 +554,7 @@ void run_tick(struct run *run) {
     for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group))
         if (breaks_of(run, group)->due_ns <= table->now_ns) breaks_tick(breaks_of(run, group), table, group);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= table->now_ns)
-        run->candidate.unanswered = 0; // judged as it is
+        candidate_time_out(&run->candidate);
     if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= table->now_ns) survey_give_up_round(&run->survey, table);
     waits_tick(table, &run->failure_counts, run->phase == RUN_IDLE);
 }

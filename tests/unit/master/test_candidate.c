@@ -80,6 +80,22 @@ static void test_answers(void) {
     answer("a:n b");
     CHECK_EQ(candidate.unanswered, 0);
     end();
+
+    begin("if all reach all, nothing is waited for", "ab", "n");
+    answer("a b n");
+    CHECK(candidate_is_due(&candidate));
+    end();
+
+    begin("a missing link may be that of a member that has just died: its death is waited for", "ab", "nm");
+    answer("a b:n m:b");
+    CHECK(!candidate_is_due(&candidate) && candidate.deadline_ns == table.now_ns + BREAKS_GRACE_MS * INT64_C(1000000));
+    answer("n");
+    CHECK(!candidate_is_due(&candidate));
+    candidate_time_out(&candidate);
+    CHECK(candidate_is_due(&candidate));
+    CHECK_EQ(candidate_judge(&candidate, &table, &failure_counts, breaks), CANDIDATE_REPAIRS);
+    CHECK_STR(gone(), "mn");
+    end();
 }
 
 static void test_commit(void) {

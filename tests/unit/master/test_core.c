@@ -124,6 +124,7 @@ static void test_bad_candidates(void) {
     linked("c", first, "");
     CHECK(quiet("abcd"));
     linked("d", first, "");
+    pass(BREAKS_GRACE_MS, "abcd");
     REFUSED('c', "between this peer and peer 62010203");
     second = CANDIDATE("abd", "abd");
     linked("abd", second, "");
@@ -135,6 +136,7 @@ static void test_bad_candidates(void) {
     join('c', 0);
     vote("ab", WIRE_VOTE_UPDATE);
     linked("abc", CANDIDATE("abc", "abc"), "c");
+    pass(BREAKS_GRACE_MS, "abc");
     REFUSED('c', "no data connection");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
@@ -146,6 +148,7 @@ static void test_bad_candidates(void) {
     first = CANDIDATE("abc", "abc");
     linked("ab", first, "");
     linked("c", first, "ab");
+    pass(BREAKS_GRACE_MS, "abc");
     REFUSED('c', "no data connection");
     OUTCOME("ab", UPDATE, 0, 0);
     end();
@@ -160,6 +163,7 @@ static void test_bad_candidates(void) {
     linked("ad", first, "");
     linked("c", first, "b");
     linked("b", first, "d"); // b goes because of c, so d may stay
+    pass(BREAKS_GRACE_MS, "acbd");
     REFUSED('b', "peer 63010203");
     linked("acd", CANDIDATE("acd", "acd"), "");
     EPOCH("acd", UPDATE, 2, 2, "acd");
@@ -198,6 +202,7 @@ static void test_bad_candidates(void) {
     linked("a", first, "");
     CHECK(quiet("abcd"));
     linked("b", first, "c");
+    pass(BREAKS_GRACE_MS, "abcd");
     REFUSED('c', "no data connection");
     linked("abd", CANDIDATE("abd", "abd"), "");
     EPOCH("abd", UPDATE, 3, 3, "abd");
@@ -210,6 +215,7 @@ static void test_bad_candidates(void) {
         TAKE('c', WIRE_WELCOME);
         vote("ab", WIRE_VOTE_UPDATE);
         linked("ab", CANDIDATE("abc", "abc"), "c");
+        pass(BREAKS_GRACE_MS, "abc");
         REFUSED('c', "no data connection");
         OUTCOME("ab", UPDATE, 0, 0);
     }
@@ -239,6 +245,7 @@ static void test_bad_candidates(void) {
         vote("a", WIRE_VOTE_UPDATE);
         if (failures < 3) {
             linked("a", CANDIDATE("ac", "ac"), "c");
+            pass(BREAKS_GRACE_MS, "abc");
             REFUSED('c', "no data connection");
         }
         OUTCOME("a", UPDATE, 0, 0);
