@@ -28,7 +28,7 @@ ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
 FUZZ_BUILD := $(if $(findstring clang,$(ADDRESS_CC)),$(ADDRESS_BUILD),build/fuzz)
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -41,6 +41,8 @@ help:
 	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows;'
 	@echo '             make jitter-small: a choice of them, in about a minute; JITTER_TESTS=tests/chaos/test_kills.py for others'
 	@echo 'make far     the tests with processes, to which the kernel tells of each link that it leads far away; FAR_TESTS=tests/chaos/test_kills.py'
+	@echo 'make test-keys  tests/integration and tests/chaos in runs with keys: all connections are encrypted (docs/security.md);'
+	@echo '             make test-keys-small: a choice of them, in about a minute; KEY_TESTS=tests/chaos/test_kills.py for others'
 	@echo 'make test-fakes  what has sockets, on a transport that cuts, delays and changes all bytes, and tests/integration on a'
 	@echo '             device that takes its time, too (tests/fakes);'
 	@echo '             make test-fakes-small: a choice of them, in a minute or two; FAKE_SEED=1'
@@ -213,6 +215,12 @@ far: .venv/built
 	mkdir -p build
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -o build/far.so tests/far/far.c -ldl
 	PCCL_TEST_PATIENCE=120 PCCL_SAME_HOST_MEMORY=0 LD_PRELOAD=$(abspath build/far.so) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 600 -q -m 'not near' $(FAR_TESTS)
+
+# Tests that cannot have keys carry the marker `plain`.
+KEY_TESTS ?= tests/integration tests/chaos
+test-keys-small: KEY_TESTS := $(addprefix tests/integration/,test_membership.py test_sync.py test_closing.py distributed/test_elastic.py) tests/chaos/test_resume.py
+test-keys test-keys-small: .venv/built
+	TEST_KEYS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q $(KEY_TESTS)
 
 # test_refused is left out: it refuses each request for memory in turn, and a fake stream takes as many turns more.
 FAKE_SEED ?= 1

@@ -26,6 +26,8 @@ preload(__name__)
 class Trainee:
     """In the process. It tells of each outer step what the test compares."""
 
+    IS_NO_MASTER = True
+
     def __init__(self, pipe: Connection, address: str, worker: int, kind: str, settings: dict[str, Any]) -> None:
         torch.set_num_threads(1)
         settings = dict(settings)

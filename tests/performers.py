@@ -30,6 +30,12 @@ def enter_network(namespace: str) -> None:
         assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0
 
 
+def keys_of_peers() -> dict[str, str]:
+    """What the environment of a peer that starts no master has in place of the keys of masters; without keys nothing."""
+    keys = os.environ.get("PCCL_KEYS", "")
+    return {"PCCL_KEYS": keys.removesuffix(".master") + ".peer"} if keys.endswith(".master") else {}
+
+
 def _log_to(stderr: Path | None) -> None:
     if stderr is not None:
         with stderr.open("ab") as opened:
@@ -40,6 +46,8 @@ def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Pat
     _log_to(stderr)
     os.environ.clear()  # the server's is that of the test that started it
     os.environ.update(environment)
+    if getattr(role, "IS_NO_MASTER", False):  # then it has no keys of masters either (tests/conftest.py)
+        os.environ.update(keys_of_peers())
     if "NETNS" in environment:
         enter_network(environment["NETNS"])
     announces = getattr(role, "ANNOUNCES", False)  # says when it begins a call, which Ctrl-C may then end

@@ -150,6 +150,8 @@ def form(comm: Communicator, world: int) -> None:
 class Peer:
     """Follows scripts and writes down what it sees."""
 
+    IS_NO_MASTER = True
+
     def __init__(self, pipe: Connection, address: str, number: int, group: int, lanes: int) -> None:
         self._pipe = pipe
         self._number = number

@@ -156,6 +156,7 @@ def test_strangers():
 STAGES = ["nothing", "half a hello", "hello", "welcome", "no links", "links unanswered"]
 
 
+@pytest.mark.plain("its newcomers speak the plain protocol")
 @pytest.mark.parametrize("stage", STAGES)
 def test_newcomers_that_stop_half_way(stage):
     """A newcomer that dies or hangs at each point of its way in is left out; the others' vote succeeds without it."""

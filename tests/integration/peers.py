@@ -195,6 +195,7 @@ class Commands:
     """What a peer process can be asked."""
 
     ANNOUNCES = True
+    IS_NO_MASTER = True
 
     def __init__(self, pipe: Connection, address: str, group: int, value: int) -> None:
         self.comm = Communicator(address, group)

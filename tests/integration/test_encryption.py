@@ -39,7 +39,8 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Files:
+    monkeypatch.delenv("PCCL_KEYS", raising=False)  # those of `make test-keys`
     return Files(tmp_path / "run")
 
 

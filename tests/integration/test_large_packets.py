@@ -14,6 +14,8 @@ from peers import Background, address_of, form
 
 from pccl import Communicator, ConnectError, MasterNode
 
+pytestmark = pytest.mark.plain("its proxy reads and changes frames")
+
 PATIENCE = 60
 HEADER = struct.Struct("<I2sHQQQ")
 HELLO, LINK_HELLO = TYPES["HELLO"], TYPES["LINK_HELLO"]

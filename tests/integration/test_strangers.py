@@ -19,6 +19,8 @@ import pccl
 from pccl import Communicator, MasterNode
 from pccl.cli import main
 
+pytestmark = pytest.mark.plain("its strangers speak the plain protocol, and get past no handshake")
+
 PATIENCE = 60
 NAME = "name-of-a-member"
 HELLO, WELCOME, DIAGNOSE, MATRIX = (TYPES[name] for name in ("HELLO", "WELCOME", "DIAGNOSE", "MATRIX"))
