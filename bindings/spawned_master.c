@@ -3,7 +3,7 @@
 //
 //     spawned_master --listen IP:PORT [--host TEXT] [--masters IP:PORT,... [--place N]] [--heartbeat-limit MS]
 //                    [--until-empty MS] [--end-on-sigterm] [--new] [--background | --leave] [--log DESCRIPTOR]
-//                    [--keys FILE]
+//                    [--keys FILE] [--insecure]
 //
 // --host is the name of the listen address in what it prints. --place is the index of this master in the list; without
 // it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
@@ -48,7 +48,7 @@ struct options {
     size_t count, self;                         // masters in `list`, and the index of this one
     unsigned long heartbeat_ms, until_empty_ms; // 0: not given
     unsigned long log;                          // 0: not given
-    bool new, background, leave;
+    bool new, insecure, background, leave;
 };
 
 static pcclMasterInstance_t *master; // set before the handlers are installed
@@ -116,6 +116,7 @@ static bool read_options(struct options *options, int count, char **words) {
         {"keys", required_argument, NULL, 'k'},
         {"end-on-sigterm", no_argument, NULL, 'e'},
         {"new", no_argument, NULL, 'n'},
+        {"insecure", no_argument, NULL, 'i'},
         {"background", no_argument, NULL, 'g'},
         {"leave", no_argument, NULL, 'x'},
         {NULL, 0, NULL, 0},
@@ -133,6 +134,7 @@ static bool read_options(struct options *options, int count, char **words) {
         case 'k': options->keys = optarg; break;
         case 'e': sigterm_ends = true; break;
         case 'n': options->new = true; break;
+        case 'i': options->insecure = true; break;
         case 'g': options->background = true; break;
         case 'x': options->leave = true; break;
         default: fine = false;
@@ -142,7 +144,8 @@ static bool read_options(struct options *options, int count, char **words) {
     return options->masters == NULL || read_list(options);
 }
 
-static pcclResult_t run(const struct options *options) {
+// *misused: it may not listen there.
+static pcclResult_t run(const struct options *options, bool *misused) {
     pcclResult_t result = pcclCreateMaster(options->address, &master);
     if (result == pcclSuccess && options->count > 0)
         result = pccl_ext_master_set_list(master, options->list, options->count, options->self);
@@ -152,6 +155,10 @@ static pcclResult_t run(const struct options *options) {
         result = pccl_ext_master_set_idle_limit(master, (uint32_t)options->until_empty_ms);
     if (result == pcclSuccess && options->new) result = pccl_ext_master_set_new(master);
     if (result == pcclSuccess) result = pccl_ext_master_set_keys(master, options->keys);
+    if (result == pcclSuccess) result = pccl_ext_master_set_insecure(master, options->insecure);
+    if (result != pcclSuccess) return result;
+    result = pccl_ext_master_check_command(master);
+    *misused = result != pcclSuccess;
     return result == pcclSuccess ? pcclRunMaster(master) : result;
 }
 
@@ -171,16 +178,17 @@ static void print_failure(const struct options *options) {
 // Returns the exit status, once the master has ended. `log` gets the output from when it listens; -1: it stays.
 static int serve(const struct options *options, int log) {
     uint16_t port = 0;
+    bool misused = false;
     sigset_t ends;
     sigemptyset(&ends);
     sigaddset(&ends, SIGINT);
     sigaddset(&ends, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &ends, NULL); // until they are handled
-    pcclResult_t result = run(options);
+    pcclResult_t result = run(options, &misused);
     if (result == pcclSuccess) result = pccl_ext_master_port(master, &port);
     if (result != pcclSuccess) {
         print_failure(options);
-        return 1;
+        return misused ? 2 : 1;
     }
     struct sigaction action = {.sa_handler = stop};
     sigaction(SIGINT, &action, NULL);

@@ -7,7 +7,7 @@ import re
 import threading
 
 from pccl._calls import Deadline
-from pccl._errors import ArgumentError
+from pccl._errors import ArgumentError, PCCLError
 from pccl._loader import load_native_module
 
 TYPE_CHECKING = False
@@ -132,6 +132,26 @@ def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
     if not addresses:
         raise OSError(f"{endpoint.host} has no address that can be used")
     return addresses
+
+
+def permitted(endpoint: Endpoint, addresses: list[IP], keys: Any, insecure: bool, name: str) -> list[IP]:
+    """Returns the addresses of a master that a process with these settings may talk to: without keys, those of loopback.
+
+    `keys`: a path as bytes, or NULL for that of PCCL_KEYS. PCCLError (INVALID_ARGUMENT) of the call `name`: there is none.
+    """
+    found = []
+    refusal: PCCLError | None = None
+    address = _ffi.new("ccoip_socket_address_t *")
+    for ip in addresses:
+        fill_socket_address(address, ip, endpoint.port)
+        try:
+            PCCLError.check(_C.pccl_ext_permits(address, keys, insecure), name)
+            found.append(ip)
+        except PCCLError as error:
+            refusal = refusal or error
+    if refusal is not None and not found:
+        raise refusal
+    return found
 
 
 def fill_socket_address(out: Any, ip: IP, port: int) -> None:

@@ -55,8 +55,12 @@ class Communicator(NamedCollectives):
     the environment variable PCCL_PEER_NAME, or the host name. Peers may have the same name.
 
     `keys` is a file that `pccl keys` wrote, for peers or for masters; all connections are then encrypted, and only processes with
-    keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names; without either, nothing is
-    encrypted. PCCLError (INVALID_ARGUMENT): the file cannot be used.
+    keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names. PCCLError
+    (INVALID_ARGUMENT): the file cannot be used.
+
+    Without keys nothing is encrypted, and `connect` takes masters of this host only, at loopback; one at another address is
+    PCCLError (INVALID_ARGUMENT), which nothing repeats. `insecure`, or the environment variable PCCL_INSECURE=1, permits every
+    address. It has no effect with keys.
 
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after

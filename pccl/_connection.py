@@ -13,7 +13,16 @@ from typing import Any, Self
 from uuid import UUID
 
 from pccl import _log
-from pccl._address import IP, MASTERS_MAX, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoints, resolve
+from pccl._address import (
+    IP,
+    MASTERS_MAX,
+    Endpoint,
+    fill_socket_address,
+    fill_socket_addresses,
+    parse_endpoints,
+    permitted,
+    resolve,
+)
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import CollectiveOp, Tags
 from pccl._enums import Attribute
@@ -59,6 +68,7 @@ class Connection:
         master_recovery_limit: float | None = None,
         name: str | None = None,
         keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
     ) -> None:
         _log.attach()
         self._endpoints = parse_endpoints(address)
@@ -68,6 +78,7 @@ class Connection:
             self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
         self._name = None if name is None else check_name(name)
         self._keys = None if keys is None else os.path.abspath(os.fsencode(keys))
+        self._insecure = insecure
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
@@ -320,6 +331,8 @@ class Connection:
                 PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
             if self._keys is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_keys(pointer, self._keys), "pcclCreateCommunicator")
+            if self._insecure:
+                PCCLError.check(_C.pccl_ext_comm_set_insecure(pointer, True), "pcclCreateCommunicator")
         except BaseException:
             _C.pcclDestroyCommunicator(pointer)
             raise
@@ -342,7 +355,7 @@ class Connection:
         if len(self._endpoints) > 1:
             self._attempt_list(deadline, join_only)
             return
-        addresses = _resolve(self._endpoint, deadline)
+        addresses = self._resolve(self._endpoint, deadline)
         for position, ip in enumerate(addresses):
             if ip != self._ip:
                 fresh = self._create(ip)
@@ -362,7 +375,7 @@ class Connection:
         failure: ConnectError | None = None
         for endpoint in self._endpoints:
             try:
-                found += [(ip, endpoint.port) for ip in _resolve(endpoint, deadline)]
+                found += [(ip, endpoint.port) for ip in self._resolve(endpoint, deadline)]
             except ConnectError as error:  # a standby whose name is not known today
                 failure = error
         if failure is not None and not found:
@@ -372,6 +385,18 @@ class Connection:
             PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
         self._set_join_only(join_only)
         self._connect_once(deadline)
+
+    def _resolve(self, endpoint: Endpoint, deadline: Deadline) -> list[IP]:
+        """Returns the addresses of a master that this peer may talk to."""
+        try:
+            addresses = resolve(endpoint, deadline)
+        except TimeoutError as error:
+            raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", str(error)) from None
+        except OSError as error:
+            text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
+            raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
+        keys = _ffi.NULL if self._keys is None else self._keys
+        return permitted(endpoint, addresses, keys, self._insecure, "pcclConnect")
 
     def _set_join_only(self, join_only: bool) -> None:
         call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
@@ -492,16 +517,6 @@ class Connection:
                 state: str = _ffi.string(text).decode("utf-8", "replace")
                 return state
         return "of the parent process" if self._handle.inherited else "closed"
-
-
-def _resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
-    try:
-        return resolve(endpoint, deadline)
-    except TimeoutError as error:
-        raise PCCLTimeoutError(Result.TIMED_OUT, "pcclConnect", str(error)) from None
-    except OSError as error:
-        text = f"the name {endpoint.host} cannot be resolved: {error.strerror or error}"
-        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", text) from None
 
 
 def _numbers(some: list[int]) -> str:

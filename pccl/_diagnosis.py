@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from pccl._address import Endpoint, fill_socket_address, resolve
+from pccl._address import Endpoint, fill_socket_address, permitted, resolve
 from pccl._calls import SLICE_MS, TIMED_OUT, Deadline, NativeHandle, call
 from pccl._errors import ConnectError, PCCLError, Result
 from pccl._findings import find
@@ -18,10 +18,11 @@ from pccl._reports import Diagnosis, EdgeReport, MemberReport
 _ffi, _C = load_native_module()
 
 
-def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | None = None) -> Diagnosis:
+def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | None = None, insecure: bool = False) -> Diagnosis:
     """Asks the master at this address. No peers: it serves no run. ConnectError: no master answers there.
 
-    `keys` is a file of keys; None: that of PCCL_KEYS, if any. PCCLError (INVALID_ARGUMENT): it cannot be used.
+    `keys` is a file of keys; None: that of PCCL_KEYS, if any. PCCLError (INVALID_ARGUMENT): it cannot be used, or there are no
+    keys, the master is beyond loopback, and neither `insecure` nor PCCL_INSECURE=1 permits that.
     """
     deadline = Deadline(timeout)
     try:
@@ -31,11 +32,11 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | None = No
         raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text) from None
     text = ""
     path = _ffi.NULL if keys is None else os.fsencode(keys)
-    for ip in addresses:
+    for ip in permitted(endpoint, addresses, path, insecure, "pcclDiagnose"):
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, endpoint.port)
         query = _ffi.new("struct pccl_status_query **")
-        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, path, int(timeout * 1000), query), "pcclDiagnose")
+        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, path, insecure, int(timeout * 1000), query), "pcclDiagnose")
         try:
             return _await(query[0])
         except PCCLError as error:

@@ -42,8 +42,13 @@ class MasterNode:
     stops and is waited for.
 
     `keys` is the file for masters that `pccl keys` wrote; all connections are then encrypted, and only processes with keys of the
-    same run are accepted. None: the file that the environment variable PCCL_KEYS names; without either, nothing is encrypted.
-    PCCLError (INVALID_ARGUMENT): the file cannot be used.
+    same run are accepted. None: the file that the environment variable PCCL_KEYS names. PCCLError (INVALID_ARGUMENT): the file
+    cannot be used.
+
+    Without keys nothing is encrypted, and the master is reached from this host only: on a wildcard it listens on loopback, with a
+    warning, and with any other address, or another master that is not at loopback, `run` raises PCCLError (INVALID_ARGUMENT).
+    `insecure`, or the environment variable PCCL_INSECURE=1, lets it listen on every address, with a warning. It has no effect
+    with keys.
 
     When the last reference dies, and at the end of the interpreter, a running master goes on serving, as in PCCL 1.0: that
     thread waits until it was interrupted; Ctrl-C interrupts it. After 0.5 s a line on stderr and a ResourceWarning say so. Call
@@ -59,6 +64,7 @@ class MasterNode:
         advertise: str | None = None,
         until_empty: float | None = None,
         keys: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
     ) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
@@ -95,9 +101,15 @@ class MasterNode:
             call(self._handle, "pccl_ext_master_set_idle_limit", idle, name="pcclCreateMaster")
         if keys is not None:
             call(self._handle, "pccl_ext_master_set_keys", os.fsencode(keys), name="pcclCreateMaster")
+        if insecure:
+            call(self._handle, "pccl_ext_master_set_insecure", True, name="pcclCreateMaster")
 
     def run(self) -> None:
-        """Listens and serves; returns at once. INVALID_USAGE: the port is in use, or it was run before."""
+        """Listens and serves; returns at once.
+
+        INVALID_USAGE: the port is in use, or it was run before. INVALID_ARGUMENT: it has no keys and would be reached from
+        other hosts.
+        """
         _log.attach()
         call(self._handle, "pcclRunMaster")
         self._running = True
@@ -203,7 +215,7 @@ def run_state(masters: str, limit: float = 1.0) -> RunState:
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                if _C.pccl_ext_master_has_run(address, _ffi.NULL, int(limit * 1000), served, completed) == SUCCESS:
+                if _C.pccl_ext_master_has_run(address, _ffi.NULL, False, int(limit * 1000), served, completed) == SUCCESS:
                     if served[0]:
                         return RunState.SERVED
                     if completed[0]:

@@ -18,6 +18,7 @@ import sys
 import threading
 
 from pccl._address import parse_endpoints
+from pccl._calls import call
 from pccl._errors import PCCLError
 from pccl._files import open_log
 from pccl._loader import load_native_module
@@ -53,12 +54,14 @@ def serve(
     ready: Callable[[], None] = lambda: None,
     *,
     keys: str | None = None,
+    insecure: bool = False,
 ) -> int:
     """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, 1 if it cannot listen, 2 for wrong arguments.
 
     SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach". With `until_empty`
-    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `keys` as for MasterNode.
+    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `keys` and
+    `insecure` as for MasterNode, but it does not listen on a wildcard without either.
     """
     # An Event locks itself out when a signal comes while it is set. A signal may come late, so nobody closes the pipe.
     ended, ends = os.pipe()
@@ -88,7 +91,12 @@ def serve(
             advertise=advertise,
             until_empty=until_empty,
             keys=keys,
+            insecure=insecure,
         )
+        try:
+            call(node._handle, "pccl_ext_master_check_command", name="pcclRunMaster")
+        except PCCLError as error:
+            raise ValueError(error.detail) from None
         with node as master:
             host = listen_address.rpartition(":")[0]
             print(f"pccl master listening on {host}:{master.port}", flush=True)

@@ -167,7 +167,8 @@ class _Seat:
         return [UUID(self._read(f"member/{rank}")) for rank in range(self._world_size)]
 
     def _begin_master(self) -> None:
-        host = _own_address(_host_of(self._store))
+        served = _host_of(self._store)
+        host = "127.0.0.1" if served == "localhost" or served.startswith("127.") else _own_address(served)
         master = MasterNode(f"{host}:0")
         with self._closing:
             if self._closed:

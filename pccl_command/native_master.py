@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     """The host as it is compared with others, the port, and the packed address unless the host is a name."""
 
 PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pccl", "spawned_master")
-DEFAULT_ADDRESS = "0.0.0.0:48148"
+DEFAULT_PORT = 48148
 SIGTERM_CHOICES = ("detach", "end")
 MASTERS_MOST = 16
 HEARTBEAT_SECONDS = (0.1, 3600.0)
 IDLE_SECONDS = (0.001, 86400.0)
 WITH_VALUE = ("--listen", "--heartbeat-limit", "--masters", "--advertise", "--on-sigterm", "--until-empty", "--log", "--keys")
+
+
+FLAGS = ("--background", "--insecure")
 
 
 class UnsureError(Exception):
@@ -56,7 +59,7 @@ def native_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     UnsureError: `pccl.master` has to look at the arguments. OSError: a name cannot be resolved.
     """
     given = _read_options(arguments)
-    listen = given.get("--listen", DEFAULT_ADDRESS)
+    listen = given.get("--listen") or default_address(given.get("--keys"), "--insecure" in given)
     own = _parse(listen)
     address = _look_up(own)
     words = ["--listen", _text(address, own[1]), "--host", listen.rpartition(":")[0]]
@@ -78,10 +81,16 @@ def native_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     choice = given.get("--on-sigterm", os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach")
     _require(choice in SIGTERM_CHOICES)
     words += ["--end-on-sigterm"] if choice == "end" else []
-    words += ["--background"] if "--background" in given else []
+    words += [flag for flag in FLAGS if flag in given]
     log = given.get("--log")
     _require(log is None or (log != "" and "--background" in given))
     return words, log
+
+
+def default_address(keys: str | None, insecure: bool) -> str:
+    """Returns where a master listens that is not told where: without keys at loopback only, unless the user permits more."""
+    everywhere = keys or os.environ.get("PCCL_KEYS") or insecure or os.environ.get("PCCL_INSECURE") == "1"
+    return f"{'0.0.0.0' if everywhere else '127.0.0.1'}:{DEFAULT_PORT}"
 
 
 def _require(holds: bool) -> None:
@@ -96,7 +105,7 @@ def _read_options(arguments: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if name == "--listen-address":
             name = "--listen"
-        if word != "--background":
+        if word not in FLAGS:
             _require(name in WITH_VALUE)
             if not equals:
                 value = next(words, "-")

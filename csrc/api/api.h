@@ -24,6 +24,7 @@ struct pcclMasterInstanceState_t {
     uint32_t heartbeat_limit_ms, idle_limit_ms;
     bool new;                                      // nobody was ever at its address
     struct keys *keys;                             // held; NULL: none, or those of PCCL_KEYS
+    bool insecure;                                 // the program permits plain connections beyond loopback
     struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
     uint32_t master_count, self;
     _Atomic(struct master *) master; // NULL until it runs; read by signal handlers
@@ -39,8 +40,9 @@ enum {
     API_RECOVERY_MOST_MS = 3600000,
 };
 
-bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out); // false: of no known protocol
-pcclResult_t api_null(const char *name);                                           // pcclInvalidArgument
+// False: of no known protocol. IPv4-mapped IPv6 addresses become IPv4.
+bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out);
+pcclResult_t api_null(const char *name); // pcclInvalidArgument
 #define REQUIRE_NOT_NULL(parameter) \
     do { \
         if ((parameter) == NULL) return api_null(#parameter); \
@@ -65,11 +67,26 @@ bool api_initialize(void); // true: it was the first time
 pcclResult_t api_initialized(void);
 // Returns the settings of connections that the environment gives; logs each that this system does not permit.
 struct transport_options api_transport_options(void);
+// Returns `path`, or the file that PCCL_KEYS names if it is NULL. NULL: neither, or an empty name.
+const char *api_keys_path(const char *path);
 // Loads the keys of `path`, or of PCCL_KEYS if `path` is NULL; *out is NULL if there are none. Keys of peers do not
 // serve a master. pcclInvalidArgument: they cannot be used.
 pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
-// A context for questions to a master, with these keys.
-pcclResult_t api_observer(const char *path, struct transport_context **out);
+// Loads those of PCCL_KEYS for a master that has none, as above. Called with its lock.
+pcclResult_t api_load_master_keys(pcclMasterInstance_t *instance);
+// A context for questions to the master at `address`, with these keys. pcclInvalidArgument: without keys, and neither
+// `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked.
+pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,
+                          struct transport_context **out);
+// pcclInvalidArgument: these settings do not permit connections to the master at this address.
+pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master);
+// The settings of the connections of a master that has its keys.
+struct transport_options api_master_transport(const pcclMasterInstance_t *instance);
+// Decides where a master listens: `out` gets 1 to MASTER_MAX_LISTENS addresses. Those of loopback take the place of a
+// wildcard without keys, which is logged. pcclInvalidArgument, and a line in the log: it may not listen there, or may
+// not talk to the other masters of its list.
+pcclResult_t api_master_reach(const pcclMasterInstance_t *instance, const struct transport_options *options,
+                              struct wire_address *out, uint32_t *count);
 // When a call with a bound must return: 0 = none.
 int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.

@@ -88,15 +88,15 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
-                                         struct pccl_status_query **out) {
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
+                                         uint32_t limit_ms, struct pccl_status_query **out) {
     struct wire_address master;
     struct transport_context *transport;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    RETURN_IF_FAILED(api_observer(keys, &transport));
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
     RETURN_IF_FAILED(status_query_new(transport, limit_ms, out));
     (*out)->masters[0] = master;
     (*out)->count = 1;

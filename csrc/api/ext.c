@@ -103,8 +103,18 @@ pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *
     return running ? detail_fail(pcclInvalidUsage, "the keys are set before the master runs") : pcclSuccess;
 }
 
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
-                                     bool *out, bool *completed) {
+pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure) {
+    REQUIRE_MASTER(master);
+    pthread_mutex_lock(&master->lock);
+    bool running = atomic_load(&master->master) != NULL;
+    if (!running) master->insecure = insecure;
+    pthread_mutex_unlock(&master->lock);
+    return running ? detail_fail(pcclInvalidUsage, "plain connections are allowed before the master runs")
+                   : pcclSuccess;
+}
+
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
+                                     uint32_t limit_ms, bool *out, bool *completed) {
     struct wire_address master;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
@@ -113,7 +123,7 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     struct wire_status_is status;
     struct transport_context *transport;
-    RETURN_IF_FAILED(api_observer(keys, &transport));
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
     int error = status_query_ask(transport, &master, platform_now_ns() + limit_ms * MS_NS, &status);
     transport_context_release(transport);
     if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
@@ -151,6 +161,13 @@ pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {
     if (!set) return detail_fail(pcclInvalidUsage, "the keys are set before connect");
     atomic_store(&comm->has_keys, true);
     return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure) {
+    REQUIRE_COMM(comm);
+    return communicator_set_insecure(comm->communicator, insecure || api_transport_options().insecure)
+               ? pcclSuccess
+               : detail_fail(pcclInvalidUsage, "plain connections are allowed before connect");
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {

@@ -42,12 +42,25 @@ pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
 // pcclInvalidArgument: it cannot be used. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path);
 
+// Whether plain connections beyond loopback are permitted if the master has no keys; before it runs. False, and so
+// without this call: only if PCCL_INSECURE=1. pcclInvalidUsage: was run.
+pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure);
+// Whether the command `pccl master` runs this master, which has all its settings: it takes no wildcard without keys.
+// pcclInvalidArgument: not without keys or --insecure, which the text names.
+pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master);
+
+// Whether a peer or a query with these settings may talk to a master at this address; `keys`: a file, or NULL for that
+// of PCCL_KEYS, if any; not read. pcclInvalidArgument: not without keys; so say connect and the queries themselves.
+// Needs no pcclInit.
+pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char *keys, bool insecure);
+
 // Asks a master of any process whether it has a run: peers, or members that have come to resume theirs. `completed`: it
 // has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`. `keys`: a file, or NULL
-// for that of PCCL_KEYS, if any. pcclInvalidArgument: the keys cannot be used.
+// for that of PCCL_KEYS, if any. `insecure` as for pccl_ext_comm_set_insecure. pcclInvalidArgument: the keys cannot be
+// used, or are missing for a master beyond loopback.
 // pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
-                                     bool *out, bool *completed);
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
+                                     uint32_t limit_ms, bool *out, bool *completed);
 
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
@@ -66,6 +79,9 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
 // PCCL_KEYS names, if any; so also without this call. pcclInvalidArgument: the file cannot be used. pcclInvalidUsage:
 // connected or connecting.
 pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
+// Whether connect takes masters beyond loopback without keys; before connect. False, and so without this call: only if
+// PCCL_INSECURE=1. pcclInvalidUsage: connected or connecting.
+pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure);
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);
@@ -209,10 +225,10 @@ struct pccl_status_query;
 // communicator may be destroyed meanwhile.
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out);
 // Asks the master at `address` about the run that it serves; no peers: it serves none. A master of the same user on
-// this host tells everything, and so does one whose run has the same keys; any other one only counts. `keys` as for
-// pccl_ext_master_has_run. Needs no pcclInit.
-pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, uint32_t limit_ms,
-                                         struct pccl_status_query **out);
+// this host tells everything, and so does one whose run has the same keys; any other one only counts. `keys` and
+// `insecure` as for pccl_ext_master_has_run. Needs no pcclInit.
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
+                                         uint32_t limit_ms, struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
 pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out);
 void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed

@@ -370,9 +370,13 @@ static pcclResult_t run_failed(int error) {
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     if (atomic_load(&instance->master) != NULL)
         return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
-    if (instance->keys == NULL) RETURN_IF_FAILED(api_load_keys(NULL, TRANSPORT_MASTER, &instance->keys));
-    struct transport_options transport = {.keys = instance->keys, .party = TRANSPORT_MASTER};
-    struct master *master = master_new(&instance->address, instance->heartbeat_limit_ms, &transport);
+    RETURN_IF_FAILED(api_load_master_keys(instance));
+    struct wire_address reach[MASTER_MAX_LISTENS];
+    uint32_t count;
+    struct transport_options transport = api_master_transport(instance);
+    RETURN_IF_FAILED(api_master_reach(instance, &transport, reach, &count));
+    struct master *master = master_new(&reach[0], instance->heartbeat_limit_ms, &transport);
+    for (uint32_t i = 1; i < count && master != NULL; i++) master_listen_also(master, &reach[i]);
     if (master != NULL && instance->master_count > 0)
         master_set_list(master, instance->masters, instance->master_count, instance->self);
     if (master != NULL) master_set_idle_limit(master, instance->idle_limit_ms);

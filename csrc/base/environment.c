@@ -30,6 +30,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_GPU_LIMIT_SECONDS", "time limit of the tests on a GPU"},
     {"PCCL_HASH_THREADS", "threads that hash a shared state"},
     {"PCCL_HEARTBEAT_LIMIT_MS", "silence in ms after which a master expels a peer"},
+    {"PCCL_INSECURE", "1: without keys, masters and peers talk beyond this host, too"},
     {"PCCL_JOIN", "1: this process joins a run; pccl sets it for restarted workers"},
     {"PCCL_KEYS", "file with the keys of the run, which encrypt its connections"},
     {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
@@ -121,12 +122,12 @@ void environment_report_unknown(void) {
     pthread_once(&once, report_unknown);
 }
 
-bool environment_allows(const char *name) {
+bool environment_switch(const char *name, bool otherwise) {
     const char *value = getenv(name);
-    bool off = value != NULL && strcmp(value, "0") == 0;
-    if (value != NULL && !off && strcmp(value, "1") != 0)
-        LOG(LOG_ERR, "%s=%s is ignored: neither 0 nor 1", name, value);
-    return !off;
+    if (value == NULL) return otherwise;
+    if (strcmp(value, "0") == 0 || strcmp(value, "1") == 0) return value[0] == '1';
+    LOG(LOG_ERR, "%s=%s is ignored: neither 0 nor 1", name, value);
+    return otherwise;
 }
 
 uint32_t environment_number(const char *name, uint32_t least, uint32_t most, uint32_t otherwise) {

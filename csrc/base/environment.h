@@ -16,8 +16,8 @@ const struct environment_variable *environment_variable(size_t index);
 // Logs each variable that begins with PCCL_ and has no meaning, with the name that it resembles. Once per process.
 void environment_report_unknown(void);
 
-// False: this variable is 0. Unset and 1 are true, as is anything else, which is reported and ignored.
-bool environment_allows(const char *name);
+// Returns whether this variable is 1 and not 0, or `otherwise` if it is unset. Any other value is reported and ignored.
+bool environment_switch(const char *name, bool otherwise);
 
 // Returns the number in this variable, or `otherwise` if it is unset. A value that is no number from `least` to `most`
 // is reported and ignored.

@@ -40,7 +40,7 @@ _Static_assert(sizeof(struct claim) <= RENDEZVOUS_CLAIM_BYTES, "a claim fits");
 struct same_host *same_host_new(int epoll) {
     struct same_host *host = calloc(1, sizeof *host);
     if (host == NULL) return NULL;
-    if (environment_allows("PCCL_SAME_HOST_MEMORY")) host->rendezvous = rendezvous_open(epoll, host);
+    if (environment_switch("PCCL_SAME_HOST_MEMORY", true)) host->rendezvous = rendezvous_open(epoll, host);
     return host;
 }
 

@@ -31,6 +31,9 @@
 //   (pcclInternalError).
 // - Every function may be called from any thread. While pcclUpdateTopology, pcclOptimizeTopology or
 //   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
+// - Without keys (PCCL_KEYS) nothing is encrypted, and nothing leaves loopback (127.0.0.0/8 and ::1): pcclConnect
+//   refuses a master beyond it, and pcclRunMaster serves there only. PCCL_INSECURE=1 permits every address, with one
+//   line of the log at the start of a master. With keys it has no effect.
 // - Nothing here ends the process, writes to stdout, or changes signal dispositions.
 // - A forked child has none of its parent's connections. With a handle of its parent every call returns
 //   pcclInvalidUsage at once, destroying does nothing and returns pcclSuccess; it may create handles of its own.
@@ -320,7 +323,8 @@ PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *pa
 // Joins the run. On success this peer is accepted and all four attributes are valid. The first peer of a run is
 // accepted at once; a newcomer waits until all accepted peers are in pcclUpdateTopology. pcclInvalidUsage: connected
 // already, or dead. pcclMasterConnectionFailed: master unreachable, or the join was refused. pcclRankConnectionFailed:
-// the other peers could not be reached. After the last two it may be called again.
+// the other peers could not be reached. After the last two it may be called again. pcclInvalidArgument: PCCL_KEYS
+// cannot be used, or there are no keys and a master is beyond loopback without PCCL_INSECURE=1; the log says so.
 PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
 
 // Leaves the run and frees the communicator, always and in bounded time; where an op at a GPU has yet to begin, after
@@ -468,8 +472,10 @@ PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pccl
 // Creates a master for this address, without touching the network. The caller destroys it.
 PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out);
 
-// Binds, listens and serves in a thread of its own; returns at once. A master runs once.
-// pcclInvalidUsage: the address is in use, or this master was run before.
+// Binds, listens and serves in a thread of its own; returns at once. A master runs once. Without keys and without
+// PCCL_INSECURE=1, loopback takes the place of a wildcard (0.0.0.0, ::), as a line of the log says.
+// pcclInvalidUsage: the address is in use, or this master was run before. pcclInvalidArgument: PCCL_KEYS cannot be
+// used; or the address is beyond loopback and no wildcard, without keys and without PCCL_INSECURE=1: the log says so.
 PCCL_EXPORT pcclResult_t pcclRunMaster(pcclMasterInstance_t *master);
 
 // Asks a master to stop and to end the run: peers that know no other master are dead at once. Does not wait, may be

@@ -20,11 +20,12 @@
 #include "master/keys_signer.h"
 
 enum {
-    CHUNK_BYTES = 64 * 1024, // read from one connection before the others have their turn
-    ACCEPT_PAUSE_MS = 500,   // when descriptors or memory are short
+    CHUNK_BYTES = 64 * 1024,    // read from one connection before the others have their turn
+    ACCEPT_PAUSE_MS = 500,      // when descriptors or memory are short
+    LOCAL = MASTER_MAX_LISTENS, // the listener for this host and user (net/local), behind those of its addresses
+    LISTENERS,
     TOKEN_LISTENER = ACTIONS_MAX_CONNS,
-    TOKEN_LOCAL,
-    TOKEN_WAKE,
+    TOKEN_WAKE = TOKEN_LISTENER + LISTENERS,
     EVENTS, // all at once, so that a tick comes after everything that has arrived
 };
 
@@ -37,8 +38,8 @@ enum ending {
 };
 
 struct master {
-    struct wire_address address;
-    uint32_t heartbeat_limit_ms;
+    struct wire_address addresses[MASTER_MAX_LISTENS];
+    uint32_t address_count, heartbeat_limit_ms;
     bool standby, new;
     int wake;
     atomic_int ending; // enum ending
@@ -51,7 +52,7 @@ struct master {
     // The rest is the thread's.
     struct transport_context *transport;
     int poller;
-    struct listener listener, local; // local: of this host and user (net/local)
+    struct listener listeners[LISTENERS];
     int64_t now_ns;
     struct master_core *core;
     struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list; set before the thread begins
@@ -396,7 +397,7 @@ static bool some_have_limits(const struct master *m) {
 
 static int64_t next_deadline(struct master *master) {
     int64_t next = platform_earlier(core_next_deadline(master->core), master->looks_ns);
-    next = platform_earlier(next, platform_earlier(master->listener.resumes_ns, master->local.resumes_ns));
+    for (uint32_t i = 0; i < LISTENERS; i++) next = platform_earlier(next, master->listeners[i].resumes_ns);
     if (!master->asks) next = platform_earlier(next, master->ends_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
@@ -404,8 +405,7 @@ static int64_t next_deadline(struct master *master) {
 }
 
 static void act_on_time(struct master *master) {
-    listener_tick(&master->listener, master->now_ns);
-    listener_tick(&master->local, master->now_ns);
+    for (uint32_t i = 0; i < LISTENERS; i++) listener_tick(&master->listeners[i], master->now_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
             conn_close(master, &master->conns[i]);
@@ -436,10 +436,8 @@ static void serve(struct master *master) {
             uint64_t token = events[i].data.u64;
             if (token == TOKEN_WAKE)
                 wake_clear(master->wake);
-            else if (token == TOKEN_LISTENER)
-                accept_some(master, &master->listener);
-            else if (token == TOKEN_LOCAL)
-                accept_some(master, &master->local);
+            else if (token >= TOKEN_LISTENER)
+                accept_some(master, &master->listeners[token - TOKEN_LISTENER]);
             else
                 on_conn(master, &master->conns[token], events[i].events);
         }
@@ -467,8 +465,7 @@ static void say_farewell(struct master *master) {
 static void close_all(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
-    listener_close(&master->listener);
-    listener_close(&master->local);
+    for (uint32_t i = 0; i < LISTENERS; i++) listener_close(&master->listeners[i]);
     descriptor_close(master->poller);
     master->poller = -1;
 }
@@ -490,16 +487,19 @@ static void *thread_main(void *context) {
 
 // ---- life ----
 
+static void make_listeners(struct master *master) {
+    for (uint32_t i = 0; i < LISTENERS; i++)
+        master->listeners[i] = listener_closed(master->transport, master->poller, TOKEN_LISTENER + i, ACCEPT_PAUSE_MS);
+}
+
 struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms,
                           const struct transport_options *transport) {
     struct master *master = calloc(1, sizeof *master);
     if (master == NULL) return NULL;
-    master->address = *listen;
+    master->addresses[master->address_count++] = *listen;
     master->heartbeat_limit_ms = heartbeat_limit_ms;
     master->poller = -1;
     master->transport = context_new(transport);
-    master->listener = listener_closed(master->transport, -1, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
-    master->local = listener_closed(master->transport, -1, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
     master->looks_ns = INT64_MAX;
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
@@ -523,20 +523,20 @@ void master_set_list(struct master *master, const struct wire_address *masters, 
     master->standby = self > 0;
 }
 
+void master_listen_also(struct master *master, const struct wire_address *address) {
+    if (master->address_count < MASTER_MAX_LISTENS) master->addresses[master->address_count++] = *address;
+}
+
 void master_set_new(struct master *master) { master->new = true; }
 void master_set_idle_limit(struct master *master, uint32_t limit_ms) { master->idle_limit_ms = limit_ms; }
 
 static int open_all(struct master *master) {
     master->poller = descriptor_epoll();
+    make_listeners(master);
     if (master->poller < 0) return master->poller;
-    master->listener = listener_closed(master->transport, master->poller, TOKEN_LISTENER, ACCEPT_PAUSE_MS);
-    master->local = listener_closed(master->transport, master->poller, TOKEN_LOCAL, ACCEPT_PAUSE_MS);
-    int error = listener_open(&master->listener, socket_listen(&master->address));
+    int error = listener_open_all(master->listeners, master->addresses, master->address_count);
     if (error != 0) return error;
-    struct wire_address bound;
-    if (!socket_local_address(master->listener.fd, &bound)) return -EIO;
-    master->address.port = bound.port;
-    listener_open(&master->local, local_listen(bound.port)); // without it, processes of this host get counts only
+    listener_open(&master->listeners[LOCAL], local_listen(master_port(master))); // else this host gets counts only
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     uint8_t random[CORE_RANDOM_BYTES];
@@ -564,7 +564,7 @@ int master_run(struct master *master) {
     return error;
 }
 
-uint16_t master_port(const struct master *master) { return master->address.port; }
+uint16_t master_port(const struct master *master) { return master->addresses[0].port; }
 
 static void stop(struct master *master, enum ending ending) {
     int not_yet = ENDING_NOT;

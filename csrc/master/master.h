@@ -19,6 +19,7 @@ enum {
     MASTER_YOUNG_MS = 100,        // newcomers wait so long for members of a run that another master has left
     MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here
     MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost
+    MASTER_MAX_LISTENS = 3,       // addresses at which it listens
     // of the other masters of the list
     MASTER_ASK_MS = 300,   // for an answer; who has not given one by then counts as idle
     MASTER_BUSY_MS = 1000, // for so long it is known that one gathers or serves
@@ -30,6 +31,8 @@ struct master;
 // No network yet. `transport` may be NULL, as for transport_context_new. NULL when memory or descriptors are refused.
 struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms,
                           const struct transport_options *transport);
+// Before it runs: it listens at this address, too, at the same port, if this machine has it; MASTER_MAX_LISTENS in all.
+void master_listen_also(struct master *master, const struct wire_address *address);
 // Before it runs: the masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS.
 // The first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
 // its place in the list.

@@ -7,6 +7,8 @@
 #include "base/platform.h"
 #include "net/socket.h"
 
+enum { PORT_TRIES = 16 }; // a port that is free at one address may be taken at another one
+
 struct listener listener_closed(struct transport_context *context, int poller, uint64_t token, uint32_t pause_ms) {
     return (struct listener){
         .context = context, .fd = -1, .poller = poller, .token = token, .pause_ms = pause_ms, .resumes_ns = INT64_MAX};
@@ -24,6 +26,27 @@ int listener_open(struct listener *listener, int fd) {
     int error = errno;
     listener_close(listener);
     return -error;
+}
+
+static int open_at_port(struct listener *listeners, struct wire_address *addresses, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        addresses[i].port = addresses[0].port;
+        int error = listener_open(&listeners[i], socket_listen(&addresses[i]));
+        if (error != 0 && (i == 0 || (error != -EADDRNOTAVAIL && error != -EAFNOSUPPORT))) return error;
+        if (i == 0 && !socket_local_address(listeners[0].fd, &addresses[0])) return -EIO;
+    }
+    return 0;
+}
+
+int listener_open_all(struct listener *listeners, struct wire_address *addresses, uint32_t count) {
+    uint16_t port = addresses[0].port;
+    int error = -EADDRINUSE;
+    for (uint32_t i = 0; i < (port == 0 ? PORT_TRIES : 1) && error == -EADDRINUSE; i++) {
+        addresses[0].port = port;
+        error = open_at_port(listeners, addresses, count);
+        for (uint32_t k = 0; k < count && error != 0; k++) listener_close(&listeners[k]);
+    }
+    return error;
 }
 
 void listener_close(struct listener *listener) {

@@ -23,6 +23,10 @@ struct listener {
 struct listener listener_closed(struct transport_context *context, int poller, uint64_t token, uint32_t pause_ms);
 // Takes a listening socket, or an error in place of one. 0 or -errno, and then it is closed.
 int listener_open(struct listener *listener, int fd);
+// Listens at each address, at one port: that of the first, which gets the one in use; 0 is any port that is free at all
+// of them. Addresses behind the first that this machine does not have are left out. 0 or -errno, and then all are
+// closed.
+int listener_open_all(struct listener *listeners, struct wire_address *addresses, uint32_t count);
 void listener_close(struct listener *listener);
 // Accepts a connection, whose handshake is to be carried on (transport_step). 0 or -errno. -EAGAIN: none waits. If the
 // listener pauses after an error, memory or descriptors are short; else the connection was gone before it was accepted.

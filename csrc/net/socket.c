@@ -64,9 +64,19 @@ socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct 
     return sizeof *v4;
 }
 
+// The bytes of the IPv4 address in an IPv4-mapped IPv6 address, or all of any other one.
+static const uint8_t *unmapped(const struct wire_address *address, bool *is_v4) {
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    bool maps = address->family == 6 && memcmp(address->bytes, mapped, sizeof mapped) == 0;
+    *is_v4 = maps || address->family != 6;
+    return address->bytes + (maps ? sizeof mapped : 0);
+}
+
 bool socket_address_is_loopback(const struct wire_address *address) {
     static const uint8_t v6_loopback[16] = {[15] = 1};
-    return address->family == 6 ? memcmp(address->bytes, v6_loopback, 16) == 0 : address->bytes[0] == 127;
+    bool is_v4;
+    const uint8_t *bytes = unmapped(address, &is_v4);
+    return is_v4 ? bytes[0] == 127 : memcmp(bytes, v6_loopback, sizeof v6_loopback) == 0;
 }
 
 uint64_t socket_address_network(const struct wire_address *address) {
@@ -77,7 +87,9 @@ uint64_t socket_address_network(const struct wire_address *address) {
 
 bool socket_address_is_any(const struct wire_address *address) {
     static const uint8_t zero[16];
-    return memcmp(address->bytes, zero, address->family == 6 ? 16 : 4) == 0;
+    bool is_v4;
+    const uint8_t *bytes = unmapped(address, &is_v4);
+    return memcmp(bytes, zero, is_v4 ? 4 : 16) == 0;
 }
 
 const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address) {

@@ -12,9 +12,11 @@
 // Conversions. IPv4-mapped IPv6 addresses become IPv4. False: a family we do not speak.
 bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in);
 socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct wire_address *in);
+// Whether it is in 127.0.0.0/8, or ::1; likewise of an IPv4-mapped address.
 bool socket_address_is_loopback(const struct wire_address *address);
 // Hashes the network of an IPv6 address, or a whole IPv4 address.
 uint64_t socket_address_network(const struct wire_address *address);
+// Whether it is the wildcard 0.0.0.0 or ::, also as an IPv4-mapped address.
 bool socket_address_is_any(const struct wire_address *address);
 // "1.2.3.4:5" or "[::1]:5"; at least 64 bytes.
 const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address);

@@ -62,6 +62,7 @@ const char *transport_error(int error) {
     case ENOKEY: return "it encrypts, and this process has no keys (PCCL_KEYS)";
     case EBADE: return "it has keys of this run, but it is not who it should be";
     case EBADMSG: return "bytes were changed on their way";
+    case ENONET: return "it is " TRANSPORT_LOOPBACK_ONLY;
     default: return strerror(error < 0 ? -error : error);
     }
 }
@@ -72,6 +73,12 @@ bool transport_refused(int error) {
 }
 
 // ---- contexts ----
+
+bool transport_permits(const struct transport_options *options, const struct wire_address *address,
+                       enum transport_role role) {
+    if (options->keys != NULL || options->insecure || socket_address_is_loopback(address)) return true;
+    return role == TRANSPORT_DIALS && socket_address_is_any(address); // the kernel takes loopback
+}
 
 void transport_context_init(struct transport_context *context, const struct transport_type *type,
                             const struct transport_options *options) {
@@ -125,6 +132,7 @@ struct transport *transport_new_local(struct transport_context *context, int fd,
 }
 
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out) {
+    if (!transport_permits(&context->options, address, TRANSPORT_DIALS)) return -ENONET;
     int fd = socket_dial(address);
     if (fd < 0) return fd;
     *out = transport_new(context, fd, TRANSPORT_DIALS);

@@ -69,6 +69,7 @@ struct transport_options {
     char congestion[TRANSPORT_CONGESTION_BYTES]; // congestion control of data links to other hosts; "": the system's
     struct keys *keys;                           // borrowed by the settings; NULL: no encryption
     enum transport_party party;                  // what this side is, if it has keys
+    bool insecure;                               // without keys, streams may leave loopback; the user has said so
 };
 
 struct transport_context {
@@ -93,6 +94,11 @@ struct transport {
     bool buffered;
 };
 
+// Why a process without keys may not use an address, and what to do about it.
+#define TRANSPORT_LOOPBACK_ONLY \
+    "beyond loopback, and this process has no keys to protect the connection; give keys (--keys, keys= or " \
+    "PCCL_KEYS, made by `pccl keys`), or allow plain connections (--insecure, insecure=True or PCCL_INSECURE=1)"
+
 // Returns the text of an errno value, negated or not, that these functions have returned.
 const char *transport_error(int error);
 // Whether this is an error of keys: the other end is somebody else than was expected.
@@ -100,6 +106,11 @@ bool transport_refused(int error);
 
 // ---- contexts ----
 
+// Returns whether streams with these settings may lead to this address, or come to it: any with keys or if `insecure`,
+// else loopback only. A stream to a wildcard stays on this host, but one to which all may come is not loopback.
+// The only place that decides this.
+bool transport_permits(const struct transport_options *options, const struct wire_address *address,
+                       enum transport_role role);
 // Returns a context for plain streams; net/context makes those with keys. Copies `options`; NULL: the defaults. The
 // caller holds it. NULL when memory is refused.
 struct transport_context *transport_context_new(const struct transport_options *options);
@@ -116,7 +127,8 @@ void transport_context_release(struct transport_context *context);
 struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role);
 // The same for a local socket (net/local), which stays plain: the kernel tells whose process is at its other end.
 struct transport *transport_new_local(struct transport_context *context, int fd, enum transport_role role);
-// Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno.
+// Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno; -ENONET: the settings of the
+// context do not permit this address.
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);
 // The same to the local socket of the master at `address` (net/local). -errno: there is none that this user may use.
 int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);

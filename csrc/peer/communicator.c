@@ -200,6 +200,14 @@ bool communicator_set_keys(struct communicator *c, struct keys *keys) {
     return may;
 }
 
+bool communicator_set_insecure(struct communicator *c, bool insecure) {
+    communicator_begin(c);
+    bool may = c->phase == COMMUNICATOR_IDLE;
+    if (may) c->params.transport.insecure = insecure;
+    communicator_finish(c, pcclSuccess);
+    return may;
+}
+
 bool communicator_set_name(struct communicator *c, const struct wire_name *name) {
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;

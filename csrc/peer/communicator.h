@@ -101,6 +101,8 @@ bool communicator_set_join_only(struct communicator *c, bool join_only);
 bool communicator_set_name(struct communicator *c, const struct wire_name *name);
 // For the next connect, likewise: the keys of its connections, which it holds; NULL: they are plain.
 bool communicator_set_keys(struct communicator *c, struct keys *keys);
+// For the next connect, likewise: whether plain connections may leave loopback.
+bool communicator_set_insecure(struct communicator *c, bool insecure);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.

@@ -1,8 +1,10 @@
 #include "peer/connect.h"
 
 #include "base/detail.h"
+#include "base/log.h"
 #include "base/platform.h"
 #include "net/context.h"
+#include "net/socket.h"
 #include "peer/ticket.h"
 #include "peer/control.h"
 #include "peer/ops.h"
@@ -61,6 +63,18 @@ static pcclResult_t attempt(struct communicator *c) {
     return pcclSuccess;
 }
 
+// Without keys only masters at loopback are tried; a later one of the list may be the one that takes the run up.
+static pcclResult_t check_masters(const struct communicator *c) {
+    char address[64];
+    for (uint32_t i = 0; i < c->params.master_count; i++) {
+        if (transport_permits(&c->params.transport, &c->params.masters[i], TRANSPORT_DIALS)) continue;
+        socket_address_format(address, sizeof address, &c->params.masters[i]);
+        LOG(LOG_ERR, "the master at %s is " TRANSPORT_LOOPBACK_ONLY, address);
+        return detail_fail(pcclInvalidArgument, "the master at %s is " TRANSPORT_LOOPBACK_ONLY, address);
+    }
+    return pcclSuccess;
+}
+
 static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
     if (communicator_is_dead(c)) return communicator_dead(c, pcclInvalidUsage);
     if (c->phase == COMMUNICATOR_CONNECTED)
@@ -69,6 +83,7 @@ static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
     if (c->phase == COMMUNICATOR_CONNECTING)
         return detail_fail(pcclInvalidUsage, "another thread is connecting this communicator");
     if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
+    RETURN_IF_FAILED(check_masters(c));
     ticket_open(c, &connect_type);
     return ticket_begun(c, attempt(c), ticket);
 }

@@ -16,7 +16,7 @@ enum { WAIT_LEAST = 16, WAIT_MOST = 1024 };
 #define NEWEST_PART 0.25
 
 #ifdef PCCL_HAVE_LZ4
-bool coding_available(void) { return environment_allows("PCCL_LZ4"); }
+bool coding_available(void) { return environment_switch("PCCL_LZ4", true); }
 
 uint32_t coding_pack(uint8_t *to, const uint8_t *leaf, uint32_t length) {
     return (uint32_t)LZ4_compress_default((const char *)leaf, (char *)to, (int)length, (int)(length - length / 16));

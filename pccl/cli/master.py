@@ -10,7 +10,7 @@ import click
 
 from pccl.lab.ranges import Range
 from pccl.master import serve, serve_in_background
-from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES
+from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_CHOICES, default_address
 
 
 @click.command(
@@ -24,9 +24,7 @@ from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_
     "--listen-address",
     "listen",
     metavar="HOST:PORT",
-    default=DEFAULT_ADDRESS,
-    show_default=True,
-    help="address to listen on; port 0: any free port",
+    help="address to listen on; port 0: any free port  [default: 0.0.0.0:48148 with keys or --insecure, or else 127.0.0.1:48148]",
 )
 @click.option(
     "--heartbeat-limit",
@@ -53,16 +51,23 @@ from pccl_command.native_master import DEFAULT_ADDRESS, HEARTBEAT_SECONDS, IDLE_
     help="end once neither this master nor another one of the list has had a peer for so long",
 )
 @click.option("--keys", metavar="FILE", help="encrypt with these keys, which `pccl keys` wrote for masters  [default: PCCL_KEYS]")
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="without keys, listen beyond this host all the same: everybody who reaches the master can join the run and read its "
+    "tensors  [default: PCCL_INSECURE=1]",
+)
 @click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
 @click.option("--log", metavar="FILE", help="with --background: write the log there  [default: nowhere]")
 def command(
-    listen: str,
+    listen: str | None,
     heartbeat_limit: float | None,
     masters: str | None,
     advertise: str | None,
     on_sigterm: str | None,
     until_empty: float | None,
     keys: str | None,
+    insecure: bool,
     background: bool,
     log: str | None,
 ) -> None:
@@ -73,7 +78,9 @@ def command(
     named = keys or os.environ.get("PCCL_KEYS")
     path = os.path.abspath(named) if named else None  # the folder may change before the file is read
 
+    address = listen or default_address(keys, insecure)
+
     def serve_given(ready: Callable[[], None] = lambda: None) -> int:
-        return serve(listen, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready, keys=path)
+        return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready, keys=path, insecure=insecure)
 
     sys.exit(serve_in_background(log, serve_given) if background else serve_given())

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from pccl._address import parse_endpoints
 from pccl._diagnosis import diagnose_run
-from pccl._errors import ConnectError
+from pccl._errors import ConnectError, PCCLError
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
 
@@ -33,15 +33,16 @@ NO_RUN = "the master serves no run: no peer is a member yet, or it is a standby 
 @click.option("--master", "address", required=True, metavar=MASTERS, help="the master of the run, or all, as peers name them")
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two looks")
 @click.option("--keys", metavar="FILE", help="the keys of the run, of a peer or a master [default: PCCL_KEYS]")
+@click.option("--insecure", is_flag=True, help="without keys, ask a master beyond this host, too [default: PCCL_INSECURE=1]")
 @click.option("--once", is_flag=True, help="print one table and end")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object a line, for programs; with --once just one")
-def command(address: str, interval: float, keys: str | None, once: bool, as_json: bool) -> None:
+def command(address: str, interval: float, keys: str | None, insecure: bool, once: bool, as_json: bool) -> None:
     """Show the members of a run, what they tell of their ops and links, and who or what makes ops slow, until Ctrl-C.
 
     A master that has answered once is asked again when it does not. docs/diagnosis.md says what the columns and the
     findings mean.
     """
-    masters = Masters(address, keys)
+    masters = Masters(address, keys, insecure)
     newest = masters.ask_once()
     console = standard_output()
     if once or as_json or not console.is_terminal:
@@ -89,8 +90,9 @@ def _end_on_signals() -> None:
 class Masters:
     """The masters of a run, one of which serves it: the value of --master."""
 
-    def __init__(self, addresses: str, keys: str | None = None) -> None:
+    def __init__(self, addresses: str, keys: str | None = None, insecure: bool = False) -> None:
         self._keys = keys
+        self._insecure = insecure
         try:
             self._endpoints = parse_endpoints(addresses)
         except (AssertionError, ValueError) as error:
@@ -105,7 +107,7 @@ class Masters:
         failures: list[ConnectError] = []
         for endpoint in tuple(self._endpoints):
             try:
-                told = diagnose_run(endpoint, keys=self._keys)
+                told = diagnose_run(endpoint, keys=self._keys, insecure=self._insecure)
             except ConnectError as error:
                 failures.append(error)
                 continue
@@ -125,6 +127,8 @@ class Masters:
             return self.ask()
         except ConnectError as error:
             raise click.ClickException(f"{error.detail}: is a pccl master running there?") from None
+        except PCCLError as error:  # the keys: they cannot be used, or are missing
+            raise click.UsageError(error.detail) from None
 
 
 def standard_output() -> Console:

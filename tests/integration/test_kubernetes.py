@@ -117,7 +117,7 @@ def test_the_commands_survive_the_loss_of_a_worker_and_of_the_master():
         """With addresses of this machine for those of the cluster."""
         for service, port in ports.items():
             text = text.replace(f"{service}:48148", f"127.0.0.1:{port}")
-        return text.replace("0.0.0.0:48148", f"0.0.0.0:{ports.get(name)}")
+        return text.replace("0.0.0.0:48148", f"127.0.0.1:{ports.get(name)}")
 
     [job] = named("Job").values()
     program = [sys.executable, str(EXAMPLES.parent / container(job)["command"][1]), "1000000", "2"]

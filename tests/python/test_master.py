@@ -480,7 +480,7 @@ NATIVE = {
     "IPv6": ["-m", "pccl", "master", "--listen", "[::1]:0", "--until-empty", "60"],
     "all options": [
         *("-m", "pccl", "master", "--masters", "localhost:LISTEN,203.0.113.7:1", "--advertise", "localhost:LISTEN"),
-        *("--listen", "0.0.0.0:LISTEN", "--on-sigterm", "end", "--heartbeat-limit=1.5", "--until-empty", "60"),
+        *("--listen", "0.0.0.0:LISTEN", "--on-sigterm", "end", "--heartbeat-limit=1.5", "--until-empty", "60", "--insecure"),
     ],
 }
 
@@ -597,6 +597,7 @@ REFUSED = [
     *(("--listen", listen, "--masters", masters) for listen, masters, _ in NO_PLACES),
     *(("--listen", "127.0.0.1:5001", "--masters", "127.0.0.1:5001", "--advertise", other) for other in ("127.0.0.1:5002", "x")),
     *(("--advertise", "127.0.0.1:5001"), ("--log", "x"), ("--log=",), ("--background", "--log="), ("--background=1",)),
+    ("--insecure=1",),
     *(("--help",), ("-h",), ("--listen",), ("--listen", "--background"), ("127.0.0.1:0",), ("--list", "127.0.0.1:0"), ("--",)),
     *(("--heartbeat-limit", text) for text in ("0", "-1", "nan", "inf", "1e9", "", "5s")),
     *(("--until-empty", text) for text in ("0", "-1", "nan", "86401", "")),
@@ -626,7 +627,7 @@ def test_the_native_program_gets_good_addresses(address):
 
 
 def test_limits_are_those_of_the_library():
-    assert f"0.0.0.0:{C.CCOIP_PROTOCOL_PORT_MASTER}" == native_master.DEFAULT_ADDRESS
+    assert native_master.DEFAULT_PORT == C.CCOIP_PROTOCOL_PORT_MASTER
     assert native_master.MASTERS_MOST == _address.MASTERS_MAX
 
 

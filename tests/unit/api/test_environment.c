@@ -16,7 +16,7 @@ static int complaints_of(const char *value) {
     REQUIRE(standard_error >= 0 && pipe(ends) == 0);
     setenv("PCCL_SAME_HOST_MEMORY", value, 1);
     dup2(ends[1], STDERR_FILENO);
-    environment_allows("PCCL_SAME_HOST_MEMORY");
+    environment_switch("PCCL_SAME_HOST_MEMORY", true);
     dup2(standard_error, STDERR_FILENO);
     close(standard_error);
     close(ends[1]);
@@ -50,15 +50,26 @@ int main(void) {
 
     check_case("memory of peers on this host is a matter of 0 and 1");
     unsetenv("PCCL_SAME_HOST_MEMORY");
-    CHECK(environment_allows("PCCL_SAME_HOST_MEMORY"));
+    CHECK(environment_switch("PCCL_SAME_HOST_MEMORY", true));
     CHECK_EQ(complaints_of("1"), 0);
-    CHECK(environment_allows("PCCL_SAME_HOST_MEMORY"));
+    CHECK(environment_switch("PCCL_SAME_HOST_MEMORY", true));
     CHECK_EQ(complaints_of("0"), 0);
-    CHECK(!environment_allows("PCCL_SAME_HOST_MEMORY"));
+    CHECK(!environment_switch("PCCL_SAME_HOST_MEMORY", true));
     const char *other[] = {"no", "false", "2", "00", ""};
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++) {
         CHECK_EQ(complaints_of(other[i]), 1);
-        CHECK(environment_allows("PCCL_SAME_HOST_MEMORY"));
+        CHECK(environment_switch("PCCL_SAME_HOST_MEMORY", true));
     }
+
+    check_case("plain connections to other hosts are permitted by 1 alone");
+    unsetenv("PCCL_INSECURE");
+    CHECK(!api_transport_options().insecure);
+    const char *wrong[] = {"0", "", "yes", "true", "01", "1 "};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        setenv("PCCL_INSECURE", wrong[i], 1);
+        CHECK(!api_transport_options().insecure);
+    }
+    setenv("PCCL_INSECURE", "1", 1);
+    CHECK(api_transport_options().insecure);
     return check_status();
 }

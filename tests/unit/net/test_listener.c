@@ -69,7 +69,31 @@ static void test_open_fails(void) {
     CHECK_EQ(listener.resumes_ns, INT64_MAX);
 }
 
+static void test_several_addresses(void) {
+    struct listener listeners[3], other = listener_closed(far_end_context(), descriptor_epoll(), TOKEN, PAUSE_MS);
+    struct wire_address addresses[3] = {any_port,
+                                        {.family = 4, .bytes = {192, 0, 2, 254}}, // nobody has it
+                                        {.family = 4, .bytes = {127, 0, 1, 1}}};
+    for (int i = 0; i < 3; i++) listeners[i] = listener_closed(far_end_context(), other.poller, TOKEN, PAUSE_MS);
+    REQUIRE(listener_open_all(listeners, addresses, 3) == 0);
+    CHECK(addresses[0].port != 0 && addresses[2].port == addresses[0].port);
+    CHECK(listeners[0].fd >= 0 && listeners[1].fd < 0 && listeners[2].fd >= 0);
+    for (int i = 0; i < 3; i++) listener_close(&listeners[i]);
+
+    check_case("a port that is taken at a later address");
+    struct wire_address taken = {.family = 4, .bytes = {127, 0, 1, 1}};
+    REQUIRE(listener_open(&other, socket_listen(&taken)) == 0 && socket_local_address(other.fd, &taken));
+    addresses[0].port = taken.port;
+    CHECK_EQ(listener_open_all(listeners, addresses, 3), -EADDRINUSE);
+    for (int i = 0; i < 3; i++) CHECK_EQ(listeners[i].fd, -1);
+
+    check_case("a first address that this machine does not have");
+    CHECK_EQ(listener_open_all(listeners, &addresses[1], 2), -EADDRNOTAVAIL);
+    listener_close(&other);
+}
+
 int main(void) {
+    test_several_addresses();
     test_pause();
     test_open_fails();
     return check_status();

@@ -94,9 +94,31 @@ static void test_kinds(void) {
     static const struct {
         const char *text;
         bool loopback, any;
-    } kinds[] = {{"127.0.0.1:1", true, false},     {"127.9.9.9:1", true, false}, {"[::1]:1", true, false},
-                 {"0.0.0.0:1", false, true},       {"[::]:1", false, true},      {"10.0.0.1:1", false, false},
-                 {"[2001:db8::1]:1", false, false}};
+    } kinds[] = {
+        {"127.0.0.1:1", true, false},
+        {"127.0.0.0:1", true, false},
+        {"127.255.255.255:1", true, false},
+        {"126.255.255.255:1", false, false},
+        {"128.0.0.1:1", false, false},
+        {"[::1]:1", true, false},
+        {"[::2]:1", false, false},
+        {"[1::1]:1", false, false},
+        {"[::ffff:127.0.0.1]:1", true, false},
+        {"[::ffff:127.1.2.3]:1", true, false},
+        {"[::ffff:10.0.0.1]:1", false, false},
+        {"[::ffff:0.0.0.0]:1", false, true},
+        {"[::127.0.0.1]:1", false, false}, // no mapped one: it is routed
+        {"[64:ff9b::127.0.0.1]:1", false, false},
+        {"[::fffe:127.0.0.1]:1", false, false},
+        {"0.0.0.0:1", false, true},
+        {"0.0.0.1:1", false, false},
+        {"[::]:1", false, true},
+        {"10.0.0.1:1", false, false},
+        {"192.168.127.1:1", false, false},
+        {"[fe80::1]:1", false, false},
+        {"[fd00::1]:1", false, false},
+        {"[2001:db8::1]:1", false, false},
+    };
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct wire_address address;
         check_case("%s", kinds[i].text);

@@ -218,6 +218,38 @@ static void test_contexts(void) {
     transport_free(second);
 }
 
+// Without keys streams stay at loopback, unless the user says otherwise. Nobody is dialled to find out.
+static void test_reach(void) {
+    static const struct {
+        const char *address;
+        bool dials, accepts;
+    } rows[] = {
+        {"127.0.0.1:1", true, true},          {"127.0.1.1:1", true, true},       {"[::1]:1", true, true},
+        {"[::ffff:127.0.0.1]:1", true, true}, {"0.0.0.0:1", true, false},        {"[::]:1", true, false},
+        {"[::ffff:0.0.0.0]:1", true, false},  {"10.0.0.1:1", false, false},      {"192.168.1.1:1", false, false},
+        {"[fe80::1]:1", false, false},        {"[2001:db8::1]:1", false, false}, {"[::ffff:10.0.0.1]:1", false, false},
+    };
+    struct keys *keys = (struct keys *)rows; // is there, and is not looked at
+    struct transport_options none = {0}, insecure = {.insecure = true}, encrypted = {.keys = keys};
+    struct transport_context *context = transport_context_new(NULL);
+    REQUIRE(context != NULL);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct wire_address address;
+        struct transport *stream;
+        check_case("streams and %s", rows[i].address);
+        REQUIRE(socket_address_parse(rows[i].address, strlen(rows[i].address), &address));
+        CHECK_EQ(transport_permits(&none, &address, TRANSPORT_DIALS), rows[i].dials);
+        CHECK_EQ(transport_permits(&none, &address, TRANSPORT_ACCEPTS), rows[i].accepts);
+        for (int role = TRANSPORT_DIALS; role <= TRANSPORT_ACCEPTS; role++) {
+            CHECK(transport_permits(&insecure, &address, (enum transport_role)role));
+            CHECK(transport_permits(&encrypted, &address, (enum transport_role)role));
+        }
+        if (!rows[i].dials) CHECK_EQ(transport_dial(context, &address, &stream), -ENONET);
+    }
+    CHECK(strstr(transport_error(-ENONET), "PCCL_INSECURE=1") != NULL);
+    transport_context_release(context);
+}
+
 static void test_all(uint64_t seed) {
     struct transport *pair[2];
     connect_pair(&pair[0], &pair[1]);
@@ -237,6 +269,7 @@ static void test_all(uint64_t seed) {
 }
 
 int main(void) {
+    test_reach();
     check_case("plain");
     test_all(1);
     for (uint64_t seed = 0; seed < 20; seed++) {
