@@ -14,14 +14,40 @@ static const struct survivor *survivor_of(const struct takeover *t, const struct
     return survivors_of_conn(t->survivors, peer->conn);
 }
 
-static struct wire_ended_vote newest_barrier(const struct takeover *t) {
-    struct wire_ended_vote newest = {0};
+// Has the last vote of all ended without it?
+static bool missed_vote(const struct survivor *survivor, const struct wire_ended_vote *last) {
+    return !survivor->resume.accepted || survivor->resume.last_vote.number < last->number;
+}
+
+// Whoever missed more than that cannot have taken part in what the others did: no master can have left it so. Nor can
+// it know of a later vote.
+static bool fits(const struct survivor *survivor, const struct wire_ended_vote *last) {
+    if (!missed_vote(survivor, last)) return survivor->resume.last_vote.number == last->number;
+    if (!survivor->resume.accepted) return last->kind == WIRE_VOTE_UPDATE;
+    return survivor->resume.last_vote.number + 1 == last->number && survivor->resume.vote == last->kind;
+}
+
+static bool most_fit(const struct takeover *t, const struct wire_ended_vote *last) {
+    uint32_t fit = 0;
     for (uint32_t i = 0; i < t->config->count; i++) {
         const struct survivor *member = survivors_member(t->survivors, t->config, i);
-        if (member != NULL && member->resume.accepted && member->resume.last_vote.number > newest.number)
-            newest = member->resume.last_vote;
+        fit += member != NULL && fits(member, last);
     }
-    return newest;
+    return 2 * fit > t->config->present;
+}
+
+// A member may tell of a vote that never was. All honest members fit the last one, so of votes that are told the newest
+// counts that most fit, if there is one.
+static struct wire_ended_vote newest_barrier(const struct takeover *t) {
+    struct wire_ended_vote newest = {0}, believed = {0};
+    for (uint32_t i = 0; i < t->config->count; i++) {
+        const struct survivor *member = survivors_member(t->survivors, t->config, i);
+        if (member == NULL || !member->resume.accepted) continue;
+        const struct wire_ended_vote *told = &member->resume.last_vote;
+        if (told->number > newest.number) newest = *told;
+        if (told->number > believed.number && most_fit(t, told)) believed = *told;
+    }
+    return believed.number > 0 ? believed : newest;
 }
 
 static void begin_run(struct takeover *t, uint64_t generation) {
@@ -118,18 +144,6 @@ static void find_unheard_losses(const struct takeover *t) {
 }
 
 // ---- what each member is told ----
-
-// Has the last vote of all ended without it?
-static bool missed_vote(const struct survivor *survivor, const struct wire_ended_vote *last) {
-    return !survivor->resume.accepted || survivor->resume.last_vote.number < last->number;
-}
-
-// Whoever missed more than that cannot have taken part in what the others did: no master can have left it so.
-static bool fits(const struct survivor *survivor, const struct wire_ended_vote *last) {
-    if (!missed_vote(survivor, last)) return true;
-    if (!survivor->resume.accepted) return last->kind == WIRE_VOTE_UPDATE;
-    return survivor->resume.last_vote.number + 1 == last->number && survivor->resume.vote == last->kind;
-}
 
 // Some ended calls with losses that others have not heard of: those hear of them one by one, too.
 static void tell_losses(const struct survivor *witness, const struct survivor *survivor,

@@ -632,6 +632,30 @@ static void test_ends(void) {
     }
 }
 
+// Votes that a member tells of, and that no master has ended.
+static void test_false_ends(void) {
+    for (uint64_t beyond = 1; beyond < 1000; beyond *= 30)
+        for (const char *liar = "abc"; *liar; liar++) {
+            char honest[3] = "", *next = honest;
+            begin("a vote that never was: its teller goes, whoever it is");
+            for (const char *p = "abc"; *p; p++) {
+                resume(&(struct says){.who = *p, .members = "abc", .votes = *p == *liar ? VOTES + beyond : VOTES});
+                if (*p != *liar) *next++ = *p;
+            }
+            WAITING('a', "1 of the 3");
+            ASKED("abc", 2);
+            promise("abc", RUN, 2);
+            for (const char *p = honest; *p; p++) {
+                struct wire_resumed told = RESUMED(*p);
+                CHECK(!told.vote_ended && told.last_vote.number == VOTES);
+            }
+            EXPELLED(*liar, "does not fit");
+            epoch_at(__LINE__, honest, "abc", 6, WIRE_REASON_RELINK);
+            epoch_at(__LINE__, honest, honest, 7, WIRE_REASON_LOSS);
+            end();
+        }
+}
+
 static void test_election(void) {
     begin("the votes of a round come with RESUME, and with them all that the election needs");
     for (const char *p = "abc"; *p; p++)
@@ -1356,6 +1380,7 @@ int main(void) {
     test_promises();
     test_turns();
     test_ends();
+    test_false_ends();
     test_election();
     test_too_late();
     test_young();
