@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -178,6 +180,18 @@ def test_rotation(files):
             comm.connect(timeout=PATIENCE)
 
 
+def test_the_holder_of_a_dropped_secret(files, tmp_path):
+    old = tmp_path / "old.peer"
+    shutil.copy(files.peer, old)
+    _keys.add_secret(files.run)
+    _keys.drop_secret(files.run)
+    with team(files, 2) as (master, comms):
+        with disturbed(comms), Communicator(address_of(master), keys=old) as comm:
+            with pytest.raises(ConnectError, match="not of one run"):
+                comm.connect(1)
+        assert [comm.world_size for comm in comms] == [2, 2]
+
+
 # ---- what does not fit ----
 
 
@@ -306,4 +320,47 @@ def test_many_strangers(files):
                         stream = stack.enter_context(socket.create_connection(("127.0.0.1", master.port), timeout=PATIENCE))
                         if number % 3 > 0:
                             stream.sendall(b"\x16\x03\x01\x02\x00\x01\x00" if number % 3 == 1 else os.urandom(100 + turn))
+        assert [comm.world_size for comm in comms] == [2, 2]
+
+
+def first_flight(keys: str) -> bytes:
+    """What a process with these keys says first, as a reader of the network records it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with Communicator(f"127.0.0.1:{listener.getsockname()[1]}", keys=keys) as comm:
+            calling = Background(comm.connect, 1)
+            stream, _ = listener.accept()
+            with stream:
+                flight = stream.recv(1 << 16)
+            calling.error()
+    return flight
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+def test_half_handshakes(files):
+    """Replays of the first message of a member, whose answers nobody proves anything for. Work goes on, and nothing stays."""
+    flight = first_flight(files.peer)
+    with team(files, 2) as (master, comms):
+        sums(comms, 1000, tag=1_000_000)
+        opened, memory = descriptors(), resident_mib()
+        with disturbed(comms) as counted:
+            for _ in range(3):
+                with ExitStack() as stack:
+                    for number in range(200):
+                        stream = stack.enter_context(socket.create_connection(("127.0.0.1", master.port), timeout=PATIENCE))
+                        stream.sendall(flight if number % 2 else flight[: 1 + number])
+                        if number % 2:
+                            assert stream.recv(1) == b"\x16"  # the master's part of the handshake
+                    assert resident_mib() - memory < 64
+        assert min(counted) > 30
+        deadline = time.monotonic() + PATIENCE
+        while descriptors() > opened:
+            assert time.monotonic() < deadline, "descriptors of strangers stay open"
+            time.sleep(0.01)
         assert [comm.world_size for comm in comms] == [2, 2]

@@ -429,6 +429,101 @@ static void test_tampered_handshake(void) {
     transport_context_release(accepts);
 }
 
+// It has the peers' file, ends both connections itself, and passes the proof of the master on to the peer.
+static void test_relayed_proof(void) {
+    struct keys *keys = key_files_load(false, 1, 1, 0);
+    struct transport_context *dials = peer_context(), *accepts = master_context();
+    int near[2], far[2], error = -EAGAIN, mine = -EAGAIN, got = 0, sent = 0;
+    uint8_t proof[PROOF_BYTES];
+    check_case("the proof of the master, relayed");
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, near) == 0);
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, far) == 0);
+    struct transport *peer = transport_new(dials, near[0], TRANSPORT_DIALS);
+    struct transport *master = transport_new(accepts, far[0], TRANSPORT_ACCEPTS);
+    struct liar as_master = liar_new(keys, false, near[1]), as_peer = liar_new(keys, true, far[1]);
+    for (int turn = 0; turn < 20 && error == -EAGAIN; turn++) {
+        SSL_do_handshake(as_master.ssl);
+        SSL_do_handshake(as_peer.ssl);
+        if (mine == -EAGAIN) mine = transport_step(master);
+        if (got != PROOF_BYTES) got = SSL_read(as_peer.ssl, proof, sizeof proof);
+        if (got == PROOF_BYTES && !sent) sent = SSL_write(as_master.ssl, proof, sizeof proof) > 0;
+        error = transport_step(peer);
+    }
+    CHECK(sent && proof[5] == TRANSPORT_MASTER);
+    CHECK_EQ(error, -EBADE);
+    CHECK_EQ(mine, -EAGAIN); // the master waits for a proof, too
+    liar_free(&as_master);
+    liar_free(&as_peer);
+    transport_free(peer);
+    transport_free(master);
+    close(near[1]);
+    close(far[1]);
+    transport_context_release(dials);
+    transport_context_release(accepts);
+    keys_release(keys);
+}
+
+static uint8_t recorded[1 << 16];
+static size_t recorded_length;
+
+static void record(int direction, uint8_t *bytes, size_t *length, size_t capacity) {
+    (void)capacity;
+    if (direction != 0) return;
+    REQUIRE(recorded_length + *length <= sizeof recorded);
+    memcpy(recorded + recorded_length, bytes, *length);
+    recorded_length += *length;
+}
+
+// All that a peer has sent, to a master with the same keys.
+static void test_replayed_connection(void) {
+    struct transport_context *dials = peer_context(), *accepts = master_context();
+    struct wire wire;
+    uint8_t heard[5];
+    check_case("a connection is recorded");
+    open_wire(&wire, dials, accepts);
+    recorded_length = 0;
+    shake_hands(&wire, record);
+    CHECK_EQ(wire.results[1], 0);
+    CHECK(far_end_write(wire.ends[0], "hello", 5) && pass(&wire, 0, record));
+    CHECK(far_end_read(wire.ends[1], heard, 5));
+    close_wire(&wire);
+
+    check_case("and replayed");
+    open_wire(&wire, dials, accepts);
+    CHECK_EQ(send(wire.middle[1], recorded, recorded_length, MSG_NOSIGNAL), (ssize_t)recorded_length);
+    for (int turn = 0; turn < 3; turn++) step_end(&wire, 1);
+    CHECK_EQ(wire.results[1], -EKEYREJECTED);
+    CHECK(wire.ends[1] == NULL);
+    close_wire(&wire);
+    transport_context_release(dials);
+    transport_context_release(accepts);
+}
+
+// A member that would rather speak TLS 1.2, which has no place for the secret here.
+static void test_older_version(void) {
+    struct keys *keys = key_files_load(false, 1, 1, 0);
+    struct transport_context *honest = peer_context();
+    for (int dials = 0; dials < 2; dials++) {
+        int sockets[2], error = -EAGAIN;
+        check_case("TLS 1.2 of the %s", dials ? "dialler" : "acceptor");
+        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
+        struct transport *stream = transport_new(honest, sockets[0], dials ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS);
+        struct liar liar = liar_new(keys, dials, sockets[1]);
+        REQUIRE(SSL_set_min_proto_version(liar.ssl, TLS1_2_VERSION) == 1);
+        REQUIRE(SSL_set_max_proto_version(liar.ssl, TLS1_2_VERSION) == 1);
+        for (int turn = 0; turn < 20 && error == -EAGAIN; turn++) {
+            SSL_do_handshake(liar.ssl);
+            error = transport_step(stream);
+        }
+        CHECK_EQ(error, -EKEYREJECTED);
+        liar_free(&liar);
+        close(sockets[1]);
+        transport_free(stream);
+    }
+    transport_context_release(honest);
+    keys_release(keys);
+}
+
 // ---- strangers by the thousand ----
 
 static void test_half_handshakes(void) {
@@ -466,6 +561,9 @@ int main(void) {
     test_lies();
     test_certificate();
     test_tampered_handshake();
+    test_relayed_proof();
+    test_replayed_connection();
+    test_older_version();
     test_half_handshakes();
     return check_status();
 }
