@@ -57,11 +57,11 @@ class Net(nn.Module):
 class Peer:
     """A process that trains, with memory of its own measured while it joins."""
 
-    def __init__(self, pipe: Connection, kind: str, megabytes: int, place: str, rank: int) -> None:
+    def __init__(self, pipe: Connection, kind: str, megabytes: int, place: str, keys: str, rank: int) -> None:
         torch.set_num_threads(1)
         self.model = Net(megabytes)
         self.optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.01)
-        self.kind, self.place, self.rank = kind, place, rank
+        self.kind, self.place, self.keys, self.rank = kind, place, keys, rank
         self.synced = False
 
     def settle(self) -> None:
@@ -80,7 +80,7 @@ class Peer:
             dist.init_process_group("pccl", store=store, rank=self.rank, world_size=members, timeout=LIMIT)
             self._wrap()
         else:
-            pccl.distributed.join(self.place, timeout=LIMIT)
+            pccl.distributed.join(self.place, timeout=LIMIT, keys=self.keys)
             self._wrap()
             before = reset_peak()  # DDP copies all weights when it is constructed, with any backend
             self.elastic.sync()
@@ -91,9 +91,9 @@ class Peer:
         self.ddp = DistributedDataParallel(self.model)
         self.elastic = pccl.distributed.Elastic(self.ddp, self.optimizer, step=0)
 
-    def masters(self) -> str:
-        """For `join`."""
-        return pccl.distributed.masters()
+    def run(self) -> tuple[str, str]:
+        """The masters and the keys for `join`."""
+        return pccl.distributed.masters(), pccl.distributed.keys()
 
     def train(self, members: int) -> list[float]:
         """The seconds of each step, until the run has as many members, and three more."""
@@ -132,8 +132,8 @@ def measure(kind: str, megabytes: int) -> tuple[float, int]:
     with contextlib.ExitStack() as stack:
         place, held = masters_of(kind, stack)
 
-        def peer(rank: int, place: str) -> Performer:
-            one = Performer(Peer, rank, (kind, megabytes, place, rank), {"PCCL_LOG_LEVEL": "ERR"})
+        def peer(rank: int, place: str, keys: str = "") -> Performer:
+            one = Performer(Peer, rank, (kind, megabytes, place, keys, rank), {"PCCL_LOG_LEVEL": "ERR"})
             stack.callback(one.kill)
             return one
 
@@ -142,7 +142,7 @@ def measure(kind: str, megabytes: int) -> tuple[float, int]:
             one.tell("enter", MEMBERS)
         for one in members:
             one.answer(PATIENCE)
-        newcomer = peer(MEMBERS, place if kind == "DiLoCo" else members[0].ask("masters"))
+        newcomer = peer(MEMBERS, *([place] if kind == "DiLoCo" else members[0].ask("run")))
         newcomer.ask("settle")
         for one in members:
             one.tell("train", MEMBERS + 1)

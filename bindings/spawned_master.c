@@ -3,11 +3,12 @@
 //
 //     spawned_master --listen IP:PORT [--host TEXT] [--masters IP:PORT,... [--place N]] [--heartbeat-limit MS]
 //                    [--until-empty MS] [--end-on-sigterm] [--new] [--background | --leave] [--log DESCRIPTOR]
-//                    [--keys FILE] [--insecure]
+//                    [--keys FILE [--own-keys]] [--insecure]
 //
 // --host is the name of the listen address in what it prints. --place is the index of this master in the list; without
 // it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
-// for members of an earlier run.
+// for members of an earlier run. With --own-keys, the folder of the keys is that of one job, and each process that needs
+// it locks it (pccl/_own_keys.py). The master holds the folder, and removes it at the end if nobody else holds it.
 //
 // The program prints `pccl master listening on HOST:PORT`. SIGINT ends the run. SIGTERM detaches the master; with
 // --end-on-sigterm it ends the run. With --background it returns once the master listens. With --leave it returns at
@@ -27,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,7 +50,7 @@ struct options {
     size_t count, self;                         // masters in `list`, and the index of this one
     unsigned long heartbeat_ms, until_empty_ms; // 0: not given
     unsigned long log;                          // 0: not given
-    bool new, insecure, background, leave;
+    bool new, own_keys, insecure, background, leave;
 };
 
 static pcclMasterInstance_t *master; // set before the handlers are installed
@@ -114,6 +116,7 @@ static bool read_options(struct options *options, int count, char **words) {
         {"heartbeat-limit", required_argument, NULL, 'b'},
         {"log", required_argument, NULL, 'f'},
         {"keys", required_argument, NULL, 'k'},
+        {"own-keys", no_argument, NULL, 'o'},
         {"end-on-sigterm", no_argument, NULL, 'e'},
         {"new", no_argument, NULL, 'n'},
         {"insecure", no_argument, NULL, 'i'},
@@ -132,6 +135,7 @@ static bool read_options(struct options *options, int count, char **words) {
         case 'b': fine = fine && read_number(optarg, UINT32_MAX, &options->heartbeat_ms); break;
         case 'f': fine = fine && read_number(optarg, INT32_MAX, &options->log); break;
         case 'k': options->keys = optarg; break;
+        case 'o': options->own_keys = true; break;
         case 'e': sigterm_ends = true; break;
         case 'n': options->new = true; break;
         case 'i': options->insecure = true; break;
@@ -175,10 +179,31 @@ static void print_failure(const struct options *options) {
         fprintf(stderr, "%s\n", detail);
 }
 
+// Returns a descriptor that holds the folder of the job's own keys. -1: there is none, or it cannot be held.
+static int hold_keys(const struct options *options, char folder[PATH_MAX]) {
+    const char *slash = options->own_keys && options->keys != NULL ? strrchr(options->keys, '/') : NULL;
+    if (slash == NULL || slash == options->keys) return -1;
+    snprintf(folder, PATH_MAX, "%.*s", (int)(slash - options->keys), options->keys);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd >= 0) flock(fd, LOCK_SH);
+    return fd;
+}
+
+static void release_keys(int fd, const char *folder) {
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) {
+        unlinkat(fd, "run.master", 0);
+        unlinkat(fd, "run.peer", 0);
+        rmdir(folder);
+    }
+    if (fd >= 0) close(fd);
+}
+
 // Returns the exit status, once the master has ended. `log` gets the output from when it listens; -1: it stays.
 static int serve(const struct options *options, int log) {
     uint16_t port = 0;
     bool misused = false;
+    char folder[PATH_MAX] = "";
+    int keys = hold_keys(options, folder);
     sigset_t ends;
     sigemptyset(&ends);
     sigaddset(&ends, SIGINT);
@@ -188,6 +213,7 @@ static int serve(const struct options *options, int log) {
     if (result == pcclSuccess) result = pccl_ext_master_port(master, &port);
     if (result != pcclSuccess) {
         print_failure(options);
+        release_keys(keys, folder);
         return misused ? 2 : 1;
     }
     struct sigaction action = {.sa_handler = stop};
@@ -204,6 +230,7 @@ static int serve(const struct options *options, int log) {
     pcclMasterAwaitTermination(master);
     pthread_sigmask(SIG_BLOCK, &ends, NULL); // the handler uses the master
     pcclDestroyMaster(master);
+    release_keys(keys, folder);
     return 0;
 }
 

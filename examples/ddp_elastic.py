@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node 3 examples/ddp_elastic.py
     torchrun --nproc_per_node 3 examples/ddp_elastic.py --kill 1 --restarts 1    # rank 1 kills itself, comes back and joins
-    python examples/ddp_elastic.py --join 127.0.0.1:40123    # a new process, from another shell: rank 0 prints the address
+    PCCL_KEYS=... python examples/ddp_elastic.py --join 127.0.0.1:40123    # from another shell: rank 0 prints the whole command
 
 The lines marked with (1) are the change to an ordinary script that lets it survive; those with (2) let others join.
 """
@@ -53,7 +53,8 @@ def main() -> None:
     started = os.environ.get("PCCL_JOIN") == "1" or bool(arguments.join)
     name = "the newcomer" if started else f"rank {dist.get_rank()}"
     if not started and dist.get_rank() == 0:
-        print(f"to join: python {sys.argv[0]} --join {pccl.distributed.masters()}", flush=True)
+        run = f"PCCL_KEYS={pccl.distributed.keys()} python {sys.argv[0]} --join {pccl.distributed.masters()}"
+        print(f"to join: {run}", flush=True)
 
     while True:
         if state.sync():  # (2) lets newcomers in; true when the members are others than before

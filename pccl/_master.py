@@ -206,16 +206,20 @@ class RunState(Enum):
     """Nobody is there any more, and a member of the last run left it by itself, as at the end of a program."""
 
 
-def run_state(masters: str, limit: float = 1.0) -> RunState:
-    """Asks these masters, `host:port,host:port`. One that does not answer within `limit` seconds has no run."""
+def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
+    """Asks these masters, `host:port,host:port`. One that does not answer within `limit` seconds has no run.
+
+    `keys` is a file of keys; "": that of PCCL_KEYS, if any.
+    """
     served, completed = _ffi.new("bool *"), _ffi.new("bool *")
+    path = os.fsencode(keys) if keys else _ffi.NULL
     state = RunState.NONE
     for endpoint in parse_endpoints(masters):
         with contextlib.suppress(OSError):
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                if _C.pccl_ext_master_has_run(address, _ffi.NULL, False, int(limit * 1000), served, completed) == SUCCESS:
+                if _C.pccl_ext_master_has_run(address, path, False, int(limit * 1000), served, completed) == SUCCESS:
                     if served[0]:
                         return RunState.SERVED
                     if completed[0]:

@@ -34,6 +34,9 @@ _SI_KERNEL = 128
 JOINED = "joined"
 """What a program tells when it has joined a run: from then on a failure is an error of its own."""
 
+KEYS = "keys "
+"""What a program tells before the path of the keys that its job has made."""
+
 READ_SECONDS = 0.5
 """Between two looks at what the program tells, so that it never waits for room in the pipe."""
 
@@ -47,19 +50,19 @@ SETTLE_SECONDS = 1.0
 def run(command: Sequence[str], restarts: int, child: Child | None = None) -> int:
     """Runs the command to its end; gives the status to exit with, negative: the signal to die of. `child` has begun it."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SUPERVISED)
-    masters = os.environ.get("PCCL_MASTER", "")
+    masters, keys = os.environ.get("PCCL_MASTER", ""), os.environ.get("PCCL_KEYS", "")
     environment = dict(os.environ)
     joins = os.environ.get("PCCL_JOIN") == "1"
     while True:
         child = child or Child.start(command, environment)
         child.wait()
         told = child.told()
-        masters = told.masters or masters
+        masters, keys = told.masters or masters, told.keys or keys
         joined_in_vain = joins and not told.joined and child.status > 0
         if child.status == 0 or child.asked or not (child.status < 0 or child.stopped or joined_in_vain):
             return child.status
         how = how_ended(child.status)
-        state = _state_of_run(masters)
+        state = _state_of_run(masters, keys)
         if state is RunState.NONE:
             _say(f"{how}, and there is no run that goes on")
             return 0 if joined_in_vain else child.status
@@ -71,7 +74,7 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
             return 0
         restarts -= 1
         _say(f"{how}; it is started anew, and joins the others ({restarts} restarts left)")
-        environment = joining(os.environ, masters)
+        environment = joining(os.environ, masters, keys)
         joins, child = True, None
 
 
@@ -80,6 +83,8 @@ class Told(NamedTuple):
 
     masters: str
     """The masters of its run; "": it was in none."""
+    keys: str
+    """The file of the keys that its job has made; "": none."""
     joined: bool
     """Whether it has joined the run."""
 
@@ -93,6 +98,7 @@ class Child:
         os.set_blocking(pipe, False)
         self._rest = b""
         self._masters = ""
+        self._keys = ""
         self._joined = False
         self.status = 0
         self.asked = False
@@ -156,7 +162,7 @@ class Child:
         self._read()
         self._take(self._rest)  # a word without an end of line
         os.close(self._told)
-        return Told(self._masters, self._joined)
+        return Told(self._masters, self._keys, self._joined)
 
     def _read(self) -> None:
         """Takes what it has told since the last call. Only the newest masters count."""
@@ -174,15 +180,18 @@ class Child:
     def _take(self, word: bytes) -> None:
         if word == JOINED.encode():
             self._joined = True
+        elif word.startswith(KEYS.encode()):
+            self._keys = os.fsdecode(word.removeprefix(KEYS.encode()))
         elif word:
             self._masters = word.decode()
 
 
-def joining(environment: Mapping[str, str], masters: str) -> dict[str, str]:
+def joining(environment: Mapping[str, str], masters: str, keys: str = "") -> dict[str, str]:
     """The environment of a process that joins: for torch a job of its own, with a store of its own, until the group is made."""
     made = {name: value for name, value in environment.items() if name not in _OF_LAUNCHER}
     launched = {name: environment[name] for name in _OF_LAUNCHER if name in environment}
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    made |= {"PCCL_KEYS": keys} if keys else {}
     return {**made, **alone, _KEPT: json.dumps(launched), "PCCL_MASTER": masters, "PCCL_JOIN": "1"}
 
 
@@ -193,13 +202,13 @@ def restore_environment() -> None:
         os.environ.update(json.loads(launched))
 
 
-def _state_of_run(masters: str) -> RunState:
+def _state_of_run(masters: str, keys: str) -> RunState:
     if not masters:
         return RunState.NONE
-    state = run_state(masters)
+    state = run_state(masters, keys=keys)
     if state is RunState.SERVED:
         time.sleep(SETTLE_SECONDS)
-        state = run_state(masters)
+        state = run_state(masters, keys=keys)
     return state
 
 

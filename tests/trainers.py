@@ -122,8 +122,8 @@ class Trainer:
         dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         self._make()
 
-    def join(self, masters: str, timeout: float) -> None:
-        pccl.distributed.join(masters, timeout=timedelta(seconds=timeout))
+    def join(self, masters: str, keys: str, timeout: float) -> None:
+        pccl.distributed.join(masters, timeout=timedelta(seconds=timeout), keys=keys)
         self._make()
 
     def _make(self) -> None:
@@ -154,6 +154,9 @@ class Trainer:
 
     def masters(self) -> str:
         return pccl.distributed.masters()
+
+    def keys(self) -> str:
+        return pccl.distributed.keys()
 
     def train(self, until: int, ends: tuple[int, str] | None = None, pause: float = 0.0) -> int:
         """Trains up to a step; gives the world size. `ends`: the step and the moment at which this process is killed."""
@@ -267,6 +270,7 @@ class Job:
         self._environment = environment or {}
         self._timeout = timeout
         self._store: Any = None
+        self._keys = ""
         self.trainers: list[Performer] = []
 
     def __enter__(self) -> Job:
@@ -289,12 +293,13 @@ class Job:
             trainer.tell("start", self._store.port, rank, size, self._timeout)
         for trainer in made:
             trainer.answer()
+        self._keys = made[0].ask("keys")
         return made
 
     def join(self, masters: str) -> Performer:
         """A newcomer, which has everything but a part in the run."""
         made = self._add()
-        made.ask("join", masters, self._timeout)
+        made.ask("join", masters, self._keys, self._timeout)
         return made
 
     def masters(self) -> str:

@@ -26,7 +26,7 @@ LAYERS = [
     ("_enums", "_calls", "cuda", "state._checkpoint"),
     ("_address", "_keys", "_names", "_gpu", "_handle", "_operations"),
     ("_groups", "_diagnosis", "_links", "_master", "_tensors"),
-    ("_types", "_parts", "_feedback", "master", "_supervisor"),
+    ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
     ("_collectives", "_reduces", "state._module"),
     ("_connection", "_state"),
     ("_named",),

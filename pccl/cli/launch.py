@@ -18,7 +18,7 @@ import click
 
 from pccl._address import parse_endpoints
 from pccl._errors import PCCLError
-from pccl._master import MasterNode
+from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl._processes import Fleet, Process, how_ended
 from pccl._waits import JOIN_VARIABLE, PATIENCE_VARIABLE
 
@@ -74,10 +74,19 @@ class RestartCommand(click.Command):
     metavar="SECONDS",
     help="with --master: how long peers try to reach it  [default: about 5]",
 )
+@click.option("--keys", metavar="FILE", help="the keys of the run  [default: PCCL_KEYS, or new ones for this run alone]")
+@click.option("--insecure", is_flag=True, help="no keys: connections are neither authenticated nor encrypted")
 @click.option("-m", "module", is_flag=True, help="the program is a Python module, as of python -m")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
-    nproc: int, restart: int, address: str | None, patience: float | None, module: bool, program: tuple[str, ...]
+    nproc: int,
+    restart: int,
+    address: str | None,
+    patience: float | None,
+    keys: str | None,
+    insecure: bool,
+    module: bool,
+    program: tuple[str, ...],
 ) -> None:
     """Start a master and a number of peers of a Python program on this machine, and wait until all have ended.
 
@@ -85,6 +94,9 @@ def command(
     and PCCL_PEER which of them this one is, from 0 on; one that was started anew has PCCL_JOIN=1 as well, with which it joins
     the run of the others or fails. Each line that they print has their number before it. Options behind the program are the
     program's; a "--" right behind it is left out.
+
+    The run has keys of its own, so no other user of this machine can join or watch it. They are in files that only this user
+    reads, are named in PCCL_KEYS, and are removed at the end. --keys and PCCL_KEYS name others.
 
     A slow reader of the output stops neither the peers nor this command: lines beyond 16 MiB are dropped and counted.
 
@@ -98,24 +110,35 @@ def command(
     if arguments[:1] == ["--"]:
         del arguments[0]
     words = [sys.executable, *(["-m"] if module else []), program[0], *arguments]
+    if keys is not None and insecure:
+        raise click.UsageError("--keys and --insecure contradict each other: leave one of them out")
+    if insecure:
+        os.environ.pop("PCCL_KEYS", None)
+        os.environ[INSECURE_VARIABLE] = "1"
+    if keys is not None:
+        os.environ["PCCL_KEYS"] = os.path.abspath(keys)
     try:
-        with _master(address) as masters:
-            click.echo(f"pccl launch: the master is {masters}", err=True)
-            status = Launch(words, nproc, restart, masters, patience).run()
-    except (PCCLError, ValueError, AssertionError) as error:
+        with _run(address) as run:
+            click.echo(f"pccl launch: the master is {run['PCCL_MASTER']}", err=True)
+            status = Launch(words, nproc, restart, run, patience).run()
+    except (PCCLError, OSError, ValueError, AssertionError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(status)
 
 
 @contextlib.contextmanager
-def _master(address: str | None) -> Iterator[str]:
-    """The address of the master: that given, or that of a new one, which is there while this block is."""
+def _run(address: str | None) -> Iterator[dict[str, str]]:
+    """Yields the environment of peers of this master; None: of a new one, which is there while this block is."""
     if address is not None:
         parse_endpoints(address)
-        yield address
+        yield {"PCCL_MASTER": address}
         return
-    with MasterNode("127.0.0.1:0") as master:
-        yield f"127.0.0.1:{master.port}"
+    with local_master() as run:
+        if "PCCL_KEYS" in run:
+            click.echo(f"pccl launch: the keys are in {run['PCCL_KEYS']}", err=True)
+        elif not os.environ.get("PCCL_KEYS"):
+            click.echo(f"pccl launch: the run is not encrypted: {why_plain()}", err=True)
+        yield run
 
 
 class Printer:
@@ -182,9 +205,11 @@ class Printer:
 class Launch:
     """The peers of one command."""
 
-    def __init__(self, command: Sequence[str], nproc: int, restarts: int, masters: str, patience: float | None = None) -> None:
+    def __init__(
+        self, command: Sequence[str], nproc: int, restarts: int, run: Mapping[str, str], patience: float | None = None
+    ) -> None:
         self._command = command
-        self._environment = {**os.environ, "PCCL_MASTER": masters, "PCCL_PEERS": str(nproc), "PYTHONUNBUFFERED": "1"}
+        self._environment = {**os.environ, **run, "PCCL_PEERS": str(nproc), "PYTHONUNBUFFERED": "1"}
         self._environment.pop(JOIN_VARIABLE, None)
         if patience is not None:
             self._environment[PATIENCE_VARIABLE] = str(patience)

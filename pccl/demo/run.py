@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pccl._files import open_log_file
-from pccl._master import MasterNode
+from pccl._own_keys import local_master
 from pccl._processes import Fleet, Process, how_ended
 from pccl._waits import JOIN_VARIABLE
 
@@ -83,12 +83,12 @@ class Run:
     def perform(self) -> None:
         """Runs to the end. No process outlives the call."""
         fleet = Fleet(self._end, self._interrupt)
-        with self._live or contextlib.nullcontext(), MasterNode("127.0.0.1:0") as master, contextlib.ExitStack() as logs, fleet:
+        with self._live or contextlib.nullcontext(), local_master() as run, contextlib.ExitStack() as logs, fleet:
             for peer in self.peers:
                 log = logs.enter_context(open_log_file(self._out / f"peer-{peer.number}.log", append=False))
-                self._start(fleet, peer, f"127.0.0.1:{master.port}", log)
+                self._start(fleet, peer, run, log)
             pids = ", ".join(str(process.pid) for process in self._processes)
-            self._say(f"the master listens on 127.0.0.1:{master.port}; the peers are processes {pids}")
+            self._say(f"the master listens on {run['PCCL_MASTER']}; the peers are processes {pids}")
             while fleet.processes and not self.broken and self.interrupted is None:
                 fleet.turn(0.2)
                 self._show_progress()
@@ -97,9 +97,9 @@ class Run:
                 if time.monotonic() - self._heard > STALL_SECONDS:
                     self.broken = f"no peer has reported anything for {STALL_SECONDS:.0f} s"
 
-    def _start(self, fleet: Fleet, peer: Peer, master: str, log: IO[bytes]) -> None:
+    def _start(self, fleet: Fleet, peer: Peer, run: dict[str, str], log: IO[bytes]) -> None:
         joins = peer.number == self._newcomer
-        environment = {"PCCL_MASTER": master, "PCCL_PEERS": str(self._count), "PCCL_PEER": str(peer.number)}
+        environment = {**run, "PCCL_PEERS": str(self._count), "PCCL_PEER": str(peer.number)}
         environment |= {JOIN_VARIABLE: "1" if joins else "0"}
         command = [sys.executable, "-m", "pccl.demo.train", f"--steps={self._steps}", f"--seed={self._seed}"]
         command += ["--stand-by"] if joins else []

@@ -15,7 +15,7 @@ except ModuleNotFoundError as _error:
 from pccl._errors import JoinError
 from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
-from pccl.distributed._bootstrap import BootstrapError, is_joining, masters
+from pccl.distributed._bootstrap import BootstrapError, is_joining, keys, masters
 from pccl.distributed._change import Change, on_change
 from pccl.distributed._elastic import Elastic
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
@@ -35,6 +35,7 @@ __all__ = [
     "ProcessGroup",
     "is_joining",
     "join",
+    "keys",
     "masters",
     "on_change",
     "supervise",

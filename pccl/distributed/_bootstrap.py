@@ -3,7 +3,8 @@
 1. Each rank writes down where it runs, and reads where all the others do.
 2. Unless PCCL_MASTER names masters, the first ranks of up to three nodes each start one: the master on the first node, standbys
    on the others. On a single node the first rank starts both. The run so has no single process that it depends on, and with
-   three nodes or more no single node.
+   three nodes or more no single node. If all ranks are on one host and PCCL_KEYS names no keys, rank 0 makes some for the job;
+   the store has the path of their folder alone.
 3. All connect, and write down the ids that they have in the run, which makes the table of ranks.
 """
 
@@ -30,8 +31,10 @@ from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, Result
 from pccl._files import open_log
+from pccl._keys import KeysError
 from pccl._master import RunState, run_state
-from pccl._supervisor import JOINED, restore_environment
+from pccl._own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
+from pccl._supervisor import JOINED, KEYS, restore_environment
 from pccl._waits import FIRST_SECONDS, WaitLog
 
 if TYPE_CHECKING:
@@ -63,10 +66,11 @@ JOIN = "join"
 """What rank 0 tells the others where the run goes on without them."""
 
 _masters = ""
+_keys = ""
 _pipe = ""
 _to_join = ""
 _to_begin = False
-_meant: str | None = None
+_meant: tuple[str, str] | None = None
 _warned = False
 
 
@@ -90,6 +94,8 @@ class Place:
     """Where others reach the machine."""
     masters: str
     """PCCL_MASTER, or ""."""
+    keys: bool
+    """Whether PCCL_KEYS names keys."""
     token: str = field(default_factory=lambda: uuid4().hex)
     """Names this call of init_process_group: the store may hold what earlier ones wrote."""
 
@@ -99,10 +105,17 @@ def masters() -> str:
     return _masters
 
 
-def note_masters(addresses: str) -> None:
-    """Keeps what `masters` gives, and tells it to the supervisor of this process, if there is one (`pccl.distributed.run`)."""
-    global _masters
-    _masters = addresses
+def keys() -> str:
+    """The file of keys of that run, as `join` and PCCL_KEYS take it; "" without keys, and before there is a run."""
+    return _keys
+
+
+def note_run(addresses: str, path: str) -> None:
+    """Keeps what `masters` and `keys` give, and tells it to the supervisor of this process, if any (`pccl.distributed.run`)."""
+    global _masters, _keys
+    _masters, _keys = addresses, path or os.environ.get("PCCL_KEYS", "")
+    if path:
+        _tell_supervisor(KEYS + path)
     _tell_supervisor(addresses)
 
 
@@ -147,11 +160,14 @@ def joined() -> None:
 
 
 @contextlib.contextmanager
-def meant_to_join(addresses: str | None, *, begin: bool = False) -> Iterator[None]:
-    """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names."""
+def meant_to_join(addresses: str | None, *, begin: bool = False, keys: str = "") -> Iterator[None]:
+    """In this block `connect` is told to join the run of these masters; None: of those that PCCL_MASTER names.
+
+    `keys` is a file of keys; "": that of PCCL_KEYS, if any.
+    """
     global _meant, _to_begin
     _to_begin = begin
-    _meant = addresses if addresses is not None else os.environ.get("PCCL_MASTER", "")
+    _meant = (addresses if addresses is not None else os.environ.get("PCCL_MASTER", "")), keys
     try:
         yield
     finally:
@@ -169,9 +185,9 @@ def connect(
     latest after `timeout`.
     """
     if _meant is not None:
-        return _newcomer(_meant, name)
+        return _newcomer(*_meant, name)
     if os.environ.get("PCCL_JOIN", "") == "1":
-        made = _newcomer(os.environ.get("PCCL_MASTER", ""), name)
+        made = _newcomer(os.environ.get("PCCL_MASTER", ""), "", name)
         restore_environment()
         return made
     board = _Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
@@ -179,31 +195,35 @@ def connect(
     _warn_without_supervisor(rank)
     places = board.meet(place)
     given = next((one.masters for one in places if one.masters), "")
-    addresses, own = (given, []) if given else _start_masters(board, places)
-    comm = Communicator(addresses, name=name)
-    try:
-        if _join_run(comm, board, addresses, own) == JOIN:
+    if given and not place.masters and not place.keys and not why_plain():  # anybody may have written it to the store
+        text = f"rank {rank} has no PCCL_MASTER, and another rank names {given}: give all ranks the same"
+        raise BootstrapError(text)
+    with contextlib.ExitStack() as held:
+        job = _Job(given) if given else _start_masters(board, places, held)
+        comm = Communicator(job.masters, name=name, keys=job.peer_keys or None)
+        try:
+            if _join_run(comm, board, job) == JOIN:
+                comm.close()
+                return _newcomer(job.masters, job.peer_keys, name)
+            members = tuple(UUID(text) for text in board.exchange("member", str(comm.uuid)))
+        except BaseException:
             comm.close()
-            return _newcomer(addresses, name)
-        members = tuple(UUID(text) for text in board.exchange("member", str(comm.uuid)))
-    except BaseException:
-        comm.close()
-        raise
-    note_masters(addresses)
+            raise
+    note_run(job.masters, job.peer_keys)
     return comm, members
 
 
-def _newcomer(addresses: str, name: str | None) -> tuple[Communicator, tuple[UUID, ...]]:
+def _newcomer(addresses: str, path: str, name: str | None) -> tuple[Communicator, tuple[UUID, ...]]:
     """A communicator that is to be connected later, and a group of this process alone."""
     global _to_join
     if not addresses:
         raise BootstrapError("a process that joins needs the masters of the run: PCCL_MASTER=host:port, or join('host:port')")
     try:
-        comm = Communicator(addresses, name=name)
+        comm = Communicator(addresses, name=name, keys=path or None)
     except (ValueError, AssertionError) as error:
         raise BootstrapError(f"the masters of the run to join: {error}") from None
     _to_join = addresses
-    note_masters(addresses)
+    note_run(addresses, path)
     return comm, (uuid4(),)
 
 
@@ -393,6 +413,9 @@ def _problem(places: Sequence[str], own: Place) -> str:
                 f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}: "
                 "give all of them the same"
             )
+        if other.keys != own.keys:
+            has, lacks = (0, rank) if own.keys else (rank, 0)
+            return f"rank {has} has PCCL_KEYS, and rank {lacks} has not: give all ranks the keys of the run, or none"
     return ""
 
 
@@ -413,6 +436,7 @@ def _own_place(store: dist.Store, world_size: int) -> Place:
         network=_network(),
         address=_own_address(_host_of(store)),
         masters=given,
+        keys=bool(os.environ.get("PCCL_KEYS")),
     )
 
 
@@ -448,10 +472,23 @@ def _own_address(host: str) -> str:
 # ---- masters ----
 
 
-def _start_masters(board: _Board, places: Sequence[Place]) -> tuple[str, list[str]]:
-    """Starts those masters of the job that this rank has to; gives the addresses of all, and of those."""
+@dataclass(frozen=True)
+class _Job:
+    """The masters of a job, and the keys that the job has made."""
+
+    masters: str
+    own: Sequence[str] = ()
+    """The masters that this rank has started."""
+    master_keys: str = ""
+    peer_keys: str = ""
+    """Files; "": those of PCCL_KEYS, or none."""
+
+
+def _start_masters(board: _Board, places: Sequence[Place], held: contextlib.ExitStack) -> _Job:
+    """Starts those masters of the job that this rank has to. At rank 0, `held` keeps the keys of the job in their folder."""
     starters = _starters([place.node for place in places])
     local = len({place.network for place in places}) == 1
+    master_keys, peer_keys = ("", "") if os.environ.get("PCCL_KEYS") else _share_keys(board, held, local=local)
     own = [number for number, rank in enumerate(starters) if rank == board.rank]
     with contextlib.ExitStack() as stack:
         for number in own:
@@ -459,12 +496,48 @@ def _start_masters(board: _Board, places: Sequence[Place]) -> tuple[str, list[st
             board.tell("master", number, f"{address}:{_reserve(stack, address)}")
         listed = [board.read("master", number, rank) for number, rank in enumerate(starters)]
         for number in own:
-            board.tell("started", number, _start_master(listed[number], ",".join(listed), board.deadline, new=True))
+            problem = _start_master(listed[number], ",".join(listed), board.deadline, new=True, keys=master_keys)
+            board.tell("started", number, problem)
     for number, rank in enumerate(starters):
         problem = board.read("started", number, rank)
         if problem:
             raise BootstrapError(f"rank {rank} could not start the master {listed[number]}: {problem}")
-    return ",".join(listed), [listed[number] for number in own]
+    return _Job(",".join(listed), [listed[number] for number in own], master_keys, peer_keys)
+
+
+def _share_keys(board: _Board, held: contextlib.ExitStack, *, local: bool) -> tuple[str, str]:
+    """Makes keys for the job at rank 0. Returns the paths of the files for masters and for peers; "" without encryption.
+
+    Believes nothing of what anybody else may have written to the store. `local`: all ranks say that they are on one host.
+    """
+    plain = why_plain()
+    if not local:
+        if plain:
+            return "", ""
+        raise BootstrapError(
+            "the ranks are on several hosts, and the job has no keys: run `pccl keys run`, copy run.master to all hosts, and "
+            f"give all ranks PCCL_KEYS=run.master; or give them {INSECURE_VARIABLE}=1 in a network that you trust"
+        )
+    if board.rank == 0:
+        folder, problem = "", plain
+        if not plain:
+            try:
+                folder = str(held.enter_context(OwnKeys()).folder)
+            except (OSError, PCCLError) as error:
+                problem = str(error)
+        board.tell("keys", 0, json.dumps([folder, problem]))
+    folder, problem = json.loads(board.read("keys", 0, 0))
+    if folder:
+        try:
+            return check_folder(folder)
+        except (OSError, KeysError) as error:
+            problem = str(error)
+    elif plain:
+        return "", ""
+    raise BootstrapError(
+        f"rank {board.rank} has no keys that rank 0 made for this job: {problem}. Give all ranks PCCL_KEYS=RUN.master, a file "
+        f"that `pccl keys RUN` writes, or {INSECURE_VARIABLE}=1 to do without encryption"
+    )
 
 
 def _starters(nodes: Sequence[str]) -> list[int]:
@@ -484,10 +557,11 @@ def _reserve(stack: contextlib.ExitStack, address: str) -> int:
     return port
 
 
-def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = False) -> str:
+def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = False, keys: str = "") -> str:
     """Starts a master as a process of its own. Returns "" once it listens, or what went wrong.
 
-    `new`: nobody was ever at this address, so nobody has to wait for members of an earlier run.
+    `new`: nobody was ever at this address, so nobody has to wait for members of an earlier run. `keys`: those that the job has
+    made; the last master removes them.
 
     The master outlives this process, keeps none of its files open, and ends by itself once nobody is there. Its log goes to the
     file named by PCCL_MASTER_LOG, if there is one.
@@ -500,6 +574,7 @@ def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = 
     command = [str(Path(_native.__file__).with_name("spawned_master")), "--log", str(target)]
     command += ["--leave", "--until-empty", str(1000 * UNTIL_EMPTY_SECONDS), "--listen", address, "--masters", listed]
     command += ["--new"] if new else []
+    command += ["--keys", keys, "--own-keys"] if keys else []
     try:
         begun = subprocess.run(
             command,
@@ -524,16 +599,15 @@ def _start_master(address: str, listed: str, deadline: Deadline, *, new: bool = 
 # ---- the run ----
 
 
-def _join_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[str]) -> str:
+def _join_run(comm: Communicator, board: _Board, job: _Job) -> str:
     """Returns once all ranks are members of one run, and nobody else; or JOIN, where there is one that they shall join.
 
     Rank 0 goes first: it must find nobody there.
     """
+    addresses = job.masters
     if board.rank == 0:
         problem = (
-            JOIN
-            if not own and _restarted() and run_state(addresses) is RunState.SERVED
-            else _begin_run(comm, board, addresses, own)
+            JOIN if not job.own and _restarted() and run_state(addresses) is RunState.SERVED else _begin_run(comm, board, job)
         )
         board.tell("run", 0, problem)
     else:
@@ -576,7 +650,7 @@ def _patiently(board: _Board, call: Callable[..., object], waits_for: Callable[[
                 board.log.tell(waits_for())
 
 
-def _connect_first(comm: Communicator, addresses: str, own: Sequence[str], deadline: Deadline) -> None:
+def _connect_first(comm: Communicator, job: _Job, deadline: Deadline) -> None:
     """Connects to masters that listen, or have ended for want of a peer, where processes get very little of a processor.
 
     One that answers too late is passed over for a standby, which begins no run.
@@ -587,7 +661,7 @@ def _connect_first(comm: Communicator, addresses: str, own: Sequence[str], deadl
             comm.connect(2, timeout=deadline.remaining())
             return
         except ConnectError:
-            restarted = [_start_master(one, addresses, deadline) == "" for one in own]
+            restarted = [_start_master(one, job.masters, deadline, keys=job.master_keys) == "" for one in job.own]
             failed += not any(restarted)
             if failed == FIRST_ATTEMPTS:
                 raise
@@ -611,13 +685,14 @@ def _restarted() -> bool:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
-def _begin_run(comm: Communicator, board: _Board, addresses: str, own: Sequence[str]) -> str:
-    """Connects the first member of the run; gives "" or what went wrong. `own` are the masters that this rank has started."""
+def _begin_run(comm: Communicator, board: _Board, job: _Job) -> str:
+    """Connects the first member of the run; gives "" or what went wrong."""
+    addresses = job.masters
     limit = board.deadline.remaining()
     limit = None if limit is None else limit * BEGIN_PART
     try:
-        if own:
-            _connect_first(comm, addresses, own, Deadline(limit))
+        if job.own:
+            _connect_first(comm, job, Deadline(limit))
         else:
             comm.connect(ATTEMPTS, timeout=limit)
     except PCCLTimeoutError as error:

@@ -10,10 +10,18 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from launched import EXAMPLES, Launched
+from peers import ENVIRONMENT
 from performers import PATIENCE
+
+import pccl
+from pccl import _keys
+from pccl._address import parse_endpoint
+from pccl._diagnosis import diagnose_run
+from pccl._own_keys import why_plain
 
 pytest.importorskip("click")
 
@@ -193,6 +201,8 @@ def test_peers_die_with_it(launch):
         (["--restart", "-1", "x.py"], "range"),
         (["--restart"], "Missing argument"),
         (["--master", "nowhere", "x.py"], "nowhere"),
+        (["--keys", "run.master", "--insecure", "x.py"], "contradict"),
+        (["--keys", "missing", "x.py"], "missing: No such file"),
     ],
 )
 def test_wrong_arguments(arguments, words):
@@ -264,3 +274,81 @@ def test_lines_that_were_dropped_are_counted(monkeypatch):
     dropped, last = text.decode().splitlines()[-2:]
     assert re.fullmatch(r"pccl launch: \d+ lines are missing here: the reader of .* was too slow", dropped)
     assert last == "the last"
+
+
+# ---- keys ----
+
+JOINS = """
+    import pccl
+    with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
+        comm.connect()
+        print("pid", os.getpid(), "keys", os.environ.get("PCCL_KEYS"))
+        while True:
+            comm.are_peers_pending() and comm.update_topology()
+            time.sleep(0.05)
+"""
+
+
+def secrets_of(path):
+    """What nobody may see of the keys in a file, as hexadecimal digits."""
+    _, keys = _keys.read_file(path)
+    return [part.hex().encode() for part in (*keys.secrets, keys.master_key)]
+
+
+@pytest.mark.skipif(why_plain() != "", reason="this build has no encryption")
+@pytest.mark.plain("the run makes its own keys")
+def test_a_run_has_keys_of_its_own(launch, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path))
+    one = launch(JOINS, options=("--nproc", "2", "--restart", "1"))
+    [kept] = [match[1] for match in one.expect(r"the keys are in (\S+)")]
+    [address] = [match[1] for match in one.expect(r"the master is (\S+)")]
+    peers = {int(match[1]): match[2] for match in one.expect(r"\] pid (\d+) keys (\S+)", 2)}
+    assert set(peers.values()) == {kept}
+    folder = Path(kept).parent
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {"run.master": 0o600, "run.peer": 0o600}
+
+    hidden = secrets_of(folder / "run.master")
+    for pid in (one.process.pid, *peers):
+        shown = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+        assert not any(secret in text for secret in hidden for text in shown)
+
+    stranger = _keys.write_files(tmp_path / "stranger", _keys.new_keys())[1]
+    for keys in (None, stranger):
+        with pccl.Communicator(address, keys=keys) as comm, pytest.raises(pccl.PCCLError):
+            comm.connect(1, timeout=PATIENCE)
+    assert len(diagnose_run(parse_endpoint(address), keys=kept).members) == 2
+
+    os.kill(next(iter(peers)), signal.SIGKILL)
+    one.expect(r"\] pid (\d+) keys " + re.escape(kept))  # the new one finds them
+    one.process.send_signal(signal.SIGINT)
+    assert one.end() == 128 + signal.SIGINT
+    assert not folder.exists()
+    assert not any(secret.decode() in "".join(one.lines) for secret in hidden)
+
+
+SHOWS = "print('keys', os.environ.get('PCCL_KEYS'), 'insecure', os.environ.get('PCCL_INSECURE'))"
+
+
+@pytest.mark.skipif(why_plain() != "", reason="this build has no encryption")
+@pytest.mark.parametrize("way", ["--keys", "PCCL_KEYS"])
+def test_keys_that_are_given_are_used(launch, tmp_path, monkeypatch, way):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path / "empty"))
+    master, peer = _keys.write_files(tmp_path / "run", _keys.new_keys())
+    if way == "PCCL_KEYS":
+        monkeypatch.setitem(ENVIRONMENT, "PCCL_KEYS", str(master))
+    one = launch(SHOWS, options=("--nproc", "1", *(["--keys", str(master)] if way == "--keys" else [])))
+    one.expect(rf"\[0\] keys {re.escape(str(master))} insecure None")
+    assert one.end() == 0
+    assert not list((tmp_path / "empty").iterdir())
+    with Launched([*LAUNCH, "--keys", str(peer), "program.py"]) as refused:
+        assert refused.end() == 1
+        assert "for peers: a master needs the other file" in "".join(refused.lines)
+
+
+def test_a_run_without_keys(launch, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path / "empty"))
+    one = launch(SHOWS, options=("--nproc", "1", "--insecure"))
+    one.expect("pccl launch: the run is not encrypted: PCCL_INSECURE=1")
+    one.expect(r"\[0\] keys None insecure 1")
+    assert one.end() == 0

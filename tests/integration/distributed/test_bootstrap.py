@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -23,6 +24,8 @@ import torch.distributed as dist
 from performers import PATIENCE, Performer, preload
 
 import pccl
+from pccl import _keys
+from pccl._own_keys import why_plain
 from pccl.distributed import _bootstrap
 
 preload(__name__)
@@ -52,6 +55,9 @@ class Rank:
 
     def masters(self) -> str:
         return _bootstrap.masters()
+
+    def keys(self) -> str:
+        return _bootstrap.keys()
 
     def sums(self, count: int) -> int:
         """Makes this many reduces in a row, for which losses are no error; gives the number of those in the last one."""
@@ -179,9 +185,9 @@ def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
     """As where 15 s pass before the rank that has started them comes to connect."""
     start, started = _bootstrap._start_master, []
 
-    def start_and_end(address, listed, deadline, *, new=False):
+    def start_and_end(address, listed, deadline, **options):
         started.append(address)
-        problem = start(address, listed, deadline, new=new)
+        problem = start(address, listed, deadline, **options)
         if len(started) == 2:
             end_masters(listed)
         return problem
@@ -269,6 +275,165 @@ def test_a_master_of_the_environment_is_used():
         together(ranks, "connect")
         assert together(ranks, "masters") == [f"127.0.0.1:{master.port}"] * 2
         assert together(ranks, "sums", 1) == [2, 2]
+
+
+# ---- keys ----
+
+encrypts = pytest.mark.skipif(why_plain() != "", reason="this build has no encryption")
+own = pytest.mark.plain("the job makes its own keys")
+
+
+class Recorded:
+    """A store that keeps all that is written to it."""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()
+        self.written: list[str] = []
+
+    def set(self, key: str, value: str) -> None:
+        self.written += [key, value]
+        self.store.set(key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+def secrets_of(path: Path) -> list[str]:
+    _, found = _keys.read_file(path)
+    assert found.master_key is not None
+    return [part.hex() for part in (*found.secrets, found.master_key)]
+
+
+@encrypts
+@own
+def test_a_job_on_one_host_makes_keys(tmp_path):
+    with job(["0", "0", "1"], TMPDIR=str(tmp_path)) as ranks:
+        together(ranks, "connect")
+        assert together(ranks, "sums", 1) == [3] * 3
+        [keys] = set(together(ranks, "keys"))
+        masters = ranks[0].ask("masters")
+        folder = Path(keys).parent
+        assert folder.parent == tmp_path
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())}
+        assert modes == {folder.name: 0o700, "run.master": 0o600, "run.peer": 0o600}
+        hidden = secrets_of(folder / "run.master")
+        pids = master_pids(masters)
+        for pid in (*pids, *(rank.pid for rank in ranks)):
+            shown = "".join(Path(f"/proc/{pid}/{name}").read_text() for name in ("cmdline", "environ"))
+            assert not any(secret in shown for secret in hidden)
+        stranger = _keys.write_files(tmp_path / "stranger", _keys.new_keys())[1]
+        for refused in (None, stranger):
+            with pccl.Communicator(masters, keys=refused) as comm, pytest.raises(pccl.PCCLError):
+                comm.connect(1, timeout=PATIENCE)
+        together(ranks, "leave")
+        for pid, there in zip(pids, (True, False), strict=True):
+            os.kill(pid, signal.SIGTERM)
+            while Path(f"/proc/{pid}").exists() and "zombie" not in Path(f"/proc/{pid}/status").read_text():
+                time.sleep(0.01)
+            assert folder.exists() == there  # the last master removes it
+
+
+@encrypts
+@own
+def test_the_store_has_the_path_of_the_keys_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store: Any = Recorded()
+    comm, _ = _bootstrap.connect(store, 0, 1, timedelta(seconds=PATIENCE))
+    written = "".join(store.written)
+    assert str(Path(_bootstrap.keys()).parent) in written
+    assert not any(secret in written for secret in secrets_of(Path(_bootstrap.keys()).with_name("run.master")))
+    comm.close()
+    end_masters(_bootstrap.masters())
+
+
+@encrypts
+@own
+def test_a_job_that_begins_again_has_other_keys(tmp_path):
+    """Its first masters are still there."""
+    with job(["0"] * 2, TMPDIR=str(tmp_path)) as ranks:
+        seen = []
+        for _ in range(2):
+            together(ranks, "connect")
+            assert together(ranks, "sums", 1) == [2] * 2
+            seen.append((ranks[0].ask("keys"), ranks[0].ask("masters")))
+            together(ranks, "leave")
+        assert len({keys for keys, _ in seen}) == 2
+        assert all(Path(keys).exists() for keys, _ in seen)
+        for _, masters in seen:
+            end_masters(masters)
+
+
+@encrypts
+def test_keys_that_are_given_are_used(tmp_path):
+    (tmp_path / "empty").mkdir()
+    master, _ = _keys.write_files(tmp_path / "run", _keys.new_keys())
+    with job(["0"] * 2, TMPDIR=str(tmp_path / "empty"), PCCL_KEYS=str(master)) as ranks:
+        together(ranks, "connect")
+        assert together(ranks, "sums", 1) == [2] * 2
+        assert together(ranks, "keys") == [str(master)] * 2
+        assert not list((tmp_path / "empty").iterdir())
+        end_masters(ranks[0].ask("masters"))
+
+
+@own
+def test_a_job_that_does_without_keys(tmp_path):
+    with job(["0"] * 2, TMPDIR=str(tmp_path), PCCL_INSECURE="1") as ranks:
+        together(ranks, "connect")
+        assert together(ranks, "keys") == [""] * 2
+        assert not list(tmp_path.iterdir())
+        end_masters(ranks[0].ask("masters"))
+
+
+@encrypts
+@own
+@pytest.mark.parametrize(
+    ("place", "told", "words"),
+    [
+        ({}, ["", "PCCL_INSECURE=1"], "rank 1 has no keys that rank 0 made for this job: PCCL_INSECURE=1"),
+        ({}, ["/tmp", ""], "rank 1 has no keys that rank 0 made for this job: /tmp was not made by"),
+        ({}, ["/nowhere", ""], "rank 1 has no keys that rank 0 made for this job: .*No such file or directory: '/nowhere'"),
+        ({"network": "another", "address": "127.0.0.1"}, None, "on several hosts, and the job has no keys: run `pccl keys run`"),
+        ({"masters": "127.0.0.1:9"}, None, "rank 1 has no PCCL_MASTER, and another rank names 127.0.0.1:9"),
+    ],
+)
+def test_ranks_are_not_talked_out_of_keys(place, told, words):
+    """Whoever writes to the store cannot make a rank do without, or use a folder that is not this user's alone."""
+    store = dist.HashStore()
+    board = _bootstrap._Board(store, 0, 2, _bootstrap.Deadline(PATIENCE), timedelta(seconds=PATIENCE))
+
+    def lead():
+        board.meet(dataclasses.replace(_bootstrap._own_place(store, 2), **place))
+        if told is not None:
+            board.tell("keys", 0, json.dumps(told))
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    with pytest.raises(_bootstrap.BootstrapError, match=words):
+        _bootstrap.connect(store, 1, 2, timedelta(seconds=PATIENCE))
+    thread.join()
+
+
+@encrypts
+@own
+def test_keys_that_one_rank_alone_has_are_told(monkeypatch, tmp_path):
+    store, deadline = dist.HashStore(), _bootstrap.Deadline(PATIENCE)
+    other = _bootstrap._Board(store, 1, 2, deadline, timedelta(seconds=PATIENCE))
+    place = _bootstrap._own_place(store, 2)
+    monkeypatch.setenv("PCCL_KEYS", str(tmp_path / "run.master"))
+    problems = []
+
+    def follow():
+        try:
+            other.meet(place)
+        except _bootstrap.BootstrapError as error:
+            problems.append(str(error))
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    with pytest.raises(_bootstrap.BootstrapError, match="rank 0 has PCCL_KEYS, and rank 1 has not"):
+        _bootstrap.connect(store, 0, 2, timedelta(seconds=3))
+    thread.join()
+    assert "give all ranks the keys of the run, or none" in problems[0]
 
 
 # ---- what goes wrong ----

@@ -54,11 +54,11 @@ class Member:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=LIMIT)
 
-    def join(self, masters: str) -> None:
-        pccl.distributed.join(masters, timeout=LIMIT)
+    def join(self, run: tuple[str, str]) -> None:
+        pccl.distributed.join(run[0], timeout=LIMIT, keys=run[1])
 
-    def masters(self) -> str:
-        return pccl.distributed.masters()
+    def run(self) -> tuple[str, str]:
+        return pccl.distributed.masters(), pccl.distributed.keys()
 
     def make(self, seed: int, average: bool = False) -> None:
         self.net = Net(seed)
@@ -173,7 +173,7 @@ def test_a_newcomer_with_a_checkpoint_gets_the_state_of_the_run(points: dict[int
         all_at_once(made, "train", 2)
         fresh = Performer(Member, 2, (), {"PCCL_LOG_LEVEL": "ERR"})
         made.append(fresh)
-        fresh.ask("join", made[0].ask("masters"))
+        fresh.ask("join", made[0].ask("run"))
         fresh.ask("make", 7)
         fresh.ask("load", points[5][0])
         all_at_once(made, "sync_until", 3)
@@ -189,7 +189,7 @@ def test_large_tensors_of_each_member_reach_the_newcomer_alone() -> None:
         before = all_at_once(made, "values")
         fresh = Performer(Member, 3, (), {"PCCL_LOG_LEVEL": "ERR"})
         made.append(fresh)
-        fresh.ask("join", made[0].ask("masters"))
+        fresh.ask("join", made[0].ask("run"))
         fresh.ask("make", 7, True)
         all_at_once(made, "sync_until", 4)
         assert all_at_once(made, "values") == [*before, before[0]]

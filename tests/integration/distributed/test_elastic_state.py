@@ -99,11 +99,11 @@ class Member:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=LIMIT)
 
-    def join(self, masters: str) -> None:
-        pccl.distributed.join(masters, timeout=LIMIT)
+    def join(self, run: tuple[str, str]) -> None:
+        pccl.distributed.join(run[0], timeout=LIMIT, keys=run[1])
 
-    def masters(self) -> str:
-        return pccl.distributed.masters()
+    def run(self) -> tuple[str, str]:
+        return pccl.distributed.masters(), pccl.distributed.keys()
 
     def make(self, schedule: str = "cosine", error: BaseException | None = None) -> None:
         self.net = Net()
@@ -166,7 +166,7 @@ def members(count: int, *make: Any) -> Iterator[tuple[list[Performer], Callable[
 
     def newcomer() -> Performer:
         fresh = add()
-        fresh.ask("join", old[0].ask("masters"))
+        fresh.ask("join", old[0].ask("run"))
         return fresh
 
     try:

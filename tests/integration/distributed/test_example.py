@@ -63,11 +63,12 @@ def test_a_rank_that_is_killed_under_the_module_and_one_that_joins():
     while "to join:" not in line:
         line = process.stdout.readline()
         assert line, process.stderr.read()
+    [(keys, masters)] = re.findall(r"PCCL_KEYS=(\S+) .* --join (\S+)", line)
     fresh = subprocess.run(
-        [sys.executable, EXAMPLE, "--join", line.split()[-1], "--steps", "700", "--pause", "0.03"],
+        [sys.executable, EXAMPLE, "--join", masters, "--steps", "700", "--pause", "0.03"],
         capture_output=True,
         text=True,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "PCCL_KEYS": keys},
         timeout=SECONDS,
     )
     said, errors = process.communicate(timeout=SECONDS)

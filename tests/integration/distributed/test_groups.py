@@ -24,17 +24,17 @@ class Member:
     def __init__(self, pipe: Connection) -> None:
         torch.set_num_threads(1)
 
-    def start(self, port: int, rank: int, size: int) -> str:
-        """Begins the job, and makes groups that a newcomer has not made; gives the masters."""
+    def start(self, port: int, rank: int, size: int) -> tuple[str, str]:
+        """Begins the job, and makes groups that a newcomer has not made; gives the masters and the keys."""
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
         self.before = [dist.new_group([0, 1]) for _ in range(3)]
         self.state = pccl.distributed.Elastic(nn.Linear(2, 2))
         assert self.state.sync()
-        return pccl.distributed.masters()
+        return pccl.distributed.masters(), pccl.distributed.keys()
 
-    def join(self, masters: str) -> None:
-        pccl.distributed.join(masters, timeout=TIMEOUT)
+    def join(self, run: tuple[str, str]) -> None:
+        pccl.distributed.join(run[0], timeout=TIMEOUT, keys=run[1])
         self.state = pccl.distributed.Elastic(nn.Linear(2, 2))
 
     def sync(self) -> int:
@@ -80,8 +80,8 @@ def test_groups_that_are_made_after_a_join() -> None:
     try:
         for rank in range(2):
             members[rank].tell("start", store.port, rank, 2)
-        masters = {members[rank].answer() for rank in range(2)}
-        members[2].ask("join", masters.pop())
+        [run] = {members[rank].answer() for rank in range(2)}
+        members[2].ask("join", run)
         assert answers(members, "sync") == [3, 3, 3]
         assert answers(members, "sums") == [[7.0, 5.0, 7.0, 7.0, 7.0], [7.0, 2.0, 7.0, 7.0, 7.0], [7.0, 5.0, 7.0, 7.0, 7.0]]
         assert answers(members[:2], "sum_before") == [[2.0] * 3] * 2
