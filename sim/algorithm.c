@@ -358,12 +358,11 @@ static void begin_large(struct engine_model *e, struct op *op) {
     if (op->path == PLAN_PIECES) begin_pieces(e, op);
 }
 
-struct wire_op sim_algorithm_head(const struct frame *frame) {
-    return (struct wire_op){.tag = frame->tag,
-                            .fingerprint = frame->fingerprint,
-                            .sequence = frame->sequence,
-                            .segment = frame->segment,
-                            .extra = frame->extra};
+struct wire_head sim_algorithm_head(const struct frame *frame) {
+    return (struct wire_head){.op = {.tag = frame->tag,
+                                     .fingerprint = frame->fingerprint,
+                                     .sequence = frame->sequence,
+                                     .segment = frame->segment}};
 }
 
 static void take_ring_chunk(struct engine_model *e, struct op *op, int from, const struct frame *frame) {
@@ -410,8 +409,8 @@ static void take_piece(struct engine_model *e, struct op *op, int from, const st
 }
 
 void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *frame) {
-    struct wire_op head = sim_algorithm_head(frame);
-    struct op *op = call_table_find_running(&e->call_table, &head);
+    struct wire_head head = sim_algorithm_head(frame);
+    struct op *op = call_table_find_running(&e->call_table, &head.op);
     if (op == NULL)
         sim_fail(e->sim, "no mixing", "peer %d got a chunk of op (%llu, %llu, %u) from %d, which it has not begun",
                  e->slot + 1, (unsigned long long)frame->epoch, (unsigned long long)frame->tag, frame->sequence,
@@ -457,7 +456,7 @@ bool sim_algorithm_start(void *context, struct op *op) {
 }
 
 bool sim_algorithm_signal(void *context, struct op *op, struct op_member *from, uint16_t type,
-                          const struct wire_op *head, struct block *block) {
+                          const struct wire_head *head, struct block *block) {
     struct engine_model *e = context;
     (void)head;
     if (op->path == PLAN_SMALL) {

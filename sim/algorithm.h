@@ -73,7 +73,7 @@ void sim_algorithm_block_put(struct block *block);   // NULL is allowed
 uint32_t sim_algorithm_members(const struct op *op); // slots, of the epoch in which it was begun
 struct call *sim_algorithm_call(const struct engine_model *e, const struct op *op);
 int sim_algorithm_slot(const struct op_member *member);
-struct wire_op sim_algorithm_head(const struct frame *frame);
+struct wire_head sim_algorithm_head(const struct frame *frame);
 void sim_algorithm_send(struct engine_model *e, struct op_member *to, uint32_t index, const struct frame *frame);
 void sim_algorithm_wake(struct engine_model *e);
 struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct op *op);
@@ -81,7 +81,7 @@ struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct 
 // Callbacks of ops/driver.h.
 bool sim_algorithm_start(void *context, struct op *op);
 bool sim_algorithm_signal(void *context, struct op *op, struct op_member *from, uint16_t type,
-                          const struct wire_op *head, struct block *block);
+                          const struct wire_head *head, struct block *block);
 void sim_algorithm_release(void *context, struct op *op);
 bool sim_algorithm_fill(void *context, struct op *op, struct block *result);
 

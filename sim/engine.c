@@ -405,7 +405,7 @@ void engine_model_frame(struct pccl_sim *s, int slot, int from, const struct fra
     struct block *block = NULL;
     if (frame->type == WIRE_SMALL || frame->type == WIRE_SUPPLY)
         block = sim_algorithm_block(bytes, frame->value, frame->contributors);
-    struct wire_op head = sim_algorithm_head(frame);
+    struct wire_head head = sim_algorithm_head(frame);
     struct wire_op_name name = {frame->offset, frame->tag, frame->sequence, 0, frame->extra};
     switch (frame->type) {
     case WIRE_SMALL:

@@ -58,11 +58,9 @@ bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin
     return taken;
 }
 
-void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra) {
+void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, struct wire_ready ready) {
     engine_assert_locked(engine);
-    struct wire_op head;
-    op_head(op, &head);
-    head.extra = extra;
+    struct wire_head head = {.op = op_on_wire(op), .ready = ready};
     lanes_signal(to, WIRE_READY, &head, NULL);
 }
 
@@ -81,7 +79,7 @@ bool algorithm_may_use(struct engine *engine, const struct lane *lane) {
     return bulk;
 }
 
-struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
+struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_head *head,
                               size_t bytes) {
     engine_assert_locked(engine);
     struct frame *frame = frame_new(&engine->lanes->frames, type, head, bytes);
@@ -117,7 +115,7 @@ bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, c
     return false;
 }
 
-struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
+struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_head *head, const void *tensor,
                               size_t bytes) {
     engine_lock(engine);
     struct frame *frame = algorithm_frame(engine, op, WIRE_CHUNK, head, bytes);

@@ -34,7 +34,7 @@ struct algorithm {
     // NULL, and READY of the successor is noted already. False: it is malformed. No function: nothing more
     // is to be done.
     bool (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                   const struct wire_op *head, struct block *block);
+                   const struct wire_head *head, struct block *block);
     // Nothing of the op is sent or received any more.
     void (*release)(struct engine *engine, struct op *op);
     // Writes what the operation waits for. False, or no function: nothing is known here.
@@ -75,12 +75,12 @@ void algorithm_sent(struct engine *engine, const struct frame *frame);
 // A chunk of the op is in its place; algorithm_check is to follow. False: malformed.
 bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in);
 // The same of a chunk that came in a block, which it takes: the op had not been begun here. Lock not held.
-bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
+bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_head *head,
                           struct block *block);
 // Ends the op if everything is here and everything is sent, and the device has all of it. Lock not held.
 void algorithm_check(struct engine *engine, struct op *op);
 bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                      const struct wire_op *head, struct block *block);
+                      const struct wire_head *head, struct block *block);
 
 // Notes when that member, if it is the successor, has begun the op, as this message of it tells.
 void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
@@ -112,13 +112,13 @@ struct unexpected *algorithm_unexpected(struct engine *engine, const struct op *
 // Like ranges_take, but ends the engine if memory is refused.
 bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Tells the member that the op is posted here.
-void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, uint32_t extra);
+void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, struct wire_ready ready);
 // The `waits_for` of those that need the successor alone.
 bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Whether bulk goes this way (lane_is_for_bulk). Lock not held.
 bool algorithm_may_use(struct engine *engine, const struct lane *lane);
 // A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused.
-struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_op *head,
+struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_head *head,
                               size_t bytes);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
 bool algorithm_save(struct op *op, uint64_t offset, uint64_t length);
@@ -138,7 +138,7 @@ void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t len
 bool algorithm_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
 // A frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
-struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const void *tensor,
+struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_head *head, const void *tensor,
                               size_t bytes);
 
 // Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.

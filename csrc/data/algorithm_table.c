@@ -26,7 +26,7 @@ size_t algorithm_work_bytes(void) {
 
 // ---- what the engine asks ----
 bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                      const struct wire_op *head, struct block *block) {
+                      const struct wire_head *head, struct block *block) {
     const struct algorithm *algorithm = algorithm_of(op);
     if (!algorithm->direct) {
         struct moving *moving = op->work;
@@ -50,14 +50,14 @@ bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in
 }
 
 // Without a direct link the op is redone in the next epoch.
-bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_op *head,
+bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_head *head,
                           struct block *block) {
     const struct algorithm *algorithm = algorithm_of(op);
     struct incoming in = {
         .from = from, .header = {.type = WIRE_CHUNK}, .head = *head, .length = block->length, .to = block->bytes};
     engine_lock(engine);
     in.lane = from->lanes[0];
-    bool taken = in.lane != NULL && wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint);
+    bool taken = in.lane != NULL && wire_fingerprint_equal(&op->args.fingerprint, &head->op.fingerprint);
     bool good = !taken || (algorithm->types[0] == WIRE_CHUNK && algorithm->place(engine, op, &in));
     engine_unlock(engine);
     if (taken && good) {

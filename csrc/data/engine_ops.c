@@ -62,7 +62,7 @@ static bool start(void *context, struct op *op) {
     return true;
 }
 
-static bool signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+static bool signal_op(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_head *head,
                       struct block *block) {
     engine_assert_locked((struct engine *)context);
     algorithm_entered(op, neighbour_of(from), type, from->heard_ns);
@@ -138,7 +138,7 @@ static void forget(void *context, struct op *op, bool restore) {
 static void acknowledge(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
                         bool ask) {
     struct engine *engine = context;
-    struct wire_op head = {.extra = ask};
+    struct wire_head head = {.ack = {.leaving = ask}};
     struct block *block = block_new(engine->pool, count * WIRE_ACK_BYTES);
     if (block == NULL) return;
     for (uint32_t i = 0; i < count; i++) wire_ack_encode(block->bytes + i * WIRE_ACK_BYTES, &names[i]);
@@ -147,8 +147,7 @@ static void acknowledge(void *context, struct op_member *to, const struct wire_o
 }
 
 static void supply(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result) {
-    struct wire_op head = {
-        .tag = name->tag, .sequence = name->sequence, .offset = name->epoch, .extra = name->subgroup};
+    struct wire_head head = {.supply = {*name}};
     algorithm_complete_result(context, result);
     lanes_signal(neighbour_of(to), WIRE_SUPPLY, &head, result);
 }

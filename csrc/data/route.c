@@ -64,8 +64,8 @@ static bool route_hear_input(struct engine *engine, struct incoming *in, struct 
 }
 
 static bool route_place_in_slots(struct engine *engine, struct incoming *in) {
-    (void)engine;
-    return in->head.extra > 0 && in->head.extra <= PLAN_SMALL_MAX;
+    (void)engine, (void)in;
+    return true; // route_head does it
 }
 
 // From here on it is a SMALL like others.
@@ -77,8 +77,7 @@ static bool route_hear_in_slots(struct engine *engine, struct incoming *in, stru
 
 static bool route_hear_supply(struct engine *engine, struct incoming *in, struct block *block) {
     engine_assert_locked(engine);
-    struct wire_op_name name = {in->head.offset, in->head.tag, in->head.sequence, 0, in->head.extra};
-    call_table_supplied(&engine->call_table, &name, block);
+    call_table_supplied(&engine->call_table, &in->head.supply.name, block);
     return true;
 }
 
@@ -88,7 +87,7 @@ static bool route_hear_acks(struct engine *engine, struct incoming *in, struct b
     uint32_t count = 0;
     for (size_t at = 0; at + WIRE_ACK_BYTES <= block->length; at += WIRE_ACK_BYTES, count++)
         names[count] = wire_ack_decode(block->bytes + at);
-    call_table_acked(&engine->call_table, &op_peer_of(in->from)->member, names, count, in->head.extra == 1);
+    call_table_acked(&engine->call_table, &op_peer_of(in->from)->member, names, count, in->head.ack.leaving == 1);
     block_put(engine->pool, block);
     return true;
 }
@@ -99,13 +98,13 @@ static bool is_current(const struct engine *engine, const struct incoming *in) {
 }
 
 static struct op *find_running(const struct engine *engine, const struct incoming *in) {
-    struct op *op = call_table_find_running(&engine->call_table, &in->head);
+    struct op *op = call_table_find_running(&engine->call_table, &in->head.op);
     return op != NULL && op->phase == OP_RUNNING ? op : NULL;
 }
 
 static bool route_place_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = find_running(engine, in);
-    if (op == NULL || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.fingerprint)) return true;
+    if (op == NULL || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.op.fingerprint)) return true;
     const struct algorithm *algorithm = algorithm_of(op);
     if (in->header.type != algorithm->types[0] && in->header.type != algorithm->types[1]) return false;
     if (!algorithm->place(engine, op, in)) return false;

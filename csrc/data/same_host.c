@@ -93,7 +93,7 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
 
 void same_host_offer(struct engine *engine) {
     engine_assert_locked(engine);
-    struct wire_op head = {0};
+    static const struct wire_head head; // MEMORY says nothing but its payload
     struct block *offer = engine->same_host->rendezvous == NULL ? NULL : block_new(engine->pool, RENDEZVOUS_NAME_BYTES);
     if (offer == NULL) return;
     memcpy(offer->bytes, rendezvous_name(engine->same_host->rendezvous), RENDEZVOUS_NAME_BYTES);

@@ -42,7 +42,7 @@ struct service *service_of(struct engine *engine) {
     return engine->service != NULL ? engine->service : engine->stopped_service;
 }
 
-struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload) {
+struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_head *head, size_t payload) {
     engine_assert_locked(engine);
     struct frame *frame = frame_new_in(&engine->lanes->frames, 0, type, head, payload);
     if (frame != NULL) frame->service = true;

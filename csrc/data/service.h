@@ -55,7 +55,7 @@ struct service *service_close(struct engine *engine);
 // The one that is open, or about to be taken back; NULL: none.
 struct service *service_of(struct engine *engine);
 // A frame of the service, or NULL: memory was refused, the engine is dead.
-struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_op *head, size_t payload);
+struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_head *head, size_t payload);
 // Reports the end of a round to the master. Lock not held.
 void service_report(struct engine *engine, const struct wire_sync_done *done);
 

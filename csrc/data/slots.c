@@ -51,8 +51,8 @@ void slots_end(struct slots *slots) {
 }
 
 // ---- what goes out ----
-uint32_t slots_offer(const struct neighbour *to, const struct op *op) {
-    return op->args.queue == NULL && op_peer_of(to)->slots.other != NULL ? SLOTS_READY : 0;
+struct wire_ready slots_offer(const struct neighbour *to, const struct op *op) {
+    return (struct wire_ready){.in_slots = op->args.queue == NULL && op_peer_of(to)->slots.other != NULL};
 }
 
 static bool has_pages(struct slots *slots) {
@@ -61,8 +61,8 @@ static bool has_pages(struct slots *slots) {
     return slots->populated;
 }
 
-bool slots_serve(struct neighbour *to, const struct op *op, uint32_t extra) {
-    return extra == SLOTS_READY && op->args.queue == NULL && has_pages(&op_peer_of(to)->slots);
+bool slots_serve(struct neighbour *to, const struct op *op, const struct wire_ready *ready) {
+    return ready->in_slots == 1 && op->args.queue == NULL && has_pages(&op_peer_of(to)->slots);
 }
 
 // Takes consecutive slots from `from` on. Returns false if they are not free.
@@ -85,10 +85,10 @@ void slots_write(struct engine *engine, struct frame *frame, uint32_t first) {
     frame->length = WIRE_SLOT_BYTES;
 }
 
-struct frame *slots_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
+struct frame *slots_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_head *head,
                           size_t bytes, uint8_t **room) {
     uint32_t first;
-    head->extra = (uint32_t)bytes;
+    head->chunk.bytes = (uint32_t)bytes;
     engine_lock(engine);
     bool taken = reserve(&op_peer_of(to)->slots, 0, bytes, &first, room);
     struct frame *frame = taken ? algorithm_frame(engine, op, WIRE_CHUNK_IN, head, WIRE_SLOT_BYTES) : NULL;
@@ -99,7 +99,7 @@ struct frame *slots_frame(struct engine *engine, struct op *op, struct neighbour
     return frame;
 }
 
-struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
+struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour *to, struct wire_head *head,
                           const uint8_t *chunk, size_t bytes) {
     uint8_t *room;
     struct frame *frame = slots_frame(engine, op, to, head, bytes, &room);
@@ -110,13 +110,14 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
 bool slots_returned(struct engine *engine, struct incoming *in) {
     engine_assert_locked(engine);
     struct slots *slots = &op_peer_of(in->from)->slots;
+    uint32_t taken = in->head.taken.slots;
     if (in->header.epoch != engine_header(engine).epoch) return true;
-    if (in->head.offset == 0) {
+    if (taken == 0) {
         slots->mapped = slots->own != NULL;
         return true;
     }
-    if (slots->own == NULL || in->head.offset > ALL || (in->head.offset & slots->free) != 0) return false;
-    slots->free |= (uint32_t)in->head.offset;
+    if (slots->own == NULL || taken > ALL || (taken & slots->free) != 0) return false;
+    slots->free |= taken;
     neighbour_schedule(in->from);
     return true;
 }
@@ -125,16 +126,22 @@ bool slots_returned(struct engine *engine, struct incoming *in) {
 bool slots_are_named(const struct incoming *in) {
     uint16_t type = in->header.type;
     return type == WIRE_CHUNK_IN || type == WIRE_SMALL_IN ||
-           (type == WIRE_SYNC_LEAF && in->head.extra == WIRE_SYNC_SLOT);
+           (type == WIRE_SYNC_LEAF && in->head.sync_leaf.coding == WIRE_SYNC_SLOT);
+}
+
+// Returns how many bytes lie in the slots that the frame names, at most.
+static uint32_t named_bytes(const struct incoming *in) {
+    if (in->header.type == WIRE_SYNC_LEAF) return SLOT_BYTES;
+    return in->header.type == WIRE_SMALL_IN ? in->head.small_in.bytes : in->head.chunk.bytes;
 }
 
 bool slots_find(struct engine *engine, struct incoming *in) {
     bool leaf = in->header.type == WIRE_SYNC_LEAF;
-    uint64_t first, epoch, bytes = leaf ? SLOT_BYTES : in->head.extra;
+    uint64_t first, epoch, bytes = named_bytes(in);
     wire_slot_decode(in->place, &first, &epoch);
     in->slot = NULL;
     const uint8_t *other = op_peer_of(in->from)->slots.other;
-    if (bytes == 0 || bytes > SLOTS_BYTES || first > SLOTS - slots_of(bytes)) return false;
+    if (first > SLOTS - slots_of(bytes)) return false;
     // A round of shared state outlives epochs, so a leaf may lie in slots that are no more, or not mapped yet.
     if (epoch != engine_header(engine).epoch || other == NULL) return leaf;
     in->slot = other + first * SLOT_BYTES;
@@ -157,27 +164,27 @@ void slots_release(struct engine *engine, struct incoming *in) {
 
 void slots_return(struct engine *engine, struct neighbour *from) {
     engine_assert_locked(engine);
-    struct wire_op head = {.offset = op_peer_of(from)->slots.to_return};
-    if (head.offset != 0) lanes_signal(from, WIRE_TAKEN, &head, NULL);
+    struct wire_head head = {.taken = {op_peer_of(from)->slots.to_return}};
+    if (head.taken.slots != 0) lanes_signal(from, WIRE_TAKEN, &head, NULL);
     op_peer_of(from)->slots.to_return = 0;
 }
 
 // ---- inputs of small all-reduces ----
 void slots_report(struct engine *engine, struct neighbour *from) {
     engine_assert_locked(engine);
-    struct wire_op head = {0};
+    static const struct wire_head head;
     if (op_peer_of(from)->slots.other != NULL) lanes_signal(from, WIRE_TAKEN, &head, NULL);
 }
 
-struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op, struct wire_op *head,
-                                uint8_t **room) {
+struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op,
+                                struct wire_head *head, uint8_t **room) {
     engine_assert_locked(engine);
     struct slots *slots = &op_peer_of(to)->slots;
     uint32_t first;
     if (op->in_bytes < SLOTS_INPUT_LEAST || op->args.queue != NULL || !slots->mapped || !has_pages(slots) ||
         !reserve(slots, INPUTS_FROM, op->in_bytes, &first, room))
         return NULL;
-    head->extra = (uint32_t)op->in_bytes;
+    head->small_in.bytes = (uint32_t)op->in_bytes;
     struct frame *frame = frame_new(&engine->lanes->frames, WIRE_SMALL_IN, head, WIRE_SLOT_BYTES);
     if (frame != NULL) slots_write(engine, frame, first);
     return frame;
@@ -189,12 +196,11 @@ struct block *slots_input(struct engine *engine, struct incoming *in) {
     engine_assert_locked(engine);
     struct block *block = block_new(engine->pool, 0);
     if (block == NULL) return NULL;
-    block->length = in->head.extra;
+    block->length = in->head.small_in.bytes;
     block->in_slots = in->slot;
     block->from = in->from;
     block->slots = in->slots;
     block->return_slots = return_input;
-    in->head.extra = 0;
     in->slot = NULL;
     return block;
 }

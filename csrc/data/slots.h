@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "net/wire_data.h"
+
 struct block;
 struct engine;
 struct frame;
@@ -21,7 +23,6 @@ struct incoming;
 struct neighbour;
 struct op;
 struct slots; // data/op_peer.h
-struct wire_op;
 
 enum {
     SLOT_BYTES = 256 * 1024,
@@ -30,7 +31,6 @@ enum {
     SLOTS_CHUNK_MAX = 4 * SLOT_BYTES, // bytes of a chunk, in consecutive slots
     SLOTS_PART = 128 * 1024,          // bytes to work on at a time, so that they stay in the cache between two steps
     SLOTS_INPUT_LEAST = 64 * 1024,    // bytes of an input of a small all-reduce; a smaller one is sent
-    SLOTS_READY = 2,                  // in `extra` of READY: chunks may come in slots
 };
 
 // ---- life ----
@@ -45,17 +45,17 @@ void slots_map(struct slots *slots, int fd);
 void slots_end(struct slots *slots);
 
 // ---- chunks of large operations ----
-// Returns `extra` of READY for this member: whether chunks of the operation may come in its slots. Lock held.
-uint32_t slots_offer(const struct neighbour *to, const struct op *op);
-// Returns whether chunks for the member that sent READY with this `extra` go through slots. Lock held.
-bool slots_serve(struct neighbour *to, const struct op *op, uint32_t extra);
+// Returns READY for this member, which says whether chunks of the operation may come in its slots. Lock held.
+struct wire_ready slots_offer(const struct neighbour *to, const struct op *op);
+// Returns whether chunks for the member that sent this READY go through slots. Lock held.
+bool slots_serve(struct neighbour *to, const struct op *op, const struct wire_ready *ready);
 // Returns a frame that names free slots for `bytes` <= SLOTS_CHUNK_MAX, and in `*room` where they are. The caller
 // copies the chunk there before it queues the frame. Returns NULL if too few slots are free, or the system refused
 // memory. Lock not held.
-struct frame *slots_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
+struct frame *slots_frame(struct engine *engine, struct op *op, struct neighbour *to, struct wire_head *head,
                           size_t bytes, uint8_t **room);
 // The same with the chunk copied.
-struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour *to, struct wire_op *head,
+struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour *to, struct wire_head *head,
                           const uint8_t *chunk, size_t bytes);
 
 // ---- inputs of small all-reduces: each is read where it lies until the operation has no use for it ----
@@ -63,8 +63,8 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
 void slots_report(struct engine *engine, struct neighbour *from);
 // Returns a frame that names slots for the whole input of the operation. The caller copies the input to `*room`.
 // Returns NULL if the input has to be sent: it is small, no slots are free, or the neighbour lacks them. Lock held.
-struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op, struct wire_op *head,
-                                uint8_t **room);
+struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op,
+                                struct wire_head *head, uint8_t **room);
 // Returns a block that stands for the input that SMALL_IN names. Takes the slots from `in`. NULL: the system refused
 // memory. Lock held.
 struct block *slots_input(struct engine *engine, struct incoming *in);

@@ -86,8 +86,9 @@ struct lane {
     bool writable;
     struct frame_queue queue;
     struct frame *sending;
-    size_t sent;    // of head + payload
-    uint8_t *stage; // encoded block or packed leaf being sent by this lane, made at first use
+    uint8_t head[FRAME_BEFORE_BYTES]; // of `sending`, from its first byte on
+    size_t sent;                      // of head + payload
+    uint8_t *stage;                   // encoded block or packed leaf being sent by this lane, made at first use
 };
 
 enum neighbour_change {

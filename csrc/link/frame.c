@@ -4,46 +4,33 @@
 
 bool frame_has_epoch(uint16_t type) { return type < WIRE_SYNC_ASK_HASHES || type > WIRE_LINK_HEARTBEAT; }
 
-static void write_head(struct frame *frame, struct wire_header *header, struct wire_op *op, uint8_t lead) {
-    frame->lead = op->lead = lead;
-    op->padding = wire_padding(lead + frame->length);
-    header->length = WIRE_OP_BYTES + lead + frame->length + op->padding;
-    wire_header_encode(frame->head, header);
-    wire_op_encode(frame->head + WIRE_HEADER_BYTES, op);
-}
-
-void frame_write_head(const struct frame_source *source, struct frame *frame, uint64_t epoch, uint16_t type,
-                      const struct wire_op *head) {
-    struct wire_op op = *head;
-    struct wire_header header = source->now;
-    header.epoch = epoch;
-    header.type = type;
-    write_head(frame, &header, &op, 0);
-}
-
-void frame_align(struct frame *frame) {
+static uint8_t lead_of(const struct frame *frame) {
     enum { WORTH_IT = 4096 }; // a short copy is fast at every distance
-    uint8_t lead = (uintptr_t)frame->payload % WIRE_ALIGN;
     bool fits = frame->length >= WORTH_IT && frame->length + 2 * WIRE_ALIGN <= WIRE_MAX_DATA_BYTES;
-    if (lead == 0 || !fits || frame->lead != 0) return;
-    struct wire_header header;
-    struct wire_op op;
-    wire_header_decode(frame->head, &header);
-    wire_op_decode(frame->head + WIRE_HEADER_BYTES, &op);
-    write_head(frame, &header, &op, lead);
+    return fits ? (uint8_t)((uintptr_t)frame->payload % WIRE_ALIGN) : 0;
 }
 
-struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_op *head,
+void frame_encode(struct frame *frame, uint8_t out[FRAME_BEFORE_BYTES]) {
+    struct wire_head *head = &frame->head;
+    head->lead = lead_of(frame);
+    head->padding = wire_padding(head->lead + frame->length);
+    frame->header.length = WIRE_HEAD_BYTES + head->lead + frame->length + head->padding;
+    wire_header_encode(out, &frame->header);
+    wire_head_encode(out + WIRE_HEADER_BYTES, frame->header.type, head);
+}
+
+struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_head *head,
                            size_t payload) {
     struct block *room = block_new(source->pool, sizeof(struct frame));
     if (room == NULL) return NULL;
     struct frame *frame = (struct frame *)(void *)room->bytes;
-    *frame = (struct frame){.length = (uint32_t)payload, .room = room};
-    frame_write_head(source, frame, epoch, type, head);
+    *frame = (struct frame){.header = source->now, .head = *head, .length = (uint32_t)payload, .room = room};
+    frame->header.epoch = epoch;
+    frame->header.type = type;
     return frame;
 }
 
-struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_op *head, size_t payload) {
+struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_head *head, size_t payload) {
     return frame_new_in(source, source->now.epoch, type, head, payload);
 }
 

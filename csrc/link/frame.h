@@ -1,6 +1,6 @@
 // Frames on connections: those that are to be sent, and the one that is coming on a lane.
 //
-// A frame is a head of fixed size (struct wire_header, then struct wire_op), a payload, and padding. The owner of the
+// A frame is a head of fixed size (struct wire_header, then struct wire_head), a payload, and padding. The owner of the
 // connections marks a frame as one of a large transfer (`op`) or of its service; link/ only tells them apart.
 #ifndef PCCL_LINK_FRAME_H
 #define PCCL_LINK_FRAME_H
@@ -19,8 +19,9 @@ struct pool;
 struct neighbour;
 
 enum {
-    FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_OP_BYTES,
-    FRAME_NOTE_BYTES = 16, // of the longest payload that is not for an op or a service
+    FRAME_HEAD_BYTES = WIRE_HEADER_BYTES + WIRE_HEAD_BYTES,
+    FRAME_BEFORE_BYTES = FRAME_HEAD_BYTES + WIRE_ALIGN, // all that may come before a payload
+    FRAME_NOTE_BYTES = 16,                              // of the longest payload that is not for an op or a service
 };
 
 // Arguments of new frames.
@@ -32,10 +33,10 @@ struct frame_source {
 // A frame to be sent.
 struct frame {
     struct frame *next;
-    uint8_t head[FRAME_HEAD_BYTES + WIRE_ALIGN]; // with room for the zero bytes of frame_align
+    struct wire_header header; // its length, and `lead` and `padding` of the head, are set by frame_encode
+    struct wire_head head;
     const uint8_t *payload; // a window of a tensor, the bytes of `block`, a lane's stage, or `place`
     uint32_t length;        // of the payload
-    uint8_t lead;           // zero bytes in front of it, see frame_align
     uint32_t copied;        // bytes that were copied for it into slots
     uint32_t bytes;         // element bytes that it stands for, for the algorithm of `op`
     uint64_t fence; // of `device`, whose window the payload is: it is there when this has passed; 0: it is there
@@ -52,7 +53,7 @@ struct incoming {
     struct lane *lane;
     struct neighbour *from;
     struct wire_header header;
-    struct wire_op head;
+    struct wire_head head;           // as header.type has it
     size_t length, got;              // of the payload
     uint8_t *to;                     // where the payload goes; NULL: it is discarded
     struct block *block;             // owned, when `to` is inside
@@ -73,20 +74,17 @@ struct frame_queue {
 // too.
 bool frame_has_epoch(uint16_t type);
 // A frame with the head of the epoch in force; NULL: memory was refused, and reported (link_events.refused).
-struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_op *head, size_t payload);
+struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_head *head, size_t payload);
 // The same in `epoch`.
-struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_op *head,
+struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_head *head,
                            size_t payload);
-// Writes the head again, when the payload has changed.
-void frame_write_head(const struct frame_source *source, struct frame *frame, uint64_t epoch, uint16_t type,
-                      const struct wire_op *head);
 // Returns how many bytes of `frame` come before its payload.
-static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_HEAD_BYTES + frame->lead; }
-// Puts zero bytes in front of a large payload, so that the kernel copies it to an address equal to its own modulo
-// WIRE_ALIGN: docs/decisions/frames-are-aligned.md. To be called before the first byte is sent; a second call has no
-// effect.
-void frame_align(struct frame *frame);
-//
+static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_HEAD_BYTES + frame->head.lead; }
+// Writes the bytes that come before the payload, which is set, to `out`, whose last WIRE_ALIGN bytes are zeros already.
+// Zeros in front of a large payload make the kernel copy it to an address equal to its own modulo WIRE_ALIGN:
+// docs/decisions/frames-are-aligned.md.
+void frame_encode(struct frame *frame, uint8_t out[FRAME_BEFORE_BYTES]);
+// Frees the frame and gives its blocks back.
 void frame_free(struct frame_source *source, struct frame *frame);
 // Returns whether the frame ends with the service, or else with an epoch. A leaf in slots outlives the service: its
 // receiver returns the slots.

@@ -1,6 +1,6 @@
 // Framing on one connection: bytes in, frames out, and back.
 //
-// A frame is received in two parts: its head (header and struct wire_op, fixed size) into the lane's buffer, its
+// A frame is received in two parts: its head (header and struct wire_head, fixed size) into the lane's buffer, its
 // payload straight to where it belongs: the caller's result, the lane's scratch, or a block. One system call takes the
 // rest of a payload and the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this
 // member has not entered yet stops the lane until it has.
@@ -98,9 +98,10 @@ static enum progress take_head(struct lane *lane) {
     lane->consumed += lane->skip;
     lane->skip = 0;
     const uint8_t *at = lane->buffer + lane->consumed;
-    if (!wire_header_decode(at, &in->header) || in->header.length < WIRE_OP_BYTES ||
-        in->header.length > WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES || !wire_op_decode(at + WIRE_HEADER_BYTES, &in->head) ||
-        in->header.length - WIRE_OP_BYTES < (uint32_t)in->head.lead + in->head.padding)
+    if (!wire_header_decode(at, &in->header) || in->header.length < WIRE_HEAD_BYTES ||
+        in->header.length > WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES ||
+        !wire_head_decode(at + WIRE_HEADER_BYTES, in->header.type, &in->head) ||
+        in->header.length - WIRE_HEAD_BYTES < (uint32_t)in->head.lead + in->head.padding)
         return PARSE_FAILS;
     if (lane->buffered - lane->consumed < FRAME_HEAD_BYTES + (size_t)in->head.lead) return PARSE_STARVES;
     lanes_lock(all);
@@ -111,7 +112,7 @@ static enum progress take_head(struct lane *lane) {
     } else if (has_epoch && in->header.run != now.run) {
         good = false;
     } else {
-        in->length = in->header.length - WIRE_OP_BYTES - in->head.lead - in->head.padding;
+        in->length = in->header.length - WIRE_HEAD_BYTES - in->head.lead - in->head.padding;
         in->got = 0;
         in->op = NULL;
         in->to = NULL;
@@ -125,9 +126,10 @@ static enum progress take_head(struct lane *lane) {
 }
 
 static void take_heartbeat(const struct incoming *in) {
+    const struct wire_link_heartbeat *beat = &in->head.link_heartbeat;
     // On the other lanes it may have waited behind bulk.
-    bool loaded = in->head.extra == 1 && in->lane->index == 0;
-    stats_beat(&in->from->stats, in->head.offset, loaded, platform_now_ns());
+    bool loaded = beat->loaded == 1 && in->lane->index == 0;
+    stats_beat(&in->from->stats, beat->clock_us, loaded, platform_now_ns());
 }
 
 // PAYLOAD -> HEAD.
@@ -190,7 +192,7 @@ static bool lane_read(struct lane *lane) {
         wanted += rest;
         // Another large payload usually follows, aligned alike. Read its head only, so that the kernel copies the
         // payload to its destination.
-        const struct wire_op *head = &lane->in.head;
+        const struct wire_head *head = &lane->in.head;
         if (lane->in.length > LANE_BUFFER_BYTES) room = FRAME_HEAD_BYTES + (size_t)head->padding + head->lead;
     }
     parts[count++] = (struct iovec){lane->buffer + lane->buffered, room};
@@ -224,13 +226,13 @@ static bool send_frame(struct lane *lane) {
     struct frame *frame = lane->sending;
     // The frame's device wakes the thread.
     if (frame->fence != 0 && device_passed(frame->device, frame->fence) != DEVICE_DONE) return false;
-    if (lane->sent == 0) frame_align(frame);
+    if (lane->sent == 0) frame_encode(frame, lane->head);
     size_t begin = frame_head_bytes(frame), end = begin + frame->length, total = end + wire_padding(end);
     bool apart = lane->index > 0 && frame->op != NULL; // else the caller needs the lock, or the op may end meanwhile
     while (lane->sent < total) {
         struct iovec parts[3];
         int count = 0;
-        if (lane->sent < begin) parts[count++] = (struct iovec){frame->head + lane->sent, begin - lane->sent};
+        if (lane->sent < begin) parts[count++] = (struct iovec){lane->head + lane->sent, begin - lane->sent};
         size_t skip = lane->sent > begin ? lane->sent - begin : 0;
         if (frame->length > skip)
             parts[count++] = (struct iovec){(void *)(frame->payload + skip), frame->length - skip};

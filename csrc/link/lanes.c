@@ -144,7 +144,7 @@ void lanes_look_at_buckets(struct lanes *all) {
     }
 }
 
-bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_op *head, struct block *payload) {
+bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_head *head, struct block *payload) {
     struct lanes *all = peer->all;
     lanes_assert_locked(all);
     struct lane *lane = peer->lanes[0];

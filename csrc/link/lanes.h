@@ -50,7 +50,7 @@ uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, 
 void lanes_drop(struct lanes *all, const struct wire_id *id);
 // Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
 // or memory was refused.
-bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_op *head, struct block *payload);
+bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_head *head, struct block *payload);
 
 // ---- thread ----
 // Begins to poll what was added. Lock held. False: the system refused memory or a descriptor.

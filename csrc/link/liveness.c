@@ -22,7 +22,8 @@ bool liveness_is_quiet(const struct lane *lane) {
 void liveness_beat(struct lane *lane) {
     lane_assert_guarded(lane);
     struct lanes *all = lane->all;
-    struct wire_op head = {.offset = (uint64_t)(platform_now_ns() / US_NS), .extra = all->busy};
+    struct wire_head head = {
+        .link_heartbeat = {.clock_us = (uint64_t)(platform_now_ns() / US_NS), .loaded = all->busy}};
     struct frame *beat = frame_new(&all->frames, WIRE_LINK_HEARTBEAT, &head, 0);
     if (beat == NULL) return;
     if (waits_for_device(lane)) {

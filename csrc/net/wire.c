@@ -54,7 +54,7 @@ static const struct {
 #define RANGE(type, least, more) [WIRE_##type] = {#type, least, (least) + (more)}
 #define EXACT(type, bytes) RANGE(type, bytes, 0)
 #define TEXT(type) RANGE(type, 2, WIRE_MAX_TEXT)
-#define DATA(type) RANGE(type, WIRE_OP_BYTES, WIRE_MAX_DATA_BYTES)
+#define DATA(type) RANGE(type, WIRE_HEAD_BYTES, WIRE_MAX_DATA_BYTES)
     RANGE(HELLO, 2, FOREIGN_HELLO - 2),
     EXACT(WELCOME, 8 + 16 + 4 + ADDRESS),
     TEXT(REFUSED),
@@ -103,13 +103,13 @@ static const struct {
     DATA(RESULT),
     DATA(GRANT),
     DATA(MEMORY),
-    EXACT(SYNC_ASK_HASHES, WIRE_OP_BYTES),
+    EXACT(SYNC_ASK_HASHES, WIRE_HEAD_BYTES),
     DATA(SYNC_HASHES),
-    EXACT(SYNC_ASK, WIRE_OP_BYTES),
+    EXACT(SYNC_ASK, WIRE_HEAD_BYTES),
     DATA(SYNC_LEAF),
-    EXACT(LINK_HEARTBEAT, WIRE_OP_BYTES),
+    EXACT(LINK_HEARTBEAT, WIRE_HEAD_BYTES),
     DATA(CHUNK_IN),
-    EXACT(TAKEN, WIRE_OP_BYTES),
+    EXACT(TAKEN, WIRE_HEAD_BYTES),
     DATA(EARLY),
     EXACT(LINK_HEARD, 0),
     EXACT(LINK_PADDING, WIRE_PADDING_BYTES),

@@ -2,8 +2,8 @@
 // net/wire_data only; docs/protocol.md explains the exchange.
 //
 // A frame is a 32-byte header and a body, little-endian. Control frames (peer <-> master) have bodies of at most
-// WIRE_MAX_CONTROL_BYTES; data frames (peer <-> peer) begin their body with struct wire_op and carry at most
-// WIRE_MAX_DATA_BYTES of payload. Decoders check every length before they believe it, never read outside
+// WIRE_MAX_CONTROL_BYTES; data frames (peer <-> peer) begin their body with a head of fixed size (struct wire_head) and
+// carry at most WIRE_MAX_DATA_BYTES of payload. Decoders check every length before they believe it, never read outside
 // [body, body + length), and fail on trailing bytes, on counts beyond the limits and on unknown enumerators.
 #ifndef PCCL_NET_WIRE_H
 #define PCCL_NET_WIRE_H
@@ -15,11 +15,10 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 13,
+    WIRE_VERSION = 14,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
-    WIRE_OP_BYTES = 64,
-    WIRE_OP_RESERVED_BYTES = 15, // zero, at the end of those
+    WIRE_HEAD_BYTES = 64, // of data frames: struct wire_head
     WIRE_ACK_BYTES = 24,
     WIRE_SLOT_BYTES = 16,
     WIRE_ALIGN = 32, // data frames are a multiple of this long: docs/decisions/frames-are-aligned.md
@@ -88,21 +87,15 @@ enum wire_type {
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted
-    // op posted here, chunks may be sent to me
-    //   ring, chain and pieces: extra = 2 when I have mapped the receiver's slots
-    //   pieces: offset = elements that I expect
-    WIRE_READY,
-    WIRE_POSTED, // small op posted here, data follows once you have posted it too
-    WIRE_SMALL,  // one member's whole input of a small op
-    // small ops that are complete here: payload is a list of names (u64 epoch, u64 tag, u32 sequence, u32 subgroup);
-    // extra = 1: I am about to leave, acknowledge at once from now on
-    WIRE_ACK,
-    // the whole result of a small op, from a member that completed it: offset = epoch, extra = subgroup of its name
-    WIRE_SUPPLY,
-    WIRE_CHUNK,  // ring: one chunk at one hop
-    WIRE_CODES,  // quantised: one block of one member's input, to the owner
-    WIRE_RESULT, // quantised: one block of the result, from the owner
-    WIRE_GRANT,  // of this shard the owner takes blocks below `offset`
+    WIRE_READY,           // op posted here, chunks may be sent to me
+    WIRE_POSTED,          // small op posted here, data follows once you have posted it too
+    WIRE_SMALL,           // one member's whole input of a small op
+    WIRE_ACK,             // small ops that are complete here: payload is a list of names (wire_ack_encode)
+    WIRE_SUPPLY,          // the whole result of a small op, from a member that completed it
+    WIRE_CHUNK,           // one chunk of a tensor, or of a partial sum
+    WIRE_CODES,           // quantised: one block of one member's input, to the owner
+    WIRE_RESULT,          // quantised: one block of the result, from the owner
+    WIRE_GRANT,           // more blocks of this member's shard may come
     // direct link: payload is the name of my local socket (device/rendezvous), where a process of this host may claim
     // the links of this pair
     WIRE_MEMORY,
@@ -110,20 +103,16 @@ enum wire_type {
     WIRE_SYNC_HASHES,     // donor -> receiver
     WIRE_SYNC_ASK,        // receiver -> donor: these leaves, please
     WIRE_SYNC_LEAF,       // donor -> receiver: one leaf
-    // either way on a link that was idle, in any epoch: offset = the sender's clock in us, extra = 1 while a large op
-    // runs there; the rest of struct wire_op is zero
-    WIRE_LINK_HEARTBEAT,
+    WIRE_LINK_HEARTBEAT,  // either way on a link that was idle, in any epoch
     // a chunk as WIRE_CHUNK, in shared-memory slots of the sender (data/slots): payload is the first slot (see
-    // wire_slot_encode), extra = bytes
+    // wire_slot_encode)
     WIRE_CHUNK_IN,
-    // direct link: these slots of yours are free again; offset = a bit for each. 0: I have mapped your slots
-    WIRE_TAKEN,
+    WIRE_TAKEN, // direct link: these slots of yours are free again
     WIRE_EARLY, // a chunk as WIRE_CHUNK, sent before READY
-    // links, without struct wire_op
+    // links, without struct wire_head
     WIRE_LINK_HEARD,   // acceptor -> dialer, empty body: the hello is accepted
     WIRE_LINK_PADDING, // both ways, zeros: a path that loses large packets loses it
-    // SMALL of an all-reduce of two, whose input lies in slots of the sender: payload is the first slot, extra = bytes
-    WIRE_SMALL_IN,
+    WIRE_SMALL_IN,     // SMALL of an all-reduce of two, whose input lies in slots of the sender: payload is the first
 };
 
 struct wire_header {
@@ -201,7 +190,7 @@ struct wire_member {
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);
 // False: wrong magic, unknown type, or a length outside the limits of this type (a data frame has at least
-// WIRE_OP_BYTES).
+// WIRE_HEAD_BYTES).
 bool wire_header_decode(const uint8_t in[WIRE_HEADER_BYTES], struct wire_header *out);
 const char *wire_type_name(uint16_t type);
 

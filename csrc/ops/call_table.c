@@ -24,10 +24,10 @@ struct op *call_table_find(const struct call_table *table, uint64_t tag) {
     return op;
 }
 
-struct op *call_table_find_running(const struct call_table *table, const struct wire_op *head) {
-    for (struct op *op = table->table[tag_slot(head->tag)]; op != NULL; op = op->chain)
-        if (op_has_begun(op) && !op->frozen && op->args.tag == head->tag && op->name.sequence == head->sequence &&
-            op->name.segment == head->segment && op->name.epoch == table->now->group_epoch)
+struct op *call_table_find_running(const struct call_table *table, const struct wire_op *what) {
+    for (struct op *op = table->table[tag_slot(what->tag)]; op != NULL; op = op->chain)
+        if (op_has_begun(op) && !op->frozen && op->args.tag == what->tag && op->name.sequence == what->sequence &&
+            op->name.segment == what->segment && op->name.epoch == table->now->group_epoch)
             return op;
     return NULL;
 }
@@ -164,11 +164,10 @@ static bool name(struct call_table *table, struct op *op) {
 
 // Reports any unexpected signal whose arguments differ: others may use another algorithm, so nobody else looks at it.
 static void compare_unexpected(struct call_table *table, struct op *op) {
-    struct wire_op head;
-    op_head(op, &head);
+    struct wire_op what = op_on_wire(op);
     const struct unexpected *at = table->unexpected.slots[tag_slot(op->args.tag)];
-    while ((at = unexpected_differing(at, &head)) != NULL) {
-        call_table_report_mismatch(table, op, at->from, &at->head.fingerprint);
+    while ((at = unexpected_differing(at, &what)) != NULL) {
+        call_table_report_mismatch(table, op, at->from, &at->head.op.fingerprint);
         at = at->next;
     }
 }
@@ -358,23 +357,24 @@ void call_table_remove_segments(struct call_table *table, struct op *parent, boo
 // Returns true if an operation, or a segment, that does not run here began here in this epoch and is over. A member
 // does not wait for one that sends it nothing, whose frames may come later. Segments of one sequence begin one after
 // another, and after a loss each as its verdict comes.
-bool call_table_is_over(const struct call_table *table, const struct wire_op *head) {
-    if (head->sequence > tag_counter_last(&table->counters, head->tag)) return false;
-    const struct op *call = call_table_find(table, head->tag);
-    return call == NULL || !segments_lack(call, table->now->group_epoch, head->sequence, head->segment);
+bool call_table_is_over(const struct call_table *table, const struct wire_op *op) {
+    if (op->sequence > tag_counter_last(&table->counters, op->tag)) return false;
+    const struct op *call = call_table_find(table, op->tag);
+    return call == NULL || !segments_lack(call, table->now->group_epoch, op->sequence, op->segment);
 }
 
-bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_op *head,
+bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_head *head,
                        struct block *block, size_t bytes) {
     const struct op_driver *driver = &table->driver;
-    if (head->sequence > 1) retained_implied(&table->retained, from, table->now->group_epoch, head, driver);
-    struct op *op = call_table_find_running(table, head);
-    if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &head->fingerprint)) {
-        call_table_report_mismatch(table, op, from, &head->fingerprint);
+    const struct wire_op *what = &head->op;
+    if (what->sequence > 1) retained_implied(&table->retained, from, table->now->group_epoch, what, driver);
+    struct op *op = call_table_find_running(table, what);
+    if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &what->fingerprint)) {
+        call_table_report_mismatch(table, op, from, &what->fingerprint);
     } else if (op != NULL && team_place(op->team, from) == SUBGROUP_NOBODY) {
         if (block != NULL) driver->put(driver->context, block);
         return false; // it names the same members, and is none of them
-    } else if ((op == NULL && !call_table_is_over(table, head)) || (op != NULL && op->phase == OP_QUEUED)) {
+    } else if ((op == NULL && !call_table_is_over(table, what)) || (op != NULL && op->phase == OP_QUEUED)) {
         struct unexpected unexpected = {
             .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
         // Nobody can grant more to a member that has not begun.
@@ -412,9 +412,8 @@ void call_table_forget(struct call_table *table, const struct op_member *member)
 // ---- what moves ops ----
 struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,
                                          uint16_t type) {
-    struct wire_op head;
-    op_head(op, &head);
-    return unexpected_take(&table->unexpected, from, &head, type);
+    struct wire_op what = op_on_wire(op);
+    return unexpected_take(&table->unexpected, from, &what, type);
 }
 
 // A member alone has nobody to keep a result for.

@@ -69,7 +69,7 @@ void call_table_end_all(struct call_table *table); // with CALL_DEAD
 // ---- other members ----
 // READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL. False:
 // more than is allowed, or malformed.
-bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_op *head,
+bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_head *head,
                        struct block *block, size_t bytes);
 // ACK.
 void call_table_acked(struct call_table *table, struct op_member *from, const struct wire_op_name *names,
@@ -82,7 +82,7 @@ void call_table_forget(struct call_table *table, const struct op_member *member)
 // All calls and segments.
 void call_table_for_each(struct call_table *table, void (*act)(struct call_table *, struct op *));
 // The one that runs in the epoch in force; NULL: there is none.
-struct op *call_table_find_running(const struct call_table *table, const struct wire_op *head);
+struct op *call_table_find_running(const struct call_table *table, const struct wire_op *what);
 // Returns the data that arrived for this op before its start; the caller frees it. NULL: none.
 struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,
                                          uint16_t type);

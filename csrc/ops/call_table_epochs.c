@@ -83,9 +83,9 @@ static void cancel_call(struct call_table *table, struct op *call) {
 // An op of the epoch in force that has ended here has ended everywhere, or will: its cancellation came too late.
 static bool came_too_late(const struct call_table *table, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
-    struct wire_op head = {.tag = name->tag, .sequence = name->sequence, .segment = name->segment};
+    struct wire_op op = {.tag = name->tag, .sequence = name->sequence, .segment = name->segment};
     return verdict->kind == WIRE_VERDICT_CANCEL && name->epoch == table->now->group_epoch &&
-           call_table_is_over(table, &head);
+           call_table_is_over(table, &op);
 }
 
 static void on_mismatch(struct call_table *table, const struct wire_verdict *verdict) {

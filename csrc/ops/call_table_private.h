@@ -10,7 +10,7 @@ uint64_t call_table_first_loss(const struct call_table *table, uint64_t adopted)
 uint64_t call_table_counted_loss(const struct call_table *table, const struct op *op);
 // Ends the call if others were told of a mismatch or a cancellation of it.
 bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss); // sets `call->ending`
-bool call_table_is_over(const struct call_table *table, const struct wire_op *head);
+bool call_table_is_over(const struct call_table *table, const struct wire_op *op);
 // Whether those of its group that are members suffice.
 bool call_table_may_go_on(const struct call_table *table, const struct op *op);
 void call_table_begin(struct call_table *table, struct op *op); // now, or when the links are there

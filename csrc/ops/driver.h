@@ -38,7 +38,7 @@ struct op_driver {
     bool (*start)(void *context, struct op *op);
     // A signal or an input for an op that was started, with the same arguments. Takes the block, which may be NULL. May
     // complete the op. False: it is malformed.
-    bool (*signal)(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
+    bool (*signal)(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_head *head,
                    struct block *block);
     // No buffer of the op is touched from now on, nothing of it is sent, and what moves it is let go of. Also called of
     // ops that were not started.

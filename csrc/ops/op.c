@@ -46,8 +46,8 @@ uint64_t op_part_bytes(const struct op *op, uint32_t rank) {
     return collective->rooted && rank == op->args.root ? op->bytes : 0;
 }
 
-void op_head(const struct op *op, struct wire_op *out) {
-    *out = (struct wire_op){.tag = op->args.tag,
+struct wire_op op_on_wire(const struct op *op) {
+    return (struct wire_op){.tag = op->args.tag,
                             .fingerprint = op->args.fingerprint,
                             .segment = op->name.segment,
                             .sequence = op->name.sequence};

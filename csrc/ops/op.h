@@ -107,6 +107,7 @@ void op_measure(struct op *op);
 // Bytes that the member of this rank gives to a small op.
 uint64_t op_part_bytes(const struct op *op, uint32_t rank);
 
-void op_head(const struct op *op, struct wire_op *out);
+// Returns the op as frames name it.
+struct wire_op op_on_wire(const struct op *op);
 
 #endif

@@ -16,7 +16,7 @@ enum unexpected_result unexpected_add(struct unexpected_table *table, const stru
     struct op_member *from = what->from;
     if (from->unexpected_count >= UNEXPECTED_MAX || from->unexpected_bytes + what->bytes > unexpected_limit(members))
         return UNEXPECTED_TOO_MANY;
-    struct unexpected *unexpected = malloc(sizeof *unexpected), **slot = &table->slots[tag_slot(what->head.tag)];
+    struct unexpected *unexpected = malloc(sizeof *unexpected), **slot = &table->slots[tag_slot(what->head.op.tag)];
     if (unexpected == NULL) return UNEXPECTED_NO_MEMORY;
     *unexpected = *what;
     unexpected->next = *slot;
@@ -31,10 +31,10 @@ static bool same_op(const struct wire_op *a, const struct wire_op *b) {
 }
 
 struct unexpected *unexpected_take(struct unexpected_table *table, const struct op_member *from,
-                                   const struct wire_op *head, uint16_t type) {
-    for (struct unexpected **at = &table->slots[tag_slot(head->tag)]; *at != NULL; at = &(*at)->next) {
+                                   const struct wire_op *op, uint16_t type) {
+    for (struct unexpected **at = &table->slots[tag_slot(op->tag)]; *at != NULL; at = &(*at)->next) {
         struct unexpected *unexpected = *at;
-        if (unexpected->from != from || unexpected->type != type || !same_op(&unexpected->head, head)) continue;
+        if (unexpected->from != from || unexpected->type != type || !same_op(&unexpected->head.op, op)) continue;
         *at = unexpected->next;
         uncount(unexpected);
         return unexpected;
@@ -42,16 +42,16 @@ struct unexpected *unexpected_take(struct unexpected_table *table, const struct 
     return NULL;
 }
 
-const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *head) {
+const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *op) {
     while (at != NULL &&
-           (!same_op(&at->head, head) || wire_fingerprint_equal(&at->head.fingerprint, &head->fingerprint)))
+           (!same_op(&at->head.op, op) || wire_fingerprint_equal(&at->head.op.fingerprint, &op->fingerprint)))
         at = at->next;
     return at;
 }
 
 bool unexpected_has(const struct unexpected_table *table, uint64_t tag, const struct wire_id *from) {
     const struct unexpected *at = table->slots[tag_slot(tag)];
-    while (at != NULL && (at->head.tag != tag || !wire_id_equal(&at->from->id, from))) at = at->next;
+    while (at != NULL && (at->head.op.tag != tag || !wire_id_equal(&at->from->id, from))) at = at->next;
     return at != NULL;
 }
 

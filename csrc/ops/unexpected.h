@@ -21,7 +21,7 @@ struct unexpected {
     struct unexpected *next;
     struct op_member *from;
     uint16_t type;
-    struct wire_op head;
+    struct wire_head head;
     struct block *block; // owned reference, or NULL
     size_t bytes;
     int64_t heard_ns; // of the member
@@ -42,9 +42,9 @@ static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpec
 enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what, uint32_t members);
 // Returns the data that arrived from a member for an op; the caller frees it, and the block's reference. NULL: none.
 struct unexpected *unexpected_take(struct unexpected_table *table, const struct op_member *from,
-                                   const struct wire_op *head, uint16_t type);
+                                   const struct wire_op *op, uint16_t type);
 // The first of the chain, from `at` on, that is for that op and has other arguments. NULL: none.
-const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *head);
+const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *op);
 // Whether anything of this tag came from that member.
 bool unexpected_has(const struct unexpected_table *table, uint64_t tag, const struct wire_id *from);
 void unexpected_clear(struct unexpected_table *table, const struct op_driver *driver);

@@ -40,20 +40,13 @@ static struct requester *requester_of(struct sync *sync, struct neighbour *peer)
 
 static bool queue_ask(struct sync *sync, const struct incoming *in) {
     engine_assert_locked(sync->engine);
-    const struct wire_op *head = &in->head;
-    uint32_t most = in->header.type == WIRE_SYNC_ASK ? WIRE_SYNC_MAX_LEAVES : WIRE_SYNC_MAX_HASHES;
-    if (head->extra == 0 || head->extra > most) return false;
-    if (sync->service.ending || (sync->begun && head->tag != sync->plan->round)) return true;
+    const struct wire_sync_ask *ask = &in->head.sync_ask;
+    if (sync->service.ending || (sync->begun && ask->round != sync->plan->round)) return true;
     uint64_t leaves = sync->content->layout.leaf_count;
-    if (head->offset >= leaves || head->extra > leaves - head->offset) return false;
+    if (ask->first >= leaves || ask->count > leaves - ask->first) return false;
     struct requester *requester = requester_of(sync, in->from);
     if (requester == NULL || requester->count == ASKS_MAX) return false;
-    requester->asks[(requester->first + requester->count++) % ASKS_MAX] = (struct ask){.type = in->header.type,
-                                                                                       .round = head->tag,
-                                                                                       .first = head->offset,
-                                                                                       .count = head->extra,
-                                                                                       .sequence = head->sequence,
-                                                                                       .codings = head->shard};
+    requester->asks[(requester->first + requester->count++) % ASKS_MAX] = (struct ask){in->header.type, *ask};
     neighbour_schedule(in->from);
     return true;
 }
@@ -68,21 +61,20 @@ static void forget_requester(struct sync *sync, const struct neighbour *peer) {
 }
 
 // ---- answers ----
-static struct frame *answer_hashes(struct sync *sync, struct ask *ask) {
+static struct frame *answer_hashes(struct sync *sync, struct wire_sync_ask *ask) {
     engine_assert_locked(sync->engine);
-    struct wire_op head = {.tag = ask->round, .offset = ask->first, .extra = ask->count, .sequence = ask->sequence};
+    struct wire_head head = {.sync_hashes = {ask->round, ask->first, ask->sequence, ask->count}};
     struct frame *frame = service_frame(sync->engine, WIRE_SYNC_HASHES, &head, ask->count * sizeof(uint64_t));
     if (frame != NULL) frame->payload = (const uint8_t *)(sync->content->leaves + ask->first);
     ask->count = 0;
     return frame;
 }
 
-static struct frame *answer_leaf(struct sync *sync, struct ask *ask) {
+static struct frame *answer_leaf(struct sync *sync, struct wire_sync_ask *ask) {
     engine_assert_locked(sync->engine);
     struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
-    struct wire_op head = {
-        .tag = ask->round, .offset = ask->first, .sequence = ask->sequence, .extra = WIRE_SYNC_PLAIN};
+    struct wire_head head = {.sync_leaf = {ask->round, ask->first, ask->sequence, WIRE_SYNC_PLAIN}};
     struct frame *frame = service_frame(sync->engine, WIRE_SYNC_LEAF, &head, piece.length);
     ask->first++;
     ask->count--;
@@ -92,7 +84,7 @@ static struct frame *answer_leaf(struct sync *sync, struct ask *ask) {
 
 static struct frame *answer(struct sync *sync, struct ask *ask) {
     engine_assert_locked(sync->engine);
-    return ask->type == WIRE_SYNC_ASK_HASHES ? answer_hashes(sync, ask) : answer_leaf(sync, ask);
+    return ask->type == WIRE_SYNC_ASK_HASHES ? answer_hashes(sync, &ask->what) : answer_leaf(sync, &ask->what);
 }
 
 // Slots for a leaf that is to be copied there.
@@ -104,8 +96,8 @@ struct leaf_slots {
 // Reserves slots for the next leaf if it may pass through them. Returns false if the leaf has to wait for free slots.
 static bool reserve(struct sync *sync, struct neighbour *to, const struct ask *ask, struct leaf_slots *out) {
     engine_assert_locked(sync->engine);
-    if (ask->type != WIRE_SYNC_ASK || (ask->codings & 1 << WIRE_SYNC_SLOT) == 0) return true;
-    struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->first);
+    if (ask->type != WIRE_SYNC_ASK || (ask->what.codings & 1 << WIRE_SYNC_SLOT) == 0) return true;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, ask->what.first);
     if (sync->content->layout.entries[piece.entry].queue != NULL || piece.length < SYNC_SLOT_LEAST) return true;
     return slots_reserve_leaf(to, piece.length, &out->first, &out->room) != SLOTS_LEAF_LATER;
 }
@@ -117,11 +109,11 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
     engine_assert_locked(sync->engine);
     while (requester->count > 0) {
         struct ask *ask = &requester->asks[requester->first];
-        *codings = ask->type == WIRE_SYNC_ASK ? ask->codings | 1 << WIRE_SYNC_PLAIN : 0;
-        bool current = ask->round == sync->plan->round;
+        *codings = ask->type == WIRE_SYNC_ASK ? ask->what.codings | 1 << WIRE_SYNC_PLAIN : 0;
+        bool current = ask->what.round == sync->plan->round;
         if (current && !reserve(sync, requester->peer, ask, slots)) return NULL;
         struct frame *frame = current ? answer(sync, ask) : NULL;
-        if (frame == NULL || ask->count == 0) {
+        if (frame == NULL || ask->what.count == 0) {
             requester->first = (requester->first + 1) % ASKS_MAX;
             requester->count--;
         }
@@ -133,8 +125,7 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
 // ---- leaves ----
 // Packs the leaf, which is the payload of the frame, if its bytes then take less time on the way to this peer. False:
 // the device has failed.
-static bool pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame,
-                 struct wire_op *head) {
+static bool pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame) {
     if (frame->length < CODING_LEAST_BYTES) return true;
     engine_lock(sync->engine);
     double speed = rate_speed(requester->peer);
@@ -151,32 +142,26 @@ static bool pack(struct sync *sync, struct lane *lane, struct requester *request
     frame->fence = 0;
     frame->payload = stage;
     frame->length = packed;
-    head->extra = WIRE_SYNC_LZ4;
-    frame_write_head(&sync->engine->lanes->frames, frame, 0, WIRE_SYNC_LEAF, head);
+    frame->head.sync_leaf.coding = WIRE_SYNC_LZ4;
     return true;
 }
 
 // Makes the leaf that a frame names its payload; the lane waits for what a device has yet to give. False: the device
 // has failed.
 static bool load(struct sync *sync, struct lane *lane, struct requester *requester, bool packs, struct frame *frame) {
-    struct wire_op head;
-    if (!wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return false;
-    struct delta_piece piece = delta_layout_find(&sync->content->layout, head.offset);
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, frame->head.sync_leaf.leaf);
     frame->device = sync->content->layout.entries[piece.entry].queue;
     frame->payload = device_window(frame->device, frame->payload, frame->length, &frame->fence);
-    return frame->payload != NULL && (!packs || pack(sync, lane, requester, frame, &head));
+    return frame->payload != NULL && (!packs || pack(sync, lane, requester, frame));
 }
 
 // Copies the leaf, which is the payload of the frame, to slots, and names those in its place.
 static struct frame *copy_to_slots(struct sync *sync, struct frame *frame, const struct leaf_slots *slots) {
-    struct wire_op head;
-    wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head);
     frame->copied = frame->length;
     copy_past_caches(slots->room, frame->payload, frame->length);
-    head.extra = WIRE_SYNC_SLOT;
+    frame->head.sync_leaf.coding = WIRE_SYNC_SLOT;
     engine_lock(sync->engine);
     slots_write(sync->engine, frame, slots->first);
-    frame_write_head(&sync->engine->lanes->frames, frame, 0, WIRE_SYNC_LEAF, &head);
     engine_unlock(sync->engine);
     return frame;
 }

@@ -23,9 +23,7 @@ enum {
 
 struct ask {
     uint16_t type;
-    uint64_t round, first;
-    uint32_t count, sequence;
-    uint16_t codings; // see SYNC_ASK
+    struct wire_sync_ask what; // what is left of it
 };
 
 struct requester {

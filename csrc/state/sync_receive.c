@@ -34,10 +34,11 @@ static uint32_t donor_of(const struct sync *sync, const struct neighbour *peer) 
 }
 
 // False: there is no way to the peer now.
-static bool send_ask(struct sync *sync, struct neighbour *peer, uint16_t type, const struct wire_op *head) {
+static bool send_ask(struct sync *sync, struct neighbour *peer, uint16_t type, const struct wire_sync_ask *ask) {
+    struct wire_head head = {.sync_ask = *ask};
     engine_lock(sync->engine);
     bool way = peer != NULL && peer->lanes[0] != NULL;
-    struct frame *frame = way ? service_frame(sync->engine, type, head, 0) : NULL;
+    struct frame *frame = way ? service_frame(sync->engine, type, &head, 0) : NULL;
     if (frame != NULL) neighbour_push(peer, frame);
     engine_unlock(sync->engine);
     return frame != NULL;
@@ -58,11 +59,10 @@ static void pump_donor(struct sync *sync, uint32_t index, int64_t now) {
         struct delta_range range = delta_ask(sync->delta, index, now);
         if (range.count == 0) return;
         if (idle) donor->progress_at = now;
-        struct wire_op head = {
-            .tag = sync->plan->round, .offset = range.first, .extra = range.count, .sequence = ++sync->sequence};
-        head.shard |= 1 << WIRE_SYNC_SLOT; // a donor on another host has none
-        if (sync->packs) head.shard |= 1 << WIRE_SYNC_LZ4;
-        if (send_ask(sync, donor->peer, WIRE_SYNC_ASK, &head)) continue;
+        struct wire_sync_ask ask = {sync->plan->round, range.first, ++sync->sequence, range.count,
+                                    1 << WIRE_SYNC_SLOT}; // a donor on another host has none
+        if (sync->packs) ask.codings |= 1 << WIRE_SYNC_LZ4;
+        if (send_ask(sync, donor->peer, WIRE_SYNC_ASK, &ask)) continue;
         delta_revoke(sync->delta, index);
         return;
     }
@@ -81,10 +81,9 @@ static void pump(struct sync *sync) {
 static void ask_hashes(struct sync *sync) {
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
     uint32_t count = rest < WIRE_SYNC_MAX_HASHES ? (uint32_t)rest : WIRE_SYNC_MAX_HASHES;
-    struct wire_op head = {
-        .tag = sync->plan->round, .offset = sync->hashes, .extra = count, .sequence = ++sync->sequence};
+    struct wire_sync_ask ask = {sync->plan->round, sync->hashes, ++sync->sequence, count, 0};
     // Without a way to it now: asked again until its link is there, or it is gone.
-    bool sent = send_ask(sync, sync->donors[sync->hash_donor].peer, WIRE_SYNC_ASK_HASHES, &head);
+    bool sent = send_ask(sync, sync->donors[sync->hash_donor].peer, WIRE_SYNC_ASK_HASHES, &ask);
     sync->hashes_asked_at = sent ? platform_now_ns() : 0;
 }
 
@@ -144,21 +143,21 @@ static void begin_leaves(struct sync *sync) {
 }
 
 bool sync_place_hashes(struct sync *sync, struct incoming *in) {
-    const struct wire_op *head = &in->head;
-    if (!sync->begun || head->tag != sync->plan->round || sync->phase != PHASE_HASHES) return true;
-    if (in->from != sync->donors[sync->hash_donor].peer || head->offset != sync->hashes ||
-        head->sequence != sync->sequence)
+    const struct wire_sync_hashes *some = &in->head.sync_hashes;
+    if (!sync->begun || some->round != sync->plan->round || sync->phase != PHASE_HASHES) return true;
+    if (in->from != sync->donors[sync->hash_donor].peer || some->first != sync->hashes ||
+        some->sequence != sync->sequence)
         return true;
     uint64_t rest = sync->content->layout.leaf_count - sync->hashes;
-    if (head->extra > rest || head->extra == 0 || in->length != head->extra * sizeof(uint64_t)) return false;
-    in->to = (uint8_t *)(sync->theirs + head->offset);
+    if (some->count > rest || in->length != some->count * sizeof(uint64_t)) return false;
+    in->to = (uint8_t *)(sync->theirs + some->first);
     in->service = true;
     return true;
 }
 
 bool sync_take_hashes(struct sync *sync, struct incoming *in) {
     if (in->to == NULL || sync->phase != PHASE_HASHES) return true;
-    sync->hashes += in->head.extra;
+    sync->hashes += in->head.sync_hashes.count;
     if (sync->hashes < sync->content->layout.leaf_count) {
         ask_hashes(sync);
         return true;
@@ -293,7 +292,7 @@ static bool take_over(struct sync *sync, const struct incoming *in, uint64_t lea
     if (sync->pool != NULL && worker_pool_has(sync->pool, leaf)) return false;
     size_t at = 0;
     for (struct incoming *other; (other = lanes_next_service(sync->engine->lanes, &at)) != NULL;) {
-        if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.offset != leaf) continue;
+        if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.sync_leaf.leaf != leaf) continue;
         other->to = NULL;
         other->service = false;
     }
@@ -312,28 +311,27 @@ static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
 
 // Returns whether the leaf is of the round at hand and comes from a donor. The others are discarded.
 static bool is_wanted(const struct sync *sync, const struct incoming *in) {
-    return sync->begun && in->head.tag == sync->plan->round && sync->phase == PHASE_LEAVES &&
+    return sync->begun && in->head.sync_leaf.round == sync->plan->round && sync->phase == PHASE_LEAVES &&
            donor_of(sync, in->from) < sync->donor_count;
 }
 
 bool sync_place_leaf(struct sync *sync, struct incoming *in) {
-    const struct wire_op *head = &in->head;
+    uint64_t leaf = in->head.sync_leaf.leaf;
     if (!is_wanted(sync, in)) return true;
-    if (head->offset >= sync->content->layout.leaf_count) return false;
-    struct delta_piece piece = delta_layout_find(&sync->content->layout, head->offset);
-    switch (head->extra) {
+    if (leaf >= sync->content->layout.leaf_count) return false;
+    struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
+    switch (in->head.sync_leaf.coding) {
     case WIRE_SYNC_PLAIN:
         if (in->length != piece.length) return false;
-        if (!take_over(sync, in, head->offset)) return true;
-        in->to = land_leaf(sync, head->offset);
+        if (!take_over(sync, in, leaf)) return true;
+        in->to = land_leaf(sync, leaf);
         break;
     case WIRE_SYNC_LZ4:
         if (!sync->packs || in->length == 0 || in->length >= piece.length) return false;
-        if (!take_over(sync, in, head->offset)) return true;
+        if (!take_over(sync, in, leaf)) return true;
         in->to = lane_scratch(in->lane);
         break;
-    case WIRE_SYNC_SLOT: return true; // the bytes are found when the frame is here
-    default: return false;
+    default: return true; // SLOT: the bytes are found when the frame is here
     }
     if (in->to == NULL) return false;
     in->service = true;
@@ -423,7 +421,7 @@ static struct worker_pool_job job_of(const struct sync *sync, uint64_t leaf, uin
 // Copies a leaf out of the donor's slots. Returns its place, or NULL if it is not wanted, has to be asked for again, or
 // its device has failed.
 static uint8_t *copy_from_slots(struct sync *sync, const struct incoming *in) {
-    uint64_t leaf = in->head.offset;
+    uint64_t leaf = in->head.sync_leaf.leaf;
     if (in->slot == NULL) {
         if (delta_wants(sync->delta, leaf)) delta_lost(sync->delta, leaf);
         pump(sync);
@@ -452,9 +450,10 @@ static bool unpack(struct sync *sync, const struct incoming *in, struct worker_p
 
 bool sync_take_leaf(struct sync *sync, struct incoming *in) {
     if (in->to == NULL || !is_wanted(sync, in)) return true;
-    bool slot = in->head.extra == WIRE_SYNC_SLOT, packed = in->head.extra == WIRE_SYNC_LZ4;
-    if (slot && in->head.offset >= sync->content->layout.leaf_count) return false;
-    struct worker_pool_job job = job_of(sync, in->head.offset, donor_of(sync, in->from));
+    const struct wire_sync_leaf *leaf = &in->head.sync_leaf;
+    bool slot = leaf->coding == WIRE_SYNC_SLOT, packed = leaf->coding == WIRE_SYNC_LZ4;
+    if (slot && leaf->leaf >= sync->content->layout.leaf_count) return false;
+    struct worker_pool_job job = job_of(sync, leaf->leaf, donor_of(sync, in->from));
     job.came = (uint32_t)in->length;
     job.landing = slot ? copy_from_slots(sync, in) : in->to;
     if (job.landing == NULL) return true;

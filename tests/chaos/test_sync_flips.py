@@ -32,11 +32,11 @@ pytestmark = pytest.mark.plain("its proxy reads and changes frames, and flips bi
 
 HEADER = 32
 HEAD = HEADER + 64
-LEAD, PADDING = HEADER + 47, HEADER + 48
+LEAD, PADDING = HEADER, HEADER + 1
 """Where the head of a data frame tells of zero bytes before its payload, and behind it."""
 PORT = HEADER + 26
 """Where a HELLO names the port."""
-TAKES, CODING = HEADER + 25, HEADER + 43
+TAKES, CODING = HEADER + 26, HEADER + 22
 """Where an ASK says which codings the asker takes, and a LEAF which one it has."""
 LZ4 = 1
 HELLO, LINK_HELLO, LINK_ACK = TYPES["HELLO"], TYPES["LINK_HELLO"], TYPES["LINK_ACK"]

@@ -28,7 +28,7 @@ struct link {
 static struct link links[BOTTLE_PEERS][BOTTLE_LANES];
 static void *(*thread_main)(void *);
 static bool (*next_step)(void);
-static void (*on_frame)(uint32_t peer, const struct wire_header *header, const struct wire_op *head);
+static void (*on_frame)(uint32_t peer, const struct wire_header *header, const struct wire_head *head);
 static struct engine *bottled;
 static int64_t thread_ns;
 static jmp_buf let_go;
@@ -107,12 +107,12 @@ static void hear(struct link *link, uint32_t peer, const uint8_t *bytes, size_t 
         length -= take;
         if (link->have < FRAME_HEAD_BYTES) continue;
         struct wire_header header;
-        struct wire_op head;
-        MUST(wire_header_decode(link->head, &header) && header.length >= WIRE_OP_BYTES &&
-             header.length <= WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES);
-        MUST(wire_op_decode(link->head + WIRE_HEADER_BYTES, &head));
+        struct wire_head head;
+        MUST(wire_header_decode(link->head, &header) && header.length >= WIRE_HEAD_BYTES &&
+             header.length <= WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES);
+        MUST(wire_head_decode(link->head + WIRE_HEADER_BYTES, header.type, &head));
         link->have = 0;
-        link->skip = header.length - WIRE_OP_BYTES;
+        link->skip = header.length - WIRE_HEAD_BYTES;
         if (on_frame != NULL) on_frame(peer, &header, &head);
     }
 }
@@ -147,13 +147,13 @@ void bottle_send(uint32_t peer, uint32_t index, const void *bytes, size_t length
     link->held = 0;
 }
 
-void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head,
+void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_head *head,
                   const void *payload, size_t length, size_t cut) {
     uint8_t bytes[FRAME_HEAD_BYTES];
     struct wire_header full = *header;
-    full.length = (uint32_t)(WIRE_OP_BYTES + length);
+    full.length = (uint32_t)(WIRE_HEAD_BYTES + length);
     wire_header_encode(bytes, &full);
-    wire_op_encode(bytes + WIRE_HEADER_BYTES, head);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, header->type, head);
     bottle_send(peer, index, bytes, sizeof bytes);
     bottle_send(peer, index, payload, length);
     struct link *link = &links[peer][index];
@@ -237,7 +237,8 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
 }
 
 struct engine *bottle_new(const struct engine_callbacks *callbacks,
-                          void (*heard)(uint32_t peer, const struct wire_header *header, const struct wire_op *head)) {
+                          void (*heard)(uint32_t peer, const struct wire_header *header,
+                                        const struct wire_head *head)) {
     struct wire_id self = bottle_id(0);
     bottle_now = SECOND_NS;
     bottle_epoch = 0;

@@ -28,7 +28,7 @@ extern uint64_t bottle_epoch; // the group epoch entered last
 struct wire_id bottle_id(uint32_t peer);
 // `heard` is called for each frame that the engine sends, when its head is here; it may be NULL.
 struct engine *bottle_new(const struct engine_callbacks *callbacks,
-                          void (*heard)(uint32_t peer, const struct wire_header *header, const struct wire_op *head));
+                          void (*heard)(uint32_t peer, const struct wire_header *header, const struct wire_head *head));
 // What the engine said to the master, frame by frame.
 void bottle_told(const struct wire_buffer *frames,
                  void (*on_reply)(const struct wire_header *header, const uint8_t *body));
@@ -45,7 +45,7 @@ void bottle_link(struct engine *engine, uint32_t peer, uint32_t index); // anew,
 void bottle_close(uint32_t peer, uint32_t index);
 // Sends. Of a frame that is `cut`, all behind these bytes is held back until something else is sent on the link.
 void bottle_send(uint32_t peer, uint32_t index, const void *bytes, size_t length);
-void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_op *head,
+void bottle_frame(uint32_t peer, uint32_t index, const struct wire_header *header, const struct wire_head *head,
                   const void *payload, size_t length, size_t cut);
 
 #endif

@@ -42,6 +42,12 @@ __attribute__((unused)) static void fuzz_bytes(struct fuzz *in, void *out, size_
 
 __attribute__((unused)) static uint8_t fuzz_u8(struct fuzz *in) { return fuzz_more(in) ? *in->at++ : 0; }
 
+// Changes a byte among `length`.
+__attribute__((unused)) static void fuzz_change(struct fuzz *in, void *bytes, size_t length) {
+    uint8_t *at = (uint8_t *)bytes + fuzz_u8(in) % length;
+    *at ^= fuzz_u8(in);
+}
+
 // Below `limit`, which is at most 256.
 __attribute__((unused)) static uint32_t fuzz_below(struct fuzz *in, uint32_t limit) { return fuzz_u8(in) % limit; }
 

@@ -65,8 +65,8 @@ static bool start(void *context, struct op *op) {
     return true;
 }
 
-static bool signal_for(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_op *head,
-                       struct block *block) {
+static bool signal_for(void *context, struct op *op, struct op_member *from, uint16_t type,
+                       const struct wire_head *head, struct block *block) {
     (void)head;
     (void)type;
     MUST(work_of(op)->moved && from->rank != UINT32_MAX && op->phase != OP_ENDED && !op->frozen);
@@ -218,10 +218,10 @@ static void signal_from(struct fuzz *in) {
     struct op_member *from = member(in);
     struct wire_op_name name = name_of(in);
     uint16_t type = types[fuzz_below(in, 4)];
-    struct wire_op head = {.tag = name.tag, .sequence = name.sequence, .segment = name.segment};
+    struct wire_head head = {.op = {.tag = name.tag, .sequence = name.sequence, .segment = name.segment}};
     const struct op *op = call_table_find(&call_table, name.tag);
-    head.fingerprint = (fuzz_u8(in) & 3) == 3 || op == NULL ? fingerprint_of(in) : op->args.fingerprint;
-    size_t bytes = type == WIRE_SMALL ? (size_t)head.fingerprint.count * 4 : 0;
+    head.op.fingerprint = (fuzz_u8(in) & 3) == 3 || op == NULL ? fingerprint_of(in) : op->args.fingerprint;
+    size_t bytes = type == WIRE_SMALL ? (size_t)head.op.fingerprint.count * 4 : 0;
     struct block *block = type == WIRE_SMALL ? block_new(bytes) : NULL;
     if (from == NULL || (type == WIRE_SMALL && block == NULL)) {
         if (block != NULL) put(NULL, block);

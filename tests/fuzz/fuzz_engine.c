@@ -163,25 +163,28 @@ static void verdict(void) {
 
 // ---- frames ----
 // As it should be, from here on.
-static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *head) {
+static size_t right_payload(uint16_t type, const struct op *op, struct wire_head *head) {
     if (type == WIRE_MEMORY) return RENDEZVOUS_NAME_BYTES;
     if (type == WIRE_ACK) return WIRE_ACK_BYTES;
     if (op == NULL || engine->call_table.now->ring.count == 0) return 0;
     if (type == WIRE_SMALL || type == WIRE_SUPPLY) return op->bytes;
     const struct team *team = engine->call_table.team; // no call here names a list
     if (team == NULL || team->epoch != engine->call_table.now) return 0;
-    struct plan_range shard = weighted_shard(team->weighted, op->count, team->count, head->shard % team->count);
-    if (type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_IN) {
-        head->offset += shard.begin;
-        if (head->offset >= shard.end) head->offset = shard.begin;
-        uint64_t elements = shard.end - head->offset, most = PACE_CHUNK_MAX / op->element;
+    bool chunks = type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_IN;
+    uint32_t owner = chunks ? head->chunk.shard : head->block.shard;
+    struct plan_range shard = weighted_shard(team->weighted, op->count, team->count, owner % team->count);
+    if (chunks) {
+        struct wire_chunk *chunk = &head->chunk;
+        chunk->offset += shard.begin;
+        if (chunk->offset >= shard.end) chunk->offset = shard.begin;
+        uint64_t elements = shard.end - chunk->offset, most = PACE_CHUNK_MAX / op->element;
         size_t bytes = (elements < most ? elements : most) * op->element;
         if (type == WIRE_CHUNK || type == WIRE_EARLY) return bytes;
-        head->extra = (uint32_t)bytes;
+        chunk->bytes = (uint32_t)bytes;
         return WIRE_SLOT_BYTES;
     }
     if (type == WIRE_CODES || type == WIRE_RESULT) {
-        uint64_t begin = shard.begin + head->offset * CODEC_PIECE;
+        uint64_t begin = shard.begin + head->block.index * CODEC_PIECE;
         uint64_t elements = begin < shard.end ? shard.end - begin : 0;
         return codec_bytes(codec_find(op->args.fingerprint.codec), op->args.fingerprint.dtype,
                            elements < CODEC_PIECE ? elements : CODEC_PIECE);
@@ -189,28 +192,54 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_op *
     return 0;
 }
 
-static void change(struct wire_header *header, struct wire_op *head, size_t *length) {
+static void change(struct wire_header *header, struct wire_head *head, size_t *length) {
     uint64_t value;
-    switch (fuzz_below(&in, 16)) {
+    switch (fuzz_below(&in, 15)) {
     case 0: header->epoch = engine->call_table.now->group_epoch + fuzz_below(&in, 4) - 1; break;
     case 1: header->run = fuzz_u8(&in); break;
-    case 2: head->tag = fuzz_number(&in); break;
-    case 3: head->fingerprint.count = fuzz_number(&in); break;
-    case 4: head->fingerprint.dtype = fuzz_u8(&in); break;
-    case 5: head->fingerprint.mode = fuzz_u8(&in); break;
-    case 6: head->fingerprint.codec = fuzz_u8(&in); break;
-    case 7: head->shard = (uint16_t)fuzz_number(&in); break;
-    case 8: head->hop = (uint16_t)fuzz_number(&in); break;
-    case 9: head->segment = (uint16_t)fuzz_number(&in); break;
-    case 10: head->sequence += (uint32_t)fuzz_number(&in); break;
-    case 11: head->offset = fuzz_number(&in); break;
-    case 12: head->extra = (uint32_t)fuzz_number(&in); break;
+    case 2: head->op.tag = fuzz_number(&in); break;
+    case 3: head->op.fingerprint.count = fuzz_number(&in); break;
+    case 4: head->op.fingerprint.dtype = fuzz_u8(&in); break;
+    case 5: head->op.fingerprint.mode = fuzz_u8(&in); break;
+    case 6: head->op.fingerprint.codec = fuzz_u8(&in); break;
+    case 7: head->op.segment = (uint16_t)fuzz_number(&in); break;
+    case 8: head->op.sequence += (uint32_t)fuzz_number(&in); break;
+    case 9:
+    case 10:
+    case 11:
+    case 12: fuzz_change(&in, &head->ready, sizeof *head - offsetof(struct wire_head, ready)); break;
     case 13:
         value = fuzz_number(&in) * sizeof(float);
         *length = value < WIRE_MAX_DATA_BYTES ? value : WIRE_MAX_DATA_BYTES;
         break;
-    case 14: head->offset += fuzz_u8(&in); break;
     default: *length += fuzz_below(&in, 3) - (*length > 0); break;
+    }
+}
+
+static struct wire_head head_of(uint16_t type, const struct wire_op_name *name, uint32_t where) {
+    struct wire_head head;
+    memset(&head, 0, sizeof head);
+    head.op = (struct wire_op){.tag = name->tag, .segment = name->segment, .sequence = name->sequence};
+    if (type == WIRE_SUPPLY) head.supply.name = *name;
+    if (type == WIRE_CODES || type == WIRE_RESULT) head.block.shard = where & 3;
+    if (type == WIRE_CHUNK || type == WIRE_CHUNK_IN || type == WIRE_EARLY)
+        head.chunk = (struct wire_chunk){.shard = where & 3, .hop = where >> 2 & 7, .down = where >> 2 & 1};
+    return head;
+}
+
+// Where in the tensor, or how far.
+static void set_place(uint16_t type, struct wire_head *head, uint64_t place) {
+    switch (type) {
+    case WIRE_READY: head->ready.expected = place; break;
+    case WIRE_GRANT: head->grant.blocks = place; break;
+    case WIRE_SUPPLY: head->supply.name.epoch = place; break;
+    case WIRE_TAKEN: head->taken.slots = (uint32_t)place; break;
+    case WIRE_CODES:
+    case WIRE_RESULT: head->block.index = place; break;
+    case WIRE_CHUNK:
+    case WIRE_CHUNK_IN:
+    case WIRE_EARLY: head->chunk.offset = place; break;
+    default: break;
     }
 }
 
@@ -225,15 +254,11 @@ static void frame(void) {
     header.type = kind < sizeof types / sizeof types[0] ? types[kind] : (uint16_t)fuzz_u8(&in);
     struct wire_op_name name = name_of(tag, where >> 5);
     const struct op *op = op_of(tag, where >> 5);
-    struct wire_op head = {.tag = tag,
-                           .shard = where & 3,
-                           .hop = where >> 2 & 7,
-                           .segment = (uint16_t)name.segment,
-                           .sequence = name.sequence};
-    if (op != NULL) head.fingerprint = op->args.fingerprint;
-    if (header.type == WIRE_READY && (how & 1)) head.extra = 64;
-    if (header.type == WIRE_SUPPLY) head.offset = name.epoch;
-    if (how & 2) head.offset = fuzz_number(&in);
+    struct wire_head head = head_of(header.type, &name, where);
+    if (op != NULL) head.op.fingerprint = op->args.fingerprint;
+    if (header.type == WIRE_READY && (how & 1))
+        head.ready = (struct wire_ready){.granted = 64, .in_slots = how >> 1 & 1};
+    if (how & 2) set_place(header.type, &head, fuzz_number(&in));
     size_t length = right_payload(header.type, op, &head);
     for (uint32_t changes = how >> 2 & 3; changes > 0; changes--) change(&header, &head, &length);
     if (length > WIRE_MAX_DATA_BYTES) length = WIRE_MAX_DATA_BYTES;
@@ -246,7 +271,7 @@ static void frame(void) {
     }
     if (header.type == WIRE_CHUNK_IN || header.type == WIRE_SMALL_IN) {
         wire_slot_encode(payload, where & 15, header.epoch);
-        if (header.type == WIRE_SMALL_IN && op != NULL) head.extra = (uint32_t)op->bytes;
+        if (header.type == WIRE_SMALL_IN && op != NULL) head.small_in.bytes = (uint32_t)op->bytes;
         if (header.type == WIRE_SMALL_IN && length == 0) length = WIRE_SLOT_BYTES;
     }
     if (own > 0) fuzz_bytes(&in, payload, length < own * 8 ? length : own * 8);

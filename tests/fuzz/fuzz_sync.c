@@ -21,7 +21,7 @@ static pcclTensorInfo_t infos[ENTRIES];
 static struct content *content, *elected; // `elected` is of `winner`
 static uint64_t round_number;
 static bool open, planned, true_plan, receives, complete;
-static struct wire_op asked[BOTTLE_PEERS][2]; // last: hashes, leaves
+static struct wire_sync_ask asked[BOTTLE_PEERS][2]; // last: hashes, leaves
 
 static void on_failed(void *context, const char *why) { (void)context, (void)why; }
 
@@ -50,16 +50,18 @@ static void to_master(void *context, const struct wire_buffer *frames) {
     bottle_told(frames, on_frame);
 }
 
-static void on_heard(uint32_t peer, const struct wire_header *header, const struct wire_op *head) {
+static void on_heard(uint32_t peer, const struct wire_header *header, const struct wire_head *head) {
+    const struct wire_sync_ask *ask = &head->sync_ask;
+    const struct wire_sync_leaf *leaf = &head->sync_leaf;
     bool leaves = header->type == WIRE_SYNC_ASK;
     if (leaves || header->type == WIRE_SYNC_ASK_HASHES) {
-        MUST(head->tag <= round_number && head->extra > 0 && head->offset + head->extra <= content->layout.leaf_count);
-        if (head->tag < round_number) return; // it was under way when its round ended
+        MUST(ask->round <= round_number && ask->first + ask->count <= content->layout.leaf_count);
+        if (ask->round < round_number) return; // it was under way when its round ended
         MUST(receives);
-        asked[peer][leaves] = *head;
+        asked[peer][leaves] = *ask;
     }
     if (header->type == WIRE_SYNC_LEAF)
-        MUST(head->tag < round_number || (!receives && head->offset < content->layout.leaf_count));
+        MUST(leaf->round < round_number || (!receives && leaf->leaf < content->layout.leaf_count));
 }
 
 // ---- the state ----
@@ -159,15 +161,15 @@ static const uint8_t *bytes_of(uint64_t leaf, uint32_t *length) {
     return (const uint8_t *)elected->layout.entries[piece.entry].data + piece.offset;
 }
 
-static size_t leaf_payload(struct wire_op *head, uint8_t *payload, uint32_t how) {
+static size_t leaf_payload(struct wire_sync_leaf *leaf, uint8_t *payload, uint32_t how) {
     uint32_t length;
-    const uint8_t *bytes = bytes_of(head->offset, &length);
-    head->extra = how & 3;
-    if (head->extra == WIRE_SYNC_LZ4) {
+    const uint8_t *bytes = bytes_of(leaf->leaf, &length);
+    leaf->coding = how & 3;
+    if (leaf->coding == WIRE_SYNC_LZ4) {
         uint32_t packed = length > 0 ? coding_pack(payload, bytes, length) : 0;
         return packed > 0 ? packed : length / 2;
     }
-    if (head->extra == WIRE_SYNC_SLOT) {
+    if (leaf->coding == WIRE_SYNC_SLOT) {
         uint64_t slot = fuzz_number(&in) % (SLOTS + 1);
         if (slot < SLOTS && bottle_slots != NULL) memcpy(bottle_slots + slot * SLOT_BYTES, bytes, length);
         wire_slot_encode(payload, slot, 1 + (how >> 2 & 1) * fuzz_u8(&in));
@@ -177,16 +179,16 @@ static size_t leaf_payload(struct wire_op *head, uint8_t *payload, uint32_t how)
     return length;
 }
 
-static void change(struct wire_header *header, struct wire_op *head, uint8_t *payload, size_t *length) {
+static void change(struct wire_header *header, struct wire_head *head, uint8_t *payload, size_t *length) {
     uint64_t value;
     switch (fuzz_below(&in, 10)) {
     case 0: header->epoch = fuzz_u8(&in); break;
     case 1: header->run = fuzz_u8(&in); break;
-    case 2: head->tag += fuzz_number(&in); break;
-    case 3: head->offset = fuzz_number(&in); break;
-    case 4: head->extra = (uint32_t)fuzz_number(&in); break;
-    case 5: head->sequence += (uint32_t)fuzz_number(&in); break;
-    case 6: head->shard = (uint16_t)fuzz_u8(&in); break;
+    case 2:
+    case 3:
+    case 4:
+    case 5:
+    case 6: fuzz_change(&in, head, sizeof *head); break;
     case 7:
         value = fuzz_number(&in) + (uint64_t)fuzz_u8(&in) * 256;
         *length = value < HASH_LEAF_BYTES + 8 ? value : HASH_LEAF_BYTES + 8;
@@ -203,25 +205,26 @@ static void frame(uint16_t type) {
     static uint8_t payload[HASH_LEAF_BYTES + 64];
     uint32_t link = fuzz_u8(&in), where = fuzz_u8(&in), how = fuzz_u8(&in), peer = 1 + link % (BOTTLE_PEERS - 1);
     struct wire_header header = {.type = type, .run = 7, .generation = 1};
-    struct wire_op head = {.tag = round_number};
+    const struct wire_sync_ask *ask;
+    struct wire_head head;
     size_t length = 0;
+    memset(&head, 0, sizeof head);
     switch (type) {
     case WIRE_SYNC_HASHES:
-        head = asked[peer][false];
-        if (head.offset + head.extra > elected->layout.leaf_count) head.extra = 0;
-        length = head.extra * sizeof(uint64_t);
-        memcpy(payload, elected->leaves + head.offset, length);
+        ask = &asked[peer][false];
+        head.sync_hashes = (struct wire_sync_hashes){ask->round, ask->first, ask->sequence, ask->count};
+        if (ask->first + ask->count > elected->layout.leaf_count) head.sync_hashes.count = 0;
+        length = head.sync_hashes.count * sizeof(uint64_t);
+        memcpy(payload, elected->leaves + ask->first, length);
         break;
     case WIRE_SYNC_LEAF:
-        head.offset = where;
-        head.sequence = asked[peer][true].sequence;
-        length = leaf_payload(&head, payload, how);
+        head.sync_leaf =
+            (struct wire_sync_leaf){.round = round_number, .leaf = where, .sequence = asked[peer][true].sequence};
+        length = leaf_payload(&head.sync_leaf, payload, how);
         break;
     default:
-        head.offset = where & 7;
-        head.extra = 1 + (where >> 3 & 7);
-        head.shard = how & 7;
-        if (!planned) head.tag++;
+        head.sync_ask = (struct wire_sync_ask){
+            .round = round_number + !planned, .first = where & 7, .count = 1 + (where >> 3 & 7), .codings = how & 7};
         break;
     }
     for (uint32_t changes = how >> 4 & 3; changes > 0; changes--) change(&header, &head, payload, &length);

@@ -188,12 +188,12 @@ static void try_body(struct wire_header header, const uint8_t *body, size_t leng
     wire_buffer_fini(&out);
 }
 
-static void try_op(const uint8_t *head) {
-    struct wire_op op;
-    uint8_t back[WIRE_OP_BYTES];
-    if (!wire_op_decode(head, &op)) return;
-    wire_op_encode(back, &op);
-    MUST(memcmp(back, head, sizeof back) == 0);
+static void try_head(uint16_t type, const uint8_t *bytes) {
+    struct wire_head head;
+    uint8_t back[WIRE_HEAD_BYTES];
+    if (!wire_head_decode(bytes, type, &head)) return;
+    wire_head_encode(back, type, &head);
+    MUST(memcmp(back, bytes, sizeof back) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -201,7 +201,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct wire_header header;
     uint8_t back[WIRE_HEADER_BYTES];
     if (wire_header_decode(data, &header)) {
-        MUST(header.length <= WIRE_MAX_CONTROL_BYTES || header.length <= WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES);
+        MUST(header.length <= WIRE_MAX_CONTROL_BYTES || header.length <= WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES);
         wire_header_encode(back, &header);
         MUST(memcmp(back, data, sizeof back) == 0);
     }
@@ -211,7 +211,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     wire_header_encode(back, &header);
     if (!wire_header_decode(back, &header)) return 0;
     if ((header.type >= WIRE_READY && header.type <= WIRE_EARLY) || header.type == WIRE_SMALL_IN)
-        try_op(data + WIRE_HEADER_BYTES);
+        try_head(header.type, data + WIRE_HEADER_BYTES);
     else
         try_body(header, data + WIRE_HEADER_BYTES, header.length);
     return 0;

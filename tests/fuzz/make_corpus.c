@@ -125,13 +125,13 @@ static void write_frames(void) {
     write_epochs();
     write_recovery();
     write_ops();
-    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_OP_BYTES];
-    struct wire_op head = {
-        .tag = 7, .fingerprint = {.count = 10}, .shard = 1, .hop = 2, .sequence = 3, .offset = 4, .extra = 5};
+    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_HEAD_BYTES];
+    struct wire_head head = {.op = {.tag = 7, .fingerprint = {.count = 10}, .sequence = 3},
+                             .chunk = {.offset = 4, .shard = 1, .hop = 2}};
     header.type = WIRE_CHUNK;
-    header.length = WIRE_OP_BYTES;
+    header.length = WIRE_HEAD_BYTES;
     wire_header_encode(bytes, &header);
-    wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, header.type, &head);
     write_file("fuzz_wire", "chunk", bytes, sizeof bytes);
 }
 

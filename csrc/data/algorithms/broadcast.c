@@ -30,19 +30,20 @@ static bool broadcast_begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     b->moving.next_ready = b->last; // nothing is sent there
     // The root receives nothing, but its predecessor compares the arguments.
-    algorithm_offer(engine, op, algorithm_predecessor(op), b->root ? 0 : slots_offer(algorithm_predecessor(op), op));
+    algorithm_offer(engine, op, algorithm_predecessor(op),
+                    b->root ? (struct wire_ready){0} : slots_offer(algorithm_predecessor(op), op));
     engine_unlock(engine);
     return true;
 }
 
 // READY of the successor: it has posted the op.
 static bool broadcast_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                                  const struct wire_op *head, struct block *block) {
+                                  const struct wire_head *head, struct block *block) {
     struct broadcast *b = op->work;
     (void)engine, (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     b->next_began = true;
-    b->in_slots = !b->last && slots_serve(from, op, head->extra);
+    b->in_slots = !b->last && slots_serve(from, op, &head->ready);
     return true;
 }
 
@@ -63,8 +64,8 @@ static bool broadcast_misses(const struct op *op, uint32_t place) {
 static bool broadcast_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = in_slots ? in->head.extra : in->length;
-    uint64_t offset = in->head.offset, elements = bytes / op->element;
+    size_t bytes = in_slots ? in->head.chunk.bytes : in->length;
+    uint64_t offset = in->head.chunk.offset, elements = bytes / op->element;
     if (in->header.type != WIRE_CHUNK && (!in_slots || op->args.queue != NULL)) return false;
     if (b->root || in->from != algorithm_predecessor(op) || bytes == 0 || bytes % op->element != 0 ||
         offset > op->count || elements > op->count - offset)
@@ -75,9 +76,9 @@ static bool broadcast_place(struct engine *engine, struct op *op, struct incomin
 
 static bool broadcast_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
-    uint64_t offset = in->head.offset;
+    uint64_t offset = in->head.chunk.offset;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = in_slots ? in->head.extra : in->length;
+    size_t bytes = in_slots ? in->head.chunk.bytes : in->length;
     if (!in_slots)
         algorithm_land(op, offset * op->element, in->to, bytes);
     else
@@ -101,9 +102,7 @@ static struct frame *broadcast_next(struct engine *engine, struct op *op, struct
         pace_chunk(op->count, op->element, b->in_slots ? SLOTS_CHUNK_MAX : pace_frame(&lane->pace), op->parent != NULL);
     if (elements > here - b->next) elements = here - b->next;
     const uint8_t *from = b->root ? op->args.send : op->args.recv;
-    struct wire_op head;
-    op_head(op, &head);
-    head.offset = b->next;
+    struct wire_head head = {.op = op_on_wire(op), .chunk = {.offset = b->next}};
     from += b->next * op->element;
     struct frame *frame = b->in_slots ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
                                       : algorithm_chunk(engine, op, &head, from, elements * op->element);

@@ -203,7 +203,7 @@ static bool may_use_slots(const struct op *op) { return is_written_once(op) && o
 // Copies the input to slots for the other member, and to its block if it is not there yet. NULL: the input has
 // to be sent.
 static struct frame *input_in_slots(struct engine *engine, struct op *op, struct neighbour *peer,
-                                    struct wire_op *head) {
+                                    struct wire_head *head) {
     struct direct *direct = op->work;
     uint8_t *room = NULL, *own = direct->input->bytes;
     struct frame *frame = may_use_slots(op) ? slots_input_frame(engine, peer, op, head, &room) : NULL;
@@ -219,8 +219,7 @@ static struct frame *input_in_slots(struct engine *engine, struct op *op, struct
 
 static void send_input(struct engine *engine, struct op *op, struct neighbour *peer) {
     if (peer->lanes[0] == NULL) return; // redone in the next epoch
-    struct wire_op head;
-    op_head(op, &head);
+    struct wire_head head = {.op = op_on_wire(op)};
     acks_drop_implied(&op_peer_of(peer)->member, &op->name);
     struct block *input = ((struct direct *)op->work)->input;
     struct frame *in_slots = input_in_slots(engine, op, peer, &head);
@@ -275,8 +274,7 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     struct unexpected *seen = take_unexpected(engine, op, peer);
     if (seen == NULL &&
         op_peer_of(peer)->eager_bytes + op->in_bytes > unexpected_limit(algorithm_epoch(engine)->ring.count)) {
-        struct wire_op head;
-        op_head(op, &head);
+        struct wire_head head = {.op = op_on_wire(op)};
         part->owed = true;
         acks_drop_implied(&op_peer_of(peer)->member, &op->name);
         lanes_signal(peer, WIRE_POSTED, &head, NULL);
@@ -314,7 +312,7 @@ static bool direct_begin(struct engine *engine, struct op *op) {
 }
 
 static bool direct_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                               const struct wire_op *head, struct block *block) {
+                               const struct wire_head *head, struct block *block) {
     (void)head;
     struct direct *direct = op->work;
     if (block != NULL && block->in_slots != NULL && !may_use_slots(op)) {

@@ -72,11 +72,9 @@ static bool pieces_begin(struct engine *engine, struct op *op) {
         if (place == now->place) continue;
         p->moving.send_left += part_to(op, place)->count * op->element;
         p->moving.receive_left += part_from(op, place)->count * op->element;
-        struct wire_op head;
-        op_head(op, &head);
-        head.offset = part_from(op, place)->count;
-        head.extra = slots_offer(algorithm_peer(op, place), op);
-        lanes_signal(algorithm_peer(op, place), WIRE_READY, &head, NULL);
+        struct wire_ready ready = slots_offer(algorithm_peer(op, place), op);
+        ready.expected = part_from(op, place)->count;
+        algorithm_offer(engine, op, algorithm_peer(op, place), ready);
     }
     engine_unlock(engine);
     copy_own(op);
@@ -85,17 +83,17 @@ static bool pieces_begin(struct engine *engine, struct op *op) {
 
 // READY.
 static bool pieces_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                               const struct wire_op *head, struct block *block) {
+                               const struct wire_head *head, struct block *block) {
     struct pieces *p = op->work;
     uint32_t place = algorithm_place_of(op, from);
     (void)block;
     if (p->links == NULL || type != WIRE_READY) return true;
     uint64_t given = part_to(op, place)->count;
-    p->links[place].ready = head->offset == given;
-    p->links[place].in_slots = given > 0 && slots_serve(from, op, head->extra);
+    p->links[place].ready = head->ready.expected == given;
+    p->links[place].in_slots = given > 0 && slots_serve(from, op, &head->ready);
     if (p->links[place].ready) return true;
     struct wire_fingerprint theirs = op->args.fingerprint;
-    theirs.count = head->offset;
+    theirs.count = head->ready.expected;
     theirs.layout ^= 1;
     call_table_report_mismatch(&engine->call_table, op, &op_peer_of(from)->member, &theirs);
     return true;
@@ -113,11 +111,11 @@ static bool pieces_place(struct engine *engine, struct op *op, struct incoming *
     struct pieces *p = op->work;
     uint32_t from = algorithm_place_of(op, in->from);
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = in_slots ? in->head.extra : in->length;
+    size_t bytes = in_slots ? in->head.chunk.bytes : in->length;
     if (p->links == NULL || from == SUBGROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
     if (in->header.type != WIRE_CHUNK && (!in_slots || op->args.queue != NULL)) return false;
     const struct call_part *part = part_from(op, from);
-    uint64_t offset = in->head.offset, elements = bytes / op->element;
+    uint64_t offset = in->head.chunk.offset, elements = bytes / op->element;
     if (offset > part->count || elements > part->count - offset) return false;
     return algorithm_take(engine, &p->links[from].taken, offset, offset + elements) &&
            (in_slots || algorithm_place(engine, op, in, (part->at + offset) * op->element));
@@ -126,10 +124,10 @@ static bool pieces_place(struct engine *engine, struct op *op, struct incoming *
 static bool pieces_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     (void)engine;
     struct pieces *p = op->work;
-    uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.offset) * op->element;
+    uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.chunk.offset) * op->element;
     if (in->header.type == WIRE_CHUNK_IN) {
-        copy_past_caches((uint8_t *)op->args.recv + at, in->slot, in->head.extra);
-        p->moving.receive_left -= in->head.extra;
+        copy_past_caches((uint8_t *)op->args.recv + at, in->slot, in->head.chunk.bytes);
+        p->moving.receive_left -= in->head.chunk.bytes;
         return true;
     }
     algorithm_land(op, at, in->to, in->length);
@@ -147,9 +145,7 @@ static struct frame *pieces_next(struct engine *engine, struct op *op, struct la
     uint64_t elements =
         pace_chunk(part->count, op->element, link->in_slots ? SLOTS_CHUNK_MAX : pace_frame(&lane->pace), false);
     if (elements > part->count - link->next) elements = part->count - link->next;
-    struct wire_op head;
-    op_head(op, &head);
-    head.offset = link->next;
+    struct wire_head head = {.op = op_on_wire(op), .chunk = {.offset = link->next}};
     const uint8_t *from = piece_to(op, place) + link->next * op->element;
     struct frame *frame = link->in_slots ? slots_chunk(engine, op, lane->peer, &head, from, elements * op->element)
                                          : algorithm_chunk(engine, op, &head, from, elements * op->element);

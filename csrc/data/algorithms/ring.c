@@ -19,7 +19,7 @@ enum { CHUNKS_AHEAD = 2 }; // own chunks of an op under way where they pass thro
 // A chunk, or what is left of it, for whichever lane has room first: the successor was not ready, or is far.
 struct forward {
     struct forward *next;
-    struct wire_op head;
+    struct wire_head head;
     size_t bytes;
 };
 
@@ -57,8 +57,8 @@ static struct plan_range result_of(const struct op *op) {
     return is_half(op) ? shard_of(op, (op->team->place + 1) % op->team->count) : (struct plan_range){0, op->count};
 }
 
-static enum plan_step step_of(const struct op *op, const struct wire_op *head) {
-    enum plan_step step = plan_ring_step(op->team->count, op->team->place, head->shard, head->hop);
+static enum plan_step step_of(const struct op *op, const struct wire_chunk *chunk) {
+    enum plan_step step = plan_ring_step(op->team->count, op->team->place, chunk->shard, chunk->hop);
     return is_half(op) && step > STEP_REDUCE_LAST ? STEP_INVALID : step;
 }
 
@@ -97,7 +97,7 @@ static bool ring_begin(struct engine *engine, struct op *op) {
 static bool is_in_slots(const struct incoming *in) { return in->header.type == WIRE_CHUNK_IN; }
 
 // Returns the chunk's size, wherever it is.
-static size_t chunk_bytes(const struct incoming *in) { return is_in_slots(in) ? in->head.extra : in->length; }
+static size_t chunk_bytes(const struct incoming *in) { return is_in_slots(in) ? in->head.chunk.bytes : in->length; }
 
 // With workers a sum of other members may come while another thread adds up the same range: a member that sends it
 // before it has the partial sum lies.
@@ -118,27 +118,27 @@ static bool comes_too_early(const struct engine *engine, const struct op *op, ui
 
 static bool ring_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
-    const struct wire_op *head = &in->head;
+    const struct wire_chunk *chunk = &in->head.chunk;
     size_t bytes = chunk_bytes(in);
     if (is_in_slots(in) && op->args.queue != NULL) return false;
     if (in->from != algorithm_predecessor(op) || bytes == 0 || bytes > SLOTS_CHUNK_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
         return false;
-    enum plan_step step = step_of(op, head);
-    struct plan_range shard = shard_of(op, head->shard);
+    enum plan_step step = step_of(op, chunk);
+    struct plan_range shard = shard_of(op, chunk->shard);
     uint64_t elements = bytes / op->element;
-    if (step == STEP_INVALID || head->offset < shard.begin || head->offset > shard.end ||
-        elements > shard.end - head->offset)
+    if (step == STEP_INVALID || chunk->offset < shard.begin || chunk->offset > shard.end ||
+        elements > shard.end - chunk->offset)
         return false;
     // Everything comes once: what came twice would count for something that never came, and be under way when the op is
     // over.
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
-    if (!reduce && head->shard != op->team->place && comes_too_early(engine, op, head->offset * op->element, bytes))
+    if (!reduce && chunk->shard != op->team->place && comes_too_early(engine, op, chunk->offset * op->element, bytes))
         return false;
-    if (!algorithm_take(engine, reduce ? &ring->reducing : &ring->gathering, head->offset, head->offset + elements))
+    if (!algorithm_take(engine, reduce ? &ring->reducing : &ring->gathering, chunk->offset, chunk->offset + elements))
         return false;
     if (is_in_slots(in)) return true;
-    uint64_t at = head->offset * op->element;
+    uint64_t at = chunk->offset * op->element;
     if (reduce) {
         if (op->args.queue != NULL)
             in->to = algorithm_landing(op, at, bytes);
@@ -152,8 +152,8 @@ static bool ring_place(struct engine *engine, struct op *op, struct incoming *in
 }
 
 // Returns a frame with the chunk, which is sent from where it lies.
-static struct frame *sent_chunk(struct engine *engine, struct op *op, const struct wire_op *head, const uint8_t *chunk,
-                                size_t bytes) {
+static struct frame *sent_chunk(struct engine *engine, struct op *op, const struct wire_head *head,
+                                const uint8_t *chunk, size_t bytes) {
     engine_assert_locked(engine);
     const struct ring *ring = op->work;
     struct frame *frame = algorithm_frame(engine, op, ring->moving.next_ready ? WIRE_CHUNK : WIRE_EARLY, head, bytes);
@@ -169,10 +169,9 @@ static struct lane *forward_lane(struct engine *engine, const struct op *op, con
     return lane != NULL && !lane->pace.far && lane_is_for_bulk(lane) ? lane : NULL;
 }
 
-static struct wire_op forward_head(const struct incoming *in) {
-    struct wire_op head = in->head;
-    head.hop++;
-    head.extra = 0;
+static struct wire_head forward_head(const struct incoming *in) {
+    struct wire_head head = in->head;
+    head.chunk.hop++;
     return head;
 }
 
@@ -180,7 +179,7 @@ static struct wire_op forward_head(const struct incoming *in) {
 // has to wait for them.
 static struct frame *slots_for(struct engine *engine, struct op *op, const struct incoming *in, uint8_t **room) {
     const struct ring *ring = op->work;
-    struct wire_op head = forward_head(in);
+    struct wire_head head = forward_head(in);
     engine_lock(engine);
     bool now = ring->slots && forward_lane(engine, op, in) != NULL;
     engine_unlock(engine);
@@ -190,12 +189,12 @@ static struct frame *slots_for(struct engine *engine, struct op *op, const struc
 // Queues what came, or `filled`, for the successor.
 static void forward(struct engine *engine, struct op *op, const struct incoming *in, struct frame *filled) {
     struct ring *ring = op->work;
-    struct wire_op head = forward_head(in);
+    struct wire_head head = forward_head(in);
     engine_lock(engine);
     struct lane *lane = forward_lane(engine, op, in);
     bool now = lane != NULL && !ring->slots;
     // A sum that a device has reduced is still in host memory: shown at once, it does not cross the bus again.
-    struct frame *frame = now ? sent_chunk(engine, op, &head, sum_at(op, head.offset), chunk_bytes(in)) : filled;
+    struct frame *frame = now ? sent_chunk(engine, op, &head, sum_at(op, head.chunk.offset), chunk_bytes(in)) : filled;
     if (filled != NULL && lane == NULL) lane = neighbour_lane(algorithm_successor(op), 0); // that one has broken
     struct forward *forward = now || filled != NULL ? NULL : malloc(sizeof *forward);
     if (frame != NULL && lane != NULL) {
@@ -216,11 +215,11 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
 
 // READY: the successor has posted the op.
 static bool ring_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                             const struct wire_op *head, struct block *block) {
+                             const struct wire_head *head, struct block *block) {
     struct ring *ring = op->work;
     (void)block;
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
-    if (ring->under_way == 0) ring->slots = slots_serve(from, op, head->extra);
+    if (ring->under_way == 0) ring->slots = slots_serve(from, op, &head->ready);
     op_peer_of(from)->eager_bytes -= ring->moving.early;
     algorithm_shared(engine)->early -= ring->moving.early;
     ring->moving.early = 0;
@@ -309,9 +308,11 @@ static uint8_t *scratch_unlocked(struct engine *engine, struct lane *lane) {
 
 // Brings what arrived to its place, and copies it to `room`, the slots for the successor, unless that is NULL.
 static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint8_t *room) {
-    enum plan_step step = step_of(op, &in->head);
-    struct passage p = {
-        .step = step, .at = in->head.offset * op->element, .from = in->slot != NULL ? in->slot : in->to, .room = room};
+    enum plan_step step = step_of(op, &in->head.chunk);
+    struct passage p = {.step = step,
+                        .at = in->head.chunk.offset * op->element,
+                        .from = in->slot != NULL ? in->slot : in->to,
+                        .room = room};
     size_t bytes = chunk_bytes(in);
     if (step == STEP_REDUCE || step == STEP_REDUCE_LAST) {
         // The lane's scratch is free, unless the chunk was kept before. Where the input is saved, its place is in the
@@ -338,17 +339,17 @@ static bool drop(struct engine *engine, struct frame *frame) {
 static bool ring_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct ring *ring = op->work;
-    enum plan_step step = step_of(op, &in->head);
+    enum plan_step step = step_of(op, &in->head.chunk);
     size_t bytes = chunk_bytes(in);
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
     bool forwards = step != STEP_GATHER_LAST && !(is_half(op) && step == STEP_REDUCE_LAST);
     uint8_t *room = NULL;
     struct frame *filled = forwards ? slots_for(engine, op, in, &room) : NULL;
     bool passed =
-        pass(engine, op, in, room) && (!reduce || note_summed(engine, op, in->head.offset * op->element, bytes));
+        pass(engine, op, in, room) && (!reduce || note_summed(engine, op, in->head.chunk.offset * op->element, bytes));
     if (!passed) return drop(engine, filled);
     ring->moving.receive_left -= bytes;
-    if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.shard == now->place) {
+    if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.chunk.shard == now->place) {
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
         if (!ring->slots) algorithm_shared(engine)->under_way -= back;
@@ -390,7 +391,7 @@ static size_t part_most(const struct op *op, const struct lane *lane) {
 }
 
 // Returns a frame with the chunk. NULL: no slots are free, memory was refused, or the device has failed.
-static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_op *head, const uint8_t *chunk,
+static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wire_head *head, const uint8_t *chunk,
                                  size_t bytes) {
     const struct ring *ring = op->work;
     if (ring->slots) return slots_chunk(engine, op, algorithm_successor(op), head, chunk, bytes);
@@ -401,7 +402,7 @@ static struct frame *chunk_frame(struct engine *engine, struct op *op, struct wi
 }
 
 // The same with the own input, which is saved while it is in the cache.
-static struct frame *own_frame(struct engine *engine, struct op *op, struct wire_op *head, size_t bytes) {
+static struct frame *own_frame(struct engine *engine, struct op *op, struct wire_head *head, size_t bytes) {
     const struct ring *ring = op->work;
     uint64_t at = ring->inject * op->element;
     const uint8_t *chunk = (const uint8_t *)op->args.send + at;
@@ -422,10 +423,9 @@ static struct frame *forward_next(struct engine *engine, struct op *op, const st
     struct ring *ring = op->work;
     struct forward *forward = ring->forwards;
     size_t most = part_most(op, lane), bytes = forward->bytes < most ? forward->bytes : most;
-    struct frame *frame = chunk_frame(engine, op, &forward->head, sum_at(op, forward->head.offset), bytes);
+    struct frame *frame = chunk_frame(engine, op, &forward->head, sum_at(op, forward->head.chunk.offset), bytes);
     if (frame == NULL) return NULL;
-    forward->head.offset += bytes / op->element;
-    forward->head.extra = 0;
+    forward->head.chunk.offset += bytes / op->element;
     forward->bytes -= bytes;
     if (forward->bytes == 0) free(forward_pop(ring));
     return frame;
@@ -454,10 +454,7 @@ static struct frame *ring_next(struct engine *engine, struct op *op, struct lane
     if (ring->inject == ring->inject_end || !may_inject(engine, op, elements * op->element, idle && !forwards))
         return idle && forwards && !early ? forward_next(engine, op, lane) : NULL;
     if (elements > ring->inject_end - ring->inject) elements = ring->inject_end - ring->inject;
-    struct wire_op head;
-    op_head(op, &head);
-    head.shard = (uint16_t)now->place;
-    head.offset = ring->inject;
+    struct wire_head head = {.op = op_on_wire(op), .chunk = {.shard = (uint16_t)now->place, .offset = ring->inject}};
     uint64_t bytes = elements * op->element;
     if (early && !is_kept(engine, lane, bytes)) return NULL;
     struct frame *frame = own_frame(engine, op, &head, bytes);

@@ -228,12 +228,14 @@ static bool allocate(struct engine *engine, struct op *op) {
 
 // READY, GRANT.
 static bool sharded_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                                const struct wire_op *head, struct block *block) {
+                                const struct wire_head *head, struct block *block) {
     struct sharded *s = op->work;
     (void)engine, (void)block;
     if (s->targets == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
     struct target *target = &s->targets[algorithm_place_of(op, from)];
-    uint64_t granted = type == WIRE_GRANT ? head->offset : head->extra < s->window ? head->extra : s->window;
+    uint64_t granted = type == WIRE_GRANT                ? head->grant.blocks
+                       : head->ready.granted < s->window ? head->ready.granted
+                                                         : s->window;
     // A block is over at its owner after it has gone there.
     if (type == WIRE_GRANT &&
         (target->granted == 0 || granted <= target->granted || granted > target->next + s->window))
@@ -252,7 +254,8 @@ static bool sharded_begin(struct engine *engine, struct op *op) {
         struct plan_range shard = weighted_shard(now->weighted, op->count, now->count, rank);
         bytes += encoded_bytes(op, shard) * (rank == now->place ? now->count - 1 : 1);
         s->targets[rank].blocks = blocks_in(shard);
-        if (rank != now->place) algorithm_offer(engine, op, algorithm_peer(op, rank), (uint32_t)s->window);
+        if (rank != now->place)
+            algorithm_offer(engine, op, algorithm_peer(op, rank), (struct wire_ready){.granted = (uint32_t)s->window});
     }
     engine_unlock(engine);
     s->moving.send_left = s->moving.receive_left = bytes;
@@ -275,10 +278,7 @@ static struct frame *next_result(struct engine *engine, struct op *op, struct ta
     struct sharded *s = op->work;
     uint64_t index = s->whole[target->results_sent % s->window];
     struct block *result = s->slots[index % s->window].result;
-    struct wire_op head;
-    op_head(op, &head);
-    head.shard = (uint16_t)op->team->place;
-    head.offset = index;
+    struct wire_head head = {.op = op_on_wire(op), .block = {.shard = (uint16_t)op->team->place, .index = index}};
     engine_lock(engine);
     struct frame *frame = algorithm_frame(engine, op, WIRE_RESULT, &head, result->length);
     if (frame != NULL) {
@@ -317,10 +317,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, struct lan
     }
     if (stage != NULL && !encode_input(engine, op, range, coding, stage)) return NULL;
 
-    struct wire_op head;
-    op_head(op, &head);
-    head.shard = (uint16_t)rank;
-    head.offset = target->next;
+    struct wire_head head = {.op = op_on_wire(op), .block = {.shard = (uint16_t)rank, .index = target->next}};
     engine_lock(engine);
     struct frame *frame = algorithm_frame(engine, op, WIRE_CODES, &head, encoded_bytes(op, range));
     engine_unlock(engine);
@@ -441,8 +438,8 @@ static bool reduce_blocks(struct engine *engine, struct op *op) {
 static bool sharded_place(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
-    uint32_t from = algorithm_place_of(op, in->from), shard = in->head.shard;
-    uint64_t index = in->head.offset;
+    uint32_t from = algorithm_place_of(op, in->from), shard = in->head.block.shard;
+    uint64_t index = in->head.block.index;
     if (s->targets == NULL || from == UINT32_MAX || shard >= now->count) return false;
     if (index >= s->targets[shard].blocks) return false;
     if (in->length != encoded_bytes(op, block_range(op, shard, index))) return false;
@@ -472,8 +469,8 @@ static bool store_result(struct engine *engine, struct op *op, struct plan_range
 static bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
-    uint64_t index = in->head.offset;
-    struct plan_range range = block_range(op, in->head.shard, index);
+    uint64_t index = in->head.block.index;
+    struct plan_range range = block_range(op, in->head.block.shard, index);
     // now, while it is known who has sent it
     if (!codec_valid(codec_of(op), op->args.fingerprint.dtype, in->to, range.end - range.begin)) return false;
     if (in->header.type == WIRE_RESULT) {
@@ -515,9 +512,7 @@ static void advance(struct engine *engine, struct op *op) {
     uint64_t grant = s->freed + s->window;
     if (s->granted >= blocks || grant < s->granted + s->window / 4) return;
     s->granted = grant;
-    struct wire_op head;
-    op_head(op, &head);
-    head.offset = grant;
+    struct wire_head head = {.op = op_on_wire(op), .grant = {grant}};
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++)
         if (algorithm_peer(op, rank) != NULL) lanes_signal(algorithm_peer(op, rank), WIRE_GRANT, &head, NULL);
@@ -526,9 +521,8 @@ static void advance(struct engine *engine, struct op *op) {
 
 static void sharded_sent(struct engine *engine, struct op *op, const struct frame *frame) {
     struct sharded *s = op->work;
-    struct wire_op head;
-    if (frame->block == NULL || !wire_op_decode(frame->head + WIRE_HEADER_BYTES, &head)) return;
-    struct slot *slot = &s->slots[head.offset % s->window];
+    if (frame->header.type != WIRE_RESULT) return;
+    struct slot *slot = &s->slots[frame->head.block.index % s->window];
     if (--slot->unsent == 0) {
         engine_lock(engine);
         block_put(engine->pool, slot->result);

@@ -26,8 +26,7 @@
 
 enum { WINDOW_LEAST = 4 }; // blocks
 
-// In frames: `hop`.
-enum direction { UP, DOWN };
+enum direction { UP, DOWN }; // `down` of CHUNK
 
 // A block of the tensor.
 struct part {
@@ -180,7 +179,8 @@ static bool weighted_begin(struct engine *engine, struct op *op) {
     if (own->blocks > 0) note_granted(engine, op, own, grantable(engine, op, own));
     engine_lock(engine);
     for (uint32_t i = 0; i < now->count; i++)
-        if (i != now->place) algorithm_offer(engine, op, algorithm_peer(op, i), (uint32_t)own->granted);
+        if (i != now->place)
+            algorithm_offer(engine, op, algorithm_peer(op, i), (struct wire_ready){.granted = (uint32_t)own->granted});
     engine_unlock(engine);
     return true;
 }
@@ -235,14 +235,14 @@ static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
 
 // READY, GRANT.
 static bool weighted_take_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
-                                 const struct wire_op *head, struct block *block) {
+                                 const struct wire_head *head, struct block *block) {
     struct weighted_work *s = op->work;
     uint32_t place = algorithm_place_of(op, from);
     (void)engine, (void)block;
     if (s->ready == NULL || (type != WIRE_READY && type != WIRE_GRANT)) return true;
-    if (type == WIRE_GRANT && !may_be_granted(op, place, head->offset)) return false;
+    if (type == WIRE_GRANT && !may_be_granted(op, place, head->grant.blocks)) return false;
     struct shard *shard = &s->shards[place];
-    uint64_t granted = type == WIRE_READY ? smaller(head->extra, shard->window) : head->offset;
+    uint64_t granted = type == WIRE_READY ? smaller(head->ready.granted, shard->window) : head->grant.blocks;
     s->others[place].begun |= type == WIRE_READY;
     if (granted <= shard->granted) return true;
     shard->granted = granted;
@@ -288,8 +288,8 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
 static bool weighted_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct weighted_work *s = op->work;
     const struct team *now = op->team;
-    uint32_t from = algorithm_place_of(op, in->from), at = in->head.shard;
-    uint64_t offset = in->head.offset, elements = in->length / op->element;
+    uint32_t from = algorithm_place_of(op, in->from), at = in->head.chunk.shard;
+    uint64_t offset = in->head.chunk.offset, elements = in->length / op->element;
     if (s->ready == NULL || from == SUBGROUP_NOBODY || at >= now->count || in->header.type != WIRE_CHUNK) return false;
     struct shard *shard = &s->shards[at];
     if (in->length == 0 || in->length % op->element != 0 || offset < shard->range.begin || offset >= shard->range.end)
@@ -298,12 +298,11 @@ static bool weighted_place(struct engine *engine, struct op *op, struct incoming
     struct plan_range range = block_range(shard, block);
     if (elements > range.end - offset) return false;
     // Everything comes once, as in ring.c.
-    if (in->head.hop == DOWN)
+    if (in->head.chunk.down == DOWN)
         return at != now->place && parent(op, at, block, now->place) == from &&
                algorithm_take(engine, &s->results, offset, offset + elements) &&
                algorithm_place(engine, op, in, offset * op->element);
-    if (in->head.hop != UP || from == at || parent(op, at, block, from) != now->place ||
-        block >= shard->open + shard->window ||
+    if (from == at || parent(op, at, block, from) != now->place || block >= shard->open + shard->window ||
         !algorithm_take(engine, &s->others[from].inputs, offset, offset + elements))
         return false;
     uint8_t *room = input_room(engine, op, part_of(s, at, block), from, range);
@@ -336,9 +335,7 @@ static void grant(struct engine *engine, struct op *op) {
     if (granted <= own->granted || (granted < own->blocks && granted < own->granted + (granted - own->open) / 4))
         return;
     note_granted(engine, op, own, granted);
-    struct wire_op head;
-    op_head(op, &head);
-    head.offset = granted;
+    struct wire_head head = {.op = op_on_wire(op), .grant = {granted}};
     engine_lock(engine);
     for (uint32_t i = 0; i < now->count; i++)
         if (i != now->place) lanes_signal(algorithm_peer(op, i), WIRE_GRANT, &head, NULL);
@@ -397,13 +394,13 @@ static void arrived_down(struct engine *engine, struct op *op, uint32_t at, uint
 
 static bool weighted_arrived(struct engine *engine, struct op *op, struct incoming *in) {
     struct weighted_work *s = op->work;
-    const struct wire_op *head = &in->head;
-    const struct shard *shard = &s->shards[head->shard];
-    uint64_t block = (head->offset - shard->range.begin) / shard->size;
-    if (head->hop == DOWN) {
-        algorithm_land(op, head->offset * op->element, in->to, in->length);
-        arrived_down(engine, op, head->shard, block, in->length);
-    } else if (!arrived_up(engine, op, head->shard, block, in->length)) {
+    const struct wire_chunk *chunk = &in->head.chunk;
+    const struct shard *shard = &s->shards[chunk->shard];
+    uint64_t block = (chunk->offset - shard->range.begin) / shard->size;
+    if (chunk->down == DOWN) {
+        algorithm_land(op, chunk->offset * op->element, in->to, in->length);
+        arrived_down(engine, op, chunk->shard, block, in->length);
+    } else if (!arrived_up(engine, op, chunk->shard, block, in->length)) {
         return false;
     }
     s->moving.receive_left -= in->length;
@@ -413,10 +410,10 @@ static bool weighted_arrived(struct engine *engine, struct op *op, struct incomi
 // ---- what goes ----
 // As much from `offset` on as this lane takes, but not beyond `end`.
 static struct frame *piece(struct engine *engine, struct op *op, const struct lane *lane, const void *tensor,
-                           struct wire_op *head, uint64_t end) {
+                           struct wire_head *head, uint64_t end) {
     uint64_t elements = pace_frame(&lane->pace) / op->element;
-    if (elements > end - head->offset) elements = end - head->offset;
-    return algorithm_chunk(engine, op, head, (const uint8_t *)tensor + head->offset * op->element,
+    if (elements > end - head->chunk.offset) elements = end - head->chunk.offset;
+    return algorithm_chunk(engine, op, head, (const uint8_t *)tensor + head->chunk.offset * op->element,
                            elements * op->element);
 }
 
@@ -428,11 +425,10 @@ static struct frame *next_ready(struct engine *engine, struct op *op, const stru
     if (other->sent == s->ready_count) return NULL;
     const struct ready *ready = &s->ready[other->sent];
     struct plan_range range = block_range(&s->shards[ready->shard], ready->block);
-    struct wire_op head;
-    op_head(op, &head);
-    head.shard = (uint16_t)ready->shard;
-    head.hop = (uint16_t)ready->direction;
-    head.offset = range.begin + other->at;
+    struct wire_head head = {.op = op_on_wire(op),
+                             .chunk = {.shard = (uint16_t)ready->shard,
+                                       .down = ready->direction == DOWN,
+                                       .offset = range.begin + other->at}};
     struct frame *frame = piece(engine, op, lane, op->args.recv, &head, range.end);
     if (frame == NULL) return NULL;
     other->at += frame->bytes / op->element;
@@ -449,11 +445,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, const stru
     struct shard *shard = &s->shards[at];
     if (taker(op, at) != place) return NULL;
     uint64_t block = (shard->next - shard->range.begin) / shard->size;
-    struct wire_op head;
-    op_head(op, &head);
-    head.shard = (uint16_t)at;
-    head.hop = UP;
-    head.offset = shard->next;
+    struct wire_head head = {.op = op_on_wire(op), .chunk = {.shard = (uint16_t)at, .down = UP, .offset = shard->next}};
     struct frame *frame = piece(engine, op, lane, op->args.send, &head, block_range(shard, block).end);
     if (frame == NULL) return NULL;
     shard->next += frame->bytes / op->element;

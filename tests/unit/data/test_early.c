@@ -82,13 +82,13 @@ static void post(const struct world *world, uint64_t tag) {
 struct heard {
     int lane;
     struct wire_header header;
-    struct wire_op head;
+    struct wire_head head;
     const float *payload;
     size_t count; // elements
 };
 
 static const struct heard *hear(const struct world *world) {
-    static _Alignas(WIRE_ALIGN) uint8_t bytes[WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES];
+    static _Alignas(WIRE_ALIGN) uint8_t bytes[WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES];
     static struct heard heard;
     struct pollfd polled[LANES];
     for (int i = 0; i < LANES; i++) polled[i] = (struct pollfd){.fd = world->ends[i]->fd, .events = POLLIN};
@@ -96,9 +96,10 @@ static const struct heard *hear(const struct world *world) {
     for (heard.lane = 0; polled[heard.lane].revents == 0;) heard.lane++;
     struct transport *end = world->ends[heard.lane];
     REQUIRE(far_end_read(end, bytes, WIRE_HEADER_BYTES) && wire_header_decode(bytes, &heard.header));
-    REQUIRE(far_end_read(end, bytes, heard.header.length) && wire_op_decode(bytes, &heard.head));
-    heard.payload = (const float *)(const void *)(bytes + WIRE_OP_BYTES + heard.head.lead);
-    heard.count = (heard.header.length - WIRE_OP_BYTES - heard.head.lead - heard.head.padding) / sizeof(float);
+    REQUIRE(far_end_read(end, bytes, heard.header.length));
+    REQUIRE(wire_head_decode(bytes, heard.header.type, &heard.head));
+    heard.payload = (const float *)(const void *)(bytes + WIRE_HEAD_BYTES + heard.head.lead);
+    heard.count = (heard.header.length - WIRE_HEAD_BYTES - heard.head.lead - heard.head.padding) / sizeof(float);
     return &heard;
 }
 
@@ -106,24 +107,26 @@ static const struct heard *hear(const struct world *world) {
 static const struct heard *hear_chunk(const struct world *world, uint64_t tag) {
     for (;;) {
         const struct heard *heard = hear(world);
-        if (heard->head.tag != tag) continue;
-        if (heard->header.type == WIRE_CHUNK || heard->header.type == WIRE_EARLY) return heard;
+        bool chunk = heard->header.type == WIRE_CHUNK || heard->header.type == WIRE_EARLY;
+        if (chunk && heard->head.op.tag == tag) return heard;
     }
 }
 
-static struct wire_op head_of(uint64_t tag) { return (struct wire_op){.tag = tag, .fingerprint = what, .sequence = 1}; }
+static struct wire_head head_of(uint64_t tag) {
+    return (struct wire_head){.op = {.tag = tag, .fingerprint = what, .sequence = 1}};
+}
 
 // `payload` may end before the frame does: `length` says what the head tells of it.
-static bool say(const struct world *world, int lane, uint16_t type, struct wire_op head, const void *payload,
+static bool say(const struct world *world, int lane, uint16_t type, struct wire_head head, const void *payload,
                 size_t bytes, size_t length) {
     uint8_t said[FRAME_HEAD_BYTES];
     struct wire_header header = {.run = EPOCH_RUN,
                                  .generation = EPOCH_GENERATION,
                                  .epoch = 1,
                                  .type = type,
-                                 .length = WIRE_OP_BYTES + (uint32_t)length};
+                                 .length = WIRE_HEAD_BYTES + (uint32_t)length};
     wire_header_encode(said, &header);
-    wire_op_encode(said + WIRE_HEADER_BYTES, &head);
+    wire_head_encode(said + WIRE_HEADER_BYTES, type, &head);
     return far_end_write(world->ends[lane], said, sizeof said) && far_end_write(world->ends[lane], payload, bytes);
 }
 
@@ -132,10 +135,9 @@ static void say_ready(const struct world *world, uint64_t tag) {
 }
 
 // A part of the neighbour's own shard, which is the second half.
-static struct wire_op early_head(uint64_t tag, uint64_t offset) {
-    struct wire_op head = head_of(tag);
-    head.shard = 1;
-    head.offset = offset;
+static struct wire_head early_head(uint64_t tag, uint64_t offset) {
+    struct wire_head head = head_of(tag);
+    head.chunk = (struct wire_chunk){.shard = 1, .offset = offset};
     return head;
 }
 
@@ -173,8 +175,8 @@ static void test_goes(void) {
     int wrong = 0;
     for (bool asked = false; came < HALF;) {
         const struct heard *heard = hear_chunk(&world, 2);
-        for (size_t i = 0; i < heard->count; i++) wrong += heard->payload[i] != input_of(heard->head.offset + i);
-        CHECK_EQ(heard->head.hop, 0);
+        for (size_t i = 0; i < heard->count; i++) wrong += heard->payload[i] != input_of(heard->head.chunk.offset + i);
+        CHECK_EQ(heard->head.chunk.hop, 0);
         came += heard->count;
         if (heard->header.type == WIRE_EARLY) early += heard->count;
         CHECK(heard->header.type == WIRE_EARLY || asked);
@@ -211,8 +213,9 @@ static void expect_sums(const struct world *world, uint64_t tag, size_t count) {
     int wrong = 0;
     for (size_t came = 0; came < count;) {
         const struct heard *heard = hear_chunk(world, tag);
-        if (heard->head.hop != 1) continue; // the engine's own shard
-        for (size_t i = 0; i < heard->count; i++) wrong += heard->payload[i] != 1.0f + input_of(heard->head.offset + i);
+        if (heard->head.chunk.hop != 1) continue; // the engine's own shard
+        for (size_t i = 0; i < heard->count; i++)
+            wrong += heard->payload[i] != 1.0f + input_of(heard->head.chunk.offset + i);
         came += heard->count;
     }
     CHECK_EQ(wrong, 0);

@@ -30,7 +30,7 @@ enum {
     WIRE_ANY = 0,
     RENDEZVOUS_NAME = 16,
     ADDRESS = 19,
-    HEAD = WIRE_HEADER_BYTES + WIRE_OP_BYTES
+    HEAD = WIRE_HEADER_BYTES + WIRE_HEAD_BYTES
 };
 
 // As docs/protocol.md has it.
@@ -55,32 +55,32 @@ static const struct wire_fingerprint fingerprint = {.count = COUNT, .dtype = pcc
 
 // ---- the link ----
 // The next frame of this type on the direct link or the lane; its payload, if that is wanted.
-static struct wire_op hear(uint16_t type, int index, void *payload, size_t room) {
+static struct wire_head hear(uint16_t type, int index, void *payload, size_t room) {
     static uint8_t bytes[WIRE_MAX_DATA_BYTES];
     for (;;) {
-        uint8_t head[HEAD];
+        uint8_t before[HEAD];
         struct wire_header header;
-        struct wire_op op;
-        REQUIRE(far_end_read(links[index], head, sizeof head));
-        REQUIRE(wire_header_decode(head, &header) && wire_op_decode(head + WIRE_HEADER_BYTES, &op));
-        size_t length = header.length - WIRE_OP_BYTES;
+        struct wire_head head = {0};
+        REQUIRE(far_end_read(links[index], before, sizeof before) && wire_header_decode(before, &header));
+        REQUIRE(wire_head_decode(before + WIRE_HEADER_BYTES, header.type, &head));
+        size_t length = header.length - WIRE_HEAD_BYTES;
         REQUIRE(far_end_read(links[index], bytes, length));
         if (header.type != type && type != WIRE_ANY) continue;
         if (room > 0) memcpy(payload, bytes, length < room ? length : room);
-        return op;
+        return head;
     }
 }
 
-static void say(uint16_t type, const struct wire_op *op, const void *payload, size_t length) {
-    uint8_t head[HEAD];
-    struct wire_header header = {.length = (uint32_t)(WIRE_OP_BYTES + length),
+static void say(uint16_t type, const struct wire_head *head, const void *payload, size_t length) {
+    uint8_t before[HEAD];
+    struct wire_header header = {.length = (uint32_t)(WIRE_HEAD_BYTES + length),
                                  .type = type,
                                  .run = 7,
                                  .generation = 1,
                                  .epoch = type != WIRE_SYNC_LEAF};
-    wire_header_encode(head, &header);
-    wire_op_encode(head + WIRE_HEADER_BYTES, op);
-    REQUIRE(far_end_write(links[0], head, sizeof head));
+    wire_header_encode(before, &header);
+    wire_head_encode(before + WIRE_HEADER_BYTES, type, head);
+    REQUIRE(far_end_write(links[0], before, sizeof before));
     far_end_write(links[0], payload, length); // fails where the head alone has made the engine close the link
 }
 
@@ -92,10 +92,10 @@ static void post(uint64_t of) {
 // What an op that is posted now says in READY.
 static bool is_believed(void) {
     post(++tag);
-    struct wire_op ready;
-    do ready = hear(WIRE_READY, 0, NULL, 0);
-    while (ready.tag != tag);
-    return ready.extra == SLOTS_READY;
+    struct wire_head head;
+    do head = hear(WIRE_READY, 0, NULL, 0);
+    while (head.op.tag != tag);
+    return head.ready.in_slots == 1;
 }
 
 // Sends a socket's name, and returns when the engine has taken it: it sends chunks of a reduce after READY alone, also
@@ -106,12 +106,12 @@ static void offer(const uint8_t name[RENDEZVOUS_NAME]) {
     args.subgroup = subgroup_new(ids, 2, 0);
     args.fingerprint.kind = PLAN_REDUCE;
     REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
-    struct wire_op memory = {0}, ready;
+    struct wire_head memory = {0}, ready;
     do ready = hear(WIRE_READY, 0, NULL, 0);
-    while (ready.tag != tag);
+    while (ready.op.tag != tag);
     say(WIRE_MEMORY, &memory, name, RENDEZVOUS_NAME);
     say(WIRE_READY, &ready, NULL, 0);
-    while (hear(WIRE_CHUNK, 1, NULL, 0).tag != tag) continue;
+    while (hear(WIRE_CHUNK, 1, NULL, 0).op.tag != tag) continue;
 }
 
 static void begin(void) {
@@ -331,7 +331,7 @@ static void test_fork(void) {
 
 // ---- slots ----
 // A broadcast from the test to the engine: whether its READY takes what comes in slots.
-static bool takes_slots(struct wire_op *ready) {
+static bool takes_slots(struct wire_head *head) {
     struct wire_id ids[2] = {theirs, mine};
     struct call_args args = {.send = data, .recv = data, .tag = ++tag, .fingerprint = fingerprint, .root = 1};
     args.subgroup = subgroup_new(ids, 2, 0);
@@ -339,15 +339,15 @@ static bool takes_slots(struct wire_op *ready) {
     args.fingerprint.op = 0;
     args.fingerprint.layout = 2;
     REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
-    do *ready = hear(WIRE_READY, 0, NULL, 0);
-    while (ready->tag != tag);
-    return ready->extra == SLOTS_READY;
+    do *head = hear(WIRE_READY, 0, NULL, 0);
+    while (head->op.tag != tag);
+    return head->ready.in_slots == 1;
 }
 
 // The slots that the engine returns; its report that it has mapped them names none.
 static uint64_t returned_slots(void) {
     uint64_t slots;
-    do slots = hear(WIRE_TAKEN, 0, NULL, 0).offset;
+    do slots = hear(WIRE_TAKEN, 0, NULL, 0).taken.slots;
     while (slots == 0);
     return slots;
 }
@@ -377,7 +377,7 @@ static void test_small_inputs(int fd, uint8_t *slots) {
         begin();
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), fd));
-        CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).offset, 0);
+        CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).taken.slots, 0);
         struct wire_id ids[2] = {theirs, mine};
         bool reduce = rows[i].kind == PLAN_REDUCE;
         uint64_t count = reduce ? PLAN_SMALL_ANY / sizeof(float) : SMALL;
@@ -390,7 +390,8 @@ static void test_small_inputs(int fd, uint8_t *slots) {
         for (uint64_t k = 0; rows[i].good && k < count; k++) theirs_in[k] = 0.5f;
         uint8_t place[WIRE_SLOT_BYTES];
         wire_slot_encode(place, rows[i].first, 1);
-        struct wire_op head = {.tag = tag, .sequence = 1, .fingerprint = args.fingerprint, .extra = rows[i].bytes};
+        struct wire_head head = {.op = {.tag = tag, .sequence = 1, .fingerprint = args.fingerprint},
+                                 .small_in = {rows[i].bytes}};
         if (rows[i].early) say(WIRE_SMALL_IN, &head, place, sizeof place);
         if (!rows[i].early || rows[i].good) REQUIRE(engine_post(engine, &args, 1) == CALL_OK);
         if (!rows[i].early) say(WIRE_SMALL_IN, &head, place, sizeof place);
@@ -404,7 +405,7 @@ static void test_small_inputs(int fd, uint8_t *slots) {
             // The engine keeps the input until this member is known to have the result.
             uint8_t ack[WIRE_ACK_BYTES];
             wire_ack_encode(ack, &(struct wire_op_name){.epoch = 1, .tag = tag, .sequence = 1});
-            say(WIRE_ACK, &(struct wire_op){0}, ack, sizeof ack);
+            say(WIRE_ACK, &(struct wire_head){0}, ack, sizeof ack);
             CHECK_EQ(returned_slots(), UINT64_C(15) << rows[i].first);
         } else {
             CHECK(far_end_closes(links[0]));
@@ -417,12 +418,12 @@ static void test_small_inputs(int fd, uint8_t *slots) {
 static void test_repeated(int fd) {
     check_case("slots: a chunk that is named twice");
     begin();
-    struct wire_op head;
+    struct wire_head head;
     struct claim claim = true_claim();
     answered(claim_with(&claim, length_of(&claim), fd));
     REQUIRE(takes_slots(&head));
     uint8_t place[WIRE_SLOT_BYTES];
-    head.extra = SLOT_BYTES;
+    head.chunk = (struct wire_chunk){.bytes = SLOT_BYTES};
     for (uint64_t slot = 0; slot < 2; slot++) {
         wire_slot_encode(place, slot, 1);
         say(WIRE_CHUNK_IN, &head, place, sizeof place);
@@ -450,8 +451,8 @@ static void test_leaves(int fd) {
         begin();
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), fd));
-        CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).offset, 0);
-        struct wire_op leaf = {.tag = 9, .extra = WIRE_SYNC_SLOT};
+        CHECK_EQ(hear(WIRE_TAKEN, 0, NULL, 0).taken.slots, 0);
+        struct wire_head leaf = {.sync_leaf = {.round = 9, .coding = WIRE_SYNC_SLOT}};
         uint8_t place[WIRE_SLOT_BYTES];
         wire_slot_encode(place, rows[i].slot, rows[i].epoch);
         say(WIRE_SYNC_LEAF, &leaf, place, rows[i].length);
@@ -486,7 +487,7 @@ static void test_slots(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
         begin();
-        struct wire_op ready;
+        struct wire_head ready;
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), rows[i].fd));
         CHECK_EQ(takes_slots(&ready), rows[i].want);
@@ -515,7 +516,7 @@ static void test_slots(void) {
     for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
         check_case("slots: %s", said[i].name);
         begin();
-        struct wire_op head;
+        struct wire_head head;
         struct claim claim = true_claim();
         answered(claim_with(&claim, length_of(&claim), fine));
         REQUIRE(takes_slots(&head));
@@ -523,14 +524,13 @@ static void test_slots(void) {
         data[0] = 0;
         uint8_t place[WIRE_SLOT_BYTES];
         wire_slot_encode(place, said[i].slot, said[i].epoch);
-        head.offset = said[i].offset;
-        head.extra = said[i].bytes;
+        head.chunk = (struct wire_chunk){.offset = said[i].offset, .bytes = said[i].bytes};
         say(WIRE_CHUNK_IN, &head, place, sizeof place);
         if (said[i].good) {
             // Slots of a frame that is discarded are returned as well; several are returned at once.
-            struct wire_op unknown = head;
-            unknown.tag += 1000;
-            unknown.extra = 3 * SLOT_BYTES;
+            struct wire_head unknown = head;
+            unknown.op.tag += 1000;
+            unknown.chunk.bytes = 3 * SLOT_BYTES;
             wire_slot_encode(place, 0, 1);
             say(WIRE_CHUNK_IN, &unknown, place, sizeof place);
             uint64_t named = ((UINT64_C(1) << said[i].bytes / SLOT_BYTES) - 1) << said[i].slot | 7;
@@ -550,7 +550,7 @@ static void test_slots(void) {
     test_leaves(fine);
     check_case("what was not given is given back");
     begin();
-    struct wire_op head = {.offset = 1};
+    struct wire_head head = {.taken = {1}};
     say(WIRE_TAKEN, &head, NULL, 0);
     CHECK(far_end_closes(links[0]));
     end();
@@ -566,7 +566,7 @@ static void test_turned_off(void) {
     begin();
     unsetenv("PCCL_SAME_HOST_MEMORY");
     post(++tag);
-    CHECK_EQ(hear(WIRE_ANY, 0, NULL, 0).tag, tag);
+    CHECK_EQ(hear(WIRE_ANY, 0, NULL, 0).op.tag, tag);
     memset(offered, 7, sizeof offered);
     memcpy(offered, &(pid_t){getpid()}, sizeof(pid_t)); // other runs of this test have theirs
     struct sockaddr_un address;

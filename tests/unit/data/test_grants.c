@@ -28,24 +28,25 @@ struct world {
 };
 
 // Reads one frame that has come to the owner.
-static struct wire_header hear(struct world *world, struct wire_op *head) {
-    static uint8_t bytes[WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES];
+static struct wire_header hear(struct world *world, struct wire_head *head) {
+    static uint8_t bytes[WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES];
     struct wire_header header;
     REQUIRE(far_end_read(world->ends[OWNER], bytes, WIRE_HEADER_BYTES) && wire_header_decode(bytes, &header));
-    REQUIRE(far_end_read(world->ends[OWNER], bytes, header.length) && wire_op_decode(bytes, head));
+    REQUIRE(far_end_read(world->ends[OWNER], bytes, header.length) && wire_head_decode(bytes, header.type, head));
     if (header.type == WIRE_CHUNK || header.type == WIRE_CODES)
-        world->came += header.length - WIRE_OP_BYTES - head->lead - head->padding;
+        world->came += header.length - WIRE_HEAD_BYTES - head->lead - head->padding;
     return header;
 }
 
-static void tell(struct world *world, int from, uint16_t type, uint64_t offset, uint64_t extra) {
-    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_OP_BYTES];
-    struct wire_op head = {
-        .tag = 1, .fingerprint = world->what, .sequence = 1, .offset = offset, .extra = (uint32_t)extra};
+static void tell(struct world *world, int from, uint16_t type, uint64_t blocks) {
+    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_HEAD_BYTES];
+    struct wire_head head = {.op = {.tag = 1, .fingerprint = world->what, .sequence = 1}};
+    if (type == WIRE_READY) head.ready.granted = (uint32_t)blocks;
+    if (type == WIRE_GRANT) head.grant.blocks = blocks;
     struct wire_header header = {.run = EPOCH_RUN, .generation = EPOCH_GENERATION, .epoch = 1, .type = type};
-    header.length = WIRE_OP_BYTES;
+    header.length = WIRE_HEAD_BYTES;
     wire_header_encode(bytes, &header);
-    wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, type, &head);
     REQUIRE(far_end_write(world->ends[from], bytes, sizeof bytes));
 }
 
@@ -69,11 +70,11 @@ static void begin(struct world *world, uint8_t codec) {
     engine_links_ready(world->engine, 1);
     struct call_args args = {.send = world->send, .recv = world->recv, .tag = 1, .fingerprint = world->what};
     REQUIRE(engine_post(world->engine, &args, 1) == CALL_OK);
-    struct wire_op head = {0};
+    struct wire_head head = {0};
     while (hear(world, &head).type != WIRE_READY) continue;
-    world->window = codec == CODEC_RAW ? pace_granted(MEMBERS, 30, 2000) / PACE_CHUNK_MAX : head.extra;
+    world->window = codec == CODEC_RAW ? pace_granted(MEMBERS, 30, 2000) / PACE_CHUNK_MAX : head.ready.granted;
     REQUIRE(2 * world->window < BLOCKS);
-    tell(world, 2, WIRE_READY, 0, 0);
+    tell(world, 2, WIRE_READY, 0);
 }
 
 static bool loses_owner(struct world *world) {
@@ -93,17 +94,17 @@ static void end(struct world *world) {
 // The owner lets come as much as it can have added up, until all has come. Then any more is too much.
 static void test_all(uint8_t codec) {
     struct world world;
-    struct wire_op head;
+    struct wire_head head;
     begin(&world, codec);
     check_case("%s: block by block", codec == CODEC_RAW ? "raw" : "quantised");
     uint64_t block = codec == CODEC_RAW ? PACE_CHUNK_MAX : codec_bytes(codec_find(codec), pcclFloat, CODEC_PIECE);
-    tell(&world, OWNER, WIRE_READY, 0, world.window);
-    for (uint64_t granted = world.window; granted < BLOCKS; tell(&world, OWNER, WIRE_GRANT, ++granted, 0))
+    tell(&world, OWNER, WIRE_READY, world.window);
+    for (uint64_t granted = world.window; granted < BLOCKS; tell(&world, OWNER, WIRE_GRANT, ++granted))
         while (world.came < (granted + 1 - world.window) * block) hear(&world, &head);
     while (world.came < BLOCKS * block) hear(&world, &head);
     CHECK_EQ(world.came, BLOCKS * block);
     CHECK(engine_has_link(world.engine, &ids[OWNER], 0));
-    tell(&world, OWNER, WIRE_GRANT, BLOCKS + world.window + 1, 0);
+    tell(&world, OWNER, WIRE_GRANT, BLOCKS + world.window + 1);
     REQUIRE(loses_owner(&world));
     end(&world);
 }
@@ -126,8 +127,8 @@ static void test_wrong(uint8_t codec) {
         struct world world;
         begin(&world, codec);
         check_case("%s: %s", codec == CODEC_RAW ? "raw" : "quantised", rows[i].name);
-        if (rows[i].ready) tell(&world, OWNER, WIRE_READY, 0, world.window);
-        tell(&world, OWNER, WIRE_GRANT, rows[i].windows * world.window + rows[i].more, 0);
+        if (rows[i].ready) tell(&world, OWNER, WIRE_READY, world.window);
+        tell(&world, OWNER, WIRE_GRANT, rows[i].windows * world.window + rows[i].more);
         REQUIRE(loses_owner(&world));
         CHECK(engine_has_link(world.engine, &ids[2], 0));
         end(&world);

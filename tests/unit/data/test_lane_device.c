@@ -61,20 +61,18 @@ static void end(struct world *world) {
     fake_device_free(world->recv);
 }
 
-static void say_bytes(const struct world *world, int link, uint16_t type, struct wire_op head, const void *payload,
+static void say_bytes(const struct world *world, int link, uint16_t type, struct wire_head head, const void *payload,
                       size_t length) {
     static uint8_t bytes[FRAME_HEAD_BYTES + WIRE_MAX_DATA_BYTES + WIRE_ALIGN];
-    head.tag = TAG;
-    head.fingerprint = what;
-    head.sequence = 1;
+    head.op = (struct wire_op){.tag = TAG, .fingerprint = what, .sequence = 1};
     head.padding = wire_padding(length);
     struct wire_header header = {.run = EPOCH_RUN,
                                  .generation = EPOCH_GENERATION,
                                  .epoch = 1,
                                  .type = type,
-                                 .length = (uint32_t)(WIRE_OP_BYTES + length + head.padding)};
+                                 .length = (uint32_t)(WIRE_HEAD_BYTES + length + head.padding)};
     wire_header_encode(bytes, &header);
-    wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, type, &head);
     if (length > 0) memcpy(bytes + FRAME_HEAD_BYTES, payload, length);
     size_t all = WIRE_HEADER_BYTES + header.length;
     REQUIRE(send(world->fds[link], bytes, all, MSG_NOSIGNAL) == (ssize_t)all);
@@ -82,12 +80,14 @@ static void say_bytes(const struct world *world, int link, uint16_t type, struct
 
 // A frame without a payload.
 static void say(const struct world *world, int link, uint16_t type) {
-    say_bytes(world, link, type, (struct wire_op){.extra = type == WIRE_READY ? WINDOW : 0}, NULL, 0);
+    struct wire_head head = {0};
+    if (type == WIRE_READY) head.ready.granted = WINDOW;
+    say_bytes(world, link, type, head, NULL, 0);
 }
 
 struct heard {
     struct wire_header header;
-    struct wire_op head;
+    struct wire_head head;
     uint8_t payload[WIRE_MAX_DATA_BYTES];
     size_t length;
 };
@@ -117,8 +117,9 @@ static const struct heard *hear(const struct world *world, int link) {
     static struct heard heard;
     static uint8_t padding[WIRE_ALIGN], bytes[FRAME_HEAD_BYTES];
     read_bytes(world, link, bytes, sizeof bytes);
-    REQUIRE(wire_header_decode(bytes, &heard.header) && wire_op_decode(bytes + WIRE_HEADER_BYTES, &heard.head));
-    heard.length = heard.header.length - WIRE_OP_BYTES - heard.head.lead - heard.head.padding;
+    REQUIRE(wire_header_decode(bytes, &heard.header));
+    REQUIRE(wire_head_decode(bytes + WIRE_HEADER_BYTES, heard.header.type, &heard.head));
+    heard.length = heard.header.length - WIRE_HEAD_BYTES - heard.head.lead - heard.head.padding;
     read_bytes(world, link, padding, heard.head.lead);
     read_bytes(world, link, heard.payload, heard.length);
     read_bytes(world, link, padding, heard.head.padding);
@@ -160,9 +161,9 @@ static void test_held(int links) {
         const struct heard *heard = hear(&world, links - 1);
         if (heard->header.type == WIRE_LINK_HEARTBEAT) continue;
         CHECK_EQ(heard->header.type, WIRE_CHUNK);
-        CHECK_EQ(heard->head.offset, offset); // the first element of the tensor is in the own part
-        expect_chunk(heard, heard->head.offset);
-        offset = heard->head.offset + heard->length / sizeof(float);
+        CHECK_EQ(heard->head.chunk.offset, offset); // the first element of the tensor is in the own part
+        expect_chunk(heard, heard->head.chunk.offset);
+        offset = heard->head.chunk.offset + heard->length / sizeof(float);
         chunks++;
     }
     end(&world);
@@ -182,8 +183,8 @@ static const uint8_t *codes_of(uint32_t rank, uint64_t block, float *elements) {
 
 static void expect_input(const struct heard *heard, uint64_t block) {
     static float elements[CODEC_PIECE];
-    CHECK_EQ(heard->head.shard, 1);
-    CHECK_EQ(heard->head.offset, block);
+    CHECK_EQ(heard->head.block.shard, 1);
+    CHECK_EQ(heard->head.block.index, block);
     CHECK_MEM(heard->payload, codes_of(1, block, elements), heard->length);
 }
 
@@ -194,7 +195,7 @@ static void expect_sum(const struct heard *heard) {
     REQUIRE(codec_decode(codec, pcclFloat, sum, codes_of(0, 0, own), CODEC_PIECE));
     kernels_get()->reduce[pcclSum][pcclFloat](sum, own, sum, CODEC_PIECE);
     codec_encode(codec, pcclFloat, codes, sum, CODEC_PIECE, NULL);
-    CHECK_EQ(heard->head.offset, 0);
+    CHECK_EQ(heard->head.block.index, 0);
     CHECK_MEM(heard->payload, codes, heard->length);
 }
 
@@ -206,7 +207,7 @@ static void test_codes_held(uint8_t codec, int links) {
     struct world world = begin(links);
     size_t bytes = codec_bytes(codec_find(codec), pcclFloat, CODEC_PIECE);
     begin_held(&world);
-    say_bytes(&world, links - 1, WIRE_CODES, (struct wire_op){0}, codes_of(0, 0, elements), bytes);
+    say_bytes(&world, links - 1, WIRE_CODES, (struct wire_head){0}, codes_of(0, 0, elements), bytes);
     expect_beats(&world);
     fake_device_hold(false);
     uint64_t inputs = 0;

@@ -29,12 +29,13 @@ static uint32_t flood(struct world *world, struct transport *stream, uint32_t fr
     uint32_t sent = 0;
     for (bool goes = true; goes && sent < frames; sent += goes) {
         struct wire_header header = {
-            .length = WIRE_OP_BYTES + payload, .type = WIRE_SMALL, .run = 7, .generation = 1, .epoch = world->epoch};
-        struct wire_op head = {.tag = sent,
-                               .sequence = 1,
-                               .fingerprint = {.count = payload / sizeof(float), .dtype = pcclFloat, .op = pcclSum}};
+            .length = WIRE_HEAD_BYTES + payload, .type = WIRE_SMALL, .run = 7, .generation = 1, .epoch = world->epoch};
+        struct wire_head head = {
+            .op = {.tag = sent,
+                   .sequence = 1,
+                   .fingerprint = {.count = payload / sizeof(float), .dtype = pcclFloat, .op = pcclSum}}};
         wire_header_encode(frame, &header);
-        wire_op_encode(frame + WIRE_HEADER_BYTES, &head);
+        wire_head_encode(frame + WIRE_HEADER_BYTES, WIRE_SMALL, &head);
         goes = far_end_write(stream, frame, FRAME_HEAD_BYTES + payload);
     }
     free(frame);

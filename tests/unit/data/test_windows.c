@@ -22,15 +22,15 @@ static uint64_t came;
 
 // Reads one frame that has come on this lane.
 static void hear(int lane) {
-    static uint8_t bytes[WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES];
+    static uint8_t bytes[WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES];
     struct wire_header header;
-    struct wire_op head;
+    struct wire_head head;
     REQUIRE(far_end_read(ends[lane], bytes, WIRE_HEADER_BYTES) && wire_header_decode(bytes, &header));
     REQUIRE(far_end_read(ends[lane], bytes, header.length));
     beats[lane] += header.type == WIRE_LINK_HEARTBEAT;
     if (header.type != WIRE_CHUNK) return;
-    REQUIRE(wire_op_decode(bytes, &head));
-    came += header.length - WIRE_OP_BYTES - head.lead - head.padding;
+    REQUIRE(wire_head_decode(bytes, WIRE_CHUNK, &head));
+    came += header.length - WIRE_HEAD_BYTES - head.lead - head.padding;
 }
 
 static void hear_any(void) {
@@ -60,12 +60,12 @@ int main(void) {
 
     usleep(2 * PACE_TICK_MS * 1000); // so that the first frame of a lane is measured
     check_case("the own part goes as soon as the neighbour is there");
-    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_OP_BYTES];
-    struct wire_op ready = {.tag = 1, .fingerprint = what, .sequence = 1};
+    uint8_t bytes[WIRE_HEADER_BYTES + WIRE_HEAD_BYTES];
+    struct wire_head ready = {.op = {.tag = 1, .fingerprint = what, .sequence = 1}};
     struct wire_header header = {.run = EPOCH_RUN, .generation = EPOCH_GENERATION, .epoch = 1, .type = WIRE_READY};
-    header.length = WIRE_OP_BYTES;
+    header.length = WIRE_HEAD_BYTES;
     wire_header_encode(bytes, &header);
-    wire_op_encode(bytes + WIRE_HEADER_BYTES, &ready);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, WIRE_READY, &ready);
     REQUIRE(far_end_write(ends[0], bytes, sizeof bytes));
     while (came == 0) hear_any();
 

@@ -58,12 +58,12 @@ static bool breaks(struct world *world, int within_ms) {
 static uint8_t bytes[FRAME_HEAD_BYTES + COUNT * sizeof(float) + 2 * WIRE_ALIGN];
 
 static size_t build_behind(uint16_t type, uint64_t epoch, uint64_t tag, size_t payload, uint8_t lead) {
-    struct wire_op head = {.tag = tag, .fingerprint = what, .sequence = 1, .lead = lead};
+    struct wire_head head = {.op = {.tag = tag, .fingerprint = what, .sequence = 1}, .lead = lead};
     head.padding = wire_padding(lead + payload);
     struct wire_header header = {.run = RUN, .generation = 1, .epoch = epoch, .type = type};
-    header.length = (uint32_t)(WIRE_OP_BYTES + lead + payload + head.padding);
+    header.length = (uint32_t)(WIRE_HEAD_BYTES + lead + payload + head.padding);
     wire_header_encode(bytes, &header);
-    wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
+    wire_head_encode(bytes + WIRE_HEADER_BYTES, type, &head);
     for (size_t i = 0; i < payload / sizeof(float); i++)
         memcpy(bytes + FRAME_HEAD_BYTES + lead + i * sizeof(float), &(float){(float)i}, sizeof(float));
     return WIRE_HEADER_BYTES + header.length;
@@ -152,14 +152,14 @@ static void test_malformed(void) {
         uint32_t length;
         uint8_t padding, lead;
     } rows[] = {
-        {"a body without a head", RUN, WIRE_READY, WIRE_OP_BYTES - 1, 0, 0},
-        {"more than a frame holds", RUN, WIRE_SMALL, WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1, 0, 0},
-        {"more padding than body", RUN, WIRE_READY, WIRE_OP_BYTES, 1, 0},
-        {"more zeros before the payload than body", RUN, WIRE_READY, WIRE_OP_BYTES + 1, 1, 1},
-        {"more zeros before the payload than there may be", RUN, WIRE_READY, WIRE_OP_BYTES + 64, 0, WIRE_ALIGN},
-        {"a type that nobody owns", RUN, UINT16_MAX, WIRE_OP_BYTES, 0, 0},
-        {"a payload where there is none", RUN, WIRE_READY, WIRE_OP_BYTES + 64, 0, 0},
-        {"another run", RUN + 1, WIRE_READY, WIRE_OP_BYTES, 0, 0},
+        {"a body without a head", RUN, WIRE_READY, WIRE_HEAD_BYTES - 1, 0, 0},
+        {"more than a frame holds", RUN, WIRE_SMALL, WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1, 0, 0},
+        {"more padding than body", RUN, WIRE_READY, WIRE_HEAD_BYTES, 1, 0},
+        {"more zeros before the payload than body", RUN, WIRE_READY, WIRE_HEAD_BYTES + 1, 1, 1},
+        {"more zeros before the payload than there may be", RUN, WIRE_READY, WIRE_HEAD_BYTES + 64, 0, WIRE_ALIGN},
+        {"a type that nobody owns", RUN, UINT16_MAX, WIRE_HEAD_BYTES, 0, 0},
+        {"a payload where there is none", RUN, WIRE_READY, WIRE_HEAD_BYTES + 64, 0, 0},
+        {"another run", RUN + 1, WIRE_READY, WIRE_HEAD_BYTES, 0, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
@@ -169,11 +169,11 @@ static void test_malformed(void) {
         post(&world, 1);
         tell(&world, build(WIRE_SMALL, 1, 1, sizeof world.send));
         expect_sum(&world, 1);
-        struct wire_op head = {.padding = rows[i].padding, .lead = rows[i].lead};
+        struct wire_head head = {.padding = rows[i].padding, .lead = rows[i].lead};
         struct wire_header header = {
             .run = rows[i].run, .generation = 1, .epoch = 1, .type = rows[i].type, .length = rows[i].length};
         wire_header_encode(bytes, &header);
-        wire_op_encode(bytes + WIRE_HEADER_BYTES, &head);
+        wire_head_encode(bytes + WIRE_HEADER_BYTES, rows[i].type, &head);
         tell(&world, FRAME_HEAD_BYTES);
         CHECK(breaks(&world, PATIENCE_MS));
         end(&world);
@@ -205,18 +205,21 @@ static void test_alignment(void) {
     for (size_t at = 0; at < 2 * WIRE_ALIGN; at++) {
         check_case("a payload at %zu", at);
         engine_lock(world.engine);
-        struct frame *frame = frame_new(&world.engine->lanes->frames, WIRE_CHUNK, &(struct wire_op){.tag = 1}, LENGTH);
+        struct frame *frame =
+            frame_new(&world.engine->lanes->frames, WIRE_CHUNK, &(struct wire_head){.op = {.tag = 1}}, LENGTH);
         REQUIRE(frame != NULL);
         frame->payload = payload + at;
         for (int again = 0; again < 2; again++) {
-            frame_align(frame);
+            uint8_t before[FRAME_BEFORE_BYTES] = {0};
             struct wire_header header;
-            struct wire_op op;
-            REQUIRE(wire_header_decode(frame->head, &header) && wire_op_decode(frame->head + WIRE_HEADER_BYTES, &op));
-            CHECK_EQ((FRAME_HEAD_BYTES + op.lead) % WIRE_ALIGN, at % WIRE_ALIGN);
+            struct wire_head head;
+            frame_encode(frame, before);
+            REQUIRE(wire_header_decode(before, &header));
+            REQUIRE(wire_head_decode(before + WIRE_HEADER_BYTES, WIRE_CHUNK, &head));
+            CHECK_EQ((FRAME_HEAD_BYTES + head.lead) % WIRE_ALIGN, at % WIRE_ALIGN);
             CHECK_EQ((WIRE_HEADER_BYTES + header.length) % WIRE_ALIGN, 0);
-            CHECK_EQ(header.length, WIRE_OP_BYTES + op.lead + LENGTH + op.padding);
-            CHECK_EQ(frame_head_bytes(frame), FRAME_HEAD_BYTES + op.lead);
+            CHECK_EQ(header.length, WIRE_HEAD_BYTES + head.lead + LENGTH + head.padding);
+            CHECK_EQ(frame_head_bytes(frame), FRAME_HEAD_BYTES + head.lead);
         }
         frame_free(&world.engine->lanes->frames, frame);
         engine_unlock(world.engine);

@@ -752,13 +752,13 @@ static void test_headers(void) {
         in = (struct wire_header){.length = UINT32_MAX, .type = (uint16_t)type};
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -1);
-        in.length = type >= WIRE_READY ? WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
+        in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
         bool known = (type >= WIRE_HELLO && type <= WIRE_CANCEL) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
-    in = (struct wire_header){.length = WIRE_OP_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
+    in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
     static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE,  WIRE_GENERATION, WIRE_PROMISE, WIRE_BYE,
@@ -773,24 +773,128 @@ static void test_headers(void) {
     }
 }
 
+// ---- heads of data frames ----
+enum { OF_ALL = 2, OF_OP = OF_ALL + 8 + 17 + 2 + 4 }; // bytes: lead and padding; and the op
+
+// How many bytes of a head of this type may have more than one value: those of its fields, without the high bytes of a
+// number that is bounded. The rest is zero on the wire.
+static const struct {
+    uint16_t type;
+    size_t bytes;
+    struct wire_head head;
+} heads[] = {
+    {WIRE_READY, OF_OP + 8 + 4 + 1, {.ready = {.expected = 7, .granted = 8, .in_slots = 1}}},
+    {WIRE_POSTED, OF_OP, {0}},
+    {WIRE_SMALL, OF_OP, {0}},
+    {WIRE_ACK, OF_ALL + 1, {.ack = {1}}},
+    {WIRE_SUPPLY, OF_ALL + WIRE_ACK_BYTES, {.supply = {{.epoch = 7, .tag = 8, .sequence = 9, .subgroup = 10}}}},
+    {WIRE_CHUNK, OF_OP + 8 + 2 + 2 + 1, {.chunk = {.offset = 7, .shard = 8, .hop = 9, .down = 1}}},
+    {WIRE_EARLY, OF_OP + 8 + 2 + 2 + 1, {.chunk = {.offset = 7, .shard = 8, .hop = 9}}},
+    {WIRE_CHUNK_IN, OF_OP + 8 + 2 + 2 + 1 + 3, {.chunk = {.offset = 7, .shard = 8, .hop = 9, .bytes = 10}}},
+    {WIRE_CODES, OF_OP + 8 + 2, {.block = {.index = 7, .shard = 8}}},
+    {WIRE_RESULT, OF_OP + 8 + 2, {.block = {.index = 7, .shard = 8}}},
+    {WIRE_GRANT, OF_OP + 8, {.grant = {7}}},
+    {WIRE_MEMORY, OF_ALL, {0}},
+    {WIRE_SYNC_ASK_HASHES, OF_ALL + 8 + 8 + 4 + 3, {.sync_ask = {.round = 7, .first = 8, .sequence = 9, .count = 10}}},
+    {WIRE_SYNC_HASHES, OF_ALL + 8 + 8 + 4 + 3, {.sync_hashes = {.round = 7, .first = 8, .sequence = 9, .count = 10}}},
+    {WIRE_SYNC_ASK, OF_ALL + 8 + 8 + 4 + 1 + 1, {.sync_ask = {.round = 7, .count = 10, .codings = 4}}},
+    {WIRE_SYNC_LEAF, OF_ALL + 8 + 8 + 4 + 1, {.sync_leaf = {.round = 7, .leaf = 8, .sequence = 9, .coding = 2}}},
+    {WIRE_LINK_HEARTBEAT, OF_ALL + 8 + 1, {.link_heartbeat = {.clock_us = 7, .loaded = 1}}},
+    {WIRE_TAKEN, OF_ALL + 4, {.taken = {7}}},
+    {WIRE_SMALL_IN, OF_OP + 3, {.small_in = {7}}},
+};
+
+// Returns how many values of the byte at `at` are accepted. Each of them has to come back when the head is written
+// again, so the struct holds all that the wire says.
+static int accepted_values(uint16_t type, uint8_t bytes[WIRE_HEAD_BYTES], size_t at) {
+    int accepted = 0;
+    uint8_t before = bytes[at];
+    for (int value = 0; value < 256; value++) {
+        struct wire_head head = {0};
+        uint8_t again[WIRE_HEAD_BYTES];
+        bytes[at] = (uint8_t)value;
+        if (!wire_head_decode(bytes, type, &head)) continue;
+        wire_head_encode(again, type, &head);
+        CHECK_MEM(again, bytes, WIRE_HEAD_BYTES);
+        accepted++;
+    }
+    bytes[at] = before;
+    return accepted;
+}
+
+static void test_heads(void) {
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        uint16_t type = heads[i].type;
+        struct wire_head head = heads[i].head;
+        check_case("the head of %s", wire_type_name(type));
+        head.lead = 3;
+        head.padding = 31;
+        head.op = (struct wire_op){.tag = 1, .fingerprint = {2, 3, 4, 5, 6, 7, 1}, .segment = 5, .sequence = 6};
+        uint8_t bytes[WIRE_HEAD_BYTES];
+        memset(bytes, 0x55, sizeof bytes);
+        wire_head_encode(bytes, type, &head);
+        size_t used = 0;
+        for (size_t at = 0; at < WIRE_HEAD_BYTES; at++) {
+            int accepted = accepted_values(type, bytes, at);
+            used += accepted > 1;
+            CHECK(accepted > 1 || (accepted == 1 && bytes[at] == 0));
+        }
+        CHECK_EQ(used, heads[i].bytes);
+    }
+    check_case("other frames have no head");
+    uint8_t zeros[WIRE_HEAD_BYTES] = {0};
+    for (unsigned type = 0; type <= WIRE_SMALL_IN + 1; type++) {
+        struct wire_head head;
+        bool has = false;
+        for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) has |= heads[i].type == type;
+        if (!has) CHECK(!wire_head_decode(zeros, (uint16_t)type, &head));
+    }
+}
+
+static void test_bad_heads(void) {
+    enum { MOST = WIRE_MAX_DATA_BYTES, HASHES = WIRE_SYNC_MAX_HASHES, LEAVES = WIRE_SYNC_MAX_LEAVES };
+    static const struct {
+        const char *name;
+        bool good;
+        uint16_t type;
+        struct wire_head head;
+    } rows[] = {
+        {"most zeros before and behind", true, WIRE_SMALL, {.lead = WIRE_ALIGN - 1, .padding = WIRE_ALIGN - 1}},
+        {"too many zeros before", false, WIRE_SMALL, {.lead = WIRE_ALIGN}},
+        {"too many zeros behind", false, WIRE_SMALL, {.padding = WIRE_ALIGN}},
+        {"slots, or not", false, WIRE_READY, {.ready = {.in_slots = 2}}},
+        {"up or down", false, WIRE_CHUNK, {.chunk = {.down = 2}}},
+        {"no bytes in slots", false, WIRE_CHUNK_IN, {.chunk = {.bytes = 0}}},
+        {"most bytes in slots", true, WIRE_CHUNK_IN, {.chunk = {.bytes = MOST}}},
+        {"too many bytes in slots", false, WIRE_CHUNK_IN, {.chunk = {.bytes = MOST + 1}}},
+        {"no input", false, WIRE_SMALL_IN, {.small_in = {0}}},
+        {"the longest input", true, WIRE_SMALL_IN, {.small_in = {MOST}}},
+        {"too long an input", false, WIRE_SMALL_IN, {.small_in = {MOST + 1}}},
+        {"leaving, or not", false, WIRE_ACK, {.ack = {2}}},
+        {"loaded, or not", false, WIRE_LINK_HEARTBEAT, {.link_heartbeat = {.loaded = 2}}},
+        {"no hashes asked for", false, WIRE_SYNC_ASK_HASHES, {.sync_ask = {.count = 0}}},
+        {"most hashes asked for", true, WIRE_SYNC_ASK_HASHES, {.sync_ask = {.count = HASHES}}},
+        {"too many hashes asked for", false, WIRE_SYNC_ASK_HASHES, {.sync_ask = {.count = HASHES + 1}}},
+        {"codings of hashes", false, WIRE_SYNC_ASK_HASHES, {.sync_ask = {.count = 1, .codings = 1}}},
+        {"no hashes", false, WIRE_SYNC_HASHES, {.sync_hashes = {.count = 0}}},
+        {"too many hashes", false, WIRE_SYNC_HASHES, {.sync_hashes = {.count = HASHES + 1}}},
+        {"no leaves asked for", false, WIRE_SYNC_ASK, {.sync_ask = {.count = 0}}},
+        {"most leaves asked for", true, WIRE_SYNC_ASK, {.sync_ask = {.count = LEAVES, .codings = 7}}},
+        {"too many leaves asked for", false, WIRE_SYNC_ASK, {.sync_ask = {.count = LEAVES + 1}}},
+        {"unknown codings asked for", false, WIRE_SYNC_ASK, {.sync_ask = {.count = 1, .codings = 8}}},
+        {"an unknown coding", false, WIRE_SYNC_LEAF, {.sync_leaf = {.coding = WIRE_SYNC_CODINGS}}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s: %s", wire_type_name(rows[i].type), rows[i].name);
+        struct wire_head head;
+        uint8_t bytes[WIRE_HEAD_BYTES];
+        wire_head_encode(bytes, rows[i].type, &rows[i].head);
+        CHECK_EQ(wire_head_decode(bytes, rows[i].type, &head), rows[i].good);
+    }
+}
+
 static void test_values(void) {
     check_case("values");
-    struct wire_op in = {.tag = 1,
-                         .fingerprint = {2, 3, 4, 5, 6, 7, 14},
-                         .shard = 8,
-                         .hop = 9,
-                         .segment = 10,
-                         .sequence = 11,
-                         .offset = 12,
-                         .extra = 13},
-                   out;
-    uint8_t bytes[WIRE_OP_BYTES];
-    wire_op_encode(bytes, &in);
-    CHECK(wire_op_decode(bytes, &out));
-    CHECK(out.tag == 1 && wire_fingerprint_equal(&out.fingerprint, &in.fingerprint));
-    CHECK(out.shard == 8 && out.hop == 9 && out.segment == 10 && out.sequence == 11 && out.offset == 12 &&
-          out.extra == 13);
-
     struct wire_buffer frame = {0};
     struct wire_hello hello = {.version = WIRE_VERSION + 1}, got = {0};
     wire_encode_hello(&frame, (struct wire_header){0}, &hello);
@@ -831,6 +935,8 @@ int main(void) {
     test_bad_fields();
     test_noise();
     test_headers();
+    test_heads();
+    test_bad_heads();
     test_values();
     return check_status();
 }

@@ -70,7 +70,7 @@ static inline bool start(void *context, struct op *op) {
 }
 
 static inline bool signal_op(void *context, struct op *op, struct op_member *from, uint16_t type,
-                             const struct wire_op *head, struct block *block) {
+                             const struct wire_head *head, struct block *block) {
     (void)head, (void)type;
     say("signal %d from %d ", (int)op->name.tag, (int)(from - others));
     if (block != NULL) put(context, block);

@@ -85,7 +85,7 @@ static void test_retained(void) {
     call_table_acked(&table, &others[1], &name, 1, false);
     call_table_acked(&table, &others[1], &name, 1, false); // repeated
     CHECK_EQ(table.retained.count, 1);
-    struct wire_op next = {.tag = 1, .sequence = 2, .fingerprint = {.count = 100}};
+    struct wire_head next = {.op = {.tag = 1, .sequence = 2, .fingerprint = {.count = 100}}};
     CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &next, NULL, 0)); // implies it
     check_said("drained ");
     CHECK_EQ(table.retained.count, 0);
@@ -150,7 +150,7 @@ static void test_unexpected(void) {
     check_case("what comes before its op waits for it");
     enter(1, 3);
     call_table_links_ready(&table);
-    struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 100}};
+    struct wire_head head = {.op = {.tag = 1, .sequence = 1, .fingerprint = {.count = 100}}};
     CHECK(call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), 100));
     CHECK_EQ(others[1].unexpected_count, 1);
     struct op *op = post(1, 100, false);
@@ -164,7 +164,7 @@ static void test_unexpected(void) {
     CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
     check_said("signal 1 from 2 ");
     check_case("a member that sends more than it may is told off, and the next epoch forgets all");
-    head.tag = 2;
+    head.op.tag = 2;
     CHECK(call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), UNEXPECTED_BYTES));
     CHECK(!call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), 1));
     CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 1));
@@ -178,7 +178,7 @@ static void test_mismatch(void) {
     check_case("other arguments report_mismatch once, and the op ends when the epoch after the verdict freezes it");
     enter(1, 3);
     call_table_links_ready(&table);
-    struct wire_op head = {.tag = 1, .sequence = 1, .fingerprint = {.count = 99}};
+    struct wire_head head = {.op = {.tag = 1, .sequence = 1, .fingerprint = {.count = 99}}};
     CHECK(call_table_signal(&table, &others[1], WIRE_READY, &head, NULL, 0));
     struct op *op = post(1, LARGE, false);
     CHECK(call_table_signal(&table, &others[2], WIRE_READY, &head, NULL, 0));
@@ -420,8 +420,7 @@ static void test_list_signals(void) {
     enter(1, 4);
     call_table_links_ready(&table);
     struct op *op = post_list(1, PLAN_SEND, 100, false, "02", 1);
-    struct wire_op head;
-    op_head(op, &head);
+    struct wire_head head = {.op = op_on_wire(op)};
     CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
     check_said("start 1.0 signal 1 from 2 ");
     CHECK(!call_table_signal(&table, &others[1], WIRE_SMALL, &head, block_new(), 100));
@@ -433,7 +432,7 @@ static void test_list_signals(void) {
     CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
     CHECK(!unexpected_has(&table.unexpected, 1, &others[2].id));
     CHECK_EQ(others[2].unexpected_count, 0);
-    head.sequence++;
+    head.op.sequence++;
     CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &head, NULL, 0));
     CHECK(unexpected_has(&table.unexpected, 1, &others[2].id));
     CHECK(!unexpected_has(&table.unexpected, 1, &others[1].id) && !unexpected_has(&table.unexpected, 2, &others[2].id));

@@ -145,10 +145,10 @@ static void test_room(void) {
 
 // READY of a segment of the call in the epoch in force. What is kept of it: how much more there is than before.
 static uint32_t kept_of_ready(uint32_t segment, uint32_t sequence) {
-    struct wire_op head = {.tag = 1,
-                           .sequence = sequence,
-                           .segment = (uint16_t)segment,
-                           .fingerprint = {.count = DIVIDED, .mode = WIRE_MODE_SEGMENTS}};
+    struct wire_head head = {.op = {.tag = 1,
+                                    .sequence = sequence,
+                                    .segment = (uint16_t)segment,
+                                    .fingerprint = {.count = DIVIDED, .mode = WIRE_MODE_SEGMENTS}}};
     uint32_t before = others[1].unexpected_count;
     CHECK(call_table_signal(&table, &others[1], WIRE_READY, &head, NULL, 0));
     said[0] = '\0';
