@@ -74,7 +74,7 @@ class Answers:
         self.asked: list[int] = []
         monkeypatch.setattr(top, "diagnose_run", self)
 
-    def __call__(self, endpoint: pccl._address.Endpoint, keys: str | None = None) -> Diagnosis:
+    def __call__(self, endpoint: pccl._address.Endpoint, keys: str | None = None, insecure: bool = False) -> Diagnosis:
         self.asked.append(endpoint.port)
         if (told := self.told[endpoint.port]) is None:
             raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", f"no master answers at {endpoint}")
