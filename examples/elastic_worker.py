@@ -22,9 +22,9 @@ PATIENCE = 120.0
 """Seconds to wait for the other workers before the first step."""
 
 
-def train(masters: str, steps: int, workers: int, report: Callable[[str], None]) -> str:
+def train(masters: str, steps: int, workers: int, report: Callable[[str], None], keys: str | None = None) -> str:
     """Trains up to step `steps`; returns a checksum of the parameters, the same on all workers that end together."""
-    pccl.distributed.join(masters, begin=True)
+    pccl.distributed.join(masters, begin=True, keys=keys)
     data = torch.randn(1000, 10, generator=torch.Generator().manual_seed(0))
     model = DistributedDataParallel(torch.nn.Linear(10, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

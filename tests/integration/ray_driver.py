@@ -5,6 +5,8 @@ from pathlib import Path
 
 import ray
 
+from pccl import _keys
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "ray"))
 import train
 
@@ -15,9 +17,10 @@ ray.init(
     _node_ip_address="127.0.0.1",
     _temp_dir=sys.argv[1],
 )
-print("finished:", *train.run(2, 5), flush=True)
+keys = str(_keys.write_files(Path(sys.argv[1]) / "run", _keys.new_keys())[0])
+print("finished:", *train.run(2, 5, keys), flush=True)
 try:
-    train.run(3, 1_000_000)
+    train.run(3, 1_000_000, keys)
 except KeyboardInterrupt:
     ray.shutdown()
     print("shut down", flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 
 import pytest
 from launched import EXAMPLES, Launched
 
+from pccl import _keys
 from pccl.lab.ports import free_ports
 
 yaml = pytest.importorskip("yaml")
@@ -109,19 +111,49 @@ def test_only_pods_of_the_run_reach_a_pod(name):
     assert callers == (workers if name in workers else workers | masters)
 
 
-def test_the_commands_survive_the_loss_of_a_worker_and_of_the_master():
+@pytest.mark.parametrize("name", pods())
+def test_masters_and_workers_have_a_file_of_keys_each(name):
+    readme = (EXAMPLES / "kubernetes" / "README.md").read_text()
+    files = dict(re.findall(r"kubectl create secret generic (\S+) --from-file=(\S+)", readme))
+    spec = pods()[name]["spec"]
+    [secret] = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
+    assert secret["defaultMode"] == 0o400
+    assert spec["securityContext"]["fsGroup"] == spec["securityContext"]["runAsUser"]  # else it cannot read them
+    [only] = spec["containers"]
+    assert {"name": "keys", "mountPath": "/keys", "readOnly": True} in only["volumeMounts"]
+    named_keys = [entry["value"] for entry in only.get("env", ()) if entry["name"] == "PCCL_KEYS"]
+    named_keys += [part.removeprefix("--keys=") for part in only["args"] if part.startswith("--keys=")]
+    assert named_keys == [f"/keys/{files[secret['secretName']]}"]
+    assert files[secret["secretName"]] == ("run.peer" if name in named("Job") else "run.master")
+
+
+def mount(folder):
+    """Keys as kubelet shows those of a Secret: links to files of root that the group of the pod may read."""
+    data = folder / "..2026"
+    data.mkdir()
+    for path in _keys.write_files(data / "run", _keys.new_keys()):
+        (folder / path.name).symlink_to(f"..data/{path.name}")
+        if os.geteuid() == 0:
+            os.chown(path, 0, 10001)
+            path.chmod(0o440)
+    (folder / "..data").symlink_to("..2026")
+
+
+def test_the_commands_survive_the_loss_of_a_worker_and_of_the_master(tmp_path):
     pytest.importorskip("torch")
+    mount(tmp_path)
     ports = dict(zip(named("Deployment"), free_ports(2), strict=True))
 
     def here(text, name=""):
         """With addresses of this machine for those of the cluster."""
         for service, port in ports.items():
             text = text.replace(f"{service}:48148", f"127.0.0.1:{port}")
+        text = text.replace("/keys/", f"{tmp_path}/")
         return text.replace("0.0.0.0:48148", f"127.0.0.1:{ports.get(name)}")
 
     [job] = named("Job").values()
     program = [sys.executable, str(EXAMPLES.parent / container(job)["command"][1]), "1000000", "2"]
-    place = {"PCCL_MASTER": here(masters_of_workers())}
+    place = {entry["name"]: here(entry["value"]) for entry in container(job)["env"] if entry["name"].startswith("PCCL_")}
     with contextlib.ExitStack() as stack:
         running = {}
         for name, deployment in named("Deployment").items():

@@ -12,6 +12,7 @@ import textwrap
 import pytest
 from launched import EXAMPLES, Launched, expect_equal_steps
 
+from pccl import _keys
 from pccl.lab.ports import free_ports
 
 pytest.importorskip("torch")
@@ -53,7 +54,10 @@ def submit(folder, *arguments, tasks):
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN.format(python=sys.executable))):
         (folder / name).write_text(text.lstrip())
         (folder / name).chmod(0o755)
+    (folder / ".pccl").mkdir()
+    _keys.write_files(folder / ".pccl" / "run", _keys.new_keys())
     allocation = {
+        "HOME": str(folder),
         "PATH": f"{folder}:{os.environ['PATH']}",
         "SLURM_JOB_NODELIST": "127.0.0.[1-2]",
         "SLURM_NTASKS": str(tasks),

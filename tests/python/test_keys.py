@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,47 @@ def test_files_that_are_cut_or_changed():
         run("show", "job.master", status=1)
     Path("job.master").write_bytes(b"\xff\x00")
     run("show", "job.master", status=1)
+
+
+def usable(path, user):
+    """Whether a process of this user, in the group of the same number alone, can use the file."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            status = int(C.pccl_ext_keys_check(os.fsencode(path), ffi.new("bool *")) != 0)
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "accepted"),
+    [
+        (0, 10001, 0o440, True),  # a Secret with fsGroup
+        (0, 0, 0o400, False),  # one without
+        (0, 10001, 0o444, False),
+        (0, 10001, 0o460, False),
+        (10001, 10001, 0o400, True),
+        (10001, 10001, 0o440, False),
+        (10002, 10001, 0o440, False),
+    ],
+)
+def test_the_file_of_a_mounted_secret(owner, group, mode, accepted):
+    with tempfile.TemporaryDirectory(dir="/tmp") as mounted:
+        os.chmod(mounted, 0o755)
+        data = Path(mounted, "..2026")
+        data.mkdir(0o755)
+        _, peer = _keys.write_files(data / "run", _keys.new_keys())
+        Path(mounted, "..data").symlink_to(data.name)
+        Path(mounted, "run.peer").symlink_to("..data/run.peer")
+        os.chown(peer, owner, group)
+        peer.chmod(mode)
+        assert usable(Path(mounted, "run.peer"), 10001) == accepted
 
 
 def test_a_disk_that_is_full_leaves_the_old_files(monkeypatch):
