@@ -236,7 +236,8 @@ def master() -> None:
         say_pid(fork(lambda: sleep_on() or 0))
         for client in clients:
             client.sendall(b"x" * 40)
-            assert client.recv(1) == b""
+            while client.recv(64):  # with keys, an alert of TLS
+                continue
             with contextlib.suppress(OSError):
                 client.sendall(b"more")
         spent = time.process_time()
