@@ -1,6 +1,6 @@
 """Collective communication between peers that may join, die or hang at any time.
 
-    with pccl.Communicator("10.0.0.1:48148") as comm:
+    with pccl.Communicator("10.0.0.1:48148", keys="run.peer") as comm:
         comm.connect()
         comm.wait_for_peers(2)
         comm.all_reduce(gradients, op=pccl.ReduceOp.AVG)

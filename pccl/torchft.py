@@ -156,6 +156,8 @@ class _Seat:
         if self._rank == 0:
             self._begin_master()
         address = self._read("master")
+        if not address:
+            raise RuntimeError("rank 0 could not start a master: see what it prints")
         communicator = Communicator(address, master_recovery_limit=0)  # a lost master is an error at once
         with self._closing:
             if self._closed:
@@ -173,7 +175,11 @@ class _Seat:
         with self._closing:
             if self._closed:
                 raise RuntimeError("it was aborted meanwhile")
-            master.run()
+            try:
+                master.run()
+            except PCCLError:
+                self._store.set("pccl/master", "")  # the others need not wait
+                raise
             self._master = master
         self._store.set("pccl/master", f"{host}:{master.port}")
 

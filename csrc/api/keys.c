@@ -2,8 +2,6 @@
 #include <stdlib.h>
 
 #include "api/api.h"
-#include "base/environment.h"
-#include "net/context.h"
 #include "net/keys.h"
 
 const char *api_keys_path(const char *path) {
@@ -31,16 +29,4 @@ pcclResult_t api_load_keys(const char *path, enum transport_party party, struct 
 
 pcclResult_t api_load_master_keys(pcclMasterInstance_t *instance) {
     return instance->keys != NULL ? pcclSuccess : api_load_keys(NULL, TRANSPORT_MASTER, &instance->keys);
-}
-
-pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,
-                          struct transport_context **out) {
-    struct transport_options options = {.party = TRANSPORT_OBSERVER};
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_OBSERVER, &options.keys));
-    options.insecure = insecure || environment_switch("PCCL_INSECURE", false);
-    pcclResult_t code = api_check_master(&options, address);
-    *out = code == pcclSuccess ? context_new(&options) : NULL;
-    keys_release(options.keys);
-    if (code != pcclSuccess) return code;
-    return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");
 }

@@ -6,6 +6,8 @@
 #include "api/ext.h"
 #include "base/environment.h"
 #include "base/log.h"
+#include "net/context.h"
+#include "net/keys.h"
 #include "net/socket.h"
 
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master) {
@@ -23,6 +25,18 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
     struct transport_options options = {.insecure = insecure || api_keys_path(keys) != NULL};
     if (!options.insecure) options.insecure = environment_switch("PCCL_INSECURE", false);
     return api_check_master(&options, &master);
+}
+
+pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,
+                          struct transport_context **out) {
+    struct transport_options options = {.party = TRANSPORT_OBSERVER};
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_OBSERVER, &options.keys));
+    options.insecure = insecure || environment_switch("PCCL_INSECURE", false);
+    pcclResult_t code = api_check_master(&options, address);
+    *out = code == pcclSuccess ? context_new(&options) : NULL;
+    keys_release(options.keys);
+    if (code != pcclSuccess) return code;
+    return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");
 }
 
 // ---- masters ----

@@ -75,9 +75,11 @@ def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen
     return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True)
 
 
-def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "") -> Iterator[Row]:
+def take_part(
+    plan: Plan, address: str, rank: int = 0, folder: str = "", keys: str | None = None, insecure: bool = False
+) -> Iterator[Row]:
     """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size."""
-    with pccl.Communicator(address, 0, plan.lanes) as comm:
+    with pccl.Communicator(address, 0, plan.lanes, keys=keys, insecure=insecure) as comm:
         comm.connect()
         try:
             comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
@@ -245,8 +247,12 @@ def command() -> None:
 @click.option("--pin", is_flag=True, help="each peer on one core, in turn")
 @click.option("--realtime", is_flag=True, help="peers at real-time priority (needs root)")
 @click.option("--master", "address", metavar="HOST:PORT", help="take part in the run of this master, as one of --world peers")
+@click.option("--keys", metavar="FILE", help="with --master: the keys of the run  [default: PCCL_KEYS]")
+@click.option(
+    "--insecure", is_flag=True, help="with --master: without keys, connect beyond this host, too  [default: PCCL_INSECURE=1]"
+)
 @click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
-def allreduce(gloo: bool | None, address: str | None, as_json: bool, **measured: Any) -> None:
+def allreduce(gloo: bool | None, address: str | None, keys: str | None, insecure: bool, as_json: bool, **measured: Any) -> None:
     """Time the all-reduce; each row is the median over the timed ops, in which gloo and pccl alternate.
 
     Without --master it starts a master and all peers on this machine.
@@ -258,7 +264,7 @@ def allreduce(gloo: bool | None, address: str | None, as_json: bool, **measured:
         raise click.UsageError("--pin and --realtime are for peers that this command starts: leave --master or them out")
     plan = Plan(gloo=with_gloo, **measured)
     try:
-        rows = take_part(plan, address) if address else run_here(plan)
+        rows = take_part(plan, address, keys=keys, insecure=insecure) if address else run_here(plan)
         if as_json:
             for row in rows:
                 click.echo(json.dumps(row))
@@ -267,5 +273,7 @@ def allreduce(gloo: bool | None, address: str | None, as_json: bool, **measured:
         with console.status("measuring"):
             shown = table(plan, list(rows))
         console.print(shown)
-    except BenchError as error:
+    except pccl.UsageError as error:  # the keys: they cannot be used, or are missing
+        raise click.UsageError(error.detail) from None
+    except (BenchError, pccl.ConnectError) as error:
         raise click.ClickException(str(error)) from None

@@ -374,7 +374,10 @@ def test_where_a_command_listens_by_default(words, wildcard, keys):
     assert listen == ("0.0.0.0:48148" if wildcard else "127.0.0.1:48148")
 
 
-@pytest.mark.parametrize("command", [["top", "--once"], ["top", "--once", "--json"], ["info"], ["info", "--json"]], ids=" ".join)
+ASKING = [["top", "--once"], ["top", "--once", "--json"], ["info"], ["info", "--json"], ["bench", "allreduce"]]
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
 def test_questions_refuse_a_master_beyond_loopback(command):
     status, said = outcome("-m", "pccl", *command, "--master", ELSEWHERE)
     assert status == 2
