@@ -24,7 +24,7 @@ from pccl_command.native_master import PROGRAM
 METHOD = """Two ranks on one host make a process group, call all_reduce of one element once, and destroy the group, again and
 again, with gloo and pccl in turn. `init` is init_process_group with the store, `first call` adds the all_reduce; the slowest
 rank counts. store: rank 0 serves a TCPStore. torchrun: the launcher serves it, and init_process_group reads the environment.
-pccl starts its two masters within `init`. Programs are new processes in turn; the start of Python is part of the time of those
+pccl has new keys and two masters each time. Programs are new processes in turn; the start of Python is part of the time of those
 that it runs, and modules are compiled before. A master is measured from its start to the first connection that it accepts."""
 
 BACKENDS = ("gloo", "pccl")
