@@ -47,12 +47,12 @@ struct transport_options api_master_transport(const pcclMasterInstance_t *instan
                                       .insecure = instance->insecure || environment_switch("PCCL_INSECURE", false)};
 }
 
-// Host names of Debian are at 127.0.1.1. The addresses of IPv6 come first, since the first one must be there.
+// Host names of Debian are at 127.0.1.1. The first must be there: 127.0.0.1, because IPv6 may be off.
 static uint32_t loopbacks_of(const struct wire_address *wildcard, struct wire_address *out) {
-    static const char *const texts[] = {"[::1]:1", "127.0.0.1:1", "127.0.1.1:1"};
+    static const char *const texts[] = {"127.0.0.1:1", "127.0.1.1:1", "[::1]:1"};
     uint32_t count = 0;
-    for (size_t i = wildcard->family == 6 ? 0 : 1; i < sizeof texts / sizeof texts[0]; i++) {
-        socket_address_parse(texts[i], strlen(texts[i]), &out[count]);
+    while (count < (wildcard->family == 6 ? 3 : 2)) {
+        socket_address_parse(texts[count], strlen(texts[count]), &out[count]);
         out[count++].port = wildcard->port;
     }
     return count;
