@@ -3,7 +3,7 @@
 //
 //     spawned_master --listen IP:PORT [--host TEXT] [--masters IP:PORT,... [--place N]] [--heartbeat-limit MS]
 //                    [--until-empty MS] [--end-on-sigterm] [--new] [--background | --leave] [--log DESCRIPTOR]
-//                    [--keys FILE [--own-keys]] [--insecure]
+//                    [--keys FILE [--own-keys] | --cert FILE --key FILE --ca FILE] [--insecure]
 //
 // --host is the name of the listen address in what it prints. --place is the index of this master in the list; without
 // it, the list contains the listen address. With --new, nobody was ever at its address, so that newcomers do not wait
@@ -41,11 +41,12 @@ enum {
     FIRST_DESCRIPTOR = 3,
     MOST_DESCRIPTORS = 1 << 16,
     PRIVILEGED_PORTS = 1024, // ports below need a privilege
-    MOST_WORDS = 1 << 16,    // bytes that a master in the background prints before it listens
+    KEYS_BYTES = 3 * PATH_MAX,
+    MOST_WORDS = 1 << 16, // bytes that a master in the background prints before it listens
 };
 
 struct options {
-    const char *listen, *host, *masters, *place, *keys;
+    const char *listen, *host, *masters, *place, *keys, *cert, *key, *ca;
     ccoip_socket_address_t address, list[MOST_MASTERS];
     size_t count, self;                         // masters in `list`, and the index of this one
     unsigned long heartbeat_ms, until_empty_ms; // 0: not given
@@ -117,6 +118,9 @@ static bool read_options(struct options *options, int count, char **words) {
         {"log", required_argument, NULL, 'f'},
         {"keys", required_argument, NULL, 'k'},
         {"own-keys", no_argument, NULL, 'o'},
+        {"cert", required_argument, NULL, 'c'},
+        {"key", required_argument, NULL, 'y'},
+        {"ca", required_argument, NULL, 'a'},
         {"end-on-sigterm", no_argument, NULL, 'e'},
         {"new", no_argument, NULL, 'n'},
         {"insecure", no_argument, NULL, 'i'},
@@ -136,6 +140,9 @@ static bool read_options(struct options *options, int count, char **words) {
         case 'f': fine = fine && read_number(optarg, INT32_MAX, &options->log); break;
         case 'k': options->keys = optarg; break;
         case 'o': options->own_keys = true; break;
+        case 'c': options->cert = optarg; break;
+        case 'y': options->key = optarg; break;
+        case 'a': options->ca = optarg; break;
         case 'e': sigterm_ends = true; break;
         case 'n': options->new = true; break;
         case 'i': options->insecure = true; break;
@@ -291,6 +298,36 @@ static void open_standard_streams(void) {
     }
 }
 
+// Adds an absolute path to a text, on a line of its own. A symbolic link stays: the renewal of a certificate may turn it.
+static void add_path(char out[KEYS_BYTES], const char *path) {
+    char folder[PATH_MAX] = "";
+    bool relative = path[0] != '/' && getcwd(folder, sizeof folder) != NULL;
+    size_t length = strlen(out);
+    snprintf(out + length, KEYS_BYTES - length, "%s%s%s%s", length > 0 ? "\n" : "", relative ? folder : "",
+             relative ? "/" : "", path);
+}
+
+// Returns the value of an option, or of a variable; "" if there is none.
+static const char *value_of(const char *option, bool given, const char *variable) {
+    const char *value = given ? option : getenv(variable);
+    return value == NULL ? "" : value;
+}
+
+// Names the files of the options or of the environment in `out`: the folder may change before they are read. What is
+// wrong with the environment stays for the library to say.
+static void name_keys(struct options *options, char out[KEYS_BYTES]) {
+    bool given = options->keys != NULL || options->cert != NULL;
+    const char *keys = value_of(options->keys, given, "PCCL_KEYS");
+    const char *certificate[] = {value_of(options->cert, given, "PCCL_CERT"), value_of(options->key, given, "PCCL_KEY"),
+                                 value_of(options->ca, given, "PCCL_CA")};
+    int parts = 0;
+    for (int i = 0; i < 3; i++) parts += certificate[i][0] != 0;
+    out[0] = 0;
+    if (keys[0] != 0 && parts == 0) add_path(out, keys);
+    for (int i = 0; i < 3 && keys[0] == 0 && parts == 3; i++) add_path(out, certificate[i]);
+    if (out[0] != 0) options->keys = out;
+}
+
 int main(int count, char **words) {
     struct options options = {0};
     open_standard_streams();
@@ -298,10 +335,8 @@ int main(int count, char **words) {
         fprintf(stderr, "pccl master: its arguments cannot be understood\n");
         return 2;
     }
-    // The folder may change before the file is read.
-    char keys[PATH_MAX];
-    if (options.keys == NULL) options.keys = getenv("PCCL_KEYS");
-    if (options.keys != NULL && realpath(options.keys, keys) != NULL) options.keys = keys;
+    char keys[KEYS_BYTES];
+    name_keys(&options, keys);
     char host[80] = "";
     snprintf(host, sizeof host, "%.*s", (int)(strrchr(options.listen, ':') - options.listen), options.listen);
     if (options.host == NULL) options.host = host;

@@ -137,7 +137,7 @@ def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
 def permitted(endpoint: Endpoint, addresses: list[IP], keys: Any, insecure: bool, name: str) -> list[IP]:
     """Returns the addresses of a master that a process with these settings may talk to: without keys, those of loopback.
 
-    `keys`: a path as bytes, or NULL for that of PCCL_KEYS. PCCLError (INVALID_ARGUMENT) of the call `name`: there is none.
+    `keys`: what `credentials` returns, or NULL for the environment's. PCCLError (INVALID_ARGUMENT) of the call `name`: none.
     """
     found = []
     refusal: PCCLError | None = None

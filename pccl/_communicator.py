@@ -62,6 +62,10 @@ class Communicator(NamedCollectives):
     PCCLError (INVALID_ARGUMENT), which nothing repeats. `insecure`, or the environment variable PCCL_INSECURE=1, permits every
     address. It has no effect with keys.
 
+    `cert`, `key` and `ca` are files in PEM that take the place of `keys`: a certificate for a peer, its private key, and the
+    authorities that are trusted (docs/security.md). They are read again when they have changed. None: the files that PCCL_CERT,
+    PCCL_KEY and PCCL_CA name. ValueError: one of them without the others, or with `keys`.
+
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.

@@ -25,6 +25,7 @@ from pccl._address import (
 )
 from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandle, Ticket, call, milliseconds, whole_number
 from pccl._collectives import CollectiveOp, Tags
+from pccl._credentials import credentials
 from pccl._enums import Attribute
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, Result, error_for
 from pccl._groups import Group, members_of, uuid_of
@@ -68,6 +69,9 @@ class Connection:
         master_recovery_limit: float | None = None,
         name: str | None = None,
         keys: str | os.PathLike[str] | None = None,
+        cert: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
         _log.attach()
@@ -77,7 +81,7 @@ class Connection:
         if master_recovery_limit is not None:
             self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
         self._name = None if name is None else check_name(name)
-        self._keys = None if keys is None else os.path.abspath(os.fsencode(keys))
+        self._keys = credentials(keys, cert, key, ca)
         self._insecure = insecure
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)

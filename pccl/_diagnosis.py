@@ -18,11 +18,12 @@ from pccl._reports import Diagnosis, EdgeReport, MemberReport
 _ffi, _C = load_native_module()
 
 
-def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | None = None, insecure: bool = False) -> Diagnosis:
+def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | None = None, insecure: bool = False) -> Diagnosis:
     """Asks the master at this address. No peers: it serves no run. ConnectError: no master answers there.
 
-    `keys` is a file of keys; None: that of PCCL_KEYS, if any. PCCLError (INVALID_ARGUMENT): it cannot be used, or there are no
-    keys, the master is beyond loopback, and neither `insecure` nor PCCL_INSECURE=1 permits that.
+    `keys` is a file of keys, or what `credentials` returns; None: what the environment names, if anything. PCCLError
+    (INVALID_ARGUMENT): it cannot be used, or there are no keys, the master is beyond loopback, and neither `insecure` nor
+    PCCL_INSECURE=1 permits that.
     """
     deadline = Deadline(timeout)
     try:

@@ -11,6 +11,7 @@ from enum import Enum
 from pccl import _log
 from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
+from pccl._credentials import credentials
 from pccl._errors import PCCLError, Result
 from pccl._exports import publish
 from pccl._loader import load_native_module
@@ -43,7 +44,7 @@ class MasterNode:
 
     `keys` is the file for masters that `pccl keys` wrote; all connections are then encrypted, and only processes with keys of the
     same run are accepted. None: the file that the environment variable PCCL_KEYS names. PCCLError (INVALID_ARGUMENT): the file
-    cannot be used.
+    cannot be used. `cert`, `key` and `ca` as for Communicator; the certificate is one for a master.
 
     Without keys nothing is encrypted, and the master is reached from this host only: on a wildcard it listens on loopback, with a
     warning, and with any other address, or another master that is not at loopback, `run` raises PCCLError (INVALID_ARGUMENT).
@@ -64,10 +65,14 @@ class MasterNode:
         advertise: str | None = None,
         until_empty: float | None = None,
         keys: str | os.PathLike[str] | None = None,
+        cert: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
+        ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
         self._endpoint = parse_endpoint(listen_address)
         self._running = False
+        named = credentials(keys, cert, key, ca)
         limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, *HEARTBEAT_SECONDS)
         idle = None if until_empty is None else milliseconds("until_empty", until_empty, *IDLE_SECONDS)
         listed = parse_endpoints(masters) if masters is not None else []
@@ -99,8 +104,8 @@ class MasterNode:
             call(self._handle, "pccl_ext_master_set_heartbeat", limit, name="pcclCreateMaster")
         if idle is not None:
             call(self._handle, "pccl_ext_master_set_idle_limit", idle, name="pcclCreateMaster")
-        if keys is not None:
-            call(self._handle, "pccl_ext_master_set_keys", os.fsencode(keys), name="pcclCreateMaster")
+        if named is not None:
+            call(self._handle, "pccl_ext_master_set_keys", named, name="pcclCreateMaster")
         if insecure:
             call(self._handle, "pccl_ext_master_set_insecure", True, name="pcclCreateMaster")
 

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from pccl import _keys
+from pccl._credentials import environment_has_some
 from pccl._files import MODE
 from pccl._loader import load_native_module
 from pccl._master import MasterNode
@@ -76,12 +77,12 @@ class OwnKeys:
 
 @contextlib.contextmanager
 def local_master() -> Iterator[dict[str, str]]:
-    """Runs a master on this host, with keys of its own unless PCCL_KEYS names some. Yields the environment of its peers.
+    """Runs a master on this host, with keys of its own unless the environment names some. Yields the environment of its peers.
 
     OSError, PCCLError: the keys cannot be made or used, or the master cannot run.
     """
     with contextlib.ExitStack() as stack:
-        plain = os.environ.get("PCCL_KEYS") or why_plain()
+        plain = environment_has_some() or why_plain()
         keys = None if plain else stack.enter_context(OwnKeys())
         master = stack.enter_context(MasterNode("127.0.0.1:0", keys=None if keys is None else keys.master))
         yield {"PCCL_MASTER": f"127.0.0.1:{master.port}", **({} if keys is None else {"PCCL_KEYS": keys.peer})}

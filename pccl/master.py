@@ -54,13 +54,16 @@ def serve(
     ready: Callable[[], None] = lambda: None,
     *,
     keys: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    ca: str | None = None,
     insecure: bool = False,
 ) -> int:
     """Runs a master until SIGINT or SIGTERM and returns the exit status: 0, 1 if it cannot listen, 2 for wrong arguments.
 
     SIGINT ends the run. SIGTERM ends it with `on_sigterm` "end"; with "detach" the peers look for another master of their
     list, or wait for this one to come back. None: PCCL_MASTER_ON_SIGTERM says it, or else it is "detach". With `until_empty`
-    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `keys` and
+    it also ends as MasterNode does. `ready` is called once it listens and has printed that. `keys`, `cert`, `key`, `ca` and
     `insecure` as for MasterNode, but it does not listen on a wildcard without either.
     """
     # An Event locks itself out when a signal comes while it is set. A signal may come late, so nobody closes the pipe.
@@ -91,6 +94,9 @@ def serve(
             advertise=advertise,
             until_empty=until_empty,
             keys=keys,
+            cert=cert,
+            key=key,
+            ca=ca,
             insecure=insecure,
         )
         try:

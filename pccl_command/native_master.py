@@ -23,8 +23,7 @@ MASTERS_MOST = 16
 HEARTBEAT_SECONDS = (0.1, 3600.0)
 IDLE_SECONDS = (0.001, 86400.0)
 WITH_VALUE = ("--listen", "--heartbeat-limit", "--masters", "--advertise", "--on-sigterm", "--until-empty", "--log", "--keys")
-
-
+WITH_CERTIFICATE = ("--cert", "--key", "--ca")
 FLAGS = ("--background", "--insecure")
 
 
@@ -59,7 +58,7 @@ def native_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     UnsureError: `pccl.master` has to look at the arguments. OSError: a name cannot be resolved.
     """
     given = _read_options(arguments)
-    listen = given.get("--listen") or default_address(given.get("--keys"), "--insecure" in given)
+    listen = given.get("--listen") or default_address("--keys" in given or "--cert" in given, "--insecure" in given)
     own = _parse(listen)
     address = _look_up(own)
     words = ["--listen", _text(address, own[1]), "--host", listen.rpartition(":")[0]]
@@ -76,8 +75,10 @@ def native_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     for option, limits in (("--heartbeat-limit", HEARTBEAT_SECONDS), ("--until-empty", IDLE_SECONDS)):
         if option in given:
             words += [option, _milliseconds(given[option], *limits)]
-    if "--keys" in given:
-        words += ["--keys", given["--keys"]]
+    keys = [option for option in ("--keys", *WITH_CERTIFICATE) if option in given]
+    _require(keys in ([], ["--keys"], list(WITH_CERTIFICATE)) and all(given[option] for option in keys))
+    for option in keys:
+        words += [option, given[option]]
     choice = given.get("--on-sigterm", os.environ.get("PCCL_MASTER_ON_SIGTERM") or "detach")
     _require(choice in SIGTERM_CHOICES)
     words += ["--end-on-sigterm"] if choice == "end" else []
@@ -87,9 +88,10 @@ def native_arguments(arguments: Sequence[str]) -> tuple[list[str], str | None]:
     return words, log
 
 
-def default_address(keys: str | None, insecure: bool) -> str:
+def default_address(has_keys: bool, insecure: bool) -> str:
     """Returns where a master listens that is not told where: without keys at loopback only, unless the user permits more."""
-    everywhere = keys or os.environ.get("PCCL_KEYS") or insecure or os.environ.get("PCCL_INSECURE") == "1"
+    has_keys = has_keys or any(os.environ.get(name) for name in ("PCCL_KEYS", "PCCL_CERT"))
+    everywhere = has_keys or insecure or os.environ.get("PCCL_INSECURE") == "1"
     return f"{'0.0.0.0' if everywhere else '127.0.0.1'}:{DEFAULT_PORT}"
 
 
@@ -106,7 +108,7 @@ def _read_options(arguments: Sequence[str]) -> dict[str, str]:
         if name == "--listen-address":
             name = "--listen"
         if word not in FLAGS:
-            _require(name in WITH_VALUE)
+            _require(name in WITH_VALUE or name in WITH_CERTIFICATE)
             if not equals:
                 value = next(words, "-")
                 _require(not value.startswith("-"))

@@ -24,7 +24,7 @@ LAYERS = [
     ("_loader", "_reports", "_results", "state._tree", "state._objects"),
     ("_errors", "_findings", "_log", "_cuda", "state._split"),
     ("_enums", "_calls", "cuda", "state._checkpoint"),
-    ("_address", "_keys", "_names", "_gpu", "_handle", "_operations"),
+    ("_address", "_credentials", "_keys", "_names", "_gpu", "_handle", "_operations"),
     ("_groups", "_diagnosis", "_links", "_master", "_tensors"),
     ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
     ("_collectives", "_reduces", "state._module"),

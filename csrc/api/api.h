@@ -67,12 +67,12 @@ bool api_initialize(void); // true: it was the first time
 pcclResult_t api_initialized(void);
 // Returns the settings of connections that the environment gives; logs each that this system does not permit.
 struct transport_options api_transport_options(void);
-// Returns `path`, or the file that PCCL_KEYS names if it is NULL. NULL: neither, or an empty name.
-const char *api_keys_path(const char *path);
-// Loads the keys of `path`, or of PCCL_KEYS if `path` is NULL; *out is NULL if there are none. Keys of peers do not
-// serve a master. pcclInvalidArgument: they cannot be used.
+// Whether `path`, or the environment if it is NULL, names keys or a certificate.
+bool api_has_keys(const char *path);
+// Loads the keys or the certificate of `path` (pccl_ext_comm_set_keys), or of the environment if it is NULL; *out is
+// NULL if there are none. Those of peers do not serve a master. pcclInvalidArgument: they cannot be used.
 pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
-// Loads those of PCCL_KEYS for a master that has none, as above. Called with its lock.
+// Loads those of the environment for a master that has none, as above. Called with its lock.
 pcclResult_t api_load_master_keys(pcclMasterInstance_t *instance);
 // A context for questions to the master at `address`, with these keys. pcclInvalidArgument: without keys, and neither
 // `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked.

@@ -37,9 +37,10 @@ pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32
 // pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
 
-// Encrypts all connections of the master with the keys in this file, which must be that of masters; before it runs.
-// NULL: the file that PCCL_KEYS names, if any; so also without this call. The file is read at once, and only then.
-// pcclInvalidArgument: it cannot be used. pcclInvalidUsage: was run.
+// Encrypts all connections of the master with the keys in this file, which must be that of masters, or with a
+// certificate for masters (pccl_ext_comm_set_keys); before it runs. NULL: what the environment names, if anything; so
+// also without this call. Read at once; a certificate's files also later, when they have changed. pcclInvalidArgument:
+// it cannot be used. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path);
 
 // Whether plain connections beyond loopback are permitted if the master has no keys; before it runs. False, and so
@@ -49,15 +50,15 @@ pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool ins
 // pcclInvalidArgument: not without keys or --insecure, which the text names.
 pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master);
 
-// Whether a peer or a query with these settings may talk to a master at this address; `keys`: a file, or NULL for that
-// of PCCL_KEYS, if any; not read. pcclInvalidArgument: not without keys; so say connect and the queries themselves.
+// Whether a peer or a query with these settings may talk to a master at this address; `keys` as for
+// pccl_ext_comm_set_keys; not read. pcclInvalidArgument: not without keys; so say connect and the queries themselves.
 // Needs no pcclInit.
 pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char *keys, bool insecure);
 
 // Asks a master of any process whether it has a run: peers, or members that have come to resume theirs. `completed`: it
-// has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`. `keys`: a file, or NULL
-// for that of PCCL_KEYS, if any. `insecure` as for pccl_ext_comm_set_insecure. pcclInvalidArgument: the keys cannot be
-// used, or are missing for a master beyond loopback.
+// has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`. `keys` as for
+// pccl_ext_comm_set_keys, `insecure` as for pccl_ext_comm_set_insecure. pcclInvalidArgument: the keys cannot be used,
+// or are missing for a master beyond loopback.
 // pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
 pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
                                      uint32_t limit_ms, bool *out, bool *completed);
@@ -75,9 +76,10 @@ pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
 // host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
 // or connecting.
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
-// Encrypts all connections of the communicator with the keys in this file; before connect. NULL: the file that
-// PCCL_KEYS names, if any; so also without this call. pcclInvalidArgument: the file cannot be used. pcclInvalidUsage:
-// connected or connecting.
+// Encrypts all connections of the communicator with the keys in this file; before connect. Three paths with line breaks
+// between them name a certificate, its private key, and the authorities that are trusted, all in PEM. These files are
+// read again when they have changed. NULL: what PCCL_KEYS, or PCCL_CERT, PCCL_KEY and PCCL_CA name, if anything; so
+// also without this call. pcclInvalidArgument: a file cannot be used. pcclInvalidUsage: connected or connecting.
 pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
 // Whether connect takes masters beyond loopback without keys; before connect. False, and so without this call: only if
 // PCCL_INSECURE=1. pcclInvalidUsage: connected or connecting.

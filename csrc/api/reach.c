@@ -22,7 +22,7 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
     REQUIRE_NOT_NULL(address);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    struct transport_options options = {.insecure = insecure || api_keys_path(keys) != NULL};
+    struct transport_options options = {.insecure = insecure || api_has_keys(keys)};
     if (!options.insecure) options.insecure = environment_switch("PCCL_INSECURE", false);
     return api_check_master(&options, &master);
 }

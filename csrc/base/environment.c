@@ -16,6 +16,8 @@ enum { NAME_MOST = 64, ALIKE_MOST = 6 }; // a name that takes more changes resem
 static const char prefix[] = "PCCL_";
 
 static const struct environment_variable variables[] = {
+    {"PCCL_CA", "file with the authorities whose certificates are trusted"},
+    {"PCCL_CERT", "file with the certificate of this process, in place of PCCL_KEYS"},
     {"PCCL_CONGESTION_CONTROL", "congestion control of connections to other hosts"},
     {"PCCL_CONNECT_TIMEOUT_S", "how long a program waits for a master, in seconds"},
     {"PCCL_CPU_LEVEL", "instruction set of the kernels; for tests"},
@@ -32,6 +34,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_HEARTBEAT_LIMIT_MS", "silence in ms after which a master expels a peer"},
     {"PCCL_INSECURE", "1: without keys, masters and peers talk beyond this host, too"},
     {"PCCL_JOIN", "1: this process joins a run; pccl sets it for restarted workers"},
+    {"PCCL_KEY", "file with the private key of PCCL_CERT"},
     {"PCCL_KEYS", "file with the keys of the run, which encrypt its connections"},
     {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
     {"PCCL_LOG_LEVEL", "least level of the log"},

@@ -31,9 +31,10 @@
 //   (pcclInternalError).
 // - Every function may be called from any thread. While pcclUpdateTopology, pcclOptimizeTopology or
 //   pcclSynchronizeSharedState runs, another of these or a launch on the same communicator returns pcclInvalidUsage.
-// - Without keys (PCCL_KEYS) nothing is encrypted, and nothing leaves loopback (127.0.0.0/8 and ::1): pcclConnect
-//   refuses a master beyond it, and pcclRunMaster serves there only. PCCL_INSECURE=1 permits every address, with one
-//   line of the log at the start of a master. With keys it has no effect.
+// - Without keys (PCCL_KEYS) or a certificate (PCCL_CERT, PCCL_KEY, PCCL_CA) nothing is encrypted, and nothing leaves
+//   loopback (127.0.0.0/8 and ::1): pcclConnect refuses a master beyond it, and pcclRunMaster serves there only.
+//   PCCL_INSECURE=1 permits every address, with one line of the log at the start of a master. With keys it has no
+//   effect.
 // - Nothing here ends the process, writes to stdout, or changes signal dispositions.
 // - A forked child has none of its parent's connections. With a handle of its parent every call returns
 //   pcclInvalidUsage at once, destroying does nothing and returns pcclSuccess; it may create handles of its own.

@@ -7,7 +7,7 @@ static bool keys_signer_sign(void *keys, const void *bytes, size_t length, uint8
 
 static bool keys_signer_verify(void *keys, const void *bytes, size_t length,
                                const uint8_t signature[WIRE_SIGNATURE_BYTES]) {
-    return ed25519_verify(keys_master_public(keys), bytes, length, signature);
+    return keys_verify(keys, bytes, length, signature);
 }
 
 void keys_sign_epochs(const struct keys *keys, struct master_core *core) {

@@ -269,7 +269,7 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     char address[64];
     socket_address_format(address, sizeof address, &conn->source);
     if (transport_refused(error))
-        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refuses %s: %s", address, transport_error(error));
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refuses %s: %s", address, transport_why(conn->stream, error));
     conn_close(master, conn);
 }
 

@@ -9,27 +9,34 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     return NULL;
 }
 
+struct keys *keys_load_certificate(const char *cert, const char *key, const char *ca, char reason[KEYS_REASON_BYTES]) {
+    (void)key, (void)ca;
+    snprintf(reason, KEYS_REASON_BYTES, "cannot use the certificate in %s: " KEYS_MISSING, cert);
+    return NULL;
+}
+
 // There are no keys, so nobody calls the following.
 struct keys *keys_hold(struct keys *keys) { return keys; }
 void keys_release(struct keys *keys) { (void)keys; }
 const struct ed25519 *keys_master_key(const struct keys *keys) { return (void)keys, NULL; }
-const uint8_t *keys_master_public(const struct keys *keys) { return (void)keys, NULL; }
+bool keys_serve_peer(const struct keys *keys) { return (void)keys, false; }
+bool keys_verify(const struct keys *keys, const void *bytes, size_t length,
+                 const uint8_t signature[ED25519_SIGNATURE]) {
+    return (void)keys, (void)bytes, (void)length, (void)signature, false;
+}
 bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]) {
     return (void)private_key, (void)out, false;
 }
 
 #else
 
-#include <errno.h>
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include "base/descriptor.h"
+#include "net/certificates.h"
+#include "net/key_file.h"
 
 enum { FILE_BYTES = 4096, ITEM_BYTES = 32 }; // the longest file; of any key or secret
 
@@ -39,40 +46,10 @@ struct keys {
     struct keys_secret secrets[KEYS_MAX_SECRETS];
     uint8_t master_public[ED25519_KEY];
     struct ed25519 *master_key;
+    struct certificates *certificates; // NULL: a file of keys
 };
 
-// ---- files ----
-
-// A secret in a volume of Kubernetes belongs to root, and its group may read it: that of the container's user.
-static const char *access_problem(const struct stat *status) {
-    bool of_root = status->st_uid == 0;
-    if (!S_ISREG(status->st_mode)) return "it is no file";
-    if (!of_root && status->st_uid != geteuid()) return "it belongs to another user: copy it, and give its mode 0600";
-    if ((status->st_mode & (S_IRWXO | S_IWGRP)) != 0 || (!of_root && (status->st_mode & S_IRGRP) != 0))
-        return "other users can read or write it: chmod 600 FILE, and make new keys if somebody may have read it";
-    return status->st_size > FILE_BYTES ? "it is too long for a file of keys" : NULL;
-}
-
-// Reads the file as a string. Returns what is wrong.
-static const char *read_file(const char *path, char text[FILE_BYTES + 1]) {
-    descriptor_begin();
-    int fd = descriptor_end(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-    if (fd < 0) return strerror(-fd);
-    struct stat status;
-    const char *problem = fstat(fd, &status) != 0 ? strerror(errno) : access_problem(&status);
-    size_t length = 0;
-    while (problem == NULL && length < FILE_BYTES) {
-        ssize_t got = read(fd, text + length, FILE_BYTES - length);
-        if (got < 0 && errno == EINTR) continue;
-        if (got < 0) problem = strerror(errno);
-        if (got <= 0) break;
-        length += (size_t)got;
-    }
-    descriptor_close(fd);
-    text[length] = '\0';
-    if (problem == NULL && strlen(text) != length) problem = "it holds bytes that are no text";
-    return problem;
-}
+// ---- files of keys ----
 
 static int hex_digit(char digit) {
     if (digit >= '0' && digit <= '9') return digit - '0';
@@ -149,11 +126,29 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     char text[FILE_BYTES + 1] = "";
     struct keys *keys = calloc(1, sizeof *keys);
     if (keys != NULL) keys->references = 1;
-    const char *problem = keys == NULL ? "there is no memory" : read_file(path, text);
+    const char *problem = keys == NULL ? "there is no memory" : key_file_read(path, true, text, sizeof text);
     if (problem == NULL) problem = parse(keys, text);
     OPENSSL_cleanse(text, sizeof text);
     if (problem == NULL) return keys;
     snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s", path, problem);
+    keys_release(keys);
+    return NULL;
+}
+
+struct keys *keys_load_certificate(const char *cert, const char *key, const char *ca, char reason[KEYS_REASON_BYTES]) {
+    _Static_assert((int)KEYS_REASON_BYTES == (int)CERTIFICATES_REASON_BYTES, "a reason has room");
+    struct keys *keys = calloc(1, sizeof *keys);
+    snprintf(reason, KEYS_REASON_BYTES, "there is no memory for certificates");
+    if (keys == NULL) return NULL;
+    keys->references = 1;
+    keys->certificates = certificates_load(&(struct certificates_paths){cert, key, ca}, reason);
+    bool good = keys->certificates != NULL;
+    if (good && (certificates_own_roles(keys->certificates) & CERTIFICATES_MASTER) != 0) {
+        keys->master_key = ed25519_new();
+        good = keys->master_key != NULL;
+        if (good) certificates_trust(keys->certificates, ed25519_public(keys->master_key));
+    }
+    if (good) return keys;
     keys_release(keys);
     return NULL;
 }
@@ -166,6 +161,7 @@ struct keys *keys_hold(struct keys *keys) {
 void keys_release(struct keys *keys) {
     if (keys == NULL || atomic_fetch_sub_explicit(&keys->references, 1, memory_order_acq_rel) > 1) return;
     ed25519_free(keys->master_key);
+    certificates_free(keys->certificates);
     OPENSSL_cleanse(keys, sizeof *keys);
     free(keys);
 }
@@ -183,6 +179,18 @@ const struct keys_secret *keys_find_secret(const struct keys *keys, const char *
 const uint8_t *keys_master_public(const struct keys *keys) { return keys->master_public; }
 
 const struct ed25519 *keys_master_key(const struct keys *keys) { return keys->master_key; }
+
+struct certificates *keys_certificates(const struct keys *keys) { return keys->certificates; }
+
+bool keys_serve_peer(const struct keys *keys) {
+    return keys->certificates == NULL || (certificates_own_roles(keys->certificates) & CERTIFICATES_PEER) != 0;
+}
+
+bool keys_verify(const struct keys *keys, const void *bytes, size_t length,
+                 const uint8_t signature[ED25519_SIGNATURE]) {
+    return keys->certificates != NULL ? certificates_verify(keys->certificates, bytes, length, signature)
+                                      : ed25519_verify(keys->master_public, bytes, length, signature);
+}
 
 bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]) {
     struct ed25519 *key = ed25519_from_private(private_key);

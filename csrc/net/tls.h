@@ -1,9 +1,10 @@
 // TLS 1.3 for streams: the second kind of transport. docs/security.md has the threat model.
 //
-// A secret of the run (net/keys) opens the handshake, as an external pre-shared key with (EC)DHE. There are no
-// certificates, so a stranger fails before any other code of the library reads a byte. Then each side sends one proof:
-// its role, its public key, and a signature over the exporter of this connection. So nobody can take the id of another
-// process, and only holders of the run's master-key pass as masters.
+// A secret of the run (net/keys) opens the handshake, as an external pre-shared key with (EC)DHE. So a stranger fails
+// before any other code of the library reads a byte. Or certificates (net/certificates) open it, of both sides. Then
+// each side sends one proof: its role, its public key, and a signature over the exporter of this connection. So nobody
+// can take the id of another process, and only holders of the run's master-key, or of a certificate for masters, pass
+// as masters.
 //
 // A dialler tries one secret after the other: if the other side refuses the first, the stream connects again by itself.
 #ifndef PCCL_NET_TLS_H
@@ -23,7 +24,7 @@ const struct wire_id *tls_context_id(const struct transport_context *context);
 void tls_renew_after(struct transport_context *context, uint32_t records);
 
 // Errors of its streams, beside those of sockets:
-//   -EKEYREJECTED  the two sides have no secret in common
+//   -EKEYREJECTED  the two sides have no secret in common, or one refuses the certificate of the other
 //   -EPROTOTYPE    the other side does not encrypt
 //   -ECONNABORTED  it ended the handshake without a word, as a side does that does not encrypt
 //   -EBADE         the proof of the other side is wrong

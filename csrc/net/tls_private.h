@@ -5,6 +5,7 @@
 #include <openssl/ssl.h>
 #include <pthread.h>
 
+#include "net/certificates.h"
 #include "net/tls.h"
 
 enum {
@@ -13,6 +14,7 @@ enum {
     // A whole record that the kernel did not take, and short messages of the receiving thread.
     TLS_OUT_BYTES = TLS_RECORD_BYTES + 2048,
     TLS_PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE,
+    TLS_REASON_BYTES = CERTIFICATES_REASON_BYTES,
 };
 
 struct tls_context {
@@ -24,6 +26,9 @@ struct tls_context {
     struct wire_id id;
     uint32_t renewal;
     _Atomic uint32_t secret; // index of the one that opened the last handshake
+    pthread_mutex_t lock;    // of what follows
+    uint8_t *voucher;        // for the master that signed this peer's epoch; NULL: none
+    size_t voucher_bytes;
 };
 
 enum tls_phase {
@@ -50,7 +55,11 @@ struct tls {
     uint32_t tried;              // secrets so far
     bool proved;                 // an acceptor has sent its proof
     uint8_t proof[TLS_PROOF_BYTES];
-    size_t proof_bytes; // received
+    size_t proof_bytes; // received, with those of `more`
+    // With certificates:
+    uint8_t *more;  // what follows the proof: a statement of a master, which stays, or the voucher of a peer
+    unsigned roles; // of the other side's certificate; 0: it was not verified
+    char reason[TLS_REASON_BYTES];
 
     // Encrypted bytes that came with others.
     uint8_t in[TLS_IN_BYTES];
@@ -71,6 +80,11 @@ static inline struct tls *tls_of(struct transport *stream) { return (struct tls 
 
 static inline struct tls_context *tls_context_of(const struct tls *tls) {
     return (struct tls_context *)(void *)tls->stream.context;
+}
+
+// The certificates of a stream; NULL: it uses secrets.
+static inline struct certificates *tls_certificates(const struct tls *tls) {
+    return keys_certificates(tls->stream.context->options.keys);
 }
 
 // The functions of the BIO under OpenSSL. NULL: no memory.

@@ -103,6 +103,17 @@ BIO_METHOD *tls_bio(void) {
     return method;
 }
 
+// The other side refuses this one's certificate. In TLS 1.3 a dialler hears that after its part of the handshake.
+static int refused_by_alert(struct tls *tls, int reason) {
+    snprintf(tls->reason, sizeof tls->reason, "it refuses the certificate of this process: %s",
+             reason == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED ? "the certificate has expired"
+             : reason == SSL_R_TLSV1_ALERT_UNKNOWN_CA        ? "it does not trust the authority that issued it"
+                                                             : "its log says why");
+    return -EKEYREJECTED;
+}
+
+static bool is_alert(int reason) { return reason >= SSL_AD_REASON_OFFSET && reason < SSL_AD_REASON_OFFSET + 256; }
+
 int tls_error(struct tls *tls) {
     unsigned long code = ERR_peek_last_error();
     int reason = ERR_GET_REASON(code);
@@ -112,6 +123,8 @@ int tls_error(struct tls *tls) {
     if (tls->ended) return handshake && tls->stream.role == TRANSPORT_DIALS ? -ECONNABORTED : -ECONNRESET;
     if (tls->send_error != 0) return tls->send_error;
     if (ERR_GET_LIB(code) != ERR_LIB_SSL) return -ENOMEM;
+    bool opens = handshake || tls->phase == TLS_AWAITS_PROOF;
+    if (is_alert(reason) && opens && tls_certificates(tls) != NULL) return refused_by_alert(tls, reason);
     if (!handshake) return -EBADMSG;
     return reason == SSL_R_WRONG_VERSION_NUMBER ? -EPROTOTYPE : -EKEYREJECTED;
 }
@@ -231,7 +244,8 @@ ptrdiff_t tls_read(struct tls *tls, void *bytes, size_t capacity) {
         ERR_pop_to_mark();
         return (ptrdiff_t)got;
     }
-    if ((SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN) != 0 || tls->blocked) {
+    bool refused = tls->phase == TLS_AWAITS_PROOF && is_alert(ERR_GET_REASON(ERR_peek_last_error()));
+    if (tls->blocked || (!refused && (SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN) != 0)) {
         ERR_pop_to_mark();
         return tls->blocked ? -EAGAIN : 0;
     }

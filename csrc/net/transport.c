@@ -56,20 +56,33 @@ const struct transport_type transport_plain = {
 
 const char *transport_error(int error) {
     switch (error < 0 ? -error : error) {
-    case EKEYREJECTED: return "its keys and those of this process are not of one run";
-    case EPROTOTYPE: return "it does not encrypt, and this process has keys";
+    case EKEYREJECTED: return "its keys or certificate and those of this process are not of one run";
+    case EPROTOTYPE: return "it does not encrypt, and this process does";
     case ECONNABORTED: return "it ended the handshake: it does not encrypt, or it is busy";
-    case ENOKEY: return "it encrypts, and this process has no keys (PCCL_KEYS)";
-    case EBADE: return "it has keys of this run, but it is not who it should be";
+    case ENOKEY: return "it encrypts, and this process has no keys (PCCL_KEYS, or PCCL_CERT)";
+    case EBADE: return "it has keys or a certificate of this run, but it is not who it should be";
     case EBADMSG: return "bytes were changed on their way";
     case ENONET: return "it is " TRANSPORT_LOOPBACK_ONLY;
     default: return strerror(error < 0 ? -error : error);
     }
 }
 
+const char *transport_why(const struct transport *stream, int error) {
+    const char *why = stream == NULL || stream->type->why == NULL ? NULL : stream->type->why(stream);
+    return why != NULL ? why : transport_error(error);
+}
+
 bool transport_refused(int error) {
     return error == -EKEYREJECTED || error == -EPROTOTYPE || error == -ECONNABORTED || error == -ENOKEY ||
            error == -EBADE || error == -EBADMSG;
+}
+
+void transport_log_refusal(const struct transport *stream, int error, struct log_limit *limit) {
+    struct wire_address other;
+    char address[64] = "a process that is gone";
+    if (!transport_refused(error)) return;
+    if (transport_remote_address(stream, &other)) socket_address_format(address, sizeof address, &other);
+    LOG_LIMITED(limit, LOG_WARN, "refuses a link with %s: %s", address, transport_why(stream, error));
 }
 
 // ---- contexts ----

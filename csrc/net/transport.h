@@ -1,7 +1,7 @@
 // Streams of bytes between two processes. A transport decides what the bytes become on their way: plain TCP today.
 //
 // A context belongs to one communicator, one master, or one query. It chooses the transport of the streams that are
-// dialled and accepted with it; keys and certificates would lie there. Nothing here is process-wide.
+// dialled and accepted with it, and has their keys or certificates. Nothing here is process-wide.
 //
 // All bytes of a stream, and all that the kernel knows of its connection, pass through these functions: no file outside
 // net/ uses the descriptor. Nothing blocks, nothing raises SIGPIPE; errors are errno values, negated. One thread at a
@@ -15,6 +15,7 @@
 #include <sys/epoll.h>
 #include <sys/uio.h>
 
+#include "base/log.h"
 #include "net/gauge.h"
 #include "net/wire.h"
 
@@ -54,6 +55,10 @@ struct transport_type {
     ptrdiff_t (*recvv)(struct transport *stream, const struct iovec *parts, int count);
     // Announces the end of what is sent.
     void (*finish)(struct transport *stream);
+    // Returns more about why the handshake failed than its error says, or NULL. NULL: never.
+    const char *(*why)(const struct transport *stream);
+    // See transport_vouch. NULL: nothing.
+    void (*vouch)(struct transport *stream);
     // Releases what the type allocated for the stream. NULL: nothing.
     void (*fini)(struct transport *stream);
     // Releases what the type allocated for a context. NULL: nothing.
@@ -101,8 +106,12 @@ struct transport {
 
 // Returns the text of an errno value, negated or not, that these functions have returned.
 const char *transport_error(int error);
+// The same of a step of this stream (NULL: of none), which may know more. Valid while the stream is.
+const char *transport_why(const struct transport *stream, int error);
 // Whether this is an error of keys: the other end is somebody else than was expected.
 bool transport_refused(int error);
+// Logs such an error of a link between peers; others may cause it as often as they like.
+void transport_log_refusal(const struct transport *stream, int error, struct log_limit *limit);
 
 // ---- contexts ----
 
@@ -155,6 +164,11 @@ static inline bool transport_may_be(const struct transport *stream, enum transpo
                                     const struct wire_id *id) {
     if (!stream->type->proves) return true;
     return stream->peer.party == party && (id == NULL || wire_id_equal(&stream->peer.id, id));
+}
+// Keeps for the next masters of the run the proof that the other end of this stream, which this context has dialled, is
+// one: it has just sent an epoch that it signed.
+static inline void transport_vouch(struct transport *stream) {
+    if (stream->type->vouch != NULL) stream->type->vouch(stream);
 }
 struct gauge transport_gauge(const struct transport *stream);
 // False: the stream is not of IPv4 or IPv6, or has ended.

@@ -59,8 +59,8 @@ struct links {
     links_judge_fn *judge;
     void *context;
     struct link_identity identity;
-    int64_t park_limit;
-    int64_t tell_at; // shortage of descriptors is told again from then on
+    int64_t park_limit, tell_at; // tell_at: from then on a shortage of descriptors is told again
+    struct log_limit refusal_log;
     struct connection **slots;
     uint32_t slot_count, serial;
     struct link_event *events;
@@ -82,9 +82,8 @@ static void tell_shortage(struct links *links, int error) {
     links->tell_at = now + LINKS_SHORTAGE_LOG_MS * MS_NS;
     LOG(LOG_ERR,
         "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of "
-        "its "
-        "group and each lane of its two neighbours, or of all members in a weighted all-reduce: raise the soft limit "
-        "before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, ...))",
+        "its group and each lane of its two neighbours, or of all members in a weighted all-reduce: raise the soft "
+        "limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, ...))",
         strerror(-error), (unsigned long long)descriptor_limit());
 }
 
@@ -254,7 +253,8 @@ static void connect_on(struct links *links, struct connection *c) {
     if (error == -EAGAIN) return;
     if (error == 0 && !transport_may_be(c->stream, TRANSPORT_PEER, &c->hello.to)) error = -EBADE;
     if (error != 0) {
-        fail_dial(links, c, transport_error(error));
+        transport_log_refusal(c->stream, error, &links->refusal_log);
+        fail_dial(links, c, transport_why(c->stream, error));
         return;
     }
     c->state = AWAIT_ACK;
@@ -441,6 +441,7 @@ static bool is_open(struct links *links, struct connection *c) {
     int error = transport_step(c->stream);
     if (error == -EAGAIN) return false;
     if (error == 0 && connection_watch(links, c, EPOLLIN)) return c->open = true;
+    transport_log_refusal(c->stream, error, &links->refusal_log);
     connection_free(links, c);
     return false;
 }
@@ -504,12 +505,11 @@ struct links *links_new(struct transport_context *transport, int epoll, uint64_t
                             .context = context,
                             .identity.self = *self};
     links->park_limit = LINKS_UNKNOWN_MS * MS_NS;
+    links->refusal_log = (struct log_limit){.lines = 8, .seconds = 10};
     links->scratch = calloc(1, SCRATCH_BYTES);
-    if (links->scratch == NULL) {
-        free(links);
-        return NULL;
-    }
-    return links;
+    if (links->scratch != NULL) return links;
+    free(links);
+    return NULL;
 }
 
 void links_free(struct links *links) {

@@ -129,7 +129,8 @@ static void dial(struct master_link *m, int64_t now);
 static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
     char address[64];
     struct master_event ended = {.kind = MASTER_UNREACHABLE, .internal = internal};
-    snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address), transport_error(error));
+    snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address),
+             transport_why(m->stream, error));
     leave(m);
     bool more = seek_failed(&m->seek, now);
     if (m->seeking) {
@@ -242,7 +243,9 @@ static bool take_frame(struct master_link *m, struct master_event *out) {
     out->kind = MASTER_FRAME;
     switch (conn_in_next(&m->in, conn_carries_control, &out->header, &out->body)) {
     case CONN_MORE: return false;
-    case CONN_FRAME: return true;
+    case CONN_FRAME:
+        if (out->header.type == WIRE_EPOCH) transport_vouch(m->stream);
+        return true;
     default:
         conn_in_clear(&m->in);
         return broke(m, out, "it sent bytes that make no sense: is it a pccl master of this version?");

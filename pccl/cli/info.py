@@ -21,11 +21,16 @@ _ffi, _C = load_native_module()
 @click.command("info", short_help="Show the build, and the links of a run.")
 @click.option("--master", "address", metavar=top.MASTERS, help="show the links of the run of this master, or of a list, too")
 @click.option("--keys", metavar="FILE", help="with --master: the keys of the run, of a peer or a master [default: PCCL_KEYS]")
+@click.option("--cert", metavar="FILE", help="with --master: or a certificate of its authority, in PEM [default: PCCL_CERT]")
+@click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]")
+@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]")
 @click.option(
     "--insecure", is_flag=True, help="with --master: without keys, ask one beyond this host, too [default: PCCL_INSECURE=1]"
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
-def command(address: str | None, keys: str | None, insecure: bool, as_json: bool) -> None:
+def command(
+    address: str | None, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, as_json: bool
+) -> None:
     """Show the build, the instruction set in use, and what else is installed.
 
     With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links. If no master
@@ -33,7 +38,7 @@ def command(address: str | None, keys: str | None, insecure: bool, as_json: bool
     """
     facts = _facts()
     facts_of_json = {**facts, "environment": {name: os.environ.get(name) for name in environment()}}
-    masters = None if address is None else top.Masters(address, keys, insecure)
+    masters = None if address is None else top.Masters(address, top.options(keys, cert, key, ca), insecure)
     if as_json:
         try:
             if masters is not None:

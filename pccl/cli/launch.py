@@ -17,6 +17,7 @@ from typing import IO
 import click
 
 from pccl._address import parse_endpoints
+from pccl._credentials import VARIABLES, environment_has_some
 from pccl._errors import PCCLError
 from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl._processes import Fleet, Process, how_ended
@@ -96,7 +97,7 @@ def command(
     program's; a "--" right behind it is left out.
 
     The run has keys of its own, so no other user of this machine can join or watch it. They are in files that only this user
-    reads, are named in PCCL_KEYS, and are removed at the end. --keys and PCCL_KEYS name others.
+    reads, are named in PCCL_KEYS, and are removed at the end. --keys, PCCL_KEYS and PCCL_CERT name others.
 
     A slow reader of the output stops neither the peers nor this command: lines beyond 16 MiB are dropped and counted.
 
@@ -113,9 +114,12 @@ def command(
     if keys is not None and insecure:
         raise click.UsageError("--keys and --insecure contradict each other: leave one of them out")
     if insecure:
-        os.environ.pop("PCCL_KEYS", None)
+        for name in VARIABLES:
+            os.environ.pop(name, None)
         os.environ[INSECURE_VARIABLE] = "1"
     if keys is not None:
+        for name in VARIABLES:
+            os.environ.pop(name, None)
         os.environ["PCCL_KEYS"] = os.path.abspath(keys)
     try:
         with _run(address) as run:
@@ -136,7 +140,7 @@ def _run(address: str | None) -> Iterator[dict[str, str]]:
     with local_master() as run:
         if "PCCL_KEYS" in run:
             click.echo(f"pccl launch: the keys are in {run['PCCL_KEYS']}", err=True)
-        elif not os.environ.get("PCCL_KEYS"):
+        elif not environment_has_some():
             click.echo(f"pccl launch: the run is not encrypted: {why_plain()}", err=True)
         yield run
 

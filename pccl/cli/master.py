@@ -51,6 +51,9 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_
     help="end once neither this master nor another one of the list has had a peer for so long",
 )
 @click.option("--keys", metavar="FILE", help="encrypt with these keys, which `pccl keys` wrote for masters  [default: PCCL_KEYS]")
+@click.option("--cert", metavar="FILE", help="or with this certificate for a master, in PEM  [default: PCCL_CERT]")
+@click.option("--key", metavar="FILE", help="with --cert: its private key  [default: PCCL_KEY]")
+@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted  [default: PCCL_CA]")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -67,6 +70,9 @@ def command(
     on_sigterm: str | None,
     until_empty: float | None,
     keys: str | None,
+    cert: str | None,
+    key: str | None,
+    ca: str | None,
     insecure: bool,
     background: bool,
     log: str | None,
@@ -75,12 +81,15 @@ def command(
     if log is not None and not background:
         raise click.UsageError("--log goes with --background; otherwise the log goes to standard error")
 
-    named = keys or os.environ.get("PCCL_KEYS")
-    path = os.path.abspath(named) if named else None  # the folder may change before the file is read
+    named = {"keys": keys, "cert": cert, "key": key, "ca": ca}
+    if not any(named.values()):
+        named = {name: os.environ.get(f"PCCL_{name.upper()}") for name in named}
+    # The folder may change before the files are read.
+    paths = {name: os.path.abspath(path) if path else None for name, path in named.items()}
 
-    address = listen or default_address(keys, insecure)
+    address = listen or default_address(any(named.values()), insecure)
 
     def serve_given(ready: Callable[[], None] = lambda: None) -> int:
-        return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready, keys=path, insecure=insecure)
+        return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready, insecure=insecure, **paths)
 
     sys.exit(serve_in_background(log, serve_given) if background else serve_given())

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pccl._address import parse_endpoints
+from pccl._credentials import credentials
 from pccl._diagnosis import diagnose_run
 from pccl._errors import ConnectError, PCCLError
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
@@ -33,16 +34,29 @@ NO_RUN = "the master serves no run: no peer is a member yet, or it is a standby 
 @click.option("--master", "address", required=True, metavar=MASTERS, help="the master of the run, or all, as peers name them")
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two looks")
 @click.option("--keys", metavar="FILE", help="the keys of the run, of a peer or a master [default: PCCL_KEYS]")
+@click.option("--cert", metavar="FILE", help="or a certificate of its authority, in PEM [default: PCCL_CERT]")
+@click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]")
+@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]")
 @click.option("--insecure", is_flag=True, help="without keys, ask a master beyond this host, too [default: PCCL_INSECURE=1]")
 @click.option("--once", is_flag=True, help="print one table and end")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object a line, for programs; with --once just one")
-def command(address: str, interval: float, keys: str | None, insecure: bool, once: bool, as_json: bool) -> None:
+def command(
+    address: str,
+    interval: float,
+    keys: str | None,
+    cert: str | None,
+    key: str | None,
+    ca: str | None,
+    insecure: bool,
+    once: bool,
+    as_json: bool,
+) -> None:
     """Show the members of a run, what they tell of their ops and links, and who or what makes ops slow, until Ctrl-C.
 
     A master that has answered once is asked again when it does not. docs/diagnosis.md says what the columns and the
     findings mean.
     """
-    masters = Masters(address, keys, insecure)
+    masters = Masters(address, options(keys, cert, key, ca), insecure)
     newest = masters.ask_once()
     console = standard_output()
     if once or as_json or not console.is_terminal:
@@ -87,10 +101,18 @@ def _end_on_signals() -> None:
             signal.signal(number, end)
 
 
+def options(keys: str | None, cert: str | None, key: str | None, ca: str | None) -> bytes | None:
+    """Returns the credentials that options name. The error is click's."""
+    try:
+        return credentials(keys, cert, key, ca)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
 class Masters:
     """The masters of a run, one of which serves it: the value of --master."""
 
-    def __init__(self, addresses: str, keys: str | None = None, insecure: bool = False) -> None:
+    def __init__(self, addresses: str, keys: str | bytes | None = None, insecure: bool = False) -> None:
         self._keys = keys
         self._insecure = insecure
         try:

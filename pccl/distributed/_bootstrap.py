@@ -29,6 +29,7 @@ from pccl import _native
 from pccl._address import parse_endpoints
 from pccl._calls import Deadline
 from pccl._communicator import Communicator
+from pccl._credentials import environment_has_some
 from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, Result
 from pccl._files import open_log
 from pccl._keys import KeysError
@@ -95,7 +96,7 @@ class Place:
     masters: str
     """PCCL_MASTER, or ""."""
     keys: bool
-    """Whether PCCL_KEYS names keys."""
+    """Whether the environment names keys or a certificate."""
     token: str = field(default_factory=lambda: uuid4().hex)
     """Names this call of init_process_group: the store may hold what earlier ones wrote."""
 
@@ -436,7 +437,7 @@ def _own_place(store: dist.Store, world_size: int) -> Place:
         network=_network(),
         address=_own_address(_host_of(store)),
         masters=given,
-        keys=bool(os.environ.get("PCCL_KEYS")),
+        keys=environment_has_some(),
     )
 
 
@@ -488,7 +489,7 @@ def _start_masters(board: _Board, places: Sequence[Place], held: contextlib.Exit
     """Starts those masters of the job that this rank has to. At rank 0, `held` keeps the keys of the job in their folder."""
     starters = _starters([place.node for place in places])
     local = len({place.network for place in places}) == 1
-    master_keys, peer_keys = ("", "") if os.environ.get("PCCL_KEYS") else _share_keys(board, held, local=local)
+    master_keys, peer_keys = ("", "") if environment_has_some() else _share_keys(board, held, local=local)
     own = [number for number, rank in enumerate(starters) if rank == board.rank]
     with contextlib.ExitStack() as stack:
         for number in own:

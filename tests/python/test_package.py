@@ -92,7 +92,10 @@ def test_a_master_loads_no_module_of_a_communicator(code):
     assert "pccl._master" in modules
     assert not modules & (COSTLY | {"typing"})
     assert not {name for name in modules if name.startswith("pccl.")} - {
-        *(f"pccl.{name}" for name in ("_address", "_calls", "_enums", "_errors", "_exports", "_loader", "_log", "_master")),
+        *(
+            f"pccl.{name}"
+            for name in ("_address", "_calls", "_credentials", "_enums", "_errors", "_exports", "_loader", "_log", "_master")
+        ),
         *("pccl._native", "pccl._native.lib", "pccl._version", "pccl.master", "pccl._files"),
     }
 
@@ -297,7 +300,11 @@ def test_packages_for_torch_say_what_to_install(package):
 C = pccl.Communicator
 SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
-    (C, "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, name=None, keys=None)"),
+    (
+        C,
+        "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, name=None, "
+        "keys=None, cert=None, key=None, ca=None, insecure=False)",
+    ),
     (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None)"),
     (C.get_attribute, "(attribute)"),
     (C.update_topology, "(*, timeout=None)"),
@@ -319,7 +326,11 @@ SIGNATURES = [
     ),
     (C.all_reduce_multiple_with_retry, "(descriptors, *, max_in_flight=4, timeout=None)"),
     (C.wait_for_peers, "(peers, *, timeout=None)"),
-    (pccl.MasterNode, "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None, keys=None)"),
+    (
+        pccl.MasterNode,
+        "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None, "
+        "keys=None, cert=None, key=None, ca=None, insecure=False)",
+    ),
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),
     (pccl.AsyncReduceHandle.wait, "(*, timeout=None)"),

@@ -1,0 +1,478 @@
+#ifdef PCCL_HAVE_TLS
+#define LOG_COMPONENT "security"
+#include "net/certificates.h"
+
+#include <limits.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "net/key_file.h"
+
+enum {
+    FILES = 3,
+    FILE_BYTES = 1 << 20, // the longest: bundles of all public authorities have a quarter of it
+    MOST_SIGNERS = 64,    // masters of one run, dead or alive; a new one replaces the oldest
+    WHEN_BYTES = 40,
+    NAME_BYTES = 160,
+};
+
+// What one reading of the files gave.
+struct reading {
+    X509 *leaf;
+    STACK_OF(X509) * chain; // between the leaf and the authorities
+    EVP_PKEY *key;
+    X509_STORE *authorities;
+};
+
+// Tells whether a file has changed: all 0 if it is not there.
+struct mark {
+    dev_t device;
+    ino_t number;
+    off_t bytes;
+    struct timespec changed;
+};
+
+struct certificates {
+    pthread_mutex_t lock; // of everything below
+    char *paths[FILES];   // cert, key, ca
+    struct mark marks[FILES];
+    struct reading now;
+    unsigned roles;
+    uint8_t signers[MOST_SIGNERS][ED25519_KEY];
+    size_t signer_count;
+};
+
+// ---- files ----
+
+static void reading_fini(struct reading *reading) {
+    X509_free(reading->leaf);
+    sk_X509_pop_free(reading->chain, X509_free);
+    EVP_PKEY_free(reading->key);
+    X509_STORE_free(reading->authorities);
+}
+
+static int no_password(char *out, int capacity, int writes, void *context) {
+    (void)out, (void)capacity, (void)writes, (void)context;
+    return -1;
+}
+
+// Returns the certificates of a text, in their order; NULL: there are none, or one is damaged.
+static STACK_OF(X509) * parse_certificates(const char *text) {
+    STACK_OF(X509) *found = sk_X509_new_null();
+    BIO *bio = BIO_new_mem_buf(text, -1);
+    bool good = found != NULL && bio != NULL;
+    for (X509 *one; good && (one = PEM_read_bio_X509(bio, NULL, no_password, NULL)) != NULL;)
+        if (!(good = sk_X509_push(found, one) > 0)) X509_free(one);
+    unsigned long end = ERR_peek_last_error();
+    BIO_free(bio);
+    if (good && ERR_GET_REASON(end) == PEM_R_NO_START_LINE && sk_X509_num(found) > 0) return found;
+    sk_X509_pop_free(found, X509_free);
+    return NULL;
+}
+
+static EVP_PKEY *parse_key(const char *text) {
+    BIO *bio = BIO_new_mem_buf(text, -1);
+    EVP_PKEY *key = bio == NULL ? NULL : PEM_read_bio_PrivateKey(bio, NULL, no_password, NULL);
+    BIO_free(bio);
+    return key;
+}
+
+static const char *read_leaf(const char *text, struct reading *out) {
+    out->chain = parse_certificates(text);
+    out->leaf = out->chain == NULL ? NULL : sk_X509_shift(out->chain);
+    return out->leaf != NULL ? NULL : "it holds no certificate in PEM, or a damaged one";
+}
+
+static const char *read_key(const char *text, struct reading *out) {
+    out->key = parse_key(text);
+    if (out->key == NULL) return "it holds no private key in PEM, or one with a password";
+    return X509_check_private_key(out->leaf, out->key) == 1 ? NULL : "it is not the key of the certificate";
+}
+
+static const char *read_authorities(const char *text, struct reading *out) {
+    STACK_OF(X509) *found = parse_certificates(text);
+    if (found == NULL) return "it holds no certificate in PEM, or a damaged one";
+    out->authorities = X509_STORE_new();
+    bool done = out->authorities != NULL;
+    // An authority in the file is trusted even if another one has certified it.
+    if (done) X509_STORE_set_flags(out->authorities, X509_V_FLAG_PARTIAL_CHAIN);
+    for (int i = 0; done && i < sk_X509_num(found); i++)
+        done = X509_STORE_add_cert(out->authorities, sk_X509_value(found, i)) == 1;
+    sk_X509_pop_free(found, X509_free);
+    return done ? NULL : "there is no memory";
+}
+
+// False, and why in `reason`. The caller releases `out` in any case.
+static bool read_files(const struct certificates *c, struct reading *out, char reason[CERTIFICATES_REASON_BYTES]) {
+    static const struct {
+        const char *noun;
+        bool secret;
+        const char *(*take)(const char *text, struct reading *out);
+    } kinds[FILES] = {
+        {"certificate", false, read_leaf}, {"key", true, read_key}, {"authorities", false, read_authorities}};
+    char *text = malloc(FILE_BYTES);
+    const char *problem = text == NULL ? "there is no memory" : NULL;
+    for (int i = 0; i < FILES && problem == NULL; i++) {
+        problem = key_file_read(c->paths[i], kinds[i].secret, text, FILE_BYTES);
+        ERR_set_mark();
+        if (problem == NULL) problem = kinds[i].take(text, out);
+        ERR_pop_to_mark();
+        if (problem != NULL)
+            snprintf(reason, CERTIFICATES_REASON_BYTES, "cannot use the %s in %s: %s", kinds[i].noun, c->paths[i],
+                     problem);
+        if (kinds[i].secret) OPENSSL_cleanse(text, FILE_BYTES);
+    }
+    if (text == NULL) snprintf(reason, CERTIFICATES_REASON_BYTES, "there is no memory for certificates");
+    free(text);
+    return problem == NULL;
+}
+
+static void look(const struct certificates *c, struct mark marks[FILES]) {
+    memset(marks, 0, FILES * sizeof *marks);
+    for (int i = 0; i < FILES; i++) {
+        struct stat status;
+        if (stat(c->paths[i], &status) != 0) continue;
+        marks[i].device = status.st_dev;
+        marks[i].number = status.st_ino;
+        marks[i].bytes = status.st_size;
+        marks[i].changed = status.st_mtim;
+    }
+}
+
+// ---- roles and dates ----
+
+static void write_when(const ASN1_TIME *time, char out[WHEN_BYTES]) {
+    struct tm when;
+    if (ASN1_TIME_to_tm(time, &when) != 1 || strftime(out, WHEN_BYTES, "%Y-%m-%d %H:%M:%S UTC", &when) == 0)
+        snprintf(out, WHEN_BYTES, "an unknown date");
+}
+
+// Writes that the certificate is out of its dates. False: it is not.
+static bool out_of_date(const X509 *certificate, const char *whose, char reason[CERTIFICATES_REASON_BYTES]) {
+    char when[WHEN_BYTES];
+    int side = X509_cmp_timeframe(NULL, X509_get0_notBefore(certificate), X509_get0_notAfter(certificate));
+    if (side == 0) return false;
+    write_when(side > 0 ? X509_get0_notAfter(certificate) : X509_get0_notBefore(certificate), when);
+    if (side > 0)
+        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s expired on %s: renew it", whose, when);
+    else
+        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s is valid from %s on: are the clocks right?", whose, when);
+    return true;
+}
+
+// Returns the length of RUN in a URI with a role, or 0.
+static size_t run_of(const GENERAL_NAME *name, unsigned *role) {
+    static const struct {
+        const char *path;
+        size_t length;
+        unsigned role;
+    } paths[] = {{"/pccl/master", 12, CERTIFICATES_MASTER}, {"/pccl/peer", 10, CERTIFICATES_PEER}};
+    if (name->type != GEN_URI) return 0;
+    const char *uri = (const char *)ASN1_STRING_get0_data(name->d.uniformResourceIdentifier);
+    size_t length = (size_t)ASN1_STRING_length(name->d.uniformResourceIdentifier);
+    if (memchr(uri, '?', length) != NULL || memchr(uri, '#', length) != NULL) return 0; // the end is not of its path
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        if (length <= paths[i].length) continue;
+        size_t run = length - paths[i].length;
+        if (memcmp(uri + run, paths[i].path, paths[i].length) != 0) continue;
+        *role = paths[i].role;
+        return run;
+    }
+    return 0;
+}
+
+static unsigned roles_in_run(const GENERAL_NAMES *own, const GENERAL_NAMES *others) {
+    unsigned roles = 0;
+    for (int i = 0; i < sk_GENERAL_NAME_num(others); i++) {
+        unsigned role, any;
+        const GENERAL_NAME *other = sk_GENERAL_NAME_value(others, i);
+        size_t run = run_of(other, &role);
+        for (int k = 0; run > 0 && k < sk_GENERAL_NAME_num(own); k++) {
+            const GENERAL_NAME *mine = sk_GENERAL_NAME_value(own, k);
+            if (run_of(mine, &any) == run &&
+                memcmp(ASN1_STRING_get0_data(mine->d.uniformResourceIdentifier),
+                       ASN1_STRING_get0_data(other->d.uniformResourceIdentifier), run) == 0)
+                roles |= role;
+        }
+    }
+    return roles;
+}
+
+// Writes the first URI with a role, or "" if there is none.
+static void first_role(const GENERAL_NAMES *names, char out[NAME_BYTES]) {
+    unsigned role;
+    out[0] = '\0';
+    for (int i = 0; i < sk_GENERAL_NAME_num(names) && out[0] == '\0'; i++) {
+        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
+        if (run_of(name, &role) == 0) continue;
+        const ASN1_STRING *uri = name->d.uniformResourceIdentifier;
+        snprintf(out, NAME_BYTES, "%.*s", ASN1_STRING_length(uri), (const char *)ASN1_STRING_get0_data(uri));
+    }
+}
+
+// Returns the roles of one certificate in the run of the other one. 0: none, and `reason` says why.
+static unsigned roles_of(const X509 *own, const X509 *other, char reason[CERTIFICATES_REASON_BYTES]) {
+    GENERAL_NAMES *mine = X509_get_ext_d2i(own, NID_subject_alt_name, NULL, NULL);
+    GENERAL_NAMES *others = X509_get_ext_d2i(other, NID_subject_alt_name, NULL, NULL);
+    unsigned roles = roles_in_run(mine, others);
+    char ours[NAME_BYTES], theirs[NAME_BYTES];
+    first_role(mine, ours);
+    first_role(others, theirs);
+    if (roles == 0 && theirs[0] == '\0')
+        snprintf(reason, CERTIFICATES_REASON_BYTES,
+                 "its certificate has no role: none of the URIs in its subject alternative names ends in /pccl/master "
+                 "or /pccl/peer");
+    else if (roles == 0)
+        snprintf(reason, CERTIFICATES_REASON_BYTES,
+                 "its certificate is of another run: it has %s, and that of this process has %s", theirs, ours);
+    GENERAL_NAMES_free(mine);
+    GENERAL_NAMES_free(others);
+    return roles;
+}
+
+unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[CERTIFICATES_REASON_BYTES]) {
+    return roles_of(SSL_get_certificate(ssl), other, reason);
+}
+
+void certificates_problem(X509_STORE_CTX *context, char reason[CERTIFICATES_REASON_BYTES]) {
+    int error = X509_STORE_CTX_get_error(context);
+    const X509 *certificate = X509_STORE_CTX_get_current_cert(context);
+    bool leaf = X509_STORE_CTX_get_error_depth(context) == 0;
+    bool dates = error == X509_V_ERR_CERT_HAS_EXPIRED || error == X509_V_ERR_CERT_NOT_YET_VALID;
+    const char *whose = leaf ? "its certificate" : "the certificate of an authority of its certificate";
+    if (dates && certificate != NULL && out_of_date(certificate, whose, reason)) return;
+    bool unknown = error == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
+                   error == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN || error == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ||
+                   error == X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE;
+    snprintf(reason, CERTIFICATES_REASON_BYTES, "%s: %s",
+             unknown ? "none of the authorities that this process trusts has issued its certificate"
+                     : "its certificate cannot be trusted",
+             X509_verify_cert_error_string(error));
+}
+
+// ---- life ----
+
+// The folder of the process may change before the files are read again. Symbolic links stay: a renewal may turn them.
+static bool take_paths(struct certificates *c, const struct certificates_paths *paths) {
+    const char *given[FILES] = {paths->cert, paths->key, paths->ca};
+    char folder[PATH_MAX];
+    bool known = getcwd(folder, sizeof folder) != NULL;
+    for (int i = 0; i < FILES; i++) {
+        bool relative = given[i][0] != '/' && known;
+        int length = asprintf(&c->paths[i], "%s%s%s", relative ? folder : "", relative ? "/" : "", given[i]);
+        if (length < 0) {
+            c->paths[i] = NULL;
+            return false;
+        }
+    }
+    return true;
+}
+
+// Reads the files for the first time, and judges the certificate.
+static bool begin(struct certificates *c, char reason[CERTIFICATES_REASON_BYTES]) {
+    char whose[CERTIFICATES_REASON_BYTES / 2];
+    look(c, c->marks);
+    if (!read_files(c, &c->now, reason)) return false;
+    snprintf(whose, sizeof whose, "the certificate in %s", c->paths[0]);
+    if (out_of_date(c->now.leaf, whose, reason)) return false;
+    c->roles = roles_of(c->now.leaf, c->now.leaf, reason);
+    if (c->roles != 0) return true;
+    snprintf(reason, CERTIFICATES_REASON_BYTES,
+             "%s has no role: issue one with a URI among its subject alternative names that ends in /pccl/master or "
+             "/pccl/peer (docs/security.md)",
+             whose);
+    return false;
+}
+
+struct certificates *certificates_load(const struct certificates_paths *paths, char reason[CERTIFICATES_REASON_BYTES]) {
+    struct certificates *c = calloc(1, sizeof *c);
+    snprintf(reason, CERTIFICATES_REASON_BYTES, "there is no memory for certificates");
+    if (c == NULL) return NULL;
+    pthread_mutex_init(&c->lock, NULL);
+    if (take_paths(c, paths) && begin(c, reason)) return c;
+    certificates_free(c);
+    return NULL;
+}
+
+void certificates_free(struct certificates *c) {
+    if (c == NULL) return;
+    reading_fini(&c->now);
+    for (int i = 0; i < FILES; i++) free(c->paths[i]);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+}
+
+unsigned certificates_own_roles(const struct certificates *c) { return c->roles; }
+
+// Reads the files again if they have changed; writes what there is to say about it, or "".
+static void refresh(struct certificates *c, enum log_level *level, char text[CERTIFICATES_REASON_BYTES]) {
+    struct mark marks[FILES];
+    struct reading fresh = {0};
+    text[0] = '\0';
+    look(c, marks);
+    if (memcmp(marks, c->marks, sizeof marks) == 0) return;
+    memcpy(c->marks, marks, sizeof marks);
+    bool good = read_files(c, &fresh, text);
+    *level = good ? LOG_NOTICE : LOG_WARN;
+    if (good) {
+        struct reading before = c->now;
+        char when[WHEN_BYTES];
+        c->now = fresh;
+        fresh = before;
+        write_when(X509_get0_notAfter(c->now.leaf), when);
+        snprintf(text, CERTIFICATES_REASON_BYTES, "read the certificate in %s again: it expires on %s", c->paths[0],
+                 when);
+    }
+    reading_fini(&fresh);
+}
+
+bool certificates_use(struct certificates *c, SSL *ssl) {
+    enum log_level level = LOG_NOTICE;
+    char text[CERTIFICATES_REASON_BYTES];
+    SSL_set_mode(ssl, SSL_MODE_NO_AUTO_CHAIN);
+    pthread_mutex_lock(&c->lock);
+    refresh(c, &level, text);
+    ERR_set_mark();
+    bool done = SSL_use_cert_and_key(ssl, c->now.leaf, c->now.key, c->now.chain, 1) == 1 &&
+                SSL_set1_verify_cert_store(ssl, c->now.authorities) == 1;
+    ERR_pop_to_mark();
+    pthread_mutex_unlock(&c->lock);
+    if (text[0] != '\0')
+        LOG(level, "%s%s", text, level == LOG_WARN ? "; the one that was read before stays in use" : "");
+    return done;
+}
+
+// ---- who signs epochs ----
+
+enum { PURPOSE_BYTES = 13, STATED_BYTES = PURPOSE_BYTES + ED25519_KEY, HEAD_BYTES = ED25519_KEY + 2 };
+
+static void stated_text(const uint8_t signer[ED25519_KEY], uint8_t out[STATED_BYTES]) {
+    memcpy(out, "pccl signer 1", PURPOSE_BYTES);
+    memcpy(out + PURPOSE_BYTES, signer, ED25519_KEY);
+}
+
+static const EVP_MD *digest_for(const EVP_PKEY *key) {
+    return EVP_PKEY_is_a(key, "ED25519") || EVP_PKEY_is_a(key, "ED448") ? NULL : EVP_sha256();
+}
+
+size_t certificates_state(SSL *ssl, const uint8_t signer[ED25519_KEY], uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
+    EVP_PKEY *key = SSL_get_privatekey(ssl);
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    uint8_t text[STATED_BYTES];
+    size_t length = CERTIFICATES_VOUCHER_BYTES;
+    stated_text(signer, text);
+    bool done = context != NULL && EVP_DigestSignInit(context, NULL, digest_for(key), NULL, key) == 1 &&
+                EVP_DigestSign(context, out, &length, text, sizeof text) == 1;
+    EVP_MD_CTX_free(context);
+    return done ? length : 0;
+}
+
+static bool stated_by(const X509 *certificate, const uint8_t signer[ED25519_KEY], const uint8_t *statement,
+                      size_t length) {
+    EVP_PKEY *key = X509_get0_pubkey(certificate);
+    EVP_MD_CTX *context = EVP_MD_CTX_new();
+    uint8_t text[STATED_BYTES];
+    stated_text(signer, text);
+    bool good = key != NULL && context != NULL &&
+                EVP_DigestVerifyInit(context, NULL, digest_for(key), NULL, key) == 1 &&
+                EVP_DigestVerify(context, statement, length, text, sizeof text) == 1;
+    EVP_MD_CTX_free(context);
+    return good;
+}
+
+bool certificates_stated(SSL *ssl, const uint8_t signer[ED25519_KEY], const uint8_t *statement, size_t length) {
+    const X509 *certificate = SSL_get0_peer_certificate(ssl);
+    return certificate != NULL && stated_by(certificate, signer, statement, length);
+}
+
+// A voucher: the signer, the length of the statement (2 bytes, little-endian), the statement, the chain in DER.
+size_t certificates_vouch(SSL *ssl, const uint8_t signer[ED25519_KEY], const uint8_t *statement, size_t length,
+                          uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
+    const STACK_OF(X509) *chain = SSL_get_peer_cert_chain(ssl);
+    if (HEAD_BYTES + length > CERTIFICATES_VOUCHER_BYTES) return 0;
+    memcpy(out, signer, ED25519_KEY);
+    out[ED25519_KEY] = (uint8_t)length;
+    out[ED25519_KEY + 1] = (uint8_t)(length >> 8);
+    memcpy(out + HEAD_BYTES, statement, length);
+    size_t at = HEAD_BYTES + length;
+    for (int i = 0; i < sk_X509_num(chain); i++) {
+        int bytes = i2d_X509(sk_X509_value(chain, i), NULL);
+        uint8_t *to = out + at;
+        if (bytes <= 0 || (size_t)bytes > CERTIFICATES_VOUCHER_BYTES - at) return 0;
+        at += (size_t)i2d_X509(sk_X509_value(chain, i), &to);
+    }
+    return at;
+}
+
+static size_t find_signer(const struct certificates *c, const uint8_t signer[ED25519_KEY]) {
+    size_t at = 0;
+    while (at < c->signer_count && memcmp(c->signers[at], signer, ED25519_KEY) != 0) at++;
+    return at;
+}
+
+void certificates_trust(struct certificates *c, const uint8_t signer[ED25519_KEY]) {
+    pthread_mutex_lock(&c->lock);
+    if (find_signer(c, signer) == c->signer_count) {
+        if (c->signer_count == MOST_SIGNERS) // the first is this process's own
+            memmove(c->signers[1], c->signers[2], (--c->signer_count - 1) * ED25519_KEY);
+        memcpy(c->signers[c->signer_count++], signer, ED25519_KEY);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+// Whether the chain leads to an authority of this side, and begins with the certificate of a master of its run.
+static bool is_masters(SSL *ssl, STACK_OF(X509) * chain) {
+    char reason[CERTIFICATES_REASON_BYTES];
+    X509_STORE *authorities = NULL;
+    X509_STORE_CTX *context = X509_STORE_CTX_new();
+    X509 *leaf = sk_X509_value(chain, 0);
+    bool good = leaf != NULL && context != NULL && SSL_get0_verify_cert_store(ssl, &authorities) == 1 &&
+                X509_STORE_CTX_init(context, authorities, leaf, chain) == 1;
+    if (good) X509_STORE_CTX_set_flags(context, X509_V_FLAG_NO_CHECK_TIME | X509_V_FLAG_PARTIAL_CHAIN);
+    good = good && X509_verify_cert(context) == 1 && (certificates_roles(ssl, leaf, reason) & CERTIFICATES_MASTER) != 0;
+    X509_STORE_CTX_free(context);
+    return good;
+}
+
+bool certificates_believe(struct certificates *c, SSL *ssl, const uint8_t *voucher, size_t length) {
+    if (length < HEAD_BYTES) return false;
+    const uint8_t *statement = voucher + HEAD_BYTES, *end = voucher + length;
+    size_t bytes = voucher[ED25519_KEY] | (size_t)voucher[ED25519_KEY + 1] << 8;
+    pthread_mutex_lock(&c->lock);
+    bool known = find_signer(c, voucher) < c->signer_count;
+    pthread_mutex_unlock(&c->lock);
+    if (known) return true;
+    if (bytes > length - HEAD_BYTES) return false;
+    STACK_OF(X509) *chain = sk_X509_new_null();
+    const uint8_t *at = statement + bytes;
+    bool good = chain != NULL;
+    while (good && at < end) {
+        X509 *one = d2i_X509(NULL, &at, end - at);
+        good = one != NULL && sk_X509_push(chain, one) > 0;
+        if (!good) X509_free(one);
+    }
+    good = good && is_masters(ssl, chain) && stated_by(sk_X509_value(chain, 0), voucher, statement, bytes);
+    if (good) certificates_trust(c, voucher);
+    sk_X509_pop_free(chain, X509_free);
+    return good;
+}
+
+bool certificates_verify(struct certificates *c, const void *bytes, size_t length,
+                         const uint8_t signature[ED25519_SIGNATURE]) {
+    bool good = false;
+    pthread_mutex_lock(&c->lock);
+    for (size_t i = 0; i < c->signer_count && !good; i++)
+        good = ed25519_verify(c->signers[i], bytes, length, signature);
+    pthread_mutex_unlock(&c->lock);
+    return good;
+}
+
+#endif

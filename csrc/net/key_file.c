@@ -1,0 +1,47 @@
+#include "net/key_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/descriptor.h"
+
+// A secret in a volume of Kubernetes belongs to root, and its group may read it: that of the container's user.
+static const char *secret_problem(const struct stat *status) {
+    bool of_root = status->st_uid == 0;
+    if (!of_root && status->st_uid != geteuid()) return "it belongs to another user: copy it, and give its mode 0600";
+    if ((status->st_mode & (S_IRWXO | S_IWGRP)) != 0 || (!of_root && (status->st_mode & S_IRGRP) != 0))
+        return "other users can read or write it: chmod 600 FILE, and make new keys if somebody may have read it";
+    return NULL;
+}
+
+static const char *access_problem(const struct stat *status, bool secret, size_t capacity) {
+    if (!S_ISREG(status->st_mode)) return "it is no file";
+    const char *problem = secret ? secret_problem(status) : NULL;
+    if (problem != NULL) return problem;
+    if ((status->st_mode & S_IWOTH) != 0) return "all users can write it: chmod o-w FILE";
+    return (size_t)status->st_size >= capacity ? "it is too long" : NULL;
+}
+
+const char *key_file_read(const char *path, bool secret, char *text, size_t capacity) {
+    descriptor_begin();
+    int fd = descriptor_end(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+    text[0] = '\0';
+    if (fd < 0) return strerror(-fd);
+    struct stat status;
+    const char *problem = fstat(fd, &status) != 0 ? strerror(errno) : access_problem(&status, secret, capacity);
+    size_t length = 0;
+    while (problem == NULL && length < capacity - 1) {
+        ssize_t got = read(fd, text + length, capacity - 1 - length);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) problem = strerror(errno);
+        if (got <= 0) break;
+        length += (size_t)got;
+    }
+    descriptor_close(fd);
+    text[length] = '\0';
+    if (problem == NULL && strlen(text) != length) problem = "it holds bytes that are no text";
+    return problem;
+}
