@@ -215,10 +215,13 @@ bool master_link_local(const struct master_link *m, struct wire_address *out) {
 static void connect_on(struct master_link *m, int64_t now) {
     int error = transport_step(m->stream);
     if (error == -EAGAIN) return;
-    if (error == 0 && !transport_may_be(m->stream, TRANSPORT_MASTER, NULL)) error = -EBADE;
+    const char *what =
+        transport_refused(error) ? "cannot trust the master at" : "could not connect to the master (is it running?) at";
+    if (error == 0 && !transport_may_be(m->stream, TRANSPORT_MASTER, NULL)) {
+        error = -EBADE;
+        what = "cannot trust the master (is it a pccl master, and not the port of a peer?) at";
+    }
     if (error != 0) {
-        const char *what = transport_refused(error) ? "cannot trust the master at"
-                                                    : "could not connect to the master (is it running?) at";
         fail_dial(m, false, what, -error, now);
     } else if (!watch(m, EPOLLIN)) {
         fail_dial(m, true, "could not watch the connection to the master at", errno, now);
