@@ -200,10 +200,9 @@ def test_a_crash_of_a_replacement_is_named(stress):
             "progress",
             "no progress line for",
         ),
-        ("go(0, 20)", "faults", "before the first fault"),
         ("signal.signal(signal.SIGTERM, signal.SIG_IGN); go(0, 1000000)", "exit", "did not end within"),
     ],
-    ids=["exits", "fails", "silent", "binary", "short", "stubborn"],
+    ids=["exits", "fails", "silent", "binary", "stubborn"],
 )
 def test_programs_that_cannot_be_judged_get_a_clear_verdict(stress, tmp_path, program, claim, words):
     one = stress(program, "--seconds", "3", "--every", "1", "--patience", "3", "--faults", "stop", "--heartbeat-limit", "1")
@@ -212,6 +211,14 @@ def test_programs_that_cannot_be_judged_get_a_clear_verdict(stress, tmp_path, pr
     assert found == claim
     assert words in detail
     assert not living(str(tmp_path / "program.py"))
+
+
+def test_a_program_that_ends_before_the_first_fault_gets_a_clear_verdict(stress):
+    one = stress("go(0, 20)", "--seconds", "600", "--every", "300", "--faults", "stop", "--heartbeat-limit", "1")
+    assert one.end() == 1, one.text
+    found, detail = one.failure()
+    assert found == "faults"
+    assert "before the first fault" in detail
 
 
 def test_a_program_that_runs_on_ends_by_sigterm(stress):

@@ -16,6 +16,11 @@ import pytest
 from peers import MasterProcess
 
 
+def heed_hangups() -> None:
+    """These tests may run under nohup, and what it sets is inherited."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextmanager
 def top(
     address: str, *arguments: str, terminal: int | None = None, ended_by: signal.Signals = signal.SIGINT
@@ -23,7 +28,9 @@ def top(
     command = [sys.executable, "-m", "pccl", "top", "--master", address, "--interval", "0.2", *arguments]
     out = subprocess.PIPE if terminal is None else terminal
     environment = {**os.environ, "TERM": "xterm"}
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, env=environment, preexec_fn=heed_hangups
+    )
     try:
         yield process
         process.send_signal(ended_by)
