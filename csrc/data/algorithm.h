@@ -137,6 +137,10 @@ void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t len
 // so has the engine.
 bool algorithm_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
+// Returns the size of the chunk that comes, wherever it lies.
+static inline size_t algorithm_chunk_bytes(const struct incoming *in) {
+    return in->header.type == WIRE_CHUNK_IN ? in->head.chunk.bytes : in->length;
+}
 // A frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
 struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_head *head, const void *tensor,
                               size_t bytes);

@@ -64,7 +64,7 @@ static bool broadcast_misses(const struct op *op, uint32_t place) {
 static bool broadcast_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = in_slots ? in->head.chunk.bytes : in->length;
+    size_t bytes = algorithm_chunk_bytes(in);
     uint64_t offset = in->head.chunk.offset, elements = bytes / op->element;
     if (in->header.type != WIRE_CHUNK && (!in_slots || op->args.queue != NULL)) return false;
     if (b->root || in->from != algorithm_predecessor(op) || bytes == 0 || bytes % op->element != 0 ||
@@ -78,7 +78,7 @@ static bool broadcast_arrived(struct engine *engine, struct op *op, struct incom
     struct broadcast *b = op->work;
     uint64_t offset = in->head.chunk.offset;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = in_slots ? in->head.chunk.bytes : in->length;
+    size_t bytes = algorithm_chunk_bytes(in);
     if (!in_slots)
         algorithm_land(op, offset * op->element, in->to, bytes);
     else

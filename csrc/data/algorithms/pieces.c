@@ -111,7 +111,7 @@ static bool pieces_place(struct engine *engine, struct op *op, struct incoming *
     struct pieces *p = op->work;
     uint32_t from = algorithm_place_of(op, in->from);
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
-    size_t bytes = in_slots ? in->head.chunk.bytes : in->length;
+    size_t bytes = algorithm_chunk_bytes(in);
     if (p->links == NULL || from == SUBGROUP_NOBODY || bytes == 0 || bytes % op->element != 0) return false;
     if (in->header.type != WIRE_CHUNK && (!in_slots || op->args.queue != NULL)) return false;
     const struct call_part *part = part_from(op, from);
@@ -125,13 +125,12 @@ static bool pieces_arrived(struct engine *engine, struct op *op, struct incoming
     (void)engine;
     struct pieces *p = op->work;
     uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.chunk.offset) * op->element;
-    if (in->header.type == WIRE_CHUNK_IN) {
-        copy_past_caches((uint8_t *)op->args.recv + at, in->slot, in->head.chunk.bytes);
-        p->moving.receive_left -= in->head.chunk.bytes;
-        return true;
-    }
-    algorithm_land(op, at, in->to, in->length);
-    p->moving.receive_left -= in->length;
+    size_t bytes = algorithm_chunk_bytes(in);
+    if (in->header.type == WIRE_CHUNK_IN)
+        copy_past_caches((uint8_t *)op->args.recv + at, in->slot, bytes);
+    else
+        algorithm_land(op, at, in->to, bytes);
+    p->moving.receive_left -= bytes;
     return true;
 }
 

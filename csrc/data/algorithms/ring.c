@@ -96,9 +96,6 @@ static bool ring_begin(struct engine *engine, struct op *op) {
 
 static bool is_in_slots(const struct incoming *in) { return in->header.type == WIRE_CHUNK_IN; }
 
-// Returns the chunk's size, wherever it is.
-static size_t chunk_bytes(const struct incoming *in) { return is_in_slots(in) ? in->head.chunk.bytes : in->length; }
-
 // With workers a sum of other members may come while another thread adds up the same range: a member that sends it
 // before it has the partial sum lies.
 static bool note_summed(struct engine *engine, struct op *op, uint64_t at, size_t bytes) {
@@ -119,7 +116,7 @@ static bool comes_too_early(const struct engine *engine, const struct op *op, ui
 static bool ring_place(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_chunk *chunk = &in->head.chunk;
-    size_t bytes = chunk_bytes(in);
+    size_t bytes = algorithm_chunk_bytes(in);
     if (is_in_slots(in) && op->args.queue != NULL) return false;
     if (in->from != algorithm_predecessor(op) || bytes == 0 || bytes > SLOTS_CHUNK_MAX || bytes % op->element != 0 ||
         bytes > ring->moving.receive_left)
@@ -183,7 +180,7 @@ static struct frame *slots_for(struct engine *engine, struct op *op, const struc
     engine_lock(engine);
     bool now = ring->slots && forward_lane(engine, op, in) != NULL;
     engine_unlock(engine);
-    return now ? slots_frame(engine, op, algorithm_successor(op), &head, chunk_bytes(in), room) : NULL;
+    return now ? slots_frame(engine, op, algorithm_successor(op), &head, algorithm_chunk_bytes(in), room) : NULL;
 }
 
 // Queues what came, or `filled`, for the successor.
@@ -194,7 +191,8 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     struct lane *lane = forward_lane(engine, op, in);
     bool now = lane != NULL && !ring->slots;
     // A sum that a device has reduced is still in host memory: shown at once, it does not cross the bus again.
-    struct frame *frame = now ? sent_chunk(engine, op, &head, sum_at(op, head.chunk.offset), chunk_bytes(in)) : filled;
+    struct frame *frame =
+        now ? sent_chunk(engine, op, &head, sum_at(op, head.chunk.offset), algorithm_chunk_bytes(in)) : filled;
     if (filled != NULL && lane == NULL) lane = neighbour_lane(algorithm_successor(op), 0); // that one has broken
     struct forward *forward = now || filled != NULL ? NULL : malloc(sizeof *forward);
     if (frame != NULL && lane != NULL) {
@@ -203,7 +201,7 @@ static void forward(struct engine *engine, struct op *op, const struct incoming 
     } else if (frame != NULL) {
         frame_free(&engine->lanes->frames, frame); // the link is gone, and the operation is redone
     } else if (forward != NULL) {
-        *forward = (struct forward){NULL, head, chunk_bytes(in)};
+        *forward = (struct forward){NULL, head, algorithm_chunk_bytes(in)};
         *ring->last = forward;
         ring->last = &forward->next;
         neighbour_schedule(algorithm_successor(op));
@@ -313,7 +311,7 @@ static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint
                         .at = in->head.chunk.offset * op->element,
                         .from = in->slot != NULL ? in->slot : in->to,
                         .room = room};
-    size_t bytes = chunk_bytes(in);
+    size_t bytes = algorithm_chunk_bytes(in);
     if (step == STEP_REDUCE || step == STEP_REDUCE_LAST) {
         // The lane's scratch is free, unless the chunk was kept before. Where the input is saved, its place is in the
         // cache already; else a store past the caches is faster.
@@ -340,7 +338,7 @@ static bool ring_arrived(struct engine *engine, struct op *op, struct incoming *
     const struct team *now = op->team;
     struct ring *ring = op->work;
     enum plan_step step = step_of(op, &in->head.chunk);
-    size_t bytes = chunk_bytes(in);
+    size_t bytes = algorithm_chunk_bytes(in);
     bool reduce = step == STEP_REDUCE || step == STEP_REDUCE_LAST;
     bool forwards = step != STEP_GATHER_LAST && !(is_half(op) && step == STEP_REDUCE_LAST);
     uint8_t *room = NULL;
