@@ -326,6 +326,30 @@ static void test_authorities(void) {
     certificate_free(&chained);
 }
 
+// Each process dials and accepts, so a certificate with extended key usages needs both.
+static void test_usages(void) {
+    static const char *const usages[] = {"serverAuth", "clientAuth", "serverAuth,clientAuth"};
+    struct side master = side_with(CERTIFICATE_MASTER_URI, TRANSPORT_MASTER);
+    for (size_t i = 0; i < 3; i++) {
+        struct issued leaf = certificate_leaf(&authority, CERTIFICATE_PEER_URI);
+        certificate_extend(leaf.certificate, authority.certificate, NID_ext_key_usage, usages[i]);
+        REQUIRE(X509_sign(leaf.certificate, authority.key, EVP_sha256()) > 0);
+        struct side peer = side_of(&leaf, NULL, (X509 *const[]){authority.certificate, NULL}, TRANSPORT_PEER);
+        for (int dials = 0; dials < 2; dials++) {
+            struct wire wire;
+            check_case("%s, end %d", usages[i], 1 - dials);
+            meet(&wire, dials == 1 ? peer.context : master.context, dials == 1 ? master.context : peer.context);
+            bool good = strstr(usages[i], dials == 1 ? "clientAuth" : "serverAuth") != NULL;
+            CHECK_EQ(wire.results[dials], good ? 0 : -EKEYREJECTED);
+            if (!good) check_why(dials, "its certificate cannot be trusted");
+            close_wire(&wire);
+        }
+        side_free(&peer);
+        certificate_free(&leaf);
+    }
+    side_free(&master);
+}
+
 // Files of keys and certificates do not meet, whoever dials.
 static void test_secrets(void) {
     struct side peer = side_with(CERTIFICATE_PEER_URI, TRANSPORT_PEER);
@@ -539,6 +563,7 @@ int main(void) {
     test_parties();
     test_wrong_roles();
     test_authorities();
+    test_usages();
     test_secrets();
     test_renewal();
     test_takeover();
