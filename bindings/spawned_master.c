@@ -14,7 +14,7 @@
 // --end-on-sigterm it ends the run. With --background it returns once the master listens. With --leave it returns at
 // once, which spares a busy machine a change of processes: the caller learns from the output whether the master
 // listens. The master continues in a session of its own with / as its directory. It keeps no open file but DESCRIPTOR,
-// which gets its output once it listens.
+// which gets its output once it listens, and the folder of its own keys.
 //
 // Exit status: 0 ended by a signal or by --until-empty, 1 cannot listen, 2 wrong arguments.
 #include <arpa/inet.h>
