@@ -15,7 +15,7 @@ from test_diloco_models import Peer, Tied, master, simple, together  # noqa: F40
 import pccl
 from pccl._communicator import roll
 from pccl.diloco import AsyncDiLoCo, Compression, DiLoCo, StreamingDiLoCo, _membership
-from pccl.diloco._average import ROLL_TAG, Averager, exchange
+from pccl.diloco._average import ROLL_TAG, Averager, _Dense, exchange
 
 KINDS = [(DiLoCo, {}), (AsyncDiLoCo, {}), (StreamingDiLoCo, {"fragments": 2, "overlap": 1})]
 
@@ -296,6 +296,7 @@ def test_an_average_is_exact_when_a_member_dies_before_it_tells_whether_it_is_fi
             buffer = given[number].clone()
             average = Averager(1000, Compression()).launch(comm, buffer, weight)
             if number == 2:
+                assert isinstance(average, _Dense)
                 assert average._handle is not None
                 average._handle.result()
                 roll(comm, torch.ones(1), ROLL_TAG)
