@@ -218,7 +218,7 @@ far: .venv/built
 
 # Tests that cannot have keys carry the marker `plain`.
 KEY_TESTS ?= tests/integration tests/chaos
-test-keys-small: KEY_TESTS := $(addprefix tests/integration/,test_membership.py test_sync.py test_closing.py distributed/test_elastic.py) tests/chaos/test_resets.py
+test-keys-small: KEY_TESTS := $(addprefix tests/integration/,test_membership.py test_sync.py test_closing.py distributed/test_tags.py) tests/chaos/test_resets.py
 test-keys test-keys-small: .venv/built
 	TEST_KEYS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q $(KEY_TESTS)
 
