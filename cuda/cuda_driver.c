@@ -59,9 +59,9 @@ const struct cuda_driver *cuda_driver_load(char why[CUDA_WHY_BYTES]) {
         if (library == NULL)
             say_why_not(dlerror(), why);
         else if (missing != NULL && strcmp(missing, "cuInit") == 0)
-            snprintf(why, CUDA_WHY_BYTES, "%s is no CUDA driver: it has no %s", cuda_driver_name(), missing);
+            snprintf(why, CUDA_WHY_BYTES, "%s is not a CUDA driver: it lacks %s", cuda_driver_name(), missing);
         else if (missing != NULL)
-            snprintf(why, CUDA_WHY_BYTES, "the CUDA driver is too old: it has no %s", missing);
+            snprintf(why, CUDA_WHY_BYTES, "the CUDA driver is too old: it lacks %s", missing);
         if (missing != NULL) dlclose(library);
     }
     let_go();
@@ -81,7 +81,7 @@ int cuda_driver_open(char why[CUDA_WHY_BYTES]) {
         cuda_driver_describe(&driver, call, error, why, CUDA_WHY_BYTES);
         return 0;
     }
-    if (count == 0) snprintf(why, CUDA_WHY_BYTES, "the CUDA driver has found no GPU");
+    if (count == 0) snprintf(why, CUDA_WHY_BYTES, "the CUDA driver found no GPU");
     return count;
 }
 

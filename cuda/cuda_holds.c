@@ -75,7 +75,7 @@ static struct cuda_hold *put_into(CUstream stream, const struct cuda_driver *dri
                                   CUresult *error) {
     struct cuda_hold *hold = take_new(driver);
     *error = CUDA_ERROR_OUT_OF_MEMORY;
-    *call = "memory for what it waits for";
+    *call = "memory for a wait";
     if (hold == NULL) return NULL;
     // made first: then nothing can fail behind the wait but its record
     if (driver->event_create(&hold->passed, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) hold->passed = NULL;
@@ -95,10 +95,10 @@ static struct cuda_hold *put_into(CUstream stream, const struct cuda_driver *dri
 }
 
 struct cuda_hold *cuda_hold_new(const struct gpu *gpu, CUstream stream) {
-    static const char refusal[] = "the stream cannot wait for the op";
+    static const char refusal[] = "the stream cannot wait for the operation";
     const struct cuda_driver *driver = gpu->driver;
     if (driver->stream_wait_value == NULL) {
-        detail_fail(0, "%s: the CUDA driver is older than 11.7: let the host wait for it", refusal);
+        detail_fail(0, "%s: the CUDA driver is older than 11.7; wait on the host", refusal);
         return NULL;
     }
     struct cuda_hold *hold = NULL;

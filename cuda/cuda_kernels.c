@@ -87,7 +87,7 @@ static void choose_place(void) {
     bool is_gpu = strcmp(asked, "gpu") == 0, is_host = strcmp(asked, "host") == 0;
     reduces = is_gpu;
     quantises = !is_host;
-    if (!is_gpu && !is_host) LOG(LOG_ERR, "PCCL_CUDA_REDUCE=%s is ignored: neither gpu nor host", asked);
+    if (!is_gpu && !is_host) LOG(LOG_ERR, "PCCL_CUDA_REDUCE=%s is ignored; set it to gpu or host", asked);
 }
 
 bool cuda_kernels_reduce(const struct cuda_kernels *kernels) {

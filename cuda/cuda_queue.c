@@ -405,7 +405,7 @@ static const char *follow(struct cuda_queue *q, CUstream stream, CUresult *error
 }
 
 bool cuda_queue_follow(struct cuda_queue *q, CUstream stream) {
-    static const char refusal[] = "the op cannot come after the work of its stream";
+    static const char refusal[] = "the operation cannot follow the work of its stream";
     if (device_has_failed(&q->queue)) return true; // what is asked of it will tell
     CUresult error = gpu_enter(q->gpu);
     const char *call = "cuCtxPushCurrent";

@@ -130,8 +130,8 @@ bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, 
     *error = gpu->driver->stream_is_capturing(stream, &capturing);
     if (*error == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
         return detail_fail(false,
-                           "%s: it is the default stream, and another stream, which waits for it, is capturing a CUDA "
-                           "graph: use a stream that was made with the flag non-blocking",
+                           "%s: it is the default stream, and a stream that waits for it is capturing a CUDA graph; "
+                           "use a stream made with the flag non-blocking",
                            what);
     if (*error != CUDA_SUCCESS) {
         char why[CUDA_WHY_BYTES];
@@ -139,7 +139,7 @@ bool gpu_check_stream(const struct gpu *gpu, CUstream stream, const char *what, 
         return detail_fail(false, "%s: %s", what, why);
     }
     if (capturing == 0) return true;
-    return detail_fail(false, "%s: it is capturing a CUDA graph, and ops cannot be part of one", what);
+    return detail_fail(false, "%s: it is capturing a CUDA graph, and operations cannot be part of one", what);
 }
 
 // ---- streams of the program that wait ----

@@ -48,14 +48,14 @@ def parse_endpoint(address: str) -> Endpoint:
     """Reads `host:port`, `1.2.3.4:port` or `[ipv6]:port`. No colon: AssertionError; other bad syntax: ValueError."""
     _require_text(address)
     if "://" in address:
-        raise ValueError(f"address {address!r} is a URL: write only host:port")
+        raise ValueError(f"address {address!r} is a URL; write only host:port")
     if re.fullmatch(r"[0-9]{1,5}", address, re.ASCII):
-        raise ArgumentError(f"address {address!r} has no host: write 0.0.0.0:{address} to listen, or host:{address} to connect")
+        raise ArgumentError(f"address {address!r} has no host; write 0.0.0.0:{address} to listen, or host:{address} to connect")
     if ":" not in address:
-        raise ArgumentError(f"address {address!r} has no port: write it as host:port, 1.2.3.4:port or [ipv6]:port")
+        raise ArgumentError(f"address {address!r} has no port; write it as host:port, 1.2.3.4:port or [ipv6]:port")
     host, _, port_text = address.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65535:
-        raise ValueError(f"address {address!r} has a bad port {port_text!r}: a number from 0 to 65535 is needed")
+        raise ValueError(f"address {address!r} has the invalid port {port_text!r}; write a number from 0 to 65535")
     literal = _parse_literal(host, address)
     return Endpoint(str(literal) if literal else host, int(port_text), literal)
 
@@ -64,13 +64,13 @@ def parse_endpoints(addresses: str) -> list[Endpoint]:
     """Reads a list as in `a:48148,b:48148`: at most 16, none twice, each with the port it listens on."""
     _require_text(addresses)
     if "," in addresses and not all(address.strip() for address in addresses.split(",")):
-        raise ValueError(f"the list of masters {addresses!r} has an entry with no host and no port: write host:port,host:port")
+        raise ValueError(f"the list of masters {addresses!r} has an entry without host and port; write host:port,host:port")
     endpoints = [parse_endpoint(address.strip()) for address in addresses.split(",")]
     for endpoint in endpoints:
         if endpoint.port == 0:
-            raise ValueError(f"address {str(endpoint)!r} has port 0: the port the master listens on is needed")
+            raise ValueError(f"address {str(endpoint)!r} has port 0; write the port on which the master listens")
     if len(endpoints) > MASTERS_MAX or len(set(endpoints)) < len(endpoints):
-        raise ValueError(f"addresses {addresses!r}: at most {MASTERS_MAX} masters, none of them twice")
+        raise ValueError(f"addresses {addresses!r} must name at most {MASTERS_MAX} masters, each once")
     return endpoints
 
 
@@ -83,19 +83,19 @@ def _parse_literal(host: str, address: str) -> IP | None:
     if host.startswith("[") and host.endswith("]"):
         try:
             if "%" in host:
-                raise ValueError("an IPv6 zone cannot be given")
+                raise ValueError("an IPv6 zone is not supported")
             return ipaddress.IPv6Address(host[1:-1])
         except ValueError as error:
-            raise ValueError(f"address {address!r} has a bad IPv6 host: {error}") from None
+            raise ValueError(f"address {address!r} has an invalid IPv6 host: {error}") from None
     if ":" in host:
-        raise ValueError(f"address {address!r} is ambiguous: write an IPv6 address in brackets, as in [::1]:48148")
+        raise ValueError(f"address {address!r} is ambiguous; write an IPv6 address in brackets, as in [::1]:48148")
     if re.fullmatch(r"[0-9.]+", host):
         try:
             return ipaddress.IPv4Address(host)
         except ValueError as error:
-            raise ValueError(f"address {address!r} has a bad IPv4 host: {error}") from None
+            raise ValueError(f"address {address!r} has an invalid IPv4 host: {error}") from None
     if len(host) > 253 or not re.fullmatch(_NAME, host):
-        raise ValueError(f"address {address!r} has a bad host {host!r}: a name or an IP address is needed")
+        raise ValueError(f"address {address!r} has the invalid host {host!r}; write a name or an IP address")
     return None
 
 
@@ -124,13 +124,13 @@ def resolve(endpoint: Endpoint, deadline: Deadline) -> list[IP]:
 
     threading.Thread(target=look_up, name="pccl:resolve", daemon=True).start()
     if not done.wait(deadline.remaining()):
-        raise TimeoutError(f"looking up {endpoint.host} takes too long")
+        raise TimeoutError(f"name {endpoint.host} was not resolved in time")
     if found and isinstance(found[0], OSError):
         raise found[0]
     hosts = (entry[4][0] for entry in found if entry[0] in (socket.AF_INET, socket.AF_INET6) and "%" not in entry[4][0])
     addresses = list(dict.fromkeys(ipaddress.ip_address(host) for host in hosts))
     if not addresses:
-        raise OSError(f"{endpoint.host} has no address that can be used")
+        raise OSError(f"{endpoint.host} has no usable address")
     return addresses
 
 

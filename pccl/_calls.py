@@ -48,7 +48,7 @@ class Deadline:
         except TypeError:
             raise TypeError(f"timeout must be None or a number of seconds, not {timeout!r}") from None
         if not fits:
-            raise ValueError(f"timeout must be None or a number of seconds that is not negative, not {timeout!r}")
+            raise ValueError(f"timeout must be None or a non-negative number of seconds, not {timeout!r}")
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self) -> float | None:
@@ -152,7 +152,7 @@ class NativeHandle:
     @property
     def inherited_text(self) -> str:
         """What a forked child is told."""
-        return f"the {self.noun} is that of the process that this one was forked from: create one after the fork"
+        return f"the {self.noun} belongs to the process that this one was forked from; create one after the fork"
 
     def __enter__(self) -> Any:
         if self._owner != _forks:
@@ -279,7 +279,7 @@ class Ticket:
 
     def _timed_out(self, handle: NativeHandle) -> int:
         ends = "close() or reconnect()" if handle.noun == "communicator" else "close()"
-        goes_on = f"what it waited for goes on: repeat the call to wait on, or {ends} to cancel it"
+        goes_on = f"the call stays in flight; repeat it to wait on, or call {ends} to cancel it"
         return self._ended(TIMED_OUT, self.waits_for() + goes_on)
 
     def _text(self) -> str:

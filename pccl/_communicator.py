@@ -105,7 +105,7 @@ class Communicator(NamedCollectives):
             if begun is None or not begun.c.kind:
                 shared_state._collect(name)
             elif begun.in_flight and begun.keep != keep:
-                text = "another revision of this state is under way: set the revision back and call sync_shared_state again"
+                text = "a sync of another revision of this state is in flight; restore that revision and call again"
                 raise error_for(INVALID_USAGE, name, text)
             arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
             watch = watcher(self._handle, progress)
@@ -248,7 +248,7 @@ class Communicator(NamedCollectives):
             return self._cancel(op, deadline)
         found = [(key, handle) for key, handle in list(self._cut_short.items()) if handle.tag == tag]
         if not found:
-            text = f"no operation of this member with tag {tag} is in flight: use cancel() of its handle, if it has one"
+            text = f"no operation with tag {tag} is in flight on this member; use cancel() of the handle, if there is one"
             raise error_for(INVALID_USAGE, "pcclCancel", text)
         cancelled = [self._cancel_named(key, handle, deadline) for key, handle in found]
         return any(cancelled)
@@ -398,7 +398,7 @@ def roll(comm: Communicator, values: Any, tag: int, timeout: float | None = None
 def _going_on(retry: bool, survivors: bool | None) -> bool:
     """Whether an all-reduce goes on without lost members, by either of its two names."""
     if retry and survivors is False:
-        raise ValueError("retry=True and survivors=False contradict each other: give survivors alone")
+        raise ValueError("retry=True and survivors=False contradict each other; pass only survivors")
     return retry or bool(survivors)
 
 
@@ -435,9 +435,9 @@ def _check_residual(residual: ErrorFeedback, buffers: Buffers, quantization: Qua
         raise ValueError(f"residual needs quantization_options with a BLOCK_* algorithm, not {quantization.algorithm.name}")
     memory = residual.memory()[0]
     if memory.numel != buffers.numel:
-        raise ValueError(f"residual has {memory.numel} elements and the tensors {buffers.numel}: they must be alike")
+        raise ValueError(f"residual has {memory.numel} elements and the tensors {buffers.numel}; the sizes must be equal")
     if memory.device is not buffers.device:
-        text = f"residual is on {memory.device.name} and the tensors on {buffers.device.name}: they must be on one device"
+        text = f"residual is on {memory.device.name} and the tensors on {buffers.device.name}; they must be on one device"
         raise ValueError(text)
 
 

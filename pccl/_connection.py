@@ -251,7 +251,7 @@ class Connection:
                     self.update_topology(timeout=None if left is None else left + FORM_GRACE_SECONDS)
                 there = self.global_world_size
             if there < peers and deadline.passed():
-                text = f"{there} of {peers} peers are there; call wait_for_peers again to wait on, or close()"
+                text = f"{there} of {peers} peers are there; call wait_for_peers again to wait on, or call close()"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "pcclUpdateTopology", text)
             if there < peers:
                 deadline.sleep(pause)
@@ -410,7 +410,7 @@ class Connection:
             ticket = self._finish("pcclConnect", "pccl_begin_connect", deadline=deadline)
         except PCCLTimeoutError as error:
             waits = self._unfinished["pcclConnect"].waits_for()
-            waits = waits or "not accepted yet: newcomers wait until all accepted peers call update_topology; "
+            waits = waits or "not admitted yet: newcomers wait until all members call update_topology; "
             error.detail = f"{waits}connect again to wait on"
             raise
         except PCCLError as error:
@@ -498,12 +498,14 @@ class Connection:
         if others:
             ways.append(f"wait for the handles of all_reduce_async with tag {_numbers(others)}")
         if collectives:
-            ways.append(f"wait for the handle of each {' and '.join(collectives)}, or call it again if its wait was cut short")
+            ways.append(
+                f"wait for the handle of each {' and '.join(collectives)}, or repeat the call if it timed out or was interrupted"
+            )
         if kept:
-            ways.append(f"call the reduce with tag {_numbers(kept)}, whose wait was cut short, again with the same arguments")
+            ways.append(f"repeat the interrupted reduce with tag {_numbers(kept)} with the same arguments")
         if any(isinstance(ticket, Multi) and not ticket.one_caller.locked() for ticket in unfinished):
-            ways.append("call all_reduce_multiple_with_retry, whose wait was cut short, again with the same arguments")
-        return f"ops are not awaited: {'; '.join(ways)}" if ways else ""
+            ways.append("repeat the interrupted all_reduce_multiple_with_retry with the same arguments")
+        return f"operations are not awaited; {'; '.join(ways)}" if ways else ""
 
     def _read_attribute(self, attribute: int) -> int:
         out = _ffi.new("int *")

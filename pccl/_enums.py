@@ -146,7 +146,7 @@ class DataType(Enum):
             try:
                 from ml_dtypes import bfloat16
             except ImportError:
-                raise ArgumentError("numpy has no bfloat16 by itself: install ml_dtypes") from None
+                raise ArgumentError("NumPy has no bfloat16; install ml_dtypes") from None
             dtype: np.dtype[Any] = np.dtype(bfloat16)
             return dtype
         return np.dtype(_NAMES[self])
@@ -158,7 +158,7 @@ class DataType(Enum):
         if found is None:
             found = _BY_NAME.get(str(dtype).removeprefix("torch."))
             if found is None:
-                raise ValueError(f"dtype {dtype} is not supported: use one of {_SUPPORTED}")
+                raise ValueError(f"dtype {dtype} is not supported; use one of {_SUPPORTED}")
             _BY_DTYPE[dtype] = found
         return found
 
@@ -173,9 +173,9 @@ class DataType(Enum):
         exact = np.dtype(dtype)
         found = _BY_NAME.get(exact.name)
         if found is None:
-            raise ArgumentError(f"dtype {exact} is not supported: use one of {_SUPPORTED}")
+            raise ArgumentError(f"dtype {exact} is not supported; use one of {_SUPPORTED}")
         if not exact.isnative:
-            raise ValueError(f"dtype {exact!r} has a foreign byte order: convert with .astype({exact.name!r}) first")
+            raise ValueError(f"dtype {exact!r} has a foreign byte order; convert with .astype({exact.name!r}) first")
         _BY_DTYPE[dtype] = found
         return found
 

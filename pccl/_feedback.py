@@ -70,7 +70,7 @@ class ErrorFeedback:
     def check_idle(self) -> None:
         """ValueError while an op has it."""
         if self._op is not None and self._op.is_live:
-            raise ValueError(f"residual belongs to the op of tag {self._op.tag}, which is in flight: await it first")
+            raise ValueError(f"residual belongs to the operation with tag {self._op.tag}, which is in flight; await it first")
 
     def memory(self) -> tuple[Memory, Memory]:
         """Of the residual, and of where the next one is written."""

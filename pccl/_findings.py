@@ -308,21 +308,21 @@ class _Group:
         member, name = self._members[place], self._name(place)
         silent = member.silent_seconds
         if mute:
-            text = f"{name} hangs: nothing has been heard of its process for {silent:.1f} s, while {waiting} others wait in an op"
+            text = f"{name} hangs: its process has been silent for {silent:.1f} s, while {waiting} others wait in an operation"
         elif member.live > 0:
             text = (
-                f"{name} has not begun the op in which others have waited for {longest:.1f} s, and waits in another one: the "
-                "members call different ops"
+                f"{name} has not started the operation in which others have waited for {longest:.1f} s, and waits in "
+                "another one: the members call different operations"
             )
         elif usual == 0:
             text = (
-                f"{name} hangs in its own code: it has not begun the first op, in which {waiting} others have waited for "
-                f"{longest:.1f} s"
+                f"{name} hangs in its own code: it has not started the first operation, in which {waiting} others have "
+                f"waited for {longest:.1f} s"
             )
         else:
             text = (
-                f"{name} hangs in its own code: it has not begun the op in which {waiting} others have waited for "
-                f"{longest:.1f} s; an op usually takes {usual:.3f} s"
+                f"{name} hangs in its own code: it has not started the operation in which {waiting} others have waited for "
+                f"{longest:.1f} s; an operation usually takes {usual:.3f} s"
             )
         value, sure = silent if mute else longest, 0.5 * threshold
         self._add(FindingKind.HUNG, place, place, value, threshold if mute else usual, 1.0, _confidence(value, sure), text)
@@ -359,8 +359,8 @@ class _Group:
         for place, begin in zip(self.places, begins, strict=True):
             if begin > before:
                 text = (
-                    f"{self._name(place)} computes for longer: it begins ops {(begin - before) * 1e3:.1f} ms after the "
-                    f"next-latest member, {cost * 100:.0f} % of the {op * 1e3:.1f} ms that an op takes the others"
+                    f"{self._name(place)} computes for longer: it starts operations {(begin - before) * 1e3:.1f} ms after the "
+                    f"next-latest member, {cost * 100:.0f} % of the {op * 1e3:.1f} ms that an operation takes the others"
                 )
                 sure = _confidence(cost, STRAGGLER_COST / 2)
                 self._add(FindingKind.STRAGGLER, place, place, begin, before, cost, sure, text)
@@ -449,7 +449,7 @@ class _Group:
     def _tell_slow(self, edge: _Edge) -> None:
         sender, receiver = self._side(edge, leaving=True), self._side(edge, leaving=False)
         here, looks = f"{edge.rate / 1e6:.1f} MB/s", 100 * edge.backlogged
-        waits = f"bytes wait in {looks:.0f} % of the looks"
+        waits = f"{looks:.0f} % of the samples have unsent data"
         elsewhere = f"elsewhere in {100 * self._middle([other.backlogged for other in self._carrying]):.0f} %"
         full = edge.report.window_seconds / edge.report.busy_seconds
         start, end = self._name(edge.member), self._name(edge.other)
@@ -457,27 +457,22 @@ class _Group:
         if full > WINDOW_LEAST:
             kind, at = FindingKind.SLOW_RECEIVER, to
             share = min(full, 1.0) * 100
-            text = (
-                f"{end} takes slowly what it is sent: {here} from {start}, and its receive window was full for {share:.0f} % of "
-                "the time"
-            )
+            text = f"{end} receives slowly: {here} from {start}, and its receive window was full for {share:.0f} % of the time"
         elif receiver.is_at_fault(sender, edge.backlog):
             kind, at = FindingKind.SLOW_RECEIVER, to
-            text = (
-                f"{end} receives slowly: {here} from {start}, {waits}, {elsewhere}; what other members send to it waits as well"
-            )
+            text = f"{end} receives slowly: {here} from {start}, {waits}, {elsewhere}; other members have to wait, too"
         elif sender.is_at_fault(receiver, edge.backlog):
             kind, to = FindingKind.SLOW_SENDER, at
-            text = f"{start} sends slowly: {here} to {end}, {waits}, {elsewhere}; what it sends to other members waits as well"
+            text = f"{start} sends slowly: {here} to {end}, {waits}, {elsewhere}; its other links have unsent data, too"
         else:
-            text = f"the way from {start} to {end} is slow: {here}, {waits}, {elsewhere}"
+            text = f"path from {start} to {end} is slow: {here}, {waits}, {elsewhere}"
         sure = _confidence(edge.usual / edge.speed, 0.5 / SLOW_RATIO)
         self._add(kind, at, to, edge.speed, edge.usual, self._cost(edge), sure, text)
 
     def _tell_loss(self, edge: _Edge, usual: float, least: float) -> None:
         text = (
-            f"packets are lost on the way from {self._name(edge.member)} to {self._name(edge.other)}: {edge.loss * 100:.2f} % of "
-            f"the segments were sent again, elsewhere {usual * 100:.2f} %; it has {edge.rate / 1e6:.1f} MB/s"
+            f"path from {self._name(edge.member)} to {self._name(edge.other)} loses packets: {edge.loss * 100:.2f} % of "
+            f"the segments were retransmitted, elsewhere {usual * 100:.2f} %; it has {edge.rate / 1e6:.1f} MB/s"
         )
         cost = max(self._cost(edge), edge.loss)
         self._add(FindingKind.LOSS, edge.member, edge.other, edge.loss, usual, cost, _confidence(edge.loss, least / 2), text)

@@ -53,7 +53,7 @@ def array_memory(array: Any, role: str) -> tuple[int, int, DataType, int | None,
     interface = array.__cuda_array_interface__
     kind = interface["typestr"]
     if kind not in _TYPES:
-        raise ValueError(f"{role}: elements of type {kind} cannot be used; these can: {', '.join(_TYPES)}")
+        raise ValueError(f"{role}: elements of type {kind} are not supported; use one of {', '.join(_TYPES)}")
     numel, expected = 1, []
     for size in reversed(interface["shape"]):
         expected.append(numel * _TYPES[kind].itemsize)

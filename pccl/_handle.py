@@ -151,7 +151,7 @@ class Handle(Generic[Info]):
             # Into a list by C: a signal between the lock and the `try` would leave it locked for ever.
             taken.extend(map(self._one_waiter.acquire, (True,), (-1 if left is None else left,)))
             if not taken[0]:
-                text = "another thread waits for this operation: call wait again"
+                text = "another thread is waiting for this operation; call wait again"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "wait", text)
             self._missed = False
             if not self._ended:

@@ -18,30 +18,45 @@ _ffi, _C = load_native_module()
 class Link:
     """All connections of this peer to one other member of its group, together.
 
-    One of them, the direct connection, is there for each two members. Neighbours in the ring have more, called lanes. Sums are
-    over the connections there are, since each was made; a number that the kernel does not tell is 0.
+    Every two members have a control connection. Neighbours in the ring have more connections, called lanes. A number that the
+    kernel does not report is 0.
+
+    uuid, address, rank, name: the other member; an empty name means that it has none.
+    connected: the control connection exists.
+    by_memory: large tensors pass through memory of this host.
+    far: the round trip is 2 ms or longer, so the number of lanes is tuned.
+    lanes, lanes_in_use: lanes to the other member; those of them that carry large tensors.
+    reason: why so many lanes are in use.
+    congestion_control: the kernel's name of it; empty if unknown.
+    shortest_round_trip_seconds, round_trip_seconds: the shortest recent round trip; the current one, with queues.
+    bytes_per_second: sent and acknowledged in the last second of operations.
+    limit_bytes_per_second: rate limit of all lanes together, which keeps queues short; 0 for none.
+    acked_bytes: sent and acknowledged so far.
+    retransmitted_share: share of the segments that were retransmitted, 0 to 1.
+    busy_seconds: time with bytes in flight. window_limited_seconds and buffer_limited_seconds: of this, time with a full receive
+    window of the other side, and with a full send buffer.
     """
 
-    uuid: UUID  # of the other member
-    address: str  # where other members reach it
-    rank: int  # of the other member, in the group
-    connected: bool  # False: the connection is being made again
-    by_memory: bool  # a process of this host: large tensors go through memory, and little by connections, which have no rate
-    far: bool  # the round trip is 2 ms or longer, and the number of lanes in use is tuned
-    lanes: int  # that were made
-    lanes_in_use: int  # of these, those that carry large tensors; none if these go through memory
-    congestion_control: str  # of the connections, as the kernel calls it: "cubic"; empty: unknown
-    shortest_round_trip_seconds: float  # the shortest of late
-    round_trip_seconds: float  # now, with the queues on the way: the mean of the connections in use
-    bytes_per_second: float  # that were sent and acknowledged in the last second of ops
-    acked_bytes: int  # that were sent and acknowledged, sum
-    retransmitted_share: float  # of the segments that were sent, those that were sent again, 0 to 1
-    busy_seconds: float  # with bytes to send or on their way, sum
-    window_limited_seconds: float  # of these, while the receive window of the other side was full
-    buffer_limited_seconds: float  # of these, while the own send buffer was full
-    limit_bytes_per_second: float  # that the lanes together may send at most, so that no long queue stays; 0: as fast as they can
-    reason: str  # why so many lanes are in use
-    name: str = ""  # what logs call the other member; empty: it has none
+    uuid: UUID
+    address: str
+    rank: int
+    connected: bool
+    by_memory: bool
+    far: bool
+    lanes: int
+    lanes_in_use: int
+    congestion_control: str
+    shortest_round_trip_seconds: float
+    round_trip_seconds: float
+    bytes_per_second: float
+    acked_bytes: int
+    retransmitted_share: float
+    busy_seconds: float
+    window_limited_seconds: float
+    buffer_limited_seconds: float
+    limit_bytes_per_second: float
+    reason: str
+    name: str = ""
 
     @property
     def lanes_spare(self) -> int:

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_MISSING = "pccl's compiled core is missing or does not fit this Python: install the package with `pip install .`"
+_MISSING = "pccl's compiled core is missing or was built for another Python; install the package with `pip install .`"
 
 
 def load_native_module() -> tuple[Any, Any]:

@@ -110,7 +110,7 @@ def _deliver(line: Any) -> None:
         _C.pccl_ext_log_write(line)
         return
     if line.dropped > 0:
-        logger.warning("%d log lines dropped: logging did not take them in time", line.dropped)
+        logger.warning("dropped %d log lines: logging did not take them in time", line.dropped)
     level = LEVELS[line.level]
     if not logger.isEnabledFor(level):
         return

@@ -77,7 +77,9 @@ class MasterNode:
         idle = None if until_empty is None else milliseconds("until_empty", until_empty, *IDLE_SECONDS)
         listed = parse_endpoints(masters) if masters is not None else []
         if advertise is not None and parse_endpoint(advertise) not in listed:
-            raise ValueError(f"the masters {masters or '(none)'} do not contain {advertise}, which this one is to be")
+            raise ValueError(
+                f"the masters {masters or '(none)'} do not contain {advertise}, the address that this one advertises"
+            )
         ip = _first_address(self._endpoint)
         addresses = [(_first_address(one), one.port) for one in listed]
         place = 0
@@ -195,7 +197,7 @@ class MasterNode:
     def _warn(self) -> None:
         """Warns that nobody has closed this master, and says where it serves."""
         host = str(self._endpoint).rpartition(":")[0]
-        text = f"the master at {host}:{self.port} still serves, and nobody has closed it: call close(), or use a with statement"
+        text = f"the master at {host}:{self.port} is still serving; call close(), or use a with statement"
         import warnings
 
         with contextlib.suppress(ResourceWarning):  # an error would end the wait
@@ -246,7 +248,7 @@ def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[t
     if endpoint in listed:
         return listed.index(endpoint)
     if endpoint.port == 0:
-        raise ValueError(f"a master of the list {names} has to listen on a port of that list, not on any free one")
+        raise ValueError(f"a master of the list {names} must listen on a port of that list, not on port 0")
     found = [
         position
         for position, (address, port) in enumerate(addresses)

@@ -111,7 +111,7 @@ class CollectiveHandle(Handle[CollectiveInfo]):
         UsageError: a collective of all members with `survivors`, which is begun again where a member is lost.
         """
         if self._call.survivors and self._call.of_everyone:
-            text = "a stream cannot wait for a collective with survivors, which may be begun again: give survivors=False, or wait"
+            text = "a stream cannot wait for a collective that may be repeated; pass survivors=False, or wait on the host"
             raise UsageError(Result.INVALID_USAGE, "wait_stream", text)
         op = self._op
         if not self._ended and op is not None and not op.ended:
@@ -320,7 +320,7 @@ class NamedCollectives(Connection):
         own = one_buffer("send", send)
         whole = None
         if at_root:
-            require(recv is not None, "recv must be given at the root")
+            require(recv is not None, "recv is missing; the root must pass it")
             whole = buffer_of(recv, "recv", written=True)
             check_alike(own, whole)
         parts = rooted_parts(own, "send", whole, "recv", group, counts)
@@ -360,7 +360,7 @@ class NamedCollectives(Connection):
         own = one_buffer("recv", recv, written=True)
         whole = None
         if at_root:
-            require(send is not None, "send must be given at the root")
+            require(send is not None, "send is missing; the root must pass it")
             whole = buffer_of(send, "send")
             check_alike(whole, own)
         parts = rooted_parts(own, "recv", whole, "send", group, counts)
@@ -482,7 +482,7 @@ class NamedCollectives(Connection):
         takes = divided(target, "recv", group, recv_counts, "recv_counts")
         unequal = source.counts is not None or send_counts is not None
         both = unequal == (target.counts is not None or recv_counts is not None)
-        require(both, "the parts of send and recv must be told alike: by lists or counts, for both or for none")
+        require(both, "send and recv must both have parts of given sizes (lists or counts), or neither")
         if unequal:
             return _call(Collective.ALL_TO_ALL_V, group, tag, source, target, send_counts=gives, recv_counts=takes)
         check_size(source, target)
@@ -595,7 +595,7 @@ class NamedCollectives(Connection):
                 name_lost(error, self._handle, group.members, self.members)
                 raise error
             if deadline.passed():
-                raise PCCLTimeoutError(Result.TIMED_OUT, "recv", "no member has sent anything: call recv again to wait on")
+                raise PCCLTimeoutError(Result.TIMED_OUT, "recv", "no member has sent anything; call recv again to wait on")
             deadline.sleep(pause)
             pause = min(2 * pause, POLL_MOST_SECONDS)
 

@@ -39,12 +39,12 @@ def _memory(tensor: Any, role: str, *, written: bool = False) -> Memory:
             check_writable(tensor, role)
     elif is_numpy_array(tensor):
         if written and not tensor.flags.writeable:
-            raise ValueError(f"{role} is read-only: pass an array that can be written")
+            raise ValueError(f"{role} is read-only; pass a writable array")
         memory = numpy_memory(tensor, role)
     elif is_gpu_array(tensor):
         memory = gpu_memory(tensor, role, written=written)
     else:
-        raise ValueError(f"{role} must be a torch.Tensor, a numpy.ndarray or an array at a GPU, not {type(tensor).__name__}")
+        raise ValueError(f"{role} must be a torch.Tensor, a numpy.ndarray or an array on a GPU, not {type(tensor).__name__}")
     return memory
 
 
@@ -120,15 +120,16 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     if not isinstance(value, (list, tuple)):
         memory = _memory(value, role, written=written)
         return Buffer(memory.pointer, memory.numel, memory.dtype, None, value, memory.device, stream=memory.stream)
-    require(len(value) > 0, f"{role} is an empty list: it must have a tensor for each member of the group")
+    require(len(value) > 0, f"{role} is an empty list; pass a tensor for each member of the group")
     memories = [_memory(tensor, f"{role}[{at}]", written=written) for at, tensor in enumerate(value)]
     dtype = memories[0].dtype
     device = memories[0].device
     for at, memory in enumerate(memories):
         require(
-            memory.device is device, f"{role}[0] is on {device.name} and {role}[{at}] on {memory.device.name}: they must be alike"
+            memory.device is device,
+            f"{role}[0] is on {device.name} and {role}[{at}] on {memory.device.name}; all must be on one device",
         )
-        require(memory.dtype is dtype, f"{role}[0] is {dtype.name} and {role}[{at}] {memory.dtype.name}: they must be alike")
+        require(memory.dtype is dtype, f"{role}[0] is {dtype.name} and {role}[{at}] {memory.dtype.name}; all must have one type")
     sizes = [memory.numel * dtype.itemsize for memory in memories]
     filled = [(memory.pointer, size) for memory, size in zip(memories, sizes, strict=True) if size > 0]
     owners = [tensor for tensor, size in zip(value, sizes, strict=True) if size > 0]
@@ -139,7 +140,7 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
     gaps = [after for before, after in itertools.pairwise(filled) if before[0] + before[1] != after[0]]
     if gaps and device is not DeviceType.CPU:
         raise ArgumentError(
-            f"the tensors of {role} are at a GPU: they must lie one behind the other, as the parts of one tensor do"
+            f"the tensors of {role} are on a GPU; they must follow each other in memory, as the parts of one tensor do"
         )
     made.adjacent = filled
     if gaps:
@@ -151,12 +152,12 @@ def buffer_of(value: Any, role: str, *, written: bool = False) -> Buffer:
 
 def check_alike(send: Buffer, recv: Buffer) -> None:
     """They are of one type."""
-    require(send.dtype is recv.dtype, f"send is {send.dtype.name} and recv {recv.dtype.name}: they must be alike")
+    require(send.dtype is recv.dtype, f"send is {send.dtype.name} and recv {recv.dtype.name}; the types must be equal")
 
 
 def check_size(send: Buffer, recv: Buffer) -> None:
     """They have the same number of elements."""
-    require(send.numel == recv.numel, f"send has {send.numel} elements and recv {recv.numel}: they must be alike")
+    require(send.numel == recv.numel, f"send has {send.numel} elements and recv {recv.numel}; the sizes must be equal")
 
 
 def _check_counts(name: str, counts: Sequence[int], group: Group) -> list[int]:
@@ -177,7 +178,10 @@ def divided(whole: Buffer, role: str, group: Group, counts: Sequence[int] | None
         require(sum(given) == whole.numel, f"{role} has {whole.numel} elements, but {name} adds up to {sum(given)}")
         return given
     part, rest = divmod(whole.numel, group.size)
-    require(rest == 0, f"{role} has {whole.numel} elements, which {group.size} members cannot have equal parts of: give {name}")
+    require(
+        rest == 0,
+        f"{role} has {whole.numel} elements, which do not divide into equal parts for {group.size} members; pass {name}",
+    )
     return [part] * group.size
 
 
@@ -201,7 +205,7 @@ def rooted_parts(
 ) -> list[int]:
     """The elements of each member's part, of which the members without the whole know their own and perhaps `counts`."""
     if counts is None and whole is not None and whole.counts is not None:
-        text = f"the tensors of {whole_role} have different sizes, {whole.counts}: all members must give them as counts"
+        text = f"the tensors of {whole_role} have different sizes, {whole.counts}; pass them as counts on all members"
         require(len(set(whole.counts)) == 1, text)
     parts = [own.numel] * group.size if whole is None and counts is None else []
     if not parts:

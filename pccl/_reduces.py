@@ -438,8 +438,8 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
             hold_stream(self._handle, self._op.tag, stream, self._op.stream, "pcclStreamWaitAsyncReduce")
 
     def _timed_out(self) -> PCCLTimeoutError:
-        goes_on = f"the op of tag {self._op.tag} goes on"
-        text = f"{self._op.waits_for()}{goes_on}: call wait again to wait on, or close() or reconnect() to cancel it"
+        goes_on = f"the operation with tag {self._op.tag} stays in flight"
+        text = f"{self._op.waits_for()}{goes_on}; call wait again to wait on, or call close() or reconnect() to cancel it"
         return PCCLTimeoutError(Result.TIMED_OUT, "pcclAwaitAsyncReduce", text)
 
     def __repr__(self) -> str:

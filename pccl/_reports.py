@@ -125,7 +125,7 @@ class Diagnosis:
     def __str__(self) -> str:
         if self.counts_only:
             return COUNTS_ONLY.format(peers=self.peer_count, epoch=self.epoch)
-        return "\n".join(finding.text for finding in self.findings) or "nothing is found to make ops slow"
+        return "\n".join(finding.text for finding in self.findings) or "no finding: nothing slows operations down"
 
 
 def _plain(item: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def form_bytes(numel: int, k: int = K) -> int:
 
     UsageError: `k` is not from 1 to 4,096, or no memory holds `numel` elements.
     """
-    _require("form_bytes", 1 <= k <= CHUNK, f"k is {k}, but it must be from 1 to {CHUNK} elements per chunk")
+    _require("form_bytes", 1 <= k <= CHUNK, f"k must be from 1 to {CHUNK} elements per chunk, not {k}")
     _require("form_bytes", 0 <= numel <= sys.maxsize // 4, f"{numel} elements do not fit into memory")
     return int(_forms.sparse_bytes(numel, k))
 
@@ -161,13 +161,13 @@ class SparseAverage:
     ) -> SparseHandle:
         """Launches `average`. `gradient` is free when this returns; `result` and `residual` change in the handle's `wait`."""
         if self._pending is not None:
-            raise error_for(_C.pcclInvalidUsage, "average", "an exchange of this object is in flight: wait for `pending` first")
+            raise error_for(_C.pcclInvalidUsage, "average", "an exchange of this object is in flight; wait for `pending` first")
         source = _floats("gradient", gradient)
         target = _floats("result", gradient if result is None else result, written=True)
         require(source.numel == self._numel, f"gradient has {source.numel} elements, but this average is of {self._numel}")
         check_size(source, target)
         if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"weight must be finite and not negative, not {weight!r}")
+            raise ValueError(f"weight must be finite and non-negative, not {weight!r}")
         message = bytearray(_HEAD.size + form_bytes(self._numel, self.k))
         _HEAD.pack_into(message, 0, self._numel, self.k, _VERSION, weight)
         _encode(source, self._residual, self.decay, self.k, message, _HEAD.size, self._spare)
@@ -267,7 +267,7 @@ class SparseHandle(Handle[SparseInfo]):
         for rank, (numel, k, version, weight) in enumerate(heads):
             if (numel, k, version) != (owner._numel, owner.k, _VERSION) or not (math.isfinite(weight) and weight >= 0):
                 text = f"rank {rank} sends k = {k} of {numel} elements, version {version}, weight {weight:g}, and this peer "
-                text += f"k = {owner.k} of {owner._numel}, version {_VERSION}: give all members the same size and k"
+                text += f"k = {owner.k} of {owner._numel}, version {_VERSION}; pass the same size and k on all members"
                 raise error_for(_C.pcclInvalidArgument, "average", text)
         weights = tuple(float(head[3]) for head in heads)
         total = sum(weights)
@@ -280,7 +280,7 @@ class SparseHandle(Handle[SparseInfo]):
 
 def _floats(role: str, tensor: Tensor, *, written: bool = False) -> Buffer:
     buffer = one_buffer(role, tensor, written=written)
-    require(buffer.dtype is DataType.FLOAT, f"{role} is {buffer.dtype.name}: it must be float32")
+    require(buffer.dtype is DataType.FLOAT, f"{role} must be float32, not {buffer.dtype.name}")
     return buffer
 
 
@@ -296,9 +296,9 @@ def _encode(
     after = None if residual_out is None else _floats("residual_out", residual_out, written=True)
     for name, other in (("residual", before), ("residual_out", after)):
         if other is not None:
-            text = f"{name} has {other.numel} elements and the values {source.numel}: they must be alike"
+            text = f"{name} has {other.numel} elements and the values {source.numel}; the sizes must be equal"
             require(other.numel == source.numel, text)
-    _require("encode", math.isfinite(decay), f"the decay is {decay:g}, but it must be finite")
+    _require("encode", math.isfinite(decay), f"the decay must be finite, not {decay:g}")
     form = _forms_ffi.from_buffer("uint8_t[]", out, require_writable=True) + at
     if source.numel > 0:
         _forms.sparse_encode(form, _pointer(source), _pointer(before), decay, source.numel, k, _pointer(after))
@@ -306,10 +306,10 @@ def _encode(
 
 def _decode_add(form: bytes | bytearray | memoryview, target: Buffer, k: int, weight: float) -> None:
     octets, count, size = _forms_ffi.from_buffer("uint8_t[]", form), target.numel, form_bytes(target.numel, k)
-    _require("decode_add", math.isfinite(weight), f"the weight is {weight:g}, but it must be finite")
+    _require("decode_add", math.isfinite(weight), f"the weight must be finite, not {weight:g}")
     text = f"a sparse form of {count} elements with {k} of each chunk has {size} bytes, not {len(octets)}"
     _require("decode_add", len(octets) == size, text)
-    _require("decode_add", _forms.sparse_valid(octets, count, k), f"these bytes are no sparse form of {count} elements")
+    _require("decode_add", _forms.sparse_valid(octets, count, k), f"these bytes are not a sparse form of {count} elements")
     _forms.sparse_add(_pointer(target), octets, weight, count, k)
 
 

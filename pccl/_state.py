@@ -37,11 +37,13 @@ class SharedState:
         for position, info in enumerate(tensor_infos):
             if not isinstance(info, TensorInfo):
                 kind = type(info).__name__
-                raise TypeError(f"entry {position} is a {kind}, not a TensorInfo: TensorInfo.from_torch(tensor, name) makes one")
+                raise TypeError(
+                    f"entry {position} is a {kind}, not a TensorInfo; make one with TensorInfo.from_torch(tensor, name)"
+                )
         names: set[str] = set()
         for info in tensor_infos:
             if info.name in names:
-                text = f'two entries are called "{info.name}": names must differ'
+                text = f'two entries have the name "{info.name}"; names must differ'
                 raise error_for(_C.pcclInvalidArgument, "SharedState", text)
             names.add(info.name)
         self._tensor_infos: Sequence[TensorInfo] = tuple(tensor_infos)

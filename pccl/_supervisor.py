@@ -64,16 +64,16 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         how = how_ended(child.status)
         state = _state_of_run(masters, keys)
         if state is RunState.NONE:
-            _say(f"{how}, and there is no run that goes on")
+            _say(f"{how}; no run is under way")
             return 0 if joined_in_vain else child.status
         if state is RunState.COMPLETED:
             _say(f"{how}; the others have completed the run")
             return 0
         if restarts == 0:
-            _say(f"{how}; the others go on without it")
+            _say(f"{how}; the others continue without it")
             return 0
         restarts -= 1
-        _say(f"{how}; it is started anew, and joins the others ({restarts} restarts left)")
+        _say(f"{how}; it is restarted and joins the others ({restarts} restarts left)")
         environment = joining(os.environ, masters, keys)
         joins, child = True, None
 
@@ -154,7 +154,7 @@ class Child:
                     self.status = os.waitstatus_to_exitcode(status)
                     return
                 if not self.stopped:
-                    _say("was stopped; the others go on without it if that lasts")
+                    _say("was stopped; the others continue without it if that lasts")
                 self.stopped = True
 
     def told(self) -> Told:
@@ -224,7 +224,7 @@ def main() -> None:
     """`python -m pccl._supervisor [--child PID --pipe DESCRIPTOR] program arguments...`: a child may have begun the program."""
     text = os.environ.get("PCCL_RESTARTS", "") or "0"
     if not text.isdecimal():
-        sys.exit(f"PCCL_RESTARTS={text} is not a number of restarts: 0 or more")
+        sys.exit(f"PCCL_RESTARTS={text} is invalid; set it to 0 or a larger number")
     command = sys.argv[1:]
     child = None
     if command[:1] == ["--child"]:

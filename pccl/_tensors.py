@@ -128,8 +128,8 @@ def check_in_place(owner: Any, address: int, size: int, name: str) -> None:
         there = True
     if size > 0 and not there:
         text = (
-            "the memory of a tensor that receives was freed, resized or replaced while the operation was in flight, "
-            "so the result is lost here: keep it until the end"
+            "the memory of a receive tensor was freed, resized or replaced while the operation was in flight, "
+            "so the result is lost on this member; keep the tensor until the end"
         )
         raise UsageError(Result.INVALID_USAGE, name, text)
 
@@ -146,7 +146,7 @@ def check_writable(tensor: Any, role: str) -> None:
     if not is_torch_tensor(tensor) or not tensor.is_cpu or tensor.numel() == 0 or tensor.untyped_storage().resizable():
         return  # what torch has allocated can be resized, and written
     if not _C.pccl_ext_can_write(_ffi.cast("void *", tensor.data_ptr()), tensor.numel() * tensor.element_size()):
-        raise ValueError(f"{role} lies over memory that is mapped read-only: pass a tensor that can be written")
+        raise ValueError(f"{role} is in read-only memory; pass a writable tensor")
 
 
 def overlap(first: tuple[int, int], second: tuple[int, int]) -> bool:
@@ -176,7 +176,7 @@ class InputDigest:
         """Raises UsageError if the input differs from the one at the timeout. `name` is the call's name."""
         if self._compute() != self._digest:
             text = (
-                "the input changed since the call timed out, and the operation is still in flight: "
+                "the input changed since the call timed out, and the operation is still in flight; "
                 "cancel it, or repeat the call with the same contents"
             )
             raise UsageError(Result.INVALID_USAGE, name, text)
@@ -213,16 +213,16 @@ def torch_memory(tensor: Any, role: str) -> Memory:
         raise TypeError(f"{role} must be a torch.Tensor, not {type(tensor).__name__}")
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor and any("DTensor" in kind.__name__ for kind in type(tensor).__mro__):
-        raise ArgumentError(f"{role} must not be a distributed tensor (DTensor): pass its local part, tensor.to_local()")
+        raise ArgumentError(f"{role} must not be a distributed tensor (DTensor); pass its local part, tensor.to_local()")
     device = DeviceType.CPU if tensor.is_cpu else DeviceType.from_torch_device_type(tensor.device.type)
     if device is None:
-        raise ArgumentError(f"{role} is on {tensor.device}: only CPU and CUDA tensors can be used")
+        raise ArgumentError(f"{role} is on {tensor.device}; pass a CPU or CUDA tensor")
     if tensor.layout is not torch.strided:
-        raise ArgumentError(f"{role} is sparse: call .to_dense() first")
+        raise ArgumentError(f"{role} is sparse; call .to_dense() first")
     if not tensor.is_contiguous():
-        raise ArgumentError(f"{role} must be contiguous: call .contiguous() first")
+        raise ArgumentError(f"{role} must be contiguous; call .contiguous() first")
     if tensor.is_neg():
-        raise ArgumentError(f"{role} is a lazily negated view: call .resolve_neg() first")
+        raise ArgumentError(f"{role} is a lazily negated view; call .resolve_neg() first")
     dtype = _named(role, DataType.from_torch_dtype, tensor.dtype)
     if device is DeviceType.CPU:
         return Memory(tensor.data_ptr(), tensor.numel(), dtype, device)
@@ -235,7 +235,7 @@ def numpy_memory(array: Any, role: str) -> Memory:
     if not is_numpy_array(array):
         raise TypeError(f"{role} must be a numpy.ndarray, not {type(array).__name__}")
     if not array.flags.c_contiguous:
-        raise ArgumentError(f"{role} must be contiguous: call numpy.ascontiguousarray first")
+        raise ArgumentError(f"{role} must be contiguous; call numpy.ascontiguousarray first")
     dtype = _named(role, DataType.from_numpy_dtype, array.dtype)
     try:
         pointer = int(_ffi.cast("uintptr_t", _ffi.from_buffer(array)))  # three times as fast as array.ctypes
@@ -248,7 +248,7 @@ def gpu_memory(array: Any, role: str, *, written: bool = False) -> Memory:
     """The memory of an array with the CUDA array interface; `role` is what texts call it."""
     pointer, numel, dtype, stream, read_only = array_memory(array, role)
     if written and read_only:
-        raise ValueError(f"{role} is read-only: pass an array that can be written")
+        raise ValueError(f"{role} is read-only; pass a writable array")
     return Memory(pointer, numel, dtype, DeviceType.CUDA, stream)
 
 
@@ -269,7 +269,7 @@ def reduce_buffers(send: Any, recv: Any) -> Buffers:
         gpu_memory(recv, "recv", written=True)
         return _pair(send, recv, gpu_memory)
     raise ValueError(
-        "send and recv must both be torch.Tensor, numpy.ndarray or arrays at a GPU, "
+        "send and recv must both be torch.Tensor, numpy.ndarray or arrays on a GPU, "
         f"not {type(send).__name__} and {type(recv).__name__}"
     )
 
@@ -305,7 +305,7 @@ def torch_buffers(send: Any, recv: Any) -> Buffers:
             raise TypeError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
     check_writable(recv, "recv")
     if not (send.is_cpu and recv.is_cpu):
-        require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}: they must be on one device")
+        require(send.device == recv.device, f"send is on {send.device} and recv on {recv.device}; they must be on one device")
     return _pair(send, recv, torch_memory)
 
 
@@ -314,7 +314,7 @@ def numpy_buffers(send: Any, recv: Any) -> Buffers:
     if not is_numpy_array(recv):
         raise TypeError(f"recv must be a numpy.ndarray, not {type(recv).__name__}")
     if not recv.flags.writeable:
-        raise ValueError("recv is read-only: pass an array that can be written")
+        raise ValueError("recv is read-only; pass a writable array")
     return _pair(send, recv, numpy_memory)
 
 
@@ -322,8 +322,8 @@ def _pair(send: Any, recv: Any, memory: Callable[[Any, str], Memory]) -> Buffers
     source = memory(send, "send")
     target = source if send is recv else memory(recv, "recv")
     if source.dtype is not target.dtype:
-        raise ArgumentError(f"send is {source.dtype.name} and recv {target.dtype.name}: they must be alike")
+        raise ArgumentError(f"send is {source.dtype.name} and recv {target.dtype.name}; the types must be equal")
     if source.numel != target.numel:
-        raise ArgumentError(f"send has {source.numel} elements and recv {target.numel}: they must be alike")
+        raise ArgumentError(f"send has {source.numel} elements and recv {target.numel}; the sizes must be equal")
     stream = common_stream((("send", source.stream), ("recv", target.stream)))
     return Buffers(source.pointer, target.pointer, source.numel, source.dtype, (send, recv), source.device, stream)

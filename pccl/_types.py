@@ -66,7 +66,7 @@ class QuantizationOptions:
         if self.stochastic_seed is not None:
             self.stochastic_seed = whole_number("stochastic_seed", self.stochastic_seed, 64)
         if not self.algorithm.is_blockwise and (self.block, self.stochastic_seed) != (BLOCK_DEFAULT, None):
-            raise ValueError(f"{self.algorithm.name} takes no block and no stochastic_seed: only the BLOCK_* algorithms do")
+            raise ValueError(f"{self.algorithm.name} takes no block and no stochastic_seed; use a BLOCK_* algorithm")
 
     @property
     def blocks(self) -> tuple[int, int | None] | None:

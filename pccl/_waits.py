@@ -52,5 +52,5 @@ def master_patience(given: float | None) -> float:
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a number of seconds, not {value!r}") from None
     if not seconds >= 0:
-        raise ValueError(f"{name} must be a number of seconds that is not negative, not {value!r}")
+        raise ValueError(f"{name} must be a non-negative number of seconds, not {value!r}")
     return seconds

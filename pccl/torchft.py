@@ -54,7 +54,7 @@ class ProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
             members = seat.take()
         except (PCCLError, RuntimeError) as error:  # those of a store are RuntimeErrors
             seat.close()
-            raise RuntimeError(f"rank {rank} of {world_size} did not come into the group of the quorum: {error}") from error
+            raise RuntimeError(f"rank {rank} of {world_size} did not join the group of the quorum: {error}") from error
         except BaseException:
             seat.close()
             raise
@@ -64,7 +64,7 @@ class ProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
     def abort(self, errored: bool = True) -> None:
         """Leaves the group: what waits here and elsewhere ends with an error. `configure` makes it anew."""
         if errored:
-            self._aborted = RuntimeError("the process group was aborted; its next configure makes it anew")
+            self._aborted = RuntimeError("the process group was aborted; call configure to make a new group")
         self._leave()
         super().abort(errored)
 
@@ -161,7 +161,7 @@ class _Seat:
         communicator = Communicator(address, master_recovery_limit=0)  # a lost master is an error at once
         with self._closing:
             if self._closed:
-                raise RuntimeError("it was aborted meanwhile")
+                raise RuntimeError("the process group was aborted meanwhile")
             self._communicator = communicator
         communicator.connect(timeout=self._deadline.remaining())
         self._store.set(f"pccl/member/{self._rank}", str(communicator.uuid))
@@ -174,7 +174,7 @@ class _Seat:
         master = MasterNode(f"{host}:0")
         with self._closing:
             if self._closed:
-                raise RuntimeError("it was aborted meanwhile")
+                raise RuntimeError("the process group was aborted meanwhile")
             try:
                 master.run()
             except PCCLError:

@@ -60,7 +60,7 @@ def run_master(program: str, arguments: list[str]) -> NoReturn:
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
-        sys.exit(f"{program} needs click to explain or check its options: pip install click")
+        sys.exit(f"{program} needs click to check its options; pip install click")
     command.main(arguments, prog_name=program)  # sets its own signal handlers
     raise AssertionError("it ends the process")
 

@@ -207,7 +207,7 @@ def read_faults(text: str) -> int:
     metavar="NAMES",
     help=f"comma-separated, from {', '.join(FAULTS)}; or all  [default: chosen by the seed]",
 )
-@click.option("--trace", is_flag=True, help="print who says what to whom, and when")
+@click.option("--trace", is_flag=True, help="print every message with sender, receiver and time")
 @click.option(
     "--lines", type=click.IntRange(1, 100000), default=60, show_default=True, help="lines of trace to print of a failing seed"
 )
@@ -216,8 +216,9 @@ def read_faults(text: str) -> int:
 def command(seed: int, seeds: int, minutes: float | None, trace: bool, jobs: int, **given: Any) -> None:
     """Run the protocol in virtual time against faults drawn from a seed, and check it after every event.
 
-    The same seed and options give the same run. The exit status is 0 when all seeds pass, 1 when one fails, 2 when it could
-    not run, and 130 after Ctrl-C.
+    The same seed and options give the same run.
+
+    Exit status: 0 all seeds pass, 1 a seed fails, 2 could not run, 130 Ctrl-C.
     """
     if trace and seeds > 1:
         raise click.UsageError("--trace is for one seed")

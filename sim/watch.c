@@ -100,9 +100,9 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     const struct process *p = &s->processes[slot];
     if (p->tainted) return;
     // A machine whose bits have flipped can contradict all others.
-    if (strstr(text, "does not fit the run") != NULL && s->counts[COUNT_FLIPS] == 0)
+    if (strstr(text, "contradicts that of the run") != NULL && s->counts[COUNT_FLIPS] == 0)
         sim_fail(s, "agreement", "peer %d is %s for what it knows: %s", slot + 1, what, text);
-    if (strstr(text, "it gave revision") != NULL && !p->misused)
+    if (strstr(text, "it passed revision") != NULL && !p->misused)
         sim_fail(s, "parity", "peer %d is expelled for a revision that a sync gave it: %s", slot + 1, text);
     if (strstr(text, "shared state: ") != NULL) {
         if (s->apart[slot].other != 0) s->apart[slot].cost = s->apart[s->apart[slot].other - 1].cost = 0;
@@ -111,7 +111,7 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     if (s->only_naps)
         sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
     if (s->only_apart) judge_apart(s, slot, text, what);
-    if (strstr(text, "no master took the run up") != NULL) {
+    if (strstr(text, "no master took over the run") != NULL) {
         s->counts[COUNT_GIVEN_UP]++;
         judge_minority(s, slot, text);
         return;

@@ -19,16 +19,16 @@ static const struct environment_variable variables[] = {
     {"PCCL_CA", "file with the authorities whose certificates are trusted"},
     {"PCCL_CERT", "file with the certificate of this process, in place of PCCL_KEYS"},
     {"PCCL_CONGESTION_CONTROL", "congestion control of connections to other hosts"},
-    {"PCCL_CONNECT_TIMEOUT_S", "how long a program waits for a master, in seconds"},
+    {"PCCL_CONNECT_TIMEOUT_S", "how long connect tries to reach a master, in seconds"},
     {"PCCL_CPU_LEVEL", "instruction set of the kernels; for tests"},
-    {"PCCL_CUDA_DRIVER", "a library in place of the CUDA driver"},
-    {"PCCL_CUDA_KERNELS", "a file with kernels for GPUs, or off"},
-    {"PCCL_CUDA_LIBRARY", "a file in place of libpccl_cuda.so"},
-    {"PCCL_CUDA_REDUCE", "gpu or host: where tensors at a GPU are reduced and quantised"},
-    {"PCCL_DATA_THREADS", "threads beside the first that move the lanes of a communicator"},
-    {"PCCL_FAKE_DEVICE", "1: tensors lie on the device of tests/fakes"},
-    {"PCCL_FAKE_DEVICE_FAILS", "when the device of tests/fakes fails"},
-    {"PCCL_FAKE_TRANSPORT", "how the transport of tests/fakes behaves"},
+    {"PCCL_CUDA_DRIVER", "library to load in place of the CUDA driver"},
+    {"PCCL_CUDA_KERNELS", "file with GPU kernels, or off"},
+    {"PCCL_CUDA_LIBRARY", "file to load in place of libpccl_cuda.so"},
+    {"PCCL_CUDA_REDUCE", "gpu or host: where tensors on a GPU are reduced and quantised"},
+    {"PCCL_DATA_THREADS", "further threads that send, receive and reduce, 0 to 16"},
+    {"PCCL_FAKE_DEVICE", "1: tensors are on the fake device of tests/fakes"},
+    {"PCCL_FAKE_DEVICE_FAILS", "when the fake device of tests/fakes fails"},
+    {"PCCL_FAKE_TRANSPORT", "how the fake transport of tests/fakes behaves"},
     {"PCCL_GPU_LIMIT_SECONDS", "time limit of the tests on a GPU"},
     {"PCCL_HASH_THREADS", "threads that hash a shared state"},
     {"PCCL_HEARTBEAT_LIMIT_MS", "silence in ms after which a master expels a peer"},
@@ -37,23 +37,23 @@ static const struct environment_variable variables[] = {
     {"PCCL_KEY", "file with the private key of PCCL_CERT"},
     {"PCCL_KEYS", "file with the keys of the run, which encrypt its connections"},
     {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
-    {"PCCL_LOG_LEVEL", "least level of the log"},
-    {"PCCL_LZ4", "0: shared state is never sent compressed"},
+    {"PCCL_LOG_LEVEL", "lowest level that is logged"},
+    {"PCCL_LZ4", "0: shared state is never compressed"},
     {"PCCL_MASTER", "masters of the run, host:port,host:port"},
     {"PCCL_MASTERS", "further masters, tried after the one that the program names"},
     {"PCCL_MASTER_LOG", "log file of a master that torch.distributed starts"},
-    {"PCCL_MASTER_ON_SIGTERM", "detach or end"},
+    {"PCCL_MASTER_ON_SIGTERM", "detach or end: what SIGTERM does to the run of a master"},
     {"PCCL_MASTER_RECOVERY_MS", "how long a peer waits for a lost master, in ms"},
-    {"PCCL_MAX_CONCURRENT_COLLECTIVE_OPS", "accepted for PCCL's sake, without effect"},
-    {"PCCL_MULTIPLEX_CHUNK_SIZE", "accepted for PCCL's sake, without effect"},
-    {"PCCL_NUM_BENCHMARK_CONNECTIONS", "accepted for PCCL's sake, without effect"},
+    {"PCCL_MAX_CONCURRENT_COLLECTIVE_OPS", "accepted for compatibility with PCCL, without effect"},
+    {"PCCL_MULTIPLEX_CHUNK_SIZE", "accepted for compatibility with PCCL, without effect"},
+    {"PCCL_NUM_BENCHMARK_CONNECTIONS", "accepted for compatibility with PCCL, without effect"},
     {"PCCL_PEER", "number of this peer; pccl launch sets it"},
     {"PCCL_PEERS", "number of peers that were started; pccl launch sets it"},
     {"PCCL_PEER_NAME", "name of this peer in logs, errors and tables; the host name unless set"},
     {"PCCL_PORT", "port of the masters in examples/slurm"},
-    {"PCCL_RESTARTS", "how often a lost worker is started again"},
+    {"PCCL_RESTARTS", "how often a lost worker is restarted"},
     {"PCCL_SAME_HOST_MEMORY", "0: peers on one host do not share memory"},
-    {"PCCL_SEGMENTED_MIN_BYTES", "bytes from which an operation in retry mode is divided"},
+    {"PCCL_SEGMENTED_MIN_BYTES", "bytes from which an all-reduce with retry is divided into segments"},
     {"PCCL_STRICT", "1: a loss is an error in torch.distributed"},
     {"PCCL_SUPERVISED", "1: a supervisor runs this process; pccl sets it"},
     {"PCCL_SUPERVISOR_PIPE", "descriptor of the supervisor; pccl sets it"},
@@ -115,7 +115,7 @@ static void report_unknown(void) {
         size_t length = (size_t)(end - *entry);
         if (is_known(*entry, length)) continue;
         const char *meant = similar(*entry, length);
-        LOG(LOG_WARN, "the environment variable %.*s is unknown and ignored%s%s%s; `pccl info` lists all", (int)length,
+        LOG(LOG_WARN, "environment variable %.*s is unknown and ignored%s%s%s; `pccl info` lists all", (int)length,
             *entry, meant == NULL ? "" : " (did you mean ", meant == NULL ? "" : meant, meant == NULL ? "" : "?)");
     }
 }
@@ -129,7 +129,7 @@ bool environment_switch(const char *name, bool otherwise) {
     const char *value = getenv(name);
     if (value == NULL) return otherwise;
     if (strcmp(value, "0") == 0 || strcmp(value, "1") == 0) return value[0] == '1';
-    LOG(LOG_ERR, "%s=%s is ignored: neither 0 nor 1", name, value);
+    LOG(LOG_ERR, "%s=%s is ignored; set it to 0 or 1", name, value);
     return otherwise;
 }
 
@@ -141,6 +141,6 @@ uint32_t environment_number(const char *name, uint32_t least, uint32_t most, uin
     long number = strtol(value, &end, 10);
     if (value[0] >= '0' && value[0] <= '9' && *end == 0 && errno == 0 && number >= (long)least && number <= (long)most)
         return (uint32_t)number;
-    LOG(LOG_ERR, "%s=%s is ignored: not a number from %u to %u", name, value, least, most);
+    LOG(LOG_ERR, "%s=%s is ignored; set it to a number from %u to %u", name, value, least, most);
     return otherwise;
 }

@@ -77,9 +77,8 @@ static void write_stderr(const char *line, size_t length) {
     uint_least32_t lost = atomic_exchange(&lost_lines, 0);
     int at = 0;
     if (lost > 0)
-        at =
-            snprintf(all, REPORT_BYTES, "%s%.*s pccl WARN [%d] log: %u log lines dropped: standard error had no room\n",
-                     atomic_exchange(&cut, false) ? "\n" : "", TIME_BYTES, line, (int)getpid(), (unsigned)lost);
+        at = snprintf(all, REPORT_BYTES, "%s%.*s pccl WARN [%d] log: dropped %u log lines: stderr was full\n",
+                      atomic_exchange(&cut, false) ? "\n" : "", TIME_BYTES, line, (int)getpid(), (unsigned)lost);
     memcpy(all + at, line, length);
     size_t total = (size_t)at + length;
     ssize_t wrote = write_now(all, total);

@@ -63,7 +63,7 @@ static void choose(void) {
     chosen = wanted && *wanted ? named(wanted) : best();
     if (chosen) return;
     chosen = best();
-    LOG(LOG_ERR, "PCCL_CPU_LEVEL=%s is not available here, using %s", wanted, chosen->name);
+    LOG(LOG_ERR, "PCCL_CPU_LEVEL=%s is ignored: this processor does not support it; using %s", wanted, chosen->name);
 }
 
 const struct kernels *kernels_get(void) {

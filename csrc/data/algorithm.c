@@ -67,7 +67,7 @@ void algorithm_offer(struct engine *engine, const struct op *op, struct neighbou
 bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity) {
     const struct moving *moving = op->work;
     if (moving->next_ready) return false;
-    snprintf(out, capacity, "%s has not begun it", neighbour_label(algorithm_successor(op)).chars);
+    snprintf(out, capacity, "%s has not started it", neighbour_label(algorithm_successor(op)).chars);
     return true;
 }
 

@@ -71,7 +71,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
 // Only then are its buffers the caller's again: the result in recv, or after an error the input as at launch; in retry
 // mode after an error each range holds one of the two, as the contributors tell.
 // CALL_DEAD: with ENGINE_INPUT_LOST at the end of the text where that has happened.
-#define ENGINE_INPUT_LOST "the input of this op is lost: it could not be put back"
+#define ENGINE_INPUT_LOST "the input of this operation is lost: it could not be restored"
 void engine_wait(struct engine *engine, uint64_t tag, int64_t deadline_ns, struct call_outcome *out);
 // Makes later work in this stream of the tensors' device wait for the end of the operation. Returns CALL_UNKNOWN, or
 // CALL_REFUSED with its text in base/detail. May block while the device accepts no more work into the stream.

@@ -18,7 +18,7 @@ uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32
     if (from_elsewhere) label = neighbour_label(neighbour_find(engine->lanes, id));
     engine_unlock(engine);
     if (from_elsewhere)
-        LOG(LOG_WARN, "refused a connection in the name of %s, whose link lives and has another address", label.chars);
+        LOG(LOG_WARN, "refused a connection that claims to be %s: its link is up, from another address", label.chars);
     if (serial == 0) transport_free(stream);
     return serial;
 }

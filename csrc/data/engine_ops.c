@@ -109,7 +109,7 @@ static bool put_back_after_failure(struct engine *engine, struct op *op) {
     bool opened = device_open(op->args.recv, engine->wake, &fresh) && fresh != NULL;
     if (opened) put_back(op, fresh);
     bool good = opened && device_await(fresh);
-    if (!good) LOG(LOG_ERR, "the input of an op could not be put back: its device has failed");
+    if (!good) LOG(LOG_ERR, "the input of an operation is lost: its device failed and cannot restore it");
     if (opened) device_close(fresh);
     return good;
 }
@@ -235,11 +235,11 @@ static bool settle(struct engine *engine, struct op *op) {
 static void say_what_for(const struct op *op, char *out, size_t capacity) {
     const struct algorithm *algorithm = algorithm_of(op);
     if (op->phase == OP_WAITING || op->frozen)
-        snprintf(out, capacity, "the links to the members are being made, or a master is looked for");
+        snprintf(out, capacity, "links to the members are being opened, or a new master is being sought");
     else if (op->phase == OP_COMPLETE)
-        snprintf(out, capacity, "it is complete here, and other members have yet to complete it");
+        snprintf(out, capacity, "it is complete on this peer; other members have not completed it");
     else if (op->phase != OP_RUNNING || algorithm->waits_for == NULL || !algorithm->waits_for(op, out, capacity))
-        snprintf(out, capacity, "other members have yet to send their part, or wait for others themselves");
+        snprintf(out, capacity, "other members have not sent their part, or are waiting for others");
 }
 
 // An op that gets on is large, or its links are slow: that is no wait. Lets go of the lock while it writes. The op
@@ -256,7 +256,7 @@ static void tell_wait(struct engine *engine, struct op *op, int64_t now_ns) {
     say_what_for(op, why, sizeof why);
     op->tell_ns = now_ns + (waited_ns < most_ns ? waited_ns : most_ns);
     engine_unlock(engine);
-    LOG(LOG_NOTICE, "the %s with tag %llu has waited for %u s: %s", name, (unsigned long long)tag,
+    LOG(LOG_NOTICE, "%s with tag %llu has waited for %u s: %s", name, (unsigned long long)tag,
         (unsigned)(waited_ns / SECOND_NS), why);
     engine_lock(engine);
 }
@@ -307,7 +307,7 @@ static enum call_result hold(struct engine *engine, struct op *op, void *stream)
     engine_assert_locked(engine);
     struct device_queue *queue = op->args.queue;
     if (queue == NULL || queue->device->hold == NULL) {
-        detail_fail(0, "the tensors of the op lie at no device, so no stream can wait for it: let the host wait");
+        detail_fail(0, "no stream can wait for this operation: its tensors are not on a GPU; wait on the host");
         return CALL_REFUSED;
     }
     op->holding++;

@@ -88,7 +88,7 @@ static void claim_links(struct engine *engine, struct neighbour *peer) {
     descriptor_close(slots);
     if (brought) return;
     if (slots >= 0) slots_drop_own(&op_peer_of(peer)->slots);
-    LOG(LOG_DEBUG, "the rendezvous socket of a neighbour cannot be reached: chunks for it go through TCP");
+    LOG(LOG_DEBUG, "cannot reach the rendezvous socket of a neighbour: its chunks go through TCP");
 }
 
 void same_host_offer(struct engine *engine) {

@@ -132,12 +132,12 @@ static const struct cuda_library *open_library(void *file, const char *path, cha
     }
     bool comparable = found->bytes == wanted.bytes && found->revision == wanted.revision;
     if (!comparable || memcmp(found, &wanted, sizeof wanted) != 0) {
-        snprintf(why, WHY_BYTES, "%s is of another build of pccl (%.*s, not %s)", path, (int)sizeof found->version,
+        snprintf(why, WHY_BYTES, "%s is from another build of pccl (%.*s, not %s)", path, (int)sizeof found->version,
                  comparable ? found->version : "unknown", wanted.version);
         return NULL;
     }
     const struct cuda_library *opened = begin(&host);
-    if (opened == NULL) snprintf(why, WHY_BYTES, "%s serves another copy of pccl in this process", path);
+    if (opened == NULL) snprintf(why, WHY_BYTES, "%s is in use by another copy of pccl in this process", path);
     return opened;
 }
 

@@ -96,22 +96,21 @@ void pace_total_add(struct pace_total *total, const struct pace *pace) {
 
 const char *pace_reason_text(enum pace_reason reason) {
     static const char *const texts[PACE_REASONS] = {
-        [PACE_NEAR] = "all lanes carry bulk: the round trip is below 2 ms",
-        [PACE_BEGINS] = "so many lanes have not been measured yet",
-        [PACE_ENOUGH] = "the lanes did not always have something to send, so more of them would not help",
-        [PACE_RAMPS] = "the lanes become faster by themselves, so it is too early for more of them",
-        [PACE_ADDED] = "lanes were added: they always had something to send, and no queue was seen on the way",
-        [PACE_ALL] = "all lanes that could be made carry bulk, and more would help",
-        [PACE_QUEUES] = "a queue was seen on the way, which more lanes would only make longer",
-        [PACE_REDUCED] = "lanes were taken out of use: a queue stays on the way, or with one, more than 1 % of the "
-                         "segments was sent again",
-        [PACE_FIXED] = "all lanes carry bulk: the program has told how many there are",
-        [PACE_DIRECT] = "there are no lanes, because large tensors do not pass between the two members: the direct "
-                        "link carries all",
-        [PACE_VAIN] = "more lanes were tried, and were no faster",
-        [PACE_FULL] =
-            "the lanes together send what the way was seen to carry, and no more, so that no long queue stays",
-        [PACE_MEMORY] = "large tensors pass by memory, and little by connections",
+        [PACE_NEAR] = "all lanes carry data: the round trip is below 2 ms",
+        [PACE_BEGINS] = "the first measurement is not complete",
+        [PACE_ENOUGH] = "the lanes did not always have data to send, so more lanes would not help",
+        [PACE_RAMPS] = "the lanes are still speeding up, so it is too early to add more",
+        [PACE_ADDED] = "lanes were added: they always had data to send, and the path had no queue",
+        [PACE_ALL] = "all available lanes carry data, and more would help",
+        [PACE_QUEUES] = "the path has a queue, which more lanes would lengthen",
+        [PACE_REDUCED] = "lanes were removed: the path has a lasting queue, or one with more than 1 % of the "
+                         "segments retransmitted",
+        [PACE_FIXED] = "all lanes carry data: the program set their number",
+        [PACE_DIRECT] = "no lanes: no large tensors pass between the two members, and the control connection "
+                        "carries the rest",
+        [PACE_VAIN] = "more lanes were tried and were no faster",
+        [PACE_FULL] = "the rate of all lanes together is limited to what the path carries, which keeps queues short",
+        [PACE_MEMORY] = "large tensors pass through shared memory, and little through connections",
     };
     return (unsigned)reason < PACE_REASONS ? texts[reason] : "unknown";
 }

@@ -50,12 +50,13 @@ const char *silence_check(struct silence *silence, bool parked, const struct gau
     if (parked) {
         if (silence->parked_ns == 0) silence->parked_ns = now_ns;
         arrivals->at_ns = now_ns;
-        if (is_over(silence->parked_ns, ARRIVAL_STRETCH * limit_ns, now_ns, limit_ns)) return "its epoch does not come";
+        if (is_over(silence->parked_ns, ARRIVAL_STRETCH * limit_ns, now_ns, limit_ns))
+            return "its next epoch did not come";
     } else {
         silence->parked_ns = 0;
         if (silence->heard) note_heard(silence, now_ns, limit_ns);
         silence->heard = false;
         if (is_over(arrivals->at_ns, wait_ns(silence, limit_ns), now_ns, limit_ns)) return "silent";
     }
-    return gauge->tells_queue && is_stuck(silence, gauge->queued, now_ns, limit_ns) ? "it takes no bytes" : NULL;
+    return gauge->tells_queue && is_stuck(silence, gauge->queued, now_ns, limit_ns) ? "it acknowledges no bytes" : NULL;
 }

@@ -55,7 +55,7 @@ void breaks_add(struct breaks *breaks, struct membership *table, struct peer_rec
     if (pair == NULL) return;
     bool *reports = from < to ? &pair->a_reports : &pair->b_reports;
     if (!pair->pending) {
-        actions_log(&table->actions, LOG_WARN, "the link between %s and %s is down", membership_label(reporter).chars,
+        actions_log(&table->actions, LOG_WARN, "link between %s and %s is down", membership_label(reporter).chars,
                     membership_label(reported).chars);
         // The first word of each side may be about the same break: one that was stopped meanwhile sees it after the
         // epoch that mends it.
@@ -82,7 +82,7 @@ void breaks_malformed(struct breaks *breaks, struct membership *table, struct pe
     pair->contested = true;
     pair->malformed_at_ns = table->now_ns;
     if (pair->malformed < BREAKS_MALFORMED_PAIR_MAX) pair->malformed++;
-    actions_log(&table->actions, LOG_WARN, "%s reports malformed data frames of %s", membership_label(reporter).chars,
+    actions_log(&table->actions, LOG_WARN, "%s reports malformed data frames from %s", membership_label(reporter).chars,
                 membership_label(reported).chars);
     hear(breaks, table, pair->malformed < BREAKS_MALFORMED_PAIR_MAX);
 }
@@ -194,14 +194,15 @@ static void expel_later(struct membership *table, const struct breaks_pair *pair
     for (uint32_t i = 0; i < table->count; i++)
         if (table->order[i]->member.join_number > stays->settled_join)
             stays->settled_join = table->order[i]->member.join_number;
-    membership_expel(table, later, "malformed data frames broke its links with %s %u times, and it joined later",
+    membership_expel(table, later,
+                     "malformed data frames broke its link to %s %u times, and it joined later than that peer",
                      membership_label(stays).chars, pair->malformed);
 }
 
 static void expel_disputed(const struct breaks *breaks, struct membership *table, const struct peer_group *group) {
     uint32_t others;
     for (struct peer_record *peer; (peer = find_disputed(breaks, table, &others)) != NULL;)
-        membership_expel(table, peer, "malformed data frames on its links with %u of the %u other members", others,
+        membership_expel(table, peer, "malformed data frames broke its links to %u of the %u other members", others,
                          group->count - 1);
     for (uint32_t i = 0; i < breaks->count; i++) {
         const struct breaks_pair *pair = &breaks->pairs[i];
@@ -231,7 +232,8 @@ void breaks_tick(struct breaks *breaks, struct membership *table, struct peer_gr
     breaks->due_ns = INT64_MAX;
     breaks->hearing_ns = 0;
     for (struct blame culprit; (culprit = find_culprit(breaks, table)).peer != NULL;)
-        membership_expel(table, culprit.peer, "its links failed twice: with %u of the %u other members, reported by %u",
+        membership_expel(table, culprit.peer,
+                         "its links failed twice: to %u of the %u other members, reported by %u members",
                          culprit.broken, group->count - 1, culprit.reporters);
     expel_disputed(breaks, table, group);
     bool down = false; // not so if a malformed frame of an older group epoch was reported

@@ -8,9 +8,8 @@
 
 enum { ADMITTED_LINES = 16 }; // of the log
 
-static const char NARROW[] =
-    ": small packets pass, but large ones are lost; set the same MTU on all of the path, or set "
-    "net.ipv4.tcp_mtu_probing=1 on both hosts";
+static const char NARROW[] = ": small packets pass, but large ones are lost; set one MTU on the whole path, or "
+                             "net.ipv4.tcp_mtu_probing=1 on both hosts";
 
 void candidate_init(struct candidate *candidate) { memset(candidate, 0, offsetof(struct candidate, order)); }
 
@@ -232,7 +231,7 @@ static bool exclude_newcomers(struct candidate *candidate, struct membership *ta
                              membership_label(obstacle).chars,
                              is_narrow(candidate, table, peer, obstacle) ? NARROW : "");
         else if (!peer->answered)
-            membership_expel(table, peer, "did not report its links in time");
+            membership_expel(table, peer, "it did not report its links in time");
     }
     return table->gone_count > before;
 }
@@ -257,7 +256,7 @@ enum candidate_verdict candidate_judge(struct candidate *candidate, struct membe
     if (exclude_newcomers(candidate, table, failure_counts)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
         if (!candidate->order[i]->answered)
-            membership_expel(table, candidate->order[i], "did not report its links in time");
+            membership_expel(table, candidate->order[i], "it did not report its links in time");
     candidate->judged = true;
     if (table->gone_count == 0) blame_accepted(candidate, table, breaks);
     return CANDIDATE_REPAIRS;

@@ -8,8 +8,8 @@
 #include "master/takeover.h"
 #include "net/socket.h"
 
-static const char WRONG_SECRET[] = "its secret is not that of the run";
-static const char ANOTHER_RUN[] = "this master serves another run by now";
+static const char WRONG_SECRET[] = "its secret is not that of the run; start the peer again to join as a new one";
+static const char ANOTHER_RUN[] = "this master now serves another run";
 
 struct master_core {
     struct gather gather;
@@ -27,8 +27,8 @@ static void enrol(struct master_core *core, uint32_t conn, const struct wire_add
     if (hello->version == WIRE_VERSION && table->peer_count == 0 &&
         !gather_suits(&core->gather, socket_address_is_loopback(source)))
         actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED,
-                          "most peers that wait for the run to begin reached the master over the other kind of "
-                          "address, loopback or network; give all of them its network address");
+                          "some peers reached the master over loopback, and others over the network; give all of "
+                          "them the network address of the master");
     else
         run_register(&core->run, conn, source, hello);
 }
@@ -51,7 +51,7 @@ static void dismiss_rest(struct master_core *core) {
         if (survivor->resumes && survivor->resume.accepted)
             gather_turn_away(&core->gather, table, survivor, WIRE_EXPELLED,
                              survivor->run.id != table->run.id                  ? ANOTHER_RUN
-                             : membership_same_run(&survivor->run, &table->run) ? "the run went on without this peer"
+                             : membership_same_run(&survivor->run, &table->run) ? "the run continued without this peer"
                                                                                 : WRONG_SECRET);
         else
             enrol_held(core, survivor);
@@ -87,7 +87,7 @@ static bool yield(struct master_core *core) {
         return core->gather.survivors.count == 0;
     }
     actions_log(&table->actions, LOG_NOTICE,
-                "lets the young run of %u peers go: %u of the %u members of epoch %llu of an older one have come",
+                "ends the new run of %u peers: %u of the %u members of epoch %llu of an older run are back",
                 table->peer_count, config->present, config->count, (unsigned long long)config->number);
     for (uint32_t i = 0; i < table->slots; i++) {
         struct peer_record *peer = &table->peers[i];
@@ -95,11 +95,11 @@ static bool yield(struct master_core *core) {
         if (peer->accepted)
             membership_expel(
                 table, peer,
-                "the members of an older run have come, whose master this one replaces, and that run goes on: "
-                "connect again to be in it");
+                "the members of an older run have returned to this master, which continues that run; connect "
+                "again to join it");
         else
             // by itself, since nobody has told it why
-            membership_drop(table, peer, LOG_INFO, "it comes again, for the older run");
+            membership_drop(table, peer, LOG_INFO, "it reconnects, for the older run");
     }
     return true;
 }
@@ -173,7 +173,7 @@ static bool take_back(struct run *run, const struct resumption *from) {
                                : from->resume->accepted && run->heard_number < run->lost_number;
     if (!missed) return false;
     actions_log(&table->actions, LOG_NOTICE,
-                "a member has come back that had lost this master: gives the run up, for all to come back");
+                "a member that had lost this master is back: gives up the run until all members return");
     run_give_up(run);
     return true;
 }
@@ -200,14 +200,14 @@ static void refuse_resume(struct master_core *core, const struct resumption *fro
     if (!from->resume->accepted && (before == NULL || !before->accepted)) {
         struct wire_hello hello = from->resume->hello;
         if (before != NULL) {
-            membership_drop(table, before, LOG_INFO, "it comes again");
+            membership_drop(table, before, LOG_INFO, "it reconnects");
             settle(core);
         }
         enrol(core, from->conn, from->source, &hello);
         return;
     }
     refuse(core, from, from->resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED,
-           from->run.id == table->run.id ? "the connection broke, and the run went on without this peer" : ANOTHER_RUN);
+           from->run.id == table->run.id ? "its connection broke, and the run continued without it" : ANOTHER_RUN);
 }
 
 const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns, uint32_t conn,
@@ -224,11 +224,11 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     // A young run may have to give way to the one that is resumed.
     bool young = header->run != table->run.id && table->now_ns < run->yields_until;
     if (sound && resume.hello.version != WIRE_VERSION)
-        refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol");
+        refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol; update pccl");
     else if (!sound || !gather_is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
     else if (!signer_verify(&run->signer, header->run, &resume))
-        refuse(core, &from, WIRE_REFUSED, "no master of this run has signed its epoch");
+        refuse(core, &from, WIRE_REFUSED, "no master of this run signed its epoch");
     else if (!is_secret(run, &from.run))
         refuse(core, &from, WIRE_REFUSED, WRONG_SECRET);
     else if (is_heard_elsewhere(run, table, &from))

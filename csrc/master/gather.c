@@ -9,10 +9,9 @@ enum { GATHER_LOG_MS = 10000 }; // between two lines of the log, and two to whoe
 
 static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
 
-static const char STANDBY[] =
-    "this master is a standby, and no run has come to it: new runs begin at the first master of the list";
-static const char NO_ROOM[] = "has no place for one more that waits for a lost run to be taken up";
-static const char ALL_TAKEN[] = "members of a lost run take all places while they wait for it to be taken up";
+static const char STANDBY[] = "this master is a standby without a run; start new runs at the first master of the list";
+static const char NO_ROOM[] = "has no place for another peer that waits for a lost run";
+static const char ALL_TAKEN[] = "members that wait for a lost run take all places";
 
 void gather_init(struct gather *gather, uint64_t key) {
     memset(gather, 0, offsetof(struct gather, survivors));
@@ -42,7 +41,7 @@ void gather_turn_away(struct gather *gather, struct membership *table, struct su
 static void send_back(struct membership *table, uint32_t conn, uint64_t run, const char *why) {
     actions_send_text(&table->actions, conn, (struct wire_header){.run = run}, WIRE_WAITING, why);
     actions_close(&table->actions, conn);
-    actions_log(&table->actions, LOG_WARN, "sent a peer back, to try again: it %s", why);
+    actions_log(&table->actions, LOG_WARN, "sent a peer away to try again: this master %s", why);
 }
 
 static void let_go(struct gather *gather, struct membership *table, struct survivor *survivor, const char *why) {
@@ -232,13 +231,13 @@ void gather_say(struct gather *gather, struct membership *table, const struct co
     uint32_t newcomers = 0, least = config->quorum.old_members;
     for (uint32_t i = 0; i < survivors->count; i++) newcomers += !survivors->list[i]->resumes;
     if (table->peer_count > 0)
-        snprintf(others, sizeof others, "; until then %u peers have begun a new one", table->peer_count);
-    if (newcomers > 0) snprintf(others, sizeof others, "; newcomers wait with them: %u", newcomers);
+        snprintf(others, sizeof others, "; %u peers are in a new run meanwhile", table->peer_count);
+    if (newcomers > 0) snprintf(others, sizeof others, "; %u newcomers wait with them", newcomers);
     if (config->old_members < least)
-        snprintf(old_members, sizeof old_members, ", and %u more of those that were members before newcomers came",
+        snprintf(old_members, sizeof old_members, ", including %u more that were members before the last newcomers",
                  least - config->old_members);
     snprintf(why, sizeof why,
-             "waits to take up the run whose master was lost: %u of the %u members of epoch %llu are here, %u are "
+             "waits for members of a run that lost its master: %u of the %u members of epoch %llu are here, %u are "
              "needed%s%s",
              config->present, config->count, (unsigned long long)config->number, configuration_quorum(config),
              old_members, others);
@@ -260,7 +259,7 @@ void gather_say(struct gather *gather, struct membership *table, const struct co
 static void say_end(struct gather *gather, struct membership *table) {
     if (gather->said_epoch != 0)
         actions_log(&table->actions, LOG_NOTICE,
-                    "nobody waits any more for the run of epoch %llu to be taken up: newcomers begin a new one",
+                    "nobody waits for the run of epoch %llu any more: newcomers begin a new run",
                     (unsigned long long)gather->said_epoch);
     gather->said_epoch = 0;
 }
@@ -318,11 +317,11 @@ void gather_tick(struct gather *gather, struct membership *table) {
         if (deadline > table->now_ns)
             survivors->due_ns = platform_earlier(survivors->due_ns, deadline);
         else if (survivor->resumes)
-            let_go(gather, table, survivor, "had heard nothing of it for the heartbeat limit");
+            let_go(gather, table, survivor, "heard nothing from the peer for the heartbeat limit");
         else
             gather_turn_away(gather, table, survivor, WIRE_REFUSED,
-                             "members of a lost run wait for the rest of them, and have not become enough to take it "
-                             "up while this peer waited: start the rest again, or end those that wait, for a new run");
+                             "the members of a lost run that are here are too few to continue it; start the other "
+                             "members again, or end the waiting ones to begin a new run");
     }
 }
 

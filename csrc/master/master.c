@@ -114,7 +114,7 @@ static void conn_send(struct master *master, struct conn *conn, const uint8_t *f
     if (conn->broken) return;
     int error = conn_out_send(&conn->out, conn->stream, from, length);
     bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
-    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "a peer does not read what the master sends");
+    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "dropped a peer: it does not read what the master sends");
     if (error != 0 || full) conn_break(conn);
     if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
@@ -209,7 +209,7 @@ static struct conn *conn_open(struct master *master, struct transport *stream, e
 }
 
 static void tell_shortage(struct master *master, int error) {
-    LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections for the moment: %s", strerror(error));
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(error));
     if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
 }
 
@@ -269,7 +269,7 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     char address[64];
     socket_address_format(address, sizeof address, &conn->source);
     if (transport_refused(error))
-        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refuses %s: %s", address, transport_why(conn->stream, error));
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, transport_why(conn->stream, error));
     conn_close(master, conn);
 }
 
@@ -329,7 +329,7 @@ static void take_frames(struct master *master, struct conn *conn) {
         else if (next == CONN_FRAME)
             on_frame(master, conn, &header, body);
         else
-            conn_lose(master, conn, "it sent something that is no message");
+            conn_lose(master, conn, "it sent an invalid message");
     }
 }
 
@@ -477,7 +477,7 @@ static void *thread_main(void *context) {
     if (!detached) say_farewell(master);
     close_all(master);
     LOG(LOG_NOTICE, "stopped, %u peers: %s", core_peer_count(master->core),
-        detached ? "the run waits for another master, or for this one to come back" : "the run has ended");
+        detached ? "the run waits for another master, or for this one to return" : "the run has ended");
     pthread_mutex_lock(&master->lock);
     master->ended = true;
     pthread_cond_broadcast(&master->changed);

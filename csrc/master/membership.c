@@ -166,7 +166,7 @@ void membership_change_group(struct membership *table, struct peer_group *group)
 // ---- what is said ----
 
 const char MEMBERSHIP_NO_RUN[] =
-    "no run goes on here, and this peer may only join one; first start a peer that may begin one";
+    "no run is under way, and this peer may only join one; start a peer that may begin a run first";
 
 struct wire_header membership_header(const struct membership *table) {
     return (struct wire_header){.run = table->run.id, .generation = table->generation, .epoch = table->number};

@@ -66,9 +66,7 @@ static void doubt(struct quorum *quorum, const struct membership *table) {
 
 static enum quorum_verdict give_up(struct membership *table, uint32_t gone, uint32_t of) {
     actions_log(&table->actions, LOG_ERR,
-                "%u of %u peers were not heard of any more: they may have gone on with another master, so this one "
-                "gives the run up",
-                gone, of);
+                "%u of %u peers are silent and may have continued with another master: gives up the run", gone, of);
     return QUORUM_GIVES_UP;
 }
 

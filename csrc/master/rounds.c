@@ -52,7 +52,7 @@ static void end_round(struct rounds *rounds, struct membership *table, struct pe
         actions_log(&table->actions, LOG_DEBUG, "group %u: shared state is at revision %llu", group->id,
                     (unsigned long long)last.revision);
     } else {
-        actions_log(&table->actions, LOG_WARN, "group %u: no shared state: %s", group->id, failure);
+        actions_log(&table->actions, LOG_WARN, "group %u: shared state not synchronised: %s", group->id, failure);
     }
     *round = (struct rounds_group){.committed = round->committed, .expected = round->expected, .last = last};
 }
@@ -64,7 +64,7 @@ void rounds_vote(struct rounds *rounds, struct membership *table, struct peer_re
     struct election_group group = describe(rounds, table, peer->group);
     if (election_is_ahead(&group, vote->revision)) {
         round_of(rounds, table, peer->group)->ahead = true;
-        membership_expel(table, peer, WIRE_SYNC_RULE "it gave revision %llu, but its group is to be at %llu",
+        membership_expel(table, peer, WIRE_SYNC_RULE "it passed revision %llu, but its group expects %llu",
                          (unsigned long long)vote->revision, (unsigned long long)group.expected);
         return;
     }
@@ -77,7 +77,7 @@ void rounds_vote(struct rounds *rounds, struct membership *table, struct peer_re
 static void expel_for_mask(struct rounds *rounds, struct membership *table, struct peer_record *peer,
                            const struct wire_outline *mine, const struct wire_hash *mask) {
     static const char rule[] =
-        WIRE_SYNC_RULE "its entries (names, order, data types, sizes or flags) are not those of its group";
+        WIRE_SYNC_RULE "its entries (names, order, data types, sizes or flags) differ from those of its group";
     uint32_t elected = 0;
     while (!wire_hash_equal(&rounds->voters[elected].vote.mask, mask)) elected++;
     const struct wire_outline *others = &rounds->voters[elected].vote.outline;
@@ -91,8 +91,8 @@ static void expel_for_mask(struct rounds *rounds, struct membership *table, stru
     char at[64];
     unsigned long long first = differs.first, last = differs.last;
     snprintf(at, sizeof at, first == last ? "entry %llu" : "one of entries %llu to %llu", first, last);
-    membership_expel(table, peer, "%s: it has %llu, its group %llu, and the first that differs is %s, counted from 0",
-                     rule, (unsigned long long)mine->entries, (unsigned long long)others->entries, at);
+    membership_expel(table, peer, "%s: it has %llu, its group %llu; the first that differs is %s, counted from 0", rule,
+                     (unsigned long long)mine->entries, (unsigned long long)others->entries, at);
 }
 
 static void expel_by_rule(struct rounds *rounds, struct membership *table, struct peer_record *peer,
@@ -101,15 +101,17 @@ static void expel_by_rule(struct rounds *rounds, struct membership *table, struc
     case ELECTION_KEEPS:
     case ELECTION_RECEIVES: return;
     case ELECTION_STRATEGY:
-        membership_expel(table, peer, WIRE_SYNC_RULE "other members enforce the popular state, so all have to");
+        membership_expel(table, peer,
+                         WIRE_SYNC_RULE "other members use the strategy \"enforce popular\", so all members must");
         return;
     case ELECTION_MASK: expel_for_mask(rounds, table, peer, &voter->vote.outline, &result->mask); return;
     case ELECTION_BEHIND:
-        membership_expel(table, peer, WIRE_SYNC_RULE "it may only send, but is at revision %llu instead of %llu",
+        membership_expel(table, peer, WIRE_SYNC_RULE "it is send-only, but at revision %llu instead of %llu",
                          (unsigned long long)voter->vote.revision, (unsigned long long)result->revision);
         return;
     case ELECTION_MINORITY:
-        membership_expel(table, peer, WIRE_SYNC_RULE "it may only send, but its content is not the popular one");
+        membership_expel(table, peer,
+                         WIRE_SYNC_RULE "it is send-only, but its content differs from that of most members");
         return;
     }
 }
@@ -119,17 +121,15 @@ static void end_without_candidate(struct rounds *rounds, struct membership *tabl
     char why[WIRE_MAX_TEXT + 1];
     unsigned long long expected = as->expected;
     switch (as->state) {
-    case ELECTION_NEW:
-        snprintf(why, sizeof why, "every member is receive-only, or holds a state whose transfer was cut short");
-        break;
+    case ELECTION_NEW: snprintf(why, sizeof why, "every member is receive-only, or holds an incomplete state"); break;
     case ELECTION_EXPECTING:
         snprintf(why, sizeof why, "no member that may send has a complete state of revision %llu%s", expected,
                  as->ahead ? ", and one was expelled for a later revision" : "");
         break;
     case ELECTION_LOST:
         snprintf(why, sizeof why,
-                 "all members that held the last state (revision %llu) have left; who resumes from a checkpoint has to "
-                 "give a revision above 0",
+                 "all members that held the last state (revision %llu) have left; to resume from a checkpoint, pass a "
+                 "revision above 0",
                  expected - 1);
         break;
     }
@@ -200,13 +200,13 @@ void rounds_done(struct rounds *rounds, struct membership *table, struct peer_re
                  const struct wire_sync_done *done) {
     struct rounds_group *round = round_of(rounds, table, peer->group);
     if (done->round > rounds->number) {
-        membership_expel(table, peer, "malformed SYNC_DONE");
+        membership_expel(table, peer, "it sent a malformed SYNC_DONE");
         return;
     }
     // the round ended while it was on its way
     if (round->phase != ROUNDS_MOVING || done->round != round->number) return;
     if (peer->part != ROLE_RECEIVER) {
-        membership_expel(table, peer, "SYNC_DONE without anything to receive");
+        membership_expel(table, peer, "it sent SYNC_DONE although it had nothing to receive");
         return;
     }
     for (uint32_t i = 0; i < done->count; i++) {
@@ -214,7 +214,7 @@ void rounds_done(struct rounds *rounds, struct membership *table, struct peer_re
         if (donor != NULL && donor->part == ROLE_DONOR) donor->tx_bytes += done->sources[i].bytes;
     }
     if (done->complete == WIRE_SYNC_READ_ONLY)
-        membership_expel(table, peer, WIRE_SYNC_RULE "it has to receive, but its memory is read-only");
+        membership_expel(table, peer, WIRE_SYNC_RULE "it must receive, but its memory is read-only");
     else if (done->complete == WIRE_SYNC_COMPLETE)
         peer->part = ROLE_DONE;
     else
@@ -236,10 +236,10 @@ static void advance(struct rounds *rounds, struct membership *table, struct peer
     }
     if (round->failed.chars[0] != 0) {
         char why[WIRE_MAX_TEXT + 1];
-        snprintf(why, sizeof why, "%s could not get it from any member that holds it", round->failed.chars);
+        snprintf(why, sizeof why, "%s could not copy the state from any member that holds it", round->failed.chars);
         end_round(rounds, table, group, why);
     } else if (receive > 0 && give == 0) {
-        end_round(rounds, table, group, "all members that held it have left");
+        end_round(rounds, table, group, "all members that held the state have left");
     } else if (receive == 0) {
         end_round(rounds, table, group, NULL);
     } else if (round->phase == ROUNDS_ELECTED) {
@@ -272,7 +272,7 @@ void rounds_recall(struct rounds *rounds, const struct membership *table, struct
 
 bool rounds_missed(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out) {
-    static const char ended[] = "the round ended so for other members, before the master was lost";
+    static const char ended[] = "the sync failed on other members before the master was lost";
     const struct rounds_end *last = &round_of(rounds, table, peer->group)->last;
     if (resume->vote != WIRE_VOTE_SYNC || resume->epoch.sync_round >= last->round) return false;
     *out = (struct wire_sync_end){.round = last->round, .code = last->code, .revision = last->revision};

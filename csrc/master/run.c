@@ -297,7 +297,7 @@ void run_give_up(struct run *run) {
 
 static void drop_for_memory(struct run *run) {
     run->table.out_of_memory = false;
-    actions_log(&run->table.actions, LOG_ERR, "out of memory: gives up the run of %u peers", run->table.count);
+    actions_log(&run->table.actions, LOG_ERR, "gives up the run of %u peers: out of memory", run->table.count);
     run_give_up(run);
 }
 
@@ -317,7 +317,7 @@ static void restart(struct run *run) {
     struct membership *table = &run->table;
     uint64_t next_join = run->next_join;
     actions_log(&table->actions, LOG_NOTICE,
-                "the last member is gone: the run ends, and waiting newcomers start another");
+                "run ended: its last member has left; waiting newcomers start another run");
     start(run);
     run->next_join = next_join;
     run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
@@ -338,7 +338,7 @@ void run_settle(struct run *run) {
         if (table->gone_count == 0) progress(run);
     } while (table->gone_count > 0 || table->lost || table->changed || table->out_of_memory);
     if (table->peer_count > 0 || run->next_join == 1) return;
-    actions_log(&table->actions, LOG_NOTICE, "the last peer is gone: the run ends, and the next peer starts another");
+    actions_log(&table->actions, LOG_NOTICE, "run ended: its last peer has left; the next peer starts another run");
     start(run);
 }
 
@@ -347,16 +347,16 @@ void run_settle(struct run *run) {
 static const char *reason_to_refuse(struct run *run, const struct wire_address *source,
                                     const struct wire_hello *hello) {
     struct membership *table = &run->table;
-    if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol";
-    if (table->peer_count == WIRE_MAX_MEMBERS) return "the run is full";
-    if (membership_by_id(table, &hello->id) != NULL) return "a peer of this id is registered";
+    if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol; update pccl";
+    if (table->peer_count == WIRE_MAX_MEMBERS) return "the run has its maximum number of members";
+    if (membership_by_id(table, &hello->id) != NULL) return "another peer is registered under this id";
     if (hello->join_only && table->peer_count == 0) return MEMBERSHIP_NO_RUN;
     bool here = socket_address_is_loopback(source);
     if (here && table->loopback_count < table->peer_count)
-        return "this peer reached the master over loopback, others over the network, so they could not reach this "
-               "peer; give it the master's network address";
+        return "this peer reached the master over loopback, others over the network, so they cannot reach this peer; "
+               "give it the master's network address";
     if (!here && table->loopback_count > 0)
-        return "this peer reached the master over the network, others over loopback, so it could not reach them; give "
+        return "this peer reached the master over the network, others over loopback, so it cannot reach them; give "
                "them the master's network address";
     return NULL;
 }
@@ -392,7 +392,7 @@ static void on_linked(struct run *run, struct peer_record *peer, const struct wi
                       const struct wire_linked *linked) {
     struct membership *table = &run->table;
     if (linked->attempt > run->candidate.attempt || (linked->attempt == 0 && !peer->accepted)) {
-        membership_expel(table, peer, "LINKED for a candidate that never was");
+        membership_expel(table, peer, "it sent LINKED for an epoch that was never proposed");
         return;
     }
     if (linked->latency_us > 0) peer->latency_us = linked->latency_us;
@@ -421,13 +421,13 @@ static void on_moved(struct run *run, struct peer_record *peer) {
     struct membership *table = &run->table;
     if (table->now_ns < run->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
         actions_log(&table->actions, LOG_NOTICE,
-                    "stood still, and %s looks for a master: gives the run up, for all to come back",
+                    "this master was suspended, and %s seeks another one: gives up the run until all members return",
                     membership_label(peer).chars);
         run_give_up(run);
     } else if (peer->accepted && quorum_unheard(&run->quorum, table, 1) == QUORUM_GIVES_UP) {
         run_give_up(run);
     } else {
-        membership_drop(table, peer, LOG_WARN, "it looks for another master, since this one was silent");
+        membership_drop(table, peer, LOG_WARN, "it seeks another master, because this one was silent");
     }
 }
 
@@ -470,7 +470,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
     struct verdicts *verdicts = verdicts_of(run, peer->group);
     bool votes = header->type == WIRE_VOTE || header->type == WIRE_SYNC_VOTE;
     if (votes && peer->vote != 0) {
-        membership_expel(table, peer, "voted while its vote was open");
+        membership_expel(table, peer, "it sent a vote while its last one was open");
         return;
     }
     switch (header->type) {
@@ -486,7 +486,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
     case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
     case WIRE_TELEMETRY: matrix_note(&run->matrix, table, peer, &message->telemetry); return;
-    default: membership_expel(table, peer, "%s is not for the master", wire_type_name(header->type)); return;
+    default: membership_expel(table, peer, "it sent %s, not for masters", wire_type_name(header->type)); return;
     }
 }
 
@@ -498,7 +498,7 @@ void run_message(struct run *run, struct peer_record *peer, const struct wire_he
     bool late = header->generation < table->generation && header->type == WIRE_SYNC_DONE;
     if (header->run != table->run.id || (header->generation != table->generation && !late)) return;
     if (header->epoch > table->number) {
-        membership_expel(table, peer, "%s of an epoch that never was", wire_type_name(header->type));
+        membership_expel(table, peer, "it sent %s for an epoch that does not exist", wire_type_name(header->type));
         return;
     }
     if (peer->accepted && header->epoch > run->heard_number) run->heard_number = header->epoch;
@@ -511,9 +511,9 @@ void run_message(struct run *run, struct peer_record *peer, const struct wire_he
         run->completed = run->completed || peer->accepted;
         membership_drop(table, peer, LOG_INFO, "it left");
     } else if (header->type != WIRE_LINKED && !peer->accepted) {
-        membership_expel(table, peer, "%s before it was accepted", wire_type_name(header->type));
+        membership_expel(table, peer, "it sent %s before it was admitted", wire_type_name(header->type));
     } else if (!decode(run, header, body, &message)) {
-        membership_expel(table, peer, "malformed %s", wire_type_name(header->type));
+        membership_expel(table, peer, "it sent a malformed %s", wire_type_name(header->type));
     } else if (header->type == WIRE_LINKED) {
         on_linked(run, peer, header, &message.linked);
     } else {

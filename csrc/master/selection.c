@@ -81,12 +81,11 @@ static void log_plan(const struct look *look, struct membership *table, const st
     for (uint32_t i = 0; i < look->group->count && sum > 0 && at + 8 < sizeof weights; i++)
         at += (size_t)snprintf(weights + at, sizeof weights - at, "%s%u %%", i == 0 ? ", " : " ",
                                (look->next.weight[i] * 100 + sum / 2) / sum);
-    actions_log(
-        &table->actions, LOG_NOTICE,
-        "group %u: the next algorithm of large all-reduces is %s%s; modelled ms per MB: now %.3g, ring %.3g, weighted "
-        "%.3g, by site %.3g",
-        look->group->id, algorithms[look->next.algorithm], weights, times->now * 1e9, times->ring * 1e9,
-        times->flat * 1e9, times->sites * 1e9);
+    actions_log(&table->actions, LOG_NOTICE,
+                "group %u: large all-reduces use %s%s from the next epoch on; modelled ms per MB: now %.3g, ring %.3g, "
+                "weighted %.3g, by site %.3g",
+                look->group->id, algorithms[look->next.algorithm], weights, times->now * 1e9, times->ring * 1e9,
+                times->flat * 1e9, times->sites * 1e9);
 }
 
 // How often the ring goes from one site to another one.
@@ -126,8 +125,8 @@ static bool plan_group(struct look *look, struct selection *selection, struct ma
     bool orders = !reordered && order_ring(look, survey, table);
     if (changes) log_plan(look, table, &times);
     if (orders)
-        actions_log(&table->actions, LOG_NOTICE, "group %u: the next ring order crosses between sites less often",
-                    group->id);
+        actions_log(&table->actions, LOG_NOTICE,
+                    "group %u: the ring order of the next epoch crosses between sites less often", group->id);
     for (uint32_t i = 0; i < group->count; i++) {
         if (orders) candidate->order[first + i] = group->members[look->order[i]];
         uint32_t rank = candidate->order[first + i]->rank;

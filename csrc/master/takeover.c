@@ -179,7 +179,7 @@ static void take_member(struct takeover *t, struct peer_record *peer) {
         send_resumed(t, peer, survivor);
         verdicts_tell_mismatches(verdicts, t->table, peer, &survivor->resume, &t->last);
     } else {
-        membership_expel(t->table, peer, "what it knows does not fit the run");
+        membership_expel(t->table, peer, "its recovery record contradicts that of the run");
     }
 }
 
@@ -197,7 +197,7 @@ void takeover(struct run *run, struct survivors *survivors, const struct configu
     for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
     find_unheard_losses(&t);
     actions_log(
-        &table->actions, LOG_NOTICE, "takes the run up, generation %llu: %u of %u members of epoch %llu are here",
+        &table->actions, LOG_NOTICE, "takes over the run in generation %llu: %u of %u members of epoch %llu are here",
         (unsigned long long)table->generation, config->present, config->count, (unsigned long long)config->number);
     for (uint32_t i = 0; i < table->count; i++) take_member(&t, table->order[i]);
     for (uint32_t i = 0; i < table->count; i++)

@@ -22,7 +22,7 @@ void verdicts_begin(struct verdicts *verdicts, uint32_t members) {
 // Op messages of an older group epoch are void; a newer one cannot be.
 static bool is_current(struct membership *table, struct peer_record *peer, const struct wire_header *header) {
     if (header->epoch > peer->group->group_epoch)
-        membership_expel(table, peer, "%s of a group epoch that never was", wire_type_name(header->type));
+        membership_expel(table, peer, "it sent %s for an epoch that does not exist", wire_type_name(header->type));
     return header->epoch == peer->group->group_epoch;
 }
 
@@ -32,8 +32,8 @@ static struct op_entry *note(struct op_table *ops, struct membership *table, str
     struct op_entry *entry;
     switch (op_table_note(ops, name, peer->rank, state, &entry)) {
     case OP_TABLE_OK: return entry;
-    case OP_TABLE_TWICE: membership_expel(table, peer, "%s names an op twice", what); break;
-    case OP_TABLE_FULL: membership_expel(table, peer, "%s exceeds the number of live ops", what); break;
+    case OP_TABLE_TWICE: membership_expel(table, peer, "its %s names an operation twice", what); break;
+    case OP_TABLE_FULL: membership_expel(table, peer, "its %s exceeds the number of operations in flight", what); break;
     case OP_TABLE_NO_MEMORY: table->out_of_memory = true; break;
     }
     return NULL;
@@ -46,7 +46,7 @@ static bool set_members(struct op_entry *entry, struct membership *table, struct
     if (members == 0) members = peer->group->count;
     if (members > entry->members) entry->members = members;
     bool good = members <= peer->group->count;
-    if (!good) membership_expel(table, peer, "%s counts more members of an op than there are", what);
+    if (!good) membership_expel(table, peer, "its %s names more members than an operation can have", what);
     return good;
 }
 
@@ -81,7 +81,7 @@ void verdicts_done(struct verdicts *verdicts, struct membership *table, struct p
                    const struct wire_header *header, const struct wire_op_done *done) {
     if (!is_current(table, peer, header)) return;
     if (done->name.epoch > header->epoch) {
-        membership_expel(table, peer, "DONE for an op of an epoch that never was");
+        membership_expel(table, peer, "it sent DONE for an operation of an epoch that does not exist");
         return;
     }
     struct op_entry *entry = note(&verdicts->done, table, peer, &done->name, WIRE_OP_DONE, "DONE");
@@ -115,10 +115,10 @@ static void describe_mismatch(char out[WIRE_MAX_TEXT + 1], const struct wire_mis
     struct wire_fingerprint told = message->theirs;
     told.layout = message->mine.layout;
     bool same = wire_fingerprint_same_op(&message->mine, &told);
-    snprintf(out, WIRE_MAX_TEXT + 1, "op tag %llu: %s gave %s, %s gave %s%s", (unsigned long long)message->name.tag,
+    snprintf(out, WIRE_MAX_TEXT + 1, "tag %llu: %s passed %s, %s passed %s%s", (unsigned long long)message->name.tag,
              membership_label(mine).chars, describe(my_arguments, sizeof my_arguments, &message->mine),
              membership_label(theirs).chars, describe(their_arguments, sizeof their_arguments, &message->theirs),
-             same ? " with other members, another root or other sizes of parts" : "");
+             same ? " with other members, another root or other part sizes" : "");
 }
 
 // Nobody can have completed the op, so its verdict needs no reports. It goes out before the new epoch: a member that
@@ -127,13 +127,13 @@ void verdicts_mismatch(struct membership *table, struct peer_record *peer, const
                        const struct wire_mismatch *mismatch) {
     struct peer_group *group = peer->group;
     if (wire_fingerprint_equal(&mismatch->mine, &mismatch->theirs)) {
-        membership_expel(table, peer, "malformed MISMATCH");
+        membership_expel(table, peer, "it sent a malformed MISMATCH");
         return;
     }
     if (!is_current(table, peer, header)) return;
     const struct peer_record *other = membership_in_group(table, group, &mismatch->other);
     if (other == NULL || other == peer || mismatch->name.epoch != header->epoch) {
-        membership_expel(table, peer, "MISMATCH with a peer or an op that never was");
+        membership_expel(table, peer, "it sent MISMATCH for a peer or an operation that does not exist");
         return;
     }
     struct wire_verdict verdict;
@@ -159,7 +159,7 @@ void verdicts_cancel(struct membership *table, struct peer_record *peer, const s
                      const struct wire_cancel *cancel) {
     if (!is_current(table, peer, header)) return;
     if (cancel->name.epoch != header->epoch) {
-        membership_expel(table, peer, "CANCEL for an op of another epoch");
+        membership_expel(table, peer, "it sent CANCEL for an operation of another epoch");
         return;
     }
     struct wire_verdict verdict;
@@ -211,7 +211,7 @@ void verdicts_report(struct verdicts *verdicts, struct membership *table, struct
                      const struct wire_header *header, const struct wire_report *report) {
     if (!is_current(table, peer, header)) return;
     if (peer->reported) {
-        membership_expel(table, peer, "reported twice on one epoch");
+        membership_expel(table, peer, "it sent two reports for one epoch");
         return;
     }
     for (uint32_t i = 0; i < report->count; i++) {
@@ -257,9 +257,10 @@ void verdicts_tell_mismatches(struct verdicts *verdicts, struct membership *tabl
         if (entry->open == 0 || !lacks_mismatch(verdicts, peer, resume, last, entry)) continue;
         init_verdict(&verdict, &entry->name, entry->cancelled ? WIRE_VERDICT_CANCEL : WIRE_VERDICT_MISMATCH);
         verdict.other = entry->other;
-        set_text(&verdict, entry->cancelled ? "a member cancelled the operation before the master was lost"
-                                            : "members gave different arguments for this op, as was found before the "
-                                              "master was lost");
+        set_text(&verdict, entry->cancelled
+                               ? "a member cancelled the operation before the master was lost"
+                               : "members passed different arguments to this operation, as reported before "
+                                 "the master was lost");
         encode(table, table->number, &verdict);
         membership_send(table, peer);
     }

@@ -8,7 +8,7 @@ enum {
 };
 
 static const char *call_of(uint8_t vote) {
-    static const char *const calls[] = {"no call that waits for all", "update_topology", "are_peers_pending",
+    static const char *const calls[] = {"no call that waits for all members", "update_topology", "are_peers_pending",
                                         "optimize_topology", "sync_shared_state"};
     return calls[vote];
 }
@@ -56,8 +56,8 @@ static bool describe_newcomer(const struct membership *table, const struct peer_
     int64_t behind_ns = failure_counts_until(failure_counts, &peer->member.address, table->now_ns) - table->now_ns;
     if (behind_ns > 0)
         snprintf(text, WIRE_MAX_TEXT,
-                 "waiting to be admitted: newcomers from this address made no data connections to members before, so "
-                 "others come first, for %u s more",
+                 "waiting to be admitted: newcomers from this address failed to connect to members before, so others "
+                 "come first for %u s more",
                  (unsigned)(behind_ns / SECOND_NS) + 1);
     else if (missing->count > 0)
         snprintf(text, WIRE_MAX_TEXT,
@@ -71,8 +71,8 @@ static bool describe_member(const struct membership *table, const struct peer_re
     struct missing missing;
     find_missing(table, peer->vote, peer->vote == WIRE_VOTE_SYNC ? peer->group : NULL, &missing);
     if (missing.count == 0) return false;
-    snprintf(text, WIRE_MAX_TEXT, "%s waits for %u of %u members for %u s: %.380s", call_of(peer->vote), missing.count,
-             missing.of, seconds, missing.names);
+    snprintf(text, WIRE_MAX_TEXT, "%s has waited for %u of %u members for %u s: %.380s", call_of(peer->vote),
+             missing.count, missing.of, seconds, missing.names);
     return true;
 }
 

@@ -59,7 +59,7 @@ const char *communicator_why_dead(const struct communicator *c) {
 pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code) {
     communicator_assert_locked(c);
     return detail_fail(code,
-                       "the communicator is dead (%s): destroy it and create a new one (in Python: call reconnect())",
+                       "the communicator is dead (%s); destroy it and create a new one (in Python: call reconnect())",
                        c->closing && !communicator_is_dead(c) ? "destroyed" : communicator_why_dead(c));
 }
 
@@ -67,7 +67,7 @@ pcclResult_t communicator_check_usable(const struct communicator *c) {
     communicator_assert_locked(c);
     if (communicator_is_dead(c)) return communicator_dead(c, pcclMasterConnectionFailed);
     if (c->phase != COMMUNICATOR_CONNECTED)
-        return detail_fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
+        return detail_fail(pcclInvalidUsage, "the communicator is not connected; call connect first");
     if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
     return pcclSuccess;
 }
@@ -76,7 +76,8 @@ pcclResult_t communicator_check_no_ops(const struct communicator *c) {
     communicator_assert_locked(c);
     size_t live = engine_live_ops(c->engine);
     if (live == 0 && c->launches == 0 && c->holds == 0) return pcclSuccess;
-    return detail_fail(pcclPendingAsyncOps, "%zu un-awaited ops: await them first", live > 0 ? live : (size_t)1);
+    return detail_fail(pcclPendingAsyncOps, "operations in flight or not awaited: %zu; await them first",
+                       live > 0 ? live : (size_t)1);
 }
 
 struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id) {
@@ -130,7 +131,7 @@ void communicator_state(struct communicator *c, char *out, size_t capacity) {
     if (communicator_is_dead(c))
         snprintf(out, capacity, "dead: %s", communicator_why_dead(c));
     else if (c->phase == COMMUNICATOR_CONNECTED && member_is_seeking(c->core))
-        snprintf(out, capacity, "looking for a master: %s", member_lost_why(c->core));
+        snprintf(out, capacity, "seeking a master: %s", member_lost_why(c->core));
     else if (c->phase == COMMUNICATOR_CONNECTED)
         snprintf(out, capacity, "accepted epoch %llu", (unsigned long long)member_adopted(c->core)->number);
     else if (c->phase == COMMUNICATOR_CONNECTING && !c->renewing && member_phase(c->core) == MEMBER_REGISTERED)

@@ -35,7 +35,7 @@ static bool renew(struct communicator *c) {
 static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
     (void)value;
     if (!c->ticket.done)
-        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it connected");
+        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed during connect");
     if (c->ticket.code != pcclSuccess) {
         c->phase = COMMUNICATOR_IDLE;
         return detail_fail(c->ticket.code, "%s", c->reason);
@@ -57,7 +57,7 @@ static pcclResult_t attempt(struct communicator *c) {
     if (c->closing) pthread_cond_broadcast(&c->changed);
     if (!renewed) {
         c->phase = COMMUNICATOR_IDLE;
-        return detail_fail(pcclInternalError, "the system refused memory or a thread for a connection");
+        return detail_fail(pcclInternalError, "the system refused memory or a thread for the connection");
     }
     control_connect(c->control);
     return pcclSuccess;
@@ -78,7 +78,7 @@ static pcclResult_t check_masters(const struct communicator *c) {
 static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
     if (communicator_is_dead(c)) return communicator_dead(c, pcclInvalidUsage);
     if (c->phase == COMMUNICATOR_CONNECTED)
-        return detail_fail(pcclInvalidUsage, "the communicator is connected already");
+        return detail_fail(pcclInvalidUsage, "the communicator is already connected");
     if (ticket_is_left(c, &connect_type)) return ticket_begun(c, pcclSuccess, ticket);
     if (c->phase == COMMUNICATOR_CONNECTING)
         return detail_fail(pcclInvalidUsage, "another thread is connecting this communicator");

@@ -90,7 +90,7 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
         log_failure(t, text);
         hang_up(t);
     } else if (view->number == 1) {
-        LOG(LOG_NOTICE, "this peer begins a new run: no run went on at the master %s",
+        LOG(LOG_NOTICE, "begins a new run: none was under way at the master %s",
             master_link_address(c->master, address));
     }
     pthread_mutex_lock(&c->lock);
@@ -177,7 +177,7 @@ static void seek_master(struct control *t, bool anew, int64_t now) {
         wire_buffer_fini(&moved);
     }
     if (lost_now)
-        LOG(LOG_ERR, "%s: looking for a master for up to %u s, while calls wait", member_lost_why(core),
+        LOG(LOG_ERR, "master lost: %s; seeks a master for up to %u s, and calls wait", member_lost_why(core),
             t->c->params.recovery_limit_ms / 1000);
     master_link_seek(t->c->master, anew, now);
 }
@@ -208,7 +208,7 @@ static void note_epoch(struct control *t, const struct epoch *epoch) {
         pthread_mutex_lock(&t->c->lock);
         departed_note(&t->c->departed, &member->id, &member->name, epoch->group_epoch);
         pthread_mutex_unlock(&t->c->lock);
-        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s, %s, lost; members left in the group: %u",
+        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s at %s lost; the group has %u members",
                     peer_label(&member->id, &member->name).chars,
                     socket_address_format(address, sizeof address, &member->address), epoch->ring.count);
     }
@@ -376,7 +376,7 @@ static void join(struct control *t, int64_t now) {
     if (error != 0) {
         links_free(t->links);
         t->links = NULL;
-        master_link_refuse(t->c->master, "could not listen for other peers on the address that leads to the master at",
+        master_link_refuse(t->c->master, "cannot listen for other peers on the address that reached the master at",
                            error, now);
         return;
     }
@@ -408,7 +408,7 @@ static void take_frame(struct control *t, const struct master_event *event, int6
 }
 
 static void disconnected(struct control *t, const char *why, int64_t now) {
-    static const char not_a_master[] = " (is it a pccl master, and not the port of a peer?)";
+    static const char not_a_master[] = " (is it the port of a pccl master, not of a peer?)";
     char address[64], text[2 * MASTER_LINK_TEXT];
     snprintf(text, sizeof text, "the connection to the master at %s broke: %s%s",
              master_link_address(t->c->master, address), why,

@@ -81,8 +81,8 @@ static void tell_shortage(struct links *links, int error) {
     if ((error != -EMFILE && error != -ENFILE) || now < links->tell_at) return;
     links->tell_at = now + LINKS_SHORTAGE_LOG_MS * MS_NS;
     LOG(LOG_ERR,
-        "a link cannot be made: %s. This process may open %llu descriptors, and a peer needs one for each member of "
-        "its group and each lane of its two neighbours, or of all members in a weighted all-reduce: raise the soft "
+        "cannot open a link: %s; this process may open %llu descriptors, and a peer needs one for each member of "
+        "its group and for each lane to its neighbours, or to all members in a weighted all-reduce; raise the soft "
         "limit before connecting (ulimit -n, or resource.setrlimit(resource.RLIMIT_NOFILE, ...))",
         strerror(-error), (unsigned long long)descriptor_limit());
 }
@@ -145,7 +145,7 @@ static struct connection *connection_new(struct links *links, struct transport *
 static void push_event(struct links *links, const struct link_event *event) {
     if (links->event_first > 0 && links->event_first == links->event_count) links->event_first = links->event_count = 0;
     if (!GROW(links->events, links->event_capacity, links->event_count, 16)) {
-        LOG(LOG_ERR, "out of memory: an event of a link is dropped"); // a link is reported missing when its time is up
+        LOG(LOG_ERR, "dropped a link event: out of memory"); // a link is reported missing when its time is up
         transport_free(event->stream);
         return;
     }
@@ -199,7 +199,7 @@ static void dial(struct links *links, const struct wire_link_hello *hello, const
     tell_shortage(links, error);
     struct connection *c = error != 0 ? NULL : connection_new(links, stream, DIALING, EPOLLOUT, deadline);
     if (c == NULL) {
-        LOG(LOG_DEBUG, "dialing a peer failed at once: %s", transport_error(error != 0 ? error : ENOMEM));
+        LOG(LOG_DEBUG, "cannot dial a peer: %s", transport_error(error != 0 ? error : ENOMEM));
         push_failure(links, hello);
         return;
     }
@@ -228,7 +228,7 @@ void links_probe(struct links *links, const struct wire_id *to, const struct wir
 }
 
 static void fail_dial(struct links *links, struct connection *c, const char *why) {
-    LOG(LOG_DEBUG, "dialing a peer, link %u, failed: %s", c->hello.index, why);
+    LOG(LOG_DEBUG, "cannot dial a peer, link %u: %s", c->hello.index, why);
     struct wire_link_hello hello = c->hello;
     connection_free(links, c);
     push_failure(links, &hello);
@@ -245,7 +245,7 @@ static bool connection_flush(struct links *links, struct connection *c) {
 }
 
 static void send_hello(struct links *links, struct connection *c) {
-    if (!connection_flush(links, c)) fail_dial(links, c, "the hello could not be sent");
+    if (!connection_flush(links, c)) fail_dial(links, c, "cannot send the hello");
 }
 
 static void connect_on(struct links *links, struct connection *c) {
@@ -284,7 +284,7 @@ static void take_ack(struct links *links, struct connection *c, int64_t now) {
         if (next == CONN_FRAME && header.type == WIRE_LINK_PADDING) c->padded = true;
     }
     if (next == CONN_MALFORMED || !c->padded) {
-        fail_dial(links, c, "the answer is no LINK_ACK behind padding");
+        fail_dial(links, c, "the answer is not a LINK_ACK after padding");
     } else if (c->hello.kind == WIRE_LINK_PROBE) {
         c->state = FLOODING;
         c->deadline = now + (int64_t)c->duration_ms * MS_NS;

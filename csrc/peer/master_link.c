@@ -102,7 +102,7 @@ static void send_frames(struct master_link *m, const struct wire_buffer *frames)
     lock_assert_held(&m->lock);
     int error = frames->failed ? -ENOMEM : conn_out_send(&m->out, m->stream, frames->bytes, frames->length);
     if (error == -ENOMEM || conn_out_waiting(&m->out) > MAX_WAITING_BYTES) {
-        LOG(LOG_ERR, "the master does not take what is sent to it, or memory ran out: giving up on it");
+        LOG(LOG_ERR, "gives up on the master: it does not read, or memory ran out");
         transport_hang_up(m->stream);
         error = -EPIPE;
     }
@@ -134,7 +134,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     leave(m);
     bool more = seek_failed(&m->seek, now);
     if (m->seeking) {
-        if (seek_tells(&m->seek, now)) LOG(LOG_ERR, "still looking for a master: %s", ended.text);
+        if (seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", ended.text);
     } else if (more) {
         dial(m, now);
     } else {
@@ -147,7 +147,7 @@ static void dial(struct master_link *m, int64_t now) {
     struct transport *stream;
     int error = transport_dial(m->transport, seek_master(&m->seek), &stream);
     if (error != 0) {
-        fail_dial(m, false, "could not connect to the master at", -error, now);
+        fail_dial(m, false, "cannot connect to the master at", -error, now);
         return;
     }
     pthread_mutex_lock(&m->lock);
@@ -155,7 +155,7 @@ static void dial(struct master_link *m, int64_t now) {
     m->stream = stream;
     pthread_mutex_unlock(&m->lock);
     m->dial_deadline = now + (m->seeking || m->seek.count > 1 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
-    if (!watch(m, EPOLLOUT)) fail_dial(m, true, "could not watch the connection to the master at", errno, now);
+    if (!watch(m, EPOLLOUT)) fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
 }
 
 void master_link_join(struct master_link *m, struct transport_context *transport, const struct wire_address *masters,
@@ -191,7 +191,7 @@ void master_link_seek(struct master_link *m, bool anew, int64_t now) {
 
 void master_link_found(struct master_link *m, int64_t now) {
     char address[64];
-    LOG(LOG_NOTICE, "the run goes on with the master at %s, after %lld ms", master_link_address(m, address),
+    LOG(LOG_NOTICE, "continues with the master at %s, after %lld ms", master_link_address(m, address),
         (long long)((now - m->lost_at) / MS_NS));
     m->seeking = false;
 }
@@ -216,15 +216,15 @@ static void connect_on(struct master_link *m, int64_t now) {
     int error = transport_step(m->stream);
     if (error == -EAGAIN) return;
     const char *what =
-        transport_refused(error) ? "cannot trust the master at" : "could not connect to the master (is it running?) at";
+        transport_refused(error) ? "cannot trust the master at" : "cannot connect to the master (is it running?) at";
     if (error == 0 && !transport_may_be(m->stream, TRANSPORT_MASTER, NULL)) {
         error = -EBADE;
-        what = "cannot trust the master (is it a pccl master, and not the port of a peer?) at";
+        what = "cannot trust the master (is it the port of a pccl master, not of a peer?) at";
     }
     if (error != 0) {
         fail_dial(m, false, what, -error, now);
     } else if (!watch(m, EPOLLIN)) {
-        fail_dial(m, true, "could not watch the connection to the master at", errno, now);
+        fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
     } else {
         pthread_mutex_lock(&m->lock);
         m->state = ANSWERS;
@@ -249,9 +249,7 @@ static bool take_frame(struct master_link *m, struct master_event *out) {
     case CONN_FRAME:
         if (out->header.type == WIRE_EPOCH) transport_vouch(m->stream);
         return true;
-    default:
-        conn_in_clear(&m->in);
-        return broke(m, out, "it sent bytes that make no sense: is it a pccl master of this version?");
+    default: conn_in_clear(&m->in); return broke(m, out, "it sent invalid bytes: is it a pccl master of this version?");
     }
 }
 

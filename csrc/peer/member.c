@@ -78,7 +78,7 @@ static __attribute__((format(printf, 4, 5))) void die_of(struct member *m, pcclR
 }
 
 static void die_of_garbage(struct member *m, const char *what, struct member_output *out) {
-    die_of(m, pcclMasterConnectionFailed, out, "the master sent a %s that makes no sense: it may be of another version",
+    die_of(m, pcclMasterConnectionFailed, out, "the master sent an invalid %s; use one version of pccl on all machines",
            what);
 }
 
@@ -305,7 +305,7 @@ void member_disconnected(struct member *m, const char *why, int64_t now, struct 
 
 static void give_up(struct member *m, struct member_output *out) {
     const char *why = m->recovery.waits_why.chars;
-    die_of(m, pcclMasterConnectionFailed, out, "%s; no master took the run up within %u ms%s%s", m->recovery.lost_why,
+    die_of(m, pcclMasterConnectionFailed, out, "%s; no master took over the run within %u ms%s%s", m->recovery.lost_why,
            m->recovery.limit_ms, why[0] ? "; one said that it " : "", why);
 }
 
@@ -563,7 +563,7 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
         member_disconnected(m, why, now, out);
         if (m->phase == MEMBER_DEAD) return;
     } else if (recovery_looks_again(&m->recovery, now)) {
-        seek(m, "no run was taken up there", true, now, out);
+        seek(m, "that master did not take over the run", true, now, out);
     }
     if (m->recovery.state != RECOVERY_SEEKING && now >= m->beat_at) {
         m->beat_at = now + limit_ns(m) / 5;

@@ -20,16 +20,18 @@ static pcclResult_t posted(enum call_result result, uint64_t tag) {
     switch (result) {
     case CALL_OK: return pcclSuccess;
     case CALL_TAG_LIVE:
-        return detail_fail(pcclInvalidArgument, "tag %llu is live: await its op first, or use another tag",
+        return detail_fail(pcclInvalidArgument,
+                           "tag %llu is already in use by an operation in flight; wait for it or pass another tag",
                            (unsigned long long)tag);
     case CALL_TOO_MANY:
-        return detail_fail(pcclInternalError, "%d ops are live, the most there can be: await some", WIRE_MAX_LIVE_OPS);
+        return detail_fail(pcclInternalError, "%d operations are in flight, the maximum; await some first",
+                           WIRE_MAX_LIVE_OPS);
     case CALL_REFUSED: return pcclInvalidUsage; // its text is there
     case CALL_DEAD:
         return detail_fail(
             pcclMasterConnectionFailed,
-            "the communicator has just died: destroy it and create a new one (in Python: call reconnect())");
-    default: return detail_fail(pcclInternalError, "the system refused memory for an op");
+            "the communicator has just died; destroy it and create a new one (in Python: call reconnect())");
+    default: return detail_fail(pcclInternalError, "the system refused memory for the operation");
     }
 }
 
@@ -37,7 +39,7 @@ static pcclResult_t launch_locked(struct communicator *c, const struct call_args
     RETURN_IF_FAILED(communicator_check_usable(c));
     if (!ticket_is_peers_pending(c)) RETURN_IF_FAILED(ticket_check_none(c));
     if (args->subgroup == NULL && member_adopted(c->core)->group_world < 2)
-        return detail_fail(pcclTooFewPeers, "this peer is alone in its group: admit newcomers with update_topology");
+        return detail_fail(pcclTooFewPeers, "this peer is alone in its group; admit newcomers with update_topology");
     uint64_t adopted = member_adopted(c->core)->group_epoch;
     c->launches++; // keeps a topology call from beginning between the check and the post
     pthread_mutex_unlock(&c->lock);
@@ -107,8 +109,8 @@ static pcclResult_t members_locked(struct communicator *c, bool adopted, struct 
     RETURN_IF_FAILED(communicator_check_usable(c));
     const struct epoch_ring *ring = adopted ? member_members(c->core) : &member_epoch(c->core)->ring;
     if (ring == NULL)
-        return detail_fail(pcclRankConnectionLost, "the members are not known, for some were lost together with a "
-                                                   "master: call update_topology");
+        return detail_fail(pcclRankConnectionLost, "the members are unknown, because some were lost together with "
+                                                   "the master; call update_topology");
     struct wire_member *sorted = malloc((ring->count + 1) * sizeof *sorted);
     if (sorted == NULL) return detail_fail(pcclInternalError, "the system refused memory for the members");
     memcpy(sorted, ring->members, ring->count * sizeof *sorted);
@@ -140,7 +142,7 @@ static pcclResult_t hold_locked(struct communicator *c, uint64_t tag, void *stre
     switch (result) {
     case CALL_OK: return pcclSuccess;
     case CALL_UNKNOWN:
-        return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
+        return detail_fail(pcclInvalidArgument, "no operation with tag %llu is in flight", (unsigned long long)tag);
     default: return pcclInvalidUsage; // its text is there
     }
 }
@@ -154,7 +156,7 @@ pcclResult_t ops_cancel(struct communicator *c, uint64_t tag) {
     communicator_begin(c);
     pcclResult_t code = communicator_check_usable(c);
     if (code == pcclSuccess && engine_cancel(c->engine, tag) != CALL_OK)
-        code = detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
+        code = detail_fail(pcclInvalidArgument, "no operation with tag %llu is in flight", (unsigned long long)tag);
     return communicator_finish(c, code);
 }
 
@@ -171,24 +173,24 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
     case CALL_LOST:
         if (outcome->text[0] != 0)
             return detail_fail(pcclRankConnectionLost,
-                               "members of the group are lost (%s): the input is unchanged; launch the op again with a "
-                               "group of those that live",
+                               "members of the group are lost (%s), and the input is unchanged; repeat the call with a "
+                               "group of living members",
                                outcome->text);
         if (outcome->retry)
             return detail_fail(pcclTooFewPeers,
-                               "no other member of the group is left: admit newcomers with update_topology");
+                               "no other member of the group is left; admit newcomers with update_topology");
         return detail_fail(pcclRankConnectionLost,
-                           "a member of the group was lost%s%s: the input is unchanged, launch the op again",
+                           "a member of the group was lost%s%s, and the input is unchanged; repeat the call",
                            count > 0 ? ", " : "", lost);
     case CALL_MISMATCH: return detail_fail(pcclInvalidArgument, "%s", outcome->text);
-    case CALL_CANCELLED: return detail_fail(pcclCancelled, "%s: the input is unchanged", outcome->text);
+    case CALL_CANCELLED: return detail_fail(pcclCancelled, "%s; the input is unchanged", outcome->text);
     case CALL_DEAD:
         if (outcome->text[0] != 0) return detail_fail(pcclInternalError, "the communicator is dead: %s", outcome->text);
         return communicator_dead(c, outcome->retry ? pcclMasterConnectionFailed : pcclRankConnectionLost);
     case CALL_UNKNOWN:
         RETURN_IF_FAILED(communicator_check_usable(c));
-        return detail_fail(pcclInvalidArgument, "no un-awaited op has tag %llu", (unsigned long long)tag);
-    default: return detail_fail(pcclInternalError, "the system refused memory for an op");
+        return detail_fail(pcclInvalidArgument, "no operation with tag %llu is in flight", (unsigned long long)tag);
+    default: return detail_fail(pcclInternalError, "the system refused memory for the operation");
     }
 }
 

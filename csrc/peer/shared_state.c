@@ -83,10 +83,10 @@ static pcclResult_t vote(struct communicator *c) {
     };
     if (vote.incomplete)
         LOG(LOG_WARN,
-            "shared state: a transfer into this memory was cut short: it can only receive until a sync has succeeded");
+            "shared state is incomplete after an interrupted transfer: it only receives until a sync succeeds");
     // Before the vote is sent: the plan may be here at once.
     if (!sync_begin(c->engine, c->shared_state->content, (int64_t)member_welcome(c->core)->heartbeat_limit_ms * MS_NS))
-        return drop(c, detail_fail(pcclInternalError, "the system refused memory for a round of shared state"));
+        return drop(c, detail_fail(pcclInternalError, "the system refused memory for the sync"));
     c->shared_state->voted = true;
     c->shared_state->hashed_at = platform_now_ns();
     struct member_output out = {0};
@@ -104,10 +104,10 @@ static pcclResult_t shared_state_hash_and_vote(struct communicator *c, int64_t d
     pthread_mutex_unlock(&c->lock);
     bool hashed = content_hash(content, deadline);
     pthread_mutex_lock(&c->lock);
-    if (!hashed) return detail_fail(pcclTimedOut, "the state is still being hashed here");
+    if (!hashed) return detail_fail(pcclTimedOut, "this peer is still hashing the state");
     if (content_error(content) != NULL)
-        return drop(
-            c, detail_fail(pcclInternalError, "the tensors of the state cannot be read: %s", content_error(content)));
+        return drop(c,
+                    detail_fail(pcclInternalError, "cannot read the tensors of the state: %s", content_error(content)));
     return vote(c);
 }
 
@@ -130,7 +130,7 @@ static const char *name_difference(char *out, size_t capacity, const pcclSharedS
     size_t last = differs->last;
     int length;
     if (differs->first == state->count)
-        length = snprintf(out, capacity, ": it is missing here, after \"%.100s\"", first[-1].name);
+        length = snprintf(out, capacity, ": an entry is missing here after \"%.100s\"", first[-1].name);
     else if (differs->first == last)
         length =
             snprintf(out, capacity, ": \"%.100s\" (%s, count %zu%s)", first->name, dtype_name((int)first->datatype),
@@ -159,8 +159,7 @@ static pcclResult_t shared_state_collect(struct communicator *c, uint64_t *revis
         return pcclSuccess;
     }
     if (!c->ticket.done)
-        return detail_fail(pcclMasterConnectionFailed,
-                           "the communicator was destroyed while it waited in sync_shared_state");
+        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed during sync_shared_state");
     bool ended = c->ticket.code == pcclNoSharedStateAvailable; // the round, for all; this peer may have died after it
     if (c->phase == COMMUNICATOR_DEAD && !ended && read_only != NULL)
         return detail_fail(c->ticket.code, "the communicator died in sync_shared_state: %s (entry \"%s\")", c->reason,
@@ -183,8 +182,9 @@ static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *sta
     struct shared_state *round = c->shared_state;
     if (round->strategy != strategy || round->revision != state->revision ||
         !content_is_of(round->content, state, read_only))
-        return detail_fail(pcclInvalidUsage,
-                           "sync_shared_state of another state or revision has not ended: call it again as before");
+        return detail_fail(
+            pcclInvalidUsage,
+            "a sync_shared_state call with another state or revision has not ended; repeat that call first");
     round->state = state;
     return ticket_begun(c, pcclSuccess, ticket);
 }

@@ -8,7 +8,7 @@ pcclResult_t ticket_check_none(const struct communicator *c) {
     communicator_assert_locked(c);
     if (c->ticket.type == NULL) return pcclSuccess;
     return detail_fail(pcclInvalidUsage,
-                       "%s of this communicator has not ended: wait for it, or call it again if its wait was cut short",
+                       "a call of %s has not ended; wait for it, or repeat it if it timed out or was interrupted",
                        c->ticket.type->name);
 }
 
@@ -48,10 +48,9 @@ static bool is_unanswered(const struct communicator *c) {
 }
 
 static pcclResult_t timed_out(const struct communicator *c) {
-    if (is_unanswered(c) && c->waits_why[0] == 0)
-        return detail_fail(pcclTimedOut, "no master has answered in this attempt to connect");
+    if (is_unanswered(c) && c->waits_why[0] == 0) return detail_fail(pcclTimedOut, "no master has answered yet");
     if (c->core != NULL && member_is_seeking(c->core) && c->waits_why[0] == 0)
-        return detail_fail(pcclTimedOut, "the master is lost (%s), and another one is looked for",
+        return detail_fail(pcclTimedOut, "the master is lost (%s), and this peer seeks another one",
                            member_lost_why(c->core));
     return detail_fail(pcclTimedOut, "%s", c->waits_why);
 }
@@ -66,8 +65,8 @@ static pcclResult_t wait_inside(struct communicator *c, int64_t deadline, uint64
 
 static pcclResult_t wait_locked(struct communicator *c, uint64_t ticket, int64_t deadline, uint64_t *value) {
     if (c->ticket.type == NULL || c->ticket.number != ticket)
-        return detail_fail(pcclInvalidUsage, "this call has ended, or was taken up by a later one");
-    if (c->ticket.inside) return detail_fail(pcclInvalidUsage, "another thread waits in %s", c->ticket.type->name);
+        return detail_fail(pcclInvalidUsage, "this call has ended, or a later call continued it");
+    if (c->ticket.inside) return detail_fail(pcclInvalidUsage, "another thread is waiting in %s", c->ticket.type->name);
     c->ticket.inside = true;
     pcclResult_t code = wait_inside(c, deadline, value);
     c->ticket.inside = false;
@@ -97,7 +96,7 @@ bool ticket_is_peers_pending(const struct communicator *c) {
 static pcclResult_t ticket_collect_vote(struct communicator *c, uint64_t *value) {
     const char *name = c->ticket.type->name;
     if (!c->ticket.done)
-        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed while it waited in %s", name);
+        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed during %s", name);
     if (c->ticket.code == pcclSuccess) {
         *value = c->ticket.value;
         if (ticket_is_peers_pending(c)) return pcclSuccess;
@@ -107,10 +106,10 @@ static pcclResult_t ticket_collect_vote(struct communicator *c, uint64_t *value)
     }
     if (communicator_is_dead(c))
         return detail_fail(c->ticket.code,
-                           "the communicator died in %s: %s: destroy it and create a new one (in Python: call "
+                           "the communicator died in %s: %s; destroy it and create a new one (in Python: call "
                            "reconnect())",
                            name, communicator_why_dead(c));
-    return detail_fail(c->ticket.code, "%s passed, but no new epoch came of it: the old one stands, call it again",
+    return detail_fail(c->ticket.code, "%s ended without a new epoch, and the membership is unchanged; call it again",
                        name);
 }
 
@@ -119,7 +118,7 @@ static pcclResult_t begin_vote(struct communicator *c, enum wire_vote_kind kind,
     if (ticket_is_left(c, &votes[kind])) return ticket_begun(c, pcclSuccess, ticket);
     RETURN_IF_FAILED(ticket_check_none(c));
     if (kind == WIRE_VOTE_OPTIMIZE && member_adopted(c->core)->global_world < 2)
-        return detail_fail(pcclInvalidUsage, "optimize_topology needs at least two accepted peers in the run");
+        return detail_fail(pcclInvalidUsage, "optimize_topology needs at least two members in the run");
     if (kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(communicator_check_no_ops(c));
     ticket_open(c, &votes[kind]);
     struct member_output out = {0};

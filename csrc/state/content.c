@@ -55,7 +55,7 @@ static pcclResult_t reach(struct content *content, const void *memory, struct de
         if (device_is_one(content->reached[i], memory)) *out = content->queues[i];
     if (*out != NULL) return pcclSuccess;
     if (content->queue_count == CONTENT_DEVICES_MOST || !device_open(memory, -1, out))
-        return detail_fail(pcclInternalError, "a device of the entries cannot be used");
+        return detail_fail(pcclInternalError, "the device of an entry cannot be used");
     content->reached[content->queue_count] = memory;
     content->queues[content->queue_count++] = *out;
     return device_follow(*out, NULL) ? pcclSuccess : pcclInvalidUsage;

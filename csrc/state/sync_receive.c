@@ -21,7 +21,7 @@ static void finish(struct sync *sync, enum wire_sync_completion complete) {
             done->sources[done->count++] =
                 (struct wire_sync_source){.id = sync->donors[i].id, .bytes = sync->donors[i].kept};
     if (complete == WIRE_SYNC_MISSING)
-        LOG(LOG_WARN, "shared state: no donor is left, %llu leaves are missing",
+        LOG(LOG_WARN, "shared state: no donor is left; %llu leaves are missing",
             (unsigned long long)(sync->delta ? delta_missing(sync->delta) : 0));
     service_report(sync->engine, done);
 }
@@ -167,7 +167,7 @@ bool sync_take_hashes(struct sync *sync, struct incoming *in) {
         begin_leaves(sync);
         return true;
     }
-    LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not give the elected content");
+    LOG(LOG_WARN, "shared state: a donor sent leaf hashes that do not match the elected content");
     sync->hashes_bad[sync->hash_donor]++;
     next_hash_donor(sync);
     return true;
@@ -186,7 +186,7 @@ static void look_at_donors(struct sync *sync, int64_t now) {
             donor->seen = seen;
             donor->progress_at = now;
         } else if (now - donor->progress_at > sync->stall_ns) {
-            LOG(LOG_WARN, "shared state: a donor stalls and is replaced");
+            LOG(LOG_WARN, "shared state: replaces a donor that stalls");
             donor->progress_at = now;
             delta_shun(sync->delta, i);
         }
@@ -198,7 +198,7 @@ static void tell_progress(struct sync *sync, int64_t now) {
     if (sync->told_at == 0) sync->told_at = now;
     if (now - sync->told_at < PROGRESS_SECONDS * SECOND_NS) return;
     sync->told_at = now;
-    LOG(LOG_INFO, "shared state: %llu bytes have come, %llu are missing", (unsigned long long)sync->report.rx_bytes,
+    LOG(LOG_INFO, "shared state: received %llu bytes, %llu are missing", (unsigned long long)sync->report.rx_bytes,
         (unsigned long long)sync->report.missing_bytes);
 }
 
@@ -357,7 +357,7 @@ static void take_result(struct sync *sync, const struct worker_pool_job *job) {
     switch (job->result) {
     case WORKER_POOL_RIGHT: keep_leaf(sync, job); break;
     case WORKER_POOL_WRONG:
-        LOG(LOG_WARN, "shared state: leaf %llu came with wrong bytes and is fetched again",
+        LOG(LOG_WARN, "shared state: leaf %llu does not match its hash and is fetched again",
             (unsigned long long)job->leaf);
         delta_wrong(sync->delta, job->leaf, job->donor);
         delta_lost(sync->delta, job->leaf);

@@ -23,15 +23,15 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "bench": Command("pccl.cli.bench:command", "Measure this machine, or a run."),
-    "demo": Command("pccl.demo:command", "Train a small model, kill a peer, add one.", "pccl[demo]"),
-    "info": Command("pccl.cli.info:command", "Show the build, and the links of a run."),
-    "keys": Command("pccl.cli.keys:command", "Make the keys of a run, which encrypt its connections."),
-    "launch": Command("pccl.cli.launch:command", "Start a master and peers of a program here."),
+    "bench": Command("pccl.cli.bench:command", "Time the all-reduce."),
+    "demo": Command("pccl.demo:command", "Train a small model, kill a peer, add a peer.", "pccl[demo]"),
+    "info": Command("pccl.cli.info:command", "Show the build, the settings, and the links of a run."),
+    "keys": Command("pccl.cli.keys:command", "Make the keys that encrypt a run."),
+    "launch": Command("pccl.cli.launch:command", "Start a master and several copies of a program."),
     "master": Command("pccl.cli.master:command", "Run a master, or a standby."),
-    "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults, from a checkout."),
-    "stress": Command("pccl.stress.program:command", "Harm copies of a program, and judge what they print.", "pccl[stress]"),
-    "top": Command("pccl.cli.top:command", "Show what makes the ops of a run slow, live."),
+    "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults (checkout only)."),
+    "stress": Command("pccl.stress.program:command", "Test a program under faults.", "pccl[stress]"),
+    "top": Command("pccl.cli.top:command", "Show what slows a run down, live."),
 }
 
 
@@ -83,7 +83,7 @@ class Commands(click.Group):
                 raise
             with contextlib.suppress(OSError):
                 sys.stdout.close()  # or the interpreter tries to write the rest when it ends
-            raise click.ClickException(f"the output cannot be written: {error.strerror}") from None
+            raise click.ClickException(f"cannot write the output: {error.strerror}") from None
         return result
 
 

@@ -62,7 +62,7 @@ def run_here(plan: Plan) -> Iterator[Row]:
             for line in peers[0].stdout or ():
                 yield json.loads(line)
             if any(peer.wait() for peer in peers):
-                raise BenchError("a peer failed; what it printed stands above")
+                raise BenchError("a peer failed; its output is above")
         finally:
             for peer in peers:
                 peer.kill()
@@ -84,7 +84,7 @@ def take_part(
         try:
             comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
         except pccl.PCCLTimeoutError:
-            raise BenchError(f"fewer than {plan.world} peers came within {FORM_SECONDS:.0f} s") from None
+            raise BenchError(f"fewer than {plan.world} peers connected within {FORM_SECONDS:.0f} s") from None
         about = {"cpu": _processor(), "peers_run": _placement()}
         gloo = _join_gloo(plan, rank, folder) if plan.gloo else None
         for size in plan.sizes:
@@ -140,7 +140,7 @@ def _ones(plan: Plan, size: int) -> Any:
             return importlib.import_module(module).ones(count, dtype=dtype)
         except (ImportError, AssertionError):  # not installed, or numpy has no bfloat16
             continue
-    raise BenchError("tensors need torch or numpy: install one of them")
+    raise BenchError("pccl bench needs torch or numpy; install one of them")
 
 
 def _name(kind: pccl.DataType) -> str:
@@ -187,7 +187,7 @@ def _placement() -> str:
     words = ["one core"] if len(os.sched_getaffinity(0)) == 1 else []
     if os.sched_getscheduler(0) == os.SCHED_FIFO:
         words.append("real-time")
-    return ", ".join(words) or "as the system likes"
+    return ", ".join(words) or "unpinned"
 
 
 def _processor() -> str:
@@ -223,45 +223,47 @@ def _read_size(text: str) -> int:
     number = text.rstrip("KMGiBkmgb")
     unit = text[len(number) :].upper().removesuffix("B").removesuffix("I")
     if not number.isdecimal() or int(number) == 0 or unit not in SIZE_UNITS:
-        raise click.BadParameter(f"{text!r} is not a size: write 4096, 4K, 16M or 1G")
+        raise click.BadParameter(f"{text!r} is not a size; write 4096, 4K, 16M or 1G")
     return int(number) * SIZE_UNITS[unit]
 
 
 @click.group("bench")
 def command() -> None:
-    """Measure this machine, or a run."""
+    """Time the all-reduce."""
 
 
-@command.command(short_help="Time the all-reduce, beside torch's gloo.")
+@command.command(short_help="Time the all-reduce, next to torch's gloo.")
 @click.option(
     "--sizes", type=read_sizes, default="4K,64K,1M,16M,64M", show_default=True, metavar="SIZES", help="bytes per tensor"
 )
 @click.option("--world", type=click.IntRange(2, 64), default=2, show_default=True, help="number of peers")
 @click.option(
-    "--lanes", type=click.IntRange(0, 256), default=0, show_default="the library's", help="connections to each neighbour"
+    "--lanes",
+    type=click.IntRange(0, 256),
+    default=0,
+    show_default="the library's",
+    help="connections to each neighbour of the ring",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True)
-@click.option("--iterations", type=click.IntRange(1), default=15, show_default=True, help="timed ops of each size")
+@click.option("--iterations", type=click.IntRange(1), default=15, show_default=True, help="timed operations of each size")
 @click.option("--in-place", is_flag=True, help="reduce into the send buffer")
 @click.option("--gloo/--no-gloo", default=None, help="compare with torch's gloo  [default: where torch is installed]")
-@click.option("--pin", is_flag=True, help="each peer on one core, in turn")
-@click.option("--realtime", is_flag=True, help="peers at real-time priority (needs root)")
-@click.option("--master", "address", metavar="HOST:PORT", help="take part in the run of this master, as one of --world peers")
-@click.option("--keys", metavar="FILE", help="with --master: the keys of the run  [default: PCCL_KEYS]")
-@click.option(
-    "--insecure", is_flag=True, help="with --master: without keys, connect beyond this host, too  [default: PCCL_INSECURE=1]"
-)
+@click.option("--pin", is_flag=True, help="pin each peer to one core")
+@click.option("--realtime", is_flag=True, help="run peers at real-time priority (needs root)")
+@click.option("--master", "address", metavar="HOST:PORT", help="join the run at this master as one of --world peers")
+@click.option("--keys", metavar="FILE", help="with --master: key file of the run  [default: PCCL_KEYS]")
+@click.option("--insecure", is_flag=True, help="with --master: connect to another host without keys  [default: PCCL_INSECURE=1]")
 @click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
 def allreduce(gloo: bool | None, address: str | None, keys: str | None, insecure: bool, as_json: bool, **measured: Any) -> None:
-    """Time the all-reduce; each row is the median over the timed ops, in which gloo and pccl alternate.
+    """Time the all-reduce. Each row is the median over the timed operations, in which gloo and pccl alternate.
 
-    Without --master it starts a master and all peers on this machine.
+    Without --master the command starts a master and all peers on this machine.
     """
     with_gloo = gloo if gloo is not None else address is None and importlib.util.find_spec("torch") is not None
     if with_gloo and address is not None:
-        raise click.UsageError("gloo can be compared only between peers that this command starts: leave --master or --gloo out")
+        raise click.UsageError("gloo can be compared only between peers that this command starts; omit --master or --gloo")
     if address is not None and any(measured[option] for option in ("pin", "realtime")):
-        raise click.UsageError("--pin and --realtime are for peers that this command starts: leave --master or them out")
+        raise click.UsageError("--pin and --realtime are for peers that this command starts; omit them or --master")
     plan = Plan(gloo=with_gloo, **measured)
     try:
         rows = take_part(plan, address, keys=keys, insecure=insecure) if address else run_here(plan)

@@ -18,23 +18,25 @@ from pccl.cli import links, top
 _ffi, _C = load_native_module()
 
 
-@click.command("info", short_help="Show the build, and the links of a run.")
-@click.option("--master", "address", metavar=top.MASTERS, help="show the links of the run of this master, or of a list, too")
-@click.option("--keys", metavar="FILE", help="with --master: the keys of the run, of a peer or a master [default: PCCL_KEYS]")
+@click.command("info", short_help="Show the build, the settings, and the links of a run.")
+@click.option(
+    "--master", "address", metavar=top.MASTERS, help="also show the links of the run at this master, or list of masters"
+)
+@click.option("--keys", metavar="FILE", help="with --master: key file of the run, for a peer or a master [default: PCCL_KEYS]")
 @click.option("--cert", metavar="FILE", help="with --master: or a certificate of its authority, in PEM [default: PCCL_CERT]")
 @click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]")
 @click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]")
 @click.option(
-    "--insecure", is_flag=True, help="with --master: without keys, ask one beyond this host, too [default: PCCL_INSECURE=1]"
+    "--insecure", is_flag=True, help="with --master: ask a master on another host without keys [default: PCCL_INSECURE=1]"
 )
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
     address: str | None, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, as_json: bool
 ) -> None:
-    """Show the build, the instruction set in use, and what else is installed.
+    """Show the build, the instruction set in use, the settings, and what else is installed.
 
-    With --master also what the members of its run have told of the links between them: docs/diagnosis.md#links. If no master
-    answers, the rest is shown all the same, and the status is 1.
+    With --master it also shows the links between the members of a run (docs/diagnosis.md#links). Exit status: 1 if no master
+    answers; the rest is shown all the same.
     """
     facts = _facts()
     facts_of_json = {**facts, "environment": {name: os.environ.get(name) for name in environment()}}
@@ -101,7 +103,7 @@ def _cuda_kernels() -> str:
     if in_library or pccl.cuda.device_count() == 0:
         return f"no: {in_library}" if in_library else "in the library"
     refused = pccl.cuda.why_no_kernels(load=True)
-    return f"in the library, but the GPU does not take them: {refused}" if refused else "yes"
+    return f"in the library, but the GPU refuses them: {refused}" if refused else "yes"
 
 
 def lz4_missing() -> str:

@@ -25,16 +25,16 @@ def _describe(path: Path) -> None:
 def _show(names: tuple[str, ...]) -> None:
     """Describes the files of the named runs, or files; without any, that of PCCL_KEYS."""
     if not names and not (names := tuple(filter(None, [os.environ.get("PCCL_KEYS")]))):
-        raise click.UsageError("name a run or a file: pccl keys show RUN")
+        raise click.UsageError("name a run or a key file: pccl keys show RUN")
     for name in names:
         found = [Path(name)] if Path(name).is_file() else [path for path in _keys.paths_of(name) if path.exists()]
         if not found:
-            raise _keys.KeysError(f"neither {name}, nor {name}.master, nor {name}.peer is there")
+            raise _keys.KeysError(f"none of {name}, {name}.master and {name}.peer exists")
         for path in found:
             _describe(path)
 
 
-@click.command("keys", short_help="Make the keys of a run, which encrypt its connections.")
+@click.command("keys", short_help="Make the keys that encrypt a run.")
 @click.argument("name")
 @click.argument("more", nargs=-1)
 @click.option("--add", "change", flag_value="add", help="add a second secret to the files of the run")
@@ -50,17 +50,17 @@ def command(name: str, more: tuple[str, ...], change: str | None) -> None:
     Both files have mode 0600. Copy them as you would copy a private key of ssh. `pccl keys show NAME` prints fingerprints, never
     secrets.
 
-    To replace a secret in the middle of a run: `--add`, copy both files to all hosts and start processes anew with them, one by
-    one; when all have the new files, `--drop`, and the same again.
+    To replace a secret in the middle of a run: run this command with `--add`, copy both files to all hosts, and restart the
+    processes one by one. When all have the new files, do the same with `--drop`.
     """
     try:
         if name == SHOW:
             if change is not None:
-                raise click.UsageError(f"--{change} belongs to a run, not to `pccl keys show`")
+                raise click.UsageError(f"--{change} cannot be used with `pccl keys show`")
             _show(more)
             return
         if more:
-            raise click.UsageError(f"one run at a time: {name}, not also {' '.join(more)}")
+            raise click.UsageError(f"name one run: {name}, not also {' '.join(more)}")
         _make(name, change)
     except (_keys.KeysError, PCCLError) as error:
         raise click.ClickException(str(error)) from None
@@ -83,4 +83,4 @@ def _make(name: str, change: str | None) -> None:
         return
     keys = _keys.drop_secret(name)
     click.echo(f"{master} and {peer} have one secret, {_keys.secret_id(keys.secrets[0])}")
-    click.echo("next: copy them to all hosts; who has only the older secret can no longer connect")
+    click.echo("next: copy them to all hosts; processes with only the older secret can no longer connect")

@@ -56,18 +56,23 @@ class RestartCommand(click.Command):
 @click.command(
     "launch",
     cls=RestartCommand,
-    short_help="Start a master and peers of a program here.",
+    short_help="Start a master and several copies of a program.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--nproc", type=click.IntRange(1, 1024), default=2, show_default=True, help="how many peers")
+@click.option("--nproc", type=click.IntRange(1, 1024), default=2, show_default=True, help="number of peers")
 @click.option(
     "--restart",
     type=click.IntRange(0),
     default=0,
     metavar="[N]",
-    help=f"start a peer that dies anew, up to N times, without N up to {RESTARTS} times  [default: not at all]",
+    help=f"restart a peer that dies, up to N times, without N up to {RESTARTS} times  [default: never]",
 )
-@click.option("--master", "address", metavar="HOST:PORT", help="join the run of this master, or list of masters; none is started")
+@click.option(
+    "--master",
+    "address",
+    metavar="HOST:PORT",
+    help="join the run at this master, or list of masters, instead of starting a master",
+)
 @click.option(
     "--wait-for-master",
     "patience",
@@ -75,9 +80,9 @@ class RestartCommand(click.Command):
     metavar="SECONDS",
     help="with --master: how long peers try to reach it  [default: about 5]",
 )
-@click.option("--keys", metavar="FILE", help="the keys of the run  [default: PCCL_KEYS, or new ones for this run alone]")
-@click.option("--insecure", is_flag=True, help="no keys: connections are neither authenticated nor encrypted")
-@click.option("-m", "module", is_flag=True, help="the program is a Python module, as of python -m")
+@click.option("--keys", metavar="FILE", help="key file of the run  [default: PCCL_KEYS, or new ones for this run alone]")
+@click.option("--insecure", is_flag=True, help="use no keys: connections are neither authenticated nor encrypted")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a Python module, as in python -m")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
     nproc: int,
@@ -89,23 +94,23 @@ def command(
     module: bool,
     program: tuple[str, ...],
 ) -> None:
-    """Start a master and a number of peers of a Python program on this machine, and wait until all have ended.
+    """Start a master and several copies of a Python program (peers) on this machine, and wait until all have ended.
 
-    All peers get the same command line. In their environment PCCL_MASTER is the master, PCCL_PEERS how many peers were started,
-    and PCCL_PEER which of them this one is, from 0 on; one that was started anew has PCCL_JOIN=1 as well, with which it joins
-    the run of the others or fails. Each line that they print has their number before it. Options behind the program are the
-    program's; a "--" right behind it is left out.
+    All peers get the same command line. Options after the program are the program's; a "--" right after it is dropped. The
+    environment of each peer has the address of the master (PCCL_MASTER), the number of peers (PCCL_PEERS), and the number of
+    this peer, from 0 on (PCCL_PEER). A restarted peer also has PCCL_JOIN=1: it joins the run of the others or fails. Each
+    output line begins with the number of its peer.
 
-    The run has keys of its own, so no other user of this machine can join or watch it. They are in files that only this user
-    reads, are named in PCCL_KEYS, and are removed at the end. --keys, PCCL_KEYS and PCCL_CERT name others.
+    The run has keys of its own, so no other user of this machine can join or watch it. PCCL_KEYS names their files, which only
+    this user can read, and which are removed at the end. --keys, PCCL_KEYS and PCCL_CERT name other keys.
 
-    A slow reader of the output stops neither the peers nor this command: lines beyond 16 MiB are dropped and counted.
+    If a peer dies, the others continue. --restart replaces it while another peer runs. Ctrl-C and SIGTERM go to the peers,
+    which are killed after 10 s, or at a second Ctrl-C.
 
-    A peer that dies is not replaced unless --restart says so, and only while another one runs. Ctrl-C and SIGTERM are passed on
-    to the peers. Those that take more than 10 s to end are killed, and all are at a second Ctrl-C.
+    If the reader of the output is slow, lines beyond 16 MiB are dropped and counted.
 
-    The exit status is 0 if a peer has ended with 0 and none has failed; a peer that was killed while others went on has not
-    failed. Otherwise it is that of the first peer that has failed, 128 + N if signal N killed all, and 130 after Ctrl-C.
+    Exit status: 0 if a peer has ended with 0 and none has failed. A peer that was killed while others continued has not failed.
+    Otherwise the status of the first failed peer; 128 + N if signal N killed all; 130 after Ctrl-C.
     """
     arguments = list(program[1:])
     if arguments[:1] == ["--"]:
@@ -172,7 +177,7 @@ class Printer:
                 self._dropped += lines.count(b"\n")
                 return
             if self._dropped > 0:
-                text = f"pccl launch: {self._dropped} lines are missing here: the reader of {self._name} was too slow\n"
+                text = f"pccl launch: {self._dropped} lines dropped: the reader of {self._name} is too slow\n"
                 lines, self._dropped = text.encode() + lines, 0
             self._waiting.append(lines)
             self._bytes += len(lines)
@@ -254,7 +259,7 @@ class Launch:
         number = self._numbers.pop(process)
         if status != 0:
             again = self._restarts[number] > 0 and self._told is None and bool(self._fleet.processes)
-            then = "; it is started anew" if again else ""
+            then = "; restarting it" if again else ""
             self._stderr.print(f"pccl launch: peer {number} {how_ended(status)}{then}\n".encode())
             if again:
                 self._restarts[number] -= 1

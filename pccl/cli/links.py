@@ -25,9 +25,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     links = _links(diagnosis)
     if not links:
         count = len(diagnosis.members)
-        which = (
-            "one member, which has told nothing of its" if count == 1 else f"{count} members, which have told nothing of their"
-        )
+        which = "one member, which has not reported its" if count == 1 else f"{count} members, which have not reported their"
         return Text(f"the run has {which} links yet")
     rates, names = _rates(diagnosis), _names(diagnosis)
     table = Table(box=None, header_style="bold")
@@ -48,7 +46,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
             link.reason,
         )
     left = len(links) - ROWS_MOST
-    return Group(table, *([Text(f"and {left} links that carry less: --json has all")] if left > 0 else []))
+    return Group(table, *([Text(f"{left} links that carry less are not shown; --json has all")] if left > 0 else []))
 
 
 def plain(diagnosis: Diagnosis) -> list[dict[str, Any]]:

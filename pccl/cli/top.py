@@ -27,19 +27,21 @@ EDGES_SHOWN = 16
 NARROW = 110
 PIPE_WIDTH = 160
 MASTERS = "HOST:PORT[,HOST:PORT...]"
-NO_RUN = "the master serves no run: no peer is a member yet, or it is a standby of the master that serves it"
+NO_RUN = "the master serves no run: it has no members yet, or it is a standby"
 
 
-@click.command("top", short_help="Show what makes the ops of a run slow, live.")
-@click.option("--master", "address", required=True, metavar=MASTERS, help="the master of the run, or all, as peers name them")
-@click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two looks")
-@click.option("--keys", metavar="FILE", help="the keys of the run, of a peer or a master [default: PCCL_KEYS]")
+@click.command("top", short_help="Show what slows a run down, live.")
+@click.option(
+    "--master", "address", required=True, metavar=MASTERS, help="master of the run, or all masters, as the peers name them"
+)
+@click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two requests")
+@click.option("--keys", metavar="FILE", help="key file of the run, for a peer or a master [default: PCCL_KEYS]")
 @click.option("--cert", metavar="FILE", help="or a certificate of its authority, in PEM [default: PCCL_CERT]")
 @click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]")
 @click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]")
-@click.option("--insecure", is_flag=True, help="without keys, ask a master beyond this host, too [default: PCCL_INSECURE=1]")
-@click.option("--once", is_flag=True, help="print one table and end")
-@click.option("--json", "as_json", is_flag=True, help="print one JSON object a line, for programs; with --once just one")
+@click.option("--insecure", is_flag=True, help="ask a master on another host without keys [default: PCCL_INSECURE=1]")
+@click.option("--once", is_flag=True, help="print one table and exit")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per line; with --once only one")
 def command(
     address: str,
     interval: float,
@@ -51,10 +53,10 @@ def command(
     once: bool,
     as_json: bool,
 ) -> None:
-    """Show the members of a run, what they tell of their ops and links, and who or what makes ops slow, until Ctrl-C.
+    """Show what slows a run down: its members, links and findings, until Ctrl-C.
 
-    A master that has answered once is asked again when it does not. docs/diagnosis.md says what the columns and the
-    findings mean.
+    If a master that answered once stops answering, the command asks again. docs/diagnosis.md explains the columns and the
+    findings.
     """
     masters = Masters(address, options(keys, cert, key, ca), insecure)
     newest = masters.ask_once()
@@ -190,7 +192,7 @@ class _Report:
         for finding in self._diagnosis.findings:
             yield Text(f"{finding.kind.name.lower().replace('_', ' ')}: {finding.text}", "bold red")
         if not self._diagnosis.findings:
-            yield Text("nothing is found to make ops slow", "green")
+            yield Text("no finding: nothing slows operations down", "green")
 
 
 def _members(diagnosis: Diagnosis, narrow: bool) -> Table:

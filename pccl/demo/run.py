@@ -95,7 +95,7 @@ class Run:
                 if set(map(id, self._processes.values())) == {id(self.peers[-1])} and self.peers[-1].status == "standing by":
                     fleet.kill()  # nobody is left whom it could join
                 if time.monotonic() - self._heard > STALL_SECONDS:
-                    self.broken = f"no peer has reported anything for {STALL_SECONDS:.0f} s"
+                    self.broken = f"no peer has reported progress for {STALL_SECONDS:.0f} s"
 
     def _start(self, fleet: Fleet, peer: Peer, run: dict[str, str], log: IO[bytes]) -> None:
         joins = peer.number == self._newcomer
@@ -265,21 +265,21 @@ class Run:
         if self._kill_step:
             slowest = max(self.recovered.values(), default=0.0)
             detail = f"{len(self.recovered)} of {len(there)}, at most {slowest * 1e3:.0f} ms after the kill"
-            yield "the survivors went on without the killed peer", set(self.recovered) >= there, detail
+            yield "the survivors continued without the killed peer", set(self.recovered) >= there, detail
         if self._join_step:
             holds, detail = False, f"peer {self._newcomer} has not joined before the last step"
             if self.joined:
                 same = len(set(self.states[self.joined["joined"]].values())) == 1
                 holds = same and set(self.admitted) >= there
                 detail = f"peer {self._newcomer} {self._joining()}; {'the same hash' if same else 'other hashes'} on all then"
-            yield "a new peer got the state from the memory of the others, and trained on", holds, detail
+            yield "a new peer got the state from the memory of the others, and continued to train", holds, detail
         ended = [peer for peer in survivors if peer.status == "finished" and peer.world == len(survivors)]
-        yield "every peer that lives made all steps", len(ended) == len(survivors), f"{len(ended)} of {len(survivors)}"
+        yield "every living peer made all steps", len(ended) == len(survivors), f"{len(ended)} of {len(survivors)}"
         last = {self.states[self._steps].get(peer.number, "nothing") for peer in survivors}
         split = [step for step, states in sorted(self.states.items()) if len(set(states.values())) > 1]
         detail = f"compared at {len(self.states)} steps; at the end {len(survivors)} peers with hash {', '.join(sorted(last))}"
         holds = not split and len(last) == 1 and "nothing" not in last
-        yield "all peers hold the same state, bit for bit", holds, f"different at step {split[0]}" if split else detail
+        yield "all peers have the same state, bit for bit", holds, f"different at step {split[0]}" if split else detail
         losses = self.curve()
         few = min(20, max(1, len(losses) // 5))
         first, final = sum(losses[:few]) / few, sum(losses[-few:]) / few

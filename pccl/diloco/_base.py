@@ -148,17 +148,17 @@ class Trainer(ABC):
         self._trained = dict(trained_parameters(model))
         if not any(_storage(parameter) in held for parameter in self._trained.values()):
             text = "inner_optimizer has no parameter of the model that requires a gradient"
-            raise ValueError(f"{text}: make it of model.parameters(), after the model was sharded or moved")
+            raise ValueError(f"{text}: make it from model.parameters(), after the model was sharded or moved")
         for name, whole in (("sync_every", sync_every), ("peers", peers), ("shards", shards)):
             require_whole(name, whole)
         if sync_seconds is not None and not isinstance(sync_seconds, numbers.Real):
             raise TypeError(f"sync_seconds must be a number, not {sync_seconds!r}")
         if sync_every < 1:
-            raise ValueError(f"sync_every must be 1 or more steps of the inner optimizer, not {sync_every}")
+            raise ValueError(f"sync_every must be 1 or more inner steps, not {sync_every}")
         if sync_seconds is not None and not 0 < sync_seconds < math.inf:
             raise ValueError(f"sync_seconds must be more than 0 seconds, not {sync_seconds}")
         if sync_seconds is not None and sync_every != SYNC_EVERY and self._one_of_both:
-            raise ValueError(f"give sync_every={sync_every} or sync_seconds={sync_seconds:g}, not both")
+            raise ValueError(f"pass sync_every={sync_every} or sync_seconds={sync_seconds:g}, not both")
         if peers < 1:
             raise ValueError(f"peers must be 1 or more, not {peers}")
         if shards < 1:
@@ -175,7 +175,9 @@ class Trainer(ABC):
                 kind = type(outer_optimizer).__name__
                 raise TypeError(f"outer_optimizer must be a class or function that makes an optimizer, not {kind}")
             if outer_lr is not None or outer_momentum is not None:
-                raise ValueError("outer_lr and outer_momentum are not for an outer_optimizer: give it its own")
+                raise ValueError(
+                    "outer_lr and outer_momentum cannot be combined with outer_optimizer; set them in that optimizer"
+                )
         self._has_outer_optimizer = outer_optimizer is not None
         self._outer_of = functools.partial(Outer, device=device, optimizer=outer_optimizer)
         usual_lr, usual_momentum = SPARSE_OUTER if self.compression.method == "sparse" else OUTER
@@ -267,10 +269,10 @@ class Trainer(ABC):
         an object's own `load_state_dict` leaves this unspecified.
         """
         if self._inside or self._membership.joined:
-            raise RuntimeError("load a checkpoint before the run is joined: a member has the state of the run")
+            raise RuntimeError("this peer has joined the run; load a checkpoint before the with block")
         kind = type(self).__name__
         if state.get("kind") != kind:
-            raise ValueError(f"this is a {kind}, and the state is that of {state.get('kind')}")
+            raise ValueError(f"this is a {kind}, and the state is of {state.get('kind')}")
         outer = _checkpoint.outer_tensors(self._outer_state, self._settings_name)
         _checkpoint.require_same(outer, state["outer"], "outer state")
         _checkpoint.require_model(self.model, state["model"])
@@ -380,14 +382,14 @@ class Trainer(ABC):
     @weight.setter
     def weight(self, value: Weight) -> None:
         if self._weight is None:
-            raise RuntimeError("the members do not exchange weights: give all of them a weight when they are made")
+            raise RuntimeError("the members exchange no weights; pass weight= when making all of them")
         if not callable(value):
             _checked("weight", value)
         self._weight = value
 
     def __enter__(self) -> Self:
         if self._inside:
-            raise RuntimeError(f"this {type(self).__name__} is in use already")
+            raise RuntimeError(f"this {type(self).__name__} is already in use")
         self._require_same_model()
         before = self._settings.clone()
         if self._loaded is None and self.outer_step == 0:  # the model may have been loaded since this was made
@@ -450,12 +452,14 @@ class Trainer(ABC):
 
     def _require_no_outer_optimizer(self, name: str) -> None:
         if self._has_outer_optimizer:
-            raise RuntimeError(f"{name} is not for an outer_optimizer: set its own on all members after the same outer step")
+            raise RuntimeError(
+                f"{name} cannot be set with an outer_optimizer; change that optimizer on all members after the same outer step"
+            )
 
     def _drop_inner_steps(self) -> None:
         """Where the `with` block ends in the middle of a round: all members end with the outer parameters."""
         if self._inner_steps:
-            text = "%d inner steps since the last outer step are dropped: call synchronize() on all members to average them"
+            text = "%d inner steps since the last outer step are dropped; call synchronize() on all members to average them"
             _log.warning(text, self._inner_steps)
 
     def _require_constant(self, place: int) -> None:
@@ -469,11 +473,11 @@ class Trainer(ABC):
         if not changed:
             return
         name = changed[0]
-        what = "is not trained any more" if name not in now else "was replaced" if name in self._trained else "is trained now"
+        what = "is no longer trained" if name not in now else "was replaced" if name in self._trained else "is trained now"
         others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         kind = type(self).__name__
         raise ValueError(
-            f"parameter {name} {what}{others}, unknown to this {kind}: leave the run on all members, and make a new {kind}"
+            f"parameter {name} {what}{others}, unknown to this {kind}; leave the run on all members, and make a new {kind}"
         )
 
     def _warn_of_batch_norm(self) -> None:
@@ -488,7 +492,7 @@ class Trainer(ABC):
     def _require_inside(self) -> None:
         if not self._inside:
             name = type(self).__name__
-            raise RuntimeError(f"this {name} works inside of its with block only: with {name}(...) as diloco:")
+            raise RuntimeError(f"this {name} works only inside its with block: with {name}(...) as diloco:")
 
     def _begin_round(self) -> None:
         """Counts inner steps, and the time for them, from here on, with the settings of the run."""
@@ -524,7 +528,7 @@ class Trainer(ABC):
         self._outer_step += 1
         meeting = self._membership.part() if finishes else self._membership.meet()
         if meeting.rx_bytes:
-            _log.warning("%d bytes of the state were not those of most members, and were replaced", meeting.rx_bytes)
+            _log.warning("%d bytes of the state differed from those of most members and were replaced", meeting.rx_bytes)
         return meeting
 
     def _report(self, averaged: Averaged, meeting: Meeting, *, began: float, reduce_seconds: float, meet_seconds: float) -> Round:

@@ -121,4 +121,6 @@ def _require_names(own: Mapping[str, Any], told: Mapping[str, Any], what: str) -
     if own.keys() != told.keys():
         name = min(own.keys() ^ told.keys())
         where = "here only" if name in own else "in the checkpoint only"
-        raise ValueError(f"{what} {name!r} is {where}: make the same model, optimizers and state as the program that saved it")
+        raise ValueError(
+            f"{what} {name!r} is {where}: make the same model, optimizers and state as the program that saved the checkpoint"
+        )

@@ -44,9 +44,11 @@ class Compression:
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise ValueError(f"compression {self.method!r} is none of {', '.join(map(repr, METHODS))}")
+            raise ValueError(f"compression {self.method!r} is not one of {', '.join(map(repr, METHODS))}")
         if self.stochastic and not self.rounds:
-            raise ValueError(f"compression {self.method!r} does not round: stochastic is for {', '.join(map(repr, ALGORITHMS))}")
+            raise ValueError(
+                f"compression {self.method!r} does not round; use stochastic only with {', '.join(map(repr, ALGORITHMS))}"
+            )
         if not 1 <= self.k <= 4096:
             raise ValueError(f"k must be from 1 to 4096, not {self.k}")
         if not 0 <= self.decay <= 1:

@@ -25,7 +25,7 @@ def fragments_of(model: nn.Module, fragments: Fragments, pattern: str = "strided
     fragments than layers.
     """
     if pattern not in PATTERNS:
-        raise ValueError(f"pattern {pattern!r} is none of {', '.join(map(repr, PATTERNS))}")
+        raise ValueError(f"pattern {pattern!r} is not one of {', '.join(map(repr, PATTERNS))}")
     if isinstance(fragments, numbers.Integral):
         return _dealt(model, int(fragments), pattern)
     if isinstance(fragments, nn.ModuleList | nn.Sequential):
@@ -63,7 +63,7 @@ def _dealt(model: nn.Module, count: int, pattern: str) -> list[list[Named]]:
     layers, others = layers_of(model)
     if not 1 <= count <= len(layers) + len(others):
         text = f"fragments must be from 1 to {len(layers) + len(others)}, the layers of this model, not {count}"
-        raise ValueError(f"{text}: or give the names of the parameters of each fragment")
+        raise ValueError(f"{text}: or pass the names of the parameters of each fragment")
     order = {name: at for at, (name, _) in enumerate(trained_parameters(model))}
     units = sorted(layers + others, key=lambda unit: order[unit[0][0]])
     found: list[list[Named]] = [[] for _ in range(count)]

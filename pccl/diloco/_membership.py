@@ -90,7 +90,7 @@ class Membership:
             if time.monotonic() - said > SAY_SECONDS:
                 said = time.monotonic()
                 here = self._comm.global_world_size
-                _log.warning("%d of the %d peers with which the run begins are here; waiting for the others", here, int(peers))
+                _log.warning("waiting for peers: %d of the %d with which the run begins are here", here, int(peers))
             self.meet(advances=False)
         self._begun = True
         return connects
@@ -140,9 +140,7 @@ class Membership:
                 time.sleep(PAUSE_SECONDS)
                 votes += 1
             elif self._new:
-                raise JoinError(
-                    f"this peer could not join the run: not all {self._shards} that hold its model together have come"
-                )
+                raise JoinError(f"this peer could not join the run: not all {self._shards} processes of its replica are here")
             else:
                 return admitted
 
@@ -237,7 +235,7 @@ class Membership:
 
 def _no_state(failure: PCCLError | None) -> JoinError:
     why = "" if failure is None else f" ({failure})"
-    return JoinError(f"this peer could not join the run: nobody is left who has its state{why}")
+    return JoinError(f"this peer could not join the run: no member that has its state is left{why}")
 
 
 def _is_connected(comm: Communicator) -> bool:

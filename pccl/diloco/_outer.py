@@ -45,11 +45,11 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, Tensor]]:
         if not parameter.requires_grad:
             continue
         if not parameter.is_floating_point():
-            raise TypeError(f"parameter {name} is {parameter.dtype}: only floating-point parameters can be averaged")
+            raise TypeError(f"parameter {name} is {parameter.dtype}: convert it, or freeze it with requires_grad_(False)")
         if parameter.dtype is torch.float64:
             raise TypeError(f"parameter {name} is torch.float64, and outer parameters are float32: convert the model to float32")
         if parameter.is_meta:
-            raise ValueError(f"parameter {name} is on the meta device: give it memory first, as model.to_empty(device=...) does")
+            raise ValueError(f"parameter {name} is on the meta device; allocate it first, with model.to_empty(device=...)")
         found.append((name, parameter))
     if not found:
         raise ValueError("the model has no parameter that requires a gradient: there is nothing to average")

@@ -48,11 +48,11 @@ class State(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self.objects:
-            raise TypeError(f"state {name!r} is an object: change it in place")
+            raise TypeError(f"state {name!r} is an object; change it in place")
         self._shared[self._known(name)] = value
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("what is part of the state of a run cannot be taken out of it")
+        raise TypeError("an item of the state of a run cannot be deleted")
 
     def __iter__(self) -> Iterator[str]:
         yield from self._shared
@@ -63,7 +63,7 @@ class State(MutableMapping[str, Any]):
 
     def _known(self, name: str) -> str:
         if name not in self._shared:
-            raise KeyError(f"{name!r} is not part of the state: give it as state={{{name!r}: ...}}")
+            raise KeyError(f"{name!r} is not part of the state; pass it as state={{{name!r}: ...}}")
         return name
 
 

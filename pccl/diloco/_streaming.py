@@ -81,7 +81,7 @@ class StreamingDiLoCo(Trainer):
         super().__init__(model, communicator, inner_optimizer, **arguments)
         sync_every = arguments.get("sync_every", SYNC_EVERY)
         if self.compression.method == "sparse":
-            raise ValueError("compression 'sparse' is not for StreamingDiLoCo: take 'int8', 'int4' or 'e3m0'")
+            raise ValueError("compression 'sparse' does not work with StreamingDiLoCo; use 'int8', 'int4' or 'e3m0'")
         if fragments is None:
             fragments = min(FRAGMENTS, sum(map(len, layers_of(model))))
         if overlap is None:

@@ -56,7 +56,7 @@ def tell(change: Change) -> None:
     """Calls the callbacks."""
     if change.lost:
         lost = ", ".join(peer_label(change.names.get(one, ""), one) for one in change.lost)
-        _log.warning("peer %s lost; %d members go on, this is rank %d", lost, change.world_size, change.rank)
+        _log.warning("peer %s lost; %d members continue, this one as rank %d", lost, change.world_size, change.rank)
     for callback in list(_callbacks.values()):
         try:
             callback(change)

@@ -59,7 +59,7 @@ def reduce_op(options: Any) -> ReduceOp:
     asked = dist.ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
     found = _REDUCE_OPS.get(getattr(asked, "op", asked))
     if found is None:
-        raise ValueError(f"{asked} is not supported by pccl: multiply the tensor before, and use SUM")
+        raise ValueError(f"{asked} is not supported; multiply the tensor first, and use SUM")
     return found
 
 
@@ -588,7 +588,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         ranks, members = self._launcher.view.lost_of(-1 if size is None else size)
         if ranks:
             lost = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} of {size}"
-            detail = f"{text}: {lost} left since; read the world size again, and repeat the call"
+            detail = f"{text}: {lost} have left since; read the world size again, and repeat the call"
             raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
         raise kind(f"{name}: {text}")
 

@@ -196,10 +196,10 @@ class Elastic:
                 best = max(all_here, key=_Standing.order)
                 root = all_here.index(best)
                 if not best.tells:
-                    raise JoinError("nobody is there any more who could bring it up to date: the run has ended")
+                    raise JoinError("no member is left that has the state: the run has ended")
                 content = decode(_broadcast(comm, here, root, told, seconds))
                 if content["revision"] == 0 and touched:
-                    raise JoinError("all who had the state of the run are gone")
+                    raise JoinError("all members that had the state have left")
                 touched = new and content["revision"] > 0
                 is_root = here[root] == comm.uuid
                 behind = not is_root and (new or standing.order() != best.order())

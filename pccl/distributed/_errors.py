@@ -57,7 +57,7 @@ def translated(error: PCCLError, call: str, members: Sequence[UUID], names: Mapp
     """The error of the core as one of this module, with the name of the call that it ended, and ranks for peers."""
     text = with_ranks(error.detail or str(error), members, names)
     if isinstance(error, PCCLTimeoutError):
-        what, _, _ = text.partition("; what it waited for goes on")
+        what, _, _ = text.partition("; the call stays in flight")
         return CollectiveTimeoutError(error.result, call, f"Timed out before all members of the group had joined it: {what}")
     lost = isinstance(error, (_errors.PeerLostError, ConnectionFailedError))  # also a lost master, and an expulsion
     if lost and CLOSED_BY_PEER not in text:

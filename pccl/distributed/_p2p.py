@@ -39,7 +39,7 @@ class FromAny(Later):
         others = [(rank, member) for rank, member in enumerate(view.members) if member != view.own]
         if not any(member in living for _, member in others):
             ranks, lost = tuple(rank for rank, _ in others), tuple(member for _, member in others)
-            detail = "no other member of the group is left that could send"
+            detail = "no other member of the group is left"
             raise PeerLostError("recv", detail, ranks, lost, launcher.names(lost))
         return False
 
@@ -112,7 +112,7 @@ class PointToPoint(Collectives):
         _bootstrap.require_joined(name)
         view = self._launcher.view
         if not 0 <= rank < view.size or rank == view.rank:
-            text = f"the other rank must be one of 0 to {view.size - 1}, and not the own rank, {view.rank}"
+            text = f"the other rank must be from 0 to {view.size - 1} and differ from the own rank, {view.rank}"
             before = min((size for size in view.before if size > rank >= 0), default=None) if rank != view.rank else None
             self._refuse(name, f"{text}: it is {rank}", size=before)
         return view.members[rank]

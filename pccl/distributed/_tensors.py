@@ -44,7 +44,7 @@ def reduced_as(dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
     found = _TYPES.get(dtype)
     if found is not None:
         if op is ReduceOp.AVG and dtype is torch.bool:
-            raise TypeError("AVG is not defined for torch.bool: convert to an integer or floating-point type first")
+            raise TypeError("AVG is not defined for torch.bool; convert to an integer or floating-point type first")
         if op in _BITWISE and dtype.is_floating_point:
             raise TypeError(f"{op.name} is not defined for {dtype}: only integers and bool have bitwise operations")
         return found, 1
@@ -52,7 +52,7 @@ def reduced_as(dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
         if op not in _LINEAR:
             raise TypeError(f"{op.name} is not defined for {dtype}: only SUM and AVG are")
         return _COMPLEX[dtype], 2
-    raise TypeError(f"{dtype} can be sent but not reduced: convert to torch.float16, torch.bfloat16 or torch.float32 first")
+    raise TypeError(f"{dtype} can be sent but not reduced; convert to torch.float16, torch.bfloat16 or torch.float32 first")
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -96,10 +96,10 @@ def in_place(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
 def _check_fillable(tensor: torch.Tensor) -> None:
     """TypeError: a result cannot be brought into the tensor. After the call, only this member would hear of it."""
     if tensor.layout is not torch.strided:
-        raise TypeError(f"a tensor of the layout {tensor.layout} cannot take a result: pass a dense one")
+        raise TypeError(f"a tensor of the layout {tensor.layout} cannot take a result; pass a dense one")
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise TypeError(
-            f"elements of an expanded tensor share memory, so it cannot take a result: pass a clone of {list(tensor.shape)}"
+            f"elements of an expanded tensor share memory, so it cannot take a result; pass a clone of {list(tensor.shape)}"
         )
 
 

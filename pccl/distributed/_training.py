@@ -25,10 +25,15 @@ class Training:
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         for name, parameter in model.named_parameters():
             if hasattr(parameter, "full_tensor"):  # a DTensor
-                raise TypeError(f"parameter {name} is sharded: a newcomer can only get what every member holds whole")
+                raise TypeError(
+                    f"parameter {name} is sharded, and a newcomer can only copy what every member holds whole; use checkpoints"
+                )
         for optimizer in optimizers:
             if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer
-                raise TypeError(f"the state of a {type(optimizer).__name__} is sharded: no newcomer can get it from one member")
+                raise TypeError(
+                    f"the state of a {type(optimizer).__name__} is sharded, and a newcomer can only copy "
+                    "what every member holds whole; use checkpoints"
+                )
         self.model = model
         self.optimizers = optimizers
 
@@ -140,7 +145,7 @@ def _take_outline(optimizer: Optimizer, outline: dict[str, Any]) -> None:
     if len(parameters) != len(outline["states"]):
         raise ValueError(
             f"the optimizer of the others has {len(outline['states'])} parameters, that of this process {len(parameters)}: "
-            "all have to make the same optimizer"
+            "make the same optimizer on all"
         )
     load_groups(optimizer, outline["groups"], "the optimizer")
     for parameter, state in zip(parameters, outline["states"], strict=True):

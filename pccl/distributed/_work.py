@@ -96,7 +96,7 @@ class Work(dist.Work):
         """Waits for the end and keeps its error."""
         end = time.monotonic() + seconds
         if not self._one_waiter.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
-            raise CollectiveTimeoutError(Result.TIMED_OUT, "wait", "Timed out while another thread waits for the call")
+            raise CollectiveTimeoutError(Result.TIMED_OUT, "wait", "Timed out while another thread is waiting for the call")
         try:
             if self._ended:
                 return

@@ -19,7 +19,7 @@ from pccl.distributed._supervise import become_supervisor
     "--restarts",
     type=click.IntRange(0),
     metavar="N",
-    help="start a killed child again up to N times; it joins the run of the others  [default: PCCL_RESTARTS, or 0]",
+    help="restart a killed child up to N times; it joins the others  [default: PCCL_RESTARTS, or 0]",
 )
 @click.option(
     "--as",
@@ -29,18 +29,17 @@ from pccl.distributed._supervise import become_supervisor
     help="take the place of the backend NAME, such as gloo: a script or "
     "framework that asks for NAME, or for no backend, gets pccl",
 )
-@click.option("-m", "module", is_flag=True, help="the script is a Python module, as of python -m")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is a Python module, as in python -m")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
 def main(restarts: int | None, replaced: str, module: bool, script: tuple[str, ...]) -> None:
-    """Run a script as a child, so that the launcher does not notice its death.
+    """Run a script under a supervisor, so that the launcher does not end the job if the script is killed.
 
-    When the child is killed, the others go on without it, and the launcher, which would end the whole job, does not notice: the
-    status is 0 as long as the others go on. SIGINT, SIGTERM and other signals are passed on to the child.
+    If the script is killed and other ranks continue, the exit status is 0. Signals such as SIGINT and SIGTERM go to the script.
 
     Example: torchrun [options] -m pccl.distributed.run script.py [arguments...]
     """
     if replaced and not replaced.isidentifier():
-        raise click.BadParameter(f"{replaced!r} is not the name of a backend", param_hint="--as")
+        raise click.BadParameter(f"{replaced!r} is not a backend", param_hint="--as")
     runner = ["-m", "pccl.distributed._as", replaced] if replaced else []
     command = [sys.executable, "-u", *runner, *(["-m"] if module else []), *script]
     become_supervisor(command, os.environ.get("PCCL_RESTARTS", "") if restarts is None else str(restarts))

@@ -58,7 +58,7 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # without types
 
         All members have to call it at the same point of an epoch's beginning.
         """
-        assert self._elastic is not None, "training has not begun"
+        assert self._elastic is not None, "training has not started"
         changed = self._elastic.sync()
         if changed:
             _renumber()

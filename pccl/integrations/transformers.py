@@ -66,7 +66,7 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]  # without types
 
     def sync(self) -> bool:
         """Lets newcomers in; at a newcomer, joins. Returns True if the membership changed since the last call."""
-        assert self._elastic is not None, "training has not begun"
+        assert self._elastic is not None, "training has not started"
         changed = self._elastic.sync()
         if changed:
             accelerate.update()

@@ -89,16 +89,16 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     except Exception as error:  # torch raises whatever its pickles and archives raise
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"the checkpoint {folder} cannot be read: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"cannot read the checkpoint {folder}: {type(error).__name__}: {error}") from error
     content = tensors.pop(TREE).numpy().tobytes()
     if zlib.crc32(content[8:]).to_bytes(8, "little") != content[:8]:
-        raise CheckpointError(f"the checkpoint {folder} is damaged: the checksum of its values is wrong")
+        raise CheckpointError(f"the checkpoint {folder} is damaged: the checksum of its values does not match")
     told = decode(content[8:])
     if told["version"] != VERSION:
         raise CheckpointError(f"the checkpoint {folder} has the format {told['version']}, and this pccl reads {VERSION}")
     for name, total in told["sums"].items():
         if name not in tensors or _checksum(tensors[name]) != total:
-            raise CheckpointError(f"the checkpoint {folder} is damaged: the checksum of {name} is wrong")
+            raise CheckpointError(f"the checkpoint {folder} is damaged: the checksum of {name} does not match")
     found: dict[str, Any] = with_tensors(told["tree"], tensors)
     return found
 
@@ -127,7 +127,7 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     if hasattr(tensor, "full_tensor"):
-        raise TypeError("the state has a sharded tensor: save what one process holds whole")
+        raise TypeError("the state has a sharded tensor; save tensors that one process holds whole")
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 

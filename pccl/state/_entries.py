@@ -31,7 +31,7 @@ class Entries:
         self._tensors = dict(tensors)
         for name, tensor in self._tensors.items():
             if hasattr(tensor, "full_tensor"):  # a DTensor
-                raise TypeError(f"{name} is sharded: a newcomer can only get what every member holds whole")
+                raise TypeError(f"{name} is sharded, and a newcomer can only copy what every member holds whole; use checkpoints")
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._state: SharedState | None = None
 
@@ -48,7 +48,7 @@ class Entries:
         for name, tensor in self._tensors.items():
             dtype, shape = told[name]
             if tensor.dtype != dtype:
-                raise ValueError(f"{name} is {tensor.dtype} here, and {dtype} at the other members")
+                raise ValueError(f"{name} is {tensor.dtype} here, and {dtype} on the other members")
             if tensor.shape != shape:
                 resize(tensor, shape, name)
 
@@ -126,5 +126,5 @@ def resize(tensor: torch.Tensor, shape: torch.Size, name: str) -> None:
             return
         except RuntimeError as error:
             why = str(error)
-    shapes = f"has the shape {tuple(tensor.shape)} here, and {tuple(shape)} at the other members"
+    shapes = f"has the shape {tuple(tensor.shape)} here, and {tuple(shape)} on the other members"
     raise ValueError(f"{name} {shapes}: {why}")

@@ -62,12 +62,12 @@ class Extra(MutableMapping[str, Any]):
             return
         if kind is not float and kind(value) != value:
             raise ValueError(
-                f"extra {name!r} is of type {kind.__name__} and cannot hold {value!r}: give it to from_module as a float"
+                f"extra {name!r} is of type {kind.__name__} and cannot hold {value!r}; pass it to from_module as a float"
             )
         self._tensors[name][0] = value
 
     def __delitem__(self, name: str) -> None:
-        raise TypeError("what is part of a shared state cannot be taken out of it")
+        raise TypeError("an item of a shared state cannot be deleted")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -80,7 +80,7 @@ class Extra(MutableMapping[str, Any]):
 
     def _require(self, name: str) -> None:
         if name not in self._tensors:
-            raise KeyError(f"{name!r} is not part of the shared state: give it to from_module as extra")
+            raise KeyError(f"{name!r} is not part of the shared state; pass it to from_module in extra")
 
 
 def make_state(optimizer: torch.optim.Optimizer) -> None:
@@ -108,7 +108,7 @@ def _make_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None
     init = getattr(optimizer, "_init_group", None)
     if init is None:
         name = type(optimizer).__name__
-        raise ValueError(f"the state of {name} is not there yet: make a step with it before from_module, on all peers alike")
+        raise ValueError(f"the state of {name} does not exist yet; make a step with it before from_module, on all peers")
     init(group, *([] for _ in list(inspect.signature(init).parameters)[1:]))
 
 
@@ -276,8 +276,8 @@ def require_same_names(own: Mapping[str, Any], told: Mapping[str, Any], what: st
     if own.keys() == told.keys():
         return
     name = min(own.keys() ^ told.keys(), key=str)
-    where = "in this process only" if name in own else "at the other members only"
-    raise ValueError(f"{what} {name!r} is {where}: all members have to make the same model and state")
+    where = "in this process only" if name in own else "only on the other members"
+    raise ValueError(f"{what} {name!r} is {where}: make the same model and state on all members")
 
 
 @torch.no_grad()

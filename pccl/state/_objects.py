@@ -29,7 +29,7 @@ def load_object_state(value: Any, told: Mapping[str, Any], name: str) -> None:
     """Loads what `object_state` returned at another peer. ValueError: the object here is another one; `name` tells which."""
     optimizers = _optimizers(value)
     if len(optimizers) != len(told["groups"]):
-        raise ValueError(f"{name} steers {len(optimizers)} optimizers here, and {len(told['groups'])} at the other peers")
+        raise ValueError(f"{name} changes {len(optimizers)} optimizers here, and {len(told['groups'])} on the other peers")
     generator = _generator(value)
     if generator is None:
         value.load_state_dict(told["state"])
@@ -63,8 +63,8 @@ def load_groups(optimizer: Any, groups: list[dict[str, Any]], name: str) -> None
     """Sets what `groups_of` returned at another peer. Tensors, such as a learning rate in one, are written in place."""
     if len(groups) != len(optimizer.param_groups):
         raise ValueError(
-            f"{name} has {len(optimizer.param_groups)} parameter groups here, and {len(groups)} at the other peers: "
-            "all have to make the same optimizer"
+            f"{name} has {len(optimizer.param_groups)} parameter groups here, and {len(groups)} on the other peers: "
+            "make the same optimizer on all"
         )
     for group, other in zip(optimizer.param_groups, groups, strict=True):
         for key, value in other.items():
@@ -119,7 +119,7 @@ def load_extra_states(module: nn.Module, told: Mapping[str, Any]) -> None:
     own = {name for name, one in modules.items() if type(one).get_extra_state is not nn.Module.get_extra_state}
     if own != told.keys():
         name = min(own ^ told.keys())
-        raise ValueError(f"the extra state of {name!r} is not in the models of all members: all have to make the same model")
+        raise ValueError(f"the extra state of {name!r} is not in the models of all members; make the same model on all")
     for name, state in told.items():
         modules[name].set_extra_state(state)
 
@@ -128,11 +128,11 @@ def load_extra_states(module: nn.Module, told: Mapping[str, Any]) -> None:
 def load_buffer(buffer: torch.Tensor, other: torch.Tensor, name: str) -> None:
     """Copies the members' buffer into that of a newcomer, which takes over its shape. ValueError: the data types differ."""
     if buffer.dtype != other.dtype:
-        raise ValueError(f"buffer {name!r} is {buffer.dtype} here, and {other.dtype} at the other members")
+        raise ValueError(f"buffer {name!r} is {buffer.dtype} here, and {other.dtype} on the other members")
     if buffer.shape != other.shape:
         try:
             buffer.resize_(other.shape)
         except RuntimeError as error:
-            shapes = f"has the shape {tuple(buffer.shape)} here, and {tuple(other.shape)} at the other members"
+            shapes = f"has the shape {tuple(buffer.shape)} here, and {tuple(other.shape)} on the other members"
             raise ValueError(f"buffer {name!r} {shapes}: {error}") from None
     buffer.copy_(other)

@@ -29,7 +29,7 @@ def broadcast_bytes(broadcast: Callable[[torch.Tensor], object], body: bytes | N
     broadcast(length)
     size = int(length)
     if size == -1 and not failed:
-        raise JoinError("the member that has the state cannot tell it: see the error there")
+        raise JoinError("the member that has the state cannot send it; see its error")
     if not failed and not 0 < size <= LIMIT_BYTES:
         raise JoinError(f"a member announced a state of {size} bytes, and at most {LIMIT_BYTES} are accepted")
     if failed:

@@ -108,7 +108,7 @@ class _Writer:
             return found
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise TreeError(
-            f"{path or 'the state'} is a {name}, which cannot be sent to other peers: give plain values, or call "
+            f"{path or 'the state'} is a {name}, which cannot be sent to other peers; pass plain values, or call "
             f"pccl.state.allow({kind.__qualname__}) in all peers"
         )
 
@@ -142,7 +142,7 @@ class _Writer:
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> list[Any]:
         if hasattr(tensor, "full_tensor"):
-            raise TreeError(f"{path or 'the state'} is a sharded tensor: only what one peer holds whole can be sent")
+            raise TreeError(f"{path or 'the state'} is a sharded tensor; only tensors that one peer holds whole can be sent")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise TreeError(f"{path or 'the state'} is a {tensor.layout} tensor on {tensor.device}, which cannot be sent")
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -199,10 +199,10 @@ def decode(content: bytes | bytearray | memoryview) -> Any:
     """
     view = memoryview(content).cast("B")
     if len(view) < _HEAD.size or len(view) > LIMIT_BYTES:
-        raise TreeError(f"{len(view)} bytes are no state")
+        raise TreeError(f"{len(view)} bytes are not a state")
     (length,) = _HEAD.unpack_from(view, 0)
     if length > len(view) - _HEAD.size:
-        raise TreeError("the state is cut short")
+        raise TreeError("the state is truncated")
     try:
         tree = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -236,7 +236,7 @@ class _Reader:
         except TreeError:
             raise
         except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError) as error:
-            raise TreeError(f"the state is malformed: a {kind} cannot be made: {error}") from None
+            raise TreeError(f"the state is malformed: cannot make a {kind}: {error}") from None
 
     def sequence(self, content: Any, depth: int) -> list[Any]:
         if not isinstance(content, list):
@@ -277,7 +277,7 @@ class _Reader:
         name, tree = content
         if name not in _allowed.by_name:
             raise TreeError(
-                f"another peer sent a {name}, which this process does not know: call pccl.state.allow() for that class"
+                f"another peer sent a {name}, which this process does not know; call pccl.state.allow() for that class"
             )
         return _allowed.by_name[name](self.value(tree, depth + 1))
 

@@ -36,7 +36,7 @@ def read_faults(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in FAULTS]
     if unknown or not names:
-        what = f"{unknown[0]!r} is not a fault" if unknown else "no fault is named"
+        what = f"{unknown[0]!r} is not a fault" if unknown else "no fault given"
         raise ValueError(f"{what}; choose from {', '.join(FAULTS)}")
     return names
 

@@ -43,8 +43,8 @@ def _test_of_pccl() -> click.Command:
     bench = Path(__file__).resolve().parents[2] / "bench"
     if not (bench / "stress" / "command.py").is_file():
         raise click.UsageError(
-            "--program is missing: name the program to test, as --program 'python train.py'; "
-            "the test of pccl itself needs a checkout (docs/stress.md)"
+            "--program is missing; name the program to test, as --program 'python train.py'; "
+            "the test of pccl itself needs a checkout (bench/stress/README.md)"
         )
     sys.path.append(str(bench))
     command: click.Command = importlib.import_module("stress.command").stress
@@ -77,19 +77,19 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
     elif words[0].endswith(".py"):
         words.insert(0, sys.executable)
     if shutil.which(words[0]) is None:
-        raise click.BadParameter(f"{words[0]} is not a program that can be run")
+        raise click.BadParameter(f"{words[0]} is not an executable program")
     return tuple(words)
 
 
 @click.command(
     "stress",
     cls=StressCommand,
-    short_help="Harm copies of a program, and judge what they print.",
+    short_help="Test a program under faults.",
     epilog="Exit status: 0 the program held, 1 it did not, 2 bad arguments, 130 Ctrl-C.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
-    "--program", "command", required=True, callback=_command, metavar="COMMAND", help='what to run, as "python train.py"'
+    "--program", "command", required=True, callback=_command, metavar="COMMAND", help='command to run, such as "python train.py"'
 )
 @click.option("--members", type=click.IntRange(2, 64), default=3, show_default=True, help="number of copies")
 @click.option("--seconds", type=Range(1, 86400), default=30.0, show_default=True, help="how long faults are injected")
@@ -111,7 +111,7 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
     default=PROGRESS,
     show_default=True,
     metavar="REGEX",
-    help="a line of progress; group 1: a step",
+    help="matches a line of progress; group 1: the step",
 )
 @click.option(
     "--state",
@@ -119,9 +119,11 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
     default=STATE,
     show_default=True,
     metavar="REGEX",
-    help="a line with a state hash; group 1: the hash",
+    help="matches a line with a state hash; group 1: the hash",
 )
-@click.option("--heartbeat-limit", type=Range(0.5, 60), default=5.0, show_default=True, help="of the master, in seconds")
+@click.option(
+    "--heartbeat-limit", type=Range(0.5, 60), default=5.0, show_default=True, help="heartbeat limit of the master, in seconds"
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -130,13 +132,13 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
     help="folder for logs and summary",
 )
 def command(**given: Any) -> None:
-    """Start copies of a program, kill, stop, replace and cut them off, and judge by what they print whether the program holds.
+    """Start copies of a program, inject faults, and judge by what the copies print whether the program survives.
 
-    Each copy gets the environment that `pccl launch` gives (PCCL_MASTER, PCCL_PEER, PCCL_PEERS), and RANK, WORLD_SIZE,
-    MASTER_ADDR and the like. A replacement has PCCL_JOIN=1. The program holds if each copy that was not killed exits with 0, all
-    copies go on after each fault, and copies that print a state hash for the same step print the same one.
+    The program survives if each copy that was not killed exits with 0, all copies make progress after each fault, and copies
+    print the same state hash for the same step. Each copy gets the environment of `pccl launch` (PCCL_MASTER, PCCL_PEER,
+    PCCL_PEERS) and of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...). A replacement has PCCL_JOIN=1.
 
-    Without --program the command tests pccl itself, which needs a checkout (docs/stress.md).
+    Without --program, in a checkout, the command tests pccl itself (bench/stress/README.md).
 
     Example: pccl stress --program "python train.py --steps 500" --members 4 --seconds 60
     """
@@ -150,7 +152,7 @@ def command(**given: Any) -> None:
             try:
                 run.perform()
             except OSError as error:
-                raise click.UsageError(f"--program: {options.command[0]} cannot be run: {error.strerror}") from None
+                raise click.UsageError(f"--program: cannot run {options.command[0]}: {error.strerror}") from None
             summary = run.summary()
             write_summary(summary, options.out)
     except BlockingIOError:

@@ -189,7 +189,7 @@ class Run:
         for process, member in self._members.items():
             if member.copy in copies and not member.copy.asked:
                 member.copy.asked = True
-                self._say(f"{member.copy} is still running; it gets SIGTERM")
+                self._say(f"{member.copy} is still running; sending SIGTERM")
                 process.signal_group(signal.SIGTERM)
                 process.signal_group(signal.SIGCONT)
                 self._killing = time.monotonic() + GRACE_SECONDS
@@ -276,7 +276,7 @@ class Run:
         injected = Injected(fault=fault, at=self._now(), step=copy.step if copy is not None else None)
         self.injected.append(injected)
         if (member is None and fault.kind != "restart") or (copy is not None and copy.held):
-            injected.skipped = "no copy was there" if copy is None else "it was still stopped or cut off"
+            injected.skipped = "no copy was running" if copy is None else "the copy was still stopped or cut off"
             self._say(f"{fault}: skipped, {injected.skipped}")
             return
         injected.before = {other: other.step for other in self.verdict.running() if other is not copy}
@@ -348,7 +348,7 @@ class Run:
         verdict, options = self.verdict, self._options
         details = verdict.details() | {"faults": f"{sum(not one.skipped for one in self.injected)} injected"}
         if pauses := [one.recovered for one in self.injected if one.recovered is not None]:
-            details["progress"] += f"; after a fault another copy went on within {max(pauses):.1f} s"
+            details["progress"] += f"; after a fault another copy made progress within {max(pauses):.1f} s"
         failed: dict[str, list[str]] = {}
         for violation in verdict.violations:
             failed.setdefault(violation.claim, []).append(violation.detail)

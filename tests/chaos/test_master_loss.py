@@ -459,7 +459,7 @@ def test_the_guide_has_a_standby(tmp_path):
             wait_for_text(log, "listening on")
         with troupe(masters, 3) as actors:
             follow_unharmed(actors, lambda: os.kill(first.pid, signal.SIGKILL))
-            wait_for_text(logs[1], "takes the run up, generation 2: 3 of 3 members")
+            wait_for_text(logs[1], "takes over the run in generation 2: 3 of 3 members")
             fresh = Actor(masters, 3)
             actors.append(fresh)
             fresh.tell("join", 4)
@@ -491,8 +491,8 @@ def test_sigterm_of_a_master_does_not_end_the_run(tmp_path, standby):
                 stack.enter_context(killed_at_the_end(again))
 
         follow_unharmed(actors, stop)
-        wait_for_text(logs[0], "stopped, 2 peers: the run waits for another master, or for this one to come back")
-        wait_for_text(logs[1] if standby else tmp_path / "again", "takes the run up, generation 2: 2 of 2 members")
+        wait_for_text(logs[0], "stopped, 2 peers: the run waits for another master, or for this one to return")
+        wait_for_text(logs[1] if standby else tmp_path / "again", "takes over the run in generation 2: 2 of 2 members")
 
 
 def test_a_newcomer_is_told_why_it_waits(tmp_path):

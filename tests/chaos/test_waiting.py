@@ -40,8 +40,8 @@ def test_a_newcomer_is_told_whose_update_it_waits_for(tmp_path):
 @pytest.mark.parametrize(
     ("count", "why"),
     [
-        (10, r"nothing has come for it from 1 of 2 members: peer \S+ \(\w{8}\)"),
-        (4_000_000, r"(peer \S+ \(\w{8}\) has not begun it|other members have yet to send)"),
+        (10, r"1 of 2 members have sent nothing for it: peer \S+ \(\w{8}\)"),
+        (4_000_000, r"(peer \S+ \(\w{8}\) has not started it|other members have not sent)"),
     ],
 )
 def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):
@@ -53,7 +53,7 @@ def test_a_peer_in_an_op_that_another_one_does_not_begin(tmp_path, count, why):
         actors[0].tell("form", 2)
         assert [actor.answer() for actor in actors] == [None, None]
         alone.tell("follow", work)
-        wait_for(tmp_path / "alone", rf"the all-reduce with tag \d+ has waited for 1\d s: {why}")
+        wait_for(tmp_path / "alone", rf"all-reduce with tag \d+ has waited for 1\d s: {why}")
         actors[0].tell("follow", work)
         check_agreement({actor.number: actor.answer() for actor in actors})
 
@@ -71,7 +71,7 @@ def test_an_op_that_gets_on_is_no_wait(tmp_path):
         assert [actor.answer() for actor in actors] == [None] * 3
         for actor in actors[1:]:
             actor.tell("follow", work)
-        told = wait_for(tmp_path / "third", r"the all-reduce with tag \d+ has waited for \d+ s")
+        told = wait_for(tmp_path / "third", r"all-reduce with tag \d+ has waited for \d+ s")
         actors[0].tell("follow", work)
         check_agreement({actor.number: actor.answer() for actor in actors})
     assert int(told.split()[-2]) >= 20
@@ -79,7 +79,7 @@ def test_an_op_that_gets_on_is_no_wait(tmp_path):
 
 def test_the_timeout_of_a_vote_names_who_has_not_called(monkeypatch):
     monkeypatch.setenv("PCCL_LOG_LEVEL", "ERR")
-    missing = r"1 of 2 members.*peer \S+ \(\w{8}, join 1\) at 127\.0\.0\.1:\d+.*what it waited for goes on"
+    missing = r"1 of 2 members.*peer \S+ \(\w{8}, join 1\) at 127\.0\.0\.1:\d+.*the call stays in flight"
     with MasterProcess() as master, troupe(master.address, 1) as actors, pccl.Communicator(master.address) as comm:
         actors[0].tell("form", 2)
         comm.connect(1)
@@ -94,4 +94,4 @@ def test_a_port_of_a_peer_is_named_as_the_possible_mistake():
         port = listening_port(actors[0].pid)
         with pccl.Communicator(f"127.0.0.1:{port}") as comm, pytest.raises(pccl.PCCLError) as caught:
             comm.connect(1)
-        assert "is it a pccl master, and not the port of a peer?" in caught.value.detail
+        assert "is it the port of a pccl master, not of a peer?" in caught.value.detail

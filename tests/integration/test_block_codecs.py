@@ -352,7 +352,7 @@ def test_a_residual_has_to_fit():
             comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=blocks, residual=array)
         if rank == 0:
             handle = comm.all_reduce_async(array, op=ReduceOp.SUM, quantization_options=blocks, residual=feedback)
-            with pytest.raises(ValueError, match="belongs to the op of tag 0, which is in flight"):
+            with pytest.raises(ValueError, match="belongs to the operation with tag 0, which is in flight"):
                 comm.all_reduce(array.copy(), op=ReduceOp.SUM, tag=1, quantization_options=blocks, residual=feedback)
         met.wait()
         if rank == 1:

@@ -86,7 +86,7 @@ def test_a_peer_that_dies_by_itself_fails_the_run(tmp_path: Path) -> None:
         output = demo.stdout.read()
     assert demo.returncode == 1, output
     assert "peer 1 was killed by SIGKILL" in output
-    assert "FAILED every peer that lives made all steps: 0 of 3" in output
+    assert "FAILED every living peer made all steps: 0 of 3" in output
     assert "joined" not in output
 
 

@@ -264,7 +264,7 @@ def test_info_shows_the_links_of_a_run(monkeypatch):
     with team([0, 0, 0]) as comms:
         address = str(comms[0]._endpoint)
         empty = CliRunner().invoke(main, ["info", "--master", address], env={"COLUMNS": "200"})
-        assert "told nothing of their links yet" in empty.output
+        assert "not reported their links yet" in empty.output
         with Run(comms, LARGE, 0.01):
             deadline = time.monotonic() + PATIENCE
             while len(links := json.loads(CliRunner().invoke(main, ["info", "--master", address, "--json"]).output)["links"]) < 3:
@@ -290,7 +290,7 @@ def test_members_tell_that_tensors_pass_by_memory():
         while not (edges := comms[0].diagnose().edges) or not all(edge.by_memory for edge in edges):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        assert all(edge.lanes == 0 and "by memory" in edge.reason for edge in edges)
+        assert all(edge.lanes == 0 and "shared memory" in edge.reason for edge in edges)
 
 
 def test_the_root_of_a_broadcast_that_does_not_come_is_named():

@@ -123,7 +123,7 @@ def test_refused_streams(driver):
             assert len(refusals) == 5
             assert all("it is capturing a CUDA graph" in text for text in (*refusals[:2], refusals[4]))
             assert all("cuStreamIsCapturing: error 400" in text for text in refusals[2:4])
-            assert refusals[4].startswith("the stream cannot wait for the op")
+            assert refusals[4].startswith("the stream cannot wait for the operation")
 
 
 def test_input_is_put_back_without_its_stream(driver):

@@ -167,5 +167,5 @@ def test_the_commands_survive_the_loss_of_a_worker_and_of_the_master(tmp_path):
         survivor.expect("step .*: 1 workers")
         stack.enter_context(Launched(program, place)).expect(r"joined at step [1-9]\d*: process \d+, 2 workers")
         os.kill(running["pccl-master"].process.pid, signal.SIGKILL)
-        running["pccl-standby"].expect("takes the run up")
+        running["pccl-standby"].expect("takes over the run")
         survivor.expect("step .*: 2 workers", 2)

@@ -128,7 +128,7 @@ def test_a_peer_is_started_anew(launch, tmp_path, restart):
     text = "".join(one.lines)
     assert text.count("begins None") == 2
     assert text.count("[1] begins 1") == 1
-    assert "peer 1 was killed by SIGKILL; it is started anew" in text
+    assert "peer 1 was killed by SIGKILL; restarting it" in text
 
 
 def test_restarts_end(launch):
@@ -272,7 +272,7 @@ def test_lines_that_were_dropped_are_counted(monkeypatch):
         printer.close()
     os.close(reader)
     dropped, last = text.decode().splitlines()[-2:]
-    assert re.fullmatch(r"pccl launch: \d+ lines are missing here: the reader of .* was too slow", dropped)
+    assert re.fullmatch(r"pccl launch: \d+ lines dropped: the reader of .* is too slow", dropped)
     assert last == "the last"
 
 

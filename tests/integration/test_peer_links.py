@@ -36,7 +36,7 @@ def test_one_link_for_each_other_member():
                 assert link.shortest_round_trip_seconds > 0
                 assert 0 <= link.retransmitted_share <= 1
                 assert 0 <= link.window_limited_seconds + link.buffer_limited_seconds <= link.busy_seconds + 0.01
-                assert ("by memory" if link.by_memory else "2 ms" if link.lanes else "do not pass") in link.reason
+                assert ("shared memory" if link.by_memory else "2 ms" if link.lanes else "no lanes") in link.reason
                 assert link.reason in str(link)
                 assert ("bit/s" in str(link)) != link.by_memory
             # Two at least: those of who was a neighbour in the ring before are kept.

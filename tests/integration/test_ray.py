@@ -88,7 +88,7 @@ def test_killed_actors_are_replaced():
             assert newcomer not in workers
             logs.expect_equal_steps(3)
             os.kill(master, signal.SIGKILL)
-            logs.until("takeover", lambda: logs.find("master: takes the run up"))
+            logs.until("takeover", lambda: logs.find("master: takes over the run"))
             logs.expect_equal_steps(3)
             driver.process.send_signal(signal.SIGINT)
             driver.expect("shut down", timeout=START)

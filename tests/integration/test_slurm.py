@@ -90,7 +90,7 @@ def test_a_worker_and_the_master_are_killed(tmp_path):
         job.expect(r"joined at step [1-9]\d*: process \d+, 3 workers")
         expect_equal_steps(job, 3)
         os.kill(int(master[1]), signal.SIGKILL)
-        job.expect(r"master: takes the run up")
+        job.expect(r"master: takes over the run")
         expect_equal_steps(job, 3)
 
 

@@ -238,15 +238,15 @@ def sync(comm: Communicator, state: SharedState) -> int:
 
 
 ODD = {
-    "name": 'it has 2, its group 2, and the first that differs is entry 1, counted from 0: "c" (float32, count 4)',
-    "order": 'it has 2, its group 2, and the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
-    "type": 'it has 2, its group 2, and the first that differs is entry 1, counted from 0: "b" (int32, count 4)',
-    "size": 'it has 2, its group 2, and the first that differs is entry 1, counted from 0: "b" (float32, count 5)',
-    "flag": 'and the first that differs is entry 1, counted from 0: "b" (float32, count 4, allow_content_inequality)',
-    "fewer": 'it has 1, its group 2, and the first that differs is entry 1, counted from 0: it is missing here, after "a"',
-    "more": 'it has 3, its group 2, and the first that differs is entry 2, counted from 0: "z" (float64, count 1)',
-    "in front": 'it has 3, its group 2, and the first that differs is entry 0, counted from 0: "z" (float64, count 1)',
-    "not the first": 'it has 1, its group 2, and the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
+    "name": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: "c" (float32, count 4)',
+    "order": 'it has 2, its group 2; the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
+    "type": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: "b" (int32, count 4)',
+    "size": 'it has 2, its group 2; the first that differs is entry 1, counted from 0: "b" (float32, count 5)',
+    "flag": 'the first that differs is entry 1, counted from 0: "b" (float32, count 4, allow_content_inequality)',
+    "fewer": 'it has 1, its group 2; the first that differs is entry 1, counted from 0: an entry is missing here after "a"',
+    "more": 'it has 3, its group 2; the first that differs is entry 2, counted from 0: "z" (float64, count 1)',
+    "in front": 'it has 3, its group 2; the first that differs is entry 0, counted from 0: "z" (float64, count 1)',
+    "not the first": 'it has 1, its group 2; the first that differs is entry 0, counted from 0: "b" (float32, count 4)',
 }
 """What a member is told whose entries are odd in this way."""
 
@@ -262,7 +262,7 @@ def test_masks(kind, odd):
         ]
         error = running.pop(odd).error()
         assert error.result == EXPELLED
-        assert "its entries (names, order, data types, sizes or flags) are not those of its group: " in error.detail
+        assert "its entries (names, order, data types, sizes or flags) differ from those of its group: " in error.detail
         assert ODD[kind] in error.detail
         assert error.detail.endswith("; give all members the same entries in the same order")
         assert [one.result().rx_bytes for one in running] == [0, 0]
@@ -292,7 +292,7 @@ def test_masks_of_many_entries(mine, where, named):
         running = [Background(sync, comm, state) for comm, state in zip(comms, states, strict=True)]
         error = running.pop(1).error()
         assert error.result == EXPELLED
-        assert f"it has {len(mine)}, its group 3000, and the first that differs is one of entries {where}," in error.detail
+        assert f"it has {len(mine)}, its group 3000; the first that differs is one of entries {where}," in error.detail
         assert f"counted from 0: {named}; give all members" in error.detail
         assert [one.result() for one in running] == [0, 0]
 

@@ -160,7 +160,7 @@ def test_a_call_that_is_given_no_limit_has_that_of_the_group(address):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_configure_ends_when_others_do_not_come(address, rank):
     group = pccl.torchft.ProcessGroup(timedelta(seconds=0.1))
-    with pytest.raises(RuntimeError, match=f"rank {rank} of 2 did not come into the group of the quorum"):
+    with pytest.raises(RuntimeError, match=f"rank {rank} of 2 did not join the group of the quorum"):
         group.configure(address(), "0", rank, 2)
 
 
@@ -178,7 +178,7 @@ def test_shutdown_ends_a_configure_that_waits(address):
         waiting = Background(group.configure, address(), "0", 0, 2)
         assert begun.wait(30)
         group.shutdown()
-        with pytest.raises(RuntimeError, match="did not come into the group"):
+        with pytest.raises(RuntimeError, match="did not join the group"):
             waiting.result()
 
 

@@ -50,13 +50,13 @@ def test_info():
         (["bench", "allreduce", "--sizes", "0"], "'0' is not a size"),
         (["bench", "allreduce", "--dtype", "float8"], "float8"),
         (["bench", "allreduce", "--world", "1"], "range"),
-        (["bench", "allreduce", "--pin", "--master", "127.0.0.1:1"], "leave --master or them out"),
-        (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "leave --master or --gloo out"),
+        (["bench", "allreduce", "--pin", "--master", "127.0.0.1:1"], "omit them or --master"),
+        (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "omit --master or --gloo"),
         (["master", "--heartbeat-limit", "0"], "range"),
         (["master", "--heartbeat-limit", "nan"], "'nan' is not a number"),
         (["top", "--master", "127.0.0.1:1", "--interval", "nan"], "'nan' is not a number"),
         (["top", "--master", "127.0.0.1:1,"], "write host:port,host:port"),
-        (["info", "--master", "127.0.0.1:1,127.0.0.1:1"], "none of them twice"),
+        (["info", "--master", "127.0.0.1:1,127.0.0.1:1"], "each once"),
         (["sim", "--minutes", "nan"], "'nan' is not a number"),
         (["stress", "--seconds", "nan"], "'nan' is not a number"),
         (["demo", "--steps", "1"], ""),
@@ -129,7 +129,7 @@ def test_output_that_does_not_fit_ends_a_command_in_one_line():
             command = [sys.executable, "-m", "pccl", *arguments]
             result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
             assert result.returncode == 1
-            assert result.stderr == "Error: the output cannot be written: No space left on device\n"
+            assert result.stderr == "Error: cannot write the output: No space left on device\n"
 
 
 def test_info_shows_this_machine_if_no_master_answers():

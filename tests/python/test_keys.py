@@ -124,14 +124,14 @@ def test_show():
     assert "for peers" in run("show", "job")
     assert "for masters" not in run("show", PCCL_KEYS="job.peer")
     assert "name a run" in run("show", status=2)
-    assert "is there" in run("show", "other", status=1)
+    assert "exists" in run("show", "other", status=1)
 
 
 def test_wrong_arguments():
-    assert "one run at a time" in run("a", "b", status=2)
+    assert "name one run" in run("a", "b", status=2)
     assert "a folder that exists" in run("no/where", status=1)
     assert "a folder that exists" in run("..", status=1)
-    assert "belongs to a run" in run("show", "a", "--add", status=2)
+    assert "cannot be used" in run("show", "a", "--add", status=2)
     assert os.listdir() == []
 
 

@@ -51,7 +51,7 @@ def edge(of: MemberReport, to: MemberReport, acked: float, by_memory: bool = Fal
         queue_seconds=0.0,
         by_memory=by_memory,
         lanes=16,
-        reason="a queue was seen on the way",
+        reason="the path has a queue",
     )
 
 
@@ -66,7 +66,7 @@ def test_thirty_two_members():
     assert "960 links" in lines[-1]
     # The busiest first: 32 MB in 2 s.
     assert lines[1].split()[:6] == ["00000020", "00000001", "80.0", "128.0", "2.00%", "16"]
-    assert "a queue was seen on the way" in lines[1]
+    assert "the path has a queue" in lines[1]
     plain = links.plain(diagnosis)
     assert len(plain) == 992
     assert plain[0]["bytes_per_second"] == 16e6 + 0.5
@@ -86,6 +86,6 @@ def test_a_link_by_memory_has_no_rate():
 
 
 def test_members_that_have_told_nothing_are_counted():
-    for count, words in ((1, "one member, which has told"), (2, "2 members, which have told")):
+    for count, words in ((1, "one member, which has not reported"), (2, "2 members, which have not reported")):
         members = tuple(member(number) for number in range(count))
         assert words in str(links.render(Diagnosis((), members, (), 5.0)))

@@ -362,8 +362,8 @@ NO_PLACES = [
     ("127.0.0.1:5001", "203.0.113.7:5001", "do not contain"),
     ("0.0.0.0:5001", "203.0.113.7:5001,203.0.113.8:5001", "do not contain 0.0.0.0:5001"),
     ("0.0.0.0:5001", "127.0.0.1:5001,127.0.0.2:5001", "127.0.0.1:5001 and 127.0.0.2:5001 are this machine"),
-    ("127.0.0.1:0", "127.0.0.1:5001,127.0.0.1:5002", "not on any free one"),
-    ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:5001", "none of them twice"),
+    ("127.0.0.1:0", "127.0.0.1:5001,127.0.0.1:5002", "not on port 0"),
+    ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:5001", "each once"),
     ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:0", "port 0"),
     ("127.0.0.1:5001", "127.0.0.1:5001,", "no port"),
     ("127.0.0.1:5001", "", "no port"),
@@ -398,7 +398,7 @@ def test_a_master_behind_another_address_is_told_which_one_it_is(told):
 
 @pytest.mark.parametrize("masters", ["203.0.113.7:5001", None])
 def test_what_a_master_advertises_is_in_the_list(masters):
-    with pytest.raises(ValueError, match=r"do not contain 203.0.113.8:5001, which this one is to be"):
+    with pytest.raises(ValueError, match=r"do not contain 203.0.113.8:5001, the address that this one advertises"):
         MasterNode("0.0.0.0:5001", masters=masters, advertise="203.0.113.8:5001")
 
 
@@ -409,8 +409,8 @@ def test_a_list_without_this_master_is_an_error(listen, masters, words):
 
 
 WRONG_WORDS = [
-    (("--listen", "48160"), "address '48160' has no host: write 0.0.0.0:48160"),
-    (("--masters", ",,"), "--masters: the list of masters ',,' has an entry with no host and no port"),
+    (("--listen", "48160"), "address '48160' has no host; write 0.0.0.0:48160"),
+    (("--masters", ",,"), "--masters: the list of masters ',,' has an entry without host and port"),
     (("--masters", "127.0.0.1"), "--masters: address '127.0.0.1' has no port"),
 ]
 

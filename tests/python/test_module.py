@@ -223,7 +223,7 @@ def test_buffers_of_any_type_are_shared() -> None:
         (
             (torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last),),
             AssertionError,
-            r"'parameter/weight' must be contiguous: .*; a parameter: parameter.data = parameter.data.contiguous\(\)",
+            r"'parameter/weight' must be contiguous; .*; a parameter: parameter.data = parameter.data.contiguous\(\)",
         ),
     ],
 )
@@ -248,9 +248,9 @@ def test_extra_values_are_read_written_and_guarded() -> None:
     state.extra["array"] = 4.0
     assert (state.extra["step"], state.extra["best"], state.extra["done"], array[0]) == (1, 2.0, True, 4.0)
     assert state.hash() != before
-    with pytest.raises(ValueError, match=r"'step' is of type int and cannot hold 0\.5: give it to from_module as a float"):
+    with pytest.raises(ValueError, match=r"'step' is of type int and cannot hold 0\.5; pass it to from_module as a float"):
         state.extra["step"] = 0.5
     for use in (lambda: state.extra["other"], lambda: state.extra.__setitem__("other", 1)):
-        with pytest.raises(KeyError, match="give it to from_module as extra"):
+        with pytest.raises(KeyError, match="pass it to from_module in extra"):
             use()
     assert "other" not in state.extra

@@ -350,11 +350,11 @@ def test_a_reduce_after_others_that_fails_leaves_the_input(pair):
 def test_a_timeout_names_the_members_from_whom_nothing_has_come(pair):
     first, second = pair
     array = np.ones(100)
-    missing = r"nothing has come for it from 1 of 2 members: peer \S+ \(\w{8}\); "
-    with pytest.raises(pccl.PCCLTimeoutError, match=missing + "what it waited for goes on: repeat the call"):
+    missing = r"1 of 2 members have sent nothing for it: peer \S+ \(\w{8}\); "
+    with pytest.raises(pccl.PCCLTimeoutError, match=missing + "the call stays in flight; repeat it"):
         first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=0.2)
     handle = launch(first, 8)
-    with pytest.raises(pccl.PCCLTimeoutError, match=missing + "the op of tag 8 goes on"):
+    with pytest.raises(pccl.PCCLTimeoutError, match=missing + "the operation with tag 8 stays in flight"):
         handle.result(timeout=0.2)
     assert [reduce(second, tag) for tag in (7, 8)] == [2, 2]
     first.all_reduce(array, op=ReduceOp.SUM, tag=7, timeout=PATIENCE)
@@ -365,7 +365,7 @@ def test_done_and_result(pair):
     first, second = pair
     handle = launch(first, 7)
     assert handle.done() is False
-    with pytest.raises(pccl.PCCLTimeoutError, match=r"tag 7 goes on: call wait again to wait on, or close\(\)"):
+    with pytest.raises(pccl.PCCLTimeoutError, match=r"tag 7 stays in flight; call wait again to wait on, or call close\(\)"):
         handle.result(timeout=0.01)
     assert reduce(second, 7) == 2
     info = handle.result(timeout=PATIENCE)
@@ -379,7 +379,7 @@ def test_result_raises_what_the_op_failed_with(pair):
     first, second = pair
     handle = launch(first, 1)
     second.close()
-    with pytest.raises(pccl.PeerLostError, match="launch the op again"):
+    with pytest.raises(pccl.PeerLostError, match="repeat the call"):
         handle.result(timeout=PATIENCE)
     assert handle.done() is True
     with pytest.raises(pccl.PeerLostError):
@@ -402,12 +402,12 @@ def test_the_text_names_what_was_not_awaited(pair):
     first, second = pair
     handles = [launch(first, tag) for tag in (4, 2)]
     array = np.full(100, 1.0)
-    with pytest.raises(pccl.PCCLTimeoutError, match=r"repeat the call to wait on, or close\(\) or reconnect\(\) to cancel it"):
+    with pytest.raises(pccl.PCCLTimeoutError, match=r"repeat it to wait on, or call close\(\) or reconnect\(\) to cancel it"):
         first.all_reduce(array, op=ReduceOp.SUM, tag=9, timeout=0.01)
     with pytest.raises(pccl.UsageError) as caught:
         first.update_topology()
     assert "wait for the handles of all_reduce_async with tag 2, 4;" in str(caught.value)
-    assert "call the reduce with tag 9, whose wait was cut short, again" in str(caught.value)
+    assert "repeat the interrupted reduce with tag 9" in str(caught.value)
     for tag in (2, 4, 9):
         reduce(second, tag)
     first.all_reduce(array, op=ReduceOp.SUM, tag=9, timeout=PATIENCE)

@@ -45,12 +45,12 @@ BAD_NUMPY = [
 BAD_TORCH = [
     ("strided send", torch.ones(4, 4)[:, 1], torch.ones(4), AssertionError, "send must be contiguous"),
     ("strided recv", torch.ones(4), torch.ones(8)[::2], AssertionError, "recv must be contiguous"),
-    ("sparse", torch.ones(4).to_sparse(), torch.ones(4), AssertionError, r"send is sparse: call \.to_dense\(\)"),
+    ("sparse", torch.ones(4).to_sparse(), torch.ones(4), AssertionError, r"send is sparse; call \.to_dense\(\)"),
     ("dtypes", torch.ones(4), torch.ones(4).double(), AssertionError, "FLOAT and recv DOUBLE"),
     ("sizes", torch.ones(4), torch.ones(5), AssertionError, "4 elements and recv 5"),
     ("unknown dtype", torch.ones(4) * 1j, torch.ones(4) * 1j, ValueError, "torch.complex64"),
     ("devices", torch.ones(4), torch.ones(4, device="meta"), AssertionError, "one device"),
-    ("device", torch.ones(4, device="meta"), torch.ones(4, device="meta"), AssertionError, "only CPU"),
+    ("device", torch.ones(4, device="meta"), torch.ones(4, device="meta"), AssertionError, "pass a CPU or CUDA tensor"),
 ]
 
 

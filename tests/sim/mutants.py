@@ -640,7 +640,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="waits_for_an_epoch_without_end",
         file="link/silence.c",
-        old='return "its epoch does not come";',
+        old='return "its next epoch did not come";',
         new="return NULL;",
         test="link/test_silence.c",
     ),

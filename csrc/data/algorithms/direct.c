@@ -336,7 +336,7 @@ static bool direct_waits_for(const struct op *op, char *out, size_t capacity) {
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", at > 0 ? ", " : "",
                                neighbour_label(algorithm_peer(op, i)).chars);
     }
-    snprintf(out, capacity, "nothing has come for it from %u of %u members: %s%s", missing, now->count, names,
+    snprintf(out, capacity, "%u of %u members have sent nothing for it: %s%s", missing, now->count, names,
              missing > NAMES ? ", ..." : "");
     return true;
 }

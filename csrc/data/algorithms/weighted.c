@@ -259,7 +259,7 @@ static bool weighted_misses(const struct op *op, uint32_t place) {
 static bool weighted_waits_for(const struct op *op, char *out, size_t capacity) {
     for (uint32_t i = 0; i < op->team->count; i++) {
         if (i == op->team->place || !weighted_misses(op, i)) continue;
-        snprintf(out, capacity, "%s has not begun it", neighbour_label(algorithm_peer(op, i)).chars);
+        snprintf(out, capacity, "%s has not started it", neighbour_label(algorithm_peer(op, i)).chars);
         return true;
     }
     return false;

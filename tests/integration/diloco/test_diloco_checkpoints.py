@@ -254,7 +254,7 @@ def test_what_cannot_be_loaded_is_refused_by_name(master):
         with pytest.raises(ValueError, match=text):
             peer.diloco.load_state_dict(other.diloco.state_dict())
         assert peer.diloco.parity == before
-    with peer.diloco, pytest.raises(RuntimeError, match="before the run is joined"):
+    with peer.diloco, pytest.raises(RuntimeError, match="before the with block"):
         peer.diloco.load_state_dict(saved)
     for settings in ({"outer_lr": 0.5}, {"outer_momentum": 0.5}):
         with pytest.raises(ValueError, match="outer_optimizer"):

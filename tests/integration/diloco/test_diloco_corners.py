@@ -116,7 +116,7 @@ def unfreeze(model: torch.nn.Module) -> str:
 
 def freeze(model: torch.nn.Module) -> str:
     model[2].weight.requires_grad_(False)
-    return "parameter 2.weight is not trained any more"
+    return "parameter 2.weight is no longer trained"
 
 
 def replace(model: torch.nn.Module) -> str:
@@ -240,7 +240,7 @@ def test_a_peer_says_for_how_many_it_waits(master, monkeypatch, caplog):  # noqa
     first, second = (Peer(master, seed, simple, peers=2) for seed in (1, 2))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(first.enter)
-        while "1 of the 2 peers with which the run begins are here" not in caplog.text:
+        while "1 of the 2 with which the run begins are here" not in caplog.text:
             assert not waiting.done()
         second.enter()
         waiting.result(PATIENCE)

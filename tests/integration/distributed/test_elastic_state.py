@@ -280,7 +280,7 @@ def test_a_newcomer_begins_a_run_only_if_the_program_says_so(monkeypatch):
                 if begin:
                     assert elastic.sync()
                 else:
-                    with pytest.raises(pccl.distributed.JoinError, match="no run goes on"):
+                    with pytest.raises(pccl.distributed.JoinError, match="no run is under way"):
                         elastic.sync()
             finally:
                 torch.distributed.destroy_process_group()

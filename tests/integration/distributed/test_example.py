@@ -50,7 +50,7 @@ def test_a_rank_that_is_killed_comes_back(rank):
     said, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said + errors
     assert f"rank {rank} kills itself" in said
-    assert "was killed by SIGKILL; it is started anew" in errors
+    assert "was killed by SIGKILL; it is restarted" in errors
     found = weights(said)
     assert len(found) in (2, 3), said + errors  # the restarted one may come too late
     assert len(set(found)) == 1
@@ -73,7 +73,7 @@ def test_a_rank_that_is_killed_under_the_module_and_one_that_joins():
     )
     said, errors = process.communicate(timeout=SECONDS)
     assert (process.returncode, fresh.returncode) == (0, 0), said + errors + fresh.stderr
-    assert "the others go on without it" in errors
+    assert "the others continue without it" in errors
     assert len(weights(said)) == 2
     assert set(weights(said)) == set(weights(fresh.stdout))
     assert "the newcomer is rank" in fresh.stdout

@@ -66,7 +66,7 @@ def test_a_supervisor_that_was_stopped_goes_on():
 def test_a_kill_is_absorbed_while_others_go_on(run_of_others):
     status, _, errors = end_of(supervisor(f"{TELL} os.kill(os.getpid(), 9)", run_of_others, RANK="3"))
     assert status == 0
-    assert "rank 3 was killed by SIGKILL; the others go on without it" in errors
+    assert "rank 3 was killed by SIGKILL; the others continue without it" in errors
 
 
 def test_a_program_that_tells_much_is_never_blocked(run_of_others):
@@ -75,13 +75,13 @@ def test_a_program_that_tells_much_is_never_blocked(run_of_others):
     code = f"import os; {tell}; {TELL}"
     status, _, errors = end_of(supervisor(f"{code} os.kill(os.getpid(), 9)", run_of_others))
     assert status == 0
-    assert "the others go on without it" in errors
+    assert "the others continue without it" in errors
 
 
 def test_a_kill_is_not_absorbed_where_nobody_goes_on():
     status, _, errors = end_of(supervisor("import os; os.kill(os.getpid(), 9)"))
     assert status == -signal.SIGKILL
-    assert "no run that goes on" in errors
+    assert "no run is under way" in errors
 
 
 def test_a_failure_is_not_absorbed(run_of_others):
@@ -144,7 +144,7 @@ def test_a_program_that_was_stopped_may_fail(run_of_others):
     os.kill(pid, signal.SIGCONT)
     status, _, errors = end_of(process)
     assert status == 0
-    assert "failed with status 1; the others go on" in errors
+    assert "failed with status 1; the others continue" in errors
 
 
 @pytest.mark.parametrize(("told", "status"), [("", 0), ("\njoined\n", 3)])
@@ -152,7 +152,7 @@ def test_a_failure_is_absorbed_before_the_program_has_joined_and_not_after(told,
     process = supervisor(f"{TELL} sys.exit(3)", f"{run_of_others}{told}", PCCL_JOIN="1")
     found, _, errors = end_of(process)
     assert found == status
-    assert ("the others go on without it" in errors) == (status == 0)
+    assert ("the others continue without it" in errors) == (status == 0)
 
 
 def test_a_restarted_program_that_fails_after_it_has_joined_is_not_started_again(run_of_others):

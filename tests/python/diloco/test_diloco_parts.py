@@ -198,7 +198,7 @@ def test_state_has_numbers_tensors_and_objects():
     assert state["means"].tolist() == [1, 1]
     assert state["schedule"] is generator
     assert [info.name for info in state.entries()] == ["state/epoch", "state/means"]
-    with pytest.raises(KeyError, match="give it as"):
+    with pytest.raises(KeyError, match="pass it as"):
         state["other"]
     with pytest.raises(TypeError, match="in place"):
         state["schedule"] = 1

@@ -95,7 +95,7 @@ def test_by_names_and_modules():
     [
         (0, "strided", "fragments must be from 1 to 5"),
         (6, "balanced", "fragments must be from 1 to 5"),
-        (2, "random", "pattern 'random' is none of"),
+        (2, "random", "pattern 'random' is not one of"),
         (["embed", "norm"], "strided", "parameter blocks.0.0.weight is in no fragment"),
         (["embed", "blocks", "norm", "head", "blocks.2"], "strided", "parameter blocks.2.0.weight is in the fragments 1 and 4"),
         (["embed", "blocks", "norm", "head", "tail"], "strided", "fragment 4: 'tail' has no parameter"),

@@ -130,7 +130,7 @@ def test_one_of_another_program(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"no checkpoint")
     (tmp_path / "empty").mkdir()
     for name in ("file", "empty"):
-        with pytest.raises(CheckpointError, match="cannot be read"):
+        with pytest.raises(CheckpointError, match="cannot read"):
             load(tmp_path / name)
 
 

@@ -117,5 +117,5 @@ def test_generators() -> None:
 
 def test_another_number_of_optimizers_is_refused() -> None:
     _, schedule = made("cosine")
-    with pytest.raises(ValueError, match="the schedule steers 0 optimizers here, and 1"):
+    with pytest.raises(ValueError, match="the schedule changes 0 optimizers here, and 1"):
         load_object_state(nn.Linear(1, 1), object_state(schedule), "the schedule")

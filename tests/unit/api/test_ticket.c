@@ -52,7 +52,7 @@ static void test_tickets(void) {
     struct pccl_ticket forgotten = at_a;
     REQUIRE(pccl_begin_update(a, &at_a) == pcclSuccess);
     CHECK_EQ(pccl_ticket_wait(&forgotten, SOON), pcclInvalidUsage);
-    CHECK(strstr(forgotten.text, "taken up") != NULL);
+    CHECK(strstr(forgotten.text, "continued it") != NULL);
     CHECK_EQ(end(pccl_begin_update(b, &at_b), &at_b), pcclSuccess);
     CHECK_EQ(end(pcclSuccess, &at_a), pcclSuccess);
 
@@ -119,7 +119,7 @@ static void test_tickets_in_threads(void) {
     REQUIRE(pthread_create(&thread, NULL, ticket_main, &ticket) == 0);
     while (!is_inside(run.comms[0]->communicator)) usleep(1000);
     CHECK_EQ(pccl_ticket_wait(&copy, SOON), pcclInvalidUsage);
-    CHECK(strstr(copy.text, "another thread waits") != NULL);
+    CHECK(strstr(copy.text, "another thread is waiting") != NULL);
     CHECK_EQ(pccl_begin_update(run.comms[0], &other), pcclInvalidUsage);
 
     check_case("destroyed while a thread waits for a ticket");

@@ -174,10 +174,11 @@ static void test_left(void) {
 
 static void check_refused(struct device_queue *queue, void *stream, const char *why) {
     CHECK(!device_follow(queue, stream));
-    CHECK(strstr(detail_get(), "the op cannot come after the work of its stream: ") != NULL);
+    CHECK(strstr(detail_get(), "the operation cannot follow the work of its stream: ") != NULL);
     CHECK(strstr(detail_get(), why) != NULL);
     CHECK(!device_hold(queue, stream));
-    CHECK(strstr(detail_get(), "the stream cannot wait for the op: ") != NULL && strstr(detail_get(), why) != NULL);
+    CHECK(strstr(detail_get(), "the stream cannot wait for the operation: ") != NULL &&
+          strstr(detail_get(), why) != NULL);
     CHECK(!device_has_failed(queue));
 }
 
@@ -191,8 +192,8 @@ static void test_capture(void) {
     fake_cuda_capture(capturing);
     struct device_queue *queue = NULL;
     REQUIRE(device_open(tensor, -1, &queue) && queue != NULL);
-    check_refused(queue, capturing, "it is capturing a CUDA graph, and ops cannot be part of one");
-    check_refused(queue, NULL, "another stream, which waits for it, is capturing a CUDA graph");
+    check_refused(queue, capturing, "it is capturing a CUDA graph, and operations cannot be part of one");
+    check_refused(queue, NULL, "a stream that waits for it is capturing a CUDA graph");
     check_refused(queue, far, "error 400");
     CHECK(device_follow(queue, stream) && device_hold(queue, stream));
     float *room = device_take(queue, 4 * BYTES), *landing = device_landing(queue, tensor, 20 * BYTES);

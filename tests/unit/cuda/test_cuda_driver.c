@@ -37,7 +37,7 @@ static void test_no_driver(void) {
     CHECK_MEM(why, "the CUDA driver cannot be loaded: /proc/self/cmdline: ", 53);
     REQUIRE(setenv("PCCL_CUDA_DRIVER", "libc.so.6", 1) == 0);
     CHECK_EQ(cuda_driver_open(why), 0);
-    CHECK(strcmp(why, "libc.so.6 is no CUDA driver: it has no cuInit") == 0);
+    CHECK(strcmp(why, "libc.so.6 is not a CUDA driver: it lacks cuInit") == 0);
 }
 
 // A thread of the parent may be anywhere in a look-up.

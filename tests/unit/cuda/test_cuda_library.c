@@ -44,12 +44,12 @@ static void a_stranger(const char *path) {
 }
 
 static void another_build(const char *path) {
-    snprintf(text, sizeof text, "%s is of another build of pccl (0.0.9, not %s)", path, PCCL_VERSION);
+    snprintf(text, sizeof text, "%s is from another build of pccl (0.0.9, not %s)", path, PCCL_VERSION);
     CHECK(strcmp(refusal_of(path), text) == 0);
 }
 
 static void another_layout(const char *path) {
-    snprintf(text, sizeof text, "%s is of another build of pccl (unknown, not %s)", path, PCCL_VERSION);
+    snprintf(text, sizeof text, "%s is from another build of pccl (unknown, not %s)", path, PCCL_VERSION);
     CHECK(strcmp(refusal_of(path), text) == 0);
 }
 

@@ -182,7 +182,7 @@ static void test_pure(void) {
     stuck.sent = 1 << 20;
     checks = patience(&stuck, 1 << 20, true, false, &why);
     CHECK(checks >= LIMIT && checks <= LIMIT + 2);
-    CHECK_STR(why, "it takes no bytes");
+    CHECK_STR(why, "it acknowledges no bytes");
     check_case("a reader that takes some within each limit");
     slow.sent = 1 << 20;
     for (uint64_t queued = 1 << 20; queued >= 4096; queued -= 4096)
@@ -190,7 +190,7 @@ static void test_pure(void) {
     check_case("an epoch that does not come");
     checks = patience(&parked, 0, false, true, &why);
     CHECK(checks >= MOST && checks <= MOST + 2);
-    CHECK_STR(why, "its epoch does not come");
+    CHECK_STR(why, "its next epoch did not come");
     check_case("a process that was stopped");
     for (int i = 0; i < 20; i++) CHECK(check(&stopped, true, 0, false) == NULL);
     clock_ns += 10 * LIMIT_MS * MS_NS;

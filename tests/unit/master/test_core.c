@@ -412,10 +412,10 @@ static void test_votes(void) {
     CHECK(quiet("ab"));
     pass(200, "ab");
     text_at(__LINE__, 'a', WIRE_WAITING,
-            "update_topology waits for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:48149, in "
+            "update_topology has waited for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:48149, in "
             "are_peers_pending");
     text_at(__LINE__, 'b', WIRE_WAITING,
-            "are_peers_pending waits for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in "
+            "are_peers_pending has waited for 1 of 2 members for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in "
             "update_topology");
     pass(MEMBERSHIP_WARN_MS - 400, "ab");
     CHECK(quiet("ab"));
@@ -439,7 +439,7 @@ static void test_votes(void) {
     text_at(__LINE__, 'c', WIRE_WAITING,
             "waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
             "10.0.0.98:48149");
-    text_at(__LINE__, 'a', WIRE_WAITING, "update_topology waits for 1 of 2 members");
+    text_at(__LINE__, 'a', WIRE_WAITING, "update_topology has waited for 1 of 2 members");
     CHECK(quiet("abc"));
     vote("b", WIRE_VOTE_UPDATE);
     linked("abc", CANDIDATE("abc", "abc"), "");
@@ -454,7 +454,7 @@ static void test_votes(void) {
     pass(MEMBERSHIP_WARN_MS + 100, "abc");
     text_at(__LINE__, 'c', WIRE_WAITING,
             "2 of 2 members have not called update_topology for 10 s: peer 61010203 (join 1) at 10.0.0.97:48149, in no "
-            "call that waits for all; peer 62010203");
+            "call that waits for all members; peer 62010203");
     CHECK(quiet("abc"));
     for (int turn = 0; turn < 2; turn++) {
         vote("a", WIRE_VOTE_PENDING);
@@ -551,7 +551,7 @@ static void test_refusals(void) {
     hello_from('c', 0, address_of('c'));
     now += 200 * MS_NS;
     act((inside = true, core_tick(m, now)));
-    REFUSED('a', "most peers");
+    REFUSED('a', "some peers");
     TAKE('b', WIRE_WELCOME);
     TAKE('c', WIRE_WELCOME);
     CANDIDATE("bc", "bc");
@@ -569,7 +569,7 @@ static void test_join_only(void) {
     begin("a peer that may only join begins no run");
     join_only = true;
     hello_from('a', 0, address_of('a'));
-    REFUSED('a', "no run goes on");
+    REFUSED('a', "no run is under way");
     CHECK_EQ(core_peer_count(m), 0);
     join_only = false;
     form("b", 0);
@@ -590,8 +590,8 @@ static void test_join_only(void) {
     join('c', 1);
     join_only = false;
     simple('a', WIRE_LEAVE);
-    REFUSED('b', "no run goes on");
-    REFUSED('c', "no run goes on");
+    REFUSED('b', "no run is under way");
+    REFUSED('c', "no run is under way");
     CHECK_EQ(core_peer_count(m), 0);
     end();
 
@@ -619,7 +619,7 @@ static void test_join_only(void) {
     welcomed('c');
     CANDIDATE("bc", "bc");
     die('c');
-    REFUSED('b', "no run goes on");
+    REFUSED('b', "no run is under way");
     CHECK_EQ(core_peer_count(m), 0);
     end();
 }
@@ -645,7 +645,7 @@ static void test_violations(void) {
     form("a", 0);
     join('b', 0);
     done("b", 0, 1);
-    REFUSED('b', "before it was accepted");
+    REFUSED('b', "before it was admitted");
     end();
 
     begin("stale run and generation are ignored, a future epoch is not");
@@ -657,7 +657,7 @@ static void test_violations(void) {
     CHECK(quiet("ab"));
     header = (struct wire_header){.type = WIRE_HEARTBEAT, .run = run, .generation = generation, .epoch = 3};
     act((inside = true, core_message(m, now, 0, &header, NULL)));
-    EXPELLED('a', "never was");
+    EXPELLED('a', "does not exist");
     EPOCH("b", LOSS, 3, 3, "b");
     end();
 

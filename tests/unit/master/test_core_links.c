@@ -39,7 +39,7 @@ static void test_links(void) {
     link_down('b', 'a');
     link_down('a', 'b');
     pass(HEARING_MS, "abc");
-    EXPELLED('a', "1 of the 2 other members, reported by 2");
+    EXPELLED('a', "1 of the 2 other members, reported by 2 members");
     EPOCH("bc", LOSS, 4, 4, "bc");
     end();
 
@@ -118,7 +118,7 @@ static void test_links(void) {
         pass(HEARING_MS, "abcd");
         if (i == 0) EPOCH("abcd", RELINK, 3, 3, "abcd");
     }
-    EXPELLED('a', "2 of the 3 other members, reported by 0");
+    EXPELLED('a', "2 of the 3 other members, reported by 0 members");
     EPOCH("bcd", LOSS, 4, 4, "bcd");
     end();
 

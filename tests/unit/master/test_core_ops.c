@@ -30,7 +30,7 @@ static void test_done(void) {
     for (uint64_t tag = 0; tag < WIRE_MAX_LIVE_OPS; tag++) done("a", 2, tag);
     CHECK(quiet("a"));
     done("a", 2, WIRE_MAX_LIVE_OPS);
-    EXPELLED('a', "live ops");
+    EXPELLED('a', "operations in flight");
     EPOCH("b", LOSS, 3, 3, "b");
     end();
 
@@ -47,7 +47,7 @@ static void test_done(void) {
     done("bc", 2, 0);
     CHECK(quiet("abc"));
     done("a", 2, 0);
-    EXPELLED('a', "live ops");
+    EXPELLED('a', "operations in flight");
     EPOCH("bc", LOSS, 3, 3, "bc");
     end();
 }
@@ -122,7 +122,7 @@ static void test_loss_with_ops(void) {
     REPORT('b', 2, {2, 1, 'k'});
     VERDICT("ab", 2, 2, 1, COMMIT, 'a', "");
     report('a', 2, 0, NULL);
-    EXPELLED('a', "twice");
+    EXPELLED('a', "two reports");
     drain("b");
     end();
 }
@@ -159,9 +159,8 @@ static void test_mismatch(void) {
     VERDICT("ab", 3, 2, 9, REDO, 0, "");
     char text[WIRE_MAX_TEXT + 1] = {0};
     memcpy(text, verdict.text.chars, verdict.text.length);
-    CHECK_STR(
-        text,
-        "op tag 8: peer 61010203 (join 1) gave count 10 float32 sum, peer 62010203 (join 2) gave count 20 float64 avg");
+    CHECK_STR(text, "tag 8: peer 61010203 (join 1) passed count 10 float32 sum, peer 62010203 (join 2) passed count 20 "
+                    "float64 avg");
     CHECK_EQ(epochs[2], 3);
     end();
 

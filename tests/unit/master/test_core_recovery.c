@@ -360,7 +360,7 @@ static void test_claims(void) {
         const char *asked = row->at_once;
         if (asked == NULL && row->welcome == NULL) {
             skip_waiting(here);
-            CHECK(strstr(log_text, "waits to take up the run") != NULL || row->in_time != NULL);
+            CHECK(strstr(log_text, "waits for members of a run") != NULL || row->in_time != NULL);
             pass(LIMIT_MS + 50, here);
             asked = row->in_time;
         }
@@ -618,7 +618,7 @@ static void test_ends(void) {
         struct wire_resumed a = RESUMED('a');
         CHECK(!a.vote_ended && !a.sync_ended);
         if (ends[i].expelled) {
-            EXPELLED('b', "does not fit");
+            EXPELLED('b', "contradicts");
             epoch_at(__LINE__, "a", "ab", 6, WIRE_REASON_RELINK);
             epoch_at(__LINE__, "a", "a", 7, WIRE_REASON_LOSS);
         } else {
@@ -649,7 +649,7 @@ static void test_false_ends(void) {
                 struct wire_resumed told = RESUMED(*p);
                 CHECK(!told.vote_ended && told.last_vote.number == VOTES);
             }
-            EXPELLED(*liar, "does not fit");
+            EXPELLED(*liar, "contradicts");
             epoch_at(__LINE__, honest, "abc", 6, WIRE_REASON_RELINK);
             epoch_at(__LINE__, honest, honest, 7, WIRE_REASON_LOSS);
             end();
@@ -709,7 +709,7 @@ static void test_too_late(void) {
     for (const char *p = "abc"; *p; p++) RESUMED(*p);
     EPOCH("abc", 6, RELINK);
     resume(&(struct says){.who = 'd', .members = "abcd"});
-    EXPELLED('d', "went on without");
+    EXPELLED('d', "continued without");
     resume(&(struct says){.who = 'e', .members = "e", .run = 3});
     EXPELLED('e', "another run");
     resume(&(struct says){.who = 'f', .run = 3});
@@ -758,7 +758,7 @@ static void test_young(void) {
     resume(&(struct says){.who = 'a', .members = "ab"});
     resume(&(struct says){.who = 'z', .run = RUN}); // a newcomer of the older run
     WAITING('a', "1 of the 2");
-    WAITING('z', "begun a new one");
+    WAITING('z', "in a new run");
     pass(RUN_YOUNG_MS - 100, "axyz");
     CHECK(quiet("xy"));
     CHECK(!boxes[0].closed);
@@ -817,7 +817,7 @@ static void test_newcomers(void) {
     hello('x', 1);
     CHECK(quiet("ax"));
     pass(150, "ax");
-    WAITING('a', "1 of the 3 members of epoch 5 are here, 2 are needed; newcomers wait with them: 1");
+    WAITING('a', "1 of the 3 members of epoch 5 are here, 2 are needed; 1 newcomers wait with them");
     WAITING('x', "1 of the 3");
     pass(9900, "ax");
     CHECK(quiet("ax"));
@@ -827,7 +827,7 @@ static void test_newcomers(void) {
     act(core_peer_lost(m, now, 0, "its limit has passed"));
     TAKE('x', WIRE_WELCOME);
     epoch_at(__LINE__, "x", "x", 1, WIRE_REASON_UPDATE);
-    CHECK(strstr(log_text, "newcomers begin a new one") != NULL);
+    CHECK(strstr(log_text, "newcomers begin a new run") != NULL);
     end();
 
     begin("a newcomer waits for those that may come, and not longer");
@@ -1070,7 +1070,7 @@ static void test_admission(void) {
     say('b', header, WIRE_MOVED);
     CHECK(boxes[2].closed && boxes[3].closed && boxes[6].closed);
     CHECK_EQ(core_peer_count(m), 0);
-    CHECK(strstr(log_text, "gives the run up") != NULL);
+    CHECK(strstr(log_text, "gives up the run") != NULL);
     end();
 
     begin("two of three have entered: it is sure, and goes on without the third");
@@ -1236,7 +1236,7 @@ static void test_come_back(void) {
     promise("abc", RUN, 3);
     for (const char *p = "bc"; *p; p++) RESUMED(*p);
     EPOCH("bc", 8, RELINK);
-    EXPELLED('a', "went on without");
+    EXPELLED('a', "continued without");
     end();
 
     begin("a member has entered it: who comes back is left behind");
@@ -1246,7 +1246,7 @@ static void test_come_back(void) {
     header.epoch = 7;
     say('b', header, WIRE_HEARTBEAT);
     come_back("a", "abc", 6);
-    EXPELLED('a', "went on without");
+    EXPELLED('a', "continued without");
     CHECK(!boxes[1].closed && !boxes[2].closed);
     end();
 
@@ -1284,7 +1284,7 @@ static void test_come_back(void) {
     begin("of an older generation, or with another secret: as anybody else");
     form("ab", 1);
     resume(&(struct says){.who = 'd', .members = "abd"});
-    EXPELLED('d', "went on without");
+    EXPELLED('d', "continued without");
     resume(&(struct says){.who = 'd', .is = 'a', .members = "ab", .number = 6, .generation = 2, .secret = 1});
     REFUSED('d', "its secret");
     CHECK(!boxes[0].closed && !boxes[1].closed);
@@ -1363,7 +1363,7 @@ static void test_newcomer_limit(void) {
     CHECK(!boxes['z' - 'a'].closed);
     pass(GATHER_HOLD_MS / 6 + 100, "a");
     skip_waiting("az");
-    REFUSED('z', "start the rest again");
+    REFUSED('z', "start the other members again");
     CHECK(!boxes[0].closed); // who is a member waits on
     resume(&(struct says){.who = 'b', .members = "abc"});
     resume(&(struct says){.who = 'c', .members = "abc"});

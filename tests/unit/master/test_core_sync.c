@@ -389,7 +389,7 @@ static void test_expulsions(void) {
     sync("aE0aA bE0aA cE0aA");
     GET("abc", "END 0 tx 0; ");
     sync("bE2aA");
-    GET_PART("b", "EXPELLED(shared state: it gave revision 2, but its group is to be at 1)");
+    GET_PART("b", "EXPELLED(shared state: it passed revision 2, but its group expects 1)");
     GET("ac", "LOSS ac; ");
     sync("aE1aA cE1aA");
     GET("ac", "END 1 tx 0; ");
@@ -408,9 +408,10 @@ static void test_expulsions(void) {
 
     begin("the mask: the expelled hears why, the others go on in the same round", "abc");
     sync("aE0aA bE0bA cE0aB");
-    GET("b", "DIFFERS 2-2; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those "
-             "of its group: it has 3, its group 3, "
-             "and the first that differs is entry 2, counted from 0); ");
+    GET("b",
+        "DIFFERS 2-2; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) differ from those "
+        "of its group: it has 3, its group 3; "
+        "the first that differs is entry 2, counted from 0); ");
     CHECK(box_of('b')->closed);
     GET("ac", "LOSS ac; PLAN 0 c<a; ");
     done('c', "a", 8);
@@ -422,12 +423,14 @@ static void test_expulsions(void) {
 
     begin("the mask: one entry more, and one less than most", "abcd");
     sync("aE0aA bE0lA cE0aA dE0aA");
-    GET_PART("b", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not "
-                  "those of its group: it has 4, its group 3, and the first that differs is entry 3,");
+    GET_PART("b",
+             "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) differ from "
+             "those of its group: it has 4, its group 3; the first that differs is entry 3,");
     GET("acd", "LOSS acd; END 0 tx 0; ");
     sync("aE1lA cE1aA dE1lA");
-    GET_PART("c", "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not "
-                  "those of its group: it has 3, its group 4, and the first that differs is entry 3,");
+    GET_PART("c",
+             "DIFFERS 3-3; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) differ from "
+             "those of its group: it has 3, its group 4; the first that differs is entry 3,");
     GET("ad", "LOSS ad; END 1 tx 0; ");
     end();
 
@@ -437,8 +440,8 @@ static void test_expulsions(void) {
     sync("aE0aA");
     wire_encode_sync_vote(&out, head('b'), &liar);
     say('b', &out);
-    GET("b",
-        "EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those of its group); ");
+    GET("b", "EXPELLED(shared state: its entries (names, order, data types, sizes or flags) differ from those of its "
+             "group); ");
     GET("a", "LOSS a; END 0 tx 0; ");
     end();
 
@@ -454,15 +457,16 @@ static void test_expulsions(void) {
     say('b', &out);
     GET_PART(
         "b",
-        "DIFFERS 64-127; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) are not those "
-        "of its group: it has 20000, its group 20000, and the first that differs is one of entries 64 to 127,");
+        "DIFFERS 64-127; EXPELLED(shared state: its entries (names, order, data types, sizes or flags) differ from "
+        "those "
+        "of its group: it has 20000, its group 20000; the first that differs is one of entries 64 to 127,");
     GET("a", "LOSS a; END 0 tx 0; ");
     end();
 
     begin("strategies", "abcd");
     sync("aS0aA bE0aB cR0aB dE0aC");
-    GET_PART("a", "EXPELLED(shared state: other members enforce");
-    GET_PART("c", "EXPELLED(shared state: other members enforce");
+    GET_PART("a", "EXPELLED(shared state: other members use");
+    GET_PART("c", "EXPELLED(shared state: other members use");
     GET("bd", "LOSS bd; PLAN 0 d<b; ");
     done('d', "b", 8);
     GET("b", "END 0 tx 8; ");
@@ -471,14 +475,14 @@ static void test_expulsions(void) {
 
     begin("send only: minority and below", "abcd");
     sync("aS1aA bS1aA cS1aB dS0aA");
-    GET_PART("c", "EXPELLED(shared state: it may only send, but its content");
-    GET_PART("d", "EXPELLED(shared state: it may only send, but is at revision 0 instead of 1)");
+    GET_PART("c", "EXPELLED(shared state: it is send-only, but its content");
+    GET_PART("d", "EXPELLED(shared state: it is send-only, but at revision 0 instead of 1)");
     GET("ab", "LOSS ab; END 1 tx 0; ");
     end();
 
     begin("no candidate: nobody is expelled", "abc");
     sync("aR0aA bR0bA cR0aB");
-    GET("abc", "NONE(every member is receive-only, or holds a state whose transfer was cut short); ");
+    GET("abc", "NONE(every member is receive-only, or holds an incomplete state); ");
     sync("aR0aA bS0aA cR0aA");
     GET("abc", "END 0 tx 0; ");
     end();
@@ -532,7 +536,7 @@ static void test_losses(void) {
     die('a');
     GET("bcde", "LOSS bcde; ");
     die('b');
-    GET("cde", "LOSS cde; NONE(all members that held it have left); ");
+    GET("cde", "LOSS cde; NONE(all members that held the state have left); ");
     done_in('c', box_of('c')->round, "a", 3, true); // was on its way
     GET("cde", "");
     sync("cE1aA dE1aB! eE0aB");
@@ -577,7 +581,7 @@ static void test_receivers(void) {
     sync("aE0aA bE0aA cE0aB");
     GET("abc", "PLAN 0 c<ab; ");
     done_in('c', box_of('c')->round, "", 0, false);
-    GET("abc", "NONE(peer 63010203 (join 3) could not get it from any member that holds it); ");
+    GET("abc", "NONE(peer 63010203 (join 3) could not copy the state from any member that holds it); ");
     sync("aE0aA bE0aA cE0aB!");
     GET("abc", "PLAN 0 c<ab; ");
     done('c', "a", 9);
@@ -589,7 +593,7 @@ static void test_receivers(void) {
     sync("aE0aA bE0aA cE0aB dE0aB");
     GET("abcd", "PLAN 0 cd<ab; ");
     sync("bE0aA"); // a second vote
-    GET_PART("b", "EXPELLED(voted while its vote was open)");
+    GET_PART("b", "EXPELLED(it sent a vote while its last one was open)");
     GET("acd", "LOSS acd; ");
     done('c', "a", 1);
     done('d', "a", 1);
@@ -607,8 +611,8 @@ static void test_memory_of_the_group(void) {
     die('a');
     GET("bc", "LOSS bc; ");
     sync("bE0aA cE0aB");
-    GET("bc", "NONE(all members that held the last state (revision 7) have left; who resumes from a checkpoint has to "
-              "give a revision above 0); ");
+    GET("bc", "NONE(all members that held the last state (revision 7) have left; to resume from a checkpoint, pass a "
+              "revision above 0); ");
     sync("bE0aA cE99aB"); // rule 1 is off
     GET("bc", "PLAN 99 b<c; ");
     done('b', "c", 1);
@@ -706,10 +710,10 @@ static void test_violations(void) {
     sync("aE0aA bE0aA cE0aB");
     GET("abc", "PLAN 0 c<ab; ");
     done('a', "", 0);
-    GET_PART("a", "EXPELLED(SYNC_DONE without anything to receive)");
+    GET_PART("a", "EXPELLED(it sent SYNC_DONE although it had nothing to receive)");
     GET("bc", "LOSS bc; ");
     done_in('c', 77, "", 0, true);
-    GET_PART("c", "EXPELLED(malformed SYNC_DONE)");
+    GET_PART("c", "EXPELLED(it sent a malformed SYNC_DONE)");
     GET("b", "LOSS b; END 0 tx 0; ");
     done_in('b', 1, "", 0, true); // of a round that is over
     GET("b", "");
@@ -720,7 +724,7 @@ static void test_violations(void) {
     GET("abcd", "PLAN 0 cd<ab; ");
     done('c', "a", 1);
     done('c', "a", 1);
-    GET_PART("c", "EXPELLED(SYNC_DONE without");
+    GET_PART("c", "EXPELLED(it sent SYNC_DONE although");
     GET("abd", "LOSS abd; ");
     die('d');
     GET("a", "LOSS ab; END 0 tx 1; ");
@@ -730,7 +734,7 @@ static void test_violations(void) {
     begin("a sync vote beside another vote", "ab");
     vote("a", WIRE_VOTE_PENDING);
     sync("aE0aA");
-    GET_PART("a", "EXPELLED(voted while its vote was open)");
+    GET_PART("a", "EXPELLED(it sent a vote while its last one was open)");
     GET("b", "LOSS b; ");
     end();
 

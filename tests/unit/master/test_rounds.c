@@ -147,11 +147,11 @@ static void test_transfer(void) {
         enum wire_sync_completion completion;
         const char *who, *why; // why: it fails; NULL: it does not
     } rows[] = {
-        {"a receiver cannot get it", "", WIRE_SYNC_MISSING, "abc", "(join 3) could not get it"},
+        {"a receiver cannot get it", "", WIRE_SYNC_MISSING, "abc", "(join 3) could not copy the state"},
         {"a receiver cannot write it, and goes", "", WIRE_SYNC_READ_ONLY, "ab", NULL},
         {"the last that receives is lost", "c", WIRE_SYNC_COMPLETE, "ab", NULL},
         {"one that gives is lost, another is left", "a", WIRE_SYNC_COMPLETE, "bc", NULL},
-        {"all that give are lost", "ab", WIRE_SYNC_COMPLETE, "c", "all members that held it have left"},
+        {"all that give are lost", "ab", WIRE_SYNC_COMPLETE, "c", "all members that held the state have left"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         begin(rows[i].name, "abc");

@@ -153,14 +153,14 @@ static void test_mismatch_texts(void) {
         struct wire_fingerprint what;
         const char *text;
     } rows[] = {
-        {{.count = 3, .dtype = pcclFloat, .op = pcclSum}, " gave count 3 float32 sum, "},
+        {{.count = 3, .dtype = pcclFloat, .op = pcclSum}, " passed count 3 float32 sum, "},
         {{.count = 3, .dtype = pcclDouble, .op = pcclMax, .codec = CODEC_ZERO_INT8},
-         " gave count 3 float64 max quantised to int8 by zero-point-scale, "},
+         " passed count 3 float64 max quantised to int8 by zero-point-scale, "},
         {{.count = 3, .dtype = pcclFloat, .op = pcclAvg, .codec = 99},
-         " gave count 3 float32 avg quantised to unknown, "},
-        {{.count = 3, .dtype = pcclFloat, .kind = PLAN_BROADCAST}, " gave count 3 float32 broadcast, "},
-        {{.count = 3, .dtype = pcclFloat, .op = pcclSum, .kind = PLAN_REDUCE}, " gave count 3 float32 reduce sum, "},
-        {{.count = 3, .dtype = pcclFloat, .kind = 77}, " gave count 3 float32 unknown, "},
+         " passed count 3 float32 avg quantised to unknown, "},
+        {{.count = 3, .dtype = pcclFloat, .kind = PLAN_BROADCAST}, " passed count 3 float32 broadcast, "},
+        {{.count = 3, .dtype = pcclFloat, .op = pcclSum, .kind = PLAN_REDUCE}, " passed count 3 float32 reduce sum, "},
+        {{.count = 3, .dtype = pcclFloat, .kind = 77}, " passed count 3 float32 unknown, "},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         begin("what both sides gave", "abc", 0);

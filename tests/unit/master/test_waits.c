@@ -42,8 +42,9 @@ static void test_members(void) {
     vote("ac", WIRE_VOTE_UPDATE);
     CHECK_STR(pass(MEMBERSHIP_WARN_MS - 1, true), "");
     CHECK_STR(pass(1 + MEMBERSHIP_WARN_MS / 2, true), "ac");
-    text_is("update_topology waits for 1 of 3 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
-            "that waits for all");
+    text_is(
+        "update_topology has waited for 1 of 3 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
+        "that waits for all members");
     CHECK_STR(pass(MEMBERSHIP_WARN_MS, true), "ac"); // 20 s
     CHECK_STR(pass(MEMBERSHIP_WARN_MS, true), "");
     CHECK_STR(pass(MEMBERSHIP_WARN_MS, true), "ac"); // 40 s
@@ -63,8 +64,9 @@ static void test_groups(void) {
     seat("cd", 1);
     vote("acd", WIRE_VOTE_SYNC);
     CHECK_STR(pass(MEMBERSHIP_WARN_MS, true), "a");
-    text_is("sync_shared_state waits for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
-            "that waits for all");
+    text_is(
+        "sync_shared_state has waited for 1 of 2 members for 10 s: peer 62010203 (join 2) at 10.0.0.98:999, in no call "
+        "that waits for all members");
     close_membership();
 }
 
@@ -74,11 +76,11 @@ static void test_newcomers(void) {
     vote("a", WIRE_VOTE_UPDATE);
     CHECK_STR(pass(MEMBERSHIP_WARN_MS, true), "an");
     text_is("waiting to be admitted: 1 of 2 members has not called update_topology for 10 s: peer 62010203 (join 2) at "
-            "10.0.0.98:999, in no call that waits for all");
+            "10.0.0.98:999, in no call that waits for all members");
     for (int i = 0; i < 6; i++) failure_counts_add(&failure_counts, &peer('n')->member.address, table.now_ns);
     CHECK_STR(pass(MEMBERSHIP_WARN_MS, true), "an");
-    text_is("waiting to be admitted: newcomers from this address made no data connections to members before, so others "
-            "come first, for 23 s more");
+    text_is("waiting to be admitted: newcomers from this address failed to connect to members before, so others "
+            "come first for 23 s more");
     close_membership();
 }
 

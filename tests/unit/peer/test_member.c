@@ -488,9 +488,9 @@ static void test_votes_and_death(void) {
         const char *why;
         pcclResult_t code;
     } rows[] = {
-        {WIRE_SYNC_RULE "it gave revision 9, but its group is to be at 3", pcclInvalidUsage},
+        {WIRE_SYNC_RULE "it passed revision 9, but its group expects 3", pcclInvalidUsage},
         {"silent beyond the heartbeat limit", pcclMasterConnectionFailed},
-        {"its links failed twice: with 2 of the 2 other members, reported by 2", pcclMasterConnectionFailed},
+        {"its links failed twice: to 2 of the 2 other members, reported by 2 members", pcclMasterConnectionFailed},
         {"shared", pcclMasterConnectionFailed},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -95,10 +95,10 @@ static void test_syncs(void) {
 
 static void test_deaths(void) {
     begin("a member that knows what cannot be");
-    judge_dies(sim, 1, "what it knows does not fit the run", "dead");
+    judge_dies(sim, 1, "its recovery record contradicts that of the run", "dead");
     check_fails("for what it knows");
     begin("a revision that a sync gave");
-    judge_dies(sim, 1, "shared state: it gave revision 4", "dead");
+    judge_dies(sim, 1, "shared state: it passed revision 4", "dead");
     check_fails("for a revision that a sync gave it");
     begin("a loss long after the last fault");
     sim->calm_from = 0;
