@@ -24,7 +24,7 @@ enum {
     NAME_BYTES = 160,
 };
 
-// What one reading of the files gave.
+// Result of reading the files once.
 struct reading {
     X509 *leaf;
     STACK_OF(X509) * chain; // between the leaf and the authorities

@@ -55,7 +55,7 @@ const uint8_t *keys_master_public(const struct keys *keys);
 // do not serve a master.
 const struct ed25519 *keys_master_key(const struct keys *keys);
 bool keys_serve_peer(const struct keys *keys);
-// Whether a master of the run has signed these bytes. Certificates: a master that a member has vouched for.
+// Whether a master of the run has signed these bytes. Certificates: a master that a member has confirmed.
 bool keys_verify(const struct keys *keys, const void *bytes, size_t length, const uint8_t signature[ED25519_SIGNATURE]);
 
 // The public half of a private key. False: no memory.

@@ -81,7 +81,7 @@ static bool is_of_op(uint16_t type) {
            type == WIRE_RESULT || type == WIRE_GRANT;
 }
 
-// What a type leaves over makes all heads a multiple of WIRE_ALIGN: docs/decisions/frames-are-aligned.md
+// Padding makes all heads a multiple of WIRE_ALIGN: docs/decisions/frames-are-aligned.md
 CURSOR_INLINE void visit_rest(struct cursor *c) {
     static const uint8_t zeros[WIRE_HEAD_BYTES];
     size_t rest = (size_t)(c->end - c->at);
