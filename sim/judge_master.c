@@ -150,8 +150,11 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
         sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
         return;
     }
-    if (end->code != 0 || control->group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
-    struct commit_record *last = &truth->commits[control->group], *announced = &truth->announced[control->group];
+    // That of a connection with a changed RESUME is not known, but the epoch has the member.
+    uint32_t group = control->group;
+    if (group >= GROUPS && truth->lives[control->slot] == control->life) group = truth->groups[control->slot];
+    if (end->code != 0 || group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
+    struct commit_record *last = &truth->commits[group], *announced = &truth->announced[group];
     if (announced->run != header->run || announced->round != end->round) {
         bool held = false, doubted = false;
         for (int slot = 0; slot < (int)s->peers; slot++) doubted |= truth_is_tainted(s, slot, announced->lives[slot]);
@@ -163,7 +166,7 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
             held |= last->run == header->run && last->lives[slot] != 0 && last->lives[slot] == truth->lives[slot];
         if (held && end->revision != last->revision && end->revision != last->revision + 1)
             sim_fail(s, "parity", "group %u commits revision %llu after revision %llu, of which members are left",
-                     control->group, (unsigned long long)end->revision, (unsigned long long)last->revision);
+                     group, (unsigned long long)end->revision, (unsigned long long)last->revision);
         *announced = (struct commit_record){.run = header->run, .round = end->round, .revision = end->revision};
     }
     announced->lives[control->slot] = control->life;
