@@ -242,7 +242,7 @@ static void test_masters(void) {
         const char *name, *text;
     } rows[] = {
         {"the master", NULL},
-        {"a member as the master", "not the port of a peer"},
+        {"a member as the master", "not of a peer"},
         {"a master of another run", "not of one run"},
         {"a master without keys", "does not encrypt"},
     };
