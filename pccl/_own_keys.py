@@ -1,15 +1,17 @@
 """Keys that a job on one host makes for itself, in a folder that only its user can enter.
 
 Each process that needs the folder locks it (flock), for the kernel releases the lock whatever ends the process. The last one that
-ends normally removes the folder. Folders of jobs that were killed are removed when the next job makes one. Programs that clean
-/tmp, such as systemd-tmpfiles, keep locked folders.
+ends normally removes the folder. The next job removes those of killed jobs, but of its own host alone: hosts that share $TMPDIR
+do not see each other's locks. Programs that clean /tmp, such as systemd-tmpfiles, keep locked folders.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 _, _C = load_native_module()
 
 PREFIX = "pccl-keys-"
-RUN = "run"
+"""What the name of each such folder begins with. The folders of other names are the user's own."""
+FILES = ("run.master", "run.peer")
 INSECURE_VARIABLE = "PCCL_INSECURE"
 
 
@@ -48,10 +51,10 @@ class OwnKeys:
         _sweep()
         self._descriptor = -1
         while self._descriptor < 0:
-            self.folder = Path(tempfile.mkdtemp(prefix=PREFIX)).absolute()
+            self.folder = Path(tempfile.mkdtemp(prefix=_prefix())).absolute()
             with contextlib.suppress(FileNotFoundError):  # another job has removed it before it was locked
                 self._descriptor = _lock(self.folder)
-        self.master, self.peer = (str(path) for path in _keys.paths_of(self.folder / RUN))
+        self.master, self.peer = (str(self.folder / file) for file in FILES)
         try:
             for path, role in ((self.master, "master"), (self.peer, "peer")):
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
@@ -63,7 +66,7 @@ class OwnKeys:
             raise
 
     def close(self) -> None:
-        """Lets go of the folder, and removes it unless another process holds it. Idempotent."""
+        """Releases the folder, and removes it unless another process holds it. Idempotent."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             _remove(self.folder, descriptor)
@@ -91,9 +94,13 @@ def local_master() -> Iterator[dict[str, str]]:
 def check_folder(folder: str) -> tuple[str, str]:
     """Returns the paths of the files for masters and for peers in a folder that another process of this user has made.
 
+    The last process that ends removes the folder, so one that the user made is refused.
+
     OSError, KeysError: the folder or a file in it is missing, belongs to somebody else, or is open to others.
     """
-    paths = [Path(folder, f"{RUN}.{role}") for role in _keys.ROLES]
+    if not Path(folder).name.startswith(PREFIX):
+        raise _keys.KeysError(f"{folder} was not made for a job: its name does not begin with {PREFIX}")
+    paths = [Path(folder, file) for file in FILES]
     for path, kind in ((Path(folder), stat.S_IFDIR), *((path, stat.S_IFREG) for path in paths)):
         status = os.lstat(path)
         if stat.S_IFMT(status.st_mode) != kind or status.st_uid != os.geteuid() or status.st_mode & 0o077:
@@ -119,17 +126,21 @@ def _remove(folder: Path, descriptor: int) -> None:
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in _keys.paths_of(folder / RUN):
+            for file in FILES:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path.name, dir_fd=descriptor)
+                    os.unlink(file, dir_fd=descriptor)
             folder.rmdir()
     finally:
         os.close(descriptor)
 
 
+def _prefix() -> str:
+    return f"{PREFIX}{socket.gethostname()}-"
+
+
 def _sweep() -> None:
-    """Removes the folders of this user's jobs that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+    """Removes the folders of this user's jobs on this host that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(glob.escape(_prefix()) + "*"):
         with contextlib.suppress(OSError):  # it belongs to another user, or has just been removed
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             if os.fstat(descriptor).st_uid == os.geteuid():

@@ -524,7 +524,7 @@ def _share_keys(board: _Board, held: contextlib.ExitStack, *, local: bool) -> tu
         if not plain:
             try:
                 folder = str(held.enter_context(OwnKeys()).folder)
-            except (OSError, PCCLError) as error:
+            except (OSError, KeysError, PCCLError) as error:
                 problem = str(error)
         board.tell("keys", 0, json.dumps([folder, problem]))
     folder, problem = json.loads(board.read("keys", 0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,13 +93,43 @@ def test_a_folder_stays_while_another_process_holds_it(folders):
 def test_foreign_folders_are_left_alone(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "run.peer").touch()
-    (tmp_path / f"{_own_keys.PREFIX}link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / f"{_own_keys.PREFIX}used").mkdir()
-    (tmp_path / f"{_own_keys.PREFIX}used" / "other").touch()
+    (tmp_path / f"{_own_keys._prefix()}link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"{_own_keys._prefix()}used").mkdir()
+    (tmp_path / f"{_own_keys._prefix()}used" / "other").touch()
+    backup = tmp_path / f"{_own_keys.PREFIX}backup"
+    shutil.copytree(tmp_path / "elsewhere", backup)
     with OwnKeys():
         pass
     assert (tmp_path / "elsewhere" / "run.peer").exists()
-    assert (tmp_path / f"{_own_keys.PREFIX}used" / "other").exists()
+    assert (tmp_path / f"{_own_keys._prefix()}used" / "other").exists()
+    assert (backup / "run.peer").exists()
+
+
+def test_the_folder_of_a_living_job_on_another_host_stays(monkeypatch, folders):
+    monkeypatch.setattr("socket.gethostname", lambda: "other")
+    own = OwnKeys()
+    os.close(own._descriptor)  # its lock is not seen here
+    monkeypatch.setattr("socket.gethostname", lambda: "this")
+    with OwnKeys():
+        pass
+    assert folders() == [own.folder.name]
+
+
+def test_keys_that_the_user_made_are_refused(tmp_path):
+    folder = tmp_path / "keys"
+    folder.mkdir(0o700)
+    with OwnKeys() as own:
+        for path in own.folder.iterdir():
+            shutil.copy(path, folder)
+    with pytest.raises(_keys.KeysError, match="does not begin with pccl-keys-"):
+        _own_keys.check_folder(str(folder))
+
+
+def test_a_folder_that_is_gone_is_released(folders):
+    own = OwnKeys()
+    shutil.rmtree(own.folder)
+    own.close()
+    assert folders() == []
 
 
 def link_folder(folder: Path) -> Path:
