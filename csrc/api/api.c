@@ -280,7 +280,8 @@ static pcclResult_t check_names(const pcclSharedState_t *state) {
     pcclResult_t code = pcclSuccess;
     for (size_t i = 1; i < state->count && code == pcclSuccess; i++)
         if (strcmp(names[i - 1], names[i]) == 0)
-            code = detail_fail(pcclInvalidArgument, "two entries are called \"%.200s\": names must differ", names[i]);
+            code =
+                detail_fail(pcclInvalidArgument, "two entries have the name \"%.200s\"; names must differ", names[i]);
     free(names);
     return code;
 }

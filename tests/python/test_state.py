@@ -48,4 +48,4 @@ def test_repr_tells_entries_apart() -> None:
 def test_doubled_names_are_named() -> None:
     with pytest.raises(UsageError) as caught:
         SharedState([info(), info()])  # at once, not by the first sync
-    assert caught.value.detail == 'two entries are called "a": names must differ'
+    assert caught.value.detail == 'two entries have the name "a"; names must differ'
