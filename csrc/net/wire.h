@@ -112,7 +112,9 @@ enum wire_type {
     // links, without struct wire_head
     WIRE_LINK_HEARD,   // acceptor -> dialer, empty body: the hello is accepted
     WIRE_LINK_PADDING, // both ways, zeros: a path that loses large packets loses it
-    WIRE_SMALL_IN,     // SMALL of an all-reduce of two, whose input lies in slots of the sender: payload is the first
+    // SMALL of an all-reduce of two, whose input lies in slots of the sender: payload is the first slot
+    // (wire_slot_encode). It has struct wire_head.
+    WIRE_SMALL_IN,
 };
 
 struct wire_header {

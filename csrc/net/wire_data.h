@@ -27,8 +27,8 @@ struct wire_op {
 struct wire_ready {
     uint64_t expected; // pieces: elements that the sender expects from the receiver
     uint32_t granted;  // weighted, quantised: blocks of the sender's shard that may come
-    uint8_t
-        in_slots; // ring, chain, pieces: 1 if the sender has mapped the receiver's slots, so chunks may come in them
+    // ring, chain, pieces: 1 if the sender has mapped the receiver's slots, so chunks may come in them
+    uint8_t in_slots;
 };
 
 // CHUNK, CHUNK_IN, EARLY

@@ -188,7 +188,7 @@ static void change(struct wire_header *header, struct wire_head *head, uint8_t *
     case 3:
     case 4:
     case 5:
-    case 6: fuzz_change(&in, head, sizeof *head); break;
+    case 6: fuzz_change(&in, &head->sync_ask, sizeof *head - offsetof(struct wire_head, sync_ask)); break;
     case 7:
         value = fuzz_number(&in) + (uint64_t)fuzz_u8(&in) * 256;
         *length = value < HASH_LEAF_BYTES + 8 ? value : HASH_LEAF_BYTES + 8;
