@@ -98,7 +98,7 @@ def test_signals_end_everything(tmp_path: Path, number: signal.Signals, words: s
         demo.send_signal(number)
         output = demo.communicate(timeout=60)[0]
     assert demo.returncode == 128 + number
-    assert f"ended by {number.name}" in output
+    assert f"stopped by {number.name}" in output
     assert all(gone(pid) for pid in pids)
 
 
