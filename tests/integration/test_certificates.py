@@ -294,7 +294,7 @@ def test_no_role(authority):
             assert stream.version() == "TLSv1.3"
             with pytest.raises(ssl.SSLError, match="ALERT_HANDSHAKE_FAILURE"):
                 stream.recv(1)
-        assert re.search("refuses 127.0.0.1:[0-9]+: its certificate has no role", process.stderr.readline())
+        assert re.search("refused 127.0.0.1:[0-9]+: its certificate has no role", process.stderr.readline())
 
 
 def test_older_tls(authority):
