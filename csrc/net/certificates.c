@@ -44,8 +44,9 @@ struct certificates {
     pthread_mutex_t lock; // of everything below
     char *paths[FILES];   // cert, key, ca
     struct mark marks[FILES];
+    bool early; // the certificate that was read last is valid from a later time on, and so is not in use
     struct reading now;
-    unsigned roles;
+    unsigned roles; // of the certificate when it was loaded
     uint8_t signers[MOST_SIGNERS][ED25519_KEY];
     size_t signer_count;
 };
@@ -189,21 +190,41 @@ static size_t run_of(const GENERAL_NAME *name, unsigned *role) {
     return 0;
 }
 
+// Whether both names have a role, and in one run.
+static bool same_run(const GENERAL_NAME *one, const GENERAL_NAME *other) {
+    unsigned role;
+    size_t run = run_of(one, &role);
+    return run > 0 && run_of(other, &role) == run &&
+           memcmp(ASN1_STRING_get0_data(one->d.uniformResourceIdentifier),
+                  ASN1_STRING_get0_data(other->d.uniformResourceIdentifier), run) == 0;
+}
+
+// Returns the roles of `others` in the run of `own`, which judge_own has found to be one.
 static unsigned roles_in_run(const GENERAL_NAMES *own, const GENERAL_NAMES *others) {
     unsigned roles = 0;
     for (int i = 0; i < sk_GENERAL_NAME_num(others); i++) {
-        unsigned role, any;
+        unsigned role = 0;
         const GENERAL_NAME *other = sk_GENERAL_NAME_value(others, i);
-        size_t run = run_of(other, &role);
-        for (int k = 0; run > 0 && k < sk_GENERAL_NAME_num(own); k++) {
-            const GENERAL_NAME *mine = sk_GENERAL_NAME_value(own, k);
-            if (run_of(mine, &any) == run &&
-                memcmp(ASN1_STRING_get0_data(mine->d.uniformResourceIdentifier),
-                       ASN1_STRING_get0_data(other->d.uniformResourceIdentifier), run) == 0)
-                roles |= role;
-        }
+        run_of(other, &role);
+        for (int k = 0; k < sk_GENERAL_NAME_num(own); k++)
+            if (same_run(sk_GENERAL_NAME_value(own, k), other)) roles |= role;
     }
     return roles;
+}
+
+static bool names_two_runs(const X509 *certificate) {
+    GENERAL_NAMES *names = X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
+    const GENERAL_NAME *first = NULL;
+    bool two = false;
+    for (int i = 0; i < sk_GENERAL_NAME_num(names); i++) {
+        unsigned role;
+        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
+        if (run_of(name, &role) == 0) continue;
+        if (first == NULL) first = name;
+        two = two || !same_run(first, name);
+    }
+    GENERAL_NAMES_free(names);
+    return two;
 }
 
 // Writes the first URI with a role, or "" if there is none.
@@ -276,20 +297,52 @@ static bool take_paths(struct certificates *c, const struct certificates_paths *
     return true;
 }
 
-// Reads the files for the first time, and judges the certificate.
-static bool begin(struct certificates *c, char reason[CERTIFICATES_REASON_BYTES]) {
+// Returns why TLS cannot show the certificate, such as a key that is too short; NULL: it can.
+static const char *tls_problem(const struct reading *reading) {
+    OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, NULL); // as net/tls does
+    ERR_set_mark();
+    SSL_CTX *context = SSL_CTX_new(TLS_method());
+    SSL *ssl = context == NULL ? NULL : SSL_new(context);
+    bool good = ssl != NULL && SSL_use_cert_and_key(ssl, reading->leaf, reading->key, reading->chain, 1) == 1;
+    const char *reason = good ? NULL : ERR_reason_error_string(ERR_peek_last_error());
+    SSL_free(ssl);
+    SSL_CTX_free(context);
+    ERR_pop_to_mark();
+    return good || reason != NULL ? reason : "an unknown error of OpenSSL";
+}
+
+// Judges the certificate that has been read: its dates, its run and roles, and whether TLS accepts it. A renewed one
+// needs the run and roles of the one in use.
+static bool judge_own(const struct certificates *c, const struct reading *read,
+                      char reason[CERTIFICATES_REASON_BYTES]) {
     char whose[CERTIFICATES_REASON_BYTES / 2];
-    look(c, c->marks);
-    if (!read_files(c, &c->now, reason)) return false;
+    const char *problem = tls_problem(read);
     snprintf(whose, sizeof whose, "the certificate in %s", c->paths[0]);
-    if (out_of_date(c->now.leaf, whose, reason)) return false;
-    c->roles = roles_of(c->now.leaf, c->now.leaf, reason);
-    if (c->roles != 0) return true;
-    snprintf(reason, CERTIFICATES_REASON_BYTES,
-             "%s has no role: issue one with a URI among its subject alternative names that ends in /pccl/master or "
-             "/pccl/peer (docs/security.md)",
-             whose);
+    if (out_of_date(read->leaf, whose, reason)) return false;
+    if (problem != NULL)
+        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s cannot be used with TLS: %s", whose, problem);
+    else if (roles_of(read->leaf, read->leaf, reason) == 0)
+        snprintf(reason, CERTIFICATES_REASON_BYTES,
+                 "%s has no role: issue one with a URI among its subject alternative names that ends in /pccl/master "
+                 "or /pccl/peer (docs/security.md)",
+                 whose);
+    else if (names_two_runs(read->leaf))
+        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s names two runs; issue one certificate per run", whose);
+    else if (c->roles != 0 && (roles_of(c->now.leaf, read->leaf, reason) & c->roles) != c->roles)
+        snprintf(reason, CERTIFICATES_REASON_BYTES,
+                 "%s has another run or fewer roles than the one that it replaces: issue it for the same run and roles",
+                 whose);
+    else
+        return true;
     return false;
+}
+
+// Reads the files for the first time.
+static bool begin(struct certificates *c, char reason[CERTIFICATES_REASON_BYTES]) {
+    look(c, c->marks);
+    if (!read_files(c, &c->now, reason) || !judge_own(c, &c->now, reason)) return false;
+    c->roles = roles_of(c->now.leaf, c->now.leaf, reason);
+    return true;
 }
 
 struct certificates *certificates_load(const struct certificates_paths *paths, char reason[CERTIFICATES_REASON_BYTES]) {
@@ -312,15 +365,19 @@ void certificates_free(struct certificates *c) {
 
 unsigned certificates_own_roles(const struct certificates *c) { return c->roles; }
 
-// Reads the files again if they have changed; writes what there is to say about it, or "".
+// Reads the files again if they have changed, or if the certificate may have become valid. Writes what there is to say
+// about it, or "".
 static void refresh(struct certificates *c, enum log_level *level, char text[CERTIFICATES_REASON_BYTES]) {
     struct mark marks[FILES];
     struct reading fresh = {0};
     text[0] = '\0';
     look(c, marks);
-    if (memcmp(marks, c->marks, sizeof marks) == 0) return;
+    bool changed = memcmp(marks, c->marks, sizeof marks) != 0;
+    if (!changed && !c->early) return;
     memcpy(c->marks, marks, sizeof marks);
-    bool good = read_files(c, &fresh, text);
+    bool good = read_files(c, &fresh, text) && judge_own(c, &fresh, text);
+    c->early = !good && fresh.authorities != NULL && X509_cmp_current_time(X509_get0_notBefore(fresh.leaf)) > 0;
+    if (!good && !changed) text[0] = '\0'; // it was said before
     *level = good ? LOG_NOTICE : LOG_WARN;
     if (good) {
         struct reading before = c->now;

@@ -1,8 +1,8 @@
 // Certificates (X.509) in place of the shared secret of a run. docs/security.md has the form of the roles.
 //
-// A role is a URI among the subject alternative names: RUN/pccl/master or RUN/pccl/peer. RUN names the run: two sides
-// whose certificates have no RUN in common refuse each other. Each side verifies the other one's chain; host names do
-// not matter.
+// A role is a URI among the subject alternative names: RUN/pccl/master or RUN/pccl/peer. RUN names the run. A
+// certificate names one run, and two sides whose certificates name different runs refuse each other. Each side verifies
+// the other one's chain; host names do not matter.
 //
 // A master makes a key that signs epochs, and its certificate signs the public half: that is its statement. A peer
 // keeps statement and chain as a voucher, and shows it to the master that takes its run over. So that master knows by
@@ -40,7 +40,8 @@ void certificates_free(struct certificates *certificates); // NULL is allowed
 unsigned certificates_own_roles(const struct certificates *certificates);
 
 // Makes `ssl` show the certificate and trust the authorities of the files as they are now: reads them again if they
-// have changed. If they cannot be used, what was read before stays, and a line of the log says why. False: no memory.
+// have changed. What was read before stays if they cannot be used, or if the certificate has another run or fewer
+// roles; a line of the log says why. False: no memory.
 bool certificates_use(struct certificates *certificates, SSL *ssl);
 // The roles of the other side's certificate in the run of this side's. 0: none, and `reason` says why.
 unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[CERTIFICATES_REASON_BYTES]);

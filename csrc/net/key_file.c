@@ -9,19 +9,20 @@
 #include "base/descriptor.h"
 
 // A secret in a volume of Kubernetes belongs to root, and its group may read it: that of the container's user.
-static const char *secret_problem(const struct stat *status) {
+static const char *owner_problem(const struct stat *status, bool secret) {
     bool of_root = status->st_uid == 0;
-    if (!of_root && status->st_uid != geteuid()) return "it belongs to another user: copy it, and give its mode 0600";
-    if ((status->st_mode & (S_IRWXO | S_IWGRP)) != 0 || (!of_root && (status->st_mode & S_IRGRP) != 0))
+    mode_t readers = S_IROTH | S_IXOTH | (of_root ? 0 : S_IRGRP), writers = S_IWGRP | S_IWOTH;
+    if (!of_root && status->st_uid != geteuid())
+        return "it belongs to another user: copy it, and give the copy mode 0600";
+    if (secret && (status->st_mode & (readers | writers)) != 0)
         return "other users can read or write it: chmod 600 FILE, and make new keys if somebody may have read it";
-    return NULL;
+    return (status->st_mode & writers) != 0 ? "other users can write it: chmod go-w FILE" : NULL;
 }
 
 static const char *access_problem(const struct stat *status, bool secret, size_t capacity) {
-    if (!S_ISREG(status->st_mode)) return "it is no file";
-    const char *problem = secret ? secret_problem(status) : NULL;
+    if (!S_ISREG(status->st_mode)) return "it is not a regular file";
+    const char *problem = owner_problem(status, secret);
     if (problem != NULL) return problem;
-    if ((status->st_mode & S_IWOTH) != 0) return "all users can write it: chmod o-w FILE";
     return (size_t)status->st_size >= capacity ? "it is too long" : NULL;
 }
 
@@ -42,6 +43,6 @@ const char *key_file_read(const char *path, bool secret, char *text, size_t capa
     }
     descriptor_close(fd);
     text[length] = '\0';
-    if (problem == NULL && strlen(text) != length) problem = "it holds bytes that are no text";
+    if (problem == NULL && strlen(text) != length) problem = "it contains a NUL byte";
     return problem;
 }

@@ -5,8 +5,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-// Reads the file at `path` as a string into `text`, which has room for `capacity` bytes. A `secret` file must be
-// unreadable to other users; any file must not be writable by them. Returns NULL, or what is wrong and what to do.
+// Reads the file at `path` as a string into `text`, which has room for `capacity` bytes. The file must belong to
+// this user or root, and be writable by its owner alone. A `secret` file must be unreadable to other users, except for
+// the group of a file of root. Returns NULL, or what is wrong and what to do.
 const char *key_file_read(const char *path, bool secret, char *text, size_t capacity);
 
 #endif

@@ -87,12 +87,12 @@ class Authority:
             .not_valid_after(until)
         )
 
-    def issue(self, *roles: str, until: datetime | None = None, renews: Files | None = None) -> Files:
+    def issue(self, *roles: str, until: datetime | None = None, renews: Files | None = None, run: str = RUN) -> Files:
         """Writes a certificate with these roles, valid for an hour, in place of `renews` if that is given."""
         key = ec.generate_private_key(ec.SECP256R1())
         self._count += 1
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"process {self._count}")])
-        names = [x509.UniformResourceIdentifier(RUN + role) for role in roles] or [x509.DNSName("localhost")]
+        names = [x509.UniformResourceIdentifier(run + role) for role in roles] or [x509.DNSName("localhost")]
         certificate = (
             self._builder(key, subject, until or datetime.now(UTC) + HOUR)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -262,6 +262,18 @@ def test_renewal_and_expiry(authority):
                 authority.issue("peer", renews=Files(path, path.with_suffix(".key"), files.ca))
         admit(comms, late)
         assert sums(comms, tag=2) == [7, 7, 7]
+
+
+def test_a_renewal_for_another_run_is_not_used(authority):
+    """The master says so once, and works with the certificate that it had."""
+    files = authority.issue("master")
+    with master_process(files, *files.options) as (process, address):
+        authority.issue("master", renews=files, run=f"{RUN}other/pccl/")
+        for _ in range(3):
+            with Communicator(address, **authority.issue("peer").arguments) as comm:
+                comm.connect(timeout=PATIENCE)
+        process.kill()
+        assert process.stderr.read().count("has another run or fewer roles than the one that it replaces") == 1
 
 
 # ---- what does not fit ----

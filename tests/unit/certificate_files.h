@@ -34,6 +34,7 @@ static inline struct issued certificate_issue(const struct issued *issuer, const
                                               long from_s, long to_s) {
     static long number = 1;
     struct issued out = {X509_new(), strcmp(type, "RSA") == 0       ? EVP_PKEY_Q_keygen(NULL, NULL, "RSA", (size_t)2048)
+                                     : strcmp(type, "RSA512") == 0  ? EVP_PKEY_Q_keygen(NULL, NULL, "RSA", (size_t)512)
                                      : strcmp(type, "ED25519") == 0 ? EVP_PKEY_Q_keygen(NULL, NULL, "ED25519")
                                                                     : EVP_PKEY_Q_keygen(NULL, NULL, "EC", "P-256")};
     REQUIRE(out.certificate != NULL && out.key != NULL);

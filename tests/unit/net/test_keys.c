@@ -103,7 +103,7 @@ static void test_files(void) {
     check_case("%s", "");
 }
 
-static void test_bytes_that_are_no_text(void) {
+static void test_size_and_nul_bytes(void) {
     static char text[8192];
     memset(text, '#', sizeof text);
     memcpy(text, PEER, sizeof PEER - 1);
@@ -111,7 +111,7 @@ static void test_bytes_that_are_no_text(void) {
     write_file(text, sizeof text, 0600);
     CHECK(keys_load(path, reason) == NULL && strstr(reason, "too long") != NULL);
     write_file("pccl-keys 1 peer\n\0\n", 19, 0600);
-    CHECK(keys_load(path, reason) == NULL && strstr(reason, "no text") != NULL);
+    CHECK(keys_load(path, reason) == NULL && strstr(reason, "NUL byte") != NULL);
 }
 
 static void test_access(void) {
@@ -136,11 +136,11 @@ static void test_access(void) {
     }
     check_case("%s", "");
     char reason[KEYS_REASON_BYTES];
-    CHECK(keys_load("/tmp", reason) == NULL && strstr(reason, "no file") != NULL);
+    CHECK(keys_load("/tmp", reason) == NULL && strstr(reason, "not a regular file") != NULL);
     unlink(path);
     CHECK(keys_load(path, reason) == NULL && strstr(reason, "No such file") != NULL);
     REQUIRE(mkfifo(path, 0600) == 0); // opening it must not wait for a writer
-    CHECK(keys_load(path, reason) == NULL && strstr(reason, "no file") != NULL);
+    CHECK(keys_load(path, reason) == NULL && strstr(reason, "not a regular file") != NULL);
 }
 
 static void test_signatures(void) {
@@ -179,7 +179,7 @@ int main(void) {
     REQUIRE(fd >= 0);
     close(fd);
     test_files();
-    test_bytes_that_are_no_text();
+    test_size_and_nul_bytes();
     test_access();
     test_signatures();
     unlink(path);
