@@ -106,7 +106,8 @@ pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master) {
     pthread_mutex_lock(&master->lock);
     pcclResult_t code = api_load_master_keys(master);
     struct transport_options options = api_master_transport(master);
-    bool refused = code == pcclSuccess && (!may_listen(master, &options) || check_others(master, &options) != 0);
+    bool refused = code == pcclSuccess && !may_listen(master, &options);
+    if (code == pcclSuccess && !refused) code = check_others(master, &options);
     uint16_t port = master->address.port;
     pthread_mutex_unlock(&master->lock);
     if (!refused) return code;
