@@ -36,6 +36,8 @@
 #include "api/ext.h"
 #include "ccoip.h"
 
+#define OWN_KEYS_PREFIX "pccl-keys-" // of the folders of pccl/_own_keys.py
+
 enum {
     MOST_MASTERS = 16,
     FIRST_DESCRIPTOR = 3,
@@ -186,14 +188,18 @@ static void print_failure(const struct options *options) {
         fprintf(stderr, "%s\n", detail);
 }
 
-// Returns a descriptor that holds the folder of the job's own keys. -1: there is none, or it cannot be held.
+// Returns a descriptor that holds the folder of the job's own keys. -1: there is none, or it cannot be held. Its name
+// must be that of such a folder, since its keys are removed.
 static int hold_keys(const struct options *options, char folder[PATH_MAX]) {
     const char *slash = options->own_keys && options->keys != NULL ? strrchr(options->keys, '/') : NULL;
     if (slash == NULL || slash == options->keys) return -1;
     snprintf(folder, PATH_MAX, "%.*s", (int)(slash - options->keys), options->keys);
+    const char *before = strrchr(folder, '/');
+    if (before == NULL || strncmp(before + 1, OWN_KEYS_PREFIX, sizeof OWN_KEYS_PREFIX - 1) != 0) return -1;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd >= 0) flock(fd, LOCK_SH);
-    return fd;
+    if (fd < 0 || flock(fd, LOCK_SH) == 0) return fd;
+    close(fd);
+    return -1;
 }
 
 static void release_keys(int fd, const char *folder) {
@@ -228,7 +234,10 @@ static int serve(const struct options *options, int log) {
     sigaction(SIGTERM, &action, NULL);
     bool told = printf("pccl master listening on %s:%d\n", options->host, port) >= 0 && fflush(stdout) == 0;
     if (log >= 0) {
-        if (!told) return 1; // who has started it waits no more
+        if (!told) { // who has started it waits no more
+            release_keys(keys, folder);
+            return 1;
+        }
         dup2(log, STDOUT_FILENO);
         dup2(log, STDERR_FILENO);
         close(log);

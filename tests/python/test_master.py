@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import pccl
 import pccl.master
-from pccl import MasterNode, PCCLError, Result, _address, _master
+from pccl import MasterNode, PCCLError, Result, _address, _keys, _master
 from pccl._pccl import C
 from pccl.lab.ports import free_ports
 from pccl_command import native_master
@@ -496,6 +496,32 @@ def test_a_native_program_serves(name):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "the run has ended" in err
+
+
+@pytest.mark.parametrize(("name", "own"), [("pccl-keys-x", True), ("keys", False), ("xpccl-keys-x", False)])
+def test_only_a_folder_of_a_jobs_own_keys_is_removed(tmp_path, name, own):
+    """Here the master cannot listen, since its keys are wrong."""
+    folder = tmp_path / name
+    folder.mkdir()
+    for role in ("master", "peer"):
+        (folder / f"run.{role}").touch(mode=0o600)
+    command = [native_master.PROGRAM, "--listen", "127.0.0.1:0", "--keys", folder / "run.master", "--own-keys"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert folder.exists() != own
+    assert own or sorted(path.name for path in folder.iterdir()) == ["run.master", "run.peer"]
+
+
+@pytest.mark.skipif(not C.pccl_ext_has_tls(), reason="this build of pccl has no encryption")
+def test_the_keys_of_a_job_go_with_a_master_that_cannot_print(tmp_path):
+    folder = tmp_path / "pccl-keys-x"
+    folder.mkdir()
+    keys, _ = _keys.write_files(folder / "run", _keys.new_keys())
+    with open("/dev/full", "w") as full:
+        command = [native_master.PROGRAM, "--listen", "127.0.0.1:0", "--keys", keys, "--own-keys", "--leave"]
+        assert subprocess.run(command, env=ENVIRONMENT, stdout=full, timeout=60).returncode == 0
+    while folder.exists():
+        time.sleep(0.01)
 
 
 WITHOUT_NATIVE = (
