@@ -90,7 +90,7 @@ def check_known(pointer: int, numel: int, role: str) -> None:
     text = _ffi.new("char[]", 256)
     count = _C.pccl_ext_cuda(text, len(text))
     why = "it is not the driver's" if count > 0 else _ffi.string(text).decode("utf-8", "replace")
-    raise ArgumentError(f"{role} is at a GPU whose memory cannot be used: {why}")
+    raise ArgumentError(f"{role} is on a GPU whose memory cannot be used: {why}")
 
 
 def torch_stream(tensor: Any) -> int:

@@ -256,12 +256,12 @@ def _place(endpoint: Endpoint, ip: IP, listed: list[Endpoint], addresses: list[t
     ]
     if not found:
         raise ValueError(
-            f"the masters {names} do not contain {endpoint}, where this one listens: give each master the same list, "
+            f"the masters {names} do not contain {endpoint}, where this one listens; give each master the same list, "
             "in which its own address and port are as the peers dial them"
         )
     if len(found) > 1:
         both = " and ".join(str(listed[position]) for position in found)
-        raise ValueError(f"of the masters {names}, {both} are this machine: listen on one of them, not on {endpoint}")
+        raise ValueError(f"of the masters {names}, {both} are this machine; listen on one of them, not on {endpoint}")
     return found[0]
 
 

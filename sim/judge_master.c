@@ -150,7 +150,7 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
         sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
         return;
     }
-    // That of a connection with a changed RESUME is not known, but the epoch has the member.
+    // The group of a connection with a changed RESUME is not known, but the epoch has the member.
     uint32_t group = control->group;
     if (group >= GROUPS && truth->lives[control->slot] == control->life) group = truth->groups[control->slot];
     if (end->code != 0 || group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;

@@ -30,7 +30,7 @@ bool api_is_own(uint32_t forks) { return forks == descriptor_forks(); }
 pcclResult_t api_own(uint32_t forks, const char *noun) {
     if (api_is_own(forks)) return pcclSuccess;
     return detail_fail(pcclInvalidUsage,
-                       "the %s is that of the process that this one was forked from: create one after the fork", noun);
+                       "the %s is that of the process that this one was forked from; create one after the fork", noun);
 }
 
 pcclResult_t api_initialized(void) {
@@ -95,15 +95,15 @@ pcclResult_t api_check_dtype(int dtype) {
 }
 
 pcclResult_t api_check_op(int op, int dtype) {
-    if (op < pcclSum || op > pcclBxor) return detail_fail(pcclInvalidArgument, "op %d is no pcclRedOp_t", op);
+    if (op < pcclSum || op > pcclBxor) return detail_fail(pcclInvalidArgument, "operation %d is no pcclRedOp_t", op);
     if (red_op_takes(op, dtype)) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, "%s is not defined for %s: %s", red_op_name(op), dtype_name(dtype),
+    return detail_fail(pcclInvalidArgument, "%s is not defined for %s; %s", red_op_name(op), dtype_name(dtype),
                        op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
 }
 
 pcclResult_t api_check_devices(const void *one, const void *other) {
     if (device_is_one(one, other)) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, "the buffers of an op lie at different devices: copy one first");
+    return detail_fail(pcclInvalidArgument, "the buffers of an operation are on different devices; copy one first");
 }
 
 static pcclResult_t check_block(uint32_t block) {
@@ -117,7 +117,7 @@ static pcclResult_t check_unblocked(const pcclReduceOptions_t *options) {
     bool feedback = options->residual_in != NULL || options->residual_out != NULL;
     if (options->block == 0 && !options->stochastic && !feedback) return pcclSuccess;
     return detail_fail(pcclInvalidArgument,
-                       "%s without quantisation in blocks: set the algorithm to pcclQuantBlockInt8, "
+                       "%s without quantisation in blocks; set the algorithm to pcclQuantBlockInt8, "
                        "pcclQuantBlockInt4 or pcclQuantBlockE3M0",
                        options->block != 0   ? "a block is given"
                        : options->stochastic ? "stochastic rounding is asked for"
@@ -143,7 +143,7 @@ static pcclResult_t find_codec(const pcclReduceDescriptor_t *descriptor, const p
     *codec_out = codec_of_options(dtype, quantised, algorithm, block);
     if (*codec_out != CODEC_RAW) return pcclSuccess;
     if (block_is_algorithm(algorithm))
-        return detail_fail(pcclInvalidArgument, "%s cannot be quantised in blocks: use float32, float16 or bfloat16",
+        return detail_fail(pcclInvalidArgument, "%s cannot be quantised in blocks; use float32, float16 or bfloat16",
                            dtype_name(dtype));
     return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
                        dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
@@ -170,7 +170,7 @@ static pcclResult_t check_residuals(const void *send, const void *recv, const pc
     if (overlap(out, bytes, send, tensor) || overlap(out, bytes, recv, tensor) ||
         (in != NULL && (overlap(out, bytes, in, bytes) || overlap(in, bytes, recv, tensor))))
         return detail_fail(pcclInvalidArgument,
-                           "the residuals overlap what the op writes: give each memory of its own");
+                           "the residuals overlap what the operation writes; give each memory of its own");
     if (in != NULL) RETURN_IF_FAILED(api_check_devices(in, out));
     return api_check_devices(out, recv);
 }
@@ -188,7 +188,7 @@ static pcclResult_t check_reduce(const void *send, void *recv, const pcclReduceD
     if (count > (size_t)PTRDIFF_MAX / size)
         return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
     if (send != recv && overlap(send, count * size, recv, count * size))
-        return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be equal or apart");
+        return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap; they must be equal or apart");
     if (count > 0) RETURN_IF_FAILED(api_check_devices(send, recv));
     RETURN_IF_FAILED(check_residuals(send, recv, descriptor, options));
     *out = (struct call_args){
@@ -210,7 +210,7 @@ pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOpti
     memset(out, 0, sizeof *out);
     if (options == NULL) return pcclSuccess;
     if (options->size < sizeof options->size)
-        return detail_fail(pcclInvalidArgument, "options->size is %zu: set it to sizeof(pcclReduceOptions_t)",
+        return detail_fail(pcclInvalidArgument, "options->size is %zu; set it to sizeof(pcclReduceOptions_t)",
                            options->size);
     memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
     return pcclSuccess;
@@ -259,7 +259,7 @@ pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pc
         return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
     if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
     struct call_args *reduces = calloc(count, sizeof *reduces);
-    if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu ops", count);
+    if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu operations", count);
     pcclResult_t code = check_all(descriptors, options, count, reduces);
     if (code == pcclSuccess) code = retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, out);
     free(reduces);

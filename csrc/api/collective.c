@@ -88,11 +88,11 @@ static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t
     if (what->kind == pcclCollectiveAllToAllV && what->send_counts[rank] != what->recv_counts[rank])
         return detail_fail(pcclInvalidArgument,
                            "the own part of an all-to-all goes from send_counts[%u] = %zu to recv_counts[%u] = %zu "
-                           "elements: they must be equal",
+                           "elements; they must be equal",
                            rank, what->send_counts[rank], rank, what->recv_counts[rank]);
     if (what->kind == pcclCollectiveAllToAll && (what->send_counts != NULL || what->recv_counts != NULL))
         return detail_fail(pcclInvalidArgument,
-                           "the parts of pcclCollectiveAllToAll have `count` elements each: leave send_counts and "
+                           "the parts of pcclCollectiveAllToAll have `count` elements each; leave send_counts and "
                            "recv_counts NULL, or use pcclCollectiveAllToAllV");
     return pcclSuccess;
 }
@@ -245,7 +245,7 @@ static pcclResult_t check_buffers(const pcclCollective_t *what, uint64_t in, uin
     if (from > to ? from - to >= out * element : to > from && to - from >= in * element) return pcclSuccess;
     bool reduce = what->kind == pcclCollectiveAllReduce || what->kind == pcclCollectiveReduce;
     if (reduce && from == to) return pcclSuccess;
-    return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap: they must be %s",
+    return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap; they must be %s",
                        reduce ? "equal or apart" : "apart, but for the own part of an all-gather at its place");
 }
 
@@ -278,7 +278,7 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
     bool gathered_in_place = false;
     if (collective->divided) {
         out->parts = parts_of(what);
-        if (out->parts == NULL) return detail_fail(pcclInternalError, "the system refused memory for an op");
+        if (out->parts == NULL) return detail_fail(pcclInternalError, "the system refused memory for an operation");
         in = out->parts->in;
         gathered_in_place = is_gathered_in_place(what, out->parts);
         to = gathered_in_place ? 0 : out->parts->out;
@@ -298,7 +298,7 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
 pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm) {
     pcclCollective_t what = {0};
     if (collective->size < offsetof(pcclCollective_t, survivors))
-        return detail_fail(pcclInvalidArgument, "collective->size is %zu: set it to sizeof(pcclCollective_t)",
+        return detail_fail(pcclInvalidArgument, "collective->size is %zu; set it to sizeof(pcclCollective_t)",
                            collective->size);
     memcpy(&what, collective, collective->size < sizeof what ? collective->size : sizeof what);
     REQUIRE_NOT_NULL(what.group);

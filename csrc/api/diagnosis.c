@@ -74,7 +74,7 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     communicator_begin(c);
     bool stays = !c->renewing && c->transport != NULL;
     pcclResult_t code = stays ? status_query_new(transport_context_hold(c->transport), limit_ms, &query)
-                              : detail_fail(pcclInvalidUsage, "the communicator is not connected: call connect first");
+                              : detail_fail(pcclInvalidUsage, "the communicator is not connected; call connect first");
     if (code != pcclSuccess) return communicator_finish(c, code);
     query->count = c->params.master_count;
     memcpy(query->masters, c->params.masters, sizeof query->masters);

@@ -171,7 +171,7 @@ pcclResult_t pcclGetAttribute(const pcclComm_t *comm, pcclAttribute_t attribute,
         RETURN_IF_FAILED(communicator_usable(comm->communicator)); // asked last: then the view is that of a living one
         if (view.rank == MEMBER_NO_RANK)
             return detail_fail(pcclRankConnectionLost, "the rank is not known, for members were lost together with a "
-                                                       "master: the next op or update tells of them");
+                                                       "master; the next operation or update tells of them");
         *attribute_out = (int)view.rank;
         return pcclSuccess;
     }
@@ -288,7 +288,7 @@ pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, siz
     if (!ops_contributors(comm->communicator, tag, index, &range, (struct wire_id *)(void *)uuids_out, capacity,
                           &ranges))
         return detail_fail(pcclInvalidArgument,
-                           "no op of tag %llu that tells its contributors has ended, or it has no range %zu",
+                           "no operation of tag %llu that tells its contributors has ended, or it has no range %zu",
                            (unsigned long long)tag, index);
     *range_out =
         (pcclReduceRange_t){.begin = range.begin, .end = range.end, .contributors = range.count, .ranges = ranges};
@@ -362,14 +362,14 @@ static pcclResult_t run_failed(int error) {
     case EADDRNOTAVAIL:
         return detail_fail(
             pcclInvalidArgument,
-            "this machine does not have the master's address: listen on 0.0.0.0 or [::], or on one it has");
+            "this machine does not have the master's address; listen on 0.0.0.0 or [::], or on one it has");
     default: return detail_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
     }
 }
 
 static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     if (atomic_load(&instance->master) != NULL)
-        return detail_fail(pcclInvalidUsage, "this master was run before: create a new one");
+        return detail_fail(pcclInvalidUsage, "this master was run before; create a new one");
     RETURN_IF_FAILED(api_load_master_keys(instance));
     struct wire_address reach[MASTER_MAX_LISTENS];
     uint32_t count;

@@ -16,7 +16,7 @@
 #include "master/membership.h"
 
 enum {
-    // between a link's break and its repair: most breaks are deaths, told by the control socket
+    // between a link's break and its repair: most breaks are deaths, told by the end of the control connection
     BREAKS_GRACE_MS = 30,
     // in a heartbeat limit: the time to say whom one reports, before somebody is expelled for broken links
     BREAKS_HEARING_OF = 8,

@@ -41,13 +41,13 @@ void candidate_keep_weights(struct candidate *candidate);
 // to.
 void candidate_propose(struct candidate *candidate, struct membership *table, uint8_t kind);
 // A member says whom it could not reach. When the last one has, `unanswered` is 0. A candidate that would lose a
-// newcomer for a missing link then lingers: the control socket tells of a death within moments, and a newcomer is not
-// to blame for its links to the dead.
+// newcomer for a missing link then lingers: the end of a control connection tells of a death within moments, and a
+// newcomer is not to blame for its links to the dead.
 void candidate_linked(struct candidate *candidate, struct membership *table, struct peer_record *peer,
                       const struct wire_linked *linked);
-// Whether it is to be judged now.
+// Returns whether the candidate is to be judged now.
 bool candidate_is_due(const struct candidate *candidate);
-// `deadline_ns` has come: the candidate is judged by the answers that are here.
+// The caller has seen `deadline_ns` pass: the candidate is judged by the answers that are here.
 void candidate_time_out(struct candidate *candidate);
 // All have answered, or the time for it is over. `breaks`: by the group's slot.
 enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table,

@@ -468,8 +468,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
                               const union message *message) {
     struct membership *table = &run->table;
     struct verdicts *verdicts = verdicts_of(run, peer->group);
-    bool votes = header->type == WIRE_VOTE || header->type == WIRE_SYNC_VOTE;
-    if (votes && peer->vote != 0) {
+    if (peer->vote != 0 && (header->type == WIRE_VOTE || header->type == WIRE_SYNC_VOTE)) {
         membership_expel(table, peer, "it sent a vote while its last one was open");
         return;
     }
@@ -486,7 +485,8 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
     case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
     case WIRE_TELEMETRY: matrix_note(&run->matrix, table, peer, &message->telemetry); return;
-    default: membership_expel(table, peer, "it sent %s, not for masters", wire_type_name(header->type)); return;
+    default:
+        membership_expel(table, peer, "it sent %s, which is not a message for masters", wire_type_name(header->type));
     }
 }
 

@@ -36,8 +36,8 @@ static bool most_fit(const struct takeover *t, const struct wire_ended_vote *las
     return 2 * fit > t->config->present;
 }
 
-// A member may tell of a vote that never was. All honest members fit the last one, so of votes that are told the newest
-// counts that most fit, if there is one.
+// A member may report a vote that never took place. All honest members fit the last vote, so the master believes the
+// newest reported vote that most members fit; without one, the newest.
 static struct wire_ended_vote newest_barrier(const struct takeover *t) {
     struct wire_ended_vote newest = {0}, believed = {0};
     for (uint32_t i = 0; i < t->config->count; i++) {

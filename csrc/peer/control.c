@@ -208,7 +208,7 @@ static void note_epoch(struct control *t, const struct epoch *epoch) {
         pthread_mutex_lock(&t->c->lock);
         departed_note(&t->c->departed, &member->id, &member->name, epoch->group_epoch);
         pthread_mutex_unlock(&t->c->lock);
-        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s at %s lost; the group has %u members",
+        LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s at %s lost; members left in the group: %u",
                     peer_label(&member->id, &member->name).chars,
                     socket_address_format(address, sizeof address, &member->address), epoch->ring.count);
     }

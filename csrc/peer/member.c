@@ -275,7 +275,7 @@ static void take_measure(struct member *m, const struct wire_measure *measure, s
 
 static void take_end(struct member *m, const struct wire_header *header, const struct wire_text *text,
                      struct member_output *out) {
-    const char *what = header->type == WIRE_EXPELLED ? "expelled by the master" : "refused by the master";
+    const char *what = header->type == WIRE_EXPELLED ? "the master expelled this peer" : "the master refused this peer";
     // A newcomer refused after its registration, or a member expelled out of a vote, could mostly not make its links.
     bool links = !member_is_seeking(m) &&
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);

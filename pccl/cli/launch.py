@@ -101,8 +101,8 @@ def command(
     this peer, from 0 on (PCCL_PEER). A restarted peer also has PCCL_JOIN=1: it joins the run of the others or fails. Each
     output line begins with the number of its peer.
 
-    The run has keys of its own, so no other user of this machine can join or watch it. PCCL_KEYS names their files, which only
-    this user can read, and which are removed at the end. --keys, PCCL_KEYS and PCCL_CERT name other keys.
+    The run has keys of its own, so no other user of this machine can join or watch it. PCCL_KEYS names the peers' file. Only this
+    user can read the files of keys, which are removed at the end. --keys, PCCL_KEYS and PCCL_CERT name other keys.
 
     If a peer dies, the others continue. --restart replaces it while another peer runs. Ctrl-C and SIGTERM go to the peers,
     which are killed after 10 s, or at a second Ctrl-C.
@@ -117,7 +117,7 @@ def command(
         del arguments[0]
     words = [sys.executable, *(["-m"] if module else []), program[0], *arguments]
     if keys is not None and insecure:
-        raise click.UsageError("--keys and --insecure contradict each other: leave one of them out")
+        raise click.UsageError("--keys and --insecure contradict each other; leave one of them out")
     if insecure:
         for name in VARIABLES:
             os.environ.pop(name, None)

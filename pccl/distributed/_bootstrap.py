@@ -197,7 +197,7 @@ def connect(
     places = board.meet(place)
     given = next((one.masters for one in places if one.masters), "")
     if given and not place.masters and not place.keys and not why_plain():  # anybody may have written it to the store
-        text = f"rank {rank} has no PCCL_MASTER, and another rank names {given}: give all ranks the same"
+        text = f"rank {rank} has no PCCL_MASTER, and another rank names {given}; give all ranks the same"
         raise BootstrapError(text)
     with contextlib.ExitStack() as held:
         job = _Job(given) if given else _start_masters(board, places, held)
@@ -411,17 +411,17 @@ def _problem(places: Sequence[str], own: Place) -> str:
             return _disagree(own.world_size, 0, other.world_size, f"rank {rank}")
         if other.masters and own.masters and other.masters != own.masters:
             return (
-                f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}: "
+                f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}; "
                 "give all of them the same"
             )
         if other.keys != own.keys:
             has, lacks = (0, rank) if own.keys else (rank, 0)
-            return f"rank {has} has PCCL_KEYS, and rank {lacks} has not: give all ranks the keys of the run, or none"
+            return f"rank {has} has PCCL_KEYS, and rank {lacks} has not; give all ranks the keys of the run, or none"
     return ""
 
 
 def _disagree(own: int, rank: int, other: int, who: str) -> str:
-    return f"rank {rank} was started with a world size of {own}, {who} with {other}: give all ranks the same WORLD_SIZE"
+    return f"rank {rank} was started with a world size of {own}, {who} with {other}; give all ranks the same WORLD_SIZE"
 
 
 # ---- where this process is ----
@@ -707,6 +707,6 @@ def _begin_run(comm: Communicator, board: _Board, job: _Job) -> str:
     if there == 1:
         return ""
     return (
-        f"the master {addresses} serves another run (members: {there - 1}): give each job a master of its own. "
+        f"the master {addresses} serves another run (members: {there - 1}); give each job a master of its own. "
         "A process joins a run that goes on by pccl.distributed.join()"
     )

@@ -113,7 +113,7 @@ def test_peers_say_who_begins_a_run_and_whom_they_lost(master: MasterNode) -> No
     before, _, after = text.partition("name ")
     assert before.count("begins a new run") == text.count("begins a new run") == 1
     assert f"peer {after.splitlines()[0]} at 127.0.0.1:" in after
-    assert after.count("lost; the group has 1 members") == 1
+    assert after.count("lost; members left in the group: 1") == 1
 
 
 LATE_MASTER = """

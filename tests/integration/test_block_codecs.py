@@ -230,7 +230,7 @@ def test_arguments_that_do_not_fit_are_refused():
 
     def body(comm, rank):
         for array in (np.ones(8, np.float64), np.ones(8, np.int32)):
-            with pytest.raises(PCCLError, match=f"{array.dtype.name} cannot be quantised in blocks: use float32"):
+            with pytest.raises(PCCLError, match=f"{array.dtype.name} cannot be quantised in blocks; use float32"):
                 comm.all_reduce(array, op=ReduceOp.SUM, quantization_options=options)
 
     with team([0, 0]) as comms:

@@ -174,7 +174,7 @@ def test_a_peer_that_was_expelled_does_not_go_on(name, count):
         stopped.send_signal(signal.SIGCONT)
         reason = reason_of(stopped)
         assert "ConnectionFailedError" in reason
-        assert "expelled by the master: no heartbeat for 1.0 s" in reason
+        assert "the master expelled this peer: no heartbeat for 1.0 s" in reason
         assert "reconnect()" in reason
 
 

@@ -70,7 +70,7 @@ def test_the_stream_is_the_current_one():
 
 def test_memory_that_the_driver_does_not_know_is_refused(monkeypatch):
     monkeypatch.undo()
-    with pytest.raises(AssertionError, match="a tensor is at a GPU whose memory cannot be used"):
+    with pytest.raises(AssertionError, match="a tensor is on a GPU whose memory cannot be used"):
         _tensors.stream_of(at_gpu(2))
 
 

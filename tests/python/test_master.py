@@ -181,7 +181,7 @@ def test_a_master_that_nobody_closes_is_warned_of(end):
     port = port_of(process)
     lines = iter(process.stderr.readline, "")
     warned = next(line for line in lines if "ResourceWarning" in line)
-    assert f"the master at 127.0.0.1:{port} still serves" in warned
+    assert f"the master at 127.0.0.1:{port} is still serving" in warned
     assert "call close(), or use a with statement" in warned
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
@@ -365,7 +365,7 @@ NO_PLACES = [
     ("127.0.0.1:0", "127.0.0.1:5001,127.0.0.1:5002", "not on port 0"),
     ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:5001", "each once"),
     ("127.0.0.1:5001", "127.0.0.1:5001,127.0.0.1:0", "port 0"),
-    ("127.0.0.1:5001", "127.0.0.1:5001,", "no port"),
+    ("127.0.0.1:5001", "127.0.0.1:5001,", "has an entry without host and port"),
     ("127.0.0.1:5001", "", "no port"),
 ]
 

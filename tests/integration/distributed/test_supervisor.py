@@ -95,7 +95,7 @@ def test_signals_end_the_program_and_then_the_supervisor(number, run_of_others):
     process.send_signal(number)
     status, _, errors = end_of(process)
     assert status == -number
-    assert "go on" not in errors
+    assert "continue" not in errors
 
 
 def test_a_program_may_end_well_after_a_signal():

@@ -480,7 +480,7 @@ static void test_votes_and_death(void) {
     text_frame(&bed, WIRE_EXPELLED, "links");
     CHECK_EQ(bed.out.actions[0].kind, MEMBER_DIE);
     CHECK_EQ(first_action(&bed, MEMBER_VOTE_END)->code, pcclRankConnectionFailed);
-    CHECK_STR(member_text(bed.member), "expelled by the master: links");
+    CHECK_STR(member_text(bed.member), "the master expelled this peer: links");
     end(&bed);
 
     // The sync that expels returns 4; an expulsion for anything else in the middle of a sync is not its doing.

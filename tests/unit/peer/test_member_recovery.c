@@ -348,8 +348,8 @@ static void test_answers(void) {
         const char *name;
         enum wire_type type;
         const char *words;
-    } ends[] = {{"refused", WIRE_REFUSED, "refused by the master: no"},
-                {"expelled", WIRE_EXPELLED, "expelled by the master: no"}};
+    } ends[] = {{"refused", WIRE_REFUSED, "the master refused this peer: no"},
+                {"expelled", WIRE_EXPELLED, "the master expelled this peer: no"}};
     for (size_t i = 0; i < 2; i++) {
         accepted(ends[i].name, RECOVERY_MS, 1);
         lose();
