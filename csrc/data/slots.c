@@ -20,8 +20,9 @@ enum {
 // The receiver keeps fewer than RETURN_LEAST slots, so a chunk fits between them.
 _Static_assert(INPUTS_FROM / RETURN_LEAST * SLOT_BYTES >= SLOTS_CHUNK_MAX, "it fits");
 
-// What a frame says to lie in slots was bounded where it was decoded.
-_Static_assert(WIRE_MAX_DATA_BYTES <= SLOTS_BYTES && WIRE_MAX_DATA_BYTES <= PLAN_SMALL_MAX, "slots_find can trust it");
+// The lengths that frames name for slots were bounded where they were decoded.
+_Static_assert((size_t)WIRE_MAX_DATA_BYTES <= SLOTS_BYTES && (size_t)WIRE_MAX_DATA_BYTES <= PLAN_SMALL_MAX,
+               "slots_find can trust it");
 
 static uint32_t slots_of(uint64_t bytes) { return (uint32_t)((bytes + SLOT_BYTES - 1) / SLOT_BYTES); }
 
