@@ -180,7 +180,7 @@ MUTANTS: list[Mutant] = [
         file="master/rounds.c",
         old="    if (success) {\n        round->committed = true;",
         new="    if (!success && round->committed) round->expected++;\n    if (success) {\n        round->committed = true;",
-        first=24001,
+        first=12001,
     ),
     Mutant(
         name="receiver_gives",  # the donors in the plan are the receivers
