@@ -39,14 +39,8 @@ pcclResult_t api_initialized(void) {
 }
 
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out) {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     memset(out, 0, sizeof *out);
     out->port = in->port;
-    if (in->inet.protocol == inetIPv6 && memcmp(in->inet.ipv6.data, mapped, sizeof mapped) == 0) {
-        out->family = 4;
-        memcpy(out->bytes, in->inet.ipv6.data + sizeof mapped, 4);
-        return true;
-    }
     if (in->inet.protocol == inetIPv4) {
         out->family = 4;
         memcpy(out->bytes, in->inet.ipv4.data, 4);
@@ -54,6 +48,7 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
     }
     out->family = 6;
     memcpy(out->bytes, in->inet.ipv6.data, 16);
+    *out = socket_address_unmapped(*out);
     return in->inet.protocol == inetIPv6;
 }
 
@@ -65,8 +60,10 @@ static bool may_choose(const char *name, char *chosen, char *allowed) {
     return strlen(name) < TRANSPORT_CONGESTION_BYTES && socket_may_choose(chosen, allowed, ALLOWED_BYTES);
 }
 
+bool api_insecure(bool permitted) { return permitted || environment_switch("PCCL_INSECURE", false); }
+
 struct transport_options api_transport_options(void) {
-    struct transport_options options = {.insecure = environment_switch("PCCL_INSECURE", false)};
+    struct transport_options options = {.insecure = api_insecure(false)};
     const char *name = getenv("PCCL_CONGESTION_CONTROL");
     char allowed[ALLOWED_BYTES];
     if (name == NULL || *name == 0 || strcasecmp(name, "system") == 0) return options;

@@ -65,6 +65,8 @@ pcclResult_t api_own(uint32_t forks, const char *noun); // pcclInvalidUsage, unl
 bool api_initialize(void); // true: it was the first time
 // pcclNotInitialized before that.
 pcclResult_t api_initialized(void);
+// Whether the program or PCCL_INSECURE=1 permits plain connections beyond loopback.
+bool api_insecure(bool permitted);
 // Returns the settings of connections that the environment gives; logs each that this system does not permit.
 struct transport_options api_transport_options(void);
 // Whether `path`, or the environment if it is NULL, names keys or a certificate.

@@ -165,7 +165,7 @@ pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {
 
 pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure) {
     REQUIRE_COMM(comm);
-    return communicator_set_insecure(comm->communicator, insecure || api_transport_options().insecure)
+    return communicator_set_insecure(comm->communicator, api_insecure(insecure))
                ? pcclSuccess
                : detail_fail(pcclInvalidUsage, "plain connections are allowed before connect");
 }

@@ -4,7 +4,6 @@
 
 #include "api/api.h"
 #include "api/ext.h"
-#include "base/environment.h"
 #include "base/log.h"
 #include "net/context.h"
 #include "net/keys.h"
@@ -22,8 +21,7 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
     REQUIRE_NOT_NULL(address);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    struct transport_options options = {.insecure = insecure || api_has_keys(keys)};
-    if (!options.insecure) options.insecure = environment_switch("PCCL_INSECURE", false);
+    struct transport_options options = {.insecure = api_has_keys(keys) || api_insecure(insecure)};
     return api_check_master(&options, &master);
 }
 
@@ -31,7 +29,7 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
                           struct transport_context **out) {
     struct transport_options options = {.party = TRANSPORT_OBSERVER};
     RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_OBSERVER, &options.keys));
-    options.insecure = insecure || environment_switch("PCCL_INSECURE", false);
+    options.insecure = api_insecure(insecure);
     pcclResult_t code = api_check_master(&options, address);
     *out = code == pcclSuccess ? context_new(&options) : NULL;
     keys_release(options.keys);
@@ -42,9 +40,8 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
 // ---- masters ----
 
 struct transport_options api_master_transport(const pcclMasterInstance_t *instance) {
-    return (struct transport_options){.keys = instance->keys,
-                                      .party = TRANSPORT_MASTER,
-                                      .insecure = instance->insecure || environment_switch("PCCL_INSECURE", false)};
+    return (struct transport_options){
+        .keys = instance->keys, .party = TRANSPORT_MASTER, .insecure = api_insecure(instance->insecure)};
 }
 
 // Host names of Debian are at 127.0.1.1. The first must be there: 127.0.0.1, because IPv6 may be off.

@@ -64,19 +64,18 @@ socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct 
     return sizeof *v4;
 }
 
-// The bytes of the IPv4 address in an IPv4-mapped IPv6 address, or all of any other one.
-static const uint8_t *unmapped(const struct wire_address *address, bool *is_v4) {
+struct wire_address socket_address_unmapped(struct wire_address address) {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    bool maps = address->family == 6 && memcmp(address->bytes, mapped, sizeof mapped) == 0;
-    *is_v4 = maps || address->family != 6;
-    return address->bytes + (maps ? sizeof mapped : 0);
+    struct wire_address plain = {.family = 4, .port = address.port};
+    if (address.family != 6 || memcmp(address.bytes, mapped, sizeof mapped) != 0) return address;
+    memcpy(plain.bytes, address.bytes + sizeof mapped, 4);
+    return plain;
 }
 
 bool socket_address_is_loopback(const struct wire_address *address) {
     static const uint8_t v6_loopback[16] = {[15] = 1};
-    bool is_v4;
-    const uint8_t *bytes = unmapped(address, &is_v4);
-    return is_v4 ? bytes[0] == 127 : memcmp(bytes, v6_loopback, sizeof v6_loopback) == 0;
+    struct wire_address plain = socket_address_unmapped(*address);
+    return plain.family == 6 ? memcmp(plain.bytes, v6_loopback, sizeof v6_loopback) == 0 : plain.bytes[0] == 127;
 }
 
 uint64_t socket_address_network(const struct wire_address *address) {
@@ -87,9 +86,8 @@ uint64_t socket_address_network(const struct wire_address *address) {
 
 bool socket_address_is_any(const struct wire_address *address) {
     static const uint8_t zero[16];
-    bool is_v4;
-    const uint8_t *bytes = unmapped(address, &is_v4);
-    return memcmp(bytes, zero, is_v4 ? 4 : 16) == 0;
+    struct wire_address plain = socket_address_unmapped(*address);
+    return memcmp(plain.bytes, zero, plain.family == 6 ? 16 : 4) == 0;
 }
 
 const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address) {

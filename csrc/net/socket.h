@@ -12,6 +12,8 @@
 // Conversions. IPv4-mapped IPv6 addresses become IPv4. False: a family we do not speak.
 bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in);
 socklen_t socket_address_to_sockaddr(struct sockaddr_storage *out, const struct wire_address *in);
+// Returns the IPv4 address in an IPv4-mapped IPv6 address, and any other one as it is.
+struct wire_address socket_address_unmapped(struct wire_address address);
 // Whether it is in 127.0.0.0/8, or ::1; likewise of an IPv4-mapped address.
 bool socket_address_is_loopback(const struct wire_address *address);
 // Hashes the network of an IPv6 address, or a whole IPv4 address.
