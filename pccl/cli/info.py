@@ -22,13 +22,7 @@ _ffi, _C = load_native_module()
 @click.option(
     "--master", "address", metavar=top.MASTERS, help="also show the links of the run at this master, or list of masters"
 )
-@click.option("--keys", metavar="FILE", help="with --master: key file of the run, for a peer or a master [default: PCCL_KEYS]")
-@click.option("--cert", metavar="FILE", help="with --master: or a certificate of its authority, in PEM [default: PCCL_CERT]")
-@click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]")
-@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]")
-@click.option(
-    "--insecure", is_flag=True, help="with --master: ask a master on another host without keys [default: PCCL_INSECURE=1]"
-)
+@top.credential_options("with --master: ")
 @click.option("--json", "as_json", is_flag=True, help="print JSON")
 def command(
     address: str | None, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, as_json: bool

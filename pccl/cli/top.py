@@ -6,8 +6,9 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 from uuid import UUID
 
 import click
@@ -29,17 +30,35 @@ PIPE_WIDTH = 160
 MASTERS = "HOST:PORT[,HOST:PORT...]"
 NO_RUN = "the master serves no run: it has no members yet, or it is a standby"
 
+Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
+
+
+def credential_options(before: str = "") -> Callable[[Command], Command]:
+    """Adds the options by which a command asks a master; `before` begins the help of those that need no --cert."""
+    added = (
+        click.option("--keys", metavar="FILE", help=f"{before}key file of the run, for a peer or a master [default: PCCL_KEYS]"),
+        click.option("--cert", metavar="FILE", help=f"{before}or a certificate of its authority, in PEM [default: PCCL_CERT]"),
+        click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]"),
+        click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]"),
+        click.option(
+            "--insecure", is_flag=True, help=f"{before}ask a master on another host without keys [default: PCCL_INSECURE=1]"
+        ),
+    )
+
+    def add(command: Command) -> Command:
+        for option in reversed(added):  # click lists the last one first
+            command = option(command)
+        return command
+
+    return add
+
 
 @click.command("top", short_help="Show what slows a run down, live.")
 @click.option(
     "--master", "address", required=True, metavar=MASTERS, help="master of the run, or all masters, as the peers name them"
 )
 @click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two requests")
-@click.option("--keys", metavar="FILE", help="key file of the run, for a peer or a master [default: PCCL_KEYS]")
-@click.option("--cert", metavar="FILE", help="or a certificate of its authority, in PEM [default: PCCL_CERT]")
-@click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]")
-@click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]")
-@click.option("--insecure", is_flag=True, help="ask a master on another host without keys [default: PCCL_INSECURE=1]")
+@credential_options()
 @click.option("--once", is_flag=True, help="print one table and exit")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per line; with --once only one")
 def command(
