@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from pccl import JoinError, MasterNode, PCCLError
+from pccl import JoinError, MasterNode, PCCLError, _keys
 from pccl.lab.ports import free_ports
 
 CLONE_NEWNET = 0x40000000
@@ -28,6 +28,13 @@ PATIENCE = float(os.environ.get("PCCL_TEST_PATIENCE", "30"))
 def enter_network(namespace: str) -> None:
     with open(f"/run/netns/{namespace}") as opened:
         assert ctypes.CDLL(None).setns(opened.fileno(), CLONE_NEWNET) == 0
+
+
+def secrets_of(path: Path) -> list[str]:
+    """Returns what nobody may see of the keys in a file for masters, as hexadecimal digits."""
+    _, found = _keys.read_file(path)
+    assert found.master_key is not None
+    return [part.hex() for part in (*found.secrets, found.master_key)]
 
 
 def keys_of_peers() -> dict[str, str]:

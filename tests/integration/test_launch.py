@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from launched import EXAMPLES, Launched
 from peers import ENVIRONMENT
-from performers import PATIENCE
+from performers import PATIENCE, secrets_of
 
 import pccl
 from pccl import _keys
@@ -289,12 +289,6 @@ JOINS = """
 """
 
 
-def secrets_of(path):
-    """What nobody may see of the keys in a file, as hexadecimal digits."""
-    _, keys = _keys.read_file(path)
-    return [part.hex().encode() for part in (*keys.secrets, keys.master_key)]
-
-
 @pytest.mark.skipif(why_plain() != "", reason="this build has no encryption")
 @pytest.mark.plain("the run makes its own keys")
 def test_a_run_has_keys_of_its_own(launch, tmp_path, monkeypatch):
@@ -307,7 +301,7 @@ def test_a_run_has_keys_of_its_own(launch, tmp_path, monkeypatch):
     folder = Path(kept).parent
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == {"run.master": 0o600, "run.peer": 0o600}
 
-    hidden = secrets_of(folder / "run.master")
+    hidden = [secret.encode() for secret in secrets_of(folder / "run.master")]
     for pid in (one.process.pid, *peers):
         shown = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
         assert not any(secret in text for secret in hidden for text in shown)

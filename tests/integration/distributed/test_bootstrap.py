@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch.distributed as dist
-from performers import PATIENCE, Performer, preload
+from performers import PATIENCE, Performer, preload, secrets_of
 
 import pccl
 from pccl import _keys
@@ -297,12 +297,6 @@ class Recorded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
-
-
-def secrets_of(path: Path) -> list[str]:
-    _, found = _keys.read_file(path)
-    assert found.master_key is not None
-    return [part.hex() for part in (*found.secrets, found.master_key)]
 
 
 @encrypts

@@ -228,6 +228,33 @@ static void liar_free(struct liar *liar) {
     ERR_clear_error();
 }
 
+// An honest stream whose other end is a liar's; `dials`: the liar does.
+struct meeting {
+    struct transport *stream;
+    struct liar liar;
+    int fd; // the liar's
+};
+
+static struct meeting meeting_new(struct transport_context *honest, struct keys *keys, bool dials) {
+    int sockets[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
+    struct transport *stream = transport_new(honest, sockets[0], dials ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS);
+    return (struct meeting){stream, liar_new(keys, dials, sockets[1]), sockets[1]};
+}
+
+// Checks that the handshake fails at the honest side, and ends both.
+static void meeting_fails(struct meeting *meeting) {
+    int error = -EAGAIN;
+    for (int turn = 0; turn < 20 && error == -EAGAIN; turn++) {
+        SSL_do_handshake(meeting->liar.ssl);
+        error = transport_step(meeting->stream);
+    }
+    CHECK_EQ(error, -EKEYREJECTED);
+    liar_free(&meeting->liar);
+    close(meeting->fd);
+    transport_free(meeting->stream);
+}
+
 enum { PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE, SIGNED_BYTES = 12 + 2 + 32 + 32 };
 
 // A proof as net/tls makes one, with what it says and what it signs chosen apart.
@@ -345,22 +372,13 @@ static void test_certificate(void) {
     X509_set_pubkey(certificate, key);
     REQUIRE(X509_sign(certificate, key, EVP_sha256()) > 0);
     for (int dials = 0; dials < 2; dials++) {
-        int sockets[2], error = -EAGAIN;
         check_case("a certificate of the %s", dials ? "dialler" : "acceptor");
-        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
-        struct transport *stream = transport_new(honest, sockets[0], dials ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS);
-        struct liar liar = liar_new(keys, dials, sockets[1]);
-        SSL_set_psk_use_session_callback(liar.ssl, NULL);
-        SSL_set_psk_find_session_callback(liar.ssl, NULL);
-        REQUIRE(SSL_use_certificate(liar.ssl, certificate) == 1 && SSL_use_PrivateKey(liar.ssl, key) == 1);
-        for (int turn = 0; turn < 20 && error == -EAGAIN; turn++) {
-            SSL_do_handshake(liar.ssl);
-            error = transport_step(stream);
-        }
-        CHECK_EQ(error, -EKEYREJECTED);
-        liar_free(&liar);
-        close(sockets[1]);
-        transport_free(stream);
+        struct meeting meeting = meeting_new(honest, keys, dials);
+        SSL_set_psk_use_session_callback(meeting.liar.ssl, NULL);
+        SSL_set_psk_find_session_callback(meeting.liar.ssl, NULL);
+        REQUIRE(SSL_use_certificate(meeting.liar.ssl, certificate) == 1 &&
+                SSL_use_PrivateKey(meeting.liar.ssl, key) == 1);
+        meeting_fails(&meeting);
     }
     X509_free(certificate);
     EVP_PKEY_free(key);
@@ -504,21 +522,11 @@ static void test_older_version(void) {
     struct keys *keys = key_files_load(false, 1, 1, 0);
     struct transport_context *honest = peer_context();
     for (int dials = 0; dials < 2; dials++) {
-        int sockets[2], error = -EAGAIN;
         check_case("TLS 1.2 of the %s", dials ? "dialler" : "acceptor");
-        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sockets) == 0);
-        struct transport *stream = transport_new(honest, sockets[0], dials ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS);
-        struct liar liar = liar_new(keys, dials, sockets[1]);
-        REQUIRE(SSL_set_min_proto_version(liar.ssl, TLS1_2_VERSION) == 1);
-        REQUIRE(SSL_set_max_proto_version(liar.ssl, TLS1_2_VERSION) == 1);
-        for (int turn = 0; turn < 20 && error == -EAGAIN; turn++) {
-            SSL_do_handshake(liar.ssl);
-            error = transport_step(stream);
-        }
-        CHECK_EQ(error, -EKEYREJECTED);
-        liar_free(&liar);
-        close(sockets[1]);
-        transport_free(stream);
+        struct meeting meeting = meeting_new(honest, keys, dials);
+        REQUIRE(SSL_set_min_proto_version(meeting.liar.ssl, TLS1_2_VERSION) == 1);
+        REQUIRE(SSL_set_max_proto_version(meeting.liar.ssl, TLS1_2_VERSION) == 1);
+        meeting_fails(&meeting);
     }
     transport_context_release(honest);
     keys_release(keys);
