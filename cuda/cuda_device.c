@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "base/detail.h"
-#include "base/grow.h"
+#include "base/memory.h"
 #include "compute/kernels_levels.h"
 #include "cuda/cuda_device.h"
 #include "cuda/cuda_queue.h"

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-#include "base/grow.h"
+#include "base/memory.h"
 #include "cuda/cuda_device.h"
 
 #define PUBLIC __attribute__((visibility("default")))

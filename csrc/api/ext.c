@@ -8,11 +8,10 @@
 #include "base/environment.h"
 #include "base/log.h"
 #include "base/platform.h"
-#include "base/copy.h"
+#include "base/memory.h"
 #include "compute/kernels.h"
 #include "device/cuda.h"
 #include "device/device.h"
-#include "device/memory.h"
 #include "master/status_query.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
@@ -380,7 +379,7 @@ bool pccl_ext_can_write(void *memory, size_t bytes) { return memory_can_be_writt
 
 void pccl_ext_copy(void *to, const void *from, size_t bytes) {
     if (bytes >= STREAM_LEAST)
-        copy_past_caches(to, from, bytes);
+        memory_copy_past_caches(to, from, bytes);
     else if (bytes > 0)
         memcpy(to, from, bytes);
 }

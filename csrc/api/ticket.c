@@ -9,7 +9,6 @@
 #include "peer/ticket.h"
 #include "peer/connect.h"
 #include "peer/shared_state.h"
-#include "peer/ticket.h"
 
 enum { TICKET_CALL = 1, TICKET_SYNC, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "data/backup.h"
 #include "data/core.h"
 #include "link/lane.h"
@@ -100,7 +100,8 @@ bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset,
     struct plan_range gap = {.end = offset};
     while (ranges_gap(&backup->saved, gap.end, offset + length, &gap)) {
         turn_leave(engine->lanes->workers);
-        copy_past_caches(backup->bytes + gap.begin, (const uint8_t *)op->args.send + gap.begin, gap.end - gap.begin);
+        memory_copy_past_caches(backup->bytes + gap.begin, (const uint8_t *)op->args.send + gap.begin,
+                                gap.end - gap.begin);
         turn_take(engine->lanes->workers);
     }
     return ranges_add(&backup->saved, offset, offset + length);
@@ -152,7 +153,7 @@ bool algorithm_write(struct op *op, const uint8_t *common) {
     bool all = op->args.fingerprint.kind == PLAN_ALL_TO_ALL, whole = !collective->divided || collective->gathers;
     uint32_t inputs = all ? op->args.subgroup->count : 1;
     uint64_t at = whole && !all ? 0 : parts->own_at * op->element, each = op->out_bytes / inputs;
-    for (uint32_t i = 0; i < inputs; i++) copy_bytes(landing + i * each, common + i * op->bytes + at, each);
+    for (uint32_t i = 0; i < inputs; i++) memory_copy(landing + i * each, common + i * op->bytes + at, each);
     algorithm_land(op, 0, landing, op->out_bytes);
     return true;
 }

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "device/device.h"
 
 enum { HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
@@ -59,7 +59,7 @@ bool backup_save(struct backup *backup, const void *input, uint64_t offset, uint
     while (ranges_gap(&backup->saved, gap.end, offset + length, &gap)) {
         const uint8_t *from = (const uint8_t *)input + gap.begin;
         if (backup->queue == NULL) // past the caches: it is hardly ever read
-            copy_past_caches(backup->bytes + gap.begin, from, gap.end - gap.begin);
+            memory_copy_past_caches(backup->bytes + gap.begin, from, gap.end - gap.begin);
         else
             device_copy(backup->queue, backup->bytes + gap.begin, from, gap.end - gap.begin);
     }

@@ -1,12 +1,11 @@
 #include "data/slots.h"
 
 #include "base/descriptor.h"
-#include "base/copy.h"
+#include "base/memory.h"
 #include "data/core.h"
 #include "link/lane.h"
 #include "data/algorithm.h"
 #include "link/pool.h"
-#include "device/shared_memory.h"
 #include "data/op_peer.h"
 #include "link/lanes.h"
 #include "link/neighbour.h"
@@ -31,25 +30,25 @@ static uint32_t mask_of(uint32_t first, uint64_t bytes) { return ((1u << slots_o
 // ---- life ----
 int slots_make(struct slots *slots) {
     if (slots->own != NULL) return -1; // it was handed over in this epoch, and is in use
-    int fd = shared_memory_new(SLOTS_BYTES, &slots->own);
+    int fd = memory_shared_new(SLOTS_BYTES, &slots->own);
     if (fd < 0) slots->own = NULL;
     slots->free = ALL;
     return fd;
 }
 
 void slots_drop_own(struct slots *slots) {
-    shared_memory_unmap(slots->own, SLOTS_BYTES);
+    memory_shared_unmap(slots->own, SLOTS_BYTES);
     slots->own = NULL;
     slots->populated = slots->mapped = false;
 }
 
 void slots_map(struct slots *slots, int fd) {
-    if (slots->other == NULL) slots->other = shared_memory_map(fd, SLOTS_BYTES); // blocks may lie in it
+    if (slots->other == NULL) slots->other = memory_shared_map(fd, SLOTS_BYTES); // blocks may lie in it
 }
 
 void slots_end(struct slots *slots) {
     slots_drop_own(slots);
-    shared_memory_unmap(slots->other, SLOTS_BYTES);
+    memory_shared_unmap(slots->other, SLOTS_BYTES);
     slots->other = NULL;
     slots->to_return = 0;
 }
@@ -61,7 +60,7 @@ struct wire_ready slots_offer(const struct neighbour *to, const struct op *op) {
 
 static bool has_pages(struct slots *slots) {
     if (slots->own == NULL) return false;
-    slots->populated = slots->populated || shared_memory_populate(slots->own, SLOTS_BYTES);
+    slots->populated = slots->populated || memory_shared_populate(slots->own, SLOTS_BYTES);
     return slots->populated;
 }
 
@@ -107,7 +106,7 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
                           const uint8_t *chunk, size_t bytes) {
     uint8_t *room;
     struct frame *frame = slots_frame(engine, op, to, head, bytes, &room);
-    if (frame != NULL) copy_past_caches(room, chunk, bytes);
+    if (frame != NULL) memory_copy_past_caches(room, chunk, bytes);
     return frame;
 }
 

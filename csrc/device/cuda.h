@@ -10,8 +10,8 @@
 
 #include "base/descriptor.h"
 #include "base/detail.h"
-#include "base/grow.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/platform.h"
 #include "device/device.h"
 
@@ -52,7 +52,7 @@ bool cuda_is_same(const void *one, const void *other); // whether both, memory o
     F(void, hash_leaves, (uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first, uint64_t count), \
       (leaves, content, bytes, first, count)) \
     F(const uint8_t *, hash_get_secret, (void), ()) \
-    F(bool, grow_array, (void *array, size_t *room, size_t count, size_t size, size_t least), \
+    F(bool, memory_grow, (void *array, size_t *room, size_t count, size_t size, size_t least), \
       (array, room, count, size, least)) \
     F(const char *, cuda_driver_name, (void), ()) \
     F(bool, cuda_owns, (const void *memory), (memory)) \

@@ -21,11 +21,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "compute/codec.h"
 #include "compute/hash.h"
 #include "compute/kernels.h"
-#include "device/memory.h"
 
 enum { DEVICE_ERROR_BYTES = 160 };
 
@@ -216,7 +215,7 @@ static inline void device_give(struct device_queue *queue, void *room) { queue->
 // From a tensor to a room, or back, or to another tensor.
 static inline void device_copy(struct device_queue *queue, void *to, const void *from, size_t bytes) {
     if (queue == NULL)
-        copy_bytes(to, from, bytes);
+        memory_copy(to, from, bytes);
     else
         queue->device->copy(queue, to, from, bytes);
 }

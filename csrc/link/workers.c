@@ -1,6 +1,6 @@
 #include "link/workers.h"
 
-#include "base/grow.h"
+#include "base/memory.h"
 #include "base/platform.h"
 
 enum { READY_LEAST = 16 };

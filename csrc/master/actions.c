@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/grow.h"
+#include "base/memory.h"
 
 enum { FIRST_SENDS = 64 };
 

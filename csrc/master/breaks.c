@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "base/grow.h"
+#include "base/memory.h"
 #include "base/platform.h"
 
 enum {

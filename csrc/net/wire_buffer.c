@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/grow.h"
+#include "base/memory.h"
 
 enum { LEAST_BYTES = 256 };
 
@@ -16,7 +16,7 @@ bool wire_buffer_reserve(struct wire_buffer *buffer, size_t more) {
     if (buffer->failed) return false;
     size_t wanted = buffer->length + more;
     if (wanted <= buffer->capacity) return true;
-    buffer->failed = !grow_array(&buffer->bytes, &buffer->capacity, wanted, 1, LEAST_BYTES);
+    buffer->failed = !memory_grow(&buffer->bytes, &buffer->capacity, wanted, 1, LEAST_BYTES);
     return !buffer->failed;
 }
 

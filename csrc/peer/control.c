@@ -8,8 +8,8 @@
 #include <sys/epoll.h>
 
 #include "base/descriptor.h"
-#include "base/grow.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/platform.h"
 #include "device/device.h"
 #include "net/peer_name.h"

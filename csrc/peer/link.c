@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "base/descriptor.h"
-#include "base/grow.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/platform.h"
 #include "net/conn.h"
 #include "net/listener.h"

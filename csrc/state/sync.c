@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "data/slots.h"
 #include "link/lanes.h"
 #include "link/neighbour.h"
@@ -158,7 +158,7 @@ static bool load(struct sync *sync, struct lane *lane, struct requester *request
 // Copies the leaf, which is the payload of the frame, to slots, and names those in its place.
 static struct frame *copy_to_slots(struct sync *sync, struct frame *frame, const struct leaf_slots *slots) {
     frame->copied = frame->length;
-    copy_past_caches(slots->room, frame->payload, frame->length);
+    memory_copy_past_caches(slots->room, frame->payload, frame->length);
     frame->head.sync_leaf.coding = WIRE_SYNC_SLOT;
     engine_lock(sync->engine);
     slots_write(sync->engine, frame, slots->first);

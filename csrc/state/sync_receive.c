@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "link/lanes.h"
 
 enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
@@ -432,7 +432,8 @@ static uint8_t *copy_from_slots(struct sync *sync, const struct incoming *in) {
     uint8_t *landing = taken ? land_leaf(sync, leaf) : NULL;
     sync->report.wrote |= landing != NULL;
     engine_unlock(sync->engine);
-    if (landing != NULL) copy_past_caches(landing, in->slot, delta_layout_find(&sync->content->layout, leaf).length);
+    if (landing != NULL)
+        memory_copy_past_caches(landing, in->slot, delta_layout_find(&sync->content->layout, leaf).length);
     return landing;
 }
 

@@ -6,7 +6,7 @@
 
 #include "base/lock.h"
 #include "base/platform.h"
-#include "base/copy.h"
+#include "base/memory.h"
 #include "compute/hash.h"
 #include "device/device.h"
 #include "state/content.h"

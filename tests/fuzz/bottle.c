@@ -7,7 +7,7 @@
 
 #include "base/descriptor.h"
 #include "base/platform.h"
-#include "device/shared_memory.h"
+#include "base/memory.h"
 #include "net/transport.h"
 #include "data/op_peer.h"
 
@@ -65,7 +65,7 @@ struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag) {
 void __wrap_same_host_offered(struct lane *lane) {
     struct slots *slots = &op_peer_of(lane->peer)->slots;
     static int shared = -1;
-    if (shared < 0) shared = shared_memory_new(SLOTS_BYTES, &bottle_slots);
+    if (shared < 0) shared = memory_shared_new(SLOTS_BYTES, &bottle_slots);
     MUST(shared >= 0);
     if (lane->in.place[0] & 1) slots_map(slots, shared);
     if ((lane->in.place[0] & 2) == 0) return;

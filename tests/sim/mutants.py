@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: What the simulator drives, beside itself.
 SOURCES = [
     "csrc/base/descriptor.c",
-    "csrc/base/grow.c",
+    "csrc/base/memory.c",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/base/log*.c")),
     "csrc/base/platform.c",
     "csrc/net/arrival.c",

@@ -2,7 +2,7 @@
 // predecessor, straight into its result, and every member but the root's predecessor passes on what has come, in order.
 // A neighbour on the same host gets the chunks through shared-memory slots (data/slots), any other one on the link.
 // A chunk may take any lane, so what is passed on is what is there from the beginning without a gap.
-#include "base/copy.h"
+#include "base/memory.h"
 #include "data/slots.h"
 #include "data/core.h"
 #include "link/lane.h"
@@ -82,7 +82,7 @@ static bool broadcast_arrived(struct engine *engine, struct op *op, struct incom
     if (!in_slots)
         algorithm_land(op, offset * op->element, in->to, bytes);
     else
-        copy_past_caches((uint8_t *)op->args.recv + offset * op->element, in->slot, bytes);
+        memory_copy_past_caches((uint8_t *)op->args.recv + offset * op->element, in->slot, bytes);
     engine_lock(engine);
     bool noted = ranges_add(&b->whole, offset, offset + bytes / op->element);
     if (!noted) engine_fail(engine);

@@ -10,7 +10,7 @@
 
 #include <pccl.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "compute/kernels.h"
 #include "data/slots.h"
 #include "data/core.h"
@@ -159,7 +159,7 @@ static void gather_parts(const struct op *op, uint8_t *result) {
         uint32_t place = 0;
         while (place < now->count && now->ranks[place] != rank) place++;
         if (place < now->count)
-            copy_bytes(result + at, place == now->place ? input_of(op) : direct->parts[place].block->bytes, bytes);
+            memory_copy(result + at, place == now->place ? input_of(op) : direct->parts[place].block->bytes, bytes);
         at += bytes;
     }
 }
@@ -193,7 +193,7 @@ static const uint8_t *tensor_of(const struct op *op) { return op->args.queue == 
 
 static void copy_input(struct op *op) {
     struct direct *direct = op->work;
-    if (!direct->copied && op->in_bytes > 0) copy_bytes(direct->input->bytes, tensor_of(op), op->in_bytes);
+    if (!direct->copied && op->in_bytes > 0) memory_copy(direct->input->bytes, tensor_of(op), op->in_bytes);
     direct->copied = true;
 }
 
@@ -210,8 +210,8 @@ static struct frame *input_in_slots(struct engine *engine, struct op *op, struct
     if (frame == NULL) return NULL;
     for (uint64_t at = 0; at < op->in_bytes; at += PART_BYTES) {
         uint64_t bytes = op->in_bytes - at < PART_BYTES ? op->in_bytes - at : PART_BYTES;
-        if (!direct->copied) copy_bytes(own + at, tensor_of(op) + at, bytes);
-        copy_past_caches(room + at, own + at, bytes);
+        if (!direct->copied) memory_copy(own + at, tensor_of(op) + at, bytes);
+        memory_copy_past_caches(room + at, own + at, bytes);
     }
     direct->copied = true;
     return frame;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "data/slots.h"
 #include "data/core.h"
 #include "link/lane.h"
@@ -51,7 +51,7 @@ static void copy_own(struct op *op) {
     if (op->args.queue != NULL || bytes < CACHED_MAX)
         device_copy(op->args.queue, result, own, bytes);
     else
-        copy_past_caches(result, own, bytes);
+        memory_copy_past_caches(result, own, bytes);
 }
 
 // Returns the piece for this member. An all-gather sends one piece to all, from the copy in its own result: all get the
@@ -127,7 +127,7 @@ static bool pieces_arrived(struct engine *engine, struct op *op, struct incoming
     uint64_t at = (part_from(op, algorithm_place_of(op, in->from))->at + in->head.chunk.offset) * op->element;
     size_t bytes = algorithm_chunk_bytes(in);
     if (in->header.type == WIRE_CHUNK_IN)
-        copy_past_caches((uint8_t *)op->args.recv + at, in->slot, bytes);
+        memory_copy_past_caches((uint8_t *)op->args.recv + at, in->slot, bytes);
     else
         algorithm_land(op, at, in->to, bytes);
     p->moving.receive_left -= bytes;

@@ -4,7 +4,7 @@
 #include <pccl.h>
 #include <stdlib.h>
 
-#include "base/copy.h"
+#include "base/memory.h"
 #include "data/core.h"
 #include "link/lane.h"
 #include "data/algorithm.h"
@@ -271,8 +271,8 @@ static bool pass_sum(struct engine *engine, struct op *op, const struct passage 
     if (p->kept && !algorithm_save_apart(engine, op, at, bytes)) return false;
     uint8_t *sum = p->scratch != NULL ? p->scratch : place;
     reduce_part(engine, op, p->step == STEP_REDUCE_LAST, at, p->from + done, sum, bytes);
-    if (p->room != NULL) copy_past_caches(p->room + done, sum, bytes);
-    if (p->scratch != NULL && p->kept) copy_past_caches(place, sum, bytes);
+    if (p->room != NULL) memory_copy_past_caches(p->room + done, sum, bytes);
+    if (p->scratch != NULL && p->kept) memory_copy_past_caches(place, sum, bytes);
     return true;
 }
 
@@ -290,8 +290,8 @@ static bool pass_results(struct engine *engine, struct op *op, const struct pass
     for (size_t done = 0, part; done < bytes; done += part) {
         part = bytes - done < SLOTS_PART ? bytes - done : SLOTS_PART;
         if (!algorithm_save_apart(engine, op, p->at + done, part)) return false;
-        copy_past_caches((uint8_t *)op->args.recv + p->at + done, p->from + done, part);
-        if (p->room != NULL) copy_past_caches(p->room + done, p->from + done, part);
+        memory_copy_past_caches((uint8_t *)op->args.recv + p->at + done, p->from + done, part);
+        if (p->room != NULL) memory_copy_past_caches(p->room + done, p->from + done, part);
     }
     return true;
 }
@@ -323,7 +323,7 @@ static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint
     }
     if (in->slot != NULL) return pass_results(engine, op, &p, bytes);
     algorithm_land(op, p.at, in->to, bytes);
-    if (room != NULL) copy_past_caches(room, (const uint8_t *)op->args.recv + p.at, bytes);
+    if (room != NULL) memory_copy_past_caches(room, (const uint8_t *)op->args.recv + p.at, bytes);
     return true;
 }
 
@@ -409,7 +409,7 @@ static struct frame *own_frame(struct engine *engine, struct op *op, struct wire
     struct frame *frame = slots_frame(engine, op, algorithm_successor(op), head, bytes, &room);
     for (size_t done = 0, part; frame != NULL && done < bytes; done += part) {
         part = bytes - done < SLOTS_PART ? bytes - done : SLOTS_PART;
-        copy_past_caches(room + done, chunk + done, part);
+        memory_copy_past_caches(room + done, chunk + done, part);
         if (algorithm_save_apart(engine, op, at + done, part)) continue;
         drop(engine, frame);
         frame = NULL;

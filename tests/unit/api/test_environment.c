@@ -3,7 +3,7 @@
 
 #include "api/api.h"
 #include "base/environment.h"
-#include "device/memory.h"
+#include "base/memory.h"
 #include "ops/plan.h"
 #include "run.h"
 

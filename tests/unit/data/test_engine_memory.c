@@ -17,7 +17,7 @@
 #include "deaf_owner.h"
 #include "data/slots.h"
 #include "data/engine.h"
-#include "device/shared_memory.h"
+#include "base/memory.h"
 #include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/wire_data.h"
@@ -474,7 +474,7 @@ static void test_leaves(int fd) {
 
 static void test_slots(void) {
     uint8_t *slots = NULL;
-    int unsealed = memfd_create("test", MFD_CLOEXEC), fine = shared_memory_new(SLOTS_BYTES, &slots);
+    int unsealed = memfd_create("test", MFD_CLOEXEC), fine = memory_shared_new(SLOTS_BYTES, &slots);
     REQUIRE(unsealed >= 0 && fine >= 0 && ftruncate(unsealed, SLOTS_BYTES) == 0);
     struct {
         const char *name;
@@ -554,7 +554,7 @@ static void test_slots(void) {
     say(WIRE_TAKEN, &head, NULL, 0);
     CHECK(far_end_closes(links[0]));
     end();
-    shared_memory_unmap(slots, SLOTS_BYTES);
+    memory_shared_unmap(slots, SLOTS_BYTES);
     descriptor_close(fine);
     close(unsealed);
 }
@@ -582,7 +582,7 @@ static void test_turned_off(void) {
 
 int main(void) {
     uint8_t *slots;
-    shared_slots = dup(shared_memory_new(SLOTS_BYTES, &slots)); // a child keeps it
+    shared_slots = dup(memory_shared_new(SLOTS_BYTES, &slots)); // a child keeps it
     REQUIRE(shared_slots >= 0);
     test_claims();
     test_own_offer_sent_back();
