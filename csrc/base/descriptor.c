@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -66,11 +65,6 @@ int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length) {
 int descriptor_epoll(void) {
     descriptor_begin();
     return descriptor_end(epoll_create1(EPOLL_CLOEXEC));
-}
-
-int descriptor_event(void) {
-    descriptor_begin();
-    return descriptor_end(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
 }
 
 // Room for one descriptor: the kernel closes those that are too many.

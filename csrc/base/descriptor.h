@@ -18,11 +18,10 @@
 
 enum { DESCRIPTORS_MAX = 1 << 20 }; // a higher descriptor is refused like one too many: -EMFILE
 
-// Each returns a descriptor or -errno; accepted sockets, epoll sets and events do not block.
+// Each returns a descriptor or -errno; accepted sockets and epoll sets do not block.
 int descriptor_socket(int family, int type, int protocol);
 int descriptor_accept(int listener, struct sockaddr *from, socklen_t *length);
 int descriptor_epoll(void);
-int descriptor_event(void);
 
 // recv without waiting, from a UNIX socket. *shared is the descriptor that came along, or negative: none came, or it
 // was refused. Of several the kernel keeps one.

@@ -6,7 +6,9 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
@@ -106,7 +108,10 @@ bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t dea
     return pthread_cond_timedwait(cond, held, &until) != ETIMEDOUT;
 }
 
-int wake_open(void) { return descriptor_event(); }
+int wake_open(void) {
+    descriptor_begin();
+    return descriptor_end(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+}
 
 void wake_signal(int wake) {
     if (wake < 0) return;
@@ -123,3 +128,17 @@ void wake_clear(int wake) {
     ssize_t ignored = read(wake, &count, sizeof count);
     (void)ignored;
 }
+
+#ifdef PCCL_CHECKS
+
+#ifndef __GLIBC__
+#error "PCCL_CHECKS reads the owner that glibc records in a mutex"
+#endif
+
+void platform_check_held(const pthread_mutex_t *mutex, const char *name, const char *file, int line) {
+    if (mutex->__data.__owner == gettid()) return;
+    fprintf(stderr, "%s:%d: this thread does not hold %s\n", file, line, name);
+    abort();
+}
+
+#endif

@@ -1,4 +1,4 @@
-// Clock, threads, wake-ups, randomness: the only header behind which the operating system's threads live.
+// Clock, threads, locks, wake-ups, randomness: the only header behind which the operating system's threads live.
 //
 // Not promised: use in a forked child of what was made before the fork, calls from signal handlers (except wake_signal,
 // which is async-signal-safe), any system but Linux.
@@ -55,5 +55,17 @@ bool platform_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held, int64_t dea
 int wake_open(void);        // negative when the system refuses; closed by descriptor_close
 void wake_signal(int wake); // async-signal-safe, never blocks; ignores a negative one
 void wake_clear(int wake);
+
+// Checks who holds a mutex, in builds with PCCL_CHECKS: those with sanitizers, and those with the fakes.
+//
+// A function that is called with a lock held begins with lock_assert_held, or with the name that a module gives it
+// (engine_assert_locked): so its contract is checked, and needs no sentence. In other builds the check is empty.
+#ifdef PCCL_CHECKS
+// Ends the process with a message unless the calling thread owns the mutex.
+#define lock_assert_held(mutex) platform_check_held(mutex, #mutex, __FILE__, __LINE__)
+void platform_check_held(const pthread_mutex_t *mutex, const char *name, const char *file, int line);
+#else
+#define lock_assert_held(mutex) ((void)(mutex))
+#endif
 
 #endif

@@ -9,7 +9,7 @@
 
 #include <pthread.h>
 
-#include "base/lock.h"
+#include "base/platform.h"
 #include "data/backup.h"
 #include "data/callbacks.h"
 #include "data/op_stats.h"

@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-#include "base/lock.h"
+#include "base/platform.h"
 #include "link/frame.h"
 #include "link/pace.h"
 #include "link/silence.h"

@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "base/lock.h"
+#include "base/platform.h"
 
 enum { SMALLEST_CLASS_BITS = 8, CLASSES = 16, CACHE_BYTES = 4 * 1024 * 1024 };
 

@@ -15,7 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/lock.h"
+#include "base/platform.h"
 #include "data/engine.h"
 #include "net/transport.h"
 #include "pccl.h"

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/lock.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/conn.h"

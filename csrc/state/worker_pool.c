@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/lock.h"
 #include "base/platform.h"
 #include "base/memory.h"
 #include "compute/hash.h"

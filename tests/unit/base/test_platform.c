@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "base/lock.h"
+#include "base/platform.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
