@@ -6,7 +6,17 @@
 #define PCCL_MASTER_VERDICTS_H
 
 #include "master/membership.h"
-#include "master/op_table.h"
+
+// Ops by name, with one set of member ranks per state: who is done with an op, or who said what about it in a report.
+// O(1) find and add; memory is taken at the first add. The bound is one per member, so that none of them can use up the
+// room of the others.
+struct op_table {
+    uint32_t ranks, limit; // `limit`: ops that one member may have a state for
+    uint32_t count, used, capacity, free;
+    uint32_t *noted;   // by rank: ops that this member has a state for
+    uint32_t *buckets; // 2 * capacity, a power of two
+    uint8_t *entries;
+};
 
 // All zero until the group enters its first group epoch.
 struct verdicts {

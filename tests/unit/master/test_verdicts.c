@@ -218,8 +218,74 @@ static void test_lists(void) {
     end();
 }
 
+// ---- ops by name ----
+
+static void test_limit(void) {
+    begin("the limit of ops in flight is one per member, and ends with the op", "ab", 0);
+    for (uint32_t tag = 1; tag <= WIRE_MAX_LIVE_OPS; tag++) done('a', tag);
+    CHECK_STR(gone(), "");
+    done('b', 1);
+    CHECK_STR(told(WIRE_VERDICT), "ab");
+    done('a', WIRE_MAX_LIVE_OPS + 1);
+    done('b', WIRE_MAX_LIVE_OPS + 2);
+    CHECK_STR(gone(), "");
+    done('a', WIRE_MAX_LIVE_OPS + 2);
+    CHECK_STR(gone(), "a");
+    end();
+}
+
+// Against a list, while the table grows and places are used again.
+static void test_many_ops(void) {
+    enum { OPS = 500 };
+    bool live[OPS] = {false};
+    uint32_t count = 0;
+    uint64_t seed = 3;
+    begin("many ops begin and end", "ab", 0);
+    for (int step = 0; step < 20000; step++) {
+        uint32_t tag = (uint32_t)(check_random(&seed) % OPS);
+        hush();
+        done(live[tag] ? 'b' : 'a', tag);
+        CHECK_STR(told(WIRE_VERDICT), live[tag] ? "ab" : "");
+        if (live[tag]) CHECK_EQ(verdict_sent().name.tag, tag);
+        live[tag] = !live[tag];
+        count += live[tag] ? 1 : UINT32_MAX;
+        CHECK_EQ(verdicts.done.count, count);
+    }
+    CHECK_STR(gone(), "");
+    end();
+}
+
+static void test_many_members(void) {
+    enum { MEMBERS = 70 };
+    begin("the ranks of members take more than one word", "a", 0);
+    while (table.count < MEMBERS) {
+        struct wire_member member = {.id = {{(uint8_t)table.count, 9}}, .join_number = table.count + 1};
+        struct peer_record *peer = membership_add(&table, table.count, &member);
+        peer->accepted = true;
+        peer->group = table.order[0]->group;
+        table.order[table.count++] = peer;
+    }
+    membership_rank(&table);
+    verdicts_begin(&verdicts, MEMBERS);
+    for (uint32_t rank = MEMBERS; rank-- > 0;) {
+        struct wire_op_report line = {.name = op(EPOCH - 1, 3), .state = rank == 3 ? WIRE_OP_RETAINED : WIRE_OP_OPEN};
+        struct wire_report message = {.count = 1, .ops = &line};
+        CHECK_EQ(table.actions.send_count, 0);
+        verdicts_report(&verdicts, &table, table.order[rank], &header, &message);
+    }
+    struct wire_verdict verdict = verdict_sent();
+    CHECK_EQ(table.actions.send_count, MEMBERS);
+    CHECK_EQ(verdict.supplier.bytes[0], 3);
+    CHECK_EQ(verdict.count, MEMBERS - 1);
+    CHECK_EQ(verdict.needy[MEMBERS - 2].bytes[0], MEMBERS - 1);
+    end();
+}
+
 int main(void) {
     test_lists();
+    test_limit();
+    test_many_ops();
+    test_many_members();
     test_reports();
     test_done();
     test_mismatch();
