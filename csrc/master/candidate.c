@@ -217,15 +217,14 @@ static struct peer_record *next_newcomer(const struct candidate *candidate, uint
 }
 
 // Leaves out every newcomer that is late or has no links to those that stay. True when there was one.
-static bool exclude_newcomers(struct candidate *candidate, struct membership *table,
-                              struct failure_counts *failure_counts) {
+static bool exclude_newcomers(struct candidate *candidate, struct membership *table) {
     uint32_t before = table->gone_count;
     uint64_t joined = 0;
     for (struct peer_record *peer; (peer = next_newcomer(candidate, joined)) != NULL;) {
         const struct peer_record *obstacle = obstacle_of(candidate, table, peer);
         joined = peer->member.join_number;
         if (!peer->answered || (obstacle != NULL && obstacle->accepted))
-            failure_counts_add(failure_counts, &peer->member.address, table->now_ns);
+            membership_host_failed(table, &peer->member.address);
         if (obstacle != NULL)
             membership_expel(table, peer, "no data connection between this peer and %s%s",
                              membership_label(obstacle).chars,
@@ -245,15 +244,14 @@ static void blame_accepted(struct candidate *candidate, struct membership *table
         }
 }
 
-enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table,
-                                       struct failure_counts *failure_counts, struct breaks *breaks) {
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table, struct breaks *breaks) {
     candidate->deadline_ns = INT64_MAX;
     if (all_reached(candidate, table)) {
         candidate->judged = candidate->kind == WIRE_VOTE_UPDATE;
         return CANDIDATE_PASSES;
     }
     if (candidate->kind != WIRE_VOTE_UPDATE || candidate->count == table->count) return CANDIDATE_FAILS;
-    if (exclude_newcomers(candidate, table, failure_counts)) return CANDIDATE_REPAIRS;
+    if (exclude_newcomers(candidate, table)) return CANDIDATE_REPAIRS;
     for (uint32_t i = 0; i < candidate->count; i++)
         if (!candidate->order[i]->answered)
             membership_expel(table, candidate->order[i], "it did not report its links in time");
@@ -274,8 +272,7 @@ static void log_admitted(const struct candidate *candidate, struct membership *t
         actions_log(&table->actions, LOG_NOTICE, "admitted %u more", admitted - ADMITTED_LINES);
 }
 
-uint64_t candidate_commit(struct candidate *candidate, struct membership *table,
-                          struct failure_counts *failure_counts) {
+uint64_t candidate_commit(struct candidate *candidate, struct membership *table) {
     uint64_t newer = UINT64_MAX;
     log_admitted(candidate, table);
     for (uint32_t i = 0; i < candidate->count; i++) {
@@ -283,7 +280,7 @@ uint64_t candidate_commit(struct candidate *candidate, struct membership *table,
         if (!peer->accepted) {
             if (peer->member.join_number < newer) newer = peer->member.join_number;
             peer->group = membership_ensure_group(table, peer->member.group);
-            failure_counts_forgive(failure_counts, &peer->member.address, table->now_ns);
+            membership_host_admitted(table, &peer->member.address);
         }
         if (peer->regrouped) peer->group->changed = true;
         peer->member.weight = candidate->weight[i];

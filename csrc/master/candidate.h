@@ -6,7 +6,6 @@
 
 #include "master/breaks.h"
 #include "master/membership.h"
-#include "master/failure_counts.h"
 
 enum { CANDIDATE_WORDS = WIRE_MAX_MEMBERS / 64 };
 
@@ -50,10 +49,9 @@ bool candidate_is_due(const struct candidate *candidate);
 // The caller has seen `deadline_ns` pass: the candidate is judged by the answers that are here.
 void candidate_time_out(struct candidate *candidate);
 // All have answered, or the time for it is over. `breaks`: by the group's slot.
-enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table,
-                                       struct failure_counts *failure_counts, struct breaks *breaks);
+enum candidate_verdict candidate_judge(struct candidate *candidate, struct membership *table, struct breaks *breaks);
 // Makes the candidate's newcomers members and its order that of the membership. Returns the lowest join number among
 // the newcomers, or UINT64_MAX if there are none.
-uint64_t candidate_commit(struct candidate *candidate, struct membership *table, struct failure_counts *failure_counts);
+uint64_t candidate_commit(struct candidate *candidate, struct membership *table);
 
 #endif

@@ -226,3 +226,163 @@ void membership_refuse_join_only(struct membership *table) {
     for (uint32_t i = 0; i < table->slots; i++)
         if (table->peers[i].used) membership_expel(table, &table->peers[i], "%s", MEMBERSHIP_NO_RUN);
 }
+
+// ---- hosts whose newcomers fail ----
+
+enum {
+    FREE_FAILURES = 1,   // of a host, before its newcomers wait
+    FIRST_WAIT = 2,      // heartbeat limits since the last failure; twice as many with each further one
+    DOUBLINGS = 5,       // at most
+    FORGOTTEN_AFTER = 3, // times the wait
+};
+
+// An IPv6 host has a whole /64 to choose from.
+static bool same_host(const struct wire_address *a, const struct wire_address *b) {
+    return a->family == b->family && memcmp(a->bytes, b->bytes, a->family == 4 ? 4 : 8) == 0;
+}
+
+static int64_t wait_ns(const struct membership *table, const struct failed_host *host) {
+    if (host->failures <= FREE_FAILURES) return FIRST_WAIT * table->limit_ns;
+    uint32_t doublings = host->failures - FREE_FAILURES - 1;
+    return FIRST_WAIT * table->limit_ns << (doublings < DOUBLINGS ? doublings : DOUBLINGS);
+}
+
+static struct failed_host *find_host(struct membership *table, const struct wire_address *address) {
+    for (uint32_t i = 0; i < MEMBERSHIP_FAILED_HOSTS; i++) {
+        struct failed_host *host = &table->failed_hosts[i];
+        if (host->failures == 0 || !same_host(&host->address, address)) continue;
+        if (table->now_ns >= host->at_ns + FORGOTTEN_AFTER * wait_ns(table, host)) host->failures = 0;
+        return host->failures > 0 ? host : NULL;
+    }
+    return NULL;
+}
+
+void membership_host_failed(struct membership *table, const struct wire_address *address) {
+    struct failed_host *host = find_host(table, address), *oldest = &table->failed_hosts[0];
+    for (uint32_t i = 0; i < MEMBERSHIP_FAILED_HOSTS && host == NULL; i++) {
+        struct failed_host *other = &table->failed_hosts[i];
+        if (other->failures == 0) host = other;
+        if (other->at_ns < oldest->at_ns) oldest = other;
+    }
+    if (host == NULL) {
+        host = oldest;
+        host->failures = 0;
+    }
+    host->address = *address;
+    host->failures++;
+    host->at_ns = table->now_ns;
+}
+
+void membership_host_admitted(struct membership *table, const struct wire_address *address) {
+    struct failed_host *host = find_host(table, address);
+    if (host != NULL) host->failures = 0;
+}
+
+int64_t membership_host_waits_until(struct membership *table, const struct wire_address *address) {
+    const struct failed_host *host = find_host(table, address);
+    return host == NULL || host->failures <= FREE_FAILURES ? 0 : host->at_ns + wait_ns(table, host);
+}
+
+// ---- who waits for whom ----
+
+enum {
+    NAMES = 3, // in one text
+    WARN_AGAIN_MOST_MS = 600000,
+};
+
+static const char *call_of(uint8_t vote) {
+    static const char *const calls[] = {"no call that waits for all members", "update_topology", "are_peers_pending",
+                                        "optimize_topology", "sync_shared_state"};
+    return calls[vote];
+}
+
+// Members that still have to call what a vote is about.
+struct missing {
+    uint32_t count, of;
+    char names[NAMES * sizeof(struct peer_text)];
+};
+
+static void find_missing(const struct membership *table, uint8_t vote, const struct peer_group *group,
+                         struct missing *out) {
+    size_t at = 0;
+    *out = (struct missing){0};
+    for (uint32_t i = 0; i < table->count; i++) {
+        const struct peer_record *peer = table->order[i];
+        if (group != NULL && peer->group != group) continue;
+        out->of++;
+        if (peer->vote == vote || out->count++ >= NAMES) continue;
+        at += (size_t)snprintf(out->names + at, sizeof out->names - at, "%s%s, in %s", at > 0 ? "; " : "",
+                               membership_label_at(peer).chars, call_of(peer->vote));
+        if (at >= sizeof out->names) at = sizeof out->names - 1;
+    }
+    if (out->count > NAMES) snprintf(out->names + at, sizeof out->names - at, "; and %u more", out->count - NAMES);
+}
+
+static bool all_voted(const struct peer_group *group) {
+    bool all = true;
+    for (uint32_t rank = 0; rank < group->count; rank++) all &= group->members[rank]->vote == WIRE_VOTE_SYNC;
+    return all;
+}
+
+// Since when a peer waits for others that have yet to make a call; INT64_MAX: it does not.
+static int64_t waits_since(const struct membership *table, const struct peer_record *peer) {
+    bool waits = !peer->accepted                ? table->count > 0
+                 : peer->vote == WIRE_VOTE_SYNC ? !all_voted(peer->group)
+                                                : peer->vote != 0;
+    return waits ? peer->waits_since : INT64_MAX;
+}
+
+// False: there is nothing to tell.
+static bool describe_newcomer(struct membership *table, const struct peer_record *peer, const struct missing *missing,
+                              unsigned seconds, char text[WIRE_MAX_TEXT]) {
+    int64_t behind_ns = membership_host_waits_until(table, &peer->member.address) - table->now_ns;
+    if (behind_ns > 0)
+        snprintf(text, WIRE_MAX_TEXT,
+                 "waiting to be admitted: newcomers from this address failed to connect to members before, so others "
+                 "come first for %u s more",
+                 (unsigned)(behind_ns / SECOND_NS) + 1);
+    else if (missing->count > 0)
+        snprintf(text, WIRE_MAX_TEXT,
+                 "waiting to be admitted: %u of %u members %s not called update_topology for %u s: %.380s",
+                 missing->count, missing->of, missing->count == 1 ? "has" : "have", seconds, missing->names);
+    return behind_ns > 0 || missing->count > 0;
+}
+
+static bool describe_member(const struct membership *table, const struct peer_record *peer, unsigned seconds,
+                            char text[WIRE_MAX_TEXT]) {
+    struct missing missing;
+    find_missing(table, peer->vote, peer->vote == WIRE_VOTE_SYNC ? peer->group : NULL, &missing);
+    if (missing.count == 0) return false;
+    snprintf(text, WIRE_MAX_TEXT, "%s has waited for %u of %u members for %u s: %.380s", call_of(peer->vote),
+             missing.count, missing.of, seconds, missing.names);
+    return true;
+}
+
+void membership_tell_waits(struct membership *table, bool idle) {
+    static const int64_t first_ns = MEMBERSHIP_WARN_MS * MS_NS;
+    struct missing missing;
+    bool logged[WIRE_VOTE_SYNC + 1] = {false}; // by the vote that is open; 0: of a newcomer
+    if (table->warn_at > table->now_ns) return;
+    table->warn_at = INT64_MAX;
+    find_missing(table, WIRE_VOTE_UPDATE, NULL, &missing);
+    for (uint32_t slot = 0; slot < table->slots; slot++) {
+        struct peer_record *peer = &table->peers[slot];
+        struct wait_report *told = &peer->told;
+        int64_t since = peer->used && !peer->gone ? waits_since(table, peer) : INT64_MAX;
+        if (since == INT64_MAX) continue;
+        if (told->since_ns != since) *told = (struct wait_report){since, since + first_ns}; // another wait
+        if (told->next_ns <= table->now_ns) {
+            char text[WIRE_MAX_TEXT];
+            unsigned seconds = (unsigned)((table->now_ns - since) / SECOND_NS);
+            bool tells = idle && (peer->accepted ? describe_member(table, peer, seconds, text)
+                                                 : describe_newcomer(table, peer, &missing, seconds, text));
+            if (tells) membership_send_text(table, peer, WIRE_WAITING, text);
+            if (tells && !logged[peer->vote])
+                actions_log(&table->actions, LOG_NOTICE, "%s: %s", membership_label_at(peer).chars, text);
+            logged[peer->vote] |= tells;
+            told->next_ns = table->now_ns +
+                            (tells ? platform_earlier(table->now_ns - since, WARN_AGAIN_MOST_MS * MS_NS) : first_ns);
+        }
+        table->warn_at = platform_earlier(table->warn_at, told->next_ns);
+    }
+}

@@ -1,5 +1,6 @@
 // The membership table: the peers that the master knows, found by id and by connection; the run that they are in, its
-// groups and the order of its members. All messages to a peer go through it, so a peer that is out gets none.
+// groups and the order of its members; hosts whose newcomers fail; who waits for whom. All messages to a peer go through
+// it, so a peer that is out gets none.
 //
 // A peer that is found wanting is dropped or expelled: it is `gone` at once, hears nothing more, and keeps its place
 // until the state machine has taken it out, so pointers to peers stay valid until an event has settled.
@@ -13,7 +14,8 @@
 
 enum {
     MEMBERSHIP_ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
-    MEMBERSHIP_WARN_MS = 10000,   // who waits longer is told for whom (master/waits)
+    MEMBERSHIP_WARN_MS = 10000,   // who waits longer is told for whom
+    MEMBERSHIP_FAILED_HOSTS = 64, // that are remembered; then the oldest is forgotten
 };
 
 // A run goes by its id and its secret: who has another secret speaks of another run.
@@ -81,6 +83,13 @@ struct peer_group {
     bool changed, lost;                   // the next epoch is a new group epoch, because of a loss
 };
 
+// A host whose newcomers have failed to make their links: the members waited for those in vain.
+struct failed_host {
+    struct wire_address address; // any port
+    uint32_t failures;           // 0: unused
+    int64_t at_ns;               // of the last one
+};
+
 struct membership {
     struct actions actions; // of the event at hand
     // Memory was refused for something that members have to know: nothing more is sent to them, and when the event ends
@@ -107,6 +116,7 @@ struct membership {
     bool lost, changed;                // a loss, or a changed group, that no epoch tells of yet
     uint32_t open[WIRE_VOTE_SYNC + 1]; // votes, by wire_vote_kind
     int64_t warn_at;                   // when it is looked who waits for whom; INT64_MAX: nobody waits
+    struct failed_host failed_hosts[MEMBERSHIP_FAILED_HOSTS];
     uint16_t by_id[MEMBERSHIP_ID_BUCKETS], by_conn[ACTIONS_MAX_CONNS]; // slot + 1, or 0
 
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
@@ -144,12 +154,23 @@ void membership_heard(struct membership *table, struct peer_record *peer, int64_
 void membership_set_vote(struct membership *table, struct peer_record *peer, uint8_t kind);
 // Somebody's wait begins.
 void membership_begin_wait(struct membership *table, struct peer_record *peer);
+// At warn_at: tells waiting members and the log who waits for whom, after MEMBERSHIP_WARN_MS, then less often. `idle`:
+// false while links are made or rates measured for all.
+void membership_tell_waits(struct membership *table, bool idle);
 // "peer host-a (01020304, join 5)", and the same "at 10.0.0.1:999".
 struct peer_text {
     char chars[PEER_LABEL_BYTES + 64];
 };
 struct peer_label membership_label(const struct peer_record *peer);
 struct peer_text membership_label_at(const struct peer_record *peer);
+
+// ---- hosts whose newcomers fail ----
+
+void membership_host_failed(struct membership *table, const struct wire_address *address);   // one has failed
+void membership_host_admitted(struct membership *table, const struct wire_address *address); // one was admitted
+// Returns until when newcomers from there wait behind the others, which they do from the second failure on; 0: they do
+// not. Meanwhile they are asked into no candidate while members wait.
+int64_t membership_host_waits_until(struct membership *table, const struct wire_address *address);
 
 // ---- groups ----
 

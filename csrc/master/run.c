@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "master/waits.h"
 #include "net/socket.h"
 #include "pccl.h"
 
@@ -112,7 +111,7 @@ static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t va
 static void commit_candidate(struct run *run) {
     uint32_t before = run->table.count;
     uint8_t kind = run->candidate.kind;
-    uint64_t newer = candidate_commit(&run->candidate, &run->table, &run->failure_counts);
+    uint64_t newer = candidate_commit(&run->candidate, &run->table);
     if (run->table.count > before) quorum_admits(&run->quorum, &run->table, before, newer);
     end_vote(run);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
@@ -126,7 +125,7 @@ static void propose(struct run *run, uint8_t kind) {
 
 static bool may_come(struct run *run, const struct peer_record *peer) {
     return peer->used && !peer->accepted &&
-           failure_counts_until(&run->failure_counts, &peer->member.address, run->table.now_ns) <= run->table.now_ns;
+           membership_host_waits_until(&run->table, &peer->member.address) <= run->table.now_ns;
 }
 
 static bool newcomers_wait(struct run *run) {
@@ -146,7 +145,7 @@ static void form_update(struct run *run) {
 }
 
 static void judge_candidate(struct run *run) {
-    switch (candidate_judge(&run->candidate, &run->table, &run->failure_counts, run->breaks)) {
+    switch (candidate_judge(&run->candidate, &run->table, run->breaks)) {
     case CANDIDATE_PASSES: commit_candidate(run); return;
     case CANDIDATE_FAILS:
         if (run->candidate.kind == WIRE_VOTE_UPDATE) selection_failed(&run->selection);
@@ -556,7 +555,7 @@ void run_tick(struct run *run) {
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= table->now_ns)
         candidate_time_out(&run->candidate);
     if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= table->now_ns) survey_give_up_round(&run->survey, table);
-    waits_tick(table, &run->failure_counts, run->phase == RUN_IDLE);
+    membership_tell_waits(table, run->phase == RUN_IDLE);
 }
 
 void run_beat(struct run *run) {
@@ -582,10 +581,9 @@ int64_t run_next_deadline(const struct run *run) {
 
 void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM_BYTES], uint64_t id_key,
               int64_t now_ns) {
-    memset(run, 0, offsetof(struct run, failure_counts));
+    memset(run, 0, offsetof(struct run, quorum));
     memcpy(run->random, random, sizeof run->random);
     membership_init(&run->table, limit_ns, id_key, now_ns);
-    failure_counts_init(&run->failure_counts, run->table.limit_ns);
     candidate_init(&run->candidate);
     survey_init(&run->survey);
     rounds_init(&run->rounds);

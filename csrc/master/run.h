@@ -13,7 +13,6 @@
 #include "master/quorum.h"
 #include "master/rounds.h"
 #include "master/signer.h"
-#include "master/failure_counts.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
 #include "master/selection.h"
@@ -46,7 +45,6 @@ struct run {
     struct selection selection;
 
     struct signer signer;
-    struct failure_counts failure_counts;
     struct quorum quorum;
     struct candidate candidate;
     struct survey survey;

@@ -4,7 +4,6 @@
 #include "seats.h"
 
 static struct candidate candidate;
-static struct failure_counts failure_counts;
 static struct breaks breaks[2];
 
 // Newcomers come after the members, all of one group.
@@ -12,7 +11,6 @@ static void begin(const char *name, const char *members, const char *newcomers) 
     memset(peers, 0, sizeof peers);
     open_membership(name, members);
     candidate_init(&candidate);
-    failure_counts_init(&failure_counts, table.limit_ns);
     breaks_begin(&breaks[0]);
     for (; *newcomers; newcomers++) come(*newcomers, 0)->invited = true;
     CHECK(candidate_form(&candidate, &table));
@@ -60,7 +58,7 @@ static void test_judgement(void) {
         const struct row *row = &rows[i];
         begin(row->name, row->members, row->newcomers);
         answer(row->answers);
-        CHECK_EQ(candidate_judge(&candidate, &table, &failure_counts, breaks), row->verdict);
+        CHECK_EQ(candidate_judge(&candidate, &table, breaks), row->verdict);
         CHECK_STR(gone(), row->gone);
         CHECK_EQ(breaks[0].count, row->broken);
         end();
@@ -93,14 +91,14 @@ static void test_answers(void) {
     CHECK(!candidate_is_due(&candidate));
     candidate_time_out(&candidate);
     CHECK(candidate_is_due(&candidate));
-    CHECK_EQ(candidate_judge(&candidate, &table, &failure_counts, breaks), CANDIDATE_REPAIRS);
+    CHECK_EQ(candidate_judge(&candidate, &table, breaks), CANDIDATE_REPAIRS);
     CHECK_STR(gone(), "mn");
     end();
 }
 
 static void test_commit(void) {
     begin("newcomers become members at the end of their group", "ba", "nm");
-    CHECK_EQ(candidate_commit(&candidate, &table, &failure_counts), 3);
+    CHECK_EQ(candidate_commit(&candidate, &table), 3);
     const char order[] = "banm";
     CHECK_EQ(table.count, 4);
     for (uint32_t i = 0; i < 4; i++) {
@@ -117,9 +115,9 @@ static void test_commit(void) {
     candidate.order[2] = peer('b');
     candidate_propose(&candidate, &table, WIRE_VOTE_OPTIMIZE);
     answer("a:b b c");
-    CHECK_EQ(candidate_judge(&candidate, &table, &failure_counts, breaks), CANDIDATE_FAILS);
+    CHECK_EQ(candidate_judge(&candidate, &table, breaks), CANDIDATE_FAILS);
     CHECK_STR(gone(), "");
-    CHECK_EQ(candidate_commit(&candidate, &table, &failure_counts), UINT64_MAX);
+    CHECK_EQ(candidate_commit(&candidate, &table), UINT64_MAX);
     CHECK(table.order[1] == peer('c'));
     end();
 }
