@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "compute/hash.h"
+#include "master/quorum.h"
 #include "sim/controls.h"
 #include "sim/effect.h"
 #include "sim/judge_master.h"

@@ -227,7 +227,7 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
         refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol; update pccl");
     else if (!sound || !gather_is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
-    else if (!signer_verify(&run->signer, header->run, &resume))
+    else if (!quorum_verify(&run->signer, header->run, &resume))
         refuse(core, &from, WIRE_REFUSED, "no master of this run signed its epoch");
     else if (!is_secret(run, &from.run))
         refuse(core, &from, WIRE_REFUSED, WRONG_SECRET);

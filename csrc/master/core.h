@@ -15,7 +15,6 @@
 #include <stdint.h>
 
 #include "master/actions.h"
-#include "master/signer.h"
 #include "net/wire_control.h"
 
 enum {
@@ -27,6 +26,7 @@ enum {
 };
 
 struct master_core;
+struct signer; // master/quorum
 
 // `random` is for the first run. NULL when memory is refused.
 struct master_core *core_new(uint32_t heartbeat_limit_ms, const uint8_t random[CORE_RANDOM_BYTES], int64_t now_ns);

@@ -1,5 +1,7 @@
 #include "master/keys_signer.h"
 
+#include "master/quorum.h"
+
 static bool keys_signer_sign(void *keys, const void *bytes, size_t length, uint8_t signature[WIRE_SIGNATURE_BYTES]) {
     _Static_assert((int)WIRE_SIGNATURE_BYTES == (int)ED25519_SIGNATURE, "a message has room for a signature");
     return ed25519_sign(keys_master_key(keys), bytes, length, signature);

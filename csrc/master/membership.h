@@ -1,6 +1,6 @@
 // The membership table: the peers that the master knows, found by id and by connection; the run that they are in, its
-// groups and the order of its members; hosts whose newcomers fail; who waits for whom. All messages to a peer go through
-// it, so a peer that is out gets none.
+// groups and the order of its members; hosts whose newcomers fail, and who waits for whom. All messages to a peer go
+// through it, so a peer that is out gets none.
 //
 // A peer that is found wanting is dropped or expelled: it is `gone` at once, hears nothing more, and keeps its place
 // until the state machine has taken it out, so pointers to peers stay valid until an event has settled.

@@ -1,5 +1,9 @@
 // Fencing: whether this master's run can be taken up elsewhere, by peers that it does not hear of, and who has to be
 // here for it to be sure that it cannot. Peers that know no other master stay.
+//
+// A run with keys is taken up only from an epoch that one of its masters has signed. Signed are the run, the
+// generation, the number and the quorum of an epoch, and the id, join number, group and address of each member.
+// Everything else that a RESUME says is the word of the member that sends it.
 #ifndef PCCL_MASTER_QUORUM_H
 #define PCCL_MASTER_QUORUM_H
 
@@ -35,5 +39,22 @@ enum quorum_verdict quorum_unheard(struct quorum *quorum, struct membership *tab
 // While it is not sure that no other master can take the run up: looks whether it is (an epoch has to tell the
 // members), or whether too few are left.
 enum quorum_verdict quorum_watch(struct quorum *quorum, struct membership *table);
+
+// ---- signatures ----
+
+// How the owner signs and verifies. All 0: the run has no keys.
+struct signer {
+    void *context;
+    // False: memory was refused.
+    bool (*sign)(void *context, const void *bytes, size_t length, uint8_t signature[WIRE_SIGNATURE_BYTES]);
+    // Whether a master of the run has signed these bytes.
+    bool (*verify)(void *context, const void *bytes, size_t length, const uint8_t signature[WIRE_SIGNATURE_BYTES]);
+};
+
+// Signs the epoch of `message`, which goes out with `header`. Does nothing without functions: the run has no keys.
+// False: memory was refused.
+bool quorum_sign(const struct signer *signer, struct wire_header header, struct wire_epoch_commit *message);
+// Whether a master of the run has signed the epoch that a member brings. True without functions, and for a newcomer.
+bool quorum_verify(const struct signer *signer, uint64_t run, const struct wire_resume *resume);
 
 #endif

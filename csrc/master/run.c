@@ -34,7 +34,7 @@ static void send_epoch(struct run *run, uint8_t reason) {
     struct wire_epoch_commit message = {.reason = reason, .quorum = quorum_announced(&run->quorum, table)};
     message.epoch = membership_epoch(table, table->number, table->order, table->count);
     message.epoch.votes_ended = run->votes_ended;
-    if (!signer_sign(&run->signer, membership_header(table), &message)) table->out_of_memory = true;
+    if (!quorum_sign(&run->signer, membership_header(table), &message)) table->out_of_memory = true;
     for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
         const struct rounds_group *round = &run->rounds.groups[membership_group_slot(table, group)];
         message.epoch.group_epoch = group->group_epoch;

@@ -12,7 +12,6 @@
 #include "master/matrix.h"
 #include "master/quorum.h"
 #include "master/rounds.h"
-#include "master/signer.h"
 #include "master/survey.h"
 #include "master/verdicts.h"
 #include "master/selection.h"

@@ -71,7 +71,7 @@ struct wire_epoch_commit {
     uint8_t reason;
     struct wire_epoch epoch;
     struct wire_quorum quorum;
-    uint8_t signature[WIRE_SIGNATURE_BYTES]; // of the master (master/signer); all 0: the run has no keys
+    uint8_t signature[WIRE_SIGNATURE_BYTES]; // of the master (master/quorum); all 0: the run has no keys
 };
 
 enum wire_vote_kind {

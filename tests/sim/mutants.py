@@ -93,7 +93,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="believe_forged_epochs",  # a member tells another master who belongs to the run
-        file="master/signer.c",
+        file="master/quorum.c",
         old="signer->verify == NULL || !resume->accepted",
         new="signer->verify != NULL || !resume->accepted",
     ),
