@@ -21,7 +21,6 @@ SOURCES = {
     "csrc/link/pace.h": ("Pace of a link", f"{TCP}; {FAR}"),
     "csrc/link/pace.c": ("Lanes, frames and chunks", f"{TCP}; {FAR}"),
     "csrc/link/throttle.c": ("Limit for all lanes of a far link", FAR),
-    "csrc/link/bucket.c": ("Token bucket", FAR),
     "csrc/link/silence.c": ("Silence of a lane", "chosen, not measured"),
     "csrc/net/arrival.c": ("Failure detector", "chosen, not measured; the estimator is that of RFC 6298"),
     "csrc/topology/weights.c": ("Weights of members", WEIGHTED),

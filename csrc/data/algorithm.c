@@ -7,13 +7,10 @@
 #include "base/memory.h"
 #include "data/backup.h"
 #include "data/core.h"
-#include "link/lane.h"
-#include "link/pool.h"
-#include "link/workers.h"
+#include "link/connection.h"
+#include "link/frame.h"
 #include "device/device.h"
 #include "data/op_peer.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
 
 // ---- what an algorithm asks ----
 struct algorithm_shared *algorithm_shared(struct engine *engine) { return engine->shared; }

@@ -6,10 +6,10 @@
 
 #include "data/core.h"
 #include "data/op_peer.h"
-#include "link/pool.h"
+#include "link/frame.h"
 #include "device/device.h"
 #include "data/op_stats.h"
-#include "link/neighbour.h"
+#include "link/connection.h"
 
 static const struct algorithm *const algorithms[] = {
     [PLAN_SMALL] = &direct_algorithm,    [PLAN_RING] = &ring_algorithm,       [PLAN_WEIGHTED] = &weighted_algorithm,

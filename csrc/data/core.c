@@ -4,7 +4,7 @@
 
 #include "base/platform.h"
 #include "device/device.h"
-#include "link/lane.h"
+#include "link/connection.h"
 
 void engine_wake(struct engine *engine) {
     engine_assert_locked(engine);

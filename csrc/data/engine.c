@@ -20,15 +20,13 @@
 #include "data/core.h"
 #include "data/op_peer.h"
 #include "data/route.h"
-#include "link/lane.h"
-#include "link/pool.h"
+#include "link/connection.h"
+#include "link/frame.h"
 #include "data/same_host.h"
 #include "data/service.h"
 #include "data/telemetry.h"
-#include "link/worker.h"
 #include "device/device.h"
 #include "device/rendezvous.h"
-#include "link/lanes.h"
 
 enum { EVENTS = 64 };
 
@@ -152,7 +150,7 @@ static void work(struct engine *engine) {
         lanes_check_silence(engine->lanes);
         timeout_ms = telemetry_step(engine, timeout_ms);
         lanes_look_at_buckets(engine->lanes);
-        busy = lanes_step(&engine->lanes->ready);
+        busy = lane_step_all(&engine->lanes->ready);
         lanes_free_broken(engine->lanes);
         timeout_ms = busy ? 0 : lanes_timeout_ms(engine->lanes, timeout_ms);
         turn_leave_thread(engine->lanes->workers, !busy);
@@ -194,7 +192,7 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     platform_cond_init(&engine->not_holding);
     platform_cond_init(&engine->drained);
     platform_cond_init(&engine->service_stopped);
-    engine->pool = pool_new(&engine->lock, out_of_memory, engine);
+    engine->pool = frame_pool_new(&engine->lock, out_of_memory, engine);
     engine->shared = calloc(1, sizeof *engine->shared);
     engine->epoll = descriptor_epoll();
     engine->wake = wake_open();
@@ -271,7 +269,7 @@ void engine_free(struct engine *engine) {
     lanes_free(engine->lanes);
     same_host_free(engine->same_host);
     wire_buffer_fini(&engine->for_master);
-    pool_free(engine->pool);
+    frame_pool_free(engine->pool);
     engine_unlock(engine);
     epoch_put(engine->pending);
     if (engine->shared != NULL) free(engine->shared->wide);

@@ -7,12 +7,10 @@
 #include "data/slots.h"
 #include "data/core.h"
 #include "data/op_peer.h"
-#include "link/lane.h"
-#include "link/pool.h"
+#include "link/connection.h"
+#include "link/frame.h"
 #include "data/same_host.h"
 #include "data/service.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
 
 // ---- the control side ----
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {

@@ -4,8 +4,7 @@
 #include "data/core.h"
 #include "data/engine.h"
 #include "data/op_peer.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
+#include "link/connection.h"
 
 uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
     if (stream == NULL) return 0;

@@ -12,15 +12,13 @@
 #include "data/engine.h"
 #include "data/algorithm.h"
 #include "data/core.h"
-#include "link/lane.h"
-#include "link/pool.h"
+#include "link/connection.h"
+#include "link/frame.h"
 #include "data/same_host.h"
 #include "device/device.h"
 #include "ops/segments.h"
 #include "data/op_peer.h"
-#include "link/lanes.h"
 #include "data/op_stats.h"
-#include "link/neighbour.h"
 
 enum {
     TELL_FIRST_MS = 10000, // of a wait in which nothing moves; then again after twice as long

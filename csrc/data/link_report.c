@@ -3,12 +3,9 @@
 #include "base/platform.h"
 #include "data/core.h"
 #include "data/op_peer.h"
-#include "link/lane.h"
-#include "link/lanes.h"
+#include "link/connection.h"
 #include "data/same_host.h"
 #include "data/telemetry.h"
-#include "link/rate.h"
-#include "link/neighbour.h"
 
 // The connections to a member, held so that the kernel can be asked without the lock.
 struct held {
@@ -34,8 +31,8 @@ static void hold(const struct engine *engine, struct neighbour *peer, struct hel
     }
     out->connected = peer->lanes[0] != NULL;
     out->by_memory = neighbour_is_by_memory(peer);
-    out->in_use = out->by_memory ? 0 : rate_lanes_in_use(peer);
-    out->reason = out->by_memory ? PACE_MEMORY : rate_reason(peer);
+    out->in_use = out->by_memory ? 0 : neighbour_lanes_in_use(peer);
+    out->reason = out->by_memory ? PACE_MEMORY : neighbour_lanes_reason(peer);
     out->bytes_per_s = peer->stats.bytes_per_s;
     out->limit_bytes_per_s = peer->rate.throttle.rate * 1e9;
     // Between ops the last report to the master says it.

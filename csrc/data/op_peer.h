@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 #include "device/rendezvous.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "ops/driver.h"
 
 struct engine;

@@ -6,13 +6,13 @@
 #include "data/slots.h"
 #include "data/core.h"
 #include "data/algorithm.h"
-#include "link/pool.h"
+#include "link/frame.h"
 #include "data/same_host.h"
 #include "data/service.h"
 #include "device/device.h"
 #include "device/rendezvous.h"
 #include "data/op_peer.h"
-#include "link/neighbour.h"
+#include "link/connection.h"
 
 // ---- frames of links ----
 static bool route_place_nothing(struct engine *engine, struct incoming *in) {

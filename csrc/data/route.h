@@ -2,7 +2,7 @@
 #ifndef PCCL_DATA_ROUTE_H
 #define PCCL_DATA_ROUTE_H
 
-#include "link/lane.h"
+#include "link/connection.h"
 
 // For connections whose context is a struct engine.
 extern const struct link_events route_events;

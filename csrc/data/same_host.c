@@ -9,12 +9,10 @@
 #include "base/log.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "link/lane.h"
-#include "link/lanes.h"
-#include "link/pool.h"
+#include "link/connection.h"
+#include "link/frame.h"
 #include "net/socket.h"
 #include "data/op_peer.h"
-#include "link/neighbour.h"
 
 struct same_host {
     struct rendezvous *rendezvous; // thread; NULL: memory is shared with nobody

@@ -1,7 +1,7 @@
 #include "data/service.h"
 
 #include "data/core.h"
-#include "link/lanes.h"
+#include "link/connection.h"
 
 // ---- for the service ----
 bool service_open(struct engine *engine, struct service *service) {

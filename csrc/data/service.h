@@ -6,7 +6,7 @@
 #ifndef PCCL_DATA_SERVICE_H
 #define PCCL_DATA_SERVICE_H
 
-#include "link/lane.h"
+#include "link/connection.h"
 #include "net/wire_control.h"
 
 struct service;

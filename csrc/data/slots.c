@@ -3,12 +3,10 @@
 #include "base/descriptor.h"
 #include "base/memory.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
-#include "link/pool.h"
+#include "link/frame.h"
 #include "data/op_peer.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
 
 enum {
     ALL = (1 << SLOTS) - 1,

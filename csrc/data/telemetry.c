@@ -2,13 +2,10 @@
 
 #include "base/platform.h"
 #include "data/core.h"
-#include "link/lane.h"
-#include "link/lanes.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
 #include "data/same_host.h"
 #include "data/op_peer.h"
-#include "link/liveness.h"
-#include "link/rate.h"
 
 static uint64_t microseconds(int64_t ns) { return ns <= 0 ? 0 : (uint64_t)(ns / US_NS); }
 
@@ -33,7 +30,7 @@ static bool say_beats(struct engine *engine, bool near) {
         struct lane *lane = peer == NULL ? NULL : peer->lanes[0];
         if (lane == NULL || !lane->polled || lane->broken) continue;
         far |= lane->pace.far;
-        if ((near || lane->pace.far) && liveness_is_quiet(lane)) liveness_beat(lane);
+        if ((near || lane->pace.far) && lane_is_quiet(lane)) lane_beat(lane);
     }
     engine_unlock(engine);
     return far;
@@ -46,12 +43,12 @@ static void keep_windows(struct engine *engine) {
     engine_lock(engine);
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
-        bool quiet = lane->silence.sent == lane->looked_sent && liveness_is_quiet(lane);
+        bool quiet = lane->silence.sent == lane->looked_sent && lane_is_quiet(lane);
         bool used = engine->lanes->fixed || lane->peer->rate.lanes.in_use > 0; // 0: no bulk has gone there
         lane->looked_sent = lane->silence.sent;
         if (quiet && used && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken &&
             lane_is_for_bulk(lane))
-            liveness_beat(lane);
+            lane_beat(lane);
     }
     engine_unlock(engine);
 }
@@ -157,8 +154,8 @@ static void see(const struct engine *engine, struct neighbour *peer, int64_t now
         .early_us = bounded(stats->early_ns / US_NS),
         .queue_us = bounded(stats_queue_us(stats)),
         .awaited = stats->awaited,
-        .lanes = by_memory ? 0 : (uint16_t)rate_lanes_in_use(peer),
-        .reason = (uint8_t)(by_memory ? PACE_MEMORY : rate_reason(peer)),
+        .lanes = by_memory ? 0 : (uint16_t)neighbour_lanes_in_use(peer),
+        .reason = (uint8_t)(by_memory ? PACE_MEMORY : neighbour_lanes_reason(peer)),
     };
     add_lanes(peer, &seen);
     note_rate(stats, &engine->op_stats, seen.acked, now_ns);

@@ -1,6 +1,8 @@
 // Connections to other members, as the modules of link/ and their owner know them: one connection (struct lane), all
 // connections to one member (struct neighbour), and all of an owner (struct lanes). What the frames mean is the owner's
 // (struct link_events).
+//
+// What they decide by figures is in pure modules: pace, throttle, silence, stats.
 #ifndef PCCL_LINK_CONNECTION_H
 #define PCCL_LINK_CONNECTION_H
 
@@ -12,12 +14,39 @@
 #include "link/silence.h"
 #include "link/stats.h"
 #include "link/throttle.h"
-#include "link/workers.h"
 #include "net/peer_name.h"
 #include "net/transport.h"
 #include "net/wire_control.h"
 
-enum { LANE_BUFFER_BYTES = 16 * 1024 };
+enum { LANE_BUFFER_BYTES = 16 * 1024, WORKERS_MOST = 16 };
+
+// Lanes that may have work.
+struct lane_list {
+    struct lane **list;
+    size_t count, room;
+};
+
+struct worker {
+    struct lanes *lanes;
+    pthread_t thread;
+    int epoll, wake;
+    // turn
+    bool waits; // in epoll_wait, or about to
+    struct lane_list ready;
+};
+
+struct workers {
+    pthread_mutex_t turn;
+    pthread_cond_t still, go; // no worker is in a step; they may begin one
+    uint32_t count, started;
+    int wake; // the owner's thread's; borrowed
+    // turn
+    uint32_t stepping; // workers in the midst of a step
+    bool paused, ending;
+    bool thread_waits; // the owner's
+    uint64_t freed;    // counts the times when lanes were freed, which events that nobody has looked at may name
+    struct worker each[];
+};
 
 // Another member, or a candidate, and all connections to it.
 //
@@ -122,7 +151,7 @@ struct link_events {
     void (*refused)(void *context);
 };
 
-// All connections of an owner (link/lanes).
+// All connections of an owner.
 struct lanes {
     const struct link_events *events;
     void *context;         // of the events
@@ -149,6 +178,14 @@ static inline void lanes_lock(const struct lanes *all) { pthread_mutex_lock(all-
 static inline void lanes_unlock(const struct lanes *all) { pthread_mutex_unlock(all->lock); }
 #define lanes_assert_locked(all) lock_assert_held((all)->lock)
 
+// With the turn. Wakes this worker, or with NULL the owner's thread, if it waits.
+static inline void worker_wake(struct workers *all, struct worker *worker) {
+    if (all == NULL) return;
+    bool *waits = worker != NULL ? &worker->waits : &all->thread_waits;
+    if (*waits) wake_signal(worker != NULL ? worker->wake : all->wake);
+    *waits = false;
+}
+
 // Frames that a lane has to send: of the direct link it is guarded by the lock, of others it belongs to the thread.
 static inline void lane_assert_guarded(const struct lane *lane) {
     if (lane->index == 0) lanes_assert_locked(lane->all);
@@ -170,5 +207,171 @@ static inline bool lane_is_for_bulk(const struct lane *lane) {
     if (lane->index == 0) return peer->lanes[1] == NULL;
     return peer->rate.lanes.in_use == 0 || lane->index <= peer->rate.lanes.in_use;
 }
+
+// ======== a neighbour (neighbour.c) ========
+// NULL: there is none.
+struct neighbour *neighbour_find(struct lanes *all, const struct wire_id *id);
+// Returns the neighbour, no longer dropped, or a new one. NULL: memory was refused.
+struct neighbour *neighbour_get(struct lanes *all, const struct wire_id *id);
+struct peer_label neighbour_label(const struct neighbour *peer);
+// Schedules its lanes, from another one on each time: the first ones get what the bucket has. Thread.
+void neighbour_schedule(struct neighbour *peer);
+// Returns the lane of this index, or the one that stands in for it; NULL if there is none.
+struct lane *neighbour_lane(struct neighbour *peer, uint32_t index);
+// Frees those that were dropped and that nobody needs. Thread.
+void neighbours_free_dropped(struct lanes *all);
+
+// ---- rate control of its lanes ----
+// Reads what the kernel says of the connection, and sets how many unsent bytes that may take. Thread.
+void neighbour_read_gauge(struct lane *lane, int64_t now_ns);
+// Adapts number and speed of the neighbour's lanes, if it is time. Thread, lock not held.
+void neighbour_tune(struct lane *lane);
+// Returns true if the number of lanes or their speed was limited.
+static inline bool neighbour_is_limited(const struct neighbour *peer) {
+    return peer->rate.lanes.in_use > 0 || peer->rate.bucket.rate > 0;
+}
+// Returns how many of the neighbour's lanes carry bulk, the direct link aside, and why.
+uint32_t neighbour_lanes_in_use(const struct neighbour *peer);
+enum pace_reason neighbour_lanes_reason(const struct neighbour *peer);
+// Returns the throughput of the neighbour's links while they are busy, in bytes per ns; 0 if unknown. Thread.
+double neighbour_speed(struct neighbour *peer);
+
+// ======== a lane (lane.c): framing, bytes in, frames out, and back ========
+// Takes the stream, unless memory is refused: NULL.
+struct lane *lane_new(struct neighbour *peer, uint32_t index, struct transport *stream);
+void lane_free(struct lane *lane);
+
+// ---- thread ----
+// WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused. Lock held.
+uint8_t *lane_scratch(struct lane *lane);
+// WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
+uint8_t *lane_stage(struct lane *lane);
+// Does what can be done now. False: nothing is left to do until an event.
+bool lane_step(struct lane *lane);
+// Gives each of these lanes a step. Returns whether there is more.
+bool lane_step_all(struct lane_list *ready);
+// Takes the lane out of use; it is freed after the events at hand. Lock not held.
+void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why);
+// Drops the frames of large ops, or those of the service, in either direction. Lock held.
+void lane_drop_frames(struct lane *lane, bool service);
+// An epoch was entered: looks again at a frame that waits for it. Lock held.
+void lane_enter_epoch(struct lane *lane);
+// Records the events that epoll reports for the lane.
+void lane_note_events(struct lane *lane, uint32_t events);
+// Queues a frame, and takes it.
+void lane_push(struct lane *lane, struct frame *frame);
+
+// ---- heartbeats; lock held ----
+// Returns true if the lane has nothing to send, except what its device has yet to give. Thread.
+bool lane_is_quiet(const struct lane *lane);
+// Sends a heartbeat, with the time, before what its device has yet to give. Thread.
+void lane_beat(struct lane *lane);
+
+// ---- the direct link, which must exist; lock held ----
+// Sends a frame at once, or queues what the kernel does not take.
+void lane_send(struct lane *lane, struct frame *frame);
+
+static inline void neighbour_send(struct neighbour *peer, struct frame *frame) { lane_send(peer->lanes[0], frame); }
+
+// Queues a frame for the direct link. Thread.
+static inline void neighbour_push(struct neighbour *peer, struct frame *frame) {
+    lane_push(peer->lanes[0], frame);
+    lane_schedule(peer->lanes[0]);
+}
+
+// ======== all connections of an owner (lanes.c) ========
+// Borrows all that it points at.
+struct lanes_options {
+    const struct link_events *events;
+    void *context; // of the events
+    pthread_mutex_t *lock;
+    struct pool *pool;
+    size_t neighbour_bytes; // of what the owner keeps of a neighbour, which begins with struct neighbour
+    int epoll, wake;        // of the thread
+};
+
+struct lanes *lanes_new(const struct lanes_options *options); // NULL: no memory
+// Closes all. The thread has ended. NULL is allowed, as in lanes_free.
+void lanes_close(struct lanes *all);
+void lanes_free(struct lanes *all);
+// All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
+void lanes_fix(struct lanes *all);
+// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
+// usual). Before the first call silence is not watched. Any thread.
+void lanes_set_silence(struct lanes *all, int64_t limit_ns);
+// Returns the limit that was set. Any thread.
+int64_t lanes_silence_limit_ns(const struct lanes *all);
+
+// ---- any thread, lock held ----
+// Takes an authenticated connection and returns its serial number, which grows with each. Closes an older one of the
+// same member and index if both have the same address at the other end. 0: the stream stays the caller's, because the
+// older one lives and has another address (`from_elsewhere`), or memory was refused.
+uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, struct transport *stream,
+                   bool *from_elsewhere);
+// Closes all connections to a member that is gone.
+void lanes_drop(struct lanes *all, const struct wire_id *id);
+// Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
+// or memory was refused.
+bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_head *head, struct block *payload);
+
+// ---- thread ----
+// Begins to poll what was added. Lock held. False: the system refused memory or a descriptor.
+bool lanes_poll_arriving(struct lanes *all);
+// Ends all connections, before callers get their memory back: neighbours may be reading it, and believe what they read
+// while the link stands. Lock held.
+void lanes_hang_up(struct lanes *all);
+// Schedules the lanes of neighbours whose bucket has filled.
+void lanes_look_at_buckets(struct lanes *all);
+void lanes_free_broken(struct lanes *all);
+void lanes_schedule(struct lanes *all); // there may be work for all of them
+// Drops all frames of large ops, or all of the service, in either direction. Lock held.
+void lanes_drop_frames(struct lanes *all, bool service);
+// An epoch with this run, generation and number is in force: looks again at the frames that wait for it. Lock held.
+void lanes_enter_epoch(struct lanes *all, const struct wire_header *now);
+// Returns the incoming service frame of the next lane that is in the midst of one; `at` begins with 0. Returns NULL if
+// there is none.
+struct incoming *lanes_next_service(struct lanes *all, size_t *at);
+// Breaks the lanes that have been silent for too long, if it is time to check; lets the others send heartbeats.
+void lanes_check_silence(struct lanes *all);
+// Until the next check, if that is sooner.
+int lanes_timeout_ms(const struct lanes *all, int timeout_ms);
+
+// ======== workers (workers.c): threads that receive, sum and send beside the owner's thread ========
+// With workers, "thread" in a comment of link/ and data/ means: with the turn. The turn is a lock that the owner's
+// thread and each worker hold whenever they run, except inside the calls that move the bytes of a chunk: a send, a
+// receive, a sum, a copy. The turn comes before the lock of the connections. Each worker serves the lanes of some
+// indexes, and no other thread steps those (docs/decisions/data-threads.md).
+
+// Starts as many workers as PCCL_DATA_THREADS says; none by default. False: the system refused.
+bool workers_start(struct lanes *lanes);
+// Ends all workers. The owner's thread has ended. Idempotent.
+void workers_stop(struct lanes *lanes);
+void workers_free(struct lanes *lanes); // they have ended
+
+// Takes the turn, or gives it up. The lock is not held. Here and below NULL stands for no workers.
+static inline void turn_take(struct workers *all) {
+    if (all != NULL) pthread_mutex_lock(&all->turn);
+}
+static inline void turn_leave(struct workers *all) {
+    if (all != NULL) pthread_mutex_unlock(&all->turn);
+}
+// The owner's thread gives up the turn. `waits`: and waits for events, so that a lane with work has to wake it.
+static inline void turn_leave_thread(struct workers *all, bool waits) {
+    if (all != NULL) all->thread_waits = waits;
+    turn_leave(all);
+}
+
+// Blocks until no worker is in the midst of a step; none begins another one before `workers_resume`. The owner's
+// thread, with the turn, without the lock.
+void workers_pause(struct workers *all);
+void workers_resume(struct workers *all);
+
+// ---- with the turn ----
+// Returns the worker that lanes of this index belong to. NULL: the owner's thread serves them.
+static inline struct worker *workers_of(struct workers *all, uint32_t index) {
+    return all == NULL || index == 0 ? NULL : &all->each[(index - 1) % all->count];
+}
+// Makes room for so many lanes. False: memory was refused.
+bool worker_has_room(struct worker *worker, size_t count);
 
 #endif

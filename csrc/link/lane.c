@@ -5,7 +5,6 @@
 // rest of a payload and the heads behind it. Frames of older epochs are discarded unseen; a frame of an epoch that this
 // member has not entered yet stops the lane until it has.
 #define _GNU_SOURCE
-#include "link/lane.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -15,9 +14,8 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "device/device.h"
-#include "link/pool.h"
-#include "link/rate.h"
-#include "link/neighbour.h"
+#include "link/connection.h"
+#include "link/frame.h"
 
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
@@ -282,6 +280,14 @@ static void resume(struct lane *lane) {
         lane->sending = frame_pop(&lane->queue);
 }
 
+// Returns true if the lane has to wait until its neighbour's bucket fills. Frames that are queued already do not wait.
+static bool must_wait(const struct lane *lane) {
+    struct throttle_bucket *bucket = &lane->peer->rate.bucket;
+    if (lane->index == 0 || throttle_has_room(bucket, platform_now_ns())) return false;
+    if (lane->worker != NULL) worker_wake(lane->all->workers, NULL); // the owner's thread looks when it has filled
+    return true;
+}
+
 // Sends at most one frame that the thread has to follow up. The bytes of the finished frame, 0: none, the lane is
 // blocked or has no work.
 static size_t lane_write(struct lane *lane) {
@@ -293,11 +299,11 @@ static size_t lane_write(struct lane *lane) {
     bool writable = lane->writable, free = lane->sending == NULL, idle = free && lane->queue.first == NULL;
     if (direct) lanes_unlock(all);
 
-    if (!writable || (idle && rate_must_wait(lane))) return 0;
+    if (!writable || (idle && must_wait(lane))) return 0;
     struct frame *work = free ? all->events->want(all->context, lane, idle) : NULL;
     if (idle && work == NULL) return 0;
     // Before it is sent, or all lanes would begin a frame with the same room.
-    if (work != NULL && !direct) bucket_take(&lane->peer->rate.bucket, FRAME_HEAD_BYTES + work->length);
+    if (work != NULL && !direct) throttle_take(&lane->peer->rate.bucket, FRAME_HEAD_BYTES + work->length);
 
     if (direct) lanes_lock(all);
     if (lane->sending != NULL && work != NULL)
@@ -308,7 +314,7 @@ static size_t lane_write(struct lane *lane) {
     if (finished != NULL) lane->sending = NULL;
     if (direct) lanes_unlock(all);
     // A neighbour that has come near needs no limits any more.
-    if (lane->pace.far || rate_is_limited(&lane->peer->rate)) rate_tune(lane);
+    if (lane->pace.far || neighbour_is_limited(lane->peer)) neighbour_tune(lane);
     if (finished == NULL) return 0;
     // The kernel would take up to 64 KiB more than it was told to, which is much for a slow connection.
     if (!direct && lane->pace.far && !transport_has_room(lane->stream)) lane->writable = false;
@@ -332,6 +338,48 @@ bool lane_step(struct lane *lane) {
     while (!lane->broken && burst < PACE_TURN_BYTES && (sent = lane_write(lane)) > 0) burst += sent;
     if (lane->broken) return false;
     return more || sent > 0 || lane->unparsed;
+}
+
+bool lane_step_all(struct lane_list *ready) {
+    for (size_t i = 0; i < ready->count;) {
+        struct lane *lane = ready->list[i];
+        if (lane_step(lane)) {
+            i++;
+        } else {
+            lane->ready = false;
+            ready->list[i] = ready->list[--ready->count];
+        }
+    }
+    return ready->count > 0;
+}
+
+// ---- heartbeats ----
+// Whether nothing of the frame at hand was sent, because its device has yet to give its bytes.
+static bool waits_for_device(const struct lane *lane) {
+    const struct frame *frame = lane->sending;
+    return frame != NULL && frame->fence != 0 && lane->sent == 0 &&
+           device_passed(frame->device, frame->fence) == DEVICE_BUSY;
+}
+
+bool lane_is_quiet(const struct lane *lane) {
+    lane_assert_guarded(lane);
+    return lane->sending == NULL ? lane->queue.first == NULL : waits_for_device(lane);
+}
+
+void lane_beat(struct lane *lane) {
+    lane_assert_guarded(lane);
+    struct lanes *all = lane->all;
+    struct wire_head head = {
+        .link_heartbeat = {.clock_us = (uint64_t)(platform_now_ns() / US_NS), .loaded = all->busy}};
+    struct frame *beat = frame_new(&all->frames, WIRE_LINK_HEARTBEAT, &head, 0);
+    if (beat == NULL) return;
+    if (waits_for_device(lane)) {
+        frame_put_back(&lane->queue, lane->sending);
+        lane->sending = beat;
+    } else {
+        lane_push(lane, beat);
+    }
+    lane_schedule(lane);
 }
 
 // ---- dropping ----

@@ -1,16 +1,13 @@
+// All connections of an owner: adding and dropping them, polling them, and the checks for silence.
 #define _GNU_SOURCE
-#include "link/lanes.h"
-
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/memory.h"
+#include "base/log.h"
 #include "base/platform.h"
-#include "link/lane.h"
-#include "link/liveness.h"
-#include "link/rate.h"
-#include "link/neighbour.h"
-#include "link/pool.h"
+#include "link/connection.h"
+#include "link/frame.h"
 #include "net/socket.h"
 
 enum { LANES_LEAST = 16 };
@@ -123,7 +120,7 @@ bool lanes_poll_arriving(struct lanes *all) {
         if (!transport_watch(lane->stream, epoll, events, (epoll_data_t){.ptr = lane})) return false;
         all->arriving = lane->next;
         lane->polled = true;
-        rate_look(lane, platform_now_ns());
+        neighbour_read_gauge(lane, platform_now_ns());
         all->list[all->count++] = lane;
         lane_schedule(lane);
         all->events->state(all->context, lane->peer, NEIGHBOUR_LINK_UP);
@@ -140,7 +137,8 @@ void lanes_hang_up(struct lanes *all) {
 void lanes_look_at_buckets(struct lanes *all) {
     for (size_t i = 0; i < all->count; i++) {
         struct neighbour *peer = all->list[i]->peer;
-        if (peer->rate.bucket.waits && bucket_has_room(&peer->rate.bucket, platform_now_ns())) neighbour_schedule(peer);
+        if (peer->rate.bucket.waits && throttle_has_room(&peer->rate.bucket, platform_now_ns()))
+            neighbour_schedule(peer);
     }
 }
 
@@ -160,19 +158,6 @@ bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_head 
     return true;
 }
 
-bool lanes_step(struct lane_list *ready) {
-    for (size_t i = 0; i < ready->count;) {
-        struct lane *lane = ready->list[i];
-        if (lane_step(lane)) {
-            i++;
-        } else {
-            lane->ready = false;
-            ready->list[i] = ready->list[--ready->count];
-        }
-    }
-    return ready->count > 0;
-}
-
 static bool any_broken(const struct lanes *all) {
     for (size_t i = 0; i < all->count; i++)
         if (all->list[i]->broken) return true;
@@ -182,7 +167,7 @@ static bool any_broken(const struct lanes *all) {
 void lanes_free_broken(struct lanes *all) {
     if (!any_broken(all)) return;
     workers_pause(all->workers);
-    workers_forget_events(all->workers);
+    if (all->workers != NULL) all->workers->freed++;
     for (size_t i = 0; i < all->count;) {
         struct lane *lane = all->list[i];
         if (!lane->broken) {
@@ -236,6 +221,40 @@ void lanes_set_silence(struct lanes *all, int64_t limit_ns) {
 
 int64_t lanes_silence_limit_ns(const struct lanes *all) { return SILENCE_CHECKS * all->silence_ns; }
 
+static void say_something(struct lane *lane) {
+    lane_assert_guarded(lane);
+    bool spoke = lane->silence.spoke;
+    lane->silence.spoke = false;
+    if (!spoke && lane_is_quiet(lane)) lane_beat(lane);
+}
+
+// Returns true if the direct link is heard: the peer lives. With heavy packet loss, one connection alone may be silent
+// for long, because its timeout doubles with each retransmission.
+static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
+    const struct lane *direct = lane->peer->lanes[0];
+    return lane->pace.far && lane->index > 0 && direct != NULL && !direct->broken &&
+           now_ns - direct->silence.arrivals.at_ns < limit_ns;
+}
+
+// Breaks the lane if it has been silent for longer than about `limit_ns`; else sends a heartbeat if the lane is quiet.
+// `excused`: this process was stopped. Lock not held.
+static void watch(struct lane *lane, int64_t limit_ns, bool excused) {
+    int64_t now_ns = platform_now_ns();
+    lanes_lock(lane->all);
+    lane->silence.patient = is_heard_beside(lane, limit_ns, now_ns);
+    neighbour_read_gauge(lane, now_ns);
+    if (excused) silence_excuse(&lane->silence, now_ns);
+    bool ahead = lane->receiving == LANE_AHEAD;
+    lane->silence.heard |= lane->readable && !ahead; // what is there and unread has been said
+    const char *why = silence_check(&lane->silence, ahead, &lane->pace.gauge, now_ns, limit_ns);
+    if (why == NULL) say_something(lane);
+    lanes_unlock(lane->all);
+    if (why == NULL) return;
+    LOG(LOG_DEBUG, "link %u: %llu bytes are not acknowledged, %u segments were sent again", lane->index,
+        (unsigned long long)lane->pace.gauge.queued, lane->pace.gauge.retransmits);
+    lane_break(lane, ahead ? WIRE_LINK_BROKEN : WIRE_LINK_SILENT, why);
+}
+
 void lanes_check_silence(struct lanes *all) {
     if (all->silence_ns == 0) return;
     int64_t now = platform_now_ns();
@@ -243,12 +262,12 @@ void lanes_check_silence(struct lanes *all) {
     bool stopped = now > all->silence_at + all->silence_ns;
     all->silence_at = now + all->silence_ns;
     for (size_t i = 0; i < all->count; i++)
-        if (!all->list[i]->broken) liveness_check(all->list[i], SILENCE_CHECKS * all->silence_ns, stopped);
+        if (!all->list[i]->broken) watch(all->list[i], SILENCE_CHECKS * all->silence_ns, stopped);
 }
 
 int lanes_timeout_ms(const struct lanes *all, int timeout_ms) {
     for (size_t i = 0; i < all->count; i++)
-        if (all->list[i]->peer->rate.bucket.waits && timeout_ms != 0) timeout_ms = BUCKET_TICK_MS;
+        if (all->list[i]->peer->rate.bucket.waits && timeout_ms != 0) timeout_ms = THROTTLE_TICK_MS;
     if (all->silence_ns == 0) return timeout_ms;
     int64_t left = (all->silence_at - platform_now_ns()) / MS_NS + 1;
     int ms = left < 0 ? 0 : (int)left;

@@ -109,7 +109,7 @@ struct pace_total {
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
 
-// Whether what the connections to a far neighbour send is spread over the round trip (link/bucket). Acknowledgements
+// Whether what the connections to a far neighbour send is spread over the round trip (link/throttle). Acknowledgements
 // wait behind the bulk of the other direction, come together, and let out bursts together: many connections in step
 // fill the link in one moment and leave it empty in the next. Few of them leave more to others when they are not
 // smooth, so on a narrow way they are not.

@@ -12,6 +12,8 @@ enum {
     CLEAR_LONG = 20,              // measurements without a queue at any rate, after which it may grow
     STUBBORN_MOST = 8,            // measurements with a long queue, after which the queue belongs to others
     REST_MS = 30000,              // ms without a limit after that
+    BUCKET_MS = 2,                // ms at the rate: a late wake-up loses nothing
+    BUCKET_LEAST = 64000,         // bytes, depth at least
 };
 
 static const double QUEUE_TARGET = 0.15; // of a round trip: the queue that the controller keeps
@@ -134,4 +136,19 @@ uint32_t throttle_share(const struct throttle *t, const struct pace_total *total
     if (t->rate == 0 || total->window == 0 || t->rate >= wanted(total)) return 0;
     double share = t->rate * window / (double)total->window;
     return (uint32_t)(between(share, LANE_LEAST, 2) * 1e9);
+}
+
+bool throttle_has_room(struct throttle_bucket *bucket, int64_t now_ns) {
+    double depth = bucket->rate * BUCKET_MS * MS_NS;
+    if (depth < BUCKET_LEAST) depth = BUCKET_LEAST;
+    bucket->room += bucket->rate * (double)(now_ns - bucket->filled_ns);
+    if (bucket->room > depth || bucket->rate == 0) bucket->room = depth;
+    bucket->filled_ns = now_ns;
+    bucket->waits = bucket->rate > 0 && bucket->room <= 0;
+    if (bucket->waits) bucket->empty_ns = now_ns;
+    return !bucket->waits;
+}
+
+void throttle_take(struct throttle_bucket *bucket, size_t bytes) {
+    if (bucket->rate > 0) bucket->room -= (double)bytes;
 }

@@ -1,15 +1,22 @@
-// How fast the connections to one far neighbour may send together. As long as they only stop when the queue on the way
+// How fast the connections to one far neighbour may send together: the limit, and the token bucket that keeps them to
+// it. Pure.
+//
+// As long as they only stop when the queue on the way
 // overflows, the acknowledgements of the other direction wait in it, and that direction carries less with the same
 // windows. So what the way carries is measured while a queue is there, and they send so much less, or more, that a
 // short one stays. Where the queue does not become shorter, or they send ever less for it, it is somebody else's, and
-// they send as fast as they can. Pure.
+// they send as fast as they can.
+//
+// The kernel can pace each connection by itself, but then a timer of its own sends every two segments. Over 1 Gbit/s
+// these timers cost more of the processor than all else (docs/decisions/far-links.md). The bucket costs one wake-up per
+// millisecond.
 #ifndef PCCL_LINK_THROTTLE_H
 #define PCCL_LINK_THROTTLE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#include "link/bucket.h"
 #include "link/pace.h"
 
 // All 0 at the beginning. Speeds are bytes per nanosecond.
@@ -45,15 +52,31 @@ double throttle_limit(const struct throttle *throttle, const struct pace_total *
 // Returns what one of them with this window may send, in bytes per second; 0: as fast as it can.
 uint32_t throttle_share(const struct throttle *throttle, const struct pace_total *total, uint32_t window);
 
-// State of the rate control of all connections to one member (link/rate). All 0 at the beginning.
+enum { THROTTLE_TICK_MS = 1 }; // between two looks at a bucket that somebody waits for
+
+// All 0 at the beginning.
+struct throttle_bucket {
+    double rate; // bytes per nanosecond; 0: no limit
+    double room; // bytes that may be sent now; below 0 after a frame that was larger
+    int64_t filled_ns;
+    bool waits;       // a sender found it empty
+    int64_t empty_ns; // when that was last
+};
+
+// Fills the bucket for the time that has passed, and returns whether anything may be sent. Notes in `waits` if not.
+bool throttle_has_room(struct throttle_bucket *bucket, int64_t now_ns);
+// Takes bytes that are about to be sent out of the bucket.
+void throttle_take(struct throttle_bucket *bucket, size_t bytes);
+
+// State of the rate control of all connections to one member (link/neighbour). All 0 at the beginning.
 // Thread, unless stated otherwise.
 struct rate_control {
-    struct pace_lanes lanes;  // how many carry bulk
-    struct throttle throttle; // how fast they may be together; changed with the lock held
-    struct bucket bucket;     // what they may send now; a far neighbour alone
-    double speed;             // of all of them together
-    int64_t speed_ns;         // when that was measured
-    bool alone;               // set by the owner: the last large transfer has bulk for no other member
+    struct pace_lanes lanes;       // how many carry bulk
+    struct throttle throttle;      // how fast they may be together; changed with the lock held
+    struct throttle_bucket bucket; // what they may send now; a far neighbour alone
+    double speed;                  // of all of them together
+    int64_t speed_ns;              // when that was measured
+    bool alone;                    // set by the owner: the last large transfer has bulk for no other member
 };
 
 #endif

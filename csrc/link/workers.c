@@ -1,24 +1,73 @@
-#include "link/workers.h"
+// Threads that receive, sum and send beside the owner's thread: docs/decisions/data-threads.md.
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/epoll.h>
 
+#include "base/descriptor.h"
+#include "base/environment.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "compute/kernels.h"
+#include "link/connection.h"
 
-enum { READY_LEAST = 16 };
+enum { EVENTS = 64, READY_LEAST = 16 };
 
-// ---- the turn ----
-void turn_take(struct workers *all) {
-    if (all != NULL) pthread_mutex_lock(&all->turn);
+// ---- a worker; turn ----
+// False: it is to end.
+static bool begin_step(struct workers *all) {
+    while (all->paused && !all->ending) pthread_cond_wait(&all->go, &all->turn);
+    if (all->ending) return false;
+    all->stepping++;
+    return true;
 }
 
-void turn_leave(struct workers *all) {
-    if (all != NULL) pthread_mutex_unlock(&all->turn);
+static void end_step(struct workers *all) {
+    if (--all->stepping == 0 && all->paused) pthread_cond_signal(&all->still);
 }
 
-void turn_leave_thread(struct workers *all, bool waits) {
-    if (all != NULL) all->thread_waits = waits;
-    turn_leave(all);
+static void note_events(struct worker *worker, const struct epoll_event *events, int count) {
+    for (int i = 0; i < count; i++) {
+        if (events[i].data.ptr == NULL)
+            wake_clear(worker->wake);
+        else
+            lane_note_events(events[i].data.ptr, events[i].events);
+    }
 }
 
+// Events come once, so those that nobody looked at are assumed of every lane.
+static void assume_events(struct worker *worker) {
+    struct lanes *lanes = worker->lanes;
+    wake_clear(worker->wake);
+    for (size_t i = 0; i < lanes->count; i++)
+        if (lanes->list[i]->worker == worker) lane_note_events(lanes->list[i], EPOLLIN | EPOLLOUT);
+}
+
+static void *work(void *argument) {
+    struct worker *worker = argument;
+    struct lanes *lanes = worker->lanes;
+    struct workers *all = lanes->workers;
+    struct epoll_event events[EVENTS];
+    kernels_enter();
+    turn_take(lanes->workers);
+    while (begin_step(all)) {
+        bool busy = lane_step_all(&worker->ready);
+        end_step(all);
+        worker->waits = !busy;
+        uint64_t freed = all->freed;
+        turn_leave(lanes->workers);
+        int count = epoll_wait(worker->epoll, events, EVENTS, busy ? 0 : -1);
+        turn_take(lanes->workers);
+        worker->waits = false;
+        if (freed == all->freed)
+            note_events(worker, events, count);
+        else
+            assume_events(worker);
+    }
+    turn_leave(lanes->workers);
+    return NULL;
+}
+
+// ---- the owner's thread ----
 void workers_pause(struct workers *all) {
     if (all == NULL) return;
     all->paused = true;
@@ -31,22 +80,63 @@ void workers_resume(struct workers *all) {
     pthread_cond_broadcast(&all->go);
 }
 
-// ---- lanes ----
-struct worker *workers_of(struct workers *all, uint32_t index) {
-    return all == NULL || index == 0 ? NULL : &all->each[(index - 1) % all->count];
-}
-
 bool worker_has_room(struct worker *worker, size_t count) {
     return GROW(worker->ready.list, worker->ready.room, count, READY_LEAST);
 }
 
-void worker_wake(struct workers *all, struct worker *worker) {
-    if (all == NULL) return;
-    bool *waits = worker != NULL ? &worker->waits : &all->thread_waits;
-    if (*waits) wake_signal(worker != NULL ? worker->wake : all->wake);
-    *waits = false;
+// ---- life ----
+static bool start(struct worker *worker, struct lanes *lanes) {
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    worker->lanes = lanes;
+    worker->wake = -1;
+    worker->epoll = descriptor_epoll();
+    if (worker->epoll < 0) return false;
+    worker->wake = wake_open();
+    return worker->wake >= 0 && epoll_ctl(worker->epoll, EPOLL_CTL_ADD, worker->wake, &event) == 0 &&
+           platform_thread_start(&worker->thread, "pccl:lanes", work, worker);
 }
 
-void workers_forget_events(struct workers *all) {
-    if (all != NULL) all->freed++;
+bool workers_start(struct lanes *lanes) {
+    uint32_t count = environment_number("PCCL_DATA_THREADS", 0, WORKERS_MOST, 0);
+    if (count == 0) return true;
+    struct workers *all = calloc(1, sizeof *all + count * sizeof all->each[0]);
+    if (all == NULL) return false;
+    all->count = count;
+    all->wake = lanes->wake;
+    pthread_mutex_init(&all->turn, NULL);
+    platform_cond_init(&all->still);
+    platform_cond_init(&all->go);
+    for (uint32_t i = 0; i < count; i++) all->each[i].epoll = all->each[i].wake = -1;
+    lanes->workers = all;
+    while (all->started < count && start(&all->each[all->started], lanes)) all->started++;
+    return all->started == count;
+}
+
+void workers_stop(struct lanes *lanes) {
+    struct workers *all = lanes->workers;
+    if (all == NULL) return;
+    turn_take(lanes->workers);
+    all->ending = true;
+    pthread_cond_broadcast(&all->go);
+    turn_leave(lanes->workers);
+    for (uint32_t i = 0; i < all->started; i++) {
+        wake_signal(all->each[i].wake);
+        pthread_join(all->each[i].thread, NULL);
+    }
+    all->started = 0;
+}
+
+void workers_free(struct lanes *lanes) {
+    struct workers *all = lanes->workers;
+    if (all == NULL) return;
+    for (uint32_t i = 0; i < all->count; i++) {
+        descriptor_close(all->each[i].epoll);
+        descriptor_close(all->each[i].wake);
+        free(all->each[i].ready.list);
+    }
+    pthread_cond_destroy(&all->still);
+    pthread_cond_destroy(&all->go);
+    pthread_mutex_destroy(&all->turn);
+    free(all);
+    lanes->workers = NULL;
 }

@@ -7,9 +7,7 @@
 
 #include "base/memory.h"
 #include "data/slots.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
-#include "link/rate.h"
+#include "link/connection.h"
 
 static const struct service_type sync_type;
 
@@ -128,7 +126,7 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
 static bool pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame) {
     if (frame->length < CODING_LEAST_BYTES) return true;
     engine_lock(sync->engine);
-    double speed = rate_speed(requester->peer);
+    double speed = neighbour_speed(requester->peer);
     engine_unlock(sync->engine);
     uint8_t *stage = coding_tries(&requester->choice, speed) ? lane_stage(lane) : NULL;
     if (stage == NULL) return true;

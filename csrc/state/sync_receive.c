@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "link/lanes.h"
+#include "link/connection.h"
 
 enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 

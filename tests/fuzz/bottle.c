@@ -43,7 +43,7 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeo
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag);
 void __wrap_same_host_offered(struct lane *lane);
-double __wrap_rate_speed(struct neighbour *peer);
+double __wrap_neighbour_speed(struct neighbour *peer);
 
 bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
     (void)arg;
@@ -74,7 +74,7 @@ void __wrap_same_host_offered(struct lane *lane) {
 }
 
 // A link so slow that packing pays.
-double __wrap_rate_speed(struct neighbour *peer) {
+double __wrap_neighbour_speed(struct neighbour *peer) {
     (void)peer;
     return 1e-6;
 }

@@ -11,7 +11,7 @@
 #include "data/engine.h"
 #include "base/platform.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/service.h"
 #include "data/slots.h"
 #include "fuzz.h"

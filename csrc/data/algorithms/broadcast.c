@@ -5,10 +5,9 @@
 #include "base/memory.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
 #include "link/pace.h"
-#include "link/neighbour.h"
 
 struct broadcast {
     struct moving moving;

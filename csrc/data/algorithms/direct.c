@@ -14,13 +14,11 @@
 #include "compute/kernels.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
-#include "link/pool.h"
+#include "link/frame.h"
 #include "device/device.h"
 #include "data/op_peer.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
 
 enum {
     NAMES = 4,             // told of those that are waited for

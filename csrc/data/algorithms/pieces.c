@@ -12,12 +12,11 @@
 #include "base/memory.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
 #include "link/pace.h"
 #include "device/device.h"
 #include "data/op_peer.h"
-#include "link/lanes.h"
 
 enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache afterwards
 

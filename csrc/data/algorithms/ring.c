@@ -6,13 +6,12 @@
 
 #include "base/memory.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
 #include "link/pace.h"
 #include "data/slots.h"
 #include "device/device.h"
 #include "data/op_peer.h"
-#include "link/neighbour.h"
 
 enum { CHUNKS_AHEAD = 2 }; // own chunks of an op under way where they pass through slots, of which forwards need some
 

@@ -16,12 +16,10 @@
 #include "compute/codec.h"
 #include "compute/kernels.h"
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
-#include "link/pool.h"
+#include "link/frame.h"
 #include "device/device.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
 
 enum {
     WINDOW_BYTES = 4 * 1024 * 1024,

@@ -16,13 +16,11 @@
 #include <pccl.h>
 
 #include "data/core.h"
-#include "link/lane.h"
+#include "link/connection.h"
 #include "data/algorithm.h"
 #include "link/pace.h"
-#include "link/pool.h"
+#include "link/frame.h"
 #include "device/device.h"
-#include "link/lanes.h"
-#include "link/neighbour.h"
 
 enum { WINDOW_LEAST = 4 }; // blocks
 

@@ -1,11 +1,9 @@
 // Collectives that move pieces: whatever the counts are, each member ends with its pieces of all others, or none does.
 #include "data/core.h"
-#include "link/lane.h"
-#include "link/lanes.h"
+#include "link/connection.h"
 #include "engine_world.h"
 #include "ops/plan.h"
 #include "data/op_peer.h"
-#include "link/neighbour.h"
 
 enum { TAG = 5, BIG = 100003 };
 

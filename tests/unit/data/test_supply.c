@@ -4,11 +4,9 @@
 #include <sys/socket.h>
 
 #include "data/core.h"
-#include "link/lane.h"
-#include "link/lanes.h"
+#include "link/connection.h"
 #include "engine_world.h"
 #include "data/op_peer.h"
-#include "link/neighbour.h"
 
 enum { TAG = 7 };
 

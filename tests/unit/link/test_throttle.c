@@ -1,4 +1,4 @@
-// How fast the connections to one far neighbour may be together, over a model of a link.
+// How fast the connections to one far neighbour may be together, over a model of a link; and the bucket that keeps them to it.
 #include "link/throttle.h"
 
 #include <math.h>
@@ -244,11 +244,68 @@ static void test_limits(void) {
     CHECK(fabs(way.throttle.line - line) < 0.1 * line);
 }
 
+// Sends frames for so many milliseconds, whenever the bucket has room, and returns the bytes.
+static double send_for(struct throttle_bucket *bucket, int64_t *now_ns, int ms, size_t frame) {
+    double sent = 0;
+    for (int i = 0; i < ms; i++, *now_ns += THROTTLE_TICK_MS * MS_NS) {
+        while (throttle_has_room(bucket, *now_ns)) {
+            throttle_take(bucket, frame);
+            sent += (double)frame;
+        }
+        CHECK(bucket->waits && bucket->empty_ns == *now_ns);
+    }
+    return sent;
+}
+
+static void test_bucket(void) {
+    check_case("as much goes as the rate lets, whatever the frames are");
+    static const size_t frames[] = {1000, 16 << 10, 256 << 10};
+    for (size_t i = 0; i < sizeof frames / sizeof *frames; i++) {
+        struct throttle_bucket bucket = {.rate = 0.125};
+        int64_t now_ns = 5 * SECOND_NS;
+        double sent = send_for(&bucket, &now_ns, 1000, frames[i]);
+        CHECK(sent > 0.99 * 0.125e9 && sent < 0.125e9 + 1e6);
+    }
+    check_case("a pause lets out no more than a short burst");
+    struct throttle_bucket bucket = {.rate = 0.125};
+    int64_t now_ns = SECOND_NS;
+    send_for(&bucket, &now_ns, 10, 1000);
+    now_ns += 60 * SECOND_NS;
+    CHECK(send_for(&bucket, &now_ns, 1, 1000) <= 0.125e9 * 0.002 + 1000);
+    check_case("a slow one lets out whole frames, later");
+    bucket = (struct throttle_bucket){.rate = 1e-4};
+    CHECK(throttle_has_room(&bucket, now_ns));
+    throttle_take(&bucket, 256 << 10);
+    CHECK(!throttle_has_room(&bucket, now_ns + SECOND_NS) && bucket.waits);
+    CHECK(throttle_has_room(&bucket, now_ns + 3 * SECOND_NS) && !bucket.waits);
+}
+
+static void test_bucket_without_rate(void) {
+    check_case("without a rate nobody waits");
+    struct throttle_bucket bucket = {0};
+    for (int i = 0; i < 1000; i++) {
+        CHECK(throttle_has_room(&bucket, SECOND_NS));
+        throttle_take(&bucket, 1 << 20);
+    }
+    check_case("and nothing is owed for that later");
+    bucket.rate = 0.125;
+    CHECK(throttle_has_room(&bucket, SECOND_NS + MS_NS));
+    check_case("who waits goes on when the rate is taken away");
+    throttle_take(&bucket, 1 << 30);
+    CHECK(!throttle_has_room(&bucket, 2 * SECOND_NS));
+    bucket.rate = 0;
+    CHECK(throttle_has_room(&bucket, 2 * SECOND_NS) && !bucket.waits);
+    bucket.rate = 0.125;
+    CHECK(throttle_has_room(&bucket, 2 * SECOND_NS));
+}
+
 int main(void) {
     test_settles();
     test_changes();
     test_foreign();
     test_shy();
     test_limits();
+    test_bucket();
+    test_bucket_without_rate();
     return check_status();
 }
