@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "pccl.h"
-#include "state/outline.h"
+#include "state/delta.h"
 
 void rounds_init(struct rounds *rounds) { memset(rounds, 0, offsetof(struct rounds, votes)); }
 
@@ -82,7 +82,7 @@ static void expel_for_mask(struct rounds *rounds, struct membership *table, stru
     while (!wire_hash_equal(&rounds->voters[elected].vote.mask, mask)) elected++;
     const struct wire_outline *others = &rounds->voters[elected].vote.outline;
     struct wire_sync_differs differs;
-    if (!outline_differ(mine, others, &differs)) {
+    if (!delta_outline_differ(mine, others, &differs)) {
         membership_expel(table, peer, "%s", rule);
         return;
     }

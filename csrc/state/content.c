@@ -8,7 +8,6 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "device/device.h"
-#include "state/outline.h"
 
 enum {
     UNIT_LEAVES = 16,             // taken by one thread at once
@@ -31,7 +30,7 @@ static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *mask, st
     for (size_t i = 0; i < state->count; i++) length += 4 + strlen(state->infos[i].name) + 1 + 1 + 8;
     uint8_t *bytes = malloc(length), *at = bytes;
     if (bytes == NULL) return false;
-    struct outline_maker maker = outline_begin(outline, state->count);
+    struct delta_outline made = delta_outline_begin(outline, state->count);
     for (size_t i = 0; i < state->count; i++) {
         const pcclTensorInfo_t *info = &state->infos[i];
         const uint8_t *entry = at;
@@ -41,7 +40,7 @@ static bool hash_mask(const pcclSharedState_t *state, struct wire_hash *mask, st
         at = put(at + name, (uint64_t)info->datatype, 1);
         at = put(at, info->allow_content_inequality, 1);
         at = put(at, info->count, 8);
-        outline_add(&maker, entry, (size_t)(at - entry));
+        delta_outline_add(&made, entry, (size_t)(at - entry));
     }
     *mask = wire_hash_of(hash_xxh3_128(bytes, length));
     free(bytes);

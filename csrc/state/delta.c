@@ -1,5 +1,7 @@
+#define _GNU_SOURCE
 #include "state/delta.h"
 
+#include <endian.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +33,38 @@ struct delta {
     uint32_t wrong_count;
     struct donor donors[];
 };
+
+// ---- lists of entries ----
+
+struct delta_outline delta_outline_begin(struct wire_outline *outline, uint64_t entries) {
+    outline->entries = entries;
+    return (struct delta_outline){.outline = outline};
+}
+
+void delta_outline_add(struct delta_outline *made, const void *entry, size_t bytes) {
+    unsigned shift = wire_outline_shift(made->outline->entries);
+    uint64_t link[2] = {htole64(made->hash), htole64(hash_xxh3_64(entry, bytes))};
+    made->hash = hash_xxh3_64(link, sizeof link);
+    uint64_t added = ++made->added;
+    if ((added >> shift) << shift == added) made->outline->hashes[(added >> shift) - 1] = (uint32_t)made->hash;
+}
+
+bool delta_outline_differ(const struct wire_outline *mine, const struct wire_outline *other,
+                          struct wire_sync_differs *out) {
+    unsigned a = wire_outline_shift(mine->entries), b = wire_outline_shift(other->entries), shift = a > b ? a : b;
+    uint64_t shorter = mine->entries < other->entries ? mine->entries : other->entries, same = 0;
+    for (uint64_t i = 1; i <= shorter >> shift; i++) {
+        uint64_t end = i << shift;
+        if (mine->hashes[(end >> a) - 1] != other->hashes[(end >> b) - 1]) {
+            *out = (struct wire_sync_differs){same, end - 1};
+            return true;
+        }
+        same = end;
+    }
+    if (same == mine->entries && same == other->entries) return false;
+    *out = (struct wire_sync_differs){same, mine->entries == other->entries ? shorter - 1 : shorter};
+    return true;
+}
 
 // ---- layout ----
 void delta_layout_number(struct delta_layout *layout) {

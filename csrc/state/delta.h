@@ -1,4 +1,7 @@
-// Chooses the leaves of a shared state to fetch, and their donors. Pure: no sockets, no clock, no threads.
+// How a shared state differs from another one: the first entry that differs in their lists, the leaves that differ, and
+// the donors to fetch these from. Pure: no sockets, no clock, no threads.
+//
+// Votes carry the list of entries as prefix hashes (struct wire_outline), which are made entry by entry.
 //
 // The leaves of all entries are numbered through, entry by entry (struct delta_layout). A delta holds two bytes per
 // leaf: whether it is here, wanted, or asked of a donor. Donors are asked for runs of leaves, as long as fewer bytes
@@ -12,6 +15,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "net/wire_control.h"
+
 enum {
     DELTA_MAX_DONORS = 1024,
     DELTA_RUN_BYTES = 2 << 20, // the longest run asked at once
@@ -19,6 +24,22 @@ enum {
     DELTA_LEAVES_ON_WAY = 1024, // per donor
     DELTA_WRONG_LEAVES = 2,     // after so many a donor is not asked any more
 };
+
+// ---- lists of entries ----
+struct delta_outline {
+    struct wire_outline *outline; // borrowed
+    uint64_t added, hash;
+};
+
+struct delta_outline delta_outline_begin(struct wire_outline *outline, uint64_t entries);
+// Adds the next entry, as it is hashed for the mask. Called as often as there are entries.
+void delta_outline_add(struct delta_outline *made, const void *entry, size_t bytes);
+// Finds the first difference between `mine` and `other`, which are known to differ: exactly, if neither has more than
+// WIRE_MAX_OUTLINE entries, else within the entries between two hashes of the longer list. False: the hashes are equal,
+// and no entry is beyond them. `other` may have any values. Equal hashes of unequal entries, one time in four billion,
+// put the difference too far behind.
+bool delta_outline_differ(const struct wire_outline *mine, const struct wire_outline *other,
+                          struct wire_sync_differs *out);
 
 // ---- layout ----
 struct delta_entry {

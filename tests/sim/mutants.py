@@ -36,7 +36,6 @@ SOURCES = [
     "csrc/net/wire_data.c",
     "csrc/link/pace.c",
     "csrc/state/delta.c",
-    "csrc/state/outline.c",
     "csrc/topology/pairs.c",
     "csrc/topology/ring_order.c",
     "csrc/topology/weights.c",
@@ -716,10 +715,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="the_last_difference_unseen",
-        file="state/outline.c",
+        file="state/delta.c",
         old="i <= shorter >> shift; i++",
         new="i < shorter >> shift; i++",
-        test="state/test_outline.c",
+        test="state/test_delta.c",
     ),
     Mutant(
         name="neighbours_are_unfinished",  # memory that ends where unfinished memory begins
