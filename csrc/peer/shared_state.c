@@ -11,7 +11,6 @@
 #include "peer/master_link.h"
 #include "peer/ticket.h"
 #include "state/content.h"
-#include "state/unfinished.h"
 
 // Guarded by the communicator's lock.
 struct shared_state {
@@ -75,7 +74,7 @@ static pcclResult_t vote(struct communicator *c) {
     const struct content *content = c->shared_state->content;
     struct wire_sync_vote vote = {
         .strategy = (uint8_t)c->shared_state->strategy,
-        .incomplete = unfinished_has(&content->layout),
+        .incomplete = content_is_torn(&content->layout),
         .revision = c->shared_state->revision,
         .mask = content->mask,
         .content = content->hash,
@@ -116,9 +115,9 @@ static void end_transfers(struct communicator *c, bool success, struct sync_repo
     sync_end(c->engine, report);
     add_report(report, &c->shared_state->before);
     if (success)
-        unfinished_remove(&c->shared_state->content->layout);
+        content_clear_torn(&c->shared_state->content->layout);
     else if (report->wrote)
-        unfinished_add(&c->shared_state->content->layout);
+        content_mark_torn(&c->shared_state->content->layout);
 }
 
 // The entries that the master has numbered, by name; "" if it has not.

@@ -210,3 +210,135 @@ bool content_is_of(const struct content *content, const pcclSharedState_t *state
     }
     return true;
 }
+
+// ---- torn memory ----
+
+struct range {
+    uintptr_t begin, end;
+};
+
+// Sorted, not empty, not touching each other.
+struct range_set {
+    struct range *ranges;
+    size_t count;
+};
+
+static pthread_once_t torn_once = PTHREAD_ONCE_INIT;
+// taken before a fork, so that a child finds it free and the set whole
+static pthread_mutex_t torn_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct range_set torn;
+static bool all_torn; // memory was refused for the set: everything counts as torn
+
+static void torn_hold(void) { pthread_mutex_lock(&torn_lock); }
+
+static void torn_release(void) { pthread_mutex_unlock(&torn_lock); }
+
+static void watch_forks(void) { pthread_atfork(torn_hold, torn_release, torn_release); }
+
+static void torn_enter(void) {
+    pthread_once(&torn_once, watch_forks);
+    torn_hold();
+}
+
+static int by_begin(const void *a, const void *b) {
+    const struct range *x = a, *y = b;
+    return (x->begin > y->begin) - (x->begin < y->begin);
+}
+
+static void put_in_order(struct range_set *set) {
+    size_t kept = 0;
+    qsort(set->ranges, set->count, sizeof *set->ranges, by_begin);
+    for (size_t i = 0; i < set->count; i++) {
+        struct range range = set->ranges[i], *last = kept > 0 ? &set->ranges[kept - 1] : NULL;
+        if (range.begin == range.end) continue;
+        if (last == NULL || range.begin > last->end)
+            set->ranges[kept++] = range;
+        else if (range.end > last->end)
+            last->end = range.end;
+    }
+    set->count = kept;
+}
+
+// The entries' memory and, unless it is NULL, what `before` holds. NULL ranges: no memory.
+static struct range_set set_of(const struct delta_layout *layout, const struct range_set *before) {
+    size_t known = before == NULL ? 0 : before->count;
+    struct range_set set = {.ranges = malloc((known + layout->count + 1) * sizeof *set.ranges),
+                            .count = known + layout->count};
+    if (set.ranges == NULL) return set;
+    if (known > 0) memcpy(set.ranges, before->ranges, known * sizeof *set.ranges);
+    for (size_t i = 0; i < layout->count; i++) {
+        uintptr_t begin = (uintptr_t)layout->entries[i].data;
+        set.ranges[known + i] = (struct range){begin, begin + layout->entries[i].bytes};
+    }
+    put_in_order(&set);
+    return set;
+}
+
+void content_mark_torn(const struct delta_layout *layout) {
+    torn_enter();
+    struct range_set sum = set_of(layout, &torn);
+    if (sum.ranges == NULL) {
+        all_torn = true;
+    } else {
+        free(torn.ranges);
+        torn = sum;
+    }
+    torn_release();
+}
+
+// Writes `from` without `gone` to `out`, which has room for the ranges of both.
+static void subtract(const struct range_set *from, const struct range_set *gone, struct range_set *out) {
+    size_t g = 0;
+    out->count = 0;
+    for (size_t i = 0; i < from->count; i++) {
+        struct range rest = from->ranges[i];
+        while (g < gone->count && gone->ranges[g].end <= rest.begin) g++;
+        for (size_t k = g; k < gone->count && gone->ranges[k].begin < rest.end; k++) {
+            if (gone->ranges[k].begin > rest.begin)
+                out->ranges[out->count++] = (struct range){rest.begin, gone->ranges[k].begin};
+            rest.begin = gone->ranges[k].end < rest.end ? gone->ranges[k].end : rest.end;
+        }
+        if (rest.begin < rest.end) out->ranges[out->count++] = rest;
+    }
+}
+
+void content_clear_torn(const struct delta_layout *layout) {
+    torn_enter();
+    if (torn.count > 0) {
+        struct range_set gone = set_of(layout, NULL);
+        struct range_set rest = {.ranges = malloc((torn.count + gone.count) * sizeof *rest.ranges)};
+        if (gone.ranges != NULL && rest.ranges != NULL) {
+            subtract(&torn, &gone, &rest);
+            free(torn.ranges);
+            torn = rest;
+            rest.ranges = NULL;
+        }
+        free(gone.ranges);
+        free(rest.ranges);
+    }
+    all_torn = false;
+    torn_release();
+}
+
+static bool holds(const struct range_set *set, uintptr_t begin, uintptr_t end) {
+    size_t low = 0, high = set->count; // the first range that ends behind `begin`
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (set->ranges[middle].end > begin)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low < set->count && set->ranges[low].begin < end;
+}
+
+bool content_is_torn(const struct delta_layout *layout) {
+    torn_enter();
+    bool found = all_torn;
+    for (size_t i = 0; i < layout->count && !found && torn.count > 0; i++) {
+        uintptr_t begin = (uintptr_t)layout->entries[i].data;
+        found = layout->entries[i].bytes > 0 && holds(&torn, begin, begin + layout->entries[i].bytes);
+    }
+    torn_release();
+    return found;
+}

@@ -1,4 +1,4 @@
-// A shared state as its owner passed it: where its entries lie, and the hashes of what lies there.
+// A shared state as its owner passed it: where its entries lie, the hashes of what lies there, and whether it is torn.
 //
 // The leaves of all entries without the allow flag are hashed by the caller and, when there is much to do, by helper
 // threads ("pccl:hash", PCCL_HASH_THREADS in all at most, one per processor and 8 by default). They go on while the
@@ -55,5 +55,18 @@ struct wire_hash content_root(const struct delta_layout *layout, const uint64_t 
 // Whether `content` was made of the same entries in the same memory, with the same flags. False also when memory was
 // refused.
 bool content_is_of(const struct content *content, const pcclSharedState_t *state, const bool *read_only);
+
+// ---- torn memory ----
+// A transfer that ends after its first write leaves a state torn: half old, half new. Such a state is no candidate in an
+// election until a sync of it has succeeded, with whatever communicator. So the record belongs to the process and holds
+// places, not communicators. Memory that was given back and is used for another state counts as the same, for nobody
+// reports that; the new state then waits for a first sync, too. May be called from any thread.
+
+// Records that a transfer into these entries was cut short.
+void content_mark_torn(const struct delta_layout *layout);
+// Records that a sync of these entries has succeeded.
+void content_clear_torn(const struct delta_layout *layout);
+// Whether any byte of these entries lies where a transfer was cut short.
+bool content_is_torn(const struct delta_layout *layout);
 
 #endif

@@ -25,7 +25,7 @@
 struct engine;
 
 struct sync_report {
-    // the state was written: without a commit it is incomplete (state/unfinished)
+    // the state was written: without a commit it is torn (content_is_torn)
     bool wrote;
     uint64_t rx_bytes, rx_leaves, missing_bytes; // kept here; still to come
     // what was kept, as it came over the links: packed, or an address in another's memory

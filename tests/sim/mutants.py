@@ -721,18 +721,18 @@ MUTANTS: list[Mutant] = [
         test="state/test_delta.c",
     ),
     Mutant(
-        name="neighbours_are_unfinished",  # memory that ends where unfinished memory begins
-        file="state/unfinished.c",
+        name="neighbours_are_torn",  # memory that ends where torn memory begins
+        file="state/content.c",
         old="set->ranges[low].begin < end;",
         new="set->ranges[low].begin <= end;",
-        test="state/test_unfinished.c",
+        test="state/test_content.c",
     ),
     Mutant(
-        name="finished_with_its_neighbour",
-        file="state/unfinished.c",
+        name="whole_with_its_neighbour",
+        file="state/content.c",
         old="if (gone->ranges[k].begin > rest.begin)",
         new="if (gone->ranges[k].begin > rest.end)",
-        test="state/test_unfinished.c",
+        test="state/test_content.c",
     ),
     Mutant(
         name="leaves_never_arrive",

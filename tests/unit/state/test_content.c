@@ -1,6 +1,6 @@
 // The record of memory whose transfer was cut short, against a map with a flag per byte.
 #include "check.h"
-#include "state/unfinished.h"
+#include "state/content.h"
 
 enum { BYTES = 400, ENTRIES = 5 };
 
@@ -39,24 +39,24 @@ static bool marked(const struct delta_layout *layout) {
 int main(void) {
     struct delta_entry entries[ENTRIES], byte = {.bytes = 1};
     struct delta_layout everything = {.entries = &(struct delta_entry){.data = memory, .bytes = BYTES}, .count = 1};
-    CHECK(!unfinished_has(&everything));
+    CHECK(!content_is_torn(&everything));
     for (int step = 0; step < 3000; step++) {
         check_case("step %d", step);
         struct delta_layout layout = random_layout(entries);
         bool add = below(2) == 0;
         mark(&layout, add);
         if (add)
-            unfinished_add(&layout);
+            content_mark_torn(&layout);
         else
-            unfinished_remove(&layout);
+            content_clear_torn(&layout);
         layout = random_layout(entries);
-        CHECK_EQ(unfinished_has(&layout), marked(&layout));
+        CHECK_EQ(content_is_torn(&layout), marked(&layout));
         for (size_t i = 0; i < BYTES; i++) {
             byte.data = memory + i;
-            CHECK_EQ(unfinished_has(&(struct delta_layout){.entries = &byte, .count = 1}), map[i]);
+            CHECK_EQ(content_is_torn(&(struct delta_layout){.entries = &byte, .count = 1}), map[i]);
         }
     }
-    unfinished_remove(&everything);
-    CHECK(!unfinished_has(&everything));
+    content_clear_torn(&everything);
+    CHECK(!content_is_torn(&everything));
     return check_status();
 }
