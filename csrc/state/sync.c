@@ -124,18 +124,18 @@ static struct frame *next_answer(struct sync *sync, struct requester *requester,
 // Packs the leaf, which is the payload of the frame, if its bytes then take less time on the way to this peer. False:
 // the device has failed.
 static bool pack(struct sync *sync, struct lane *lane, struct requester *requester, struct frame *frame) {
-    if (frame->length < CODING_LEAST_BYTES) return true;
+    if (frame->length < LEAF_PACKED_LEAST) return true;
     engine_lock(sync->engine);
     double speed = neighbour_speed(requester->peer);
     engine_unlock(sync->engine);
-    uint8_t *stage = coding_tries(&requester->choice, speed) ? lane_stage(lane) : NULL;
+    uint8_t *stage = leaf_packing_tries(&requester->choice, speed) ? lane_stage(lane) : NULL;
     if (stage == NULL) return true;
     if (frame->fence != 0 && !device_await_fence(frame->device, frame->fence)) return false;
     // Not the time on the clock: one turn of another process would turn packing off for long.
     int64_t began = platform_thread_ns();
-    uint32_t packed = coding_pack(stage, frame->payload, frame->length);
-    coding_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
-    if (packed == 0 || !coding_pays(&requester->choice, speed)) return true;
+    uint32_t packed = leaf_pack(stage, frame->payload, frame->length);
+    leaf_packing_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
+    if (packed == 0 || !leaf_packing_pays(&requester->choice, speed)) return true;
     if (frame->fence != 0) device_shut(frame->device, frame->payload);
     frame->fence = 0;
     frame->payload = stage;
@@ -184,7 +184,7 @@ static struct frame *next_frame(struct sync *sync, struct lane *lane) {
 
 // ---- callers, and the control side ----
 static void sync_free(struct sync *sync) {
-    worker_pool_free(sync->pool);
+    leaf_pool_free(sync->pool);
     while (sync->requesters != NULL) {
         struct requester *requester = sync->requesters;
         sync->requesters = requester->next;
@@ -207,7 +207,7 @@ bool sync_begin(struct engine *engine, struct content *content, int64_t stall_ns
     sync->engine = engine;
     sync->content = content;
     sync->stall_ns = stall_ns;
-    sync->packs = coding_available();
+    sync->packs = leaf_packing_available();
     bool open = service_open(engine, &sync->service);
     if (open)
         content_set_wake(content, engine->wake);
@@ -235,7 +235,7 @@ void sync_plan(struct engine *engine, const struct wire_sync_plan *plan) {
 bool sync_restart(struct engine *engine, struct sync_report *out, bool *torn) {
     struct sync *sync = sync_of(service_close(engine));
     if (sync == NULL) return false;
-    worker_pool_free(sync->pool); // it writes no more
+    leaf_pool_free(sync->pool); // it writes no more
     sync->pool = NULL;
     *out = sync->report;
     *torn = sync->report.wrote && sync_note_leaves(sync);
@@ -326,7 +326,7 @@ static int sync_step(struct service *service) {
 // The pool ends what it has begun before the caller of sync_end returns.
 static void sync_stop(struct service *service) {
     struct sync *sync = sync_of(service);
-    if (sync->pool != NULL) worker_pool_stop(sync->pool);
+    if (sync->pool != NULL) leaf_pool_stop(sync->pool);
 }
 
 static void sync_changed(struct service *service, const struct neighbour *peer, enum service_change change) {

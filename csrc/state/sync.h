@@ -6,7 +6,7 @@
 // peer as a receiver. Whoever has to receive gets the leaf hashes of the winner from a donor, checks them against the
 // content hash of the plan, and asks for the leaves that differ (state/delta). A leaf is received straight into its
 // place, or, from a process of the same host, read out of that one's memory, and hashed where it lies then
-// (state/worker_pool); only leaves that differ are ever written. What a donor names is read while the donor is in the
+// (state/leaf); only leaves that differ are ever written. What a donor names is read while the donor is in the
 // round; if it leaves, what was read is something else, and the hash says so.
 //
 // A leaf may come that was asked of somebody else meanwhile. Then the lane that began last writes, the other one's

@@ -10,8 +10,7 @@
 #include "link/connection.h"
 #include "data/service.h"
 #include "device/device.h"
-#include "state/coding.h"
-#include "state/worker_pool.h"
+#include "state/leaf.h"
 #include "state/sync.h"
 
 enum {
@@ -30,7 +29,7 @@ struct requester {
     struct neighbour *peer;
     uint32_t first, count;
     struct ask asks[ASKS_MAX];
-    struct coding_choice choice;
+    struct leaf_packing choice;
 };
 
 struct donor {
@@ -71,7 +70,7 @@ struct sync {
     uint8_t *hashes_bad;         // by donor: how often
     struct wire_sync_done *done; // made ready, so that the end cannot fail
     struct delta *delta;
-    struct worker_pool *pool;  // made when there is work for it
+    struct leaf_pool *pool;    // made when there is work for it
     struct sync_report report; // written under the lock
 };
 

@@ -12,7 +12,7 @@ enum { PROGRESS_SECONDS = 5 }; // between two lines of the log
 
 static void finish(struct sync *sync, enum wire_sync_completion complete) {
     sync->phase = PHASE_DONE;
-    if (sync->pool != NULL) worker_pool_stop(sync->pool); // it ends while the others complete
+    if (sync->pool != NULL) leaf_pool_stop(sync->pool); // it ends while the others complete
     struct wire_sync_done *done = sync->done;
     done->round = sync->plan->round;
     done->complete = (uint8_t)complete;
@@ -74,7 +74,7 @@ static void pump(struct sync *sync) {
     for (uint32_t i = 0; i < sync->donor_count; i++) pump_donor(sync, i, now);
     if (delta_missing(sync->delta) == 0)
         finish(sync, WIRE_SYNC_COMPLETE);
-    else if (delta_hopeless(sync->delta) && (sync->pool == NULL || worker_pool_idle(sync->pool)))
+    else if (delta_hopeless(sync->delta) && (sync->pool == NULL || leaf_pool_idle(sync->pool)))
         finish(sync, WIRE_SYNC_MISSING);
 }
 
@@ -284,12 +284,12 @@ bool sync_note_leaves(struct sync *sync) {
 }
 
 // ---- leaves that come ----
-enum { WORKER_POOL_BYTES = 64 << 10 }; // a leaf that is worth another thread
+enum { POOLED_LEAST = 64 << 10 }; // a leaf that is worth another thread
 
 // Nobody else writes the leaf from now on. False: it is here, or the pool is at it, and ends what it has begun.
 static bool take_over(struct sync *sync, const struct incoming *in, uint64_t leaf) {
     if (!delta_wants(sync->delta, leaf)) return false;
-    if (sync->pool != NULL && worker_pool_has(sync->pool, leaf)) return false;
+    if (sync->pool != NULL && leaf_pool_has(sync->pool, leaf)) return false;
     size_t at = 0;
     for (struct incoming *other; (other = lanes_next_service(sync->engine->lanes, &at)) != NULL;) {
         if (other == in || other->header.type != WIRE_SYNC_LEAF || other->head.sync_leaf.leaf != leaf) continue;
@@ -340,7 +340,7 @@ bool sync_place_leaf(struct sync *sync, struct incoming *in) {
 }
 
 // A leaf is in its place, and checked.
-static void keep_leaf(struct sync *sync, const struct worker_pool_job *job) {
+static void keep_leaf(struct sync *sync, const struct leaf_job *job) {
     struct donor *donor = &sync->donors[job->donor];
     delta_arrived(sync->delta, job->leaf, job->donor, platform_now_ns());
     donor->kept += job->length;
@@ -353,24 +353,24 @@ static void keep_leaf(struct sync *sync, const struct worker_pool_job *job) {
     engine_unlock(sync->engine);
 }
 
-static void take_result(struct sync *sync, const struct worker_pool_job *job) {
+static void take_result(struct sync *sync, const struct leaf_job *job) {
     switch (job->result) {
-    case WORKER_POOL_RIGHT: keep_leaf(sync, job); break;
-    case WORKER_POOL_WRONG:
+    case LEAF_RIGHT: keep_leaf(sync, job); break;
+    case LEAF_WRONG:
         LOG(LOG_WARN, "shared state: leaf %llu does not match its hash and is fetched again",
             (unsigned long long)job->leaf);
         delta_wrong(sync->delta, job->leaf, job->donor);
         delta_lost(sync->delta, job->leaf);
         break;
-    case WORKER_POOL_UNWRITABLE:
+    case LEAF_UNWRITABLE:
         delta_lost(sync->delta, job->leaf);
         sync_fail(sync, job->queue);
         break;
     }
 }
 
-static void go_on(struct sync *sync, const struct worker_pool_job *job) {
-    if (job->result == WORKER_POOL_RIGHT && delta_missing(sync->delta) > 0)
+static void go_on(struct sync *sync, const struct leaf_job *job) {
+    if (job->result == LEAF_RIGHT && delta_missing(sync->delta) > 0)
         pump_donor(sync, job->donor, platform_now_ns());
     else
         pump(sync);
@@ -384,31 +384,31 @@ static void tell_workers_are_done(void *context) {
 }
 
 void sync_take_worker_results(struct sync *sync) {
-    struct worker_pool_job job;
-    struct worker_pool *pool = sync->pool;
-    while (pool != NULL && sync->phase == PHASE_LEAVES && worker_pool_take(pool, &job)) {
+    struct leaf_job job;
+    struct leaf_pool *pool = sync->pool;
+    while (pool != NULL && sync->phase == PHASE_LEAVES && leaf_pool_take(pool, &job)) {
         take_result(sync, &job);
         go_on(sync, &job);
     }
 }
 
 // The pool does it, or, if that is busy or the job is small, the thread itself.
-static void do_job(struct sync *sync, struct worker_pool_job *job) {
-    if (job->length >= WORKER_POOL_BYTES) {
-        if (sync->pool == NULL) sync->pool = worker_pool_new(tell_workers_are_done, sync->engine);
-        if (sync->pool != NULL && worker_pool_give(sync->pool, job)) return;
+static void do_job(struct sync *sync, struct leaf_job *job) {
+    if (job->length >= POOLED_LEAST) {
+        if (sync->pool == NULL) sync->pool = leaf_pool_new(tell_workers_are_done, sync->engine);
+        if (sync->pool != NULL && leaf_pool_give(sync->pool, job)) return;
         sync_take_worker_results(sync); // there may be room then, or an end of it all
-        if (sync->phase != PHASE_LEAVES || (sync->pool != NULL && worker_pool_give(sync->pool, job))) return;
+        if (sync->phase != PHASE_LEAVES || (sync->pool != NULL && leaf_pool_give(sync->pool, job))) return;
     }
-    worker_pool_do(job);
+    leaf_check(job);
     take_result(sync, job);
     go_on(sync, job);
 }
 
-static struct worker_pool_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
+static struct leaf_job job_of(const struct sync *sync, uint64_t leaf, uint32_t donor) {
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
-    return (struct worker_pool_job){
+    return (struct leaf_job){
         .leaf = leaf,
         .donor = donor,
         .to = (uint8_t *)entry->data + piece.offset,
@@ -438,13 +438,13 @@ static uint8_t *copy_from_slots(struct sync *sync, const struct incoming *in) {
 }
 
 // False: it is not a leaf, or its device has failed, and the job is done.
-static bool unpack(struct sync *sync, const struct incoming *in, struct worker_pool_job *job) {
+static bool unpack(struct sync *sync, const struct incoming *in, struct leaf_job *job) {
     engine_lock(sync->engine);
     job->landing = land_leaf(sync, job->leaf);
     engine_unlock(sync->engine);
-    job->result = job->landing == NULL ? WORKER_POOL_UNWRITABLE : WORKER_POOL_WRONG;
+    job->result = job->landing == NULL ? LEAF_UNWRITABLE : LEAF_WRONG;
     if (job->landing == NULL) return false;
-    if (coding_unpack(job->landing, job->length, in->to, (uint32_t)in->length)) return true;
+    if (leaf_unpack(job->landing, job->length, in->to, (uint32_t)in->length)) return true;
     device_shut(job->queue, job->landing);
     return false;
 }
@@ -454,7 +454,7 @@ bool sync_take_leaf(struct sync *sync, struct incoming *in) {
     const struct wire_sync_leaf *leaf = &in->head.sync_leaf;
     bool slot = leaf->coding == WIRE_SYNC_SLOT, packed = leaf->coding == WIRE_SYNC_LZ4;
     if (slot && leaf->leaf >= sync->content->layout.leaf_count) return false;
-    struct worker_pool_job job = job_of(sync, leaf->leaf, donor_of(sync, in->from));
+    struct leaf_job job = job_of(sync, leaf->leaf, donor_of(sync, in->from));
     job.came = (uint32_t)in->length;
     job.landing = slot ? copy_from_slots(sync, in) : in->to;
     if (job.landing == NULL) return true;

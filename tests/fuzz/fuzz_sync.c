@@ -2,7 +2,7 @@
 // is said to be complete is what was elected, byte for byte, and stays so; a member that gives is never written; and
 // whatever is asked and answered is well-formed.
 #include "bottle.h"
-#include "state/coding.h"
+#include "state/leaf.h"
 #include "state/sync.h"
 
 #include <pccl.h>
@@ -166,7 +166,7 @@ static size_t leaf_payload(struct wire_sync_leaf *leaf, uint8_t *payload, uint32
     const uint8_t *bytes = bytes_of(leaf->leaf, &length);
     leaf->coding = how & 3;
     if (leaf->coding == WIRE_SYNC_LZ4) {
-        uint32_t packed = length > 0 ? coding_pack(payload, bytes, length) : 0;
+        uint32_t packed = length > 0 ? leaf_pack(payload, bytes, length) : 0;
         return packed > 0 ? packed : length / 2;
     }
     if (leaf->coding == WIRE_SYNC_SLOT) {
