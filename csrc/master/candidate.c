@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/platform.h"
-#include "master/survey.h"
 #include "topology/weights.h"
 
 enum { ADMITTED_LINES = 16 }; // of the log
@@ -92,8 +91,8 @@ void candidate_propose(struct candidate *candidate, struct membership *table, ui
         const struct peer_group *group = candidate->order[start]->group;
         bool changes = differs(candidate, start, end);
         message.epoch.group_epoch = changes ? table->number + 1 : group->group_epoch;
-        message.epoch.latency_us = changes ? SURVEY_DEFAULT_LATENCY_US : group->latency_us;
-        message.epoch.megabytes_per_s = changes ? SURVEY_DEFAULT_MEGABYTES_PER_S : group->megabytes_per_s;
+        message.epoch.latency_us = changes ? MEMBERSHIP_LATENCY_US : group->latency_us;
+        message.epoch.megabytes_per_s = changes ? MEMBERSHIP_MEGABYTES_PER_S : group->megabytes_per_s;
         wire_encode_candidate(membership_frame(table), membership_header(table), &message);
         for (; start < end; start++) {
             struct peer_record *peer = candidate->order[start];

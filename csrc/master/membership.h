@@ -13,9 +13,11 @@
 #include "net/peer_name.h"
 
 enum {
-    MEMBERSHIP_ID_BUCKETS = 1024, // of a table of ids, which holds at most WIRE_MAX_MEMBERS
-    MEMBERSHIP_WARN_MS = 10000,   // who waits longer is told for whom
-    MEMBERSHIP_FAILED_HOSTS = 64, // that are remembered; then the oldest is forgotten
+    MEMBERSHIP_ID_BUCKETS = 1024,      // of a table of ids, which holds at most WIRE_MAX_MEMBERS
+    MEMBERSHIP_WARN_MS = 10000,        // who waits longer is told for whom
+    MEMBERSHIP_LATENCY_US = 100,       // of a group, until one of its links has been timed
+    MEMBERSHIP_MEGABYTES_PER_S = 1000, // of a group, until all links of its ring have been measured
+    MEMBERSHIP_FAILED_HOSTS = 64,      // that are remembered; then the oldest is forgotten
 };
 
 // A run goes by its id and its secret: who has another secret speaks of another run.

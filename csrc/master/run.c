@@ -17,13 +17,13 @@ static struct verdicts *verdicts_of(struct run *run, const struct peer_group *gr
 static void close_group(struct run *run, uint32_t slot) {
     breaks_fini(&run->breaks[slot]);
     verdicts_fini(&run->verdicts[slot]);
-    selection_forget(&run->selection, slot);
+    selection_forget_group(&run->selection, slot);
     run->rounds.groups[slot] = (struct rounds_group){0};
     run->table.groups[slot].count = 0;
 }
 
 static void forget(struct run *run, struct peer_record *peer) {
-    survey_forget(&run->survey, membership_slot(&run->table, peer));
+    selection_forget_peer(&run->selection, membership_slot(&run->table, peer));
     membership_remove(&run->table, peer);
 }
 
@@ -58,8 +58,8 @@ static void enter_group_epoch(struct run *run, struct peer_group *group) {
         peer->linked = peer->reported = false;
         if (peer->latency_us > group->latency_us) group->latency_us = peer->latency_us;
     }
-    if (group->latency_us == 0) group->latency_us = SURVEY_DEFAULT_LATENCY_US;
-    group->megabytes_per_s = survey_group_rate(&run->survey, &run->table, group);
+    if (group->latency_us == 0) group->latency_us = MEMBERSHIP_LATENCY_US;
+    group->megabytes_per_s = selection_group_rate(&run->selection, &run->table, group);
     verdicts_begin(verdicts_of(run, group), group->count);
     breaks_begin(breaks_of(run, group));
 }
@@ -138,7 +138,7 @@ static bool newcomers_wait(struct run *run) {
 static void form_update(struct run *run) {
     for (uint32_t i = 0; i < run->table.slots && run->table.count == 0; i++) run->table.peers[i].invited = true;
     bool newcomers = candidate_form(&run->candidate, &run->table);
-    if (newcomers || selection_plan(&run->selection, &run->matrix, &run->survey, &run->table, &run->candidate))
+    if (newcomers || selection_plan(&run->selection, &run->matrix, &run->table, &run->candidate))
         propose(run, WIRE_VOTE_UPDATE);
     else
         answer_vote(run, WIRE_VOTE_UPDATE, pcclSuccess, 0);
@@ -158,16 +158,16 @@ static void judge_candidate(struct run *run) {
 
 // The vote has passed, or a round of measurements is over.
 static void optimise(struct run *run) {
-    if (run->phase == RUN_IDLE && !survey_begin(&run->survey, &run->table)) {
+    if (run->phase == RUN_IDLE && !selection_begin_survey(&run->selection, &run->table)) {
         answer_vote(run, WIRE_VOTE_OPTIMIZE, pcclTopologyOptimizationFailed, 0);
         return;
     }
     run->phase = RUN_SURVEY;
-    if (survey_next(&run->survey, &run->table)) return;
-    bool differs = survey_order(&run->survey, &run->table, run->candidate.order);
+    if (selection_next_round(&run->selection, &run->table)) return;
+    bool differs = selection_order_rings(&run->selection, &run->table, run->candidate.order);
     run->candidate.count = run->table.count;
     candidate_keep_weights(&run->candidate);
-    differs |= selection_plan(&run->selection, &run->matrix, &run->survey, &run->table, &run->candidate);
+    differs |= selection_plan(&run->selection, &run->matrix, &run->table, &run->candidate);
     if (differs)
         propose(run, WIRE_VOTE_OPTIMIZE);
     else
@@ -211,7 +211,7 @@ static void reap(struct run *run) {
     if (kept < table->count) {
         if (run->phase == RUN_SURVEY) {
             run->phase = RUN_IDLE;
-            survey_end(&run->survey, table);
+            selection_end_survey(&run->selection, table);
         }
         run->rounds.due = true;
     }
@@ -234,7 +234,7 @@ static void progress(struct run *run) {
         if (candidate->kind == WIRE_VOTE_UPDATE) form_update(run); // the vote has passed and stays so
     } else if (run->phase == RUN_CANDIDATE && candidate_is_due(candidate)) {
         judge_candidate(run);
-    } else if (run->phase == RUN_SURVEY && run->survey.unanswered == 0) {
+    } else if (run->phase == RUN_SURVEY && run->selection.survey.unanswered == 0) {
         optimise(run);
     }
     if (run->phase == RUN_IDLE && run->table.gone_count == 0) pass_votes(run);
@@ -289,7 +289,7 @@ void run_give_up(struct run *run) {
     }
     for (uint32_t i = 0; i < table->group_slots; i++)
         if (table->groups[i].count > 0) close_group(run, i);
-    table->gone_count = table->count = run->candidate.count = run->survey.count = 0;
+    table->gone_count = table->count = run->candidate.count = run->selection.survey.count = 0;
     start(run);
     table->survivors_until = table->now_ns + table->limit_ns; // its members may come back, and newcomers be the first
 }
@@ -479,7 +479,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
     case WIRE_CANCEL: verdicts_cancel(table, peer, header, &message->cancel); return;
     case WIRE_LINK_DOWN: on_link_down(run, peer, header, &message->link_down); return;
     case WIRE_MEASURED:
-        if (run->phase == RUN_SURVEY) survey_measured(&run->survey, table, peer, &message->measured); // else late
+        if (run->phase == RUN_SURVEY) selection_measured(&run->selection, table, peer, &message->measured); // else late
         return;
     case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
@@ -554,7 +554,8 @@ void run_tick(struct run *run) {
         if (breaks_of(run, group)->due_ns <= table->now_ns) breaks_tick(breaks_of(run, group), table, group);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= table->now_ns)
         candidate_time_out(&run->candidate);
-    if (run->phase == RUN_SURVEY && run->survey.deadline_ns <= table->now_ns) survey_give_up_round(&run->survey, table);
+    if (run->phase == RUN_SURVEY && run->selection.survey.deadline_ns <= table->now_ns)
+        selection_give_up_round(&run->selection, table);
     membership_tell_waits(table, run->phase == RUN_IDLE);
 }
 
@@ -573,7 +574,7 @@ int64_t run_next_deadline(const struct run *run) {
         next = platform_earlier(next, run->breaks[membership_group_slot(table, group)].due_ns);
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
         next = platform_earlier(next, run->candidate.deadline_ns);
-    if (run->phase == RUN_SURVEY) next = platform_earlier(next, run->survey.deadline_ns);
+    if (run->phase == RUN_SURVEY) next = platform_earlier(next, run->selection.survey.deadline_ns);
     return next;
 }
 
@@ -585,14 +586,13 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
     memcpy(run->random, random, sizeof run->random);
     membership_init(&run->table, limit_ns, id_key, now_ns);
     candidate_init(&run->candidate);
-    survey_init(&run->survey);
     rounds_init(&run->rounds);
     start(run);
 }
 
 void run_fini(struct run *run) {
     for (uint32_t i = 0; i < run->table.group_slots; i++) close_group(run, i);
-    survey_fini(&run->survey);
+    selection_fini(&run->selection);
     matrix_fini(&run->matrix);
     membership_fini(&run->table);
 }

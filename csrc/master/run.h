@@ -12,7 +12,6 @@
 #include "master/matrix.h"
 #include "master/quorum.h"
 #include "master/rounds.h"
-#include "master/survey.h"
 #include "master/verdicts.h"
 #include "master/selection.h"
 
@@ -46,7 +45,6 @@ struct run {
     struct signer signer;
     struct quorum quorum;
     struct candidate candidate;
-    struct survey survey;
     struct rounds rounds;
     struct membership table;
     struct wire_op_report reported[2 * WIRE_MAX_LIVE_OPS]; // for decoding

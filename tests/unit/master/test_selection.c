@@ -5,7 +5,6 @@
 
 static struct selection selection;
 static struct matrix matrix;
-static struct survey survey;
 static struct candidate candidate;
 static const struct {
     uint64_t acked, backlogged;
@@ -14,15 +13,14 @@ static const struct {
 static void begin(const char *name, const char *members) {
     memset(peers, 0, sizeof peers);
     open_membership(name, members);
-    survey_init(&survey);
     candidate_init(&candidate);
     for (uint32_t i = 0; i < table.count; i++) table.order[i]->group->group_epoch = table.number = 5;
 }
 
 static void end(void) {
-    for (uint32_t i = 0; i < WIRE_MAX_MEMBERS; i++) selection_forget(&selection, i);
+    selection_fini(&selection);
+    memset(&selection, 0, sizeof selection);
     matrix_fini(&matrix);
-    survey_fini(&survey);
     close_membership();
 }
 
@@ -55,7 +53,7 @@ static void tell(const char *sites, const char *slows, uint64_t epoch, int repor
 
 static bool plan(void) {
     candidate_form(&candidate, &table);
-    return selection_plan(&selection, &matrix, &survey, &table, &candidate);
+    return selection_plan(&selection, &matrix, &table, &candidate);
 }
 
 static const char *order(void) {
@@ -187,6 +185,103 @@ static void test_another_ring(void) {
     end();
 }
 
+// ---- the survey of links: which are measured together, and the order that follows ----
+
+static void begin_survey(const char *name, const char *members) {
+    begin(name, members);
+    CHECK(selection_begin_survey(&selection, &table));
+}
+
+// "ab cd": the measurements of the round at hand.
+static const char *planned(void) {
+    static char text[128];
+    size_t at = 0;
+    text[0] = 0;
+    for (uint32_t i = 0; i < selection.survey.count; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%c%c", i > 0 ? " " : "",
+                               selection.survey.measurements[i].from->member.id.bytes[0],
+                               selection.survey.measurements[i].to->member.id.bytes[0]);
+    return text;
+}
+
+static void answer(char from, char to, char teller, uint64_t rate) {
+    struct wire_measured measured = {
+        .from = peer(from)->member.id, .to = peer(to)->member.id, .bytes_per_s = rate * 1000000};
+    selection_measured(&selection, &table, peer(teller), &measured);
+}
+
+static void test_survey_rounds(void) {
+    begin_survey("no host measures twice at a time, and links of the ring come first", "abc");
+    static const char *const rounds[] = {"ab", "bc", "ca", "ac", "ba", "cb"};
+    for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++) {
+        hush();
+        CHECK(selection_next_round(&selection, &table));
+        CHECK_STR(planned(), rounds[i]);
+        CHECK_EQ(told(WIRE_MEASURE)[0], rounds[i][0]);
+        answer(rounds[i][0], rounds[i][1], (char)('a' + 'b' + 'c' - rounds[i][0] - rounds[i][1]), 5); // not concerned
+        CHECK_EQ(selection.survey.unanswered, 1);
+        answer(rounds[i][0], rounds[i][1], rounds[i][0], 5);
+        answer(rounds[i][0], rounds[i][1], rounds[i][1], 7); // again
+        CHECK_EQ(selection.survey.unanswered, 0);
+    }
+    CHECK(!selection_next_round(&selection, &table));
+    CHECK_EQ(selection_group_rate(&selection, &table, peer('a')->group), 5);
+    end();
+
+    begin_survey("two peers of one host are not measured beside each other", "abcd");
+    peer('c')->member.address = peer('a')->member.address;
+    CHECK(selection_begin_survey(&selection, &table) && selection_next_round(&selection, &table));
+    CHECK_STR(planned(), "ab");
+    end();
+
+    begin_survey("apart they are", "abcd");
+    CHECK(selection_next_round(&selection, &table));
+    CHECK_STR(planned(), "ab cd");
+    end();
+}
+
+static void test_survey_ends(void) {
+    begin_survey("what cannot be measured is asked for again by the next survey alone", "ab");
+    CHECK(selection_next_round(&selection, &table));
+    selection_give_up_round(&selection, &table);
+    CHECK(selection_next_round(&selection, &table));
+    CHECK_STR(planned(), "ba");
+    answer('b', 'a', 'a', 9);
+    CHECK(!selection_next_round(&selection, &table));
+    CHECK_EQ(selection_group_rate(&selection, &table, peer('a')->group), MEMBERSHIP_MEGABYTES_PER_S);
+    selection_end_survey(&selection, &table);
+    CHECK(selection_begin_survey(&selection, &table) && selection_next_round(&selection, &table));
+    CHECK_STR(planned(), "ab");
+    end();
+
+    begin_survey("a survey has its time", "ab");
+    table.now_ns += 61 * SECOND_NS;
+    CHECK(!selection_next_round(&selection, &table));
+    end();
+}
+
+static void test_survey_order(void) {
+    begin_survey("the slow link is left out of the ring", "abcd");
+    struct peer_record *order[4];
+    while (selection_next_round(&selection, &table)) {
+        uint32_t count = selection.survey.count;
+        for (uint32_t i = 0; i < count; i++) {
+            char from = (char)selection.survey.measurements[i].from->member.id.bytes[0];
+            char to = (char)selection.survey.measurements[i].to->member.id.bytes[0];
+            answer(from, to, from, from + to == 'a' + 'b' ? 1 : 100);
+        }
+    }
+    CHECK(selection_order_rings(&selection, &table, order));
+    for (uint32_t i = 0; i < 4; i++) {
+        int sum = order[i]->member.id.bytes[0] + order[(i + 1) % 4]->member.id.bytes[0];
+        CHECK(sum != 'a' + 'b');
+    }
+    selection_forget_peer(&selection, membership_slot(&table, peer('c')));
+    CHECK(selection_begin_survey(&selection, &table) && selection_next_round(&selection, &table));
+    CHECK_STR(planned(), "bc");
+    end();
+}
+
 int main(void) {
     test_one_slow();
     test_failed();
@@ -195,5 +290,8 @@ int main(void) {
     test_stays();
     test_newcomer();
     test_another_ring();
+    test_survey_rounds();
+    test_survey_ends();
+    test_survey_order();
     return check_status();
 }
