@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "master/election.h"
+#include "master/rounds.h"
 #include "pccl.h"
 
 void recovery_record_init(struct recovery_record *t) {
@@ -76,7 +76,7 @@ void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync
     t->sync.revision = end->revision;
     if (end->code != pcclSuccess) return;
     t->sync.committed = true;
-    t->sync.expected = election_expect(end->revision);
+    t->sync.expected = rounds_expect(end->revision);
 }
 
 void recovery_record_note_verdict(struct recovery_record *t, const struct wire_verdict *verdict) {

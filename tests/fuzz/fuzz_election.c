@@ -1,6 +1,6 @@
 // The election of a round of shared state, with any votes: the rules of docs/protocol.md, and that the order of the
 // votes makes no difference.
-#include "master/election.h"
+#include "master/rounds.h"
 
 #include "fuzz.h"
 
@@ -28,7 +28,7 @@ static void check(const struct election_group *group, const struct election_vote
             continue;
         }
         MUST((voter->fate == ELECTION_STRATEGY) == (enforced && voter->vote.strategy != WIRE_SYNC_ENFORCE_POPULAR));
-        if (!election_expels(voter->fate)) {
+        if (!rounds_expels(voter->fate)) {
             MUST(wire_hash_equal(&voter->vote.mask, &result->mask));
             MUST((voter->fate == ELECTION_KEEPS) == same);
             MUST(voter->fate == ELECTION_KEEPS || voter->vote.strategy != WIRE_SYNC_SEND_ONLY);
@@ -55,7 +55,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         voters[count] = voter_of(&in, count + 1);
         // Who is ahead is expelled before any election, and who is alone in having committed makes the state LOST no
         // longer.
-        if (election_is_ahead(&group, voters[count].vote.revision)) voters[count].vote.revision = group.expected;
+        if (rounds_is_ahead(&group, voters[count].vote.revision)) voters[count].vote.revision = group.expected;
         if (group.state != ELECTION_EXPECTING) voters[count].committed = false;
         count++;
     }
@@ -64,10 +64,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     bool permuted = count % 7 != 0;
 
     struct election_result result, again;
-    election_hold(&group, voters, count, &result);
+    rounds_elect(&group, voters, count, &result);
     check(&group, voters, count, &result);
     if (!permuted) return 0;
-    election_hold(&group, other, count, &again);
+    rounds_elect(&group, other, count, &again);
     MUST(result.elected == again.elected);
     for (uint32_t i = 0; i < count; i++) {
         const struct election_voter *same = &voters[other[i].join_number - 1];
@@ -76,6 +76,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (!result.elected) return 0;
     MUST(result.revision == again.revision && result.repeat == again.repeat);
     MUST(wire_hash_equal(&result.mask, &again.mask) && wire_hash_equal(&result.content, &again.content));
-    MUST(election_expect(result.revision) >= result.revision);
+    MUST(rounds_expect(result.revision) >= result.revision);
     return 0;
 }

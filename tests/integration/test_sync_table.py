@@ -1,7 +1,7 @@
 """The table 'situation and outcome' of shared state (contract 6.2), row by row, with real peers.
 
-The same rows without sockets, each beside its neighbours, are in tests/unit/master/test_election.c; deaths at any moment in
-tests/chaos/test_sync_trials.py.
+The same rows without sockets, each beside its neighbours, are in tests/unit/master/test_rounds_election.c; deaths at any
+moment in tests/chaos/test_sync_trials.py.
 
 | row | test here, unless another file is named |
 |---|---|

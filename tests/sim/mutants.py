@@ -189,7 +189,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="torn_state_wins",  # a state whose transfer was cut short is a candidate
-        file="master/election.c",
+        file="master/rounds.c",
         old=" && !voter->vote.incomplete;",
         new=";",
     ),

@@ -6,8 +6,8 @@
 //   NONE(why)      code 9
 //   DIFFERS 1-2    its entries, from one of 1 to 2 on
 //   EXPELLED(why)
-// Votes are words as in test_election.c, without * (the state machine knows): strategy, revision, mask, content, ! for
-// incomplete.
+// Votes are words as in test_rounds_election.c, without * (the state machine knows): strategy, revision, mask, content,
+// ! for incomplete.
 #include "master/core.h"
 
 #include "base/platform.h"

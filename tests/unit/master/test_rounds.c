@@ -1,5 +1,5 @@
 // Rounds of shared state by themselves: when a vote ends in an election, who receives from whom, how each loss and each
-// SYNC_DONE ends the round. Who wins is the election's (test_election.c).
+// SYNC_DONE ends the round. Who wins is the election's (test_rounds_election.c).
 #include "master/rounds.h"
 
 #include "pccl.h"

@@ -2,7 +2,7 @@
 // receive only, S send only), revision, mask (a letter), content (a capital), then * if it took part in the last
 // commit, ! if its state is incomplete. Fates, one letter each: d keeps and may give, . keeps, r receives; expelled: a
 // ahead, s strategy, m mask, b behind, n minority.
-#include "master/election.h"
+#include "master/rounds.h"
 
 #include "check.h"
 
@@ -58,7 +58,7 @@ static void hold(struct round *round) {
     struct election_voter left[MOST];
     uint32_t at[MOST], count = 0;
     for (uint32_t i = 0; i < round->count; i++) {
-        if (election_is_ahead(&round->group, round->voters[i].vote.revision)) {
+        if (rounds_is_ahead(&round->group, round->voters[i].vote.revision)) {
             round->group.ahead = true;
             round->fates[i] = 'a';
             continue;
@@ -66,7 +66,7 @@ static void hold(struct round *round) {
         at[count] = i;
         left[count++] = round->voters[i];
     }
-    election_hold(&round->group, left, count, &round->result);
+    rounds_elect(&round->group, left, count, &round->result);
     for (uint32_t i = 0; i < count; i++) round->fates[at[i]] = letter_of(&left[i]);
 }
 
@@ -174,17 +174,17 @@ static void test_rows(void) {
 
 static void test_expectation(void) {
     check_case("expectation");
-    CHECK_EQ(election_expect(0), 1);
-    CHECK_EQ(election_expect(13), 14);
-    CHECK_EQ(election_expect(UINT64_MAX), UINT64_MAX);
+    CHECK_EQ(rounds_expect(0), 1);
+    CHECK_EQ(rounds_expect(13), 14);
+    CHECK_EQ(rounds_expect(UINT64_MAX), UINT64_MAX);
     struct election_group group = {ELECTION_NEW, 3, false};
-    CHECK(!election_is_ahead(&group, 4));
+    CHECK(!rounds_is_ahead(&group, 4));
     group.state = ELECTION_LOST;
-    CHECK(!election_is_ahead(&group, 4));
+    CHECK(!rounds_is_ahead(&group, 4));
     group.state = ELECTION_EXPECTING;
-    CHECK(election_is_ahead(&group, 4));
-    CHECK(!election_is_ahead(&group, 3));
-    CHECK(!election_is_ahead(&group, 0));
+    CHECK(rounds_is_ahead(&group, 4));
+    CHECK(!rounds_is_ahead(&group, 3));
+    CHECK(!rounds_is_ahead(&group, 0));
 }
 
 // ---- properties ----
@@ -300,13 +300,13 @@ static void test_next_rounds(void) {
                 voter->vote.incomplete = 0;
                 voter->vote.content = round.result.content;
             }
-            next.group = (struct election_group){ELECTION_EXPECTING, election_expect(round.result.revision), false};
+            next.group = (struct election_group){ELECTION_EXPECTING, rounds_expect(round.result.revision), false};
             for (uint32_t again = 0; again < 2; again++) {
                 for (uint32_t i = 0; i < next.count; i++) next.voters[i].vote.revision = next.group.expected - again;
                 hold(&next);
                 CHECK(next.result.elected);
                 CHECK_EQ(next.result.repeat, again == 1);
-                CHECK_EQ(election_expect(next.result.revision), next.group.expected + 1 - again);
+                CHECK_EQ(rounds_expect(next.result.revision), next.group.expected + 1 - again);
                 for (uint32_t i = 0; i < next.count; i++) CHECK(next.fates[i] == 'd' || next.fates[i] == '.');
             }
         }
