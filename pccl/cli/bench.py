@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pccl
+from pccl.cli import top
 
 DTYPES = ["uint8", "int8", "int16", "uint16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -76,10 +77,13 @@ def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen
 
 
 def take_part(
-    plan: Plan, address: str, rank: int = 0, folder: str = "", keys: str | None = None, insecure: bool = False
+    plan: Plan, address: str, rank: int = 0, folder: str = "", insecure: bool = False, **files: Any
 ) -> Iterator[Row]:
-    """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size."""
-    with pccl.Communicator(address, 0, plan.lanes, keys=keys, insecure=insecure) as comm:
+    """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size.
+
+    `files` are the keys, or the certificate, its private key and the authorities, as `Communicator` takes them.
+    """
+    with pccl.Communicator(address, 0, plan.lanes, insecure=insecure, **files) as comm:
         comm.connect()
         try:
             comm.wait_for_peers(plan.world, timeout=FORM_SECONDS)
@@ -251,22 +255,35 @@ def command() -> None:
 @click.option("--pin", is_flag=True, help="pin each peer to one core")
 @click.option("--realtime", is_flag=True, help="run peers at real-time priority (needs root)")
 @click.option("--master", "address", metavar="HOST:PORT", help="join the run at this master as one of --world peers")
-@click.option("--keys", metavar="FILE", help="with --master: key file of the run  [default: PCCL_KEYS]")
-@click.option("--insecure", is_flag=True, help="with --master: connect to another host without keys  [default: PCCL_INSECURE=1]")
+@top.credential_options("with --master: ")
 @click.option("--json", "as_json", is_flag=True, help="print JSON, one line per size")
-def allreduce(gloo: bool | None, address: str | None, keys: str | None, insecure: bool, as_json: bool, **measured: Any) -> None:
+def allreduce(
+    gloo: bool | None,
+    address: str | None,
+    keys: str | None,
+    cert: str | None,
+    key: str | None,
+    ca: str | None,
+    insecure: bool,
+    as_json: bool,
+    **measured: Any,
+) -> None:
     """Time the all-reduce. Each row is the median over the timed operations, in which gloo and pccl alternate.
 
-    Without --master the command starts a master and all peers on this machine.
+    Without --master the command starts a master and all peers on this machine, which use the keys that PCCL_KEYS names, if any.
     """
+    files: dict[str, Any] = {"keys": keys, "cert": cert, "key": key, "ca": ca}
+    if address is None and (insecure or any(files.values())):
+        raise click.UsageError("--keys, --cert, --key, --ca and --insecure need --master; omit them, or set PCCL_KEYS")
     with_gloo = gloo if gloo is not None else address is None and importlib.util.find_spec("torch") is not None
     if with_gloo and address is not None:
         raise click.UsageError("gloo can be compared only between peers that this command starts; omit --master or --gloo")
     if address is not None and any(measured[option] for option in ("pin", "realtime")):
         raise click.UsageError("--pin and --realtime are for peers that this command starts; omit them or --master")
     plan = Plan(gloo=with_gloo, **measured)
+    top.options(**files)  # refuses files that contradict each other
     try:
-        rows = take_part(plan, address, keys=keys, insecure=insecure) if address else run_here(plan)
+        rows = take_part(plan, address, insecure=insecure, **files) if address else run_here(plan)
         if as_json:
             for row in rows:
                 click.echo(json.dumps(row))

@@ -34,14 +34,14 @@ Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 
 
 def credential_options(before: str = "") -> Callable[[Command], Command]:
-    """Adds the options by which a command asks a master; `before` begins the help of those that need no --cert."""
+    """Adds the options by which a command connects to a master; `before` begins the help of those that need no --cert."""
     added = (
         click.option("--keys", metavar="FILE", help=f"{before}key file of the run, for a peer or a master [default: PCCL_KEYS]"),
         click.option("--cert", metavar="FILE", help=f"{before}or a certificate of its authority, in PEM [default: PCCL_CERT]"),
         click.option("--key", metavar="FILE", help="with --cert: its private key [default: PCCL_KEY]"),
         click.option("--ca", metavar="FILE", help="with --cert: the authorities that are trusted [default: PCCL_CA]"),
         click.option(
-            "--insecure", is_flag=True, help=f"{before}ask a master on another host without keys [default: PCCL_INSECURE=1]"
+            "--insecure", is_flag=True, help=f"{before}use a master on another host without keys [default: PCCL_INSECURE=1]"
         ),
     )
 

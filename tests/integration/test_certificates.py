@@ -196,6 +196,17 @@ def test_commands(authority, given):
         assert len(json.loads(done.stdout)["members"]) == 1
 
 
+def test_bench(authority):
+    size = ["--world", "2", "--sizes", "4K", "--iterations", "2", "--json"]
+    files = authority.issue("master"), authority.issue("peer")
+    with master_process(files[0], *files[0].options) as (_, address):
+        command = [sys.executable, "-m", "pccl", "bench", "allreduce", "--master", address, *size, *files[1].options]
+        peers = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        rows = [json.loads(peer.communicate(timeout=PATIENCE)[0]) for peer in peers]
+    assert [peer.returncode for peer in peers] == [0, 0]
+    assert [row["bytes"] for row in rows] == [4096, 4096]
+
+
 def test_a_standby_takes_the_run_up(authority):
     """Each master has a certificate of its own, and only the members know by which key the epoch was signed."""
     addresses = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
@@ -380,7 +391,8 @@ def test_parts(authority, monkeypatch):
 
 @pytest.mark.parametrize("options", [["--cert", "a"], ["--cert", "a", "--key", "b", "--ca", "c", "--keys", "d"]])
 def test_options_that_do_not_fit(options):
-    for command in (["master", "--listen", LOCAL], ["top", "--once", "--master", "127.0.0.1:1"]):
+    asked = [["top", "--once"], ["bench", "allreduce"]]
+    for command in (["master", "--listen", LOCAL], *([*words, "--master", "127.0.0.1:1"] for words in asked)):
         done = subprocess.run(
             [sys.executable, "-m", "pccl", *command, *options], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
         )

@@ -52,6 +52,8 @@ def test_info():
         (["bench", "allreduce", "--world", "1"], "range"),
         (["bench", "allreduce", "--pin", "--master", "127.0.0.1:1"], "omit them or --master"),
         (["bench", "allreduce", "--gloo", "--master", "127.0.0.1:1"], "omit --master or --gloo"),
+        (["bench", "allreduce", "--ca", "ca.crt"], "need --master"),
+        (["bench", "allreduce", "--insecure"], "need --master"),
         (["master", "--heartbeat-limit", "0"], "range"),
         (["master", "--heartbeat-limit", "nan"], "'nan' is not a number"),
         (["top", "--master", "127.0.0.1:1", "--interval", "nan"], "'nan' is not a number"),
