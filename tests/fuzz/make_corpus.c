@@ -403,5 +403,18 @@ int main(int argc, char **argv) {
     PROGRAM("fuzz_delta", "two-donors", 1, 5, 9, 3, 0, 1, 0xff, 0, 0, 0, 0, 1, 0, 2, 0, 0, 7, 0, 200, 0, 1, 0, 2, 1, 0);
     PROGRAM("fuzz_delta", "wrong", 0, 7, 1, 2, 0xff, 0, 0, 0, 3, 0, 0, 4, 1, 0, 5, 1, 0, 6, 2, 0);
     PROGRAM("fuzz_delta", "bug-leaf-that-every-donor-sent-wrong", 0, 1, 0, 1, 0xff, 3, 0, 0, 3, 1, 0);
+    PROGRAM("fuzz_voucher", "voucher", 0, 0, 0, 0, 0, 0);
+    PROGRAM("fuzz_voucher", "voucher-chained", 0, 1, 1, 1, 1, 0);
+    PROGRAM("fuzz_voucher", "voucher-of-a-peer", 0, 2, 2, 2, 3, 0);
+    PROGRAM("fuzz_voucher", "voucher-of-two", 0, 0, 1, 0, 5, 1, 0);
+    PROGRAM("fuzz_voucher", "voucher-changed", 0, 0, 0, 0, 0, 2, 32, 0, 2, 200, 1, 5, 9);
+    PROGRAM("fuzz_voucher", "proof-of-a-peer", 1, 1, 0, 2, 1, 2, 0, 0, 0, 0, 0, 255);
+    PROGRAM("fuzz_voucher", "proof-of-a-master", 1, 0, 1, 0, 0, 0, 1, 0, 0, 255);
+    PROGRAM("fuzz_voucher", "proof-of-a-false-master", 1, 1, 0, 0, 0, 1, 0, 0, 255);
+    PROGRAM("fuzz_voucher", "proof-cut", 1, 0, 1, 1, 0, 0, 1, 0, 1, 6, 0, 3, 4);
+    PROGRAM("fuzz_voucher", "epoch", 2, 0, 0, 0);
+    PROGRAM("fuzz_voucher", "epoch-of-another-run", 2, 1, 8, 0, 0);
+    PROGRAM("fuzz_voucher", "epoch-with-another-group", 2, 0, 0, 1, 2, 24, 5, 0);
+    PROGRAM("fuzz_voucher", "epoch-changed", 2, 0, 2, 60, 0, 0, 1, 200, 0, 1, 7, 0);
     return 0;
 }
