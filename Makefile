@@ -41,7 +41,7 @@ help:
 	@echo 'make jitter  the tests with processes, whose threads are held up at random: finds what only a busy machine shows;'
 	@echo '             make jitter-small: a choice of them, in about a minute; JITTER_TESTS=tests/chaos/test_kills.py for others'
 	@echo 'make far     the tests with processes, to which the kernel tells of each link that it leads far away; FAR_TESTS=tests/chaos/test_kills.py'
-	@echo 'make test-keys  tests/integration and tests/chaos in runs with keys: all connections are encrypted (docs/security.md);'
+	@echo 'make test-keys  tests/integration, tests/chaos and the suite of torch with keys: all connections are encrypted (docs/security.md);'
 	@echo '             make test-keys-small: a choice of them, in about a minute; KEY_TESTS=tests/chaos/test_kills.py for others'
 	@echo 'make test-fakes  what has sockets, on a transport that cuts, delays and changes all bytes, and tests/integration on a'
 	@echo '             device that takes its time, too (tests/fakes);'
@@ -216,11 +216,14 @@ far: .venv/built
 	$(CC) -std=c11 -O2 -Wall -Wextra -shared -fPIC -o build/far.so tests/far/far.c -ldl
 	PCCL_TEST_PATIENCE=120 PCCL_SAME_HOST_MEMORY=0 LD_PRELOAD=$(abspath build/far.so) $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal --timeout 600 -q -m 'not near' $(FAR_TESTS)
 
-# Tests that cannot have keys carry the marker `plain`.
+# Tests that cannot have keys carry the marker `plain`. KEY_SUITE=true leaves torch's own suite out.
 KEY_TESTS ?= tests/integration tests/chaos
+KEY_SUITE ?= $(BIN)/python tests/compat/torch_suite.py --keys
+test-keys-small: KEY_SUITE := true
 test-keys-small: KEY_TESTS := $(addprefix tests/integration/,test_membership.py test_sync.py test_closing.py distributed/test_tags.py) tests/chaos/test_resets.py
 test-keys test-keys-small: .venv/built
 	TEST_KEYS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal -q $(KEY_TESTS)
+	$(KEY_SUITE)
 
 # test_refused is left out: it refuses each request for memory in turn, and a fake stream takes as many turns more.
 FAKE_SEED ?= 1

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs torch's own suite for backends with pccl and with gloo, and tells what passes with gloo but not with pccl.
 
-    tests/compat/torch_suite.py --world 2 --world 3      # everything, about half an hour
+    tests/compat/torch_suite.py --world 2 --world 3      # everything, some minutes
     tests/compat/torch_suite.py --world 2 all_reduce     # the tests whose names contain one of the words
 
 Many of torch's tests are skipped, or are others, for all backends but those that torch knows by name. Those of gloo are taken,
@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pccl
+from pccl import _keys
 
 EXCEPTIONS = Path(__file__).with_name("torch_suite_exceptions.txt")
 LIMIT_SECONDS = 60
@@ -137,6 +138,7 @@ def main() -> int:
     parser.add_argument("--world", type=int, action="append", default=[])
     parser.add_argument("--only", default="", help="a file with names of tests")
     parser.add_argument("--logs", default="", help="where the logs go; a temporary folder otherwise")
+    parser.add_argument("--keys", action="store_true", help="run with keys: pccl's connections are encrypted")
     parser.add_argument("--here", choices=BACKENDS, help=argparse.SUPPRESS)
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -146,6 +148,8 @@ def main() -> int:
         return 0
     folder = Path(asked.logs or tempfile.mkdtemp(prefix="torch_suite"))
     folder.mkdir(exist_ok=True)
+    if asked.keys:
+        os.environ["PCCL_KEYS"] = str(_keys.write_files(folder / "run", _keys.new_keys())[0])
     excepted = exceptions()
     wrong = []
     for world in worlds:
