@@ -76,9 +76,7 @@ def _spawn(plan: Plan, address: str, rank: int, folder: str) -> subprocess.Popen
     return subprocess.Popen([sys.executable, "-c", PEER, task], stdout=output, text=True)
 
 
-def take_part(
-    plan: Plan, address: str, rank: int = 0, folder: str = "", insecure: bool = False, **files: Any
-) -> Iterator[Row]:
+def take_part(plan: Plan, address: str, rank: int = 0, folder: str = "", insecure: bool = False, **files: Any) -> Iterator[Row]:
     """Is one of `plan.world` peers of the run at `address`, all of which follow the same plan; gives a row per size.
 
     `files` are the keys, or the certificate, its private key and the authorities, as `Communicator` takes them.
