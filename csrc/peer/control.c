@@ -14,7 +14,7 @@
 #include "device/device.h"
 #include "net/peer_name.h"
 #include "net/socket.h"
-#include "peer/link.h"
+#include "peer/wireup.h"
 #include "peer/master_link.h"
 #include "peer/shared_state.h"
 #include "peer/ticket.h"
@@ -51,7 +51,7 @@ struct control {
     bool runs; // of control_start
     int epoll;
     uint16_t links_port;
-    struct links *links; // NULL: there is no connection to a master, and none is looked for
+    struct wireup *wireup; // NULL: there is no connection to a master, and none is looked for
     struct member_output actions;
     struct log_limit waiting_log; // what a master says of waiting
     struct log_limit loss_log;
@@ -66,8 +66,8 @@ static const char no_memory[] = "the system refused memory or descriptors";
 
 static void hang_up(struct control *t) {
     master_link_close(t->c->master);
-    links_free(t->links);
-    t->links = NULL;
+    wireup_free(t->wireup);
+    t->wireup = NULL;
 }
 
 // ---- endings ----
@@ -139,10 +139,10 @@ static void introduce(struct control *t) {
     const struct member *core = t->c->core;
     const struct wire_welcome *welcome = member_welcome(core);
     struct wire_header header = member_header(core);
-    struct link_identity identity = {.self = *member_id(core), .run = header.run, .generation = header.generation};
+    struct wireup_identity identity = {.self = *member_id(core), .run = header.run, .generation = header.generation};
     memcpy(identity.secret, welcome->secret, sizeof identity.secret);
-    links_identify(t->links, &identity);
-    links_set_park_limit(t->links, member_link_limit_ns(core));
+    wireup_identify(t->wireup, &identity);
+    wireup_set_park_limit(t->wireup, member_link_limit_ns(core));
     // so that a link is found out twice within a limit
     engine_set_silence(t->c->engine, (int64_t)welcome->heartbeat_limit_ms * MS_NS / 2);
 }
@@ -156,8 +156,8 @@ static bool try_next_master(struct control *t, int64_t now) {
         member_free(fresh);
         return false;
     }
-    links_free(t->links);
-    t->links = NULL;
+    wireup_free(t->wireup);
+    t->wireup = NULL;
     pthread_mutex_lock(&c->lock);
     member_free(c->core);
     c->core = fresh;
@@ -220,14 +220,14 @@ static void perform(struct control *t, const struct member_action *action, int64
     struct communicator *c = t->c;
     bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER ||
                        action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
-    if (needs_links && t->links == NULL) return; // the connection has ended
+    if (needs_links && t->wireup == NULL) return; // the connection has ended
     switch (action->kind) {
     case MEMBER_DIAL: // nobody waits for a spare one, and if its other end is up already, ops begin anew where it fails
-        links_dial(t->links, &action->id, action->index, &action->address,
-                   now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
+        wireup_dial(t->wireup, &action->id, action->index, &action->address,
+                    now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
         break;
     case MEMBER_DROP_PEER:
-        links_cancel(t->links, &action->id);
+        wireup_cancel(t->wireup, &action->id);
         engine_drop_peer(c->engine, &action->id);
         break;
     case MEMBER_MISSED_LOSS: engine_missed_loss(c->engine, action->group_epoch); break;
@@ -238,7 +238,8 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(c->engine, action->verdict); break;
     case MEMBER_PROBE:
-        links_probe(t->links, &action->id, &action->address, action->duration_ms, now + member_link_limit_ns(c->core));
+        wireup_probe(t->wireup, &action->id, &action->address, action->duration_ms,
+                     now + member_link_limit_ns(c->core));
         break;
     case MEMBER_CONNECT_END:
         if (action->code != pcclMasterConnectionFailed || !try_next_master(t, now))
@@ -248,7 +249,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_SYNC_PLAN: shared_state_planned(c, action->plan, now); break;
     case MEMBER_RECHECK:
         introduce(t);
-        links_recheck(t->links);
+        wireup_recheck(t->wireup);
         break;
     case MEMBER_SEEK: seek_master(t, action->anew, now); break;
     case MEMBER_FOUND: master_link_found(t->c->master, now); break;
@@ -282,20 +283,20 @@ static enum member_judgement judge(void *control, const struct wire_link_hello *
 }
 
 static void take_link_events(struct control *t, int64_t now) {
-    struct link_event event;
-    while (t->links != NULL && links_next(t->links, &event)) {
+    struct wireup_event event;
+    while (t->wireup != NULL && wireup_next(t->wireup, &event)) {
         uint64_t serial = 0;
-        if (event.kind == LINK_EVENT_UP) {
+        if (event.kind == WIREUP_UP) {
             LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
             serial = engine_add_link(t->c->engine, &event.id, event.index, event.stream);
             if (serial == 0) continue;
         }
         struct member *core = event_begin(t);
-        if (event.kind == LINK_EVENT_UP)
+        if (event.kind == WIREUP_UP)
             member_link_up(core, &event.id, event.index, serial, event.latency_us, now, &t->actions);
-        else if (event.kind == LINK_EVENT_NARROW)
+        else if (event.kind == WIREUP_NARROW)
             member_link_narrow(core, &event.id);
-        else if (event.kind == LINK_EVENT_FAILED)
+        else if (event.kind == WIREUP_FAILED)
             member_link_failed(core, &event.id, event.index, &t->actions);
         else if (event.outgoing)
             member_measured(core, member_id(core), &event.id, event.bytes_per_s, &t->actions);
@@ -355,9 +356,9 @@ static bool take_lost(struct control *t, struct lost_link **lost, size_t *count)
 static void lose_links(struct control *t, int64_t now) {
     struct lost_link *lost;
     size_t count;
-    if (t->links == NULL) return;
+    if (t->wireup == NULL) return;
     if (!take_lost(t, &lost, &count)) die_of(t, t->why[0] != 0 ? t->why : no_memory);
-    for (size_t i = 0; i < count && t->links != NULL; i++) {
+    for (size_t i = 0; i < count && t->wireup != NULL; i++) {
         struct member *member = event_begin(t);
         member_link_lost(member, &lost[i].id, lost[i].index, lost[i].serial, lost[i].reason, now, &t->actions);
         event_end(t, now);
@@ -369,13 +370,13 @@ static void lose_links(struct control *t, int64_t now) {
 
 static void join(struct control *t, int64_t now) {
     struct wire_address local;
-    t->links = links_new(t->c->transport, t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
-    int error = t->links == NULL ? ENOMEM : 0;
+    t->wireup = wireup_new(t->c->transport, t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
+    int error = t->wireup == NULL ? ENOMEM : 0;
     if (error == 0 && !master_link_local(t->c->master, &local)) error = errno;
-    if (error == 0) error = -links_listen(t->links, &local, &t->links_port);
+    if (error == 0) error = -wireup_listen(t->wireup, &local, &t->links_port);
     if (error != 0) {
-        links_free(t->links);
-        t->links = NULL;
+        wireup_free(t->wireup);
+        t->wireup = NULL;
         master_link_refuse(t->c->master, "cannot listen for other peers on the address that reached the master at",
                            error, now);
         return;
@@ -435,8 +436,8 @@ static void take_master_events(struct control *t, int64_t now) {
 
 static void tick(struct control *t, int64_t now) {
     master_link_tick(t->c->master, now);
-    if (t->links == NULL) return;
-    links_tick(t->links, now);
+    if (t->wireup == NULL) return;
+    wireup_tick(t->wireup, now);
     if (now < member_deadline(t->c->core)) return;
     struct member *core = event_begin(t);
     if (master_link_is_open(t->c->master)) member_round_trip(core, master_link_round_trip_ns(t->c->master));
@@ -446,9 +447,9 @@ static void tick(struct control *t, int64_t now) {
 
 static int64_t next_deadline(const struct control *t) {
     int64_t at = master_link_deadline(t->c->master);
-    return t->links == NULL
+    return t->wireup == NULL
                ? at
-               : platform_earlier(at, platform_earlier(member_deadline(t->c->core), links_deadline(t->links)));
+               : platform_earlier(at, platform_earlier(member_deadline(t->c->core), wireup_deadline(t->wireup)));
 }
 
 // Takes the requests of callers. Returns false if the communicator is being destroyed.
@@ -468,8 +469,8 @@ static void handle(struct control *t, const struct epoll_event *event, int64_t n
     } else if (event->data.u64 == DATA_MASTER) {
         master_link_event(t->c->master, event->events, now);
         take_master_events(t, now);
-    } else if (t->links != NULL) {
-        links_event(t->links, event->data.u64, now);
+    } else if (t->wireup != NULL) {
+        wireup_handle(t->wireup, event->data.u64, now);
         take_link_events(t, now);
     }
 }

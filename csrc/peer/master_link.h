@@ -3,7 +3,7 @@
 // done is one system call away from the master.
 //
 // Owned and called by the control thread alone, but for master_link_send; nothing here blocks. What happens is taken
-// with master_link_next, as with the links to other peers (peer/link).
+// with master_link_next, as with the links to other peers (peer/wireup).
 #ifndef PCCL_PEER_MASTER_LINK_H
 #define PCCL_PEER_MASTER_LINK_H
 

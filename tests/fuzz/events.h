@@ -123,7 +123,7 @@ enum sync_event {
     S_EVENTS,
 };
 
-// ---- fuzz_link: an end is one of those who came or were dialled, counted from 0 ----
+// ---- fuzz_wireup: an end is one of those who came or were dialled, counted from 0 ----
 enum link_step {
     L_COME,
     L_HELLO,   // end, how (kind, from, index; with a wrong byte; cut)

@@ -348,7 +348,7 @@ static void write_sync_programs(void) {
 }
 
 static void write_link_programs(void) {
-    const char *target = "fuzz_link";
+    const char *target = "fuzz_wireup";
     PROGRAM(target, "accept", L_IDENTIFY, L_COME, L_HELLO, 0, 2, L_TAKE, L_COME, L_HELLO, 1, 0x4a, 40, L_HELLO, 1, 0,
             L_TAKE);
     PROGRAM(target, "park", L_IDENTIFY, L_JUDGE, 1, L_COME, L_HELLO, 0, 2, L_COME, L_HELLO, 1, 4, L_HANG_UP, 1,

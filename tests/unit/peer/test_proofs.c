@@ -18,7 +18,7 @@ int main(void) {
 #include "master/master.h"
 #include "master/status_query.h"
 #include "net/context.h"
-#include "peer/link.h"
+#include "peer/wireup.h"
 #include "peer/master_link.h"
 #include "tls_ends.h"
 
@@ -129,10 +129,10 @@ static enum member_judgement accept_all(void *context, const struct wire_link_he
     return MEMBER_ACCEPT;
 }
 
-static void turn(struct links *links, int epoll, int wait_ms) {
+static void turn(struct wireup *wireup, int epoll, int wait_ms) {
     struct epoll_event events[16];
     int count = epoll_wait(epoll, events, 16, wait_ms);
-    for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, platform_now_ns());
+    for (int i = 0; i < count; i++) wireup_handle(wireup, events[i].data.u64, platform_now_ns());
 }
 
 static void test_accepted_links(void) {
@@ -141,9 +141,9 @@ static void test_accepted_links(void) {
     const struct wire_id *self = tls_context_id(own);
     int epoll = descriptor_epoll();
     struct wire_address address = any_port;
-    struct links *links = links_new(own, epoll, 100, self, accept_all, NULL);
-    REQUIRE(links != NULL && links_listen(links, &any_port, &address.port) == 0);
-    links_identify(links, &(struct link_identity){.self = *self, .run = 7});
+    struct wireup *wireup = wireup_new(own, epoll, 100, self, accept_all, NULL);
+    REQUIRE(wireup != NULL && wireup_listen(wireup, &any_port, &address.port) == 0);
+    wireup_identify(wireup, &(struct wireup_identity){.self = *self, .run = 7});
     for (int i = 0; i < 3; i++) {
         check_case(i == 0 ? "its own id" : i == 1 ? "another's id" : "an observer");
         struct transport_context *context = i == 2 ? observer : peer;
@@ -151,7 +151,7 @@ static void test_accepted_links(void) {
         int error = -EAGAIN;
         REQUIRE(transport_dial(context, &address, &stream) == 0);
         while (error == -EAGAIN && far_end_await(stream, (short)(stream->awaits | POLLOUT))) {
-            turn(links, epoll, 1);
+            turn(wireup, epoll, 1);
             error = transport_step(stream);
         }
         REQUIRE(CHECK_EQ(error, 0));
@@ -165,14 +165,14 @@ static void test_accepted_links(void) {
         wire_buffer_fini(&frame);
         uint8_t answer;
         ptrdiff_t got;
-        while ((got = transport_receive(stream, &answer, 1)) == -EAGAIN) turn(links, epoll, 1);
+        while ((got = transport_receive(stream, &answer, 1)) == -EAGAIN) turn(wireup, epoll, 1);
         if (i == 0)
             CHECK_EQ(got, 1); // LINK_HEARD
         else
             CHECK(got <= 0);
         transport_free(stream);
     }
-    links_free(links);
+    wireup_free(wireup);
     descriptor_close(epoll);
     transport_context_release(own);
     transport_context_release(peer);
@@ -211,19 +211,19 @@ static void test_dialled_links(void) {
     for (int i = 0; i < 2; i++) {
         check_case(i == 0 ? "another member answers" : "a master answers");
         struct impostor impostor;
-        struct link_event event;
+        struct wireup_event event;
         const struct wire_id *wanted = i == 0 ? &another : tls_context_id(master);
         impostor_open(&impostor, i == 0 ? other : master);
         int epoll = descriptor_epoll();
-        struct links *links = links_new(own, epoll, 100, tls_context_id(own), accept_all, NULL);
-        REQUIRE(links != NULL);
-        links_dial(links, wanted, 0, &impostor.address, INT64_MAX);
-        while (!links_next(links, &event)) {
+        struct wireup *wireup = wireup_new(own, epoll, 100, tls_context_id(own), accept_all, NULL);
+        REQUIRE(wireup != NULL);
+        wireup_dial(wireup, wanted, 0, &impostor.address, INT64_MAX);
+        while (!wireup_next(wireup, &event)) {
             impostor_turn(&impostor);
-            turn(links, epoll, 1);
+            turn(wireup, epoll, 1);
         }
-        CHECK_EQ(event.kind, LINK_EVENT_FAILED);
-        links_free(links);
+        CHECK_EQ(event.kind, WIREUP_FAILED);
+        wireup_free(wireup);
         descriptor_close(epoll);
         impostor_close(&impostor);
     }

@@ -1,6 +1,6 @@
 // Connections of strangers at a peer's port: what they may hold, and that they keep nobody out.
 #define _GNU_SOURCE
-#include "peer/link.h"
+#include "peer/wireup.h"
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -37,10 +37,10 @@ static int count_descriptors(void) {
 }
 
 // Lets the listener do all there is to do.
-static void turn(struct links *links, int epoll) {
+static void turn(struct wireup *wireup, int epoll) {
     struct epoll_event events[64];
     for (int count; (count = epoll_wait(epoll, events, 64, 5)) > 0;)
-        for (int i = 0; i < count; i++) links_event(links, events[i].data.u64, platform_now_ns());
+        for (int i = 0; i < count; i++) wireup_handle(wireup, events[i].data.u64, platform_now_ns());
 }
 
 static struct transport *dial_from(uint8_t host, uint16_t port) {
@@ -61,25 +61,25 @@ static void say_hello(struct transport *stream) {
     wire_buffer_fini(&frame);
 }
 
-static bool is_up(struct links *links) {
-    struct link_event event;
+static bool is_up(struct wireup *wireup) {
+    struct wireup_event event;
     bool up = false;
-    while (links_next(links, &event)) {
-        up |= event.kind == LINK_EVENT_UP;
+    while (wireup_next(wireup, &event)) {
+        up |= event.kind == WIREUP_UP;
         transport_free(event.stream);
     }
     return up;
 }
 
 // Too few of them: the text says what to do.
-static void test_shortage(struct links *links, const struct wire_address *nobody, struct rlimit *limit) {
+static void test_shortage(struct wireup *wireup, const struct wire_address *nobody, struct rlimit *limit) {
     check_case("no descriptor is left for a link");
     FILE *log = tmpfile();
     int stderr_before = dup(STDERR_FILENO);
     REQUIRE(log != NULL && stderr_before >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
     limit->rlim_cur = 3;
     setrlimit(RLIMIT_NOFILE, limit);
-    for (int i = 0; i < 20; i++) links_dial(links, &other, 0, nobody, INT64_MAX);
+    for (int i = 0; i < 20; i++) wireup_dial(wireup, &other, 0, nobody, INT64_MAX);
     limit->rlim_cur = LIMIT;
     setrlimit(RLIMIT_NOFILE, limit);
     dup2(stderr_before, STDERR_FILENO);
@@ -91,9 +91,9 @@ static void test_shortage(struct links *links, const struct wire_address *nobody
     char *told = strstr(text, "ulimit -n");
     CHECK(told != NULL && strstr(text, "may open 3 descriptors") != NULL);
     CHECK(told != NULL && strstr(told + 1, "ulimit -n") == NULL); // once, not for each link
-    struct link_event event;
+    struct wireup_event event;
     int failed = 0;
-    while (links_next(links, &event)) failed += event.kind == LINK_EVENT_FAILED;
+    while (wireup_next(wireup, &event)) failed += event.kind == WIREUP_FAILED;
     CHECK_EQ(failed, 20);
 }
 
@@ -109,13 +109,13 @@ static void say_begin(struct transport *stream, size_t bytes) {
 }
 
 // Lets time pass until there is nothing to wait for. Returns what happened: N narrow, F failed, U up.
-static void let_time_pass(struct links *links, char out[8]) {
-    struct link_event event;
+static void let_time_pass(struct wireup *wireup, char out[8]) {
+    struct wireup_event event;
     size_t count = 0;
-    while (links_deadline(links) != INT64_MAX) links_tick(links, links_deadline(links));
-    while (links_next(links, &event) && count < 7) {
+    while (wireup_deadline(wireup) != INT64_MAX) wireup_tick(wireup, wireup_deadline(wireup));
+    while (wireup_next(wireup, &event) && count < 7) {
         CHECK(wire_id_equal(&event.id, &other));
-        out[count++] = event.kind == LINK_EVENT_NARROW ? 'N' : event.kind == LINK_EVENT_FAILED ? 'F' : 'U';
+        out[count++] = event.kind == WIREUP_NARROW ? 'N' : event.kind == WIREUP_FAILED ? 'F' : 'U';
         transport_free(event.stream);
     }
     out[count] = 0;
@@ -129,29 +129,29 @@ static void test_narrow_to_acceptor(void) {
         int epoll = descriptor_epoll();
         uint16_t port;
         char happened[8];
-        struct links *links = links_new(far_end_context(), epoll, 100, &self, judge, NULL);
-        REQUIRE(links != NULL && links_listen(links, &any, &port) == 0);
-        links_identify(links, &(struct link_identity){.self = self, .run = 7});
+        struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
+        REQUIRE(wireup != NULL && wireup_listen(wireup, &any, &port) == 0);
+        wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
         struct transport *dialer = dial_from(1, port);
         say_begin(dialer, missing);
-        turn(links, epoll);
-        let_time_pass(links, happened);
+        turn(wireup, epoll);
+        let_time_pass(wireup, happened);
         CHECK_STR(happened, "N");
         transport_free(dialer);
-        links_free(links);
+        wireup_free(wireup);
         descriptor_close(epoll);
     }
 }
 
 // The far end of a dial hears what is said; its transport may have to answer before that.
-static void hear(struct transport *stream, struct links *links, int epoll) {
+static void hear(struct transport *stream, struct wireup *wireup, int epoll) {
     uint8_t bytes[4096];
     for (int i = 0; i < 8; i++) {
         int step = -EAGAIN;
         for (int j = 0; j < 50 && step == -EAGAIN; j++) step = transport_step(stream);
         while (step == 0 && transport_receive(stream, bytes, sizeof bytes) > 0) {
         }
-        turn(links, epoll);
+        turn(wireup, epoll);
     }
 }
 
@@ -167,15 +167,15 @@ static void test_narrow_to_dialer(void) {
         int listener = socket_listen(&address);
         REQUIRE(listener >= 0 && socket_local_address(listener, &address));
         char happened[8];
-        struct links *links = links_new(far_end_context(), epoll, 100, &self, judge, NULL);
-        REQUIRE(links != NULL);
-        links_identify(links, &(struct link_identity){.self = self, .run = 7});
-        links_dial(links, &other, 0, &address, platform_now_ns() + 3600 * SECOND_NS);
-        turn(links, epoll);
+        struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
+        REQUIRE(wireup != NULL);
+        wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
+        wireup_dial(wireup, &other, 0, &address, platform_now_ns() + 3600 * SECOND_NS);
+        turn(wireup, epoll);
         int fd = socket_accept(listener, &from);
         REQUIRE(fd >= 0);
         struct transport *stream = far_end_accepted(fd);
-        hear(stream, links, epoll);
+        hear(stream, wireup, epoll);
         struct wire_buffer frames = {0};
         for (const char *at = rows[i].says; *at != 0; at++) {
             if (*at == 'H') wire_encode_empty(&frames, (struct wire_header){.run = 7}, WIRE_LINK_HEARD);
@@ -184,11 +184,11 @@ static void test_narrow_to_dialer(void) {
         }
         if (frames.length > 0) CHECK(far_end_write(stream, frames.bytes, frames.length));
         wire_buffer_fini(&frames);
-        hear(stream, links, epoll);
-        let_time_pass(links, happened);
+        hear(stream, wireup, epoll);
+        let_time_pass(wireup, happened);
         CHECK_STR(happened, rows[i].happens);
         transport_free(stream);
-        links_free(links);
+        wireup_free(wireup);
         descriptor_close(listener);
         descriptor_close(epoll);
     }
@@ -201,41 +201,41 @@ int main(void) {
     REQUIRE(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     struct transport *strangers[STRANGERS];
-    struct links *links = links_new(far_end_context(), epoll, 100, &self, judge, NULL);
+    struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
     struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}};
     uint16_t port = 0;
-    REQUIRE(links != NULL && links_listen(links, &any, &port) == 0);
-    links_identify(links, &(struct link_identity){.self = self, .run = 7});
+    REQUIRE(wireup != NULL && wireup_listen(wireup, &any, &port) == 0);
+    wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
 
     check_case("a member that has connected before the flood, and says hello after it");
     struct transport *honest = dial_from(1, port);
-    turn(links, epoll);
+    turn(wireup, epoll);
     int before = count_descriptors();
     for (int i = 0; i < STRANGERS; i++) {
         strangers[i] = dial_from(2, port);
-        if (i % 50 == 0) turn(links, epoll);
+        if (i % 50 == 0) turn(wireup, epoll);
     }
-    turn(links, epoll);
+    turn(wireup, epoll);
     int held = count_descriptors() - before - STRANGERS;
-    CHECK(held > 0 && held <= LIMIT / LINKS_UNKNOWN_PART);
+    CHECK(held > 0 && held <= LIMIT / WIREUP_UNKNOWN_PART);
     say_hello(honest);
-    turn(links, epoll);
-    CHECK(is_up(links));
+    turn(wireup, epoll);
+    CHECK(is_up(wireup));
     transport_free(honest);
 
     check_case("of the same address, it has said hello when its turn to go comes");
     honest = dial_from(2, port);
-    turn(links, epoll);
+    turn(wireup, epoll);
     for (int i = 0; i < STRANGERS / 2; i++) transport_free(strangers[i]);
     say_hello(honest);
     for (int i = 0; i < STRANGERS / 2; i++) strangers[i] = dial_from(2, port);
-    turn(links, epoll);
-    CHECK(is_up(links));
-    test_shortage(links, &any, &limit);
+    turn(wireup, epoll);
+    CHECK(is_up(wireup));
+    test_shortage(wireup, &any, &limit);
 
     transport_free(honest);
     for (int i = 0; i < STRANGERS; i++) transport_free(strangers[i]);
-    links_free(links);
+    wireup_free(wireup);
     close(epoll);
     test_narrow_to_acceptor();
     test_narrow_to_dialer();

@@ -1,7 +1,7 @@
-// Connections that are not links yet (peer/link): whatever strangers send to the listener, whatever those that were
+// Connections that are not links yet (peer/wireup): whatever strangers send to the listener, whatever those that were
 // dialled answer, in any pieces, while time passes and peers come and go. A link comes up only after a hello that was
 // judged good, or after the ACK of a peer that was dialled, and every connection is closed or handed over in the end.
-#include "peer/link.h"
+#include "peer/wireup.h"
 
 #include <errno.h>
 #include <sys/epoll.h>
@@ -17,7 +17,7 @@
 enum { ENDS = 24, PORT = 9, FIRST_DATA = 5, EVENTS = 16 };
 
 static struct fuzz in;
-static struct links *links;
+static struct wireup *wireup;
 static int epoll, listener;
 static int ends[ENDS];                                  // of strangers and of those dialled; 0: none
 static int waiting[ENDS], waiting_count, waiting_first; // to be accepted
@@ -147,16 +147,16 @@ static void turn(void) {
     static uint8_t junk[1 << 16];
     for (uint32_t i = 0; i < end_count; i++)
         while (ends[i] != 0 && recv(ends[i], junk, sizeof junk, MSG_DONTWAIT) > 0) continue;
-    if (waiting_first < waiting_count || refusal != 0) links_event(links, FIRST_DATA, now);
+    if (waiting_first < waiting_count || refusal != 0) wireup_handle(wireup, FIRST_DATA, now);
     int count = epoll_wait(epoll, events, EVENTS, 0);
     for (int i = 0; i < count; i++)
-        if (events[i].data.u64 != FIRST_DATA) links_event(links, events[i].data.u64, now);
+        if (events[i].data.u64 != FIRST_DATA) wireup_handle(wireup, events[i].data.u64, now);
 }
 
 static void take(void) {
-    struct link_event event;
-    while (links_next(links, &event)) {
-        if (event.kind != LINK_EVENT_UP) continue;
+    struct wireup_event event;
+    while (wireup_next(wireup, &event)) {
+        if (event.kind != WIREUP_UP) continue;
         MUST(++ups <= accepted + dialled && event.stream != NULL);
         transport_free(event.stream);
     }
@@ -167,16 +167,16 @@ static void dial(bool probe) {
     struct wire_id id = id_of(1 + (how & 3));
     struct wire_address address = {.family = 4, .port = how & 8 ? PORT : 1};
     if (probe) {
-        links_probe(links, &id, &address, fuzz_u8(&in) * 10u, now + SECOND_NS);
+        wireup_probe(wireup, &id, &address, fuzz_u8(&in) * 10u, now + SECOND_NS);
     } else {
         dialled++;
-        links_dial(links, &id, how >> 4, &address, now + SECOND_NS);
+        wireup_dial(wireup, &id, how >> 4, &address, now + SECOND_NS);
     }
 }
 
 static void act(uint32_t event) {
     static const int refusals[] = {-EMFILE, -ECONNABORTED, -ENOMEM, -EINPROGRESS, -ECONNREFUSED};
-    struct link_identity identity = {.self = id_of(0), .run = 7, .generation = 1, .secret = {9}};
+    struct wireup_identity identity = {.self = id_of(0), .run = 7, .generation = 1, .secret = {9}};
     struct wire_id id;
     uint32_t end;
     int fd;
@@ -199,27 +199,27 @@ static void act(uint32_t event) {
         break;
     case L_HANG_UP: hang_up(fuzz_u8(&in)); break;
     case L_JUDGE: judgement = fuzz_below(&in, MEMBER_REJECT + 1); break;
-    case L_RECHECK: links_recheck(links); break;
+    case L_RECHECK: wireup_recheck(wireup); break;
     case L_DIAL: dial(false); break;
     case L_PROBE: dial(true); break;
     case L_CANCEL:
         id = id_of(1 + fuzz_below(&in, 4));
-        links_cancel(links, &id);
+        wireup_cancel(wireup, &id);
         break;
     case L_WAIT:
         now += (int64_t)fuzz_u8(&in) * 100 * MS_NS;
-        links_tick(links, now);
+        wireup_tick(wireup, now);
         break;
     case L_DUE:
-        if (links_deadline(links) == INT64_MAX) break;
-        if (links_deadline(links) > now) now = links_deadline(links);
-        links_tick(links, now);
-        MUST(links_deadline(links) > now);
+        if (wireup_deadline(wireup) == INT64_MAX) break;
+        if (wireup_deadline(wireup) > now) now = wireup_deadline(wireup);
+        wireup_tick(wireup, now);
+        MUST(wireup_deadline(wireup) > now);
         break;
     case L_TAKE: take(); break;
     case L_SYSTEM: refusal = refusals[fuzz_below(&in, sizeof refusals / sizeof refusals[0])]; break;
     case L_REFUSE: fuzz_refuse(1 + fuzz_u8(&in)); break;
-    case L_IDENTIFY: links_identify(links, &identity); break;
+    case L_IDENTIFY: wireup_identify(wireup, &identity); break;
     default: break;
     }
     turn();
@@ -240,11 +240,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     MUST(epoll >= 0 && listener >= 0);
     struct transport_context *context = transport_context_new(NULL);
     MUST(context != NULL);
-    links = links_new(context, epoll, FIRST_DATA, &self, judge, NULL);
-    MUST(links != NULL && links_listen(links, &(struct wire_address){.family = 4}, &port) == 0);
+    wireup = wireup_new(context, epoll, FIRST_DATA, &self, judge, NULL);
+    MUST(wireup != NULL && wireup_listen(wireup, &(struct wire_address){.family = 4}, &port) == 0);
     while (fuzz_more(&in)) act(fuzz_u8(&in) % L_EVENTS);
     fuzz_refuse(0);
-    links_free(links);
+    wireup_free(wireup);
     transport_context_release(context);
     MUST(opened == 0);
     while (waiting_first < waiting_count) close(waiting[waiting_first++]);

@@ -1,0 +1,81 @@
+// Wire-up, as UCX calls it: connections between peers until they are links. Listening, dialing, the hello, hellos that
+// come early; and the flood connections by which links are measured. Owned and called by the control thread alone;
+// nothing here blocks.
+//
+// Changes are queued as events (wireup_next). A connection that becomes a link leaves this module with its event.
+// Acceptors survive hostile bytes: a bad hello closes its connection. The descriptors of the process are its owner's:
+// connections without a hello hold at most the WIREUP_UNKNOWN_PART-th part of the soft limit, and WIREUP_UNKNOWN, for
+// WIREUP_UNKNOWN_MS each; parked hellos at most half of it, and WIREUP_PARKED. Beyond that the oldest goes of the
+// address that has most of them, unless its hello has come meanwhile. So a flood from a few addresses keeps out nobody
+// else; one from as many addresses as there is room keeps out whoever needs longer for its hello than the flood for
+// that many connections, and a dialler tries again.
+#ifndef PCCL_PEER_WIREUP_H
+#define PCCL_PEER_WIREUP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "net/transport.h"
+#include "net/wire_data.h"
+#include "peer/member.h"
+
+enum {
+    WIREUP_FIRST_PORT = 48149,
+    WIREUP_UNKNOWN = 600, // more than two neighbours with all their lanes, who dial at the same time
+    WIREUP_UNKNOWN_PART = 16,
+    WIREUP_UNKNOWN_MS = 5000,
+    WIREUP_PARKED = 1024,
+    WIREUP_PROBE_MS = 20000, // the longest measurement
+};
+
+struct wireup;
+
+enum wireup_event_kind {
+    WIREUP_UP,       // `stream` now belongs to the receiver of the event
+    WIREUP_FAILED,   // a dial
+    WIREUP_NARROW,   // small frames pass between this peer and `id`, but padding seems to be lost
+    WIREUP_MEASURED, // bytes_per_s from `id` to this peer; or 0 because a probe to `id` failed, then `outgoing`
+};
+
+struct wireup_event {
+    enum wireup_event_kind kind;
+    struct wire_id id;
+    uint32_t index;
+    struct transport *stream;
+    uint32_t latency_us;
+    bool outgoing;
+    uint64_t bytes_per_s;
+};
+
+// Identity of this peer. `secret` and `run` are known from WELCOME on.
+struct wireup_identity {
+    struct wire_id self;
+    uint64_t run, generation;
+    uint8_t secret[16];
+};
+
+typedef enum member_judgement wireup_judge_fn(void *context, const struct wire_link_hello *hello);
+
+// Registers with `epoll`; its epoll data are `first_data` and above. Borrows `transport`. NULL when the system refuses.
+struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64_t first_data,
+                          const struct wire_id *self, wireup_judge_fn *judge, void *context);
+void wireup_free(struct wireup *w); // closes what is left, also the streams of events not taken
+// Listens on the first free port from WIREUP_FIRST_PORT. 0 or -errno.
+int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *port);
+void wireup_identify(struct wireup *w, const struct wireup_identity *identity);
+
+void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_address *address,
+                 int64_t deadline_ns);
+void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_address *address, uint32_t duration_ms,
+                  int64_t deadline_ns);
+void wireup_cancel(struct wireup *w, const struct wire_id *id); // what is under way with a peer that is gone
+void wireup_recheck(struct wireup *w);                          // judges parked hellos again
+
+void wireup_handle(struct wireup *w, uint64_t data, int64_t now_ns); // epoll told of `data`
+void wireup_tick(struct wireup *w, int64_t now_ns);
+int64_t wireup_deadline(const struct wireup *w); // INT64_MAX = none
+// Until when parked hellos of connections accepted from now on are kept.
+void wireup_set_park_limit(struct wireup *w, int64_t limit_ns);
+bool wireup_next(struct wireup *w, struct wireup_event *out);
+
+#endif
