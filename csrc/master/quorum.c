@@ -1,7 +1,6 @@
 #include "master/quorum.h"
 
 #include "net/cursor.h"
-#include "net/roster.h"
 
 // Heartbeat limits, after which peers that fell silent have gone on elsewhere, or never will.
 enum { UNHEARD_LIMITS = 3 };
@@ -124,7 +123,7 @@ static bool encode_epoch(struct wire_buffer *out, uint64_t run, uint64_t generat
     cursor_u32(&c, &quorum.old_members);
     cursor_u64(&c, &quorum.newer);
     cursor_u32(&c, &epoch.count);
-    roster_sort(epoch.members, epoch.count, sorted);
+    wire_sort_members(epoch.members, epoch.count, sorted);
     for (uint32_t i = 0; i < epoch.count; i++) {
         struct wire_member member = epoch.members[sorted[i]];
         cursor_bytes(&c, member.id.bytes, sizeof member.id.bytes);

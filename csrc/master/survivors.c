@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "net/roster.h"
+#include "net/wire_control.h"
 
 void survivors_init(struct survivors *survivors, uint64_t key) {
     memset(survivors, 0, offsetof(struct survivors, list));
@@ -114,7 +114,7 @@ static void count(struct survivors *survivors, const struct run_identity *run, c
     for (uint32_t i = 0; i < survivors->configuration_count; i++) {
         struct configuration *config = survivors->configurations[i];
         if (!membership_same_run(&config->run, run)) continue;
-        uint32_t member = roster_find(config->members, config->sorted, config->count, id);
+        uint32_t member = wire_find_member(config->members, config->sorted, config->count, id);
         if (member != UINT32_MAX) count_member(config, member, by);
     }
 }
@@ -134,7 +134,7 @@ static struct configuration *make_configuration(struct survivors *survivors, con
                                      .count = epoch->count};
     memcpy(config->members, epoch->members, bytes);
     config->sorted = (uint16_t *)(void *)((uint8_t *)config->members + bytes);
-    roster_sort(config->members, config->count, config->sorted);
+    wire_sort_members(config->members, config->count, config->sorted);
     survivors->configurations[survivors->configuration_count++] = config;
     find_newest(survivors, run);
     for (uint32_t i = 0; i < config->count; i++)

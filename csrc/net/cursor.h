@@ -7,9 +7,27 @@
 #define PCCL_NET_CURSOR_H
 
 #include <endian.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
-#include "net/wire_buffer.h"
+// ---- buffers ----
+
+// Bytes that grow at their end: frames that are made before they are sent.
+// All zero: empty. `failed` latches when memory is refused; nothing is written after that.
+struct wire_buffer {
+    uint8_t *bytes; // owned
+    size_t length, capacity;
+    bool failed;
+};
+
+void wire_buffer_fini(struct wire_buffer *buffer);
+// Makes room for so many bytes behind `length`. False: memory was refused, now or before.
+bool wire_buffer_reserve(struct wire_buffer *buffer, size_t more);
+void wire_buffer_append(struct wire_buffer *buffer, const struct wire_buffer *frames);
+
+// ---- cursors ----
 
 // Inlining makes a head of known length cost its loads and stores only.
 #define CURSOR_INLINE static inline __attribute__((always_inline))

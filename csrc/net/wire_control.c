@@ -2,7 +2,6 @@
 #include "net/wire_control.h"
 
 #include "net/peer_name.h"
-#include "net/roster.h"
 
 // ---- parts of messages ----
 
@@ -58,7 +57,7 @@ static void visit_name(struct cursor *c, struct wire_name *name) {
 
 static bool names_twice(const struct wire_epoch *epoch) {
     uint16_t sorted[WIRE_MAX_MEMBERS];
-    roster_sort(epoch->members, epoch->count, sorted);
+    wire_sort_members(epoch->members, epoch->count, sorted);
     for (uint32_t i = 1; i < epoch->count; i++)
         if (wire_id_equal(&epoch->members[sorted[i - 1]].id, &epoch->members[sorted[i]].id)) return true;
     return false;
@@ -457,4 +456,43 @@ unsigned wire_outline_shift(uint64_t entries) {
     unsigned shift = 0;
     while (entries >> shift > WIRE_MAX_OUTLINE) shift++;
     return shift;
+}
+
+// ---- members by id ----
+
+// Both halves of `from` are sorted; merges them into `to`.
+static void merge(const struct wire_member *members, const uint16_t *from, uint32_t middle, uint32_t end,
+                  uint16_t *to) {
+    uint32_t a = 0, b = middle;
+    for (uint32_t i = 0; i < end; i++) {
+        bool left = a < middle && (b == end || wire_id_compare(&members[from[a]].id, &members[from[b]].id) <= 0);
+        to[i] = left ? from[a++] : from[b++];
+    }
+}
+
+void wire_sort_members(const struct wire_member *members, uint32_t count, uint16_t sorted[WIRE_MAX_MEMBERS]) {
+    uint16_t spare[WIRE_MAX_MEMBERS];
+    for (uint32_t i = 0; i < count; i++) sorted[i] = (uint16_t)i;
+    for (uint32_t width = 1; width < count; width *= 2) {
+        for (uint32_t begin = 0; begin < count; begin += 2 * width) {
+            uint32_t left = count - begin, end = left < 2 * width ? left : 2 * width;
+            merge(members, sorted + begin, width < end ? width : end, end, spare + begin);
+        }
+        memcpy(sorted, spare, count * sizeof *sorted);
+    }
+}
+
+uint32_t wire_find_member(const struct wire_member *members, const uint16_t *sorted, uint32_t count,
+                          const struct wire_id *id) {
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        int order = wire_id_compare(&members[sorted[middle]].id, id);
+        if (order == 0) return sorted[middle];
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return UINT32_MAX;
 }

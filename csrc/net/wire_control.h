@@ -456,4 +456,11 @@ bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out)
 // log2 of how many entries lie between two hashes of an outline: as few as the limit allows.
 unsigned wire_outline_shift(uint64_t entries);
 
+// Fills `sorted` with 0..count - 1 in the order of the members' ids, in at most count * log2(count) comparisons,
+// whatever the ids are.
+void wire_sort_members(const struct wire_member *members, uint32_t count, uint16_t sorted[WIRE_MAX_MEMBERS]);
+// Returns the place of the member with that id, by halving; UINT32_MAX: there is none.
+uint32_t wire_find_member(const struct wire_member *members, const uint16_t *sorted, uint32_t count,
+                          const struct wire_id *id);
+
 #endif
