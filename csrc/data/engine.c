@@ -26,7 +26,7 @@
 #include "data/service.h"
 #include "data/telemetry.h"
 #include "device/device.h"
-#include "device/rendezvous.h"
+#include "net/rendezvous.h"
 
 enum { EVENTS = 64 };
 

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "device/rendezvous.h"
+#include "net/rendezvous.h"
 #include "link/connection.h"
 #include "ops/driver.h"
 

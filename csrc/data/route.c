@@ -10,7 +10,7 @@
 #include "data/same_host.h"
 #include "data/service.h"
 #include "device/device.h"
-#include "device/rendezvous.h"
+#include "net/rendezvous.h"
 #include "data/op_peer.h"
 #include "link/connection.h"
 

@@ -13,7 +13,7 @@
 #include "base/platform.h"
 #include "net/context.h"
 #include "net/listener.h"
-#include "net/local.h"
+#include "net/rendezvous.h"
 #include "net/socket.h"
 #include "master/master_private.h"
 #include "master/core.h"
@@ -22,7 +22,7 @@
 enum {
     CHUNK_BYTES = 64 * 1024,    // read from one connection before the others have their turn
     ACCEPT_PAUSE_MS = 500,      // when descriptors or memory are short
-    LOCAL = MASTER_MAX_LISTENS, // the listener for this host and user (net/local), behind those of its addresses
+    LOCAL = MASTER_MAX_LISTENS, // the listener for this host and user (net/rendezvous), behind those of addresses
     LISTENERS,
     TOKEN_LISTENER = ACTIONS_MAX_CONNS,
     TOKEN_WAKE = TOKEN_LISTENER + LISTENERS,
@@ -536,7 +536,7 @@ static int open_all(struct master *master) {
     if (master->poller < 0) return master->poller;
     int error = listener_open_all(master->listeners, master->addresses, master->address_count);
     if (error != 0) return error;
-    listener_open(&master->listeners[LOCAL], local_listen(master_port(master))); // else this host gets counts only
+    listener_open(&master->listeners[LOCAL], rendezvous_listen_master(master_port(master))); // else counts only here
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     uint8_t random[CORE_RANDOM_BYTES];

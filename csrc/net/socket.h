@@ -35,7 +35,7 @@ int socket_listen_from(const struct wire_address *address, uint16_t first, uint1
 // Whether the process at the other end of a local connection is of our user.
 bool socket_is_of_user(int fd);
 // Accepts one connection, with the options of every connection set. -EAGAIN when none waits. `from` has family 0 for a
-// local socket of our user (net/local); those of other users are refused.
+// local socket of our user (net/rendezvous); those of other users are refused.
 int socket_accept(int listener, struct wire_address *from);
 // Begins to connect; poll for writable, then ask socket_connect_result: 0, -EINPROGRESS or -errno.
 int socket_dial(const struct wire_address *address);

@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
-#include "net/local.h"
+#include "net/rendezvous.h"
 #include "net/socket.h"
 
 // ---- plain TCP ----
@@ -154,7 +154,7 @@ int transport_dial(struct transport_context *context, const struct wire_address 
 
 int transport_dial_local(struct transport_context *context, const struct wire_address *address,
                          struct transport **out) {
-    int fd = local_dial(address);
+    int fd = rendezvous_dial_master(address);
     if (fd < 0) return fd;
     *out = transport_new_local(context, fd, TRANSPORT_DIALS);
     return *out != NULL ? 0 : -ENOMEM;

@@ -134,12 +134,13 @@ void transport_context_release(struct transport_context *context);
 
 // Takes the descriptor of a connection, and closes it when there is no memory: NULL. Holds the context.
 struct transport *transport_new(struct transport_context *context, int fd, enum transport_role role);
-// The same for a local socket (net/local), which stays plain: the kernel tells whose process is at its other end.
+// The same for a local socket (net/rendezvous), which stays plain: the kernel tells whose process is at its other end.
 struct transport *transport_new_local(struct transport_context *context, int fd, enum transport_role role);
 // Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno; -ENONET: the settings of the
 // context do not permit this address.
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);
-// The same to the local socket of the master at `address` (net/local). -errno: there is none that this user may use.
+// The same to the local socket of the master at `address` (net/rendezvous). -errno: there is none that this user may
+// use.
 int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);
 // Carries the handshake of a dialled or accepted stream on. 0: it is over, and both ends may send. -EAGAIN: call again
 // when its poller, which now watches for `awaits`, tells. Else -errno: close it.

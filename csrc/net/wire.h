@@ -96,7 +96,7 @@ enum wire_type {
     WIRE_CODES,           // quantised: one block of one member's input, to the owner
     WIRE_RESULT,          // quantised: one block of the result, from the owner
     WIRE_GRANT,           // more blocks of this member's shard may come
-    // direct link: payload is the name of my local socket (device/rendezvous), where a process of this host may claim
+    // direct link: payload is the name of my local socket (net/rendezvous), where a process of this host may claim
     // the links of this pair
     WIRE_MEMORY,
     WIRE_SYNC_ASK_HASHES, // receiver -> donor: these leaf hashes, please; see "shared state" below for all four

@@ -7,7 +7,7 @@
 #include <pccl.h>
 
 #include "compute/codec.h"
-#include "device/rendezvous.h"
+#include "net/rendezvous.h"
 #include "link/pace.h"
 #include "events.h"
 

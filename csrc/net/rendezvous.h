@@ -1,14 +1,28 @@
-// The rendezvous socket of an engine: a UNIX socket at which processes of this host claim the links that they hold.
-//
-// A peer sends the name of its socket over the link. The process that holds the other end connects and sends a claim,
-// with a descriptor of the shared memory that it writes to. The kernel tells which user owns that process, and others
-// than our own are turned away. The names are no secrets: any process of this host may connect and send anything.
-#ifndef PCCL_DEVICE_RENDEZVOUS_H
-#define PCCL_DEVICE_RENDEZVOUS_H
+// UNIX sockets at which processes of one user on one host meet. The kernel tells of which user a process is, so no key
+// is needed. Anybody of the host may take such a name first, or connect and send anything, so both sides check the
+// other one's user.
+#ifndef PCCL_NET_RENDEZVOUS_H
+#define PCCL_NET_RENDEZVOUS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "net/wire.h"
+
+// ---- the socket of a master ----
+// Its name is that of the master's TCP port, in the abstract namespace of the network namespace.
+
+// Returns a listening socket for the master at this TCP port, or -errno.
+int rendezvous_listen_master(uint16_t port);
+// Connects to the socket of the master at this address, at once. Returns the socket, or -errno: the address is not of
+// this host, there is no such socket, or it is of another user.
+int rendezvous_dial_master(const struct wire_address *master);
+
+// ---- the socket of an engine ----
+// Processes of this host claim there the links that they hold. A peer sends the random name of its socket over the
+// link. The process that holds the other end connects and sends a claim, with a descriptor of the shared memory that it
+// writes to.
 
 enum { RENDEZVOUS_NAME_BYTES = 16, RENDEZVOUS_CLAIM_BYTES = 16 * 1024 }; // at most
 

@@ -1,23 +1,71 @@
 #define _GNU_SOURCE
-#include "device/rendezvous.h"
+#include "net/rendezvous.h"
 
 #include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include "base/descriptor.h"
 #include "base/platform.h"
+#include "net/socket.h"
 
 enum {
     CALLERS_MAX = 16,     // that have connected and sent nothing yet; an honest one does both at once
     TURN_MAX = 64,        // callers taken in at once, so that nobody keeps the thread from its work
     STRANGERS_MAX = 4096, // then the socket closes for good
     BACKLOG = 1024,
+    MASTER_BACKLOG = 64,
 };
+
+// ---- the socket of a master ----
+
+// The first byte of the path is 0: abstract.
+static socklen_t master_name(struct sockaddr_un *out, uint16_t port) {
+    *out = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int length = snprintf(out->sun_path + 1, sizeof out->sun_path - 1, "pccl-master-%u", port);
+    return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);
+}
+
+int rendezvous_listen_master(uint16_t port) {
+    struct sockaddr_un name;
+    socklen_t length = master_name(&name, port);
+    int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (fd < 0 || (bind(fd, (struct sockaddr *)&name, length) == 0 && listen(fd, MASTER_BACKLOG) == 0)) return fd;
+    int error = errno;
+    descriptor_close(fd);
+    return -error;
+}
+
+// Only addresses of this host can be bound.
+static bool is_of_host(const struct wire_address *address) {
+    struct wire_address any_port = *address;
+    struct sockaddr_storage to;
+    any_port.port = 0;
+    socklen_t length = socket_address_to_sockaddr(&to, &any_port);
+    int fd = descriptor_socket(to.ss_family, SOCK_DGRAM, 0);
+    bool own = fd >= 0 && bind(fd, (struct sockaddr *)&to, length) == 0;
+    descriptor_close(fd);
+    return own;
+}
+
+int rendezvous_dial_master(const struct wire_address *master) {
+    struct sockaddr_un name;
+    socklen_t length = master_name(&name, master->port);
+    if (!is_of_host(master)) return -EHOSTUNREACH;
+    int fd = descriptor_socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    if (fd < 0) return fd;
+    int error = connect(fd, (struct sockaddr *)&name, length) != 0 ? errno : socket_is_of_user(fd) ? 0 : EACCES;
+    if (error == 0) return fd;
+    descriptor_close(fd);
+    return -error;
+}
+
+// ---- the socket of an engine ----
 
 struct rendezvous {
     int epoll, listener; // the listener is -1 when the socket is closed for good
@@ -86,15 +134,9 @@ void rendezvous_close(struct rendezvous *rendezvous) {
 
 const uint8_t *rendezvous_name(const struct rendezvous *rendezvous) { return rendezvous->name; }
 
-static bool is_own_user(int fd) {
-    struct ucred who;
-    socklen_t length = sizeof who;
-    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
-}
-
 // Returns true if the process that has connected belongs to our user; it is among the callers then.
 static bool let_in(struct rendezvous *rendezvous, int fd) {
-    if (!is_own_user(fd)) return false;
+    if (!socket_is_of_user(fd)) return false;
     if (rendezvous->count == CALLERS_MAX) dismiss(rendezvous, 0);
     if (!watch(rendezvous, fd)) return false;
     rendezvous->callers[rendezvous->count++] = fd;
