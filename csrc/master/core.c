@@ -5,7 +5,6 @@
 
 #include "master/gather.h"
 #include "master/run.h"
-#include "master/takeover.h"
 #include "net/socket.h"
 
 static const char WRONG_SECRET[] = "its secret is not that of the run; start the peer again to join as a new one";
@@ -61,7 +60,7 @@ static void dismiss_rest(struct master_core *core) {
 
 static void take_up(struct master_core *core) {
     struct gather *gather = &core->gather;
-    takeover(&core->run, &gather->survivors, survivors_best_configuration(&gather->survivors), gather->generation);
+    run_take_over(&core->run, &gather->survivors, survivors_best_configuration(&gather->survivors), gather->generation);
     gather->generation = 0;
     gather->majority_at = INT64_MAX;
     dismiss_rest(core);

@@ -190,6 +190,15 @@ void membership_send_text(struct membership *table, struct peer_record *peer, en
     membership_send(table, peer);
 }
 
+void membership_welcome(struct membership *table, struct peer_record *peer) {
+    struct wire_welcome welcome = {.join_number = peer->member.join_number,
+                                   .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
+                                   .seen = peer->member.address};
+    memcpy(welcome.secret, table->run.secret, sizeof welcome.secret);
+    wire_encode_welcome(membership_frame(table), membership_header(table), &welcome);
+    membership_send(table, peer);
+}
+
 static void leave(struct membership *table, struct peer_record *peer, enum log_level level, const char *how,
                   const char *why) {
     struct peer_text place = membership_label_at(peer);

@@ -199,6 +199,8 @@ static inline struct wire_buffer *membership_frame(struct membership *table) { r
 void membership_send(struct membership *table, struct peer_record *peer);
 void membership_send_group(struct membership *table, const struct peer_group *group);
 void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text);
+// The peer is registered as a newcomer of this run.
+void membership_welcome(struct membership *table, struct peer_record *peer);
 // The peer is out; its connection is closed.
 void membership_drop(struct membership *table, struct peer_record *peer, enum log_level level, const char *why);
 // The same, told to the peer: EXPELLED, or REFUSED for a newcomer.

@@ -26,6 +26,9 @@ enum run_phase {
     RUN_SURVEY,    // rounds of measurements
 };
 
+struct survivors;
+struct configuration;
+
 struct run {
     uint8_t random[RUN_RANDOM_BYTES];
     bool wants_random;
@@ -55,13 +58,30 @@ void run_init(struct run *run, int64_t limit_ns, const uint8_t random[RUN_RANDOM
               int64_t now_ns);
 void run_fini(struct run *run);
 
+static inline struct breaks *run_breaks(struct run *run, const struct peer_group *group) {
+    return &run->breaks[membership_group_slot(&run->table, group)];
+}
+
+static inline struct verdicts *run_verdicts(struct run *run, const struct peer_group *group) {
+    return &run->verdicts[membership_group_slot(&run->table, group)];
+}
+
+// ---- epochs and votes: run.c ----
+
 void run_settle(struct run *run);
 // Gives the run up as if this master had restarted: its members come with RESUME.
 void run_give_up(struct run *run);
 // The members have been taken over from another master: a new group epoch for every group.
 void run_resume(struct run *run);
 
-// ---- events; the owner settles after each ----
+// ---- the run of another master: run_takeover.c ----
+
+// The members of the configuration that are here become those of the run, which has none; they are survivors no more
+// (master/gather).
+void run_take_over(struct run *run, struct survivors *survivors, const struct configuration *config,
+                   uint64_t generation);
+
+// ---- events: run_events.c; the owner settles after each ----
 
 // A newcomer said HELLO: it is registered, or refused.
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);

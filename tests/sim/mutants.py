@@ -224,13 +224,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="vote_forgotten",  # nor which vote of all has ended already
-        file="master/takeover.c",
+        file="master/run_takeover.c",
         old="resume.last_vote.number < last->number;",
         new="resume.last_vote.number + 1 < last->number;",
     ),
     Mutant(
         name="sync_forgotten",  # nor which round of shared state
-        file="master/takeover.c",
+        file="master/run_takeover.c",
         old="    resumed.sync_ended = !resumed.vote_ended && ",
         new="    resumed.sync_ended = resumed.vote_ended && ",
     ),
@@ -279,7 +279,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="chooses_when_it_wakes",  # a master that stood still loses those whose word it hears first
-        file="master/run.c",
+        file="master/run_events.c",
         old="    if (table->now_ns < run->woken_until) {",
         new="    if (run->woken_until < 0) {",
         seeds=4000,
@@ -322,7 +322,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="losses_forgotten",  # those that others heard of before the master was lost
-        file="master/takeover.c",
+        file="master/run_takeover.c",
         old="    resumed->loss_count = witness->resume.loss_count - first;",
         new="    resumed->loss_count = 0;",
         seeds=20000,

@@ -1,4 +1,10 @@
-#include "master/takeover.h"
+// Taking a run up which another master has left, from the sum of what its members know. The last vote of all, or the
+// last round of a group, may have ended for some and not for others: those hear how. All groups begin a new group
+// epoch, so all ops are frozen, reported and judged as after any other change. What no report can show is a verdict
+// that some have and others lack: COMMITs and MISMATCHes are told with RESUME and given again.
+#include "master/run.h"
+
+#include "master/survivors.h"
 
 struct takeover {
     struct run *run;
@@ -98,7 +104,7 @@ static void recall(struct takeover *t, struct peer_record *peer) {
     struct peer_group *group = peer->group;
     uint32_t slot = membership_group_slot(t->table, group);
     rounds_recall(&t->run->rounds, t->table, peer, &survivor->resume);
-    verdicts_recall(&t->run->verdicts[slot], t->table, peer, &survivor->resume);
+    verdicts_recall(run_verdicts(t->run, group), t->table, peer, &survivor->resume);
     if (!survivor->resume.accepted || survivor->resume.epoch.lost_epoch <= group->lost_epoch) return;
     group->lost_epoch = survivor->resume.epoch.lost_epoch;
     t->witnesses[slot] = survivor;
@@ -174,7 +180,7 @@ static void send_resumed(struct takeover *t, struct peer_record *peer, const str
 
 static void take_member(struct takeover *t, struct peer_record *peer) {
     const struct survivor *survivor = survivor_of(t, peer);
-    struct verdicts *verdicts = &t->run->verdicts[membership_group_slot(t->table, peer->group)];
+    struct verdicts *verdicts = run_verdicts(t->run, peer->group);
     if (fits(survivor, &t->last)) {
         send_resumed(t, peer, survivor);
         verdicts_tell_mismatches(verdicts, t->table, peer, &survivor->resume, &t->last);
@@ -183,7 +189,8 @@ static void take_member(struct takeover *t, struct peer_record *peer) {
     }
 }
 
-void takeover(struct run *run, struct survivors *survivors, const struct configuration *config, uint64_t generation) {
+void run_take_over(struct run *run, struct survivors *survivors, const struct configuration *config,
+                   uint64_t generation) {
     struct membership *table = &run->table;
     struct takeover t = {.run = run, .table = table, .survivors = survivors, .config = config};
     t.last = newest_barrier(&t);

@@ -1,5 +1,6 @@
 // Taking a run up by itself: from what its members know to its members, their losses and their votes.
-#include "master/takeover.h"
+#include "master/run.h"
+#include "master/survivors.h"
 
 #include "check.h"
 
@@ -56,7 +57,7 @@ static void come_all(const char *letters) {
     }
 }
 
-static void take_up(void) { takeover(&run, &survivors, survivors_best_configuration(&survivors), 2); }
+static void take_up(void) { run_take_over(&run, &survivors, survivors_best_configuration(&survivors), 2); }
 
 static struct peer_record *peer(char who) {
     struct wire_id id = id_of(who);
