@@ -4,7 +4,7 @@
 // that some have and others lack: COMMITs and MISMATCHes are told with RESUME and given again.
 #include "master/run.h"
 
-#include "master/survivors.h"
+#include "master/gather.h"
 
 struct takeover {
     struct run *run;

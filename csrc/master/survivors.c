@@ -1,4 +1,4 @@
-#include "master/survivors.h"
+#include "master/gather.h"
 
 #include <stdlib.h>
 #include <string.h>

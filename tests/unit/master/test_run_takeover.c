@@ -1,6 +1,6 @@
 // Taking a run up by itself: from what its members know to its members, their losses and their votes.
 #include "master/run.h"
-#include "master/survivors.h"
+#include "master/gather.h"
 
 #include "check.h"
 

@@ -1,6 +1,6 @@
 // Those that wait for a run to be taken up: how they are found, who reports the same epoch, which one is the newest,
 // which has a majority here.
-#include "master/survivors.h"
+#include "master/gather.h"
 
 #include "check.h"
 
