@@ -214,7 +214,7 @@ static void begin(struct call_table *table, struct op *op) {
     op->contributors = op->team->count;
     op->mismatch_reported = op->mismatched = false;
     op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s,
-                            op->team->weighted != NULL);
+                            op->team->weights != NULL);
     if (op->team->count < 2 && op->args.subgroup == NULL) {
         call_table_end_lost(table, op); // alone: only a loss leads here
         return;

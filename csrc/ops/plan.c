@@ -1,5 +1,7 @@
 #include "ops/plan.h"
 
+#include <stdlib.h>
+
 #include "compute/codec.h"
 #include "net/wire.h"
 
@@ -117,4 +119,105 @@ uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank) {
 
 uint64_t plan_ring_received(uint64_t count, uint32_t members, uint32_t rank) {
     return 2 * count - shard_size(count, members, rank) - shard_size(count, members, rank + 1);
+}
+
+// ---- weighted all-reduce ----
+// Steps of this part of a circle never come close to where they were soon (the golden ratio).
+static const uint32_t BLOCK_STEP = 0x9E3779B9;
+
+struct weights_room {
+    struct plan_weights weights;
+    uint32_t numbers[]; // of all its lists
+};
+
+// Whether one before this place is of its site, and which number that has here.
+static bool is_known(const uint16_t *sites, const uint32_t *numbers, uint32_t place, uint32_t *number) {
+    for (uint32_t i = 0; sites[place] != 0 && i < place; i++)
+        if (sites[i] == sites[place]) {
+            *number = numbers[i];
+            return true;
+        }
+    return false;
+}
+
+static void list_site(struct plan_weights *weights, uint32_t site, uint32_t *first, uint32_t *order, uint32_t *carried,
+                      uint32_t *before, const uint16_t *of_member) {
+    uint32_t at = first[site], sum = 0;
+    for (uint32_t place = 0; place < weights->members; place++)
+        if (weights->site[place] == site) {
+            order[at] = place;
+            before[place] = sum;
+            carried[at++] = sum += of_member[place];
+        }
+    for (uint32_t i = first[site]; sum == 0 && i < at; i++) carried[i] = i - first[site] + 1;
+    first[site + 1] = at;
+}
+
+struct plan_weights *plan_weights_new(const uint16_t *of_member, const uint16_t *sites, uint32_t members) {
+    struct weights_room *room = malloc(sizeof *room + (6 * (size_t)members + 1) * sizeof room->numbers[0]);
+    if (room == NULL) return NULL;
+    struct plan_weights *weights = &room->weights;
+    uint32_t *until = room->numbers, *site = until + members, *order = site + members, *carried = order + members,
+             *before = carried + members, *first = before + members;
+    *weights = (struct plan_weights){members, until, site, before, 0, first, order, carried};
+    for (uint32_t place = 0; place < members; place++) {
+        until[place] = of_member[place] + (place == 0 ? 0 : until[place - 1]);
+        if (!is_known(sites, site, place, &site[place])) site[place] = weights->sites++;
+    }
+    first[0] = 0;
+    for (uint32_t i = 0; i < weights->sites; i++) list_site(weights, i, first, order, carried, before, of_member);
+    return weights;
+}
+
+void plan_weights_free(struct plan_weights *weights) { free(weights); }
+
+// Returns the end of the weights whose sum is `until`. Exact for any count, unlike a product of doubles.
+static uint64_t bound(const struct plan_weights *weights, uint64_t count, uint32_t until) {
+    uint64_t total = weights->until[weights->members - 1];
+    if (until == total) return count;
+    uint64_t at = count / total * until + count % total * until / total;
+    return at / PLAN_SHARD_ALIGN * PLAN_SHARD_ALIGN;
+}
+
+struct plan_range plan_weights_shard(const struct plan_weights *weights, uint64_t count, uint32_t members,
+                                     uint32_t shard) {
+    if (weights == NULL) return plan_shard(count, members, shard);
+    return (struct plan_range){shard == 0 ? 0 : bound(weights, count, weights->until[shard - 1]),
+                               bound(weights, count, weights->until[shard])};
+}
+
+static uint32_t carried_of(const struct plan_weights *weights, uint32_t site) {
+    return weights->carried[weights->first[site + 1] - 1];
+}
+
+// The member of this site that stands for it: who is where in this site the block is in the owner's.
+static uint32_t agent_of(const struct plan_weights *weights, uint32_t site, uint32_t shard, uint64_t block) {
+    uint32_t low = weights->first[site], high = weights->first[site + 1] - 1;
+    uint64_t weight = weights->until[shard] - (shard == 0 ? 0 : weights->until[shard - 1]);
+    uint32_t angle = (uint32_t)block * BLOCK_STEP; // all of these: 2^32
+    uint64_t there = ((uint64_t)weights->before[shard] << 32) + angle * weight;
+    uint64_t from = carried_of(weights, weights->site[shard]), to = carried_of(weights, site);
+    uint64_t at = (there / from * to + there % from * to / from) >> 32; // exact: the product would be too large
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (weights->carried[middle] > at)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return weights->order[low];
+}
+
+uint32_t plan_weights_parent(const struct plan_weights *weights, uint32_t shard, uint64_t block, uint32_t member) {
+    uint32_t site = weights->site[member];
+    if (site == weights->site[shard]) return shard;
+    uint32_t agent = agent_of(weights, site, shard, block);
+    return agent == member ? shard : agent;
+}
+
+uint32_t plan_weights_children(const struct plan_weights *weights, uint32_t shard, uint64_t block, uint32_t member) {
+    uint32_t site = weights->site[member], mates = weights->first[site + 1] - weights->first[site] - 1;
+    if (member == shard) return mates + weights->sites - 1;
+    if (site == weights->site[shard] || mates == 0) return 0;
+    return agent_of(weights, site, shard, block) == member ? mates : 0;
 }

@@ -70,7 +70,7 @@ struct plan_range {
 
 // Returns the algorithm of an op of `bytes` among `members`. Small ops are sent to everyone at once. Ring ops cost
 // 2(n-1) hops and a verdict, but fewer bytes. The cheaper one by (latency + wake-up) x rounds + bytes / bandwidth is
-// chosen, as long as a member can buffer the inputs. A ring becomes a weighted all-reduce (ops/weighted) if the team
+// chosen, as long as a member can buffer the inputs. A ring becomes a weighted all-reduce if the team
 // has weights and more than two members: two send each other the same in a ring. Quantised ops are sharded. Other
 // collectives are small up to PLAN_SMALL_ANY bytes from the others together, or about twice or four times as much by
 // kind, and have one algorithm each beyond that.
@@ -94,5 +94,44 @@ enum plan_step plan_ring_step(uint32_t members, uint32_t rank, uint32_t shard, u
 // Elements that `rank` sends and receives in one ring op.
 uint64_t plan_ring_sent(uint64_t count, uint32_t members, uint32_t rank);
 uint64_t plan_ring_received(uint64_t count, uint32_t members, uint32_t rank);
+
+// ======== weighted all-reduce: how much of a large tensor each member owns, and the tree of each block ========
+// Each member owns a shard in proportion to its weight, and a shard is cut into blocks. The inputs of a block travel up
+// a tree, which adds them, and the result travels down: the owner is the root. Members of one site stand under one of
+// them, the agent, which is the owner in its own site; agents stand under the owner. So each input of a site leaves it
+// in one sum, and the result enters it once. A member of no site (0), or alone in one, stands under the owner.
+//
+// Each member of a site stands for it in proportion to its weight, and with as few members of another site as that
+// allows: two sites lie beside each other like two rulers of the same length, on which each member has a part. Members
+// that stand opposite each other have the blocks between them. Connections between two sites share a line, in parts
+// that are rarely equal: where few members share the blocks of one owner, few wait for each other's.
+
+// By place in the team.
+struct plan_weights {
+    uint32_t members;
+    const uint32_t *until;  // sum of the weights up to and with this place's
+    const uint32_t *site;   // number of its site here, counted from 0
+    const uint32_t *before; // sum of the weights of those of its site that have lower places
+    // by site
+    uint32_t sites;
+    const uint32_t *first; // where it begins in `order`; one more, where the last one ends
+    // by site, and in it by place
+    const uint32_t *order;   // places
+    const uint32_t *carried; // sum of what they carry of the site, up to and with this one's
+};
+
+// By place, of members of which not all have the weight 0. NULL: memory was refused.
+struct plan_weights *plan_weights_new(const uint16_t *of_member, const uint16_t *sites, uint32_t members);
+void plan_weights_free(struct plan_weights *weights); // NULL is allowed
+
+// Returns the range of a shard. Shards follow each other, and begin at multiples of PLAN_SHARD_ALIGN elements. Without
+// weights (NULL) they are even.
+struct plan_range plan_weights_shard(const struct plan_weights *weights, uint64_t count, uint32_t members,
+                                     uint32_t shard);
+
+// Returns the member that gets this member's input of the block, or the sum of its subtree; for the owner, itself.
+uint32_t plan_weights_parent(const struct plan_weights *weights, uint32_t shard, uint64_t block, uint32_t member);
+// How many send to it.
+uint32_t plan_weights_children(const struct plan_weights *weights, uint32_t shard, uint64_t block, uint32_t member);
 
 #endif

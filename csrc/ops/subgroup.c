@@ -73,9 +73,9 @@ static bool add_weights(struct team *team) {
         weights[team->places[i]] = ring->members[i].weight;
         sites[team->places[i]] = ring->members[i].site;
     }
-    team->weighted = weighted_new(weights, sites, team->count);
+    team->weights = plan_weights_new(weights, sites, team->count);
     free(weights);
-    return team->weighted != NULL;
+    return team->weights != NULL;
 }
 
 struct team *team_new(const struct subgroup *subgroup, const struct epoch *epoch, struct op_member *const *members) {
@@ -101,6 +101,6 @@ struct team *team_new(const struct subgroup *subgroup, const struct epoch *epoch
 void team_free(struct team *team) {
     if (team == NULL) return;
     epoch_put(team->epoch);
-    weighted_free(team->weighted);
+    plan_weights_free(team->weights);
     free(team);
 }

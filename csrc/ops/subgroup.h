@@ -8,17 +8,17 @@
 
 #include "ops/driver.h"
 #include "ops/epoch.h"
-#include "ops/weighted.h"
+#include "ops/plan.h"
 
 enum { SUBGROUP_NOBODY = UINT32_MAX };
 
 struct team {
-    const struct epoch *epoch;  // counted
-    uint32_t count, place;      // the own place in it
-    struct op_member **members; // by place; NULL at the own one
-    uint32_t *ranks;            // by place: the rank in the subgroup
-    uint32_t *places;           // by rank in the epoch's ring: the place, or SUBGROUP_NOBODY
-    struct weighted *weighted;  // owned; NULL: all weights are 0
+    const struct epoch *epoch;    // counted
+    uint32_t count, place;        // the own place in it
+    struct op_member **members;   // by place; NULL at the own one
+    uint32_t *ranks;              // by place: the rank in the subgroup
+    uint32_t *places;             // by rank in the epoch's ring: the place, or SUBGROUP_NOBODY
+    struct plan_weights *weights; // owned; NULL: all weights are 0
 };
 
 // Owned by its ops together.

@@ -172,7 +172,7 @@ static size_t right_payload(uint16_t type, const struct op *op, struct wire_head
     if (team == NULL || team->epoch != engine->call_table.now) return 0;
     bool chunks = type == WIRE_CHUNK || type == WIRE_EARLY || type == WIRE_CHUNK_IN;
     uint32_t owner = chunks ? head->chunk.shard : head->block.shard;
-    struct plan_range shard = weighted_shard(team->weighted, op->count, team->count, owner % team->count);
+    struct plan_range shard = plan_weights_shard(team->weights, op->count, team->count, owner % team->count);
     if (chunks) {
         struct wire_chunk *chunk = &head->chunk;
         chunk->offset += shard.begin;

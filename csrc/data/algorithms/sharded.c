@@ -70,7 +70,7 @@ static uint64_t blocks_in(struct plan_range shard) { return (shard.end - shard.b
 
 static struct plan_range block_range(const struct op *op, uint32_t shard, uint64_t block) {
     const struct team *now = op->team;
-    struct plan_range range = weighted_shard(now->weighted, op->count, now->count, shard);
+    struct plan_range range = plan_weights_shard(now->weights, op->count, now->count, shard);
     range.begin += block * CODEC_PIECE;
     if (range.end - range.begin > CODEC_PIECE) range.end = range.begin + CODEC_PIECE;
     return range;
@@ -249,7 +249,7 @@ static bool sharded_begin(struct engine *engine, struct op *op) {
     uint64_t bytes = 0; // inputs of the others' shards and results of the own one go out, and as many come in
     engine_lock(engine);
     for (uint32_t rank = 0; rank < now->count; rank++) {
-        struct plan_range shard = weighted_shard(now->weighted, op->count, now->count, rank);
+        struct plan_range shard = plan_weights_shard(now->weights, op->count, now->count, rank);
         bytes += encoded_bytes(op, shard) * (rank == now->place ? now->count - 1 : 1);
         s->targets[rank].blocks = blocks_in(shard);
         if (rank != now->place)

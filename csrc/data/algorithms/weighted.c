@@ -1,4 +1,4 @@
-// Weighted all-reduce (ops/weighted): block by block, the inputs go up a tree
+// Weighted all-reduce (ops/plan): block by block, the inputs go up a tree
 // to the owner of the shard, and the result comes down. A member that owns nothing sends and receives the tensor once.
 //
 // A block is added up where all that come from below are there: the own input first, then the others' in the order of
@@ -84,11 +84,11 @@ static struct part *part_of(const struct weighted_work *s, uint32_t shard, uint6
 }
 
 static uint32_t children(const struct op *op, uint32_t shard, uint64_t block) {
-    return weighted_children(op->team->weighted, shard, block, op->team->place);
+    return plan_weights_children(op->team->weights, shard, block, op->team->place);
 }
 
 static uint32_t parent(const struct op *op, uint32_t shard, uint64_t block, uint32_t member) {
-    return weighted_parent(op->team->weighted, shard, block, member);
+    return plan_weights_parent(op->team->weights, shard, block, member);
 }
 
 // ---- begin and end ----
@@ -105,7 +105,7 @@ static bool divide(struct engine *engine, struct op *op) {
     s->shards = calloc(now->count, sizeof *s->shards);
     if (s->shards == NULL || others == NULL) return false;
     for (uint32_t i = 0; i < now->count; i++) {
-        struct plan_range range = weighted_shard(now->weighted, op->count, now->count, i);
+        struct plan_range range = plan_weights_shard(now->weights, op->count, now->count, i);
         uint64_t elements = range.end - range.begin, size = pace_block(elements, op->element, epoch->latency_us);
         uint64_t window = granted / (size * op->element);
         s->shards[i] = (struct shard){.range = range,
@@ -464,7 +464,7 @@ static struct frame *weighted_next(struct engine *engine, struct op *op, struct 
         !algorithm_may_use(engine, lane))
         return NULL;
     struct frame *frame = next_ready(engine, op, lane, place);
-    if (frame != NULL || now->weighted->sites == now->count)
+    if (frame != NULL || now->weights->sites == now->count)
         return frame != NULL ? frame : next_input(engine, op, lane, place, place);
     struct other *other = &s->others[place];
     for (uint32_t step = 0; step < now->count && frame == NULL; step++) {

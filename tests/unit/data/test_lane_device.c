@@ -19,7 +19,7 @@
 #include "deaf_owner.h"
 #include "enter_epoch.h"
 #include "net/transport.h"
-#include "ops/weighted.h"
+#include "ops/plan.h"
 
 enum { COUNT = 400001, TAG = 5, BEATS = 3, CHUNKS = 2, WINDOW = 64, POLL_MS = 50, PATIENCE_MS = 60000, LINKS = 2 };
 
@@ -170,7 +170,7 @@ static void test_held(int links) {
 }
 
 // ---- codes ----
-static struct plan_range shard_of(uint32_t rank) { return weighted_shard(NULL, COUNT, LINKS, rank); }
+static struct plan_range shard_of(uint32_t rank) { return plan_weights_shard(NULL, COUNT, LINKS, rank); }
 
 // The elements of a block of a shard, of which all members have the same, and their codes, as the CPU writes them.
 static const uint8_t *codes_of(uint32_t rank, uint64_t block, float *elements) {

@@ -2,7 +2,7 @@
 // knows how long what it writes is. What members end with is exactly what the same steps give in one place.
 #include "engine_world.h"
 #include "four_bits.h"
-#include "ops/weighted.h"
+#include "ops/plan.h"
 
 enum { TAG = 3 };
 
@@ -29,9 +29,10 @@ static void expect(struct tensor *t) {
     static uint8_t written[CODEC_PIECE];
     const struct kernels *kernels = kernels_get();
     size_t element = dtype_size(t->dtype);
-    struct weighted *weighted = member_weights[0] == 0 ? NULL : weighted_new(member_weights, member_sites, t->peers);
+    struct plan_weights *weighted =
+        member_weights[0] == 0 ? NULL : plan_weights_new(member_weights, member_sites, t->peers);
     for (uint32_t owner = 0; owner < t->peers; owner++) {
-        struct plan_range shard = weighted_shard(weighted, t->count, t->peers, owner);
+        struct plan_range shard = plan_weights_shard(weighted, t->count, t->peers, owner);
         for (uint64_t at = shard.begin; at < shard.end; at += CODEC_PIECE) {
             size_t count = shard.end - at < CODEC_PIECE ? shard.end - at : CODEC_PIECE;
             for (uint32_t rank = 0; rank < t->peers; rank++) {
@@ -49,7 +50,7 @@ static void expect(struct tensor *t) {
             codec_narrow(t->dtype, t->expected + at * element, sum, count);
         }
     }
-    weighted_free(weighted);
+    plan_weights_free(weighted);
 }
 
 static struct tensor tensor_new(uint32_t peers, uint64_t count, int dtype, int op, bool in_place) {

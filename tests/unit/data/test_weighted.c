@@ -5,7 +5,7 @@
 
 #include "compute/kernels.h"
 #include "link/pace.h"
-#include "ops/weighted.h"
+#include "ops/plan.h"
 
 #ifdef __SANITIZE_THREAD__ // which takes minutes for more, whose threads do the same
 enum { ROUNDS = 1, STEP = 2, TYPES = pcclInt8 + 1, LONG = 1500001 };
@@ -23,7 +23,7 @@ struct trial {
     uint64_t count, tag;
     int dtype, op;
     bool in_place, retry;
-    struct weighted *weighted;
+    struct plan_weights *weighted;
     uint8_t *send[PEERS_MAX], *recv[PEERS_MAX], *expected; // by place
 };
 
@@ -58,7 +58,7 @@ static void add_up(const struct trial *t, uint32_t shard, uint64_t block, uint32
     memcpy(out, t->send[place] + range.begin * element, count * element);
     for (uint32_t step = 1; step < t->size; step++) {
         uint32_t from = (place + step) % t->size;
-        if (from == shard || weighted_parent(t->weighted, shard, block, from) != place) continue;
+        if (from == shard || plan_weights_parent(t->weighted, shard, block, from) != place) continue;
         add_up(t, shard, block, from, range, other);
         kernels_get()->reduce[t->op][t->dtype](out, other, out, count);
     }
@@ -69,7 +69,7 @@ static void add_up(const struct trial *t, uint32_t shard, uint64_t block, uint32
 static void expect(const struct trial *t) {
     size_t element = dtype_size(t->dtype);
     for (uint32_t shard = 0; shard < t->size; shard++) {
-        struct plan_range range = weighted_shard(t->weighted, t->count, t->size, shard);
+        struct plan_range range = plan_weights_shard(t->weighted, t->count, t->size, shard);
         uint64_t size = pace_block(range.end - range.begin, element, epoch_latency_us);
         for (uint64_t block = 0, at = range.begin; at < range.end; block++, at += size) {
             struct plan_range part = {at, at + size < range.end ? at + size : range.end};
@@ -87,7 +87,7 @@ static void begin(struct trial *t) {
         by_place[0][i] = member_weights[t->sides[i]];
         by_place[1][i] = member_sites[t->sides[i]];
     }
-    t->weighted = weighted_new(by_place[0], by_place[1], t->size);
+    t->weighted = plan_weights_new(by_place[0], by_place[1], t->size);
     REQUIRE(t->weighted != NULL);
     size_t bytes = t->count * dtype_size(t->dtype);
     for (uint32_t i = 0; i < t->size; i++) {
@@ -105,7 +105,7 @@ static void end(struct trial *t) {
         free(t->send[i]);
     }
     free(t->expected);
-    weighted_free(t->weighted);
+    plan_weights_free(t->weighted);
 }
 
 static void post(const struct trial *t, uint32_t place) {
@@ -128,7 +128,7 @@ static struct call_outcome result_of(const struct trial *t, uint32_t place) {
 
 // What goes out of a member, and comes in, in units of the tensor: what the weights promise.
 static void check_volume(const struct trial *t, uint32_t place, const struct call_outcome *outcome) {
-    struct plan_range own = weighted_shard(t->weighted, t->count, t->size, place);
+    struct plan_range own = plan_weights_shard(t->weighted, t->count, t->size, place);
     uint64_t bytes = (t->count + (t->size - 2) * (own.end - own.begin)) * dtype_size(t->dtype);
     bool flat = t->weighted->sites == t->size;
     CHECK_EQ(outcome->info.tx_bytes, outcome->info.rx_bytes);
