@@ -78,7 +78,7 @@ void sim_algorithm_send(struct engine_model *e, struct op_member *to, uint32_t i
 void sim_algorithm_wake(struct engine_model *e);
 struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct op *op);
 
-// Callbacks of ops/driver.h.
+// Callbacks of ops/op.h.
 bool sim_algorithm_start(void *context, struct op *op);
 bool sim_algorithm_signal(void *context, struct op *op, struct op_member *from, uint16_t type,
                           const struct wire_head *head, struct block *block);

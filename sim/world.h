@@ -15,7 +15,7 @@
 #include "base/platform.h"
 #include "net/wire_control.h"
 #include "net/wire_data.h"
-#include "ops/epoch.h"
+#include "ops/members.h"
 #include "sim/sim.h"
 
 enum {

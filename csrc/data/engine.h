@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #include "data/callbacks.h"
-#include "ops/epoch.h"
+#include "ops/members.h"
 #include "net/wire_control.h"
 
 struct engine;

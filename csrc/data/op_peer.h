@@ -7,7 +7,7 @@
 
 #include "net/rendezvous.h"
 #include "link/connection.h"
-#include "ops/driver.h"
+#include "ops/members.h"
 
 struct engine;
 

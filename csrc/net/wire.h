@@ -152,7 +152,7 @@ struct wire_text {
 // Arguments of an op that members must agree on.
 struct wire_fingerprint {
     uint64_t count;
-    // upper half: the mark of the subgroup (ops/subgroup.h); lower half: a hash of the root and the sizes of parts;
+    // upper half: the mark of the subgroup (ops/members.h); lower half: a hash of the root and the sizes of parts;
     // 0: the whole peer group
     uint32_t layout;
     uint8_t kind;      // enum plan_kind

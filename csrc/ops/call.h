@@ -5,7 +5,7 @@
 #include "compute/codec.h"
 #include "net/wire_control.h"
 #include "net/wire_data.h"
-#include "ops/subgroup.h"
+#include "ops/members.h"
 
 // A part of a tensor, in elements.
 struct call_part {

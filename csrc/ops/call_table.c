@@ -151,7 +151,7 @@ uint64_t call_table_first_loss(const struct call_table *table, uint64_t adopted)
 
 static bool name(struct call_table *table, struct op *op) {
     bool named = op->parent != NULL ? segments_name(op, table->now->group_epoch, &table->counters)
-                                    : tag_counter_take(&table->counters, op->args.tag, &op->name.sequence);
+                                    : op_counter_take(&table->counters, op->args.tag, &op->name.sequence);
     op->name.epoch = table->now->group_epoch;
     op->name.tag = op->args.tag;
     op->name.subgroup = op_subgroup_hash(op);
@@ -199,7 +199,7 @@ static void begin(struct call_table *table, struct op *op) {
         call_table_end_lost(table, op);
         return;
     }
-    if (tag_counter_is_spent(&table->counters, op->args.tag)) {
+    if (op_counter_is_spent(&table->counters, op->args.tag)) {
         // of the fresh epoch, which was asked for long ago; the others wait at the same op
         call_table_wait_for_links(table, op);
         return;
@@ -358,7 +358,7 @@ void call_table_remove_segments(struct call_table *table, struct op *parent, boo
 // does not wait for one that sends it nothing, whose frames may come later. Segments of one sequence begin one after
 // another, and after a loss each as its verdict comes.
 bool call_table_is_over(const struct call_table *table, const struct wire_op *op) {
-    if (op->sequence > tag_counter_last(&table->counters, op->tag)) return false;
+    if (op->sequence > op_counter_last(&table->counters, op->tag)) return false;
     const struct op *call = call_table_find(table, op->tag);
     return call == NULL || !segments_lack(call, table->now->group_epoch, op->sequence, op->segment);
 }
@@ -479,7 +479,7 @@ void call_table_report_mismatch(struct call_table *table, struct op *op, const s
 void call_table_fini(struct call_table *table) {
     unexpected_clear(&table->unexpected, &table->driver);
     retained_clear(&table->retained, &table->driver);
-    tag_counters_clear(&table->counters);
+    op_counters_clear(&table->counters);
     mismatches_clear(&table->mismatches);
     for (size_t i = 0; i < TAG_SLOTS; i++)
         while (table->table[i] != NULL) {

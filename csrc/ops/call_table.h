@@ -1,7 +1,7 @@
 // The ops' state machine: what a member of a peer group knows of its ops, and what it agrees on about them with the
 // others.
 //
-// Pure: no lock, no clock, no socket, no thread, and no tensor is touched. Whoever drives it (ops/driver.h) tells it
+// Pure: no lock, no clock, no socket, no thread, and no tensor is touched. Whoever drives it (struct op_driver) tells it
 // what happens and does what it asks: the data plane under its lock, the simulator in virtual time.
 //
 // Life of an op: posted by a caller; begun under a name as soon as the links of the newest epoch are there; moved by
@@ -42,7 +42,7 @@ struct call_table {
     struct op_queue waiting; // OP_WAITING, in posting order
     struct retained_table retained;
     struct unexpected_table unexpected;
-    struct tag_counters counters;
+    struct op_counters counters;
     bool epoch_requested; // a fresh group epoch was asked for, since the counters have come far
     struct mismatches mismatches;
 };

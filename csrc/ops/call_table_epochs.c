@@ -204,7 +204,7 @@ bool call_table_enter(struct call_table *table, const struct epoch *epoch, struc
     call_table_for_each(table, freeze);
     begin_unsegmented(table);
     unexpected_clear(&table->unexpected, &table->driver);
-    tag_counters_clear(&table->counters);
+    op_counters_clear(&table->counters);
     table->epoch_requested = false;
     struct op_member **members = find_members(table, &epoch->ring);
     if (members == NULL || !build_report(table, epoch, report)) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ops/subgroup.h"
+#include "ops/members.h"
 
 struct mismatch_verdict {
     struct mismatch_verdict *next;

@@ -1,5 +1,13 @@
 #include "ops/op.h"
 
+#include <stdlib.h>
+
+enum {
+    TAGS_MAX = 1 << 16, // distinct tags in one group epoch, then a fresh one is wanted
+    OPS_MAX = 1 << 30,  // ops of one tag in one group epoch, then likewise
+    FIRST_SLOTS = 64,
+};
+
 void op_queue_append(struct op_queue *queue, struct op *op) {
     *(queue->first == NULL ? &queue->first : &queue->last->next) = op;
     op->next = NULL;
@@ -51,4 +59,48 @@ struct wire_op op_on_wire(const struct op *op) {
                             .fingerprint = op->args.fingerprint,
                             .segment = op->name.segment,
                             .sequence = op->name.sequence};
+}
+
+// ---- tags ----
+static struct op_counter *slot_of(struct op_counter *list, uint32_t slots, uint64_t tag) {
+    uint32_t at = (uint32_t)((tag * UINT64_C(0x9E3779B97F4A7C15)) >> 32) & (slots - 1);
+    while (list[at].next != 0 && list[at].tag != tag) at = (at + 1) & (slots - 1);
+    return &list[at];
+}
+
+static bool grow(struct op_counters *counters) {
+    uint32_t slots = counters->slots == 0 ? FIRST_SLOTS : counters->slots * 2;
+    struct op_counter *grown = calloc(slots, sizeof *grown);
+    if (grown == NULL) return false;
+    for (uint32_t i = 0; i < counters->slots; i++)
+        if (counters->list[i].next != 0) *slot_of(grown, slots, counters->list[i].tag) = counters->list[i];
+    free(counters->list);
+    counters->list = grown;
+    counters->slots = slots;
+    return true;
+}
+
+bool op_counter_take(struct op_counters *counters, uint64_t tag, uint32_t *sequence) {
+    if (counters->count * 2 >= counters->slots && !grow(counters)) return false;
+    struct op_counter *counter = slot_of(counters->list, counters->slots, tag);
+    if (counter->next == 0) {
+        counters->count++;
+        counter->tag = tag;
+    }
+    *sequence = ++counter->next;
+    counters->full |= counters->count > TAGS_MAX || counter->next > OPS_MAX;
+    return true;
+}
+
+uint32_t op_counter_last(const struct op_counters *counters, uint64_t tag) {
+    return counters->slots == 0 ? 0 : slot_of(counters->list, counters->slots, tag)->next;
+}
+
+bool op_counter_is_spent(const struct op_counters *counters, uint64_t tag) {
+    return counters->slots > 0 && slot_of(counters->list, counters->slots, tag)->next == UINT32_MAX;
+}
+
+void op_counters_clear(struct op_counters *counters) {
+    free(counters->list);
+    *counters = (struct op_counters){0};
 }

@@ -1,4 +1,5 @@
-// An op: the part that members agree on, and the part that moves its bytes. A call is an op that its caller sees; a
+// An op: the part that members agree on, and the part that moves its bytes; its number; and what the op table needs of
+// its driver. A call is an op that its caller sees; a
 // large one in retry mode is divided into segments, ops of their own (ops/segments).
 #ifndef PCCL_OPS_OP_H
 #define PCCL_OPS_OP_H
@@ -6,7 +7,7 @@
 #include <stdatomic.h>
 
 #include "ops/call.h"
-#include "ops/epoch.h"
+#include "ops/members.h"
 #include "ops/plan.h"
 #include "ops/ranges.h"
 
@@ -109,5 +110,70 @@ uint64_t op_part_bytes(const struct op *op, uint32_t rank);
 
 // Returns the op as frames name it.
 struct wire_op op_on_wire(const struct op *op);
+
+// ---- tags: slots in tables, and the counters that number the ops of a tag ----
+enum { TAG_BITS = 10, TAG_SLOTS = 1 << TAG_BITS };
+
+// Returns the slot in which the chain of a tag begins, in each table by tag.
+static inline size_t tag_slot(uint64_t tag) { return (tag * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - TAG_BITS); }
+
+struct op_counter {
+    uint64_t tag;
+    uint32_t next; // 0: empty slot
+};
+
+// The ops begun in one group epoch, by tag. All 0: none yet.
+struct op_counters {
+    struct op_counter *list; // open addressing; owned
+    uint32_t count, slots;
+    bool full; // so many tags or ops that a fresh group epoch is wanted
+};
+
+// The number of the next op of this tag. False: memory was refused.
+bool op_counter_take(struct op_counters *counters, uint64_t tag, uint32_t *sequence);
+// Returns the number of the last op of this tag; 0: none.
+uint32_t op_counter_last(const struct op_counters *counters, uint64_t tag);
+// Whether the next op of this tag needs another group epoch.
+bool op_counter_is_spent(const struct op_counters *counters, uint64_t tag);
+void op_counters_clear(struct op_counters *counters);
+
+// ---- driver ----
+// The bytes of an input or a result: the driver's, counted. The call table has one reference to each that it is given.
+struct block;
+
+// Driver of the op table (ops/call_table): the data plane (data/engine) or the simulator (sim/engine).
+//
+// Each is called from within a function of the call table, on its caller's thread and under its caller's lock, and must
+// not block. Where nothing else is said, it must not call the call table.
+struct op_driver {
+    void *context; // first argument of each
+    // The other member of this id, who is in the epoch that is entered. NULL: memory was refused.
+    struct op_member *(*member)(void *context, const struct wire_id *id);
+    // Moves the op from now on; if `op->restart`, its input has to be put back first. May complete it at once. False:
+    // memory was refused.
+    bool (*start)(void *context, struct op *op);
+    // A signal or an input for an op that was started, with the same arguments. Takes the block, which may be NULL. May
+    // complete the op. False: it is malformed.
+    bool (*signal)(void *context, struct op *op, struct op_member *from, uint16_t type, const struct wire_head *head,
+                   struct block *block);
+    // No buffer of the op is touched from now on, nothing of it is sent, and what moves it is let go of. Also called of
+    // ops that were not started.
+    void (*release)(void *context, struct op *op);
+    // The result of a small op came from a member that kept it. False: it has another size.
+    bool (*fill)(void *context, struct op *op, struct block *result);
+    void (*ended)(void *context, struct op *op); // the outcome of a call is there
+    // Nobody looks at the op any more. `restore`: its input has to be put back first.
+    void (*forget)(void *context, struct op *op, bool restore);
+    // Tells a member which of its results have come here. `ask`: and asks it to do likewise, now and from now on.
+    void (*acknowledge)(void *context, struct op_member *to, const struct wire_op_name *names, uint32_t count,
+                        bool ask);
+    void (*supply)(void *context, struct op_member *to, const struct wire_op_name *name, struct block *result);
+    void (*drained)(void *context);                                               // no result is kept any more
+    void (*report_mismatch)(void *context, const struct wire_mismatch *mismatch); // MISMATCH, for the master
+    void (*request_epoch)(void *context);                                         // a fresh group epoch is wanted
+    void (*put)(void *context, struct block *block);                              // lets go of a reference
+    void (*failed)(void *context); // memory was refused, and others would wait for this member for ever
+    void (*cancel)(void *context, const struct wire_op_name *name); // CANCEL, for the master
+};
 
 #endif

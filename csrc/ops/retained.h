@@ -7,8 +7,7 @@
 #ifndef PCCL_OPS_RETAINED_H
 #define PCCL_OPS_RETAINED_H
 
-#include "ops/driver.h"
-#include "ops/tag.h"
+#include "ops/op.h"
 
 struct retained {
     struct retained *next;

@@ -56,9 +56,9 @@ void segments_add(struct op *parent, struct op *op) {
     s->live++;
 }
 
-bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters) {
+bool segments_name(struct op *op, uint64_t epoch, struct op_counters *counters) {
     struct segments *s = op->parent->segments;
-    if (s->epoch != epoch && !tag_counter_take(counters, op->args.tag, &s->sequence)) return false;
+    if (s->epoch != epoch && !op_counter_take(counters, op->args.tag, &s->sequence)) return false;
     s->epoch = epoch;
     op->name.sequence = s->sequence;
     return true;

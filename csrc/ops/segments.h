@@ -11,7 +11,6 @@
 #define PCCL_OPS_SEGMENTS_H
 
 #include "ops/op.h"
-#include "ops/tag.h"
 
 struct segments {
     uint32_t count, next; // `next`: the first that was not begun
@@ -31,7 +30,7 @@ void segments_free(struct op *parent);
 bool segments_may_add(const struct segments *segments, bool room);
 void segments_add(struct op *parent, struct op *op); // makes an unused op the next segment
 // The sequence of a segment that begins in this epoch; false: memory was refused.
-bool segments_name(struct op *op, uint64_t epoch, struct tag_counters *counters);
+bool segments_name(struct op *op, uint64_t epoch, struct op_counters *counters);
 // Notes its outcome. True: it was committed, and nobody needs it any more.
 bool segments_ended(struct op *op);
 void segments_remove(struct op *op); // it has no place any more

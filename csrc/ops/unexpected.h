@@ -8,8 +8,7 @@
 #ifndef PCCL_OPS_UNEXPECTED_H
 #define PCCL_OPS_UNEXPECTED_H
 
-#include "ops/driver.h"
-#include "ops/tag.h"
+#include "ops/op.h"
 
 enum {
     UNEXPECTED_BYTES = 16 * 1024 * 1024,     // inputs and chunks of one member

@@ -8,7 +8,7 @@
 
 #include "net/wire_control.h"
 #include "net/wire_data.h"
-#include "ops/epoch.h"
+#include "ops/members.h"
 #include "pccl.h"
 
 enum { MEMBER_NO_RANK = UINT32_MAX };

@@ -440,8 +440,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="segments_of_the_old_name",  # in a new group epoch segments keep their sequence
         file="ops/segments.c",
-        old="if (s->epoch != epoch && !tag_counter_take",
-        new="if (s->epoch == 0 && !tag_counter_take",
+        old="if (s->epoch != epoch && !op_counter_take",
+        new="if (s->epoch == 0 && !op_counter_take",
     ),
     Mutant(
         name="segments_begin_once",  # of those under way one that was committed is not followed by the next

@@ -38,7 +38,7 @@ static void test_append_does_not_walk(void) {
 
 // ---- counters ----
 static void set_counter(struct engine *engine, uint64_t tag, uint32_t next) {
-    struct tag_counters *counters = &engine->call_table.counters;
+    struct op_counters *counters = &engine->call_table.counters;
     pthread_mutex_lock(&engine->lock);
     for (uint32_t i = 0; i < counters->slots; i++)
         if (counters->list[i].tag == tag && counters->list[i].next != 0) counters->list[i].next = next;
