@@ -16,7 +16,6 @@
 #include "link/frame.h"
 #include "data/same_host.h"
 #include "device/device.h"
-#include "ops/segments.h"
 #include "data/op_peer.h"
 #include "data/op_stats.h"
 
@@ -337,7 +336,7 @@ enum call_result engine_cancel(struct engine *engine, uint64_t tag) {
 
 void engine_voted(struct engine *engine, uint64_t group_epoch) {
     engine_lock(engine);
-    mismatches_voted(&engine->call_table.mismatches, group_epoch);
+    unexpected_verdicts_voted(&engine->call_table.verdicts, group_epoch);
     engine_unlock(engine);
 }
 

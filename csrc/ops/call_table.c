@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ops/call_table_private.h"
-#include "ops/segments.h"
 
 // EXTRA_MAX: segments under way that are not the only one of their op; the rest is left to further calls.
 enum { EXTRA_MAX = 3 * WIRE_MAX_LIVE_OPS / 4, LOST_TOLD = 8 };
@@ -277,8 +276,8 @@ void call_table_links_ready(struct call_table *table) {
 }
 
 bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss) {
-    return mismatches_take(&table->mismatches, call->args.tag, op_subgroup_hash(call), loss, call->outcome.text,
-                           &call->ending);
+    return unexpected_verdict_take(&table->verdicts, call->args.tag, op_subgroup_hash(call), loss, call->outcome.text,
+                                   &call->ending);
 }
 
 // ---- callers ----
@@ -480,7 +479,7 @@ void call_table_fini(struct call_table *table) {
     unexpected_clear(&table->unexpected, &table->driver);
     retained_clear(&table->retained, &table->driver);
     op_counters_clear(&table->counters);
-    mismatches_clear(&table->mismatches);
+    unexpected_verdicts_clear(&table->verdicts);
     for (size_t i = 0; i < TAG_SLOTS; i++)
         while (table->table[i] != NULL) {
             struct op *op = table->table[i];

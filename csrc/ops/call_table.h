@@ -1,8 +1,8 @@
 // The ops' state machine: what a member of a peer group knows of its ops, and what it agrees on about them with the
 // others.
 //
-// Pure: no lock, no clock, no socket, no thread, and no tensor is touched. Whoever drives it (struct op_driver) tells it
-// what happens and does what it asks: the data plane under its lock, the simulator in virtual time.
+// Pure: no lock, no clock, no socket, no thread, and no tensor is touched. Whoever drives it (struct op_driver) tells
+// it what happens and does what it asks: the data plane under its lock, the simulator in virtual time.
 //
 // Life of an op: posted by a caller; begun under a name as soon as the links of the newest epoch are there; moved by
 // the driver; complete, of which the master is told (small ops: the others, by acknowledging); ended by a verdict
@@ -15,11 +15,54 @@
 #ifndef PCCL_OPS_CALL_TABLE_H
 #define PCCL_OPS_CALL_TABLE_H
 
-#include "ops/unexpected.h"
-#include "ops/retained.h"
-#include "ops/mismatches.h"
 #include "ops/op.h"
 
+// ---- what is kept by tag beside the ops: what comes before an op is posted, and results after it has ended ----
+enum {
+    UNEXPECTED_BYTES = 16 * 1024 * 1024,     // inputs and chunks of one member
+    UNEXPECTED_ALL_BYTES = 64 * 1024 * 1024, // of all together: among many, each may send that much less
+    UNEXPECTED_MAX = 3 * WIRE_MAX_LIVE_OPS,  // signals, inputs and chunks of one member
+};
+
+struct unexpected {
+    struct unexpected *next;
+    struct op_member *from;
+    uint16_t type;
+    struct wire_head head;
+    struct block *block; // owned reference, or NULL
+    size_t bytes;
+    int64_t heard_ns; // of the member
+};
+
+struct unexpected_table {
+    struct unexpected *slots[TAG_SLOTS];
+};
+
+// Verdicts of a mismatch on calls that were not made here yet.
+struct unexpected_verdict;
+
+struct unexpected_verdicts {
+    struct unexpected_verdict *first; // owned
+    uint32_t count;
+    uint64_t since; // group epoch: see unexpected_verdicts_voted
+};
+
+// A result of a small op that this member has and others may still lack (retained.c).
+struct retained {
+    struct retained *next;
+    struct wire_op_name name;
+    struct block *result; // owned reference
+    bool supplier;        // the unacked get the result from here
+    uint32_t unacked_count;
+    struct op_member *unacked[]; // room for the epoch's members
+};
+
+struct retained_table {
+    struct retained *slots[TAG_SLOTS];
+    size_t count;
+};
+
+// ---- the table ----
 enum { CALL_TABLE_LOSSES_MAX = WIRE_MAX_MEMBERS };
 
 struct call_table {
@@ -44,7 +87,7 @@ struct call_table {
     struct unexpected_table unexpected;
     struct op_counters counters;
     bool epoch_requested; // a fresh group epoch was asked for, since the counters have come far
-    struct mismatches mismatches;
+    struct unexpected_verdicts verdicts;
 };
 
 void call_table_init(struct call_table *table, const struct op_driver *driver, size_t work_bytes);
@@ -101,5 +144,23 @@ void call_table_note_loss(struct call_table *table, uint64_t epoch); // members 
 bool call_table_enter(struct call_table *table, const struct epoch *epoch, struct wire_report *report);
 void call_table_links_ready(struct call_table *table); // of the epoch in force, and no newer one is known
 void call_table_verdict(struct call_table *table, const struct wire_verdict *verdict);
+
+// ---- what is kept beside the ops ----
+// Bytes that one of so many members may send another one before that one has posted their ops.
+uint64_t unexpected_limit(uint32_t members);
+// How much of that may be chunks, which fill a long link until READY comes (1 Gbit/s, 80 ms: 10 MB); the rest is for
+// small ops, which would have to wait.
+static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpected_limit(members) / 4 * 3; }
+// Whether anything of this tag came from that member.
+bool unexpected_has(const struct unexpected_table *table, uint64_t tag, const struct wire_id *from);
+// A signal of this op is on its way: that the op before it, of the same tag, is complete need not be told.
+void acks_drop_implied(struct op_member *to, const struct wire_op_name *name);
+// The program has ended a vote that led to this group epoch. A member votes when its own calls have ended, so those of
+// verdicts on older epochs that this member did not make are not made any more: its next ones meet others, perhaps of
+// newcomers, who know of no such verdict.
+void unexpected_verdicts_voted(struct unexpected_verdicts *mismatches, uint64_t group_epoch);
+// The ops of a call whose inputs may have to be put back: itself, then the segments that it has. `after`: the last one,
+// NULL at first. NULL: there are no more.
+struct op *segments_part(struct op *call, const struct op *after);
 
 #endif

@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "ops/call_table_private.h"
-#include "ops/segments.h"
 
 void call_table_note_loss(struct call_table *table, uint64_t epoch) {
     if (table->loss_count == CALL_TABLE_LOSSES_MAX)
@@ -43,7 +42,7 @@ static bool is_ending(const struct op *call) {
 // Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
 static bool is_meant(const struct call_table *table, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
-    if (!mismatch_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;
+    if (!unexpected_verdict_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;
     // The op has not begun, and the verdict is of a future epoch: decide on entry, since the call may be lost by then.
     if (op->args.subgroup != NULL && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
     if (op->segments != NULL)
@@ -101,7 +100,7 @@ static void on_mismatch(struct call_table *table, const struct wire_verdict *ver
             cancel_call(table, op);
         else
             end_call_mismatched(table, op);
-    } else if (!came_too_late(table, verdict) && !mismatches_add(&table->mismatches, verdict, text)) {
+    } else if (!came_too_late(table, verdict) && !unexpected_verdict_add(&table->verdicts, verdict, text)) {
         table->driver.failed(table->driver.context);
     }
 }

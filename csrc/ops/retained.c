@@ -1,4 +1,10 @@
-#include "ops/retained.h"
+// Results of small ops that this member has and others may still lack, and the acknowledgements of theirs.
+//
+// A small op is over for a member as soon as it has all inputs, without the master. What makes that safe when a member
+// dies half-way through its sends: whoever has the result keeps it until all others are known to have it too, by an
+// ACK, or by a signal of the next op of the same tag, which implies one. After a loss the master asks who stands where;
+// what anyone kept is supplied to those that lack it.
+#include "ops/call_table_private.h"
 
 #include <stdlib.h>
 

@@ -1,4 +1,13 @@
-#include "ops/segments.h"
+// Ops in retry mode that are large: done segment by segment (plan.h), and a loss costs only the segments under way.
+//
+// A segment is an op of its own, with a name, a verdict and a backup of its own. So what is agreed for ops is agreed
+// for segments, and there is nothing else to agree on: the segments committed so far are the point that the op goes on
+// from. All members begin them in index order, and a verdict reaches all: so all of them work on the first one that is
+// not committed, whatever else is under way, and none waits for ever.
+//
+// The call itself, the parent of its segments, moves no data, has no name, and is never frozen; it ends when its last
+// segment has ended.
+#include "ops/call_table_private.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,16 @@
-#include "ops/unexpected.h"
+// Signals, inputs, first chunks and verdicts that come before the op that they are for is posted here.
+//
+// What the signals, inputs and chunks hold is bounded by the sender: it counts the inputs and chunks that it has sent
+// and the receiver has not shown to have posted (data/algorithms/direct, data/algorithms/ring). What lies here was sent
+// and is not posted, so it is part of that count, and a member that keeps to the bound is never found above it. Beyond
+// it a frame is a violation, and its link is closed. No link ever waits for room: READY, ACK and heartbeats behind an
+// early input are heard, and ops posted in different orders cannot wait for each other.
+#include "ops/call_table_private.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+// ---- signals, inputs and chunks ----
 uint64_t unexpected_limit(uint32_t members) {
     uint64_t part = UNEXPECTED_ALL_BYTES / (members - 1);
     return part < UNEXPECTED_BYTES ? part : UNEXPECTED_BYTES;
@@ -64,4 +73,70 @@ void unexpected_clear(struct unexpected_table *table, const struct op_driver *dr
             if (unexpected->block != NULL) driver->put(driver->context, unexpected->block);
             free(unexpected);
         }
+}
+
+// ---- verdicts of a mismatch on calls that were not made here yet, in the order in which the others ended them ----
+struct unexpected_verdict {
+    struct unexpected_verdict *next;
+    uint64_t tag, epoch; // of the op's name
+    uint32_t subgroup;
+    uint16_t other;
+    uint8_t kind;
+    char text[WIRE_MAX_TEXT + 1];
+};
+
+static void remove_at(struct unexpected_verdicts *verdicts, struct unexpected_verdict **at) {
+    struct unexpected_verdict *verdict = *at;
+    *at = verdict->next;
+    verdicts->count--;
+    free(verdict);
+}
+
+bool unexpected_verdict_add(struct unexpected_verdicts *verdicts, const struct wire_verdict *what,
+                            const char text[WIRE_MAX_TEXT + 1]) {
+    if (what->name.epoch < verdicts->since) return true;
+    struct unexpected_verdict *verdict = calloc(1, sizeof *verdict), **last = &verdicts->first;
+    if (verdict == NULL) return false;
+    if (verdicts->count == WIRE_MAX_LIVE_OPS) remove_at(verdicts, &verdicts->first);
+    verdict->tag = what->name.tag;
+    verdict->epoch = what->name.epoch;
+    verdict->subgroup = what->name.subgroup;
+    verdict->other = what->other;
+    verdict->kind = what->kind;
+    memcpy(verdict->text, text, sizeof verdict->text);
+    while (*last != NULL) last = &(*last)->next;
+    *last = verdict;
+    verdicts->count++;
+    return true;
+}
+
+bool unexpected_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other) {
+    return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;
+}
+
+bool unexpected_verdict_take(struct unexpected_verdicts *verdicts, uint64_t tag, uint32_t subgroup, uint64_t loss,
+                             char text[WIRE_MAX_TEXT + 1], enum call_result *result) {
+    for (struct unexpected_verdict **at = &verdicts->first; *at != NULL; at = &(*at)->next) {
+        const struct unexpected_verdict *verdict = *at;
+        if (verdict->tag != tag || !unexpected_verdict_concerns(subgroup, verdict->subgroup, verdict->other)) continue;
+        if (loss != 0 && loss <= verdict->epoch) continue;
+        memcpy(text, verdict->text, sizeof verdict->text);
+        *result = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
+        remove_at(verdicts, at);
+        return true;
+    }
+    return false;
+}
+
+void unexpected_verdicts_voted(struct unexpected_verdicts *verdicts, uint64_t group_epoch) {
+    verdicts->since = group_epoch;
+    for (struct unexpected_verdict **at = &verdicts->first; *at != NULL;)
+        if ((*at)->epoch < group_epoch)
+            remove_at(verdicts, at);
+        else
+            at = &(*at)->next;
+}
+
+void unexpected_verdicts_clear(struct unexpected_verdicts *verdicts) {
+    while (verdicts->first != NULL) remove_at(verdicts, &verdicts->first);
 }

@@ -494,7 +494,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="mismatch_of_another_list",  # ends ops of every list under that tag
-        file="ops/mismatches.c",
+        file="ops/unexpected.c",
         old="return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;",
         new="return true;",
     ),
@@ -563,7 +563,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="newcomers_meet_old_verdicts",  # a member takes a verdict on an operation of the dead for one of its next
-        file="ops/mismatches.c",
+        file="ops/unexpected.c",
         old="if ((*at)->epoch < group_epoch)",
         new="if ((*at)->epoch < 1)",
         test="ops/test_call_table.c",

@@ -1,5 +1,5 @@
 // Small ops: every member sends its whole input to every other, all reduce in rank order. One one-way delay, no master:
-// a member that has all inputs has the result and returns (ops/retained.h says what makes that safe).
+// a member that has all inputs has the result and returns (ops/retained.c says what makes that safe).
 //
 // Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than
 // unexpected_limit() of ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's own notice

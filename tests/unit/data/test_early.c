@@ -16,7 +16,7 @@
 #include "enter_epoch.h"
 #include "far_end.h"
 #include "net/gauge.h"
-#include "ops/unexpected.h"
+#include "ops/call_table.h"
 
 enum { LANES = 3, MEMBERS = 2, COUNT = 8 << 20, HALF = COUNT / 2, LATENCY_US = 50000, PART = 16 << 10 };
 

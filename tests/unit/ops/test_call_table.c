@@ -256,14 +256,14 @@ static void test_cancel(void) {
     call_table_verdict(&table, &cancelled);
     cancelled.name.epoch = 2; // of a member that has called again
     call_table_verdict(&table, &cancelled);
-    CHECK_EQ(table.mismatches.count, 1);
+    CHECK_EQ(table.verdicts.count, 1);
     check_case("a vote ends what it may not concern any more");
-    mismatches_voted(&table.mismatches, 2);
-    CHECK_EQ(table.mismatches.count, 1);
-    mismatches_voted(&table.mismatches, 3);
-    CHECK_EQ(table.mismatches.count, 0);
+    unexpected_verdicts_voted(&table.verdicts, 2);
+    CHECK_EQ(table.verdicts.count, 1);
+    unexpected_verdicts_voted(&table.verdicts, 3);
+    CHECK_EQ(table.verdicts.count, 0);
     call_table_verdict(&table, &cancelled); // from a master that took over
-    CHECK_EQ(table.mismatches.count, 0);
+    CHECK_EQ(table.verdicts.count, 0);
     end();
 }
 

@@ -1,7 +1,7 @@
 // Ops made of ops, driven by hand.
 #include "ops/call_table_world.h"
 
-#include "ops/segments.h"
+#include "ops/call_table_private.h"
 
 static struct op *begin_divided(uint32_t members) {
     begin();

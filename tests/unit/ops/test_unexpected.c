@@ -1,4 +1,4 @@
-// What a member holds of inputs that come before their ops: bounded against a member that sends too many, and in
+// What a member holds of inputs and verdicts that come before their ops: bounded against a member that sends too many, and in
 // nobody's way otherwise.
 #define _GNU_SOURCE
 #include "engine_world.h"
@@ -7,6 +7,7 @@
 #include "data/engine.h"
 #include "data/core.h"
 #include "link/frame.h"
+#include "ops/call_table_private.h"
 
 static uint64_t held_bytes(struct engine *engine) {
     uint64_t held = 0;
@@ -148,7 +149,43 @@ static void test_full_window(uint32_t peers) {
     free(values);
 }
 
+// ---- verdicts of a mismatch that wait for the calls that they end: by tag, subgroup and order ----
+static struct unexpected_verdicts verdicts;
+
+static void add_verdict(uint64_t epoch, uint32_t subgroup, uint16_t other) {
+    struct wire_verdict verdict = {.name = {.epoch = epoch, .tag = 7, .subgroup = subgroup}, .other = other};
+    static const char text[WIRE_MAX_TEXT + 1] = "text";
+    CHECK(unexpected_verdict_add(&verdicts, &verdict, text));
+}
+
+static bool take_verdict(uint64_t tag, uint32_t subgroup, uint64_t loss) {
+    char text[WIRE_MAX_TEXT + 1];
+    enum call_result result;
+    bool taken = unexpected_verdict_take(&verdicts, tag, subgroup, loss, text, &result);
+    CHECK(!taken || result == CALL_MISMATCH);
+    return taken;
+}
+
+static void test_verdicts(void) {
+    check_case("only calls over the lists of both sides end with it");
+    add_verdict(3, 0x10005, 9);
+    CHECK(!take_verdict(8, 0x10005, 0) && !take_verdict(7, 0, 0) && !take_verdict(7, 0x10006, 0));
+    CHECK(take_verdict(7, 0x20009, 0) && !take_verdict(7, 0x20009, 0)); // the other side's, told by its lower half
+    add_verdict(3, 0x10005, 9);
+    CHECK(take_verdict(7, 0x10005, 0));
+    check_case("a call of all");
+    add_verdict(3, 0, 0);
+    CHECK(!take_verdict(7, 5, 0) && !take_verdict(7, 0, 3) && take_verdict(7, 0, 4)); // a loss in that epoch came first
+    check_case("the oldest of too many is dropped");
+    for (uint64_t i = 0; i <= WIRE_MAX_LIVE_OPS; i++) add_verdict(1 + i, 1, 0);
+    CHECK_EQ(verdicts.count, WIRE_MAX_LIVE_OPS);
+    CHECK(take_verdict(7, 1, 2 + WIRE_MAX_LIVE_OPS));
+    unexpected_verdicts_clear(&verdicts);
+    CHECK_EQ(verdicts.count, 0);
+}
+
 int main(void) {
+    test_verdicts();
     test_flood(256 * 1024, UNEXPECTED_BYTES / (256 * 1024));
     test_flood(2000, UNEXPECTED_BYTES / 2000);
     test_any_order(2, 120, 64 * 1024);
