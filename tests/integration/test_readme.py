@@ -221,9 +221,8 @@ def test_a_list_of_masters(tmp_path):
 
 
 def test_the_program_for_users_of_torch(tmp_path):
-    [code] = snippets("docs/coming-from-torch.md")
     with MasterProcess() as master:
-        command = [sys.executable, "-c", code, master.address]
+        command = [sys.executable, str(ROOT / "examples" / "torch_loop.py"), master.address]
         peers = [
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
             for _ in range(2)

@@ -1,0 +1,113 @@
+"""The blocks of Python in guides that are no whole programs, with the names that they leave to the reader."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from peers import ENVIRONMENT, team, together
+
+import pccl
+
+torch = pytest.importorskip("torch")
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def run(code: str, **names: Any) -> dict[str, Any]:
+    """Returns what the names stand for after `code`."""
+    exec(compile(code, "guide", "exec"), names)
+    return names
+
+
+def on_both(comms: list[pccl.Communicator], code: str, names: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    return together(
+        *(lambda rank=rank, comm=comm: run(code, comm=comm, pccl=pccl, **names(rank)) for rank, comm in enumerate(comms))
+    )
+
+
+def test_collectives():
+    plain, grouped, awaited = blocks("collectives.md")
+    with team([0, 0]) as comms:
+
+        def tensors(rank: int) -> dict[str, Any]:
+            numbers = np.arange(4, dtype=np.float32) + rank
+            own = np.full(2, rank, np.float32)
+            zeros = np.zeros((2, 4), np.float32)
+            return {"parameters": numbers.copy(), "own_part": own, "whole": zeros[0], "outgoing": numbers, "incoming": zeros[1]}
+
+        for rank, names in enumerate(on_both(comms, plain, tensors)):
+            assert names["parameters"].tolist() == [0, 1, 2, 3]
+            assert names["whole"].tolist() == [0, 0, 1, 1]
+            assert names["own_part"].tolist() == [[0, 0], [2, 2]][rank]
+            assert names["incoming"].tolist() == [[0, 1, 1, 2], [2, 3, 3, 4]][rank]
+        for names in on_both(comms, grouped, lambda rank: {"gradients": np.full(2, rank, np.float32)}):
+            assert names["gradients"].tolist() == [1, 1]
+        code = (
+            "import asyncio\nasync def work():\n"
+            + textwrap.indent(awaited + "return infos\n", "    ")
+            + "infos = asyncio.run(work())"
+        )
+        buckets = [[np.full(8, rank, np.float32) for _ in range(3)] for rank in range(2)]
+        for names in on_both(comms, code, lambda rank: {"buckets": buckets[rank]}):
+            assert [info.world_size for info in names["infos"]] == [2, 2, 2]
+        assert all(bucket.tolist() == [1] * 8 for bucket in buckets[0] + buckets[1])
+
+
+def test_diagnosis(capsys):
+    findings, links = blocks("diagnosis.md")
+    with team([0, 0]) as comms:
+        assert comms[0].diagnose().members
+        on_both(comms, findings, lambda rank: {})
+        on_both(comms, links, lambda rank: {})
+    assert len(re.findall(r"^rank [01] \(.*\): ", capsys.readouterr().out, re.MULTILINE)) == 2
+
+
+def test_distributed(tmp_path):
+    [line] = blocks("distributed.md")
+    environment = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    code = f"import os\n{line}\nprint(dist.get_backend(), dist.get_world_size())\ndist.destroy_process_group()"
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == "pccl 1"
+
+
+def test_torchft(monkeypatch):
+    torchft = pytest.importorskip("torchft")
+    [code] = blocks("torchft.md")
+    monkeypatch.setattr(torchft, "Manager", dict)
+    manager = run(code, settings={})["manager"]
+    assert isinstance(manager["pg"], pccl.torchft.ProcessGroup)
+
+
+def test_diloco(tmp_path, monkeypatch):
+    whole, joined, saved = blocks("diloco.md")
+    monkeypatch.chdir(tmp_path)
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        address = f"127.0.0.1:{master.port}"
+        code = whole.replace("model = ...", "model = torch.nn.Linear(2, 1)").replace("203.0.113.7:48148", address)
+        code = code.replace("sync_every=100", "sync_every=2").replace("outer_step < 500", "outer_step < 3")
+        names = run(code, loss=lambda model: model(torch.randn(4, 2)).square().mean())
+        assert names["diloco"].outer_step == 3
+
+        def again() -> dict[str, Any]:
+            return {**names, "comm": pccl.Communicator(address)}
+
+        assert run(joined, **again())["diloco"].state["epoch"] == 1
+        schedule = torch.optim.lr_scheduler.ConstantLR(names["optimizer"])
+        code = saved.replace("peers=3", "sync_every=1").replace("outer_step % 100", "outer_step % 2")
+        for start in (0, 2):
+            more = {**again(), "os": os, "schedule": schedule, "batches": range(2)}
+            assert run(code, **more)["diloco"].outer_step == start + 2
