@@ -32,7 +32,7 @@ static struct member *new_core(struct pccl_sim *s, int slot) {
 // A master of the list has refused this newcomer: perhaps the next one serves the run.
 static bool try_next_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (p->seek.again || !seek_failed(&p->seek, s->now)) return false;
+    if (p->seek.again || !recovery_seek_failed(&p->seek, s->now)) return false;
     struct member *fresh = new_core(s, slot);
     if (fresh == NULL) return false;
     SIM_TRACE(s, "peer %d: tries the next master: %s", slot + 1, member_text(p->core));
@@ -207,8 +207,8 @@ void sim_start(struct pccl_sim *s, int slot) {
     if (p->core == NULL) abort(); // a test that cannot go on
     s->counts[COUNT_STARTS]++;
     SIM_TRACE(s, "peer %d: starts (life %u, group %u)", slot + 1, life, p->group);
-    p->seek = (struct seek){.masters = s->addresses, .count = s->master_count};
-    seek_begin(&p->seek, false, s->now);
+    p->seek = (struct recovery_seek){.masters = s->addresses, .count = s->master_count};
+    recovery_seek_begin(&p->seek, false, s->now);
     sim_join_master(s, slot);
     act(s, slot);
 }

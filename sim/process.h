@@ -3,7 +3,7 @@
 #define PCCL_SIM_PROCESS_H
 
 #include "peer/member.h"
-#include "peer/seek.h"
+#include "peer/recovery.h"
 #include "sim/memory.h"
 #include "sim/queue.h"
 
@@ -22,7 +22,7 @@ struct process {
     struct member_output out;
     int64_t tick_at;  // of the tick that is queued; INT64_MAX: none
     uint32_t control; // + 1; 0: none
-    struct seek seek;
+    struct recovery_seek seek;
     bool seeking;                     // the master is lost
     uint32_t links[SLOTS][LANES + 1]; // connection + 1
     uint32_t met[SLOTS];              // lives that it had a link to

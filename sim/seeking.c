@@ -20,7 +20,7 @@ static void connect_to(struct pccl_sim *s, int slot, uint32_t master) {
 void sim_join_master(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
     while (!s->masters[p->seek.at].running && !s->masters[p->seek.at].held && p->seek.at + 1 < p->seek.count)
-        seek_failed(&p->seek, s->now);
+        recovery_seek_failed(&p->seek, s->now);
     connect_to(s, slot, p->seek.at);
 }
 
@@ -41,11 +41,11 @@ void sim_lose_master(struct pccl_sim *s, int slot, bool anew) {
     }
     sim_close_controls(s, slot, true);
     if (!p->seeking)
-        seek_begin(&p->seek, true, s->now);
+        recovery_seek_begin(&p->seek, true, s->now);
     else if (anew)
-        seek_anew(&p->seek, s->now);
+        recovery_seek_anew(&p->seek, s->now);
     else
-        seek_failed(&p->seek, s->now);
+        recovery_seek_failed(&p->seek, s->now);
     p->seeking = true;
     seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
 }
@@ -55,7 +55,7 @@ void sim_seek_master(struct pccl_sim *s, int slot, bool late) {
     if (p->control != 0 || !p->seeking || !member_is_seeking(p->core)) return;
     uint32_t master = p->seek.at;
     if (late || (!s->masters[master].running && !s->masters[master].held)) {
-        seek_failed(&p->seek, s->now);
+        recovery_seek_failed(&p->seek, s->now);
         seek_at(s, slot, p->seek.next + (int64_t)sim_below(s, 5 * MS_NS), false);
         return;
     }

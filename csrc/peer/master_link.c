@@ -12,7 +12,7 @@
 #include "net/conn.h"
 #include "net/socket.h"
 #include "peer/member.h"
-#include "peer/seek.h"
+#include "peer/recovery.h"
 
 enum {
     INPUT_BYTES = 64 * 1024,      // received at once
@@ -34,7 +34,7 @@ struct master_link {
     int epoll;
     uint64_t data;
     int64_t dial_deadline;
-    struct seek seek;
+    struct recovery_seek seek;
     bool seeking; // the master is lost
     int64_t lost_at;
     bool readable;
@@ -131,9 +131,9 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
     snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address),
              transport_why(m->stream, error));
     leave(m);
-    bool more = seek_failed(&m->seek, now);
+    bool more = recovery_seek_failed(&m->seek, now);
     if (m->seeking) {
-        if (seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", ended.text);
+        if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", ended.text);
     } else if (more) {
         dial(m, now);
     } else {
@@ -144,7 +144,7 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
 
 static void dial(struct master_link *m, int64_t now) {
     struct transport *stream;
-    int error = transport_dial(m->transport, seek_master(&m->seek), &stream);
+    int error = transport_dial(m->transport, recovery_seek_master(&m->seek), &stream);
     if (error != 0) {
         fail_dial(m, false, "cannot connect to the master at", -error, now);
         return;
@@ -163,12 +163,12 @@ void master_link_join(struct master_link *m, struct transport_context *transport
     m->seek.masters = masters;
     m->seek.count = count;
     m->unreachable = false;
-    seek_begin(&m->seek, false, now);
+    recovery_seek_begin(&m->seek, false, now);
     dial(m, now);
 }
 
 bool master_link_join_next(struct master_link *m, int64_t now) {
-    if (m->seek.again || !seek_failed(&m->seek, now)) return false;
+    if (m->seek.again || !recovery_seek_failed(&m->seek, now)) return false;
     master_link_close(m);
     dial(m, now);
     return true;
@@ -178,14 +178,14 @@ void master_link_seek(struct master_link *m, bool anew, int64_t now) {
     leave(m);
     if (m->seeking) {
         if (anew)
-            seek_anew(&m->seek, now);
+            recovery_seek_anew(&m->seek, now);
         else
-            seek_failed(&m->seek, now);
+            recovery_seek_failed(&m->seek, now);
         return;
     }
     m->seeking = true;
     m->lost_at = now;
-    seek_begin(&m->seek, true, now);
+    recovery_seek_begin(&m->seek, true, now);
 }
 
 void master_link_found(struct master_link *m, int64_t now) {
@@ -311,5 +311,5 @@ int64_t master_link_round_trip_ns(const struct master_link *m) {
     return transport_gauge(m->stream).round_trip_us * US_NS;
 }
 const char *master_link_address(const struct master_link *m, char out[64]) {
-    return socket_address_format(out, 64, seek_master(&m->seek));
+    return socket_address_format(out, 64, recovery_seek_master(&m->seek));
 }

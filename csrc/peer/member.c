@@ -1,5 +1,5 @@
 // Keeps what a peer knows of its run and decides on each event. Its parts are pure, and each has a state of its own:
-// the links (peer/mesh), the recovery record (peer/recovery_record), the search for a master (peer/recovery).
+// the links (peer/mesh), and what outlives a master (peer/recovery).
 #define _GNU_SOURCE
 #include "peer/member.h"
 
@@ -11,10 +11,8 @@
 #include "base/platform.h"
 #include "net/arrival.h"
 #include "pccl.h"
-#include "peer/pending_vote.h"
 #include "peer/mesh.h"
 #include "peer/recovery.h"
-#include "peer/recovery_record.h"
 
 struct member {
     enum member_phase phase;
@@ -52,7 +50,7 @@ struct wire_header member_header(const struct member *m) {
 // ---- endings ----
 
 static struct member_action *end_vote(struct member *m, pcclResult_t code, uint64_t value, struct member_output *out) {
-    pending_vote_close(&m->vote);
+    decision_vote_close(&m->vote);
     struct member_action *action = member_act(out, MEMBER_VOTE_END);
     action->code = code;
     action->value = value;
@@ -183,7 +181,7 @@ static void recovered(struct member *m, struct member_output *out) {
     recovery_end(r);
     if (m->vote.kind == 0 || !m->vote.unsent) return;
     m->vote.unsent = false;
-    pending_vote_send(&m->vote, member_header(m), &out->frames);
+    decision_vote_cast(&m->vote, member_header(m), &out->frames);
 }
 
 // The own group has changed since `before`, which is NULL for a newcomer.
@@ -281,7 +279,7 @@ static void take_end(struct member *m, const struct wire_header *header, const s
                  (header->type == WIRE_REFUSED ? m->phase == MEMBER_REGISTERED : m->phase == MEMBER_ACCEPTED);
     pcclResult_t code = links ? pcclRankConnectionFailed : pcclMasterConnectionFailed;
     if (m->vote.kind == WIRE_VOTE_SYNC)
-        code = pending_vote_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
+        code = decision_vote_is_at_fault(header, text) ? pcclInvalidUsage : pcclMasterConnectionFailed;
     die_of(m, code, out, "%s: %.*s", what, (int)text->length, text->chars);
 }
 
@@ -319,7 +317,7 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
 void member_resume(struct member *m, uint16_t port, bool earlier, enum member_tensors tensors,
                    const struct wire_hash *content, int64_t now, struct member_output *out) {
     if (m->recovery.state != RECOVERY_SEEKING) return;
-    pending_vote_begin_again(&m->vote, tensors, content, &m->id);
+    decision_vote_renew(&m->vote, tensors, content, &m->id);
     struct wire_past past[WIRE_MAX_PAST];
     struct wire_loss losses[WIRE_MAX_MEMBERS];
     struct wire_resume resume = {
@@ -407,7 +405,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         take_measure(m, &measure, out);
         return true;
     }
-    case WIRE_SYNC_DIFFERS: return joined && pending_vote_take_differs(&m->vote, body, length);
+    case WIRE_SYNC_DIFFERS: return joined && decision_vote_take_differs(&m->vote, body, length);
     case WIRE_SYNC_PLAN:
         if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
         if (m->vote.kind == WIRE_VOTE_SYNC) member_act(out, MEMBER_SYNC_PLAN)->plan = &m->plan;
@@ -512,8 +510,8 @@ void member_join(struct member *m, uint16_t port, int64_t now, struct member_out
 static void open_vote(struct member *m, enum wire_vote_kind kind, const struct wire_sync_vote *sync,
                       struct member_output *out) {
     if (m->phase != MEMBER_ACCEPTED || m->vote.kind != 0) return;
-    pending_vote_open(&m->vote, kind, sync, !recovery_is_unheard(&m->recovery));
-    pending_vote_send(&m->vote, member_header(m), &out->frames);
+    decision_vote_open(&m->vote, kind, sync, !recovery_is_unheard(&m->recovery));
+    decision_vote_cast(&m->vote, member_header(m), &out->frames);
 }
 
 void member_vote(struct member *m, enum wire_vote_kind kind, struct member_output *out) {

@@ -25,7 +25,6 @@ SOURCES = [
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/base/log*.c")),
     "csrc/base/platform.c",
     "csrc/net/arrival.c",
-    "csrc/peer/seek.c",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/compute/*.c")),
     "csrc/net/peer_name.c",
     "csrc/net/socket.c",
@@ -40,7 +39,7 @@ SOURCES = [
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (
-            *(f"peer/{name}.c" for name in ("pending_vote", "decision", "member", "mesh", "recovery", "recovery_record")),
+            *(f"peer/{name}.c" for name in ("decision", "member", "mesh", "recovery")),
             "master/*.c",
             "ops/*.c",
         )
@@ -200,7 +199,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
-        file="peer/recovery_record.c",
+        file="peer/recovery.c",
         old="i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++",
         new="i < t->loss_count; i++",
     ),
@@ -377,7 +376,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="vote_ends_otherwise",  # for those who hear of it from the next master
-        file="peer/recovery_record.c",
+        file="peer/recovery.c",
         old="vote->value = outcome->value;",
         new="vote->value = 0;",
     ),
@@ -585,10 +584,10 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="commit_after_cancel_forgotten",  # the next master hears of the cancellation and not of the COMMIT after it
-        file="peer/recovery_record.c",
+        file="peer/recovery.c",
         old="if (t->past[i].kind == WIRE_VERDICT_CANCEL) t->past[i].kind = verdict->kind;",
         new="",
-        test="peer/test_recovery_record.c",
+        test="peer/test_recovery.c",
     ),
     Mutant(
         name="cancel_of_another_epoch",

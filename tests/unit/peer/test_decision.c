@@ -1,5 +1,5 @@
 // A peer's open vote.
-#include "peer/pending_vote.h"
+#include "peer/decision.h"
 
 #include <string.h>
 
@@ -10,7 +10,7 @@ static const struct wire_id self = {{9}};
 static uint16_t cast(struct pending_vote *b) {
     struct wire_buffer out = {0};
     struct wire_header header;
-    pending_vote_send(b, (struct wire_header){.run = 1}, &out);
+    decision_vote_cast(b, (struct wire_header){.run = 1}, &out);
     REQUIRE(wire_header_decode(out.bytes, &header));
     wire_buffer_fini(&out);
     return header.type;
@@ -18,16 +18,16 @@ static uint16_t cast(struct pending_vote *b) {
 
 static void test_votes(void) {
     struct pending_vote b = {0};
-    pending_vote_open(&b, WIRE_VOTE_UPDATE, NULL, true);
+    decision_vote_open(&b, WIRE_VOTE_UPDATE, NULL, true);
     CHECK(b.kind == WIRE_VOTE_UPDATE && !b.unsent);
     CHECK_EQ(cast(&b), WIRE_VOTE);
-    pending_vote_begin_again(&b, MEMBER_TENSORS_TORN, NULL, &self); // no round is open
+    decision_vote_renew(&b, MEMBER_TENSORS_TORN, NULL, &self); // no round is open
     CHECK(!b.sync.incomplete);
-    pending_vote_close(&b);
+    decision_vote_close(&b);
     CHECK_EQ(b.kind, 0);
-    pending_vote_open(&b, WIRE_VOTE_PENDING, NULL, false);
+    decision_vote_open(&b, WIRE_VOTE_PENDING, NULL, false);
     CHECK(b.unsent);
-    pending_vote_close(&b);
+    decision_vote_close(&b);
     CHECK(!b.unsent);
 }
 
@@ -35,15 +35,15 @@ static void test_rounds(void) {
     struct pending_vote b = {0};
     struct wire_sync_vote vote = {.content = {.low = 1, .high = 2}};
     struct wire_hash received = {.low = 3, .high = 4};
-    pending_vote_open(&b, WIRE_VOTE_SYNC, &vote, true);
+    decision_vote_open(&b, WIRE_VOTE_SYNC, &vote, true);
     CHECK_EQ(cast(&b), WIRE_SYNC_VOTE);
-    pending_vote_begin_again(&b, MEMBER_TENSORS_AS_VOTED, &received, &self);
+    decision_vote_renew(&b, MEMBER_TENSORS_AS_VOTED, &received, &self);
     CHECK_EQ(b.sync.content.low, 1);
-    pending_vote_begin_again(&b, MEMBER_TENSORS_RECEIVED, &received, &self);
+    decision_vote_renew(&b, MEMBER_TENSORS_RECEIVED, &received, &self);
     CHECK_EQ(b.sync.content.low, 3);
     CHECK(!b.sync.incomplete);
     b.differs_told = true;
-    pending_vote_begin_again(&b, MEMBER_TENSORS_TORN, &received, &self);
+    decision_vote_renew(&b, MEMBER_TENSORS_TORN, &received, &self);
     CHECK(b.sync.incomplete && memcmp(&b.sync.content, &self, sizeof b.sync.content) == 0);
     CHECK(!b.differs_told); // the election is held again
 }
@@ -55,10 +55,10 @@ static void test_differs(void) {
     const uint8_t *body = frame.bytes + WIRE_HEADER_BYTES;
     size_t length = frame.length - WIRE_HEADER_BYTES;
     struct pending_vote b = {0};
-    CHECK(pending_vote_take_differs(&b, body, length) && !b.differs_told); // of no round
-    pending_vote_open(&b, WIRE_VOTE_SYNC, &(struct wire_sync_vote){0}, true);
-    CHECK(!pending_vote_take_differs(&b, body, length - 1) && !b.differs_told);
-    CHECK(pending_vote_take_differs(&b, body, length) && b.differs_told);
+    CHECK(decision_vote_take_differs(&b, body, length) && !b.differs_told); // of no round
+    decision_vote_open(&b, WIRE_VOTE_SYNC, &(struct wire_sync_vote){0}, true);
+    CHECK(!decision_vote_take_differs(&b, body, length - 1) && !b.differs_told);
+    CHECK(decision_vote_take_differs(&b, body, length) && b.differs_told);
     CHECK_EQ(b.differs.last, 5);
     wire_buffer_fini(&frame);
 }
@@ -67,10 +67,10 @@ static void test_fault(void) {
     struct wire_text text = {0};
     text.length = (uint16_t)strlen(WIRE_SYNC_RULE);
     memcpy(text.chars, WIRE_SYNC_RULE, text.length);
-    CHECK(pending_vote_is_at_fault(&(struct wire_header){.type = WIRE_EXPELLED}, &text));
-    CHECK(!pending_vote_is_at_fault(&(struct wire_header){.type = WIRE_REFUSED}, &text));
+    CHECK(decision_vote_is_at_fault(&(struct wire_header){.type = WIRE_EXPELLED}, &text));
+    CHECK(!decision_vote_is_at_fault(&(struct wire_header){.type = WIRE_REFUSED}, &text));
     text.length--;
-    CHECK(!pending_vote_is_at_fault(&(struct wire_header){.type = WIRE_EXPELLED}, &text));
+    CHECK(!decision_vote_is_at_fault(&(struct wire_header){.type = WIRE_EXPELLED}, &text));
 }
 
 int main(void) {
