@@ -1,14 +1,35 @@
-// A connection of the master's body.
+// The state of a master's thread: its connections, listeners and timers.
 #ifndef PCCL_MASTER_MASTER_PRIVATE_H
 #define PCCL_MASTER_MASTER_PRIVATE_H
 
-#include <errno.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/epoll.h>
 
+#include "base/log.h"
+#include "base/platform.h"
+#include "master/core.h"
+#include "master/master.h"
 #include "net/conn.h"
+#include "net/listener.h"
 #include "net/transport.h"
 #include "net/wire_control.h"
+
+enum {
+    MASTER_CHUNK_BYTES = 64 * 1024,    // read from one connection before the others have their turn
+    MASTER_LOCAL = MASTER_MAX_LISTENS, // the listener for this host and user, behind those of its addresses
+    MASTER_LISTENERS,
+    MASTER_TOKEN_LISTENER = ACTIONS_MAX_CONNS,
+    MASTER_TOKEN_WAKE = MASTER_TOKEN_LISTENER + MASTER_LISTENERS,
+    MASTER_EVENTS, // all at once, so that a tick comes after everything that has arrived
+};
+
+enum ending {
+    ENDING_NOT,
+    ENDING_RUN,
+    ENDING_DETACHED, // peers look for another master, or for this one when it is back
+};
 
 enum conn_state {
     CONN_UNUSED,
@@ -32,50 +53,46 @@ struct conn {
     bool wants_write;
 };
 
-static inline bool conn_hears(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
-}
+struct master {
+    struct wire_address addresses[MASTER_MAX_LISTENS];
+    uint32_t address_count, heartbeat_limit_ms;
+    bool standby, new;
+    int wake;
+    atomic_int ending; // enum ending
 
-static inline bool has_limit(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
-}
+    bool run; // guarded by the caller: run, await and free do not race
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool ended; // guarded by `lock`
+    // The rest is the thread's.
+    struct transport_context *transport;
+    int poller;
+    struct listener listeners[MASTER_LISTENERS];
+    int64_t now_ns;
+    struct master_core *core;
+    struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list; set before the thread begins
+    uint32_t other_count;
+    bool asks;               // all of them, at once
+    enum wire_activity most; // of the answers
+    int64_t known_until_ns;  // `most` holds
+    int64_t looks_ns;        // for a run of another master; INT64_MAX: nobody waits here
+    uint32_t idle_limit_ms;  // after which it ends; 0: never
+    int64_t ends_ns;         // unless somebody comes; INT64_MAX: somebody is here
+    struct log_limit run_log, strangers_log, shortage_log;
+    struct conn conns[ACTIONS_MAX_CONNS];
+    uint32_t conn_count[CONN_STATES];
+    struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
+    size_t lost_count;
+    uint8_t chunk[MASTER_CHUNK_BYTES];
+    struct epoll_event events[MASTER_EVENTS];
+};
 
-// Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
-// asks; and as the first frame of a stranger.
-static inline bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
-static inline bool conn_carries_question(const struct wire_header *header) {
-    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE;
-}
-static inline bool conn_carries_first(const struct wire_header *header) {
-    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
-}
-static inline conn_carries_fn *conn_carries(const struct conn *conn) {
-    if (conn->state == CONN_KNOWN) return conn_carries_control;
-    if (conn->state == CONN_ASKED) return conn_carries_answer;
-    return conn->source.family == 0 ? conn_carries_question : conn_carries_first;
-}
+// ---- master_loop.c ----
 
-// Reads at most one frame of a stranger, and holds only the memory that the frame takes. What is not heard is dropped.
-static inline ptrdiff_t conn_receive(struct conn *conn, uint8_t *chunk, size_t bytes) {
-    if (!conn_hears(conn)) return transport_receive(conn->stream, chunk, bytes);
-    return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? bytes : 0);
-}
-
-// Judges the first frame of a connection, and decodes a HELLO. With keys, the peer has to have proved the id
-// that it claims; in another version it claims none, and will be refused. 0, -EBADE, or -EPROTO: malformed.
-static inline int conn_judge(const struct conn *conn, const struct wire_header *header, const uint8_t *body,
-                             struct wire_hello *hello) {
-    if (conn_carries_question(header)) return 0;
-    bool decoded = header->type == WIRE_HELLO ? wire_decode_hello(body, header->length, hello)
-                                              : wire_decode_identity(body, header->length, hello);
-    if (!decoded) return header->type == WIRE_HELLO ? -EPROTO : 0; // a malformed RESUME gets an answer
-    const struct wire_id *claimed = hello->version == WIRE_VERSION ? &hello->id : NULL;
-    return transport_may_be(conn->stream, TRANSPORT_PEER, claimed) ? 0 : -EBADE;
-}
-
-// Whether the connection may read everything about the run: its process is of our user, or has keys.
-static inline bool conn_is_trusted(const struct conn *conn) {
-    return conn->source.family == 0 || conn->stream->peer.party != TRANSPORT_STRANGER;
-}
+// The thread, with the master as context.
+void *master_loop(void *context);
+// Closes all connections and listeners.
+void master_close_all(struct master *master);
 
 #endif

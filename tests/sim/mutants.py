@@ -44,7 +44,7 @@ SOURCES = [
             "ops/*.c",
         )
         for path in (ROOT / "csrc").glob(pattern)
-        if path.name != "master.c"  # the body
+        if path.name not in ("master.c", "master_loop.c")  # the driver
     ),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("sim/*.c")),
 ]

@@ -1,0 +1,481 @@
+// The thread of a master: reads what arrives, gives it to the state machine (master/core), and carries out the answer.
+#define _GNU_SOURCE
+#define LOG_COMPONENT "master"
+#include <errno.h>
+#include <string.h>
+
+#include "base/descriptor.h"
+#include "master/master_private.h"
+#include "net/socket.h"
+
+_Static_assert(CORE_MAX_KNOWN + MASTER_MAX_ANONYMOUS < ACTIONS_MAX_CONNS, "a place is left for other masters");
+
+// ---- connections ----
+
+static bool conn_hears(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_KNOWN || conn->state == CONN_ASKED;
+}
+
+static bool has_limit(const struct conn *conn) {
+    return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
+}
+
+// Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
+// asks; and as the first frame of a stranger.
+static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
+static bool conn_carries_question(const struct wire_header *header) {
+    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE;
+}
+static bool conn_carries_first(const struct wire_header *header) {
+    return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
+}
+static conn_carries_fn *conn_carries(const struct conn *conn) {
+    if (conn->state == CONN_KNOWN) return conn_carries_control;
+    if (conn->state == CONN_ASKED) return conn_carries_answer;
+    return conn->source.family == 0 ? conn_carries_question : conn_carries_first;
+}
+
+// Reads at most one frame of a stranger, and holds only the memory that the frame takes. What is not heard is dropped.
+static ptrdiff_t conn_receive(struct conn *conn, uint8_t *chunk, size_t bytes) {
+    if (!conn_hears(conn)) return transport_receive(conn->stream, chunk, bytes);
+    return conn_in_receive(&conn->in, conn->stream, conn->state == CONN_KNOWN ? bytes : 0);
+}
+
+// Judges the first frame of a connection, and decodes a HELLO. With keys, the peer has to have proved the id
+// that it claims; in another version it claims none, and will be refused. 0, -EBADE, or -EPROTO: malformed.
+static int conn_judge(const struct conn *conn, const struct wire_header *header, const uint8_t *body,
+                      struct wire_hello *hello) {
+    if (conn_carries_question(header)) return 0;
+    bool decoded = header->type == WIRE_HELLO ? wire_decode_hello(body, header->length, hello)
+                                              : wire_decode_identity(body, header->length, hello);
+    if (!decoded) return header->type == WIRE_HELLO ? -EPROTO : 0; // a malformed RESUME gets an answer
+    const struct wire_id *claimed = hello->version == WIRE_VERSION ? &hello->id : NULL;
+    return transport_may_be(conn->stream, TRANSPORT_PEER, claimed) ? 0 : -EBADE;
+}
+
+// Whether the connection may read everything about the run: its process is of our user, or has keys.
+static bool conn_is_trusted(const struct conn *conn) {
+    return conn->source.family == 0 || conn->stream->peer.party != TRANSPORT_STRANGER;
+}
+
+static uint32_t index_of(const struct master *master, const struct conn *conn) {
+    return (uint32_t)(conn - master->conns);
+}
+
+static void set_state(struct master *master, struct conn *conn, enum conn_state state) {
+    master->conn_count[conn->state]--;
+    conn->state = state;
+    master->conn_count[state]++;
+}
+
+static void conn_close(struct master *master, struct conn *conn) {
+    transport_free(conn->stream);
+    conn_in_fini(&conn->in);
+    conn_out_fini(&conn->out);
+    set_state(master, conn, CONN_UNUSED);
+    *conn = (struct conn){0};
+}
+
+static bool conn_watch(struct master *master, struct conn *conn, uint32_t events) {
+    return transport_watch(conn->stream, master->poller, events, (epoll_data_t){.u64 = index_of(master, conn)});
+}
+
+// ---- writing ----
+
+// Reads what arrived before the end, then the end: the last frame says why the connection ended.
+static void conn_break(struct conn *conn) {
+    conn->broken = true;
+    transport_hang_up(conn->stream);
+}
+
+static void want_write(struct master *master, struct conn *conn, bool wanted) {
+    if (conn->wants_write == wanted) return;
+    conn->wants_write = wanted;
+    if (!conn_watch(master, conn, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN)) conn_break(conn);
+}
+
+static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
+    if (conn->broken) return;
+    int error = conn_out_send(&conn->out, conn->stream, from, length);
+    bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
+    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "dropped a peer: it does not read what the master sends");
+    if (error != 0 || full) conn_break(conn);
+    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
+}
+
+static void conn_flush(struct master *master, struct conn *conn) {
+    if (!conn->broken && conn_out_flush(&conn->out, conn->stream) != 0) conn_break(conn);
+    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
+}
+
+// ---- closing: reads what still arrives, since a reset would destroy the last frames ----
+
+static void conn_end(struct master *master, struct conn *conn) {
+    if (!conn->broken && conn_out_waiting(&conn->out) > 0) return;
+    if (conn->broken) {
+        conn_close(master, conn);
+    } else if (!conn->told) {
+        conn->told = true;
+        transport_finish(conn->stream);
+    }
+}
+
+static void conn_start_closing(struct master *master, struct conn *conn) {
+    set_state(master, conn, CONN_CLOSING);
+    conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
+    conn_in_clear(&conn->in);
+    conn_end(master, conn);
+}
+
+// ---- what the state machine says ----
+
+static void carry_out(struct master *master, const struct actions *actions) {
+    for (size_t i = 0; i < actions->log_count; i++)
+        LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level,
+                    "%s", actions->logs[i].text);
+    for (size_t i = 0; i < actions->send_count; i++) {
+        const struct actions_send *send = &actions->sends[i];
+        conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
+    }
+    for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
+    uint8_t random[CORE_RANDOM_BYTES];
+    if (core_wants_random(master->core) && platform_random(random, sizeof random))
+        core_set_random(master->core, random);
+}
+
+static void conn_lose(struct master *master, struct conn *conn, const char *why) {
+    if (conn->state != CONN_KNOWN) {
+        conn_close(master, conn);
+        return;
+    }
+    conn->broken = true;
+    set_state(master, conn, CONN_LOST);
+    master->lost[master->lost_count++] = (struct core_loss){index_of(master, conn), why};
+}
+
+// Many that end together, as with a rack, are one epoch and not one each.
+static void tell_lost(struct master *master) {
+    size_t count = 0;
+    for (size_t i = 0; i < master->lost_count; i++) // the state machine may have forgotten some since
+        if (master->conns[master->lost[i].conn].state == CONN_LOST) master->lost[count++] = master->lost[i];
+    master->lost_count = 0;
+    for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->lost[i].conn]);
+    if (count > 0) carry_out(master, core_peers_lost(master->core, master->now_ns, master->lost, count));
+}
+
+// ---- accepting and dialling ----
+
+static struct conn *oldest(struct master *master, enum conn_state state) {
+    struct conn *found = NULL;
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
+    }
+    return found;
+}
+
+// NULL: there is no place for it, and it is closed.
+static struct conn *conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {
+    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
+        conn_close(master, oldest(master, CONN_CLOSING));
+    struct conn *conn = oldest(master, CONN_UNUSED);
+    if (conn == NULL) {
+        transport_free(stream);
+        return NULL;
+    }
+    int64_t deadline_ns = master->now_ns + ms * MS_NS;
+    *conn = (struct conn){.stream = stream, .deadline_ns = deadline_ns, .opens = true};
+    set_state(master, conn, state);
+    conn->wants_write = state == CONN_ASKED;
+    if (conn_watch(master, conn, conn->wants_write ? EPOLLOUT : EPOLLIN)) return conn;
+    conn_close(master, conn);
+    return NULL;
+}
+
+static void tell_shortage(struct master *master, int error) {
+    LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(error));
+    if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
+}
+
+// ---- the other masters of the list ----
+
+// All at once, and nothing waits for them.
+static void ask_others(struct master *master) {
+    if (master->asks) return;
+    master->asks = true;
+    master->most = WIRE_IDLE;
+    for (uint32_t i = 0; i < master->other_count; i++) {
+        struct transport *stream;
+        if (transport_dial(master->transport, &master->others[i], &stream) != 0) continue;
+        struct conn *conn = conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
+        if (conn != NULL) wire_encode_empty(&conn->out.bytes, (struct wire_header){0}, WIRE_STATUS);
+    }
+}
+
+// Asks the other masters while this one gathers: a peer that missed a takeover dials the first master of its list.
+static void look_elsewhere(struct master *master) {
+    if (master->other_count == 0 || core_activity(master->core) != WIRE_GATHERS) {
+        master->looks_ns = INT64_MAX;
+        return;
+    }
+    if (master->looks_ns <= master->now_ns) ask_others(master);
+    if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX)
+        master->looks_ns = master->now_ns + MASTER_LOOK_MS * MS_NS;
+}
+
+// All have answered, or had their time.
+static void hear_others(struct master *master) {
+    if (!master->asks || master->conn_count[CONN_ASKED] > 0) return;
+    master->asks = false;
+    master->known_until_ns = master->now_ns + (master->most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
+    carry_out(master, core_others_are(master->core, master->now_ns, master->most));
+    if (master->ends_ns > master->now_ns) return;
+    if (master->most == WIRE_IDLE)
+        master_interrupt(master);
+    else
+        master->ends_ns = INT64_MAX;
+}
+
+// Ends when its limit has passed without a peer, unless another master of the list has a run.
+static void end_if_idle(struct master *master) {
+    bool idle = master->conn_count[CONN_KNOWN] == 0 && core_activity(master->core) == WIRE_IDLE;
+    if (!idle || master->idle_limit_ms == 0)
+        master->ends_ns = INT64_MAX;
+    else if (master->ends_ns == INT64_MAX)
+        master->ends_ns = master->now_ns + master->idle_limit_ms * MS_NS;
+    else if (master->ends_ns <= master->now_ns)
+        ask_others(master);
+}
+
+// ---- reading ----
+
+static void conn_refuse(struct master *master, struct conn *conn, int error) {
+    char address[64];
+    socket_address_format(address, sizeof address, &conn->source);
+    if (transport_refused(error))
+        LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, transport_why(conn->stream, error));
+    conn_close(master, conn);
+}
+
+static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
+    struct wire_status_is status = {.activity = (uint8_t)core_activity(master->core),
+                                    .completed = core_completed(master->core)};
+    if (header->type == WIRE_STATUS)
+        wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
+    else
+        core_describe(master->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
+    conn_flush(master, conn);
+    conn_start_closing(master, conn);
+}
+
+static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
+    uint32_t index = index_of(master, conn);
+    if (conn->state == CONN_KNOWN) {
+        carry_out(master, core_message(master->core, master->now_ns, index, header, body));
+        return;
+    }
+    struct wire_hello hello;
+    int error = conn_judge(conn, header, body, &hello);
+    if (error != 0 || conn_carries_question(header)) {
+        if (error != 0)
+            conn_refuse(master, conn, error);
+        else
+            answer(master, conn, header, body);
+        return;
+    }
+    bool resumes = header->type == WIRE_RESUME, serves = core_activity(master->core) == WIRE_SERVES;
+    bool may_begin = !resumes && !master->standby && master->other_count > 0 && !serves;
+    if (may_begin && master->now_ns >= master->known_until_ns) {
+        ask_others(master);
+        core_await_others(master->core);
+    }
+    set_state(master, conn, CONN_KNOWN);
+    carry_out(master, resumes ? core_peer_resumed(master->core, master->now_ns, index, &conn->source, header, body)
+                              : core_peer_connected(master->core, master->now_ns, index, &conn->source, &hello));
+}
+
+static void on_answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
+    struct wire_status_is status;
+    if (wire_decode_status_is(body, header->length, &status) && status.activity > master->most)
+        master->most = status.activity;
+    conn_close(master, conn);
+}
+
+// Gives the state machine the frames that are complete.
+static void take_frames(struct master *master, struct conn *conn) {
+    while (conn_hears(conn)) {
+        struct wire_header header;
+        const uint8_t *body;
+        enum conn_next next = conn_in_next(&conn->in, conn_carries(conn), &header, &body);
+        if (next == CONN_MORE) return;
+        if (next == CONN_FRAME && conn->state == CONN_ASKED)
+            on_answer(master, conn, &header, body);
+        else if (next == CONN_FRAME)
+            on_frame(master, conn, &header, body);
+        else
+            conn_lose(master, conn, "it sent an invalid message");
+    }
+}
+
+static void conn_read(struct master *master, struct conn *conn) {
+    bool more;
+    do {
+        enum conn_state before = conn->state;
+        ptrdiff_t got = conn_receive(conn, master->chunk, sizeof master->chunk);
+        master->now_ns = platform_now_ns(); // this process may have been stopped since it looked last
+        if (got == -EAGAIN) break;
+        if (got <= 0) {
+            conn_lose(master, conn,
+                      got == 0         ? "its connection ended"
+                      : got == -ENOMEM ? "the master is out of memory"
+                                       : "its connection broke");
+            return;
+        }
+        // A broken connection must end soon, whatever it has sent. TELEMETRY comes from the data plane and goes on even
+        // if the peer's control thread hangs.
+        if (conn->state == CONN_KNOWN && !conn->broken && conn_in_type(&conn->in) != WIRE_TELEMETRY)
+            core_heard(master->core, master->now_ns, index_of(master, conn));
+        take_frames(master, conn);
+        if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;
+        more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
+    } while (more);
+    if (conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
+}
+
+// ---- handshakes ----
+
+// Carries the handshake on. Then a dialled connection can be written, and an accepted one read.
+static void conn_handshake(struct master *master, struct conn *conn) {
+    int error = transport_step(conn->stream);
+    if (error == -EAGAIN) return;
+    conn->opens = false;
+    if (error == 0 && conn->state == CONN_ASKED && !transport_may_be(conn->stream, TRANSPORT_MASTER, NULL))
+        error = -EBADE;
+    if (error != 0 || !conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
+        conn_refuse(master, conn, error);
+    else if (conn->stream->buffered)
+        conn_read(master, conn);
+}
+
+static void accept_some(struct master *master, struct listener *listener) {
+    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
+        struct transport *stream;
+        struct wire_address source;
+        int error = listener_accept(listener, &stream, &source, master->now_ns);
+        if (listener_pauses(listener)) tell_shortage(master, -error);
+        if (error == -EAGAIN || listener_pauses(listener)) return;
+        if (error != 0) continue; // that connection was gone before it was accepted
+        if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
+            conn_close(master, oldest(master, CONN_ANONYMOUS));
+        struct conn *conn = conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
+        if (conn != NULL) conn->source = source;
+        if (conn != NULL) conn_handshake(master, conn);
+    }
+}
+
+// ---- the loop ----
+
+static bool some_have_limits(const struct master *m) {
+    return m->conn_count[CONN_ANONYMOUS] + m->conn_count[CONN_CLOSING] + m->conn_count[CONN_ASKED] > 0;
+}
+
+static int64_t next_deadline(struct master *master) {
+    int64_t next = platform_earlier(core_next_deadline(master->core), master->looks_ns);
+    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) next = platform_earlier(next, master->listeners[i].resumes_ns);
+    if (!master->asks) next = platform_earlier(next, master->ends_ns);
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
+        if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
+    return next;
+}
+
+static void act_on_time(struct master *master) {
+    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) listener_tick(&master->listeners[i], master->now_ns);
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
+        if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
+            conn_close(master, &master->conns[i]);
+    if (core_next_deadline(master->core) <= master->now_ns) carry_out(master, core_tick(master->core, master->now_ns));
+}
+
+static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
+    if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
+    if (conn->opens) {
+        conn_handshake(master, conn);
+        return;
+    }
+    if (events & EPOLLOUT) conn_flush(master, conn);
+    if (conn->state == CONN_CLOSING) conn_end(master, conn);
+    if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
+}
+
+static void serve(struct master *master) {
+    struct epoll_event *events = master->events;
+    bool overslept = false;
+    end_if_idle(master);
+    while (atomic_load(&master->ending) == ENDING_NOT) {
+        int64_t began = platform_now_ns();
+        int wait_ms = platform_wait_ms(began, next_deadline(master));
+        int count = epoll_wait(master->poller, events, MASTER_EVENTS, wait_ms);
+        master->now_ns = platform_now_ns();
+        for (int i = 0; i < count; i++) {
+            uint64_t token = events[i].data.u64;
+            if (token == MASTER_TOKEN_WAKE)
+                wake_clear(master->wake);
+            else if (token >= MASTER_TOKEN_LISTENER)
+                accept_some(master, &master->listeners[token - MASTER_TOKEN_LISTENER]);
+            else
+                on_conn(master, &master->conns[token], events[i].events);
+        }
+        tell_lost(master);
+        overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
+        if (overslept) continue;
+        act_on_time(master);
+        look_elsewhere(master);
+        end_if_idle(master);
+        hear_others(master);
+    }
+}
+
+// Reads what still arrives, since a reset would destroy the last frames.
+static void say_farewell(struct master *master) {
+    carry_out(master, core_farewell(master->core, master->now_ns));
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state != CONN_KNOWN) continue;
+        transport_finish(conn->stream);
+        while (transport_receive(conn->stream, master->chunk, sizeof master->chunk) > 0) continue;
+    }
+}
+
+void master_close_all(struct master *master) {
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
+        if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
+    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) listener_close(&master->listeners[i]);
+    descriptor_close(master->poller);
+    master->poller = -1;
+}
+
+void *master_loop(void *context) {
+    struct master *master = context;
+    serve(master);
+    bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
+    if (!detached) say_farewell(master);
+    master_close_all(master);
+    LOG(LOG_NOTICE, "stopped, %u peers: %s", core_peer_count(master->core),
+        detached ? "the run waits for another master, or for this one to return" : "the run has ended");
+    pthread_mutex_lock(&master->lock);
+    master->ended = true;
+    pthread_cond_broadcast(&master->changed);
+    pthread_mutex_unlock(&master->lock);
+    return NULL;
+}
+
+// ---- the end ----
+
+static void stop(struct master *master, enum ending ending) {
+    int not_yet = ENDING_NOT;
+    atomic_compare_exchange_strong(&master->ending, &not_yet, (int)ending);
+    wake_signal(master->wake);
+}
+
+void master_interrupt(struct master *master) { stop(master, ENDING_RUN); }
+void master_detach(struct master *master) { stop(master, ENDING_DETACHED); }
