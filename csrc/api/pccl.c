@@ -375,17 +375,18 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
     uint32_t count;
     struct transport_options transport = api_master_transport(instance);
     RETURN_IF_FAILED(api_master_reach(instance, &transport, reach, &count));
-    struct master *master = master_new(&reach[0], instance->heartbeat_limit_ms, &transport);
-    for (uint32_t i = 1; i < count && master != NULL; i++) master_listen_also(master, &reach[i]);
-    if (master != NULL && instance->master_count > 0)
-        master_set_list(master, instance->masters, instance->master_count, instance->self);
-    if (master != NULL) master_set_idle_limit(master, instance->idle_limit_ms);
-    if (master != NULL && instance->new) master_set_new(master);
-    int error = master == NULL ? -ENOMEM : master_run(master);
-    if (error != 0) {
-        master_free(master);
-        return run_failed(-error);
-    }
+    struct master_options options = {.listens = reach,
+                                     .listen_count = count,
+                                     .heartbeat_limit_ms = instance->heartbeat_limit_ms,
+                                     .masters = instance->masters,
+                                     .master_count = instance->master_count,
+                                     .self = instance->self,
+                                     .idle_limit_ms = instance->idle_limit_ms,
+                                     .new = instance->new,
+                                     .transport = &transport};
+    struct master *master;
+    int error = master_start(&options, &master);
+    if (error != 0) return run_failed(-error);
     atomic_store(&instance->master, master);
     return pcclSuccess;
 }

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/descriptor.h"
 #include "master/master_private.h"
@@ -38,14 +39,25 @@ static void make_listeners(struct master *master) {
             listener_closed(master->transport, master->poller, MASTER_TOKEN_LISTENER + i, ACCEPT_PAUSE_MS);
 }
 
-struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms,
-                          const struct transport_options *transport) {
+static void free_parts(struct master *master) {
+    core_free(master->core);
+    pthread_mutex_destroy(&master->lock);
+    descriptor_close(master->wake);
+    transport_context_release(master->transport);
+    free(master);
+}
+
+// NULL: memory or descriptors are refused.
+static struct master *make(const struct master_options *options) {
     struct master *master = calloc(1, sizeof *master);
     if (master == NULL) return NULL;
-    master->addresses[master->address_count++] = *listen;
-    master->heartbeat_limit_ms = heartbeat_limit_ms;
+    master->address_count = options->listen_count;
+    memcpy(master->addresses, options->listens, options->listen_count * sizeof *options->listens);
+    for (uint32_t i = 0; i < options->master_count; i++)
+        if (i != options->self) master->others[master->other_count++] = options->masters[i];
+    master->idle_limit_ms = options->idle_limit_ms;
     master->poller = -1;
-    master->transport = context_new(transport);
+    master->transport = context_new(options->transport);
     master->looks_ns = INT64_MAX;
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
@@ -55,28 +67,11 @@ struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_
     master->wake = wake_open();
     pthread_mutex_init(&master->lock, NULL);
     if (master->transport != NULL && master->wake >= 0 && platform_cond_init(&master->changed)) return master;
-    pthread_mutex_destroy(&master->lock);
-    descriptor_close(master->wake);
-    transport_context_release(master->transport);
-    free(master);
+    free_parts(master);
     return NULL;
 }
 
-void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self) {
-    master->other_count = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (i != self) master->others[master->other_count++] = masters[i];
-    master->standby = self > 0;
-}
-
-void master_listen_also(struct master *master, const struct wire_address *address) {
-    if (master->address_count < MASTER_MAX_LISTENS) master->addresses[master->address_count++] = *address;
-}
-
-void master_set_new(struct master *master) { master->new = true; }
-void master_set_idle_limit(struct master *master, uint32_t limit_ms) { master->idle_limit_ms = limit_ms; }
-
-static int open_all(struct master *master) {
+static int open_all(struct master *master, const struct master_options *options) {
     master->poller = descriptor_epoll();
     make_listeners(master);
     if (master->poller < 0) return master->poller;
@@ -89,32 +84,33 @@ static int open_all(struct master *master) {
     uint8_t random[CORE_RANDOM_BYTES];
     if (!platform_random(random, sizeof random)) return -EIO;
     master->now_ns = platform_now_ns();
-    master->core = core_new(master->heartbeat_limit_ms, random, master->now_ns);
+    master->core = core_new(options->heartbeat_limit_ms, random, master->now_ns);
     if (master->core == NULL) return -ENOMEM;
+    master->standby = options->master_count > 0 && options->self > 0;
     core_set_standby(master->core, master->standby);
     sign_epochs(master->transport->options.keys, master->core);
-    if (!master->new) core_expect_survivors(master->core, master->now_ns + MASTER_YOUNG_MS * MS_NS);
-    if (master->new) master->known_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
+    if (options->new)
+        master->known_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
+    else
+        core_expect_survivors(master->core, master->now_ns + MASTER_YOUNG_MS * MS_NS);
     return platform_thread_start(&master->thread, "pccl:master", master_loop, master) ? 0 : -EAGAIN;
 }
 
-int master_run(struct master *master) {
-    if (master->run) return -EALREADY;
-    int error = open_all(master);
-    if (error == 0) {
-        master->run = true;
-        return 0;
-    }
-    core_free(master->core);
-    master->core = NULL;
+int master_start(const struct master_options *options, struct master **out) {
+    struct master *master = *out = make(options);
+    if (master == NULL) return -ENOMEM;
+    int error = open_all(master, options);
+    if (error == 0) return 0;
     master_close_all(master);
+    pthread_cond_destroy(&master->changed);
+    free_parts(master);
+    *out = NULL;
     return error;
 }
 
 uint16_t master_port(const struct master *master) { return master->addresses[0].port; }
 
 bool master_await(struct master *master, int64_t deadline_ns) {
-    if (!master->run) return true;
     bool in_time = true;
     pthread_mutex_lock(&master->lock);
     while (!master->ended && in_time) in_time = platform_cond_wait(&master->changed, &master->lock, deadline_ns);
@@ -125,14 +121,8 @@ bool master_await(struct master *master, int64_t deadline_ns) {
 
 void master_free(struct master *master) {
     if (master == NULL) return;
-    if (master->run) {
-        master_interrupt(master);
-        pthread_join(master->thread, NULL);
-    }
-    core_free(master->core);
+    master_interrupt(master);
+    pthread_join(master->thread, NULL);
     pthread_cond_destroy(&master->changed);
-    pthread_mutex_destroy(&master->lock);
-    descriptor_close(master->wake);
-    transport_context_release(master->transport);
-    free(master);
+    free_parts(master);
 }

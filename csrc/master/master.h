@@ -28,23 +28,27 @@ enum {
 
 struct master;
 
-// No network yet. `transport` may be NULL, as for transport_context_new. NULL when memory or descriptors are refused.
-struct master *master_new(const struct wire_address *listen, uint32_t heartbeat_limit_ms,
-                          const struct transport_options *transport);
-// Before it runs: it listens at this address, too, at the same port, if this machine has it; MASTER_MAX_LISTENS in all.
-void master_listen_also(struct master *master, const struct wire_address *address);
-// Before it runs: the masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS.
-// The first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
-// its place in the list.
-void master_set_list(struct master *master, const struct wire_address *masters, uint32_t count, uint32_t self);
-// Before it runs: it ends by itself once neither it nor another master of its list has had a peer for so long, from its
-// beginning on. 0, as without this: it never does.
-void master_set_idle_limit(struct master *master, uint32_t limit_ms);
-// Before it runs: nobody was ever at its address or at those of its list, so newcomers wait neither for members of an
-// earlier run nor, in the first MASTER_BUSY_MS, for what the others say.
-void master_set_new(struct master *master);
-// Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -EALREADY (run before), ...
-int master_run(struct master *master);
+struct master_options {
+    // Addresses at which it listens, all at the port of the first one; at most MASTER_MAX_LISTENS.
+    const struct wire_address *listens;
+    uint32_t listen_count;
+    uint32_t heartbeat_limit_ms;
+    // The masters of the run, this one among them, in the order of preference; at most WIRE_MAX_MASTERS, or none. The
+    // first one begins new runs, unless another one serves a run; all take up runs whose members come to them. `self`:
+    // its place in the list.
+    const struct wire_address *masters;
+    uint32_t master_count, self;
+    // It ends by itself once neither it nor another master of its list has had a peer for so long, from its beginning
+    // on. 0: it never does.
+    uint32_t idle_limit_ms;
+    // Nobody was ever at its address or at those of its list, so newcomers wait neither for members of an earlier run
+    // nor, in the first MASTER_BUSY_MS, for what the others say.
+    bool new;
+    const struct transport_options *transport; // may be NULL, as for transport_context_new
+};
+
+// Binds, listens and starts the thread. 0 or -errno: -EADDRINUSE, -ENOMEM, ... `*out` is NULL then.
+int master_start(const struct master_options *options, struct master **out);
 // The port that a running master is bound to.
 uint16_t master_port(const struct master *master);
 // Asks the thread to end the run, close all connections and end. Async-signal-safe, repeatable.
@@ -54,7 +58,7 @@ void master_detach(struct master *master);
 // Waits until the thread has ended and the port is free, or until `deadline_ns` (monotonic; INT64_MAX: for ever). True:
 // it has ended. Any number of threads may wait.
 bool master_await(struct master *master, int64_t deadline_ns);
-// Stops a running master first. Nobody may be waiting. NULL is allowed.
+// Stops the master first. Nobody may be waiting. NULL is allowed.
 void master_free(struct master *master);
 
 #endif

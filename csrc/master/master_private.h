@@ -55,12 +55,11 @@ struct conn {
 
 struct master {
     struct wire_address addresses[MASTER_MAX_LISTENS];
-    uint32_t address_count, heartbeat_limit_ms;
-    bool standby, new;
+    uint32_t address_count;
+    bool standby;
     int wake;
     atomic_int ending; // enum ending
 
-    bool run; // guarded by the caller: run, await and free do not race
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;

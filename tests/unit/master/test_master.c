@@ -19,9 +19,26 @@ enum { PATIENCE_MS = 20000 };
 static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1}};
 
 static struct master *start(uint32_t heartbeat_limit_ms) {
-    struct master *master = master_new(&any_port, heartbeat_limit_ms, NULL);
-    REQUIRE(master != NULL);
-    REQUIRE(master_run(master) == 0);
+    struct master_options options = {.listens = &any_port, .listen_count = 1, .heartbeat_limit_ms = heartbeat_limit_ms};
+    struct master *master;
+    REQUIRE(master_start(&options, &master) == 0);
+    return master;
+}
+
+static int start_at(const struct wire_address *address, struct master **out) {
+    struct master_options options = {.listens = address, .listen_count = 1, .heartbeat_limit_ms = 5000};
+    return master_start(&options, out);
+}
+
+// The first of these masters.
+static struct master *start_of_list(const struct wire_address *masters, uint32_t count) {
+    struct master_options options = {.listens = &any_port,
+                                     .listen_count = 1,
+                                     .heartbeat_limit_ms = PATIENCE_MS,
+                                     .masters = masters,
+                                     .master_count = count};
+    struct master *master;
+    REQUIRE(master_start(&options, &master) == 0);
     return master;
 }
 
@@ -97,7 +114,6 @@ static void vote(struct client *client, uint8_t kind) {
 static void test_hello(void) {
     check_case("hello, welcome, epoch, vote, death");
     struct master *master = start(PATIENCE_MS);
-    CHECK_EQ(master_run(master), -EALREADY);
     struct client a = join(master, 1);
     CHECK_EQ(next_type(&a), WIRE_EPOCH);
     a.header.epoch = 1;
@@ -112,9 +128,9 @@ static void test_hello(void) {
 
     struct wire_address address = any_port;
     address.port = master_port(master);
-    struct master *second = master_new(&address, 5000, NULL);
-    CHECK_EQ(master_run(second), -EADDRINUSE);
-    master_free(second);
+    struct master *second;
+    CHECK_EQ(start_at(&address, &second), -EADDRINUSE);
+    CHECK(second == NULL);
     transport_free(a.stream);
     master_free(master);
 }
@@ -229,10 +245,7 @@ static void test_silent_masters(void) {
     }
     CHECK_EQ(listen(listeners[0], 0), 0); // the kernel answers no third connection
     for (int i = 0; i < FILL; i++) fill[i] = socket_dial(&list[1]);
-    struct master *master = master_new(&any_port, PATIENCE_MS, NULL);
-    REQUIRE(master != NULL);
-    master_set_list(master, list, QUIET + 1, 0);
-    REQUIRE(master_run(master) == 0);
+    struct master *master = start_of_list(list, QUIET + 1);
 
     int64_t before = platform_now_ns();
     struct wire_hello other = {.version = WIRE_VERSION + 7};
@@ -269,10 +282,7 @@ static void test_silent_masters_while_it_gathers(void) {
         listeners[i] = socket_listen(&any_port);
         REQUIRE(listeners[i] >= 0 && socket_local_address(listeners[i], &list[i + 1]));
     }
-    struct master *master = master_new(&any_port, PATIENCE_MS, NULL);
-    REQUIRE(master != NULL);
-    master_set_list(master, list, QUIET + 1, 0);
-    REQUIRE(master_run(master) == 0);
+    struct master *master = start_of_list(list, QUIET + 1);
     struct wire_member members[2] = {{.id = {{1}}, .join_number = 1, .lanes = 1, .address = any_port},
                                      {.id = {{2}}, .join_number = 2, .lanes = 1, .address = any_port}};
     struct wire_group_size size = {0, 2};
@@ -454,9 +464,7 @@ static void test_end(void) {
     struct wire_address address = any_port;
     address.port = port;
     for (int i = 0; i < 20; i++) {
-        master = master_new(&address, 5000, NULL);
-        REQUIRE(master != NULL);
-        CHECK_EQ(master_run(master), 0);
+        REQUIRE(start_at(&address, &master) == 0);
         CHECK_EQ(master_port(master), port);
         struct client c = join(master, 9);
         master_free(master); // with a peer connected
@@ -465,11 +473,6 @@ static void test_end(void) {
     transport_free(a.stream);
     transport_free(b.stream);
     transport_free(silent);
-
-    check_case("never run");
-    master = master_new(&any_port, 5000, NULL);
-    CHECK(master_await(master, INT64_MAX));
-    master_free(master);
     master_free(NULL);
 }
 

@@ -25,8 +25,9 @@ static int ask(const struct wire_address *address, int ms, enum wire_activity *o
 static void test_answers(void) {
     check_case("a master without a run, and with one");
     enum wire_activity activity = WIRE_SERVES;
-    struct master *master = master_new(&any_port, PATIENCE_MS, NULL);
-    REQUIRE(master != NULL && master_run(master) == 0);
+    struct master_options options = {.listens = &any_port, .listen_count = 1, .heartbeat_limit_ms = PATIENCE_MS};
+    struct master *master;
+    REQUIRE(master_start(&options, &master) == 0);
     struct wire_address address = any_port;
     address.port = master_port(master);
     CHECK_EQ(ask(&address, PATIENCE_MS, &activity), 0);

@@ -73,9 +73,11 @@ static bool master_answers(struct transport_context *context, const struct wire_
 static void test_master(void) {
     struct keys *keys = key_files_load(true, 1, 1, 0);
     struct transport_options options = {.keys = keys, .party = TRANSPORT_MASTER};
-    struct master *master = master_new(&any_port, PATIENCE_MS, &options);
+    struct master_options master_options = {
+        .listens = &any_port, .listen_count = 1, .heartbeat_limit_ms = PATIENCE_MS, .transport = &options};
+    struct master *master;
+    REQUIRE(master_start(&master_options, &master) == 0);
     keys_release(keys);
-    REQUIRE(master != NULL && master_run(master) == 0);
     struct wire_address address = any_port;
     address.port = master_port(master);
     struct transport_context *peer = peer_context(), *other_master = master_context();
