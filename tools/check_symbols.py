@@ -32,7 +32,6 @@ PREFIXES = {
     "base/platform": {"wake_": "the descriptor that wakes a thread, part of the interface to the system"},
     "compute/kernels": {"dtype_": "types and operators are those of the tables", "red_": "likewise"},
     "data/core": {"engine_": "the part of the engine that the modules below it may call"},
-    "data/link_report": {"engine_": "a call of the engine"},
     "data/algorithms/direct": {"algorithm_": "called by data/algorithm alone"},
     "link/frame": {"block_": "what frames and ops lie in"},
     "master/survivors": {"configuration_": "the epoch that a survivor reports"},

@@ -5,7 +5,7 @@
 
 #include "api/api.h"
 #include "api/ext.h"
-#include "data/link_report.h"
+#include "data/telemetry.h"
 #include "net/socket.h"
 
 static double seconds(uint64_t us) { return (double)us / 1e6; }

@@ -7,7 +7,7 @@
 #include "base/descriptor.h"
 #include "base/detail.h"
 #include "base/platform.h"
-#include "data/link_report.h"
+#include "data/telemetry.h"
 #include "net/keys.h"
 
 void communicator_begin(struct communicator *c) {
@@ -146,7 +146,7 @@ pcclResult_t communicator_links(struct communicator *c, struct link_report *out,
     pcclResult_t code = communicator_check_usable(c);
     if (code == pcclSuccess) { // its engine stays until this call has ended
         pthread_mutex_unlock(&c->lock);
-        *count_out = engine_report_links(c->engine, out, capacity);
+        *count_out = telemetry_report_links(c->engine, out, capacity);
         pthread_mutex_lock(&c->lock);
     }
     return communicator_finish(c, code);
