@@ -20,7 +20,7 @@ struct algorithm_shared;
 struct lanes;
 struct neighbour;
 struct pool;
-struct same_host;
+struct rendezvous;
 struct service;
 
 struct engine {
@@ -52,7 +52,7 @@ struct engine {
     struct lanes *lanes;
     struct algorithm_shared *shared;
     struct pool *pool;
-    struct same_host *same_host;
+    struct rendezvous *rendezvous; // of data/slots; thread; NULL: memory is shared with nobody. Its address is its tag
     struct backup_cache backups;
     struct op_stats op_stats;
 

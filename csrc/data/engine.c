@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
+#include "base/environment.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
@@ -22,7 +23,6 @@
 #include "data/route.h"
 #include "link/connection.h"
 #include "link/frame.h"
-#include "data/same_host.h"
 #include "data/service.h"
 #include "data/telemetry.h"
 #include "device/device.h"
@@ -159,8 +159,8 @@ static void work(struct engine *engine) {
         woken = false;
         for (int i = 0; i < count; i++) {
             void *tag = events[i].data.ptr;
-            if (tag == engine->same_host) {
-                same_host_take_claims(engine);
+            if (tag == &engine->rendezvous) {
+                slots_take_claims(engine);
             } else if (tag == NULL) {
                 wake_clear(engine->wake);
                 woken = true;
@@ -207,7 +207,8 @@ struct engine *engine_new(const struct wire_id *self, const struct engine_callba
     engine->lanes = lanes_new(&options);
     bool made = engine->pool != NULL && engine->shared != NULL && engine->lanes != NULL && engine->epoll >= 0 &&
                 engine->wake >= 0 && epoll_ctl(engine->epoll, EPOLL_CTL_ADD, engine->wake, &event) == 0;
-    made = made && (engine->same_host = same_host_new(engine->epoll)) != NULL;
+    if (made && environment_switch("PCCL_SAME_HOST_MEMORY", true))
+        engine->rendezvous = rendezvous_open(engine->epoll, &engine->rendezvous);
     made = made && workers_start(engine->lanes);
     engine->started = made && platform_thread_start(&engine->thread, "pccl:data", run, engine);
     if (engine->started) return engine;
@@ -267,7 +268,7 @@ void engine_free(struct engine *engine) {
     }
     if (engine->lanes != NULL) workers_free(engine->lanes);
     lanes_free(engine->lanes);
-    same_host_free(engine->same_host);
+    rendezvous_close(engine->rendezvous);
     wire_buffer_fini(&engine->for_master);
     frame_pool_free(engine->pool);
     engine_unlock(engine);

@@ -9,7 +9,6 @@
 #include "data/op_peer.h"
 #include "link/connection.h"
 #include "link/frame.h"
-#include "data/same_host.h"
 #include "data/service.h"
 
 // ---- the control side ----
@@ -39,7 +38,7 @@ void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
 }
 
 static void links_are_ready(struct engine *engine) {
-    same_host_offer(engine);
+    slots_announce(engine);
     call_table_links_ready(&engine->call_table);
 }
 

@@ -14,7 +14,6 @@
 #include "data/core.h"
 #include "link/connection.h"
 #include "link/frame.h"
-#include "data/same_host.h"
 #include "device/device.h"
 #include "data/op_peer.h"
 #include "data/op_stats.h"

@@ -7,7 +7,6 @@
 #include "data/core.h"
 #include "data/algorithm.h"
 #include "link/frame.h"
-#include "data/same_host.h"
 #include "data/service.h"
 #include "device/device.h"
 #include "net/rendezvous.h"
@@ -27,7 +26,7 @@ static bool route_place_rendezvous(struct engine *engine, struct incoming *in) {
 }
 
 static bool route_take_rendezvous(struct engine *engine, struct incoming *in) {
-    if (in->header.epoch == engine_header(engine).epoch) same_host_offered(in->lane);
+    if (in->header.epoch == engine_header(engine).epoch) slots_announced(in->lane);
     return true;
 }
 
@@ -266,7 +265,7 @@ static bool route_keeps(void *context, const struct neighbour *peer) {
 // The owner's thread alone uses shared memory.
 static bool route_may_share(void *context, const struct lane *lane) {
     (void)context;
-    return !same_host_may_come(lane);
+    return !slots_may_come(lane);
 }
 
 static void route_wake(void *context) { engine_wake(context); }

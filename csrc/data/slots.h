@@ -5,6 +5,10 @@
 // slots (WIRE_TAKEN). The slots are the library's own memory, so no page of them makes a reader wait, and no right to
 // read another process is needed (docs/decisions/slots.md).
 //
+// Each member sends the others the name of its socket. A peer with the same address at both ends of the link claims
+// there to hold the links of this pair, each named by its two addresses, and hands over its slots. So no process that
+// does not know the links can pass for a peer, and none of another user.
+//
 // Slots belong to one group epoch. Each epoch begins with fresh memory: a slot is never written again while somebody
 // may still read what an abandoned operation left there.
 #ifndef PCCL_DATA_SLOTS_H
@@ -20,6 +24,7 @@ struct block;
 struct engine;
 struct frame;
 struct incoming;
+struct lane;
 struct neighbour;
 struct op;
 struct slots; // data/op_peer.h
@@ -34,15 +39,15 @@ enum {
 };
 
 // ---- life ----
-// Creates the slots for chunks that go to a neighbour. Returns a descriptor that the caller sends to the neighbour and
-// closes. Returns -1 if they exist already in this epoch, or the system refused.
-int slots_make(struct slots *slots);
-// Drops the own slots, whose descriptor did not reach the neighbour.
-void slots_drop_own(struct slots *slots);
-// Maps the neighbour's slots for reading. Borrows `fd`.
-void slots_map(struct slots *slots, int fd);
 // The epoch is over, or the neighbour is gone.
 void slots_end(struct slots *slots);
+
+// ---- members of one host find each other and hand over their slots ----
+void slots_announce(struct engine *engine);    // all links are there
+void slots_announced(struct lane *lane);       // thread
+void slots_take_claims(struct engine *engine); // thread
+// Returns whether the other end may be a process of this host.
+bool slots_may_come(const struct lane *lane);
 
 // ---- chunks of large operations ----
 // Returns READY for this member, which says whether chunks of the operation may come in its slots. Lock held.
@@ -59,8 +64,6 @@ struct frame *slots_chunk(struct engine *engine, struct op *op, struct neighbour
                           const uint8_t *chunk, size_t bytes);
 
 // ---- inputs of small all-reduces: each is read where it lies until the operation has no use for it ----
-// Reports to the neighbour that its slots are mapped here, if they are. Lock held.
-void slots_report(struct engine *engine, struct neighbour *from);
 // Returns a frame that names slots for the whole input of the operation. The caller copies the input to `*room`.
 // Returns NULL if the input has to be sent: it is small, no slots are free, or the neighbour lacks them. Lock held.
 struct frame *slots_input_frame(struct engine *engine, struct neighbour *to, const struct op *op,

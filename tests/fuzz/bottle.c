@@ -42,7 +42,7 @@ int __wrap_pthread_cond_wait(pthread_cond_t *cond, pthread_mutex_t *held);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 int __real_epoll_wait(int epoll, struct epoll_event *events, int most, int timeout_ms);
 struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag);
-void __wrap_same_host_offered(struct lane *lane);
+void __wrap_slots_announced(struct lane *lane);
 double __wrap_neighbour_speed(struct neighbour *peer);
 
 bool __wrap_platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg) {
@@ -62,7 +62,7 @@ struct rendezvous *__wrap_rendezvous_open(int epoll, void *tag) {
 }
 
 // As if the peer's process had claimed its links, or some of them, and taken slots from the engine.
-void __wrap_same_host_offered(struct lane *lane) {
+void __wrap_slots_announced(struct lane *lane) {
     struct slots *slots = &op_peer_of(lane->peer)->slots;
     static int shared = -1;
     if (shared < 0) shared = memory_shared_new(SLOTS_BYTES, &bottle_slots);
