@@ -5,12 +5,10 @@
 #include <string.h>
 
 #include "base/memory.h"
-#include "data/backup.h"
 #include "data/core.h"
 #include "link/connection.h"
 #include "link/frame.h"
 #include "device/device.h"
-#include "data/op_peer.h"
 
 // ---- what an algorithm asks ----
 struct algorithm_shared *algorithm_shared(struct engine *engine) { return engine->shared; }

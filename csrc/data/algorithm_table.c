@@ -5,10 +5,8 @@
 #include <string.h>
 
 #include "data/core.h"
-#include "data/op_peer.h"
 #include "link/frame.h"
 #include "device/device.h"
-#include "data/op_stats.h"
 #include "link/connection.h"
 
 static const struct algorithm *const algorithms[] = {

@@ -1,5 +1,6 @@
+// The untouched input of an in-place op, saved range by range before it is overwritten.
 #define _GNU_SOURCE
-#include "data/backup.h"
+#include "data/core.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,7 +10,7 @@
 
 enum { HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
 
-static bool backup_map(struct backup *backup, size_t bytes) {
+static bool map(struct backup *backup, size_t bytes) {
     // With room to begin at a huge page's boundary; only what is written to costs memory.
     size_t room = bytes < HUGE_PAGE_BYTES ? 0 : HUGE_PAGE_BYTES;
     uint8_t *mapped = mmap(NULL, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -25,6 +26,16 @@ static bool backup_map(struct backup *backup, size_t bytes) {
     backup->bytes = mapped;
     backup->capacity = bytes;
     return true;
+}
+
+// Gives the mapping to the system.
+static void unmap(struct backup *backup) {
+    if (backup->queue != NULL)
+        device_give(backup->queue, backup->bytes);
+    else if (backup->bytes != NULL)
+        munmap(backup->bytes, backup->capacity);
+    ranges_fini(&backup->saved);
+    *backup = (struct backup){0};
 }
 
 bool backup_begin(struct backup_cache *cache, struct backup *backup, struct device_queue *queue, size_t bytes) {
@@ -47,10 +58,10 @@ bool backup_begin(struct backup_cache *cache, struct backup *backup, struct devi
     // None is large enough: let go of one, so that the cache follows the program's sizes instead of adding them up.
     for (int i = 0; i < BACKUP_CACHE_COUNT; i++)
         if (cache->backups[i].bytes != NULL) {
-            backup_free(&cache->backups[i]);
+            unmap(&cache->backups[i]);
             break;
         }
-    return backup_map(backup, bytes);
+    return map(backup, bytes);
 }
 
 bool backup_save(struct backup *backup, const void *input, uint64_t offset, uint64_t length) {
@@ -82,18 +93,9 @@ void backup_end(struct backup_cache *cache, struct backup *backup) {
             *backup = (struct backup){0};
             return;
         }
-    backup_free(backup);
-}
-
-void backup_free(struct backup *backup) {
-    if (backup->queue != NULL)
-        device_give(backup->queue, backup->bytes);
-    else if (backup->bytes != NULL)
-        munmap(backup->bytes, backup->capacity);
-    ranges_fini(&backup->saved);
-    *backup = (struct backup){0};
+    unmap(backup);
 }
 
 void backup_cache_free(struct backup_cache *cache) {
-    for (int i = 0; i < BACKUP_CACHE_COUNT; i++) backup_free(&cache->backups[i]);
+    for (int i = 0; i < BACKUP_CACHE_COUNT; i++) unmap(&cache->backups[i]);
 }

@@ -33,12 +33,11 @@ bool engine_awaits(const struct engine *engine, const struct op_member *member) 
     return false;
 }
 
-struct wire_header engine_header(const struct engine *engine) {
-    const struct epoch *now = engine->call_table.now;
-    return (struct wire_header){.run = now->run, .generation = now->generation, .epoch = now->group_epoch};
+struct neighbour *engine_member(struct engine *engine, const struct wire_id *id) {
+    engine_assert_locked(engine);
+    struct neighbour *peer = neighbour_find(engine->lanes, id);
+    return peer != NULL && op_peer_of(peer)->member.rank != UINT32_MAX && !peer->dropped ? peer : NULL;
 }
-
-void engine_note_running(struct engine *engine) { engine->lanes->busy = engine->running.first != NULL; }
 
 void engine_tell(struct engine *engine) {
     engine_lock(engine);

@@ -15,8 +15,6 @@
 #include "link/connection.h"
 #include "link/frame.h"
 #include "device/device.h"
-#include "data/op_peer.h"
-#include "data/op_stats.h"
 
 enum {
     TELL_FIRST_MS = 10000, // of a wait in which nothing moves; then again after twice as long

@@ -1,16 +1,14 @@
-#include "data/route.h"
+#include "data/core.h"
 
 #include <string.h>
 
 #include "base/platform.h"
 #include "data/slots.h"
-#include "data/core.h"
 #include "data/algorithm.h"
 #include "link/frame.h"
 #include "data/service.h"
 #include "device/device.h"
 #include "net/rendezvous.h"
-#include "data/op_peer.h"
 #include "link/connection.h"
 
 // ---- frames of links ----

@@ -11,7 +11,6 @@
 #include "link/frame.h"
 #include "net/rendezvous.h"
 #include "net/socket.h"
-#include "data/op_peer.h"
 
 enum {
     ALL = (1 << SLOTS) - 1,

@@ -27,7 +27,7 @@ struct incoming;
 struct lane;
 struct neighbour;
 struct op;
-struct slots; // data/op_peer.h
+struct slots; // data/core.h
 
 enum {
     SLOT_BYTES = 256 * 1024,

@@ -4,7 +4,6 @@
 #include "data/core.h"
 #include "link/connection.h"
 #include "data/algorithm.h"
-#include "data/op_peer.h"
 
 enum {
     TELEMETRY_TELL_MS = 1000, // between two reports; less where the heartbeat limit is short

@@ -9,7 +9,7 @@
 #include "base/platform.h"
 #include "base/memory.h"
 #include "net/transport.h"
-#include "data/op_peer.h"
+#include "data/core.h"
 
 enum { PENDING_BYTES = 2 << 20, DRAINED_BYTES = 1 << 16 };
 

@@ -18,7 +18,6 @@
 #include "data/algorithm.h"
 #include "link/frame.h"
 #include "device/device.h"
-#include "data/op_peer.h"
 
 enum {
     NAMES = 4,             // told of those that are waited for

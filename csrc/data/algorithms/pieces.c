@@ -16,7 +16,6 @@
 #include "data/algorithm.h"
 #include "link/pace.h"
 #include "device/device.h"
-#include "data/op_peer.h"
 
 enum { CACHED_MAX = 1 << 20 }; // bytes of an own piece that is found in a cache afterwards
 

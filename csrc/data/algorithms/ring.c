@@ -11,7 +11,6 @@
 #include "link/pace.h"
 #include "data/slots.h"
 #include "device/device.h"
-#include "data/op_peer.h"
 
 enum { CHUNKS_AHEAD = 2 }; // own chunks of an op under way where they pass through slots, of which forwards need some
 

@@ -3,7 +3,6 @@
 #include "link/connection.h"
 #include "engine_world.h"
 #include "ops/plan.h"
-#include "data/op_peer.h"
 
 enum { TAG = 5, BIG = 100003 };
 

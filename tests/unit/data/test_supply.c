@@ -6,7 +6,6 @@
 #include "data/core.h"
 #include "link/connection.h"
 #include "engine_world.h"
-#include "data/op_peer.h"
 
 enum { TAG = 7 };
 

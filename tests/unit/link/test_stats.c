@@ -3,7 +3,7 @@
 
 #include "base/platform.h"
 #include "check.h"
-#include "data/op_stats.h"
+#include "data/core.h"
 
 // The other side's clock is years apart from this one.
 static const uint64_t other_us = UINT64_C(1) << 52;

@@ -1,4 +1,5 @@
-// The engine's thread, which drives the lanes, and the life of an engine.
+// The engine's thread, which drives the lanes and enters epochs; the life of an engine; and the control side's calls on
+// links, epochs and verdicts.
 //
 // The thread is the only one that enters an epoch, so between two of its steps the members, their order and the running
 // ops stand still for it without a lock. Callers begin and end small ops themselves, under the lock: the member that
@@ -19,8 +20,6 @@
 #include "data/algorithm.h"
 #include "data/slots.h"
 #include "data/core.h"
-#include "data/op_peer.h"
-#include "data/route.h"
 #include "link/connection.h"
 #include "link/frame.h"
 #include "data/service.h"
@@ -29,6 +28,63 @@
 #include "net/rendezvous.h"
 
 enum { EVENTS = 64 };
+
+// ---- the thread enters an epoch ----
+static void links_are_ready(struct engine *engine) {
+    slots_announce(engine);
+    call_table_links_ready(&engine->call_table);
+}
+
+// No lane has a frame of a large op any more, none is running.
+static void drop_ops(struct engine *engine) {
+    engine_assert_locked(engine);
+    lanes_drop_frames(engine->lanes, false);
+    engine->running.first = engine->posted.first = NULL;
+    engine_note_running(engine);
+    struct algorithm_shared *shared = algorithm_shared(engine);
+    shared->under_way = shared->early = shared->granted = 0;
+}
+
+// Returns true if this member, which was in a group, continues with another master, or again with the one that it had
+// lost.
+static bool changes_master(const struct engine *engine) {
+    const struct epoch *now = engine->call_table.now;
+    return now->ring.count > 0 && now->generation != engine->pending->generation;
+}
+
+// Forgets what neighbours were in the epoch before.
+static void leave_epoch(struct engine *engine) {
+    for (struct neighbour *peer = engine->lanes->neighbours; peer != NULL; peer = peer->next) {
+        struct op_peer *op_peer = op_peer_of(peer);
+        op_peer->eager_bytes = 0;
+        op_peer->offered = false;
+        slots_end(&op_peer->slots);
+        if (op_peer->member.rank == UINT32_MAX) service_changed(engine, peer, SERVICE_PEER_LEFT);
+    }
+}
+
+// Enters the pending epoch and makes the report of it; or memory was refused, and the engine is dead.
+static void enter_pending(struct engine *engine) {
+    engine_assert_locked(engine);
+    struct wire_report report;
+    // The last report of the operations may be lost with the connection to the previous master.
+    if (changes_master(engine)) atomic_store(&engine->op_stats.awake, true);
+    drop_ops(engine);
+    engine->request_epoch = false;
+    if (!call_table_enter(&engine->call_table, engine->pending, &report)) {
+        engine_fail(engine);
+        return;
+    }
+    epoch_put(engine->pending);
+    engine->pending = NULL;
+    wire_encode_report(&engine->for_master, engine_header(engine), &report);
+    free(report.ops);
+    algorithm_leave_slots(engine); // they end with the epoch
+    struct wire_header now = engine_header(engine);
+    leave_epoch(engine);
+    lanes_enter_epoch(engine->lanes, &now);
+    if (engine->pending_ready) links_are_ready(engine);
+}
 
 // ---- the thread ----
 static void end_all(struct engine *engine) {
@@ -114,10 +170,10 @@ static bool serve_requests(struct engine *engine) {
     engine->wake_pending = false;
     bool go_on = !engine->stopping;
     if (!engine->dead && !lanes_poll_arriving(engine->lanes)) engine_fail(engine);
-    if (engine->pending != NULL && !engine->dead) engine_enter_pending(engine);
+    if (engine->pending != NULL && !engine->dead) enter_pending(engine);
     if (engine->killing || !go_on) {
         engine->killing = false;
-        engine_drop_ops(engine);
+        drop_ops(engine);
         lanes_hang_up(engine->lanes);
         end_all(engine);
     }
@@ -284,4 +340,81 @@ void engine_free(struct engine *engine) {
     pthread_cond_destroy(&engine->service_stopped);
     pthread_mutex_destroy(&engine->lock);
     free(engine);
+}
+
+// ---- the control side: links ----
+uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
+    if (stream == NULL) return 0;
+    bool from_elsewhere = false;
+    transport_apply_congestion(stream);
+    engine_lock(engine);
+    bool open = index <= WIRE_MAX_LANES && engine_is_open(engine);
+    uint64_t serial = open ? lanes_add(engine->lanes, id, index, stream, &from_elsewhere) : 0;
+    struct peer_label label = {.chars = ""};
+    if (from_elsewhere) label = neighbour_label(neighbour_find(engine->lanes, id));
+    engine_unlock(engine);
+    if (from_elsewhere)
+        LOG(LOG_WARN, "refused a connection that claims to be %s: its link is up, from another address", label.chars);
+    if (serial == 0) transport_free(stream);
+    return serial;
+}
+
+bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index) {
+    engine_lock(engine);
+    struct neighbour *peer = neighbour_find(engine->lanes, id);
+    bool has = peer != NULL && index <= WIRE_MAX_LANES && peer->lanes[index] != NULL;
+    engine_unlock(engine);
+    return has;
+}
+
+void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
+    engine_lock(engine);
+    lanes_drop(engine->lanes, id);
+    engine_unlock(engine);
+}
+
+void engine_set_silence(struct engine *engine, int64_t limit_ns) { lanes_set_silence(engine->lanes, limit_ns); }
+
+void engine_fix_lanes(struct engine *engine) { lanes_fix(engine->lanes); }
+
+// ---- the control side: epochs and verdicts ----
+void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {
+    engine_lock(engine);
+    call_table_note_loss(&engine->call_table, group_epoch);
+    engine_unlock(engine);
+}
+
+void engine_enter_epoch(struct engine *engine, const struct epoch *epoch) {
+    const struct epoch_ring *ring = &epoch->ring;
+    bool known = true;
+    engine_lock(engine);
+    for (uint32_t i = 0; i < ring->count && known; i++) {
+        struct neighbour *peer = i == ring->rank ? NULL : neighbour_get(engine->lanes, &ring->members[i].id);
+        if (peer != NULL) peer->name = ring->members[i].name;
+        known = i == ring->rank || peer != NULL;
+    }
+    if (known) {
+        epoch_put(engine->pending);
+        engine->pending = epoch_get(epoch);
+        engine->pending_ready = engine->call_table.ready = false;
+        if (epoch->lost) call_table_note_loss(&engine->call_table, epoch->group_epoch);
+    }
+    engine_wake(engine);
+    engine_unlock(engine);
+}
+
+void engine_links_ready(struct engine *engine, uint64_t group_epoch) {
+    engine_lock(engine);
+    if (engine->pending != NULL) {
+        if (engine->pending->group_epoch == group_epoch) engine->pending_ready = true;
+    } else if (engine->call_table.now->group_epoch == group_epoch) {
+        links_are_ready(engine);
+    }
+    engine_unlock(engine);
+}
+
+void engine_verdict(struct engine *engine, const struct wire_verdict *verdict) {
+    engine_lock(engine);
+    call_table_verdict(&engine->call_table, verdict);
+    engine_unlock(engine);
 }
