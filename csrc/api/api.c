@@ -247,7 +247,7 @@ static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, const
 }
 
 pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
-                           size_t count, const pcclComm_t *comm, int max_in_flight, struct retry **out) {
+                           size_t count, const pcclComm_t *comm, int max_in_flight, struct ops_retry **out) {
     REQUIRE_NOT_NULL(descriptors);
     REQUIRE_COMM(comm);
     RETURN_IF_FAILED(communicator_usable(comm->communicator));
@@ -258,7 +258,7 @@ pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pc
     struct call_args *reduces = calloc(count, sizeof *reduces);
     if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu operations", count);
     pcclResult_t code = check_all(descriptors, options, count, reduces);
-    if (code == pcclSuccess) code = retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, out);
+    if (code == pcclSuccess) code = ops_retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, out);
     free(reduces);
     return code;
 }

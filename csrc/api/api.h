@@ -9,7 +9,6 @@
 #include "base/detail.h"
 #include "master/master.h"
 #include "peer/communicator.h"
-#include "peer/retry.h"
 #include "pccl.h"
 
 struct pcclComm_t {
@@ -108,6 +107,6 @@ pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor
 pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline_ns, pcclReduceInfo_t *out);
 // Checks all, and begins them, as pcclAllReduceMultipleWithRetry. `options` has one for each; NULL: none.
 pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
-                           size_t count, const pcclComm_t *comm, int max_in_flight, struct retry **out);
+                           size_t count, const pcclComm_t *comm, int max_in_flight, struct ops_retry **out);
 
 #endif

@@ -5,7 +5,6 @@
 #include "api/api.h"
 #include "compute/kernels.h"
 #include "ops/plan.h"
-#include "peer/ops.h"
 
 struct pcclGroup_t {
     const pcclComm_t *comm;

@@ -67,22 +67,14 @@ static pcclResult_t status_query_new(struct transport_context *transport, uint32
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out) {
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(out);
-    struct communicator *c = comm->communicator;
     struct pccl_status_query *query = NULL;
-    RETURN_IF_FAILED(communicator_usable(c));
-    // Another thread may destroy the communicator from here on.
-    communicator_begin(c);
-    bool stays = !c->renewing && c->transport != NULL;
-    pcclResult_t code = stays ? status_query_new(transport_context_hold(c->transport), limit_ms, &query)
-                              : detail_fail(pcclInvalidUsage, "the communicator is not connected; call connect first");
-    if (code != pcclSuccess) return communicator_finish(c, code);
-    query->count = c->params.master_count;
-    memcpy(query->masters, c->params.masters, sizeof query->masters);
-    if (c->core != NULL && !c->renewing) {
-        query->self.id = *member_id(c->core);
-        memcpy(query->self.secret, member_welcome(c->core)->secret, sizeof query->self.secret);
-    }
-    communicator_finish(c, pcclSuccess);
+    struct communicator_access access;
+    RETURN_IF_FAILED(communicator_access(comm->communicator, &access));
+    RETURN_IF_FAILED(status_query_new(access.transport, limit_ms, &query));
+    query->count = access.master_count;
+    memcpy(query->masters, access.masters, sizeof query->masters);
+    query->self.id = access.id;
+    memcpy(query->self.secret, access.secret, sizeof query->self.secret);
     query->own = true;
     *out = query;
     return pcclSuccess;

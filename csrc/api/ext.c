@@ -15,9 +15,6 @@
 #include "master/status_query.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
-#include "peer/connect.h"
-#include "peer/ops.h"
-#include "peer/shared_state.h"
 #include "state/content.h"
 #include "api/api.h"
 

@@ -130,7 +130,7 @@ struct pccl_ticket {
     // inside
     const void *of;
     uint64_t number;
-    struct retry *multi;
+    struct ops_retry *multi;
 };
 
 // Each checks its arguments, with the errors of the function of pccl.h that it is a part of, and begins.

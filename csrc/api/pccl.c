@@ -12,9 +12,6 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "device/cuda.h"
-#include "peer/connect.h"
-#include "peer/retry.h"
-#include "peer/shared_state.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
 #include "net/socket.h"
@@ -301,12 +298,12 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t *desc
     REQUIRE_COMM(comm);
     struct communicator *communicator = comm->communicator;
     communicator_enter(communicator);
-    struct retry *retry = NULL;
+    struct ops_retry *retry = NULL;
     pcclResult_t code = api_retry_new(descriptors, NULL, count, comm, max_in_flight, &retry);
     if (code == pcclTooFewPeers && reduce_info_out != NULL)
         *reduce_info_out = (pcclReduceInfo_t){.local_world_size = 1};
-    if (code == pcclSuccess) code = retry_wait(retry, INT64_MAX, reduce_info_out);
-    retry_free(retry);
+    if (code == pcclSuccess) code = ops_retry_wait(retry, INT64_MAX, reduce_info_out);
+    ops_retry_free(retry);
     communicator_exit(communicator);
     return code;
 }

@@ -6,9 +6,6 @@
 #include "api/ext.h"
 #include "base/platform.h"
 #include "net/keys.h"
-#include "peer/ticket.h"
-#include "peer/connect.h"
-#include "peer/shared_state.h"
 
 enum { TICKET_CALL = 1, TICKET_SYNC, TICKET_REDUCE, TICKET_MULTI, TICKET_MASTER };
 
@@ -53,7 +50,7 @@ pcclResult_t pccl_begin_connect(const pcclComm_t *comm, struct pccl_ticket *tick
 
 static pcclResult_t begin_vote(const pcclComm_t *comm, enum wire_vote_kind kind, struct pccl_ticket *ticket) {
     REQUIRE_COMM_AND_TICKET(comm, ticket);
-    return begun(ticket, TICKET_CALL, ticket_begin_vote(comm->communicator, kind, &ticket->number));
+    return begun(ticket, TICKET_CALL, communicator_begin_vote(comm->communicator, kind, &ticket->number));
 }
 
 pcclResult_t pccl_begin_update(const pcclComm_t *comm, struct pccl_ticket *ticket) {
@@ -123,7 +120,7 @@ static pcclResult_t wait_for_master(const pcclMasterInstance_t *master, int64_t 
 }
 
 static pcclResult_t wait_for_sync(struct communicator *communicator, struct pccl_ticket *ticket, int64_t deadline) {
-    RETURN_IF_FAILED(ticket_wait(communicator, ticket->number, deadline, &ticket->value));
+    RETURN_IF_FAILED(communicator_wait(communicator, ticket->number, deadline, &ticket->value));
     struct shared_state_report report;
     shared_state_look(communicator, &report);
     ticket->info.tx_bytes = report.tx_bytes;
@@ -139,8 +136,8 @@ static pcclResult_t wait_on(struct pccl_ticket *ticket, int64_t deadline) {
     switch (ticket->kind) {
     case TICKET_REDUCE: return api_await(comm, ticket->number, deadline, &ticket->info);
     case TICKET_SYNC: return wait_for_sync(comm->communicator, ticket, deadline);
-    case TICKET_MULTI: return retry_wait(ticket->multi, deadline, &ticket->info);
-    default: return ticket_wait(comm->communicator, ticket->number, deadline, &ticket->value);
+    case TICKET_MULTI: return ops_retry_wait(ticket->multi, deadline, &ticket->info);
+    default: return communicator_wait(comm->communicator, ticket->number, deadline, &ticket->value);
     }
 }
 
@@ -157,7 +154,7 @@ pcclResult_t pccl_ticket_wait(struct pccl_ticket *ticket, int milliseconds) {
 
 void pccl_ticket_free(struct pccl_ticket *ticket) {
     if (ticket == NULL) return;
-    retry_free(ticket->multi);
+    ops_retry_free(ticket->multi);
     ticket->multi = NULL;
 }
 

@@ -1,4 +1,4 @@
-#include "peer/communicator.h"
+#include "peer/communicator_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,8 @@
 #include "base/platform.h"
 #include "data/telemetry.h"
 #include "net/keys.h"
+#include "net/peer_name.h"
+#include "peer/master_link.h"
 
 void communicator_begin(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
@@ -118,7 +120,7 @@ bool communicator_peer_name(struct communicator *c, const struct wire_id *id, st
     communicator_begin(c);
     const struct epoch *epoch = c->core != NULL && !c->renewing ? member_epoch(c->core) : NULL;
     struct wire_id self = epoch == NULL ? (struct wire_id){{0}} : *member_id(c->core);
-    const struct wire_name *name = wire_id_equal(id, &self) ? &c->params.name : departed_name(&c->departed, id);
+    const struct wire_name *name = wire_id_equal(id, &self) ? &c->params.name : communicator_lost_name(&c->lost, id);
     for (uint32_t i = 0; epoch != NULL && i < epoch->count && name == NULL; i++)
         if (wire_id_equal(&epoch->everyone[i].id, id)) name = &epoch->everyone[i].name;
     if (name != NULL) *out = *name;
@@ -162,6 +164,18 @@ int communicator_events(struct communicator *c) {
     }
     communicator_finish(c, pcclSuccess);
     return fd;
+}
+
+pcclResult_t communicator_access(struct communicator *c, struct communicator_access *out) {
+    communicator_begin(c);
+    pcclResult_t code = communicator_check_usable(c);
+    if (code != pcclSuccess) return communicator_finish(c, code);
+    *out = (struct communicator_access){.transport = transport_context_hold(c->transport),
+                                        .master_count = c->params.master_count,
+                                        .id = *member_id(c->core)};
+    memcpy(out->masters, c->params.masters, sizeof out->masters);
+    memcpy(out->secret, member_welcome(c->core)->secret, sizeof out->secret);
+    return communicator_finish(c, pcclSuccess);
 }
 
 bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count) {
@@ -215,6 +229,177 @@ bool communicator_set_name(struct communicator *c, const struct wire_name *name)
     if (may) c->params.name = *name;
     communicator_finish(c, pcclSuccess);
     return may;
+}
+
+// ---- members that were lost ----
+
+enum { NAMED = 3 }; // in one text
+
+void communicator_lost_note(struct lost_members *lost, const struct wire_id *id, const struct wire_name *name,
+                            uint64_t epoch) {
+    uint32_t place = lost->count++ % COMMUNICATOR_LOST_MOST;
+    lost->list[place].id = *id;
+    lost->list[place].name = *name;
+    lost->list[place].epoch = epoch;
+}
+
+static uint32_t kept_lost(const struct lost_members *lost) {
+    return lost->count < COMMUNICATOR_LOST_MOST ? lost->count : COMMUNICATOR_LOST_MOST;
+}
+
+const struct wire_name *communicator_lost_name(const struct lost_members *lost, const struct wire_id *id) {
+    for (uint32_t i = 0; i < kept_lost(lost); i++)
+        if (wire_id_equal(&lost->list[i].id, id)) return &lost->list[i].name;
+    return NULL;
+}
+
+uint32_t communicator_lost_tell(const struct lost_members *lost, uint64_t after, char *out, size_t capacity) {
+    uint32_t told = 0, room = kept_lost(lost);
+    size_t at = 0;
+    out[0] = 0;
+    for (uint32_t i = lost->count - room; i != lost->count; i++) {
+        uint32_t place = i % COMMUNICATOR_LOST_MOST;
+        if (lost->list[place].epoch <= after || told++ >= NAMED) continue;
+        at += (size_t)snprintf(out + at, capacity - at, "%s%s", at > 0 ? ", " : "",
+                               peer_label(&lost->list[place].id, &lost->list[place].name).chars);
+        if (at >= capacity) at = capacity - 1;
+    }
+    if (told > NAMED) snprintf(out + at, capacity - at, " and %u more", told - NAMED);
+    return told;
+}
+
+// ---- the call that waits ----
+
+pcclResult_t communicator_ticket_check_none(const struct communicator *c) {
+    communicator_assert_locked(c);
+    if (c->ticket.type == NULL) return pcclSuccess;
+    return detail_fail(pcclInvalidUsage,
+                       "a call of %s has not ended; wait for it, or repeat it if it timed out or was interrupted",
+                       c->ticket.type->name);
+}
+
+bool communicator_ticket_is_left(const struct communicator *c, const struct ticket_type *type) {
+    communicator_assert_locked(c);
+    return c->ticket.type == type && !c->ticket.inside;
+}
+
+void communicator_ticket_open(struct communicator *c, const struct ticket_type *type) {
+    communicator_assert_locked(c);
+    c->ticket = (struct ticket){.type = type, .number = c->ticket.number, .inside = true};
+    c->waits_why[0] = 0;
+}
+
+pcclResult_t communicator_ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *ticket) {
+    communicator_assert_locked(c);
+    c->ticket.inside = false;
+    if (code == pcclSuccess)
+        *ticket = ++c->ticket.number;
+    else
+        c->ticket.type = NULL;
+    return code;
+}
+
+void communicator_ticket_end(struct communicator *c, pcclResult_t code, uint64_t value,
+                             const struct member_view *view) {
+    communicator_assert_locked(c);
+    c->ticket.done = true;
+    c->ticket.code = code;
+    c->ticket.value = value;
+    if (view != NULL) c->ticket.view = *view;
+    pthread_cond_broadcast(&c->changed);
+    wake_signal(atomic_load(&c->events));
+}
+
+static bool is_unanswered(const struct communicator *c) {
+    return c->phase == COMMUNICATOR_CONNECTING && c->core != NULL && member_phase(c->core) <= MEMBER_JOINING;
+}
+
+static pcclResult_t timed_out(const struct communicator *c) {
+    if (is_unanswered(c) && c->waits_why[0] == 0) return detail_fail(pcclTimedOut, "no master has answered yet");
+    if (c->core != NULL && member_is_seeking(c->core) && c->waits_why[0] == 0)
+        return detail_fail(pcclTimedOut, "the master is lost (%s), and this peer seeks another one",
+                           member_lost_why(c->core));
+    return detail_fail(pcclTimedOut, "%s", c->waits_why);
+}
+
+static pcclResult_t wait_inside(struct communicator *c, int64_t deadline, uint64_t *value) {
+    const struct ticket_type *type = c->ticket.type;
+    if (type->prepare != NULL) RETURN_IF_FAILED(type->prepare(c, deadline));
+    while (!c->ticket.done && !c->closing)
+        if (!platform_cond_wait(&c->changed, &c->lock, deadline) && !c->ticket.done && !c->closing) return timed_out(c);
+    return type->collect(c, value);
+}
+
+static pcclResult_t wait_locked(struct communicator *c, uint64_t ticket, int64_t deadline, uint64_t *value) {
+    if (c->ticket.type == NULL || c->ticket.number != ticket)
+        return detail_fail(pcclInvalidUsage, "this call has ended, or a later call continued it");
+    if (c->ticket.inside) return detail_fail(pcclInvalidUsage, "another thread is waiting in %s", c->ticket.type->name);
+    c->ticket.inside = true;
+    pcclResult_t code = wait_inside(c, deadline, value);
+    c->ticket.inside = false;
+    if (code != pcclTimedOut) c->ticket.type = NULL;
+    return code;
+}
+
+pcclResult_t communicator_wait(struct communicator *c, uint64_t ticket, int64_t deadline, uint64_t *value) {
+    communicator_begin(c);
+    return communicator_finish(c, wait_locked(c, ticket, deadline, value));
+}
+
+// ---- votes ----
+static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *value);
+
+static const struct ticket_type votes[] = {
+    [WIRE_VOTE_UPDATE] = {.name = "update_topology", .collect = communicator_collect_vote},
+    [WIRE_VOTE_PENDING] = {.name = "are_peers_pending", .collect = communicator_collect_vote},
+    [WIRE_VOTE_OPTIMIZE] = {.name = "optimize_topology", .collect = communicator_collect_vote},
+};
+
+bool communicator_ticket_is_peers_pending(const struct communicator *c) {
+    communicator_assert_locked(c);
+    return c->ticket.type == &votes[WIRE_VOTE_PENDING];
+}
+
+static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *value) {
+    const char *name = c->ticket.type->name;
+    if (!c->ticket.done)
+        return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed during %s", name);
+    if (c->ticket.code == pcclSuccess) {
+        *value = c->ticket.value;
+        if (communicator_ticket_is_peers_pending(c)) return pcclSuccess;
+        member_adopt(c->core, &c->ticket.view);
+        engine_voted(c->engine, c->ticket.view.group_epoch);
+        return pcclSuccess;
+    }
+    if (communicator_is_dead(c))
+        return detail_fail(c->ticket.code,
+                           "the communicator died in %s: %s; destroy it and create a new one (in Python: call "
+                           "reconnect())",
+                           name, communicator_why_dead(c));
+    return detail_fail(c->ticket.code, "%s ended without a new epoch, and the membership is unchanged; call it again",
+                       name);
+}
+
+static pcclResult_t begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket) {
+    RETURN_IF_FAILED(communicator_check_usable(c));
+    if (communicator_ticket_is_left(c, &votes[kind])) return communicator_ticket_begun(c, pcclSuccess, ticket);
+    RETURN_IF_FAILED(communicator_ticket_check_none(c));
+    if (kind == WIRE_VOTE_OPTIMIZE && member_adopted(c->core)->global_world < 2)
+        return detail_fail(pcclInvalidUsage, "optimize_topology needs at least two members in the run");
+    if (kind != WIRE_VOTE_PENDING) RETURN_IF_FAILED(communicator_check_no_ops(c));
+    communicator_ticket_open(c, &votes[kind]);
+    struct member_output out = {0};
+    member_vote(c->core, kind, &out);
+    pthread_mutex_unlock(&c->lock);
+    master_link_send(c->master, &out.frames);
+    member_output_fini(&out);
+    pthread_mutex_lock(&c->lock);
+    return communicator_ticket_begun(c, pcclSuccess, ticket);
+}
+
+pcclResult_t communicator_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket) {
+    communicator_begin(c);
+    return communicator_finish(c, begin_vote(c, kind, ticket));
 }
 
 // ---- life ----

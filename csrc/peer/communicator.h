@@ -1,33 +1,25 @@
-// Shared by all parts of a communicator: its lock, its phase, the state machine, the engine, and the calls that are
-// inside. The parts stand above it: ticket, vote, ops, shared_state, control; connect makes and frees the whole.
-//
-// Events are decided by the state machine under the lock; what it decides is carried out without it. Nobody but the
-// control thread changes the state machine's membership, so that thread may read it without the lock.
-//
-// Functions may be called from any thread. Results are those of pccl.h; whenever one is not pcclSuccess or
+// A communicator, as the public functions (api) use it: its life, what it tells, and the calls of a program. Everything
+// of this header may be called from any thread. Results are those of pccl.h; whenever one is not pcclSuccess or
 // pcclTimedOut, the thread's detail text says why.
+//
+// One source for each part: communicator.c (what it is, and the one call that waits), connect.c (its life), ops.c
+// (collectives), shared_state.c (rounds of shared state) and control.c (the thread that drives the state machine).
+// communicator_private.h is what they share.
 #ifndef PCCL_PEER_COMMUNICATOR_H
 #define PCCL_PEER_COMMUNICATOR_H
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/platform.h"
-#include "data/engine.h"
 #include "net/transport.h"
+#include "ops/call.h"
 #include "pccl.h"
-#include "peer/departed.h"
-#include "peer/member.h"
+#include "peer/decision.h"
+#include "state/sync.h"
 
+struct communicator;
 struct link_report;
-struct ticket_type;
-struct control;
-struct master_link;
-struct shared_state;
-struct told;
 
 struct communicator_params {
     struct wire_address masters[WIRE_MAX_MASTERS]; // in the order of preference
@@ -41,54 +33,17 @@ struct communicator_params {
     struct transport_options transport; // its keys are held
 };
 
-enum communicator_phase {
-    COMMUNICATOR_IDLE,
-    COMMUNICATOR_CONNECTING,
-    COMMUNICATOR_CONNECTED,
-    COMMUNICATOR_DEAD,
-};
-
-// The call that waits for others, of which there is one at a time: see ticket.h.
-struct ticket {
-    const struct ticket_type *type; // NULL: none is open
-    uint64_t number;                // grows with each
-    bool inside;                    // a thread begins it or waits for it
-    bool done;                      // answered, with what follows
-    pcclResult_t code;
-    uint64_t value;
-    struct member_view view;
-};
-
-struct communicator {
-    pthread_mutex_t lock; // taken before those of engine and master link, which have their own
-    pthread_cond_t changed;
-    struct transport_context *transport; // of all connections of this connect attempt; changes under `renewing`
-    struct communicator_params params;   // what has a setter changes while it is idle
-    enum communicator_phase phase;
-    bool closing;
-    bool stopped;                // connect_stop has returned; its caller's
-    bool renewing;               // state machine and engine are being made anew
-    uint32_t users;              // calls inside
-    uint32_t launches;           // ops being posted
-    uint32_t holds;              // communicator_hold
-    struct member *core;         // of this connect attempt; membership changed by the control thread only
-    struct engine *engine;       // of this connect attempt; stays while connected
-    char reason[MEMBER_TEXT];    // why the attempt failed, or the communicator died
-    char waits_why[MEMBER_TEXT]; // the last that a master said of waiting in this call; "": nothing yet
-    struct departed departed;    // of this attempt and those before
-    struct master_link *master;  // of control.c
-    int wake;                    // the control thread's
-    atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
-    struct ticket ticket;
-    struct shared_state *shared_state; // of shared_state.c
-    struct told *told;                 // of ops.c; made at first use
-    struct control *control;           // of control.c
-};
-
-// No network, no thread, no part. NULL when the system refuses.
-struct communicator *communicator_new(const struct communicator_params *params);
-// Nobody else may hold it. Its parts, state machine and engine are gone.
-void communicator_free(struct communicator *c);
+// ---- its life ----
+// No network, no thread. NULL when the system refuses.
+struct communicator *connect_new(const struct communicator_params *params);
+// Begins to connect, which is waited for with its ticket. Success: accepted and adopted. After an error of the master
+// it may be begun again, as a new peer.
+pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket);
+// Leaves the run, ends all ops and both threads, and makes every call in other threads return: with an error, but for
+// awaits of ops that had ended. Ops may be awaited afterwards, which does not wait for others. Bounded.
+void connect_stop(struct communicator *c);
+// Stops, and frees: by the thread that stops it. Bounded. NULL is allowed.
+void connect_free(struct communicator *c);
 
 // ---- what programs ask ----
 // For the next connect, and until then only: the masters to be tried, 1..WIRE_MAX_MASTERS.
@@ -124,25 +79,93 @@ void communicator_exit(struct communicator *c);
 // Between these two it counts as having un-awaited ops.
 void communicator_hold(struct communicator *c);
 void communicator_release(struct communicator *c);
+// What a query to the masters of the run needs. The caller releases `transport`.
+struct communicator_access {
+    struct transport_context *transport;
+    struct wire_address masters[WIRE_MAX_MASTERS];
+    uint32_t master_count;
+    struct wire_id id;
+    uint8_t secret[16];
+};
+// Errors are those of communicator_usable.
+pcclResult_t communicator_access(struct communicator *c, struct communicator_access *out);
 
-// ---- what its parts use ----
-// A function that begins with it is called with the lock held.
-#define communicator_assert_locked(c) lock_assert_held(&(c)->lock)
-// Takes the lock; the first of every call.
-void communicator_begin(struct communicator *c);
-// Gives it back, and returns `code`; the last of every call.
-pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
-// Whether it is dead; the state machine knows of it a moment before the phase does.
-bool communicator_is_dead(const struct communicator *c);
-// Why it is dead.
-const char *communicator_why_dead(const struct communicator *c);
-// pcclMasterConnectionFailed or another code, for a communicator that is dead.
-pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code);
-// Like communicator_usable.
-pcclResult_t communicator_check_usable(const struct communicator *c);
-// Returns pcclPendingAsyncOps if an operation is live.
-pcclResult_t communicator_check_no_ops(const struct communicator *c);
-// A state machine for the next attempt; the lock is not held. NULL when memory is refused.
-struct member *communicator_new_member(const struct communicator *c, const struct wire_id *id);
+// ---- calls that wait for others ----
+//
+// A connect, a vote and a round of shared state wait for others. Such a call is begun once, which gives a ticket, and
+// waited for as often as it takes. A communicator has one at a time.
+//
+// A wait that is cut short leaves the call open. A ticket is a number, so there is nothing to free: an open call that
+// no thread is in is taken up by the next begin of the same call, which gets a new ticket, and the old one is void.
+// When the communicator is destroyed, every wait ends with pcclMasterConnectionFailed.
+
+// Waits in any thread, but in one at a time (pcclInvalidUsage), until `deadline_ns` (monotonic; INT64_MAX = for ever).
+// pcclTimedOut: it goes on, and the detail says what is known of whom it waits for. Any other result ends it, and its
+// ticket is void (pcclInvalidUsage). `value` is the answer of are_peers_pending, or the revision of a round.
+pcclResult_t communicator_wait(struct communicator *c, uint64_t ticket, int64_t deadline_ns, uint64_t *value);
+
+// Begins a vote other than that of a round of shared state. Update and optimise adopt when they succeed.
+pcclResult_t communicator_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket);
+
+// ---- collectives ----
+enum { OPS_TOLD_MAX = 1024 };
+
+// Posts an op whose arguments were checked.
+pcclResult_t ops_launch(struct communicator *c, const struct call_args *args);
+// Waits for an op until `deadline_ns` (monotonic; INT64_MAX = for ever; pcclTimedOut: it goes on) and takes it; adopts
+// when it returns pcclRankConnectionLost and the communicator lives. `out` is written on success. An op in retry mode
+// adopts whatever it ends with, ends with pcclTooFewPeers when no other member is left, and with
+// pcclMasterConnectionFailed when the communicator has died.
+pcclResult_t ops_await(struct communicator *c, uint64_t tag, int64_t deadline_ns, struct call_info *out);
+// Makes later work in this stream wait for the end of the operation. The host does not wait.
+pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream);
+// Asks to cancel the op on all members; ops_await tells how it ended. pcclInvalidArgument: there is no such op.
+pcclResult_t ops_cancel(struct communicator *c, uint64_t tag);
+// Range number `index` of the op of this tag that was to tell its contributors and was taken last; the ids go to
+// `ids_out` alone. False: there is none, or no such range; the last OPS_TOLD_MAX tags are known.
+bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
+                      struct wire_id *ids_out, size_t capacity, size_t *ranges_out);
+// The members of the own peer group, by joining, as they are now or, `adopted`, in the snapshot; `capacity` of them are
+// written.
+pcclResult_t ops_members(struct communicator *c, bool adopted, struct wire_id *ids_out, size_t capacity,
+                         size_t *count_out);
+// Whether a signal or an input of this member has come for an op of this tag that is not posted here.
+pcclResult_t ops_posted(struct communicator *c, uint64_t tag, const struct wire_id *member, bool *posted_out);
+
+// Many ops in retry mode at once, a few of them in flight: pcclAllReduceMultipleWithRetry. Run by the caller's thread,
+// in pieces; not thread-safe. While one is not finished, its communicator counts as having un-awaited ops.
+struct ops_retry;
+
+// Copies `calls`, whose arguments were checked, and launches the first. At most `max_in_flight` are live at a time;
+// equal tags run one after another. Errors are those of ops_launch when not one op could be launched.
+pcclResult_t ops_retry_new(struct communicator *communicator, const struct call_args *calls, size_t count,
+                           size_t max_in_flight, struct ops_retry **out);
+// Goes on until all ops are done (pcclSuccess), or cannot be (any other), or the deadline passes (pcclTimedOut: call
+// again). When it ends, none of its ops is live. `info` (may be NULL) is written with success, and with world 1 with
+// pcclTooFewPeers.
+pcclResult_t ops_retry_wait(struct ops_retry *retry, int64_t deadline_ns, pcclReduceInfo_t *info);
+// Frees its own memory and touches nothing else: the peer may be gone, or a parent process's. If it has not ended, the
+// peer counts it as un-awaited from then on. NULL is allowed.
+void ops_retry_free(struct ops_retry *retry);
+
+// ---- rounds of shared state; the transfers are state/sync ---- Begins a round of shared state, whose arguments were
+// checked; it is waited for with its ticket. The state and its tensors belong to the round until its end was told, or
+// the communicator is freed. It is taken up by one of the same entries, tensors, flags, revision and strategy alone. On
+// success the value is the revision of the round.
+pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only,
+                                int strategy, uint64_t *ticket);
+// Whether a round can be taken up, also when the communicator is dead meanwhile.
+bool shared_state_is_left(struct communicator *c);
+
+// Report of the round under way, or of the last one.
+struct shared_state_report {
+    struct sync_report moved;
+    uint64_t tx_bytes;
+    double seconds;          // of the whole call
+    double hash_seconds;     // of its own hash
+    double transfer_seconds; // from the plan on
+    bool hashing;
+};
+void shared_state_look(struct communicator *c, struct shared_state_report *out);
 
 #endif

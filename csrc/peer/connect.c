@@ -1,14 +1,10 @@
-#include "peer/connect.h"
+#include "peer/communicator_private.h"
 
 #include "base/detail.h"
 #include "base/log.h"
 #include "base/platform.h"
 #include "net/context.h"
 #include "net/socket.h"
-#include "peer/ticket.h"
-#include "peer/control.h"
-#include "peer/ops.h"
-#include "peer/shared_state.h"
 
 #include <stdlib.h>
 
@@ -79,13 +75,13 @@ static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
     if (communicator_is_dead(c)) return communicator_dead(c, pcclInvalidUsage);
     if (c->phase == COMMUNICATOR_CONNECTED)
         return detail_fail(pcclInvalidUsage, "the communicator is already connected");
-    if (ticket_is_left(c, &connect_type)) return ticket_begun(c, pcclSuccess, ticket);
+    if (communicator_ticket_is_left(c, &connect_type)) return communicator_ticket_begun(c, pcclSuccess, ticket);
     if (c->phase == COMMUNICATOR_CONNECTING)
         return detail_fail(pcclInvalidUsage, "another thread is connecting this communicator");
     if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
     RETURN_IF_FAILED(check_masters(c));
-    ticket_open(c, &connect_type);
-    return ticket_begun(c, attempt(c), ticket);
+    communicator_ticket_open(c, &connect_type);
+    return communicator_ticket_begun(c, attempt(c), ticket);
 }
 
 pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket) {

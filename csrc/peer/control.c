@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "peer/control.h"
+#include "peer/communicator_private.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,8 +16,6 @@
 #include "net/socket.h"
 #include "peer/wireup.h"
 #include "peer/master_link.h"
-#include "peer/shared_state.h"
-#include "peer/ticket.h"
 
 enum {
     DATA_WAKE = 0, // epoll data
@@ -95,14 +93,14 @@ static void end_attempt(struct control *t, pcclResult_t code, const struct membe
     }
     pthread_mutex_lock(&c->lock);
     if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
-    ticket_end(c, code, 0, view);
+    communicator_ticket_end(c, code, 0, view);
     pthread_mutex_unlock(&c->lock);
 }
 
 static void end_vote(struct control *t, const struct member_action *action) {
     pthread_mutex_lock(&t->c->lock);
     if (action->end != NULL) shared_state_ended(t->c, action->end);
-    ticket_end(t->c, action->code, action->value, &action->view);
+    communicator_ticket_end(t->c, action->code, action->value, &action->view);
     pthread_mutex_unlock(&t->c->lock);
 }
 
@@ -128,7 +126,8 @@ static void die_of(struct control *t, const char *why) {
     struct communicator *c = t->c;
     die(t, why);
     pthread_mutex_lock(&c->lock);
-    ticket_end(c, c->phase == COMMUNICATOR_CONNECTING ? pcclInternalError : pcclMasterConnectionFailed, 0, NULL);
+    communicator_ticket_end(c, c->phase == COMMUNICATOR_CONNECTING ? pcclInternalError : pcclMasterConnectionFailed, 0,
+                            NULL);
     pthread_mutex_unlock(&c->lock);
 }
 
@@ -206,7 +205,7 @@ static void note_epoch(struct control *t, const struct epoch *epoch) {
         const struct wire_member *member = &known->ring.members[i];
         if (is_in(&epoch->ring, &member->id)) continue;
         pthread_mutex_lock(&t->c->lock);
-        departed_note(&t->c->departed, &member->id, &member->name, epoch->group_epoch);
+        communicator_lost_note(&t->c->lost, &member->id, &member->name, epoch->group_epoch);
         pthread_mutex_unlock(&t->c->lock);
         LOG_LIMITED(&t->loss_log, LOG_NOTICE, "%s at %s lost; members left in the group: %u",
                     peer_label(&member->id, &member->name).chars,

@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "peer/shared_state.h"
+#include "peer/communicator_private.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,6 @@
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "peer/master_link.h"
-#include "peer/ticket.h"
 #include "state/content.h"
 
 // Guarded by the communicator's lock.
@@ -185,7 +184,7 @@ static pcclResult_t take_up(struct communicator *c, const pcclSharedState_t *sta
             pcclInvalidUsage,
             "a sync_shared_state call with another state or revision has not ended; repeat that call first");
     round->state = state;
-    return ticket_begun(c, pcclSuccess, ticket);
+    return communicator_ticket_begun(c, pcclSuccess, ticket);
 }
 
 static pcclResult_t make_content(struct communicator *c, const bool *read_only) {
@@ -200,14 +199,14 @@ static pcclResult_t make_content(struct communicator *c, const bool *read_only) 
 
 static pcclResult_t begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only, int strategy,
                           uint64_t *ticket) {
-    if (ticket_is_left(c, &sync_type)) return take_up(c, state, read_only, strategy, ticket);
+    if (communicator_ticket_is_left(c, &sync_type)) return take_up(c, state, read_only, strategy, ticket);
     RETURN_IF_FAILED(communicator_check_usable(c));
-    RETURN_IF_FAILED(ticket_check_none(c));
+    RETURN_IF_FAILED(communicator_ticket_check_none(c));
     RETURN_IF_FAILED(communicator_check_no_ops(c));
-    ticket_open(c, &sync_type);
+    communicator_ticket_open(c, &sync_type);
     *c->shared_state = (struct shared_state){
         .state = state, .strategy = strategy, .revision = state->revision, .began_at = platform_now_ns()};
-    return ticket_begun(c, make_content(c, read_only), ticket);
+    return communicator_ticket_begun(c, make_content(c, read_only), ticket);
 }
 
 pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only,
@@ -218,7 +217,7 @@ pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t 
 
 bool shared_state_is_left(struct communicator *c) {
     communicator_begin(c);
-    bool left = ticket_is_left(c, &sync_type);
+    bool left = communicator_ticket_is_left(c, &sync_type);
     communicator_finish(c, pcclSuccess);
     return left;
 }

@@ -3,6 +3,7 @@
 
 #include "api/api.h"
 #include "base/platform.h"
+#include "peer/communicator_private.h"
 #include "run.h"
 
 enum { SOON = 30 };

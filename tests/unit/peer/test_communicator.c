@@ -13,8 +13,7 @@
 #include "base/platform.h"
 #include "far_end.h"
 #include "net/arrival.h"
-#include "peer/connect.h"
-#include "peer/ops.h"
+#include "peer/communicator_private.h"
 #include "net/socket.h"
 #include "pccl.h"
 #include "run.h"
@@ -764,12 +763,58 @@ static void test_stopped_beside_a_master_that_speaks(void) {
     close(listener);
 }
 
+// ---- which members were lost is told by name, and of many the latest are kept ----
+
+static struct wire_id lost_id(uint32_t number) {
+    return (struct wire_id){{(uint8_t)(number >> 8), (uint8_t)number, 1}};
+}
+
+static void test_lost_told(void) {
+    check_case("tell");
+    struct lost_members lost = {0};
+    char text[200], small[20];
+    struct wire_name a = {"host-a"}, none = {{0}};
+    CHECK_EQ(communicator_lost_tell(&lost, 0, text, sizeof text), 0);
+    CHECK_STR(text, "");
+    struct wire_id first = lost_id(1), second = lost_id(2);
+    communicator_lost_note(&lost, &first, &a, 5);
+    communicator_lost_note(&lost, &second, &none, 7);
+    CHECK_EQ(communicator_lost_tell(&lost, 4, text, sizeof text), 2);
+    CHECK_STR(text, "peer host-a (00010100), peer 00020100");
+    CHECK_EQ(communicator_lost_tell(&lost, 5, text, sizeof text), 1); // of the program it was told before
+    CHECK_STR(text, "peer 00020100");
+    CHECK_EQ(communicator_lost_tell(&lost, 7, text, sizeof text), 0);
+    CHECK_EQ(communicator_lost_tell(&lost, 0, small, sizeof small), 2);
+    CHECK_EQ(strlen(small), sizeof small - 1);
+    CHECK_STR(communicator_lost_name(&lost, &first)->chars, "host-a");
+    CHECK_STR(communicator_lost_name(&lost, &second)->chars, "");
+    struct wire_id unknown = lost_id(3);
+    CHECK(communicator_lost_name(&lost, &unknown) == NULL);
+}
+
+static void test_lost_many(void) {
+    check_case("many");
+    struct lost_members lost = {0};
+    struct wire_name name = {"a"};
+    char text[400];
+    for (uint32_t i = 0; i < 3 * COMMUNICATOR_LOST_MOST + 1; i++) {
+        struct wire_id id = lost_id(i);
+        communicator_lost_note(&lost, &id, &name, i + 1);
+    }
+    struct wire_id oldest = lost_id(2 * COMMUNICATOR_LOST_MOST + 1), older = lost_id(2 * COMMUNICATOR_LOST_MOST);
+    CHECK(communicator_lost_name(&lost, &oldest) != NULL && communicator_lost_name(&lost, &older) == NULL);
+    CHECK_EQ(communicator_lost_tell(&lost, 0, text, sizeof text), COMMUNICATOR_LOST_MOST);
+    CHECK(strstr(text, "peer a (00810100), peer a (00820100), peer a (00830100) and 61 more") == text);
+}
+
 int main(int argc, char **argv) {
     program = argv[0];
     if (argc == 2) return victim_main((uint16_t)atoi(argv[1]));
     pcclComm_t *none;
     CHECK_EQ(pcclCreateCommunicator(NULL, &none), pcclNotInitialized);
     REQUIRE(pcclInit() == pcclSuccess);
+    test_lost_told();
+    test_lost_many();
     test_states();
     test_reduces(2);
     test_reduces(3);
