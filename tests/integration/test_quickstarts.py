@@ -20,7 +20,7 @@ SECONDS = 100
 RESULTS = {
     "ddp": r"weights (\[\[\[.*?\]\], \[.*?\]\])",  # not to the end of the line, which another process may share
     "diloco": r"outer step 20: .*, 2 peers, parity ([0-9a-f]{32})",
-    "own-loop": r"step 200: 2 peers, hash ([0-9a-f]{32})",
+    "own-loop": r"step 200: 2 peers, state ([0-9a-f]{32})",
 }
 """What the processes print at their end, by page."""
 
