@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/platform.h"
-#include "topology/weights.h"
+#include "topology/topology.h"
 
 enum { ADMITTED_LINES = 16 }; // of the log
 

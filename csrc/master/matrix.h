@@ -6,7 +6,7 @@
 #define PCCL_MASTER_MATRIX_H
 
 #include "master/membership.h"
-#include "topology/weights.h"
+#include "topology/topology.h"
 
 enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4, MATRIX_SENT = 4 };
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "topology/ring_order.h"
+#include "topology/topology.h"
 
 enum {
     DURATION_LATENCIES = 20, // a connection has left its slow start after so many one-way delays

@@ -5,7 +5,7 @@
 // slowest link; with y = x / T the weights that make it least have the largest sum of y >= 0 with y_i + y_k <= rate_ik:
 // a linear program, solved with the simplex method (Dantzig) and Bland's rule (New finite pivoting rules for the
 // simplex method, 1977), which ends.
-#include "topology/pairs.h"
+#include "topology/topology.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -73,13 +73,6 @@ double pairs_time(const struct pairs *pairs, const double *x) {
     return time;
 }
 
-double pairs_ring_time(const struct pairs *pairs) {
-    double time = 0;
-    for (uint32_t i = 0; i < pairs->n; i++)
-        time = fmax(time, 2.0 * (pairs->n - 1) / pairs->n / pairs->rate[i][(i + 1) % pairs->n]);
-    return time;
-}
-
 bool pairs_seen(const struct pairs *pairs, const double *x) {
     for (uint32_t i = 0; i < pairs->n; i++)
         for (uint32_t k = 0; k < i; k++)
@@ -87,10 +80,14 @@ bool pairs_seen(const struct pairs *pairs, const double *x) {
     return true;
 }
 
-bool pairs_ring_seen(const struct pairs *pairs) {
-    for (uint32_t i = 0; i < pairs->n; i++)
-        if (!pairs->seen[i][(i + 1) % pairs->n]) return false;
-    return true;
+double pairs_ring_time(const struct pairs *pairs) {
+    double time = 0;
+    for (uint32_t i = 0; i < pairs->n; i++) {
+        uint32_t next = (i + 1) % pairs->n;
+        if (!pairs->seen[i][next]) return HUGE_VAL;
+        time = fmax(time, 2.0 * (pairs->n - 1) / pairs->n / pairs->rate[i][next]);
+    }
+    return time;
 }
 
 // ---- the linear program ----

@@ -7,7 +7,7 @@
 // reversing one, whichever gives the fastest new links, until that fails; then the sum is improved by moving short
 // segments; then the ring is disturbed and everything is tried again, within a fixed number of steps. The disturbances
 // come from a fixed seed.
-#include "topology/ring_order.h"
+#include "topology/topology.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -57,11 +57,6 @@ static struct worth worth_of(const struct rates *rates, const uint32_t *order) {
 static bool is_better(const struct worth *a, const struct worth *b) {
     if ((double)a->slowest > (double)b->slowest * GAIN) return true;
     return a->slowest >= b->slowest && a->sum * GAIN < b->sum;
-}
-
-uint64_t ring_order_slowest(uint32_t n, const uint64_t *rates, const uint32_t *order) {
-    struct rates all = {n, rates};
-    return worth_of(&all, order).slowest;
 }
 
 // ---- few members ----

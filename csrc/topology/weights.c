@@ -10,12 +10,10 @@
 // 1+(n-2)x, for it sends all that is not its own, gets x from the n-1 others, and back; a site that owns X among S
 // sites likewise 1+(S-2)X. The time of a way is that of its slowest port, and the weights that make it least fill all
 // ports alike: x = (T r - 1)/(n-2), nothing for whom that is negative.
-#include "topology/weights.h"
+#include "topology/topology.h"
 
 #include <math.h>
 #include <string.h>
-
-#include "topology/pairs.h"
 
 #define GAIN 0.9             // of the time in force; a plan that takes longer is not worth a change
 #define BACK 1.03            // of the best time: the ring is as good
@@ -462,8 +460,7 @@ static void ask_ports(const struct view *view, const struct weights_plan *now, s
 // The time by pairs; HUGE_VAL if something would pass between two of whom nothing is known.
 static double time_by_pairs(const struct pairs *pairs, const struct weights_plan *plan) {
     double x[WEIGHTS_MOST];
-    if (plan->algorithm == WEIGHTS_RING || !has_weights(pairs->n, plan))
-        return pairs_ring_seen(pairs) ? pairs_ring_time(pairs) : HUGE_VAL;
+    if (plan->algorithm == WEIGHTS_RING || !has_weights(pairs->n, plan)) return pairs_ring_time(pairs);
     unweigh(pairs->n, plan->weight, x);
     return pairs_seen(pairs, x) ? pairs_time(pairs, x) : HUGE_VAL;
 }

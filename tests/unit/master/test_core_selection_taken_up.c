@@ -1,7 +1,7 @@
 // A master dies while its epoch has weights and sites: what the next one tells the members, and what it serves then.
 #include "core_world.h"
 
-#include "topology/weights.h"
+#include "topology/topology.h"
 
 enum { GROUP_MOST = 8 };
 

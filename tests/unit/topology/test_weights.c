@@ -1,7 +1,7 @@
 // Plans are tried out in a plain model of members, sites and what they can send and receive: it tells what would be
 // seen of each edge, and how long the way takes. Repeated votes have to end near the best time, of few members that of
 // all weights on a grid.
-#include "topology/weights.h"
+#include "topology/topology.h"
 
 #include <math.h>
 

@@ -1,15 +1,40 @@
-// Chooses the algorithm of large all-reduces, and the part of the tensor that each member reduces. Input: statistics of
-// the edges between n members. Output: sites, weights and the modelled time of each algorithm. Pure, deterministic, and
-// robust against any numbers: the reports of members are not proven. docs/decisions/weighted-all-reduce.md says why.
-#ifndef PCCL_TOPOLOGY_WEIGHTS_H
-#define PCCL_TOPOLOGY_WEIGHTS_H
+// Makes collectives fast on the network that the members have: the order of a ring, and the algorithm and the weights
+// of large all-reduces. Pure and deterministic.
+#ifndef PCCL_TOPOLOGY_TOPOLOGY_H
+#define PCCL_TOPOLOGY_TOPOLOGY_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "topology/pairs.h"
+// ---- the order of a ring: ring_order.c ----
 
 enum {
+    RING_ORDER_MAX = 1024,
+    RING_ORDER_EXACT = 12, // up to this many members the answer is proven best
+};
+
+// Finds the ring order that makes the slowest link of a ring as fast as possible. `rates` is n x n, row = from, column
+// = to, in bytes per second; 0 = unknown or unreachable, used only where nothing else is left. `order` holds the
+// current order (a permutation of 0..n-1) and receives the new one, which begins with the same member. Better means: a
+// faster slowest link; with equal slowest links a smaller sum of 1/rate. The order changes only for the better by more
+// than a thousandth, so that repeated calls settle. True: it changed. False also when memory is refused.
+bool ring_order(uint32_t n, const uint64_t *rates, uint32_t *order);
+
+// ---- weights: weights.c ----
+//
+// Chooses the algorithm of large all-reduces, and the part of the tensor that each member reduces. Input: statistics of
+// the edges between n members. Output: sites, weights and the modelled time of each algorithm. Robust against any
+// numbers: the reports of members are not proven. docs/decisions/weighted-all-reduce.md says why.
+
+// Statistics of the traffic from one member to another while ops ran.
+struct weights_edge {
+    double rate;          // bytes per second, on average
+    double backlogged;    // 0 to 1: how often bytes waited to be sent
+    double round_trip_us; // the shortest; 0: unknown
+};
+
+enum {
+    WEIGHTS_MOST = 32,      // members; more stay on the ring
     WEIGHTS_NEAR_US = 2000, // members of one site have a shorter round trip
     WEIGHTS_WHOLE = 65535,  // the largest weight
 };
@@ -78,5 +103,31 @@ uint32_t weights_sites(uint32_t n, const struct weights_edge *edges, uint16_t si
 
 // For ring_order(): what an edge is taken to carry, whether it was seen or not, n x n in bytes per second.
 void weights_rates(uint32_t n, const struct weights_edge *edges, const struct weights_memory *memory, uint64_t *rates);
+
+// ---- the model of pairs: pairs.c ----
+//
+// Members each two of whom have a link of their own, as sites in clouds do: what each link carries, from what was seen
+// of it, and the weights that such links carry fastest.
+
+// Bytes per second that pass between each two of n members, each way at once. Symmetric; on the diagonal nothing.
+struct pairs {
+    uint32_t n;
+    double rate[WEIGHTS_MOST][WEIGHTS_MOST];
+    bool seen[WEIGHTS_MOST][WEIGHTS_MOST]; // false: only assumed
+};
+
+// Adds what is seen now, n x n, to what is `known` of each direction, row = from; 0: nothing. All numbers are finite.
+void pairs_learn(uint32_t n, const struct weights_edge *edges, double known[WEIGHTS_MOST][WEIGHTS_MOST]);
+// Links of which nothing is known are taken to be faster than all that was seen of their members.
+void pairs_judge(uint32_t n, const struct weights_edge *edges, const double known[WEIGHTS_MOST][WEIGHTS_MOST],
+                 struct pairs *pairs);
+// Seconds per byte of the tensor by weights that add up to 1.
+double pairs_time(const struct pairs *pairs, const double *x);
+// Whether all links that would carry something by these weights were seen to.
+bool pairs_seen(const struct pairs *pairs, const double *x);
+// Seconds per byte on the ring; HUGE_VAL if a link of it was never seen.
+double pairs_ring_time(const struct pairs *pairs);
+// Among near-optimal weights, chooses those with the smallest maximum.
+void pairs_fill(const struct pairs *pairs, double *x);
 
 #endif
