@@ -16,9 +16,9 @@
 
 #include "base/descriptor.h"
 #include "base/platform.h"
-#include "net/listener.h"
 #include "net/socket.h"
 #include "net/tls.h"
+#include "net/transport.h"
 
 enum { PIECE = 1 << 20, WAIT_MS = 10000, RECORD = 16 * 1024 };
 
@@ -41,12 +41,12 @@ static void await(const struct transport *stream, short events) {
 static void connect_ends(struct transport_context *dials, struct transport_context *accepts,
                          struct transport *ends[2]) {
     struct wire_address any = {.family = 4, .bytes = {127, 0, 0, 1}}, address, from;
-    struct listener listener = listener_closed(accepts, descriptor_epoll(), 0, 100);
-    int results[2] = {-EAGAIN, -EAGAIN}, error = listener_open(&listener, socket_listen(&any));
+    struct transport_listener listener = transport_listener_closed(accepts, descriptor_epoll(), 0, 100);
+    int results[2] = {-EAGAIN, -EAGAIN}, error = transport_listener_open(&listener, socket_listen(&any));
     if (error != 0 || !socket_local_address(listener.fd, &address)) fail("listen", -error);
     error = transport_dial(dials, &address, &ends[0]);
     if (error != 0) fail("dial", -error);
-    while ((error = listener_accept(&listener, &ends[1], &from, 0)) == -EAGAIN)
+    while ((error = transport_listener_accept(&listener, &ends[1], &from, 0)) == -EAGAIN)
         if (poll(&(struct pollfd){.fd = listener.fd, .events = POLLIN}, 1, WAIT_MS) != 1) fail("accept", ETIMEDOUT);
     if (error != 0) fail("accept", -error);
     while (results[0] == -EAGAIN || results[1] == -EAGAIN)
@@ -54,7 +54,7 @@ static void connect_ends(struct transport_context *dials, struct transport_conte
             if (results[i] == -EAGAIN) results[i] = transport_step(ends[i]);
             if (results[i] != 0 && results[i] != -EAGAIN) fail("handshake", -results[i]);
         }
-    listener_close(&listener);
+    transport_listener_close(&listener);
     descriptor_close(listener.poller);
 }
 
@@ -140,7 +140,7 @@ int main(int argc, char **argv) {
     double seconds = atof(argv[2]);
     struct transport_context *plain = transport_context_new(NULL);
     struct transport_options options = {.keys = keys, .party = TRANSPORT_PEER};
-    struct transport_context *tls = tls_context_new(&options, ed25519_new());
+    struct transport_context *tls = tls_context_new(&options);
     if (plain == NULL || tls == NULL) fail("contexts", ENOMEM);
     for (int round = 0; round < atoi(argv[3]); round++) {
         carry("plain", plain, plain, seconds);

@@ -5,9 +5,9 @@
 #include "api/api.h"
 #include "api/ext.h"
 #include "base/log.h"
-#include "net/context.h"
 #include "net/keys.h"
 #include "net/socket.h"
+#include "net/tls.h"
 
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master) {
     char text[64];
@@ -31,7 +31,7 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
     RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_OBSERVER, &options.keys));
     options.insecure = api_insecure(insecure);
     pcclResult_t code = api_check_master(&options, address);
-    *out = code == pcclSuccess ? context_new(&options) : NULL;
+    *out = code == pcclSuccess ? tls_context_new(&options) : NULL;
     keys_release(options.keys);
     if (code != pcclSuccess) return code;
     return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");

@@ -1,5 +1,5 @@
 // How fast bytes go, how many may be under way, and in what pieces: what the data plane and shared state decide about
-// their links by figures, they decide here. Pure: figures in (the kernel's of a link, net/gauge; those of the epoch;
+// their links by figures, they decide here. Pure: figures in (the kernel's of a link, net/socket; those of the epoch;
 // what has come), decisions out.
 //
 // Speeds are bytes per nanosecond, 0 is unknown.
@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/gauge.h"
+#include "net/socket.h"
 
 enum {
     PACE_CHUNK_MAX = 256 * 1024,  // bytes; send, scratch and result of one chunk fit an L2 cache of 1 MiB together

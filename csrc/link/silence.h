@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "net/arrival.h"
-#include "net/gauge.h"
+#include "net/socket.h"
 
 enum { SILENCE_CHECKS = 4 };
 

@@ -8,9 +8,9 @@
 #include "base/descriptor.h"
 #include "master/master_private.h"
 #include "master/quorum.h"
-#include "net/context.h"
 #include "net/keys.h"
 #include "net/rendezvous.h"
+#include "net/tls.h"
 
 enum { ACCEPT_PAUSE_MS = 500 }; // when descriptors or memory are short
 
@@ -36,7 +36,7 @@ static void sign_epochs(const struct keys *keys, struct master_core *core) {
 static void make_listeners(struct master *master) {
     for (uint32_t i = 0; i < MASTER_LISTENERS; i++)
         master->listeners[i] =
-            listener_closed(master->transport, master->poller, MASTER_TOKEN_LISTENER + i, ACCEPT_PAUSE_MS);
+            transport_listener_closed(master->transport, master->poller, MASTER_TOKEN_LISTENER + i, ACCEPT_PAUSE_MS);
 }
 
 static void free_parts(struct master *master) {
@@ -57,7 +57,7 @@ static struct master *make(const struct master_options *options) {
         if (i != options->self) master->others[master->other_count++] = options->masters[i];
     master->idle_limit_ms = options->idle_limit_ms;
     master->poller = -1;
-    master->transport = context_new(options->transport);
+    master->transport = tls_context_new(options->transport);
     master->looks_ns = INT64_MAX;
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
@@ -75,10 +75,10 @@ static int open_all(struct master *master, const struct master_options *options)
     master->poller = descriptor_epoll();
     make_listeners(master);
     if (master->poller < 0) return master->poller;
-    int error = listener_open_all(master->listeners, master->addresses, master->address_count);
+    int error = transport_listener_open_all(master->listeners, master->addresses, master->address_count);
     if (error != 0) return error;
-    listener_open(&master->listeners[MASTER_LOCAL],
-                  rendezvous_listen_master(master_port(master))); // else counts only here
+    transport_listener_open(&master->listeners[MASTER_LOCAL],
+                            rendezvous_listen_master(master_port(master))); // else counts only here
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = MASTER_TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
     uint8_t random[CORE_RANDOM_BYTES];

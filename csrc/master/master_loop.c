@@ -357,13 +357,13 @@ static void conn_handshake(struct master *master, struct conn *conn) {
         conn_read(master, conn);
 }
 
-static void accept_some(struct master *master, struct listener *listener) {
-    for (uint32_t i = 0; i < LISTENER_TURN; i++) {
+static void accept_some(struct master *master, struct transport_listener *listener) {
+    for (uint32_t i = 0; i < TRANSPORT_LISTENER_TURN; i++) {
         struct transport *stream;
         struct wire_address source;
-        int error = listener_accept(listener, &stream, &source, master->now_ns);
-        if (listener_pauses(listener)) tell_shortage(master, -error);
-        if (error == -EAGAIN || listener_pauses(listener)) return;
+        int error = transport_listener_accept(listener, &stream, &source, master->now_ns);
+        if (transport_listener_pauses(listener)) tell_shortage(master, -error);
+        if (error == -EAGAIN || transport_listener_pauses(listener)) return;
         if (error != 0) continue; // that connection was gone before it was accepted
         if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
             conn_close(master, oldest(master, CONN_ANONYMOUS));
@@ -389,7 +389,7 @@ static int64_t next_deadline(struct master *master) {
 }
 
 static void act_on_time(struct master *master) {
-    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) listener_tick(&master->listeners[i], master->now_ns);
+    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) transport_listener_tick(&master->listeners[i], master->now_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
             conn_close(master, &master->conns[i]);
@@ -449,7 +449,7 @@ static void say_farewell(struct master *master) {
 void master_close_all(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
         if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
-    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) listener_close(&master->listeners[i]);
+    for (uint32_t i = 0; i < MASTER_LISTENERS; i++) transport_listener_close(&master->listeners[i]);
     descriptor_close(master->poller);
     master->poller = -1;
 }

@@ -12,7 +12,6 @@
 #include "master/core.h"
 #include "master/master.h"
 #include "net/conn.h"
-#include "net/listener.h"
 #include "net/transport.h"
 #include "net/wire_control.h"
 
@@ -67,7 +66,7 @@ struct master {
     // The rest is the thread's.
     struct transport_context *transport;
     int poller;
-    struct listener listeners[MASTER_LISTENERS];
+    struct transport_listener listeners[MASTER_LISTENERS];
     int64_t now_ns;
     struct master_core *core;
     struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list; set before the thread begins

@@ -4,12 +4,14 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "base/descriptor.h"
@@ -110,17 +112,6 @@ static void set_connection_options(int fd) {
     set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
     set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
 }
-
-void socket_limit_unsent(int fd, uint32_t bytes) {
-    set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes > INT32_MAX ? INT32_MAX : (int)bytes);
-}
-
-bool socket_has_room(int fd) {
-    struct pollfd polled = {.fd = fd, .events = POLLOUT};
-    return poll(&polled, 1, 0) != 0;
-}
-
-void socket_pace(int fd, uint32_t bytes_per_s) { set_option(fd, SOL_SOCKET, SO_MAX_PACING_RATE, (int)bytes_per_s); }
 
 static int open_socket(const struct wire_address *address) {
     int family = address->family == 6 ? AF_INET6 : AF_INET;
@@ -339,4 +330,33 @@ bool socket_address_parse(const char *text, size_t length, struct wire_address *
     if (inet_pton(bracketed ? AF_INET6 : AF_INET, bracketed ? host + 1 : host, found.bytes) != 1) return false;
     *out = found;
     return true;
+}
+
+// ---- metrics ----
+
+// Older kernels fill the beginning of the struct alone.
+#define TELLS(length, field) ((length) >= offsetof(struct tcp_info, field) + sizeof((struct tcp_info){0}.field))
+
+struct gauge socket_gauge(int fd) {
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+    int queued = 0;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) length = 0;
+    struct gauge read = {.tells_queue = ioctl(fd, SIOCOUTQ, &queued) == 0, .queued = (uint64_t)queued};
+    if (TELLS(length, tcpi_busy_time)) {
+        read.acked = info.tcpi_bytes_acked;
+        read.busy_us = info.tcpi_busy_time;
+    }
+    if (TELLS(length, tcpi_rwnd_limited)) read.window_us = info.tcpi_rwnd_limited;
+    if (TELLS(length, tcpi_sndbuf_limited)) read.buffer_us = info.tcpi_sndbuf_limited;
+    if (TELLS(length, tcpi_data_segs_out)) {
+        read.waiting = info.tcpi_notsent_bytes;
+        read.segments = info.tcpi_data_segs_out;
+    }
+    bool shortest = TELLS(length, tcpi_min_rtt) && info.tcpi_min_rtt != UINT32_MAX;
+    read.round_trip_us = shortest ? info.tcpi_min_rtt : info.tcpi_rtt;
+    read.smoothed_us = info.tcpi_rtt;
+    read.window = info.tcpi_snd_cwnd * info.tcpi_snd_mss;
+    read.retransmits = info.tcpi_total_retrans;
+    return read;
 }

@@ -53,14 +53,27 @@ bool socket_congestion(int fd, char *out, size_t capacity);
 bool socket_may_choose(const char *name, char *allowed, size_t capacity);
 // Sets the congestion control of a connection, if that leads to another host.
 void socket_apply_congestion(int fd, const char *name);
-// How many bytes the connection may take that it cannot send yet; 0: any number.
-void socket_limit_unsent(int fd, uint32_t bytes);
-// Whether the connection takes more now. If not, an EPOLLOUT comes when it does.
-bool socket_has_room(int fd);
-// Limits how fast the kernel sends on this connection; spreads what it sends over the round trip. The kernel has no way
-// back from that but to another limit.
-void socket_pace(int fd, uint32_t bytes_per_s);
 // Whether the other side has ended the connection, or it broke; bytes may be left to read.
 bool socket_has_ended(int fd);
+
+// ---- the kernel's metrics of a connection ----
+
+// A sample of the metrics. A metric that the kernel does not have is 0.
+struct gauge {
+    bool tells_queue;        // `queued` is known
+    uint64_t queued;         // bytes that were handed to the kernel and that the other side has not acknowledged
+    uint64_t acked, busy_us; // bytes acknowledged so far, and the time in which there were some to send
+    uint32_t round_trip_us;  // the shortest of late: a process that is slow to answer does not make it longer
+    uint32_t smoothed_us;    // the round trip as it is now, queues on the way included
+    uint32_t window;         // bytes that may be under way: the congestion window
+    uint32_t retransmits;    // segments sent again so far
+    uint32_t segments;       // with data, sent so far
+    uint32_t waiting;        // bytes that were handed to the kernel and that it has not sent yet
+    uint64_t window_us;      // of busy_us, in which the other side's receive window was full
+    uint64_t buffer_us;      // of busy_us, in which the send buffer was full
+};
+
+// Reads them. No other module does.
+struct gauge socket_gauge(int fd);
 
 #endif

@@ -2,6 +2,8 @@
 #define LOG_COMPONENT "security"
 #include "net/tls.h"
 
+#include "base/platform.h"
+
 #ifdef PCCL_HAVE_TLS
 
 #include <errno.h>
@@ -96,7 +98,8 @@ static bool set_up(SSL_CTX *ssl, bool has_secrets) {
            SSL_CTX_set_recv_max_early_data(ssl, 0) == 1;
 }
 
-struct transport_context *tls_context_new(const struct transport_options *options, struct ed25519 *identity) {
+// Owns `identity`, also after a failure.
+static struct transport_context *context_with(const struct transport_options *options, struct ed25519 *identity) {
     struct tls_context *tls = calloc(1, sizeof *tls);
     if (tls == NULL) {
         ed25519_free(identity);
@@ -119,6 +122,13 @@ struct transport_context *tls_context_new(const struct transport_options *option
     if (done) return &tls->context;
     transport_context_release(&tls->context);
     return NULL;
+}
+
+struct transport_context *tls_context_new(const struct transport_options *options) {
+    if (options == NULL || options->keys == NULL) return transport_context_new(options);
+    bool master = options->party == TRANSPORT_MASTER && keys_master_key(options->keys) != NULL;
+    struct ed25519 *identity = master ? NULL : ed25519_new();
+    return master || identity != NULL ? context_with(options, identity) : NULL;
 }
 
 const struct wire_id *tls_context_id(const struct transport_context *context) {
@@ -487,9 +497,16 @@ const struct transport_type transport_tls = {
 
 #else
 
-struct transport_context *tls_context_new(const struct transport_options *options, struct ed25519 *identity) {
-    return (void)options, (void)identity, NULL;
+struct transport_context *tls_context_new(const struct transport_options *options) {
+    return options == NULL || options->keys == NULL ? transport_context_new(options) : NULL;
 }
 const struct wire_id *tls_context_id(const struct transport_context *context) { return (void)context, NULL; }
 
 #endif
+
+bool tls_peer_id(const struct transport_context *context, struct wire_id *out) {
+    const struct wire_id *id = tls_context_id(context);
+    if (id == NULL) return platform_random(out->bytes, sizeof out->bytes);
+    *out = *id;
+    return true;
+}

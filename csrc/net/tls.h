@@ -15,11 +15,14 @@
 
 enum { TLS_RENEWAL_RECORDS = 1 << 23 }; // records under one key: at most 128 GiB; AES-GCM is safe for 2^24.5
 
-// Returns a context whose streams speak TLS, or NULL: no memory. Holds the keys of the options. Owns `identity`, also
-// after a failure. A master signs with the master-key, which its keys must have, and has no identity (NULL).
-struct transport_context *tls_context_new(const struct transport_options *options, struct ed25519 *identity);
+// Returns a context for these settings (NULL: the defaults): its streams speak TLS if there are keys, and are plain
+// otherwise. Holds the keys. A master signs with the master-key of its keys, all others with an identity that the
+// context makes. NULL: no memory.
+struct transport_context *tls_context_new(const struct transport_options *options);
 // Returns the id that this side proves; NULL: the context is not of TLS.
 const struct wire_id *tls_context_id(const struct transport_context *context);
+// Makes the id of a peer: that which the context proves, or a random one. False: no random numbers.
+bool tls_peer_id(const struct transport_context *context, struct wire_id *out);
 // Makes new streams renew the key with which they send after `records`, instead of TLS_RENEWAL_RECORDS.
 void tls_renew_after(struct transport_context *context, uint32_t records);
 

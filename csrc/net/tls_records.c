@@ -191,7 +191,7 @@ static ptrdiff_t send_some(struct tls *tls, const struct iovec *parts, int count
     for (int i = 0; i < count; i++) total += parts[i].iov_len;
     if (total > TURN_BYTES) total = TURN_BYTES;
     // A byte alone that waits here could not be told of, and who was told nothing may send something else instead.
-    if (total == 1 && !tls->held && !socket_has_room(tls->stream.fd)) return -EAGAIN;
+    if (total == 1 && !tls->held && !transport_has_room(&tls->stream)) return -EAGAIN;
     if (total > 0 && tls->held) {
         tls->held = false;
         advance(&place, taken = 1);

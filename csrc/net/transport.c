@@ -2,6 +2,8 @@
 #include "net/transport.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -9,6 +11,7 @@
 #include <sys/socket.h>
 
 #include "base/descriptor.h"
+#include "base/platform.h"
 #include "net/rendezvous.h"
 #include "net/socket.h"
 
@@ -192,9 +195,87 @@ void transport_reset(struct transport *stream) {
     setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
 }
 
+// ---- listeners ----
+
+enum { PORT_TRIES = 16 }; // a port that is free at one address may be taken at another one
+
+struct transport_listener transport_listener_closed(struct transport_context *context, int poller, uint64_t token,
+                                                    uint32_t pause_ms) {
+    return (struct transport_listener){
+        .context = context, .fd = -1, .poller = poller, .token = token, .pause_ms = pause_ms, .resumes_ns = INT64_MAX};
+}
+
+static bool watch_listener(const struct transport_listener *listener, int operation, uint32_t events) {
+    struct epoll_event event = {.events = events, .data.u64 = listener->token};
+    return epoll_ctl(listener->poller, operation, listener->fd, &event) == 0;
+}
+
+int transport_listener_open(struct transport_listener *listener, int fd) {
+    if (fd < 0) return fd;
+    listener->fd = fd;
+    if (watch_listener(listener, EPOLL_CTL_ADD, EPOLLIN)) return 0;
+    int error = errno;
+    transport_listener_close(listener);
+    return -error;
+}
+
+static int open_at_port(struct transport_listener *listeners, struct wire_address *addresses, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        addresses[i].port = addresses[0].port;
+        int error = transport_listener_open(&listeners[i], socket_listen(&addresses[i]));
+        if (error != 0 && (i == 0 || (error != -EADDRNOTAVAIL && error != -EAFNOSUPPORT))) return error;
+        if (i == 0 && !socket_local_address(listeners[0].fd, &addresses[0])) return -EIO;
+    }
+    return 0;
+}
+
+int transport_listener_open_all(struct transport_listener *listeners, struct wire_address *addresses, uint32_t count) {
+    uint16_t port = addresses[0].port;
+    int error = -EADDRINUSE;
+    for (uint32_t i = 0; i < (port == 0 ? PORT_TRIES : 1) && error == -EADDRINUSE; i++) {
+        addresses[0].port = port;
+        error = open_at_port(listeners, addresses, count);
+        for (uint32_t k = 0; k < count && error != 0; k++) transport_listener_close(&listeners[k]);
+    }
+    return error;
+}
+
+void transport_listener_close(struct transport_listener *listener) {
+    if (listener->fd < 0) return;
+    epoll_ctl(listener->poller, EPOLL_CTL_DEL, listener->fd, NULL); // closing does not, while a child has it open
+    descriptor_close(listener->fd);
+    *listener = transport_listener_closed(listener->context, listener->poller, listener->token, listener->pause_ms);
+}
+
+static bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM; }
+
+int transport_listener_accept(struct transport_listener *listener, struct transport **out, struct wire_address *from,
+                              int64_t now_ns) {
+    int fd = socket_accept(listener->fd, from), error = fd < 0 ? -fd : 0;
+    if (fd >= 0) {
+        struct transport *(*make)(struct transport_context *, int, enum transport_role) =
+            from->family == 0 ? transport_new_local : transport_new;
+        *out = make(listener->context, fd, TRANSPORT_ACCEPTS);
+        if (*out == NULL) error = ENOMEM;
+    }
+    if (is_shortage(error)) {
+        watch_listener(listener, EPOLL_CTL_MOD, 0);
+        listener->resumes_ns = now_ns + listener->pause_ms * MS_NS;
+    }
+    return -error;
+}
+
+bool transport_listener_pauses(const struct transport_listener *listener) { return listener->resumes_ns != INT64_MAX; }
+
+void transport_listener_tick(struct transport_listener *listener, int64_t now_ns) {
+    if (now_ns < listener->resumes_ns) return;
+    bool listens = watch_listener(listener, EPOLL_CTL_MOD, EPOLLIN);
+    listener->resumes_ns = listens ? INT64_MAX : now_ns + listener->pause_ms * MS_NS;
+}
+
 // ---- what is known of the connection ----
 
-struct gauge transport_gauge(const struct transport *stream) { return gauge_read(stream->fd); }
+struct gauge transport_gauge(const struct transport *stream) { return socket_gauge(stream->fd); }
 
 bool transport_local_address(const struct transport *stream, struct wire_address *out) {
     return socket_local_address(stream->fd, out);
@@ -208,7 +289,10 @@ bool transport_is_within_host(const struct transport *stream) { return socket_wi
 
 bool transport_has_ended(const struct transport *stream) { return socket_has_ended(stream->fd); }
 
-bool transport_has_room(const struct transport *stream) { return socket_has_room(stream->fd); }
+bool transport_has_room(const struct transport *stream) {
+    struct pollfd polled = {.fd = stream->fd, .events = POLLOUT};
+    return poll(&polled, 1, 0) != 0;
+}
 
 bool transport_congestion(const struct transport *stream, char *out, size_t capacity) {
     return socket_congestion(stream->fd, out, capacity);
@@ -221,9 +305,14 @@ void transport_apply_congestion(struct transport *stream) {
     if (name[0] != 0) socket_apply_congestion(stream->fd, name);
 }
 
-void transport_limit_unsent(struct transport *stream, uint32_t bytes) { socket_limit_unsent(stream->fd, bytes); }
+void transport_limit_unsent(struct transport *stream, uint32_t bytes) {
+    int most = bytes > INT32_MAX ? INT32_MAX : (int)bytes;
+    setsockopt(stream->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &most, sizeof most);
+}
 
-void transport_pace(struct transport *stream, uint32_t bytes_per_s) { socket_pace(stream->fd, bytes_per_s); }
+void transport_pace(struct transport *stream, uint32_t bytes_per_s) {
+    setsockopt(stream->fd, SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_s, sizeof bytes_per_s);
+}
 
 // ---- events and bytes ----
 

@@ -16,7 +16,7 @@
 #include <sys/uio.h>
 
 #include "base/log.h"
-#include "net/gauge.h"
+#include "net/socket.h"
 #include "net/wire.h"
 
 struct transport;
@@ -120,7 +120,7 @@ void transport_log_refusal(const struct transport *stream, int error, struct log
 // The only place that decides this.
 bool transport_permits(const struct transport_options *options, const struct wire_address *address,
                        enum transport_role role);
-// Returns a context for plain streams; net/context makes those with keys. Copies `options`; NULL: the defaults. The
+// Returns a context for plain streams; net/tls makes those with keys. Copies `options`; NULL: the defaults. The
 // caller holds it. NULL when memory is refused.
 struct transport_context *transport_context_new(const struct transport_options *options);
 // For transports: begins a context that calloc has made, as transport_context_new does.
@@ -155,6 +155,38 @@ void transport_release(struct transport *stream);
 void transport_hang_up(struct transport *stream);
 // The next transport_free drops what was sent and not acknowledged, and resets the connection.
 void transport_reset(struct transport *stream);
+
+// ---- listeners ----
+// A listening socket in a poller. Where descriptors or memory are short it pauses, for one that stays readable would
+// keep its thread spinning.
+
+enum { TRANSPORT_LISTENER_TURN = 64 }; // connections accepted before others have their turn
+
+struct transport_listener {
+    struct transport_context *context; // borrowed; of the streams that it accepts
+    int fd;                            // owned; -1: it is closed
+    int poller;
+    uint64_t token;
+    uint32_t pause_ms;
+    int64_t resumes_ns; // INT64_MAX: it listens
+};
+
+// Returns a closed listener, to be opened with these.
+struct transport_listener transport_listener_closed(struct transport_context *context, int poller, uint64_t token,
+                                                    uint32_t pause_ms);
+// Takes a listening socket, or an error in place of one. 0 or -errno, and then it is closed.
+int transport_listener_open(struct transport_listener *listener, int fd);
+// Listens at each address, at one port: that of the first, which gets the one in use; 0 is any port that is free at all
+// of them. Addresses behind the first that this machine does not have are left out. 0 or -errno, and then all are
+// closed.
+int transport_listener_open_all(struct transport_listener *listeners, struct wire_address *addresses, uint32_t count);
+void transport_listener_close(struct transport_listener *listener);
+// Accepts a connection, whose handshake is to be carried on (transport_step). 0 or -errno. -EAGAIN: none waits. If the
+// listener pauses after an error, memory or descriptors are short; else the connection was gone before it was accepted.
+int transport_listener_accept(struct transport_listener *listener, struct transport **out, struct wire_address *from,
+                              int64_t now_ns);
+bool transport_listener_pauses(const struct transport_listener *listener);
+void transport_listener_tick(struct transport_listener *listener, int64_t now_ns);
 
 // ---- what is known of the connection ----
 

@@ -3,7 +3,7 @@
 #include "base/detail.h"
 #include "base/log.h"
 #include "base/platform.h"
-#include "net/context.h"
+#include "net/tls.h"
 #include "net/socket.h"
 
 #include <stdlib.h>
@@ -19,8 +19,8 @@ static bool renew(struct communicator *c) {
     member_free(c->core);
     c->core = NULL;
     transport_context_release(c->transport);
-    c->transport = context_new(&c->params.transport);
-    if (c->transport == NULL || !context_peer_id(c->transport, &id)) return false;
+    c->transport = tls_context_new(&c->params.transport);
+    if (c->transport == NULL || !tls_peer_id(c->transport, &id)) return false;
     struct engine_callbacks callbacks = control_callbacks(c->control);
     c->core = communicator_new_member(c, &id);
     c->engine = c->core == NULL ? NULL : engine_new(&id, &callbacks);

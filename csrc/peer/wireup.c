@@ -10,8 +10,8 @@
 #include "base/memory.h"
 #include "base/platform.h"
 #include "net/conn.h"
-#include "net/listener.h"
 #include "net/socket.h"
+#include "net/transport.h"
 
 enum {
     SCRATCH_BYTES = 1 << 18,
@@ -62,7 +62,7 @@ struct connection {
 struct wireup {
     struct transport_context *transport;
     int epoll;
-    struct listener listener;
+    struct transport_listener listener;
     uint64_t first_data;
     wireup_judge_fn *judge;
     void *context;
@@ -467,12 +467,12 @@ void wireup_recheck(struct wireup *w) {
 }
 
 static void accept_some(struct wireup *w, int64_t now) {
-    for (int i = 0; i < LISTENER_TURN; i++) {
+    for (int i = 0; i < TRANSPORT_LISTENER_TURN; i++) {
         struct transport *stream;
         struct wire_address from;
-        int error = listener_accept(&w->listener, &stream, &from, now);
+        int error = transport_listener_accept(&w->listener, &stream, &from, now);
         if (error == -EAGAIN) return;
-        if (error != 0 && listener_pauses(&w->listener)) {
+        if (error != 0 && transport_listener_pauses(&w->listener)) {
             make_room(w, AWAIT_HELLO, 1);
             tell_shortage(w, error);
             return;
@@ -494,7 +494,7 @@ struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64
     if (w == NULL) return NULL;
     *w = (struct wireup){.transport = transport,
                          .epoll = epoll,
-                         .listener = listener_closed(transport, epoll, first_data, WIREUP_ACCEPT_PAUSE_MS),
+                         .listener = transport_listener_closed(transport, epoll, first_data, WIREUP_ACCEPT_PAUSE_MS),
                          .first_data = first_data,
                          .judge = judge,
                          .context = context,
@@ -510,7 +510,7 @@ struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64
 
 void wireup_free(struct wireup *w) {
     if (w == NULL) return;
-    listener_close(&w->listener);
+    transport_listener_close(&w->listener);
     for (uint32_t i = 0; i < w->slot_count; i++)
         if (w->slots[i] != NULL) connection_free(w, w->slots[i]);
     struct wireup_event event;
@@ -522,7 +522,7 @@ void wireup_free(struct wireup *w) {
 }
 
 int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *port) {
-    return listener_open(&w->listener, socket_listen_from(local, WIREUP_FIRST_PORT, port));
+    return transport_listener_open(&w->listener, socket_listen_from(local, WIREUP_FIRST_PORT, port));
 }
 
 void wireup_identify(struct wireup *w, const struct wireup_identity *identity) { w->identity = *identity; }
@@ -582,7 +582,7 @@ static void time_out(struct wireup *w, struct connection *c) {
 }
 
 void wireup_tick(struct wireup *w, int64_t now) {
-    listener_tick(&w->listener, now);
+    transport_listener_tick(&w->listener, now);
     for (uint32_t i = 0; i < w->slot_count; i++) {
         struct connection *c = w->slots[i];
         if (c != NULL && now >= c->narrow_at) tell_narrow(w, c);

@@ -6,11 +6,12 @@
 #include <sys/ioctl.h>
 
 #include "base/platform.h"
-#include "net/gauge.h"
+#include "net/socket.h"
 
 enum { ROUND_TRIP_US = 2500, WINDOW_MOST = 2 << 20 };
 
-struct gauge gauge_read(int fd) {
+struct gauge __wrap_socket_gauge(int fd);
+struct gauge __wrap_socket_gauge(int fd) {
     static atomic_uint readings;
     uint32_t random = atomic_fetch_add(&readings, 1) * 2654435761u;
     random ^= random >> 15;

@@ -54,7 +54,7 @@ static void make_contexts(void) {
     for (int i = 0; i < 2; i++) {
         struct keys *keys = make_keys(i == 1);
         struct transport_options options = {.keys = keys, .party = i == 1 ? TRANSPORT_MASTER : TRANSPORT_PEER};
-        contexts[i] = tls_context_new(&options, i == 1 ? NULL : ed25519_new());
+        contexts[i] = tls_context_new(&options);
         keys_release(keys);
         MUST(contexts[i] != NULL);
         tls_renew_after(contexts[i], 5);

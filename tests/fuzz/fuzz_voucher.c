@@ -69,7 +69,7 @@ static void found(struct party *party, const struct issued *leaf, enum transport
     party->files = certificate_files_new(leaf, NULL, (X509 *const[]){authority.certificate, NULL});
     load(party);
     struct transport_options options = {.keys = party->keys, .party = which};
-    party->context = tls_context_new(&options, which == TRANSPORT_MASTER ? NULL : ed25519_new());
+    party->context = tls_context_new(&options);
     MUST(party->context != NULL);
 }
 

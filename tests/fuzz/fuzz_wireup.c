@@ -11,7 +11,6 @@
 #include "base/platform.h"
 #include "events.h"
 #include "fuzz.h"
-#include "net/gauge.h"
 #include "net/socket.h"
 
 enum { ENDS = 24, PORT = 9, FIRST_DATA = 5, EVENTS = 16 };
@@ -35,10 +34,10 @@ int __wrap_socket_accept(int from, struct wire_address *address);
 int __wrap_socket_dial(const struct wire_address *address);
 int __wrap_socket_connect_result(int fd);
 void __wrap_descriptor_close(int fd);
-struct gauge __wrap_gauge_read(int fd);
+struct gauge __wrap_socket_gauge(int fd);
 
 int64_t __wrap_platform_now_ns(void) { return now; }
-struct gauge __wrap_gauge_read(int fd) {
+struct gauge __wrap_socket_gauge(int fd) {
     (void)fd;
     return (struct gauge){.round_trip_us = 100};
 }

@@ -9,8 +9,8 @@
 #include "base/descriptor.h"
 #include "far_end.h"
 #include "key_files.h"
-#include "net/listener.h"
 #include "net/tls.h"
+#include "net/transport.h"
 
 enum { TLS_TOKEN = 5, TLS_WAIT_MS = 20000 };
 
@@ -19,9 +19,8 @@ static const struct wire_address any_port = {.family = 4, .bytes = {127, 0, 0, 1
 // ---- contexts ----
 
 static inline struct transport_context *context_of(struct keys *keys, enum transport_party party) {
-    struct ed25519 *identity = party == TRANSPORT_MASTER ? NULL : ed25519_new();
     struct transport_options options = {.keys = keys, .party = party};
-    struct transport_context *context = tls_context_new(&options, identity);
+    struct transport_context *context = tls_context_new(&options);
     keys_release(keys);
     REQUIRE(context != NULL);
     return context;
@@ -120,12 +119,13 @@ static inline void open_good(struct wire *wire) {
 static inline void connect_tcp(struct transport_context *dials, struct transport_context *accepts, int results[2],
                                struct transport *ends[2], int *accepted_count) {
     int poller = descriptor_epoll();
-    struct listener listener = listener_closed(accepts, poller, TLS_TOKEN, 100);
+    struct transport_listener listener = transport_listener_closed(accepts, poller, TLS_TOKEN, 100);
     struct wire_address address, from;
     *accepted_count = 0;
     ends[0] = ends[1] = NULL;
     results[0] = results[1] = -EAGAIN;
-    REQUIRE(listener_open(&listener, socket_listen(&any_port)) == 0 && socket_local_address(listener.fd, &address));
+    REQUIRE(transport_listener_open(&listener, socket_listen(&any_port)) == 0 &&
+            socket_local_address(listener.fd, &address));
     REQUIRE(transport_dial(dials, &address, &ends[0]) == 0);
     REQUIRE(transport_watch(ends[0], poller, EPOLLOUT, (epoll_data_t){.u64 = 0}));
     while (results[0] == -EAGAIN || (results[0] == 0 && results[1] == -EAGAIN)) {
@@ -135,7 +135,7 @@ static inline void connect_tcp(struct transport_context *dials, struct transport
         for (int i = 0; i < count; i++) {
             uint64_t data = told[i].data.u64;
             if (data == TLS_TOKEN && ends[1] == NULL) {
-                REQUIRE(listener_accept(&listener, &ends[1], &from, 0) == 0);
+                REQUIRE(transport_listener_accept(&listener, &ends[1], &from, 0) == 0);
                 REQUIRE(transport_watch(ends[1], poller, EPOLLIN, (epoll_data_t){.u64 = 1}));
                 ++*accepted_count;
                 results[1] = -EAGAIN;
@@ -149,7 +149,7 @@ static inline void connect_tcp(struct transport_context *dials, struct transport
             }
         }
     }
-    listener_close(&listener);
+    transport_listener_close(&listener);
     descriptor_close(poller);
 }
 

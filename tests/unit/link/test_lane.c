@@ -14,7 +14,7 @@
 #include "link/connection.h"
 #include "link/frame.h"
 #include "deaf_owner.h"
-#include "net/gauge.h"
+#include "net/socket.h"
 #include "net/transport.h"
 
 enum { RUN = 7, COUNT = 300, PATIENCE_MS = 20000, SHORT_MS = 50 };
@@ -82,7 +82,7 @@ static void tell_in_pieces(struct world *world, size_t length, size_t piece) {
     for (size_t at = 0; at < length; at += piece) {
         size_t part = length - at < piece ? length - at : piece;
         REQUIRE(send(world->fd, bytes + at, part, MSG_NOSIGNAL) == (ssize_t)part);
-        while (gauge_read(world->fd).queued > 0) usleep(10);
+        while (socket_gauge(world->fd).queued > 0) usleep(10);
     }
 }
 

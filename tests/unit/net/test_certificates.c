@@ -176,8 +176,7 @@ static struct side side_of(const struct issued *leaf, X509 *between, X509 *const
     if (side.keys == NULL) fprintf(stderr, "%s\n", reason);
     REQUIRE(side.keys != NULL);
     struct transport_options options = {.keys = side.keys, .party = party};
-    bool master = party == TRANSPORT_MASTER && keys_master_key(side.keys) != NULL;
-    side.context = tls_context_new(&options, master ? NULL : ed25519_new());
+    side.context = tls_context_new(&options);
     REQUIRE(side.context != NULL);
     return side;
 }

@@ -8,7 +8,10 @@
 #ifndef PCCL_HAVE_TLS
 
 int main(void) {
-    CHECK(tls_context_new(NULL, NULL) == NULL);
+    struct transport_context *context = tls_context_new(NULL);
+    REQUIRE(context != NULL);
+    CHECK(tls_context_id(context) == NULL && context->type == &transport_plain);
+    transport_context_release(context);
     return check_status();
 }
 
