@@ -15,28 +15,47 @@ PAGE = ROOT / "docs" / "tuning.md"
 FAR = "[far links](decisions/far-links.md)"
 TCP = "[what limits TCP](decisions/what-limits-tcp.md)"
 WEIGHTED = "[weighted all-reduce](decisions/weighted-all-reduce.md)"
+SEGMENTS = "[segments are operations](decisions/segments-are-ops.md)"
+STATE = "[shared state](../bench/results.md)"
+CHOSEN = "chosen, not measured"
 
 #: By source: the subject, and where its measurements are.
 SOURCES = {
     "csrc/link/pace.h": ("Pace of a link", f"{TCP}; {FAR}"),
     "csrc/link/pace.c": ("Lanes, frames and chunks", f"{TCP}; {FAR}"),
     "csrc/link/throttle.c": ("Limit for all lanes of a far link", FAR),
-    "csrc/link/silence.c": ("Silence of a lane", "chosen, not measured"),
-    "csrc/net/arrival.c": ("Failure detector", "chosen, not measured; the estimator is that of RFC 6298"),
+    "csrc/link/silence.c": ("Silence of a lane", CHOSEN),
+    "csrc/net/arrival.c": ("Failure detector", f"{CHOSEN}; the estimator is that of RFC 6298"),
     "csrc/topology/weights.c": ("Weights of members", WEIGHTED),
     "csrc/topology/pairs.c": ("Links between each two members", WEIGHTED),
-    "csrc/ops/plan.c": ("Selection of small operations and segments", TCP),
+    "csrc/ops/plan.h": ("Small operations and segments", f"{TCP}, for small operations; {SEGMENTS}"),
+    "csrc/ops/plan.c": ("Selection of algorithms", f"{TCP}; `SEGMENT_ALIGN`: {CHOSEN}"),
+    "csrc/master/matrix.h": (
+        "Reports that the master keeps",
+        "`MATRIX_SENT`: of six bursts of DiLoCo over a far link, one alone overflowed a queue, so the worst report of a few is"
+        f" left out; the others: {CHOSEN}",
+    ),
+    "csrc/master/matrix.c": ("Looks at the members' reports", CHOSEN),
+    "csrc/master/selection.c": ("Survey of the links, and change of weights", CHOSEN),
+    "csrc/state/leaf.h": ("Leaves that are packed", CHOSEN),
+    "csrc/state/leaf.c": (
+        "When packing a leaf pays, and its helpers",
+        f"{STATE}, rows about LZ4, for all of it together; each constant: {CHOSEN}",
+    ),
+    "csrc/state/delta.h": ("Leaves that are asked of donors", CHOSEN),
+    "csrc/state/content.c": ("Hashes of a shared state", CHOSEN),
 }
 
 HEAD = """# Tuning constants
 
-Every constant that tunes lanes, rates, weights and failure detection. `tools/tuning.py` writes this page from the
-sources, which alone define the values; `make lint` compares. To change a constant, change it in its source, run
-`python tools/tuning.py`, and add the measurement to the decision page.
+Every constant that tunes lanes, rates, weights, operations, shared state and failure detection. `tools/tuning.py` writes this
+page from the sources, which alone define the values; `make lint` compares. To change a constant, change it in its source, run
+`python tools/tuning.py`, and add the measurement to the decision page. *Chosen, not measured* means that no measurement is
+known.
 """
 
-#: Indexes and sizes of arrays, which tune nothing.
-INDEXES = {"IN", "OUT", "LIMITS"}
+#: Indexes, sizes of arrays and units, which tune nothing.
+INDEXES = {"IN", "OUT", "LIMITS", "BYTES_PER_MEGABYTE", "FIRST_RATE_SLOTS", "DELTA_MAX_DONORS"}
 
 CONSTANT = re.compile(
     r"^(?:#define (?P<macro>[A-Z][A-Z0-9_]*) (?P<macro_value>[^/\n]+?)"

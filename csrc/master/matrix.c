@@ -3,17 +3,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Decay of the earlier sums with each report: the last few reports count.
 enum {
-    FADE = 7,
-    FADE_OF = 10,
-    EDGES_LEAST = 2,
-    SENT_LEAST = 100, // segments, that a fraction of them means something
-    // of a look
-    REPORTS_LEAST = 3,      // of each member
-    SAMPLES_LEAST = 5,      // that tell how often bytes wait
-    BYTES_LEAST = 1 << 20,  // of an edge that bytes wait at
-    BUSY_LEAST_US = 200000, // of a group that is worth a look
+    FADE = 7,               // FADE / FADE_OF of the earlier sums is left with each report: the last few reports count
+    FADE_OF = 10,           // likewise
+    EDGES_LEAST = 2,        // edges of each member in an answer, at least
+    SENT_LEAST = 100,       // segments, so that the retransmitted fraction of them means something
+    REPORTS_LEAST = 3,      // reports of each member in a look
+    SAMPLES_LEAST = 5,      // samples of an edge in a look, so that they tell how often bytes wait
+    BYTES_LEAST = 1 << 20,  // bytes acknowledged on an edge in a look, for the same
+    BUSY_LEAST_US = 200000, // us that a group sent in a look, so that the look means something
 };
 
 void matrix_fini(struct matrix *matrix) {

@@ -8,7 +8,11 @@
 #include "master/membership.h"
 #include "topology/topology.h"
 
-enum { MATRIX_ANSWER_MS = 100, MATRIX_BEGUN = 4, MATRIX_SENT = 4 };
+enum {
+    MATRIX_ANSWER_MS = 100, // ms between two encodings of the answer, at least
+    MATRIX_BEGUN = 4,       // reports with the beginnings or ends of operations that are kept
+    MATRIX_SENT = 4,        // reports with sent segments that are kept
+};
 
 // The last reports with data about another member, each newest first.
 struct matrix_recent {

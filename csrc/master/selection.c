@@ -7,13 +7,13 @@
 #include "topology/topology.h"
 
 enum {
-    DURATION_LATENCIES = 20, // a connection has left its slow start after so many one-way delays
-    SURVEY_DURATION_LEAST_MS = 100,
-    SURVEY_DURATION_MOST_MS = 1000,
-    SURVEY_BUDGET_MS = 60000, // no new round after this; what is unknown then stays so
+    DURATION_LATENCIES = 20,        // one-way delays of a measurement, after which a connection has left its slow start
+    SURVEY_DURATION_LEAST_MS = 100, // ms of a measurement, at least
+    SURVEY_DURATION_MOST_MS = 1000, // ms of a measurement, at most
+    SURVEY_BUDGET_MS = 60000,       // ms, after which no round begins; what is unknown then stays so
     BYTES_PER_MEGABYTE = 1000000,
     FIRST_RATE_SLOTS = 16,
-    FAILED_WAITS = 32, // looks
+    FAILED_WAITS = 32, // looks without a change, after a plan that could not come into force
 };
 
 static const uint64_t UNMEASURABLE = UINT64_MAX; // in the survey that runs; unknown after it

@@ -51,13 +51,12 @@ struct plan_collective {
 const struct plan_collective *plan_collective(uint8_t kind);
 
 enum {
-    // bytes of the inputs that a member of a small op gets from all others together; one alone may have as much
-    PLAN_SMALL_MAX = 1024 * 1024,
-    PLAN_SMALL_ANY = 256 * 1024,    // bytes of an input that may be small among any number of members
-    PLAN_SHARD_ALIGN = 16,          // elements: where shards begin
-    PLAN_SEGMENT_MIN = 2048 * 1024, // bytes; never small, and the work outweighs a verdict
-    PLAN_SEGMENTS = 64,             // at most
-    PLAN_SEGMENTS_AHEAD = 6,        // under way at once: what a loss costs at most, of PLAN_SEGMENTS
+    PLAN_SMALL_MAX = 1024 * 1024, // bytes that a member of a small op gets from all others; one alone may have as much
+    PLAN_SMALL_ANY = 256 * 1024,  // bytes of an input that may be small among any number of members
+    PLAN_SHARD_ALIGN = 16,        // elements: where shards begin
+    PLAN_SEGMENT_MIN = 2048 * 1024, // bytes of a segment, at least; never small, and the work outweighs a verdict
+    PLAN_SEGMENTS = 64,             // segments of an op, at most
+    PLAN_SEGMENTS_AHEAD = 6,        // segments under way at once: what a loss costs at most, of PLAN_SEGMENTS
 };
 
 // Bytes; below, an op in retry mode is not divided: what DDP puts into one op is not. Tests, to which tensors of that

@@ -10,10 +10,10 @@
 #include "device/device.h"
 
 enum {
-    UNIT_LEAVES = 16,             // taken by one thread at once
-    UNIT_LEAVES_AT_DEVICE = 8192, // which has many threads of its own
-    THREADS_DEFAULT = 8,
-    ALONE_BYTES = 8 << 20, // not worth a second thread
+    UNIT_LEAVES = 16,             // leaves that a thread hashes at once
+    UNIT_LEAVES_AT_DEVICE = 8192, // leaves that a device hashes at once, with many threads of its own
+    THREADS_DEFAULT = 8,          // threads that hash, at most, unless PCCL_HASH_THREADS says otherwise
+    ALONE_BYTES = 8 << 20,        // bytes of a state that one thread hashes alone
 };
 
 static struct wire_hash wire_hash_of(struct hash128 hash) {

@@ -19,10 +19,10 @@
 
 enum {
     DELTA_MAX_DONORS = 1024,
-    DELTA_RUN_BYTES = 2 << 20, // the longest run asked at once
-    DELTA_RUN_LEAVES = 64,
-    DELTA_LEAVES_ON_WAY = 1024, // per donor
-    DELTA_WRONG_LEAVES = 2,     // after so many a donor is not asked any more
+    DELTA_RUN_BYTES = 2 << 20,  // bytes of a run that is asked at once, at most
+    DELTA_RUN_LEAVES = 64,      // leaves of it, at most
+    DELTA_LEAVES_ON_WAY = 1024, // leaves on the way from a donor, at most
+    DELTA_WRONG_LEAVES = 2,     // wrong leaves, after which a donor is not asked any more
 };
 
 // ---- lists of entries ----

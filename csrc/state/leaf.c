@@ -75,7 +75,9 @@ void leaf_packing_tried(struct leaf_packing *choice, double speed, uint32_t leng
 
 // ---- checking ----
 
-enum { TELL_JOBS = LEAF_JOBS_MOST / 4 };
+enum {
+    TELL_JOBS = LEAF_JOBS_MOST / 4, // jobs that are done before the engine is told of them
+};
 
 struct leaf_pool {
     void (*tell)(void *context);

@@ -13,7 +13,9 @@
 // time of packing come from a leaf tried now and then, so rarely that trying costs at most a hundredth of the transfer.
 // While it pays, each leaf is such a trial.
 
-enum { LEAF_PACKED_LEAST = 4096 }; // a leaf that is worth trying
+enum {
+    LEAF_PACKED_LEAST = 4096, // bytes of a leaf that is worth packing
+};
 
 // Built in, and not turned off (PCCL_LZ4=0 in the environment).
 bool leaf_packing_available(void);
