@@ -7,9 +7,6 @@
 #include "master/run.h"
 #include "net/socket.h"
 
-static const char WRONG_SECRET[] = "its secret is not that of the run; start the peer again to join as a new one";
-static const char ANOTHER_RUN[] = "this master now serves another run";
-
 struct master_core {
     struct gather gather;
     struct run run;
@@ -19,104 +16,6 @@ struct master_core {
     struct wire_past past[WIRE_MAX_PAST];
     struct wire_loss losses[WIRE_MAX_MEMBERS];
 };
-
-static void enrol(struct master_core *core, uint32_t conn, const struct wire_address *source,
-                  const struct wire_hello *hello) {
-    struct membership *table = &core->run.table;
-    if (hello->version == WIRE_VERSION && table->peer_count == 0 &&
-        !gather_suits(&core->gather, socket_address_is_loopback(source)))
-        actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED,
-                          "some peers reached the master over loopback, and others over the network; give all of "
-                          "them the network address of the master");
-    else
-        run_register(&core->run, conn, source, hello);
-}
-
-// ---- from gathering to a run ----
-
-static void enrol_held(struct master_core *core, struct survivor *survivor) {
-    uint32_t conn = survivor->conn;
-    struct wire_address source = survivor->source;
-    struct wire_hello hello = survivor->resume.hello;
-    survivors_forget(&core->gather.survivors, survivor);
-    enrol(core, conn, &source, &hello);
-}
-
-// Dismisses all that are no members: newcomers restart, everybody else has been left behind.
-static void dismiss_rest(struct master_core *core) {
-    struct membership *table = &core->run.table;
-    while (core->gather.survivors.count > 0) {
-        struct survivor *survivor = core->gather.survivors.list[0];
-        if (survivor->resumes && survivor->resume.accepted)
-            gather_turn_away(&core->gather, table, survivor, WIRE_EXPELLED,
-                             survivor->run.id != table->run.id                  ? ANOTHER_RUN
-                             : membership_same_run(&survivor->run, &table->run) ? "the run continued without this peer"
-                                                                                : WRONG_SECRET);
-        else
-            enrol_held(core, survivor);
-    }
-    core->gather.said_epoch = 0;
-}
-
-static void take_up(struct master_core *core) {
-    struct gather *gather = &core->gather;
-    run_take_over(&core->run, &gather->survivors, survivors_best_configuration(&gather->survivors), gather->generation);
-    gather->generation = 0;
-    gather->majority_at = INT64_MAX;
-    dismiss_rest(core);
-}
-
-// Until when those that gather beside a young run wait. Newcomers of an older run, of which no member comes, wait for
-// one a heartbeat limit and no longer.
-static int64_t yields_until(const struct master_core *core) {
-    const struct survivors *survivors = &core->gather.survivors;
-    if (survivors->configuration_count > 0) return core->run.yields_until;
-    return platform_earlier(core->run.yields_until, survivors->list[0]->since_ns + core->run.table.limit_ns);
-}
-
-// A run that this master has begun while the members of an older one were on their way lets them wait, or gives way.
-static bool yield(struct master_core *core) {
-    struct membership *table = &core->run.table;
-    const struct configuration *config = survivors_best_configuration(&core->gather.survivors);
-    if (!configuration_has_majority(config)) {
-        if (table->now_ns >= yields_until(core))
-            dismiss_rest(core);
-        else if (config != NULL)
-            gather_say(&core->gather, table, config);
-        return core->gather.survivors.count == 0;
-    }
-    actions_log(&table->actions, LOG_NOTICE,
-                "ends the new run of %u peers: %u of the %u members of epoch %llu of an older run are back",
-                table->peer_count, config->present, config->count, (unsigned long long)config->number);
-    for (uint32_t i = 0; i < table->slots; i++) {
-        struct peer_record *peer = &table->peers[i];
-        if (!peer->used) continue;
-        if (peer->accepted)
-            membership_expel(
-                table, peer,
-                "the members of an older run have returned to this master, which continues that run; connect "
-                "again to join it");
-        else
-            // by itself, since nobody has told it why
-            membership_drop(table, peer, LOG_INFO, "it reconnects, for the older run");
-    }
-    return true;
-}
-
-// True: peers have come or gone.
-static bool gather(struct master_core *core) {
-    struct membership *table = &core->run.table;
-    core->gather.survivors.due = false;
-    if (table->peer_count > 0) return yield(core);
-    switch (gather_decide(&core->gather, table)) {
-    case GATHER_WAITS: break;
-    case GATHER_BEGINS:
-        while (core->gather.survivors.count > 0) enrol_held(core, core->gather.survivors.list[0]);
-        break;
-    case GATHER_TAKES_UP: take_up(core); break;
-    }
-    return table->peer_count > 0;
-}
 
 // ---- around each event ----
 
@@ -142,7 +41,7 @@ static const struct actions *settle(struct master_core *core) {
         run_settle(&core->run);
         survivors->due |= table->turnover;
         table->turnover = false;
-    } while (survivors->count > 0 && survivors->due && gather(core));
+    } while (survivors->count > 0 && survivors->due && gather_settle(&core->gather, &core->run));
     return &table->actions;
 }
 
@@ -151,7 +50,8 @@ static const struct actions *settle(struct master_core *core) {
 const struct actions *core_peer_connected(struct master_core *core, int64_t now_ns, uint32_t conn,
                                           const struct wire_address *source, const struct wire_hello *hello) {
     begin_event(core, now_ns);
-    if (!gather_hold(&core->gather, &core->run.table, conn, source, hello)) enrol(core, conn, source, hello);
+    if (!gather_hold(&core->gather, &core->run.table, conn, source, hello))
+        gather_enrol(&core->gather, &core->run, conn, source, hello);
     return settle(core);
 }
 
@@ -202,11 +102,12 @@ static void refuse_resume(struct master_core *core, const struct resumption *fro
             membership_drop(table, before, LOG_INFO, "it reconnects");
             settle(core);
         }
-        enrol(core, from->conn, from->source, &hello);
+        gather_enrol(&core->gather, &core->run, from->conn, from->source, &hello);
         return;
     }
     refuse(core, from, from->resume->accepted ? WIRE_EXPELLED : WIRE_REFUSED,
-           from->run.id == table->run.id ? "its connection broke, and the run continued without it" : ANOTHER_RUN);
+           from->run.id == table->run.id ? "its connection broke, and the run continued without it"
+                                         : GATHER_ANOTHER_RUN);
 }
 
 const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns, uint32_t conn,
@@ -229,7 +130,7 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     else if (!quorum_verify(&run->signer, header->run, &resume))
         refuse(core, &from, WIRE_REFUSED, "no master of this run signed its epoch");
     else if (!is_secret(run, &from.run))
-        refuse(core, &from, WIRE_REFUSED, WRONG_SECRET);
+        refuse(core, &from, WIRE_REFUSED, GATHER_WRONG_SECRET);
     else if (is_heard_elsewhere(run, table, &from))
         actions_close(&table->actions, conn);
     else if (table->peer_count > 0 && !young && !take_back(run, &from))
@@ -237,6 +138,148 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     else
         gather_resume(&core->gather, table, &from);
     return settle(core);
+}
+
+// ---- messages of peers ----
+
+static void on_linked(struct run *run, struct peer_record *peer, const struct wire_header *header,
+                      const struct wire_linked *linked) {
+    struct membership *table = &run->table;
+    if (linked->attempt > run->candidate.attempt || (linked->attempt == 0 && !peer->accepted)) {
+        membership_expel(table, peer, "it sent LINKED for an epoch that was never proposed");
+        return;
+    }
+    if (linked->latency_us > 0) peer->latency_us = linked->latency_us;
+    peer->heard.round_trip_ns = 2 * (int64_t)peer->latency_us * US_NS;
+    membership_heard(table, peer, table->now_ns);
+    if (linked->attempt > 0 && run->phase == RUN_CANDIDATE)
+        candidate_linked(&run->candidate, table, peer, linked);
+    else if (linked->attempt == 0 && header->epoch >= peer->group->group_epoch)
+        breaks_linked(run_breaks(run, peer->group), table, peer);
+}
+
+static void on_link_down(struct run *run, struct peer_record *peer, const struct wire_header *header,
+                         const struct wire_link_down *down) {
+    struct peer_group *group = peer->group;
+    struct peer_record *reported = membership_in_group(&run->table, group, &down->id);
+    if (reported != NULL && reported != peer && down->reason == WIRE_LINK_MALFORMED)
+        breaks_malformed(run_breaks(run, group), &run->table, peer, reported);
+    if (header->epoch < group->group_epoch) return; // the links have been made again since
+    if (reported == peer)
+        membership_change_group(&run->table, group);
+    else if (reported != NULL)
+        breaks_add(run_breaks(run, group), &run->table, peer, reported, (enum wire_link_reason)down->reason);
+}
+
+static void on_moved(struct run *run, struct peer_record *peer) {
+    struct membership *table = &run->table;
+    if (table->now_ns < run->woken_until) { // the others have left as well, or are about to: nobody needs to be lost
+        actions_log(&table->actions, LOG_NOTICE,
+                    "this master was suspended, and %s seeks another one: gives up the run until all members return",
+                    membership_label(peer).chars);
+        run_give_up(run);
+    } else if (peer->accepted && quorum_unheard(&run->quorum, table, 1) == QUORUM_GIVES_UP) {
+        run_give_up(run);
+    } else {
+        membership_drop(table, peer, LOG_WARN, "it seeks another master, because this one was silent");
+    }
+}
+
+union message {
+    struct wire_linked linked;
+    struct wire_vote vote;
+    struct wire_op_done done;
+    struct wire_report report;
+    struct wire_mismatch mismatch;
+    struct wire_cancel cancel;
+    struct wire_link_down link_down;
+    struct wire_measured measured;
+    struct wire_sync_vote sync_vote;
+    struct wire_sync_done sync_done;
+    struct wire_telemetry telemetry;
+};
+
+static bool decode(struct run *run, const struct wire_header *header, const uint8_t *body, union message *out) {
+    size_t length = header->length;
+    switch (header->type) {
+    case WIRE_LINKED: return wire_decode_linked(body, length, &out->linked);
+    case WIRE_VOTE: return wire_decode_vote(body, length, &out->vote);
+    case WIRE_DONE: return wire_decode_op_done(body, length, &out->done);
+    case WIRE_REPORT: out->report.ops = run->reported; return wire_decode_report(body, length, &out->report);
+    case WIRE_MISMATCH: return wire_decode_mismatch(body, length, &out->mismatch);
+    case WIRE_CANCEL: return wire_decode_cancel(body, length, &out->cancel);
+    case WIRE_LINK_DOWN: return wire_decode_link_down(body, length, &out->link_down);
+    case WIRE_MEASURED: return wire_decode_measured(body, length, &out->measured);
+    case WIRE_SYNC_VOTE: return wire_decode_sync_vote(body, length, &out->sync_vote);
+    case WIRE_SYNC_DONE: return wire_decode_sync_done(body, length, &out->sync_done);
+    case WIRE_TELEMETRY: return wire_decode_telemetry(body, length, &out->telemetry);
+    default: return true;
+    }
+}
+
+// Handles messages that only members send.
+static void on_member_message(struct run *run, struct peer_record *peer, const struct wire_header *header,
+                              const union message *message) {
+    struct membership *table = &run->table;
+    struct verdicts *verdicts = run_verdicts(run, peer->group);
+    if (peer->vote != 0 && (header->type == WIRE_VOTE || header->type == WIRE_SYNC_VOTE)) {
+        membership_expel(table, peer, "it sent a vote while its last one was open");
+        return;
+    }
+    switch (header->type) {
+    case WIRE_VOTE: membership_set_vote(table, peer, message->vote.kind); return;
+    case WIRE_DONE: verdicts_done(verdicts, table, peer, header, &message->done); return;
+    case WIRE_REPORT: verdicts_report(verdicts, table, peer, header, &message->report); return;
+    case WIRE_MISMATCH: verdicts_mismatch(table, peer, header, &message->mismatch); return;
+    case WIRE_CANCEL: verdicts_cancel(table, peer, header, &message->cancel); return;
+    case WIRE_LINK_DOWN: on_link_down(run, peer, header, &message->link_down); return;
+    case WIRE_MEASURED:
+        if (run->phase == RUN_SURVEY) selection_measured(&run->selection, table, peer, &message->measured); // else late
+        return;
+    case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
+    case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
+    case WIRE_TELEMETRY: matrix_note(&run->matrix, table, peer, &message->telemetry); return;
+    default:
+        membership_expel(table, peer, "it sent %s, which is not a message for masters", wire_type_name(header->type));
+    }
+}
+
+static void on_message(struct run *run, struct peer_record *peer, const struct wire_header *header,
+                       const uint8_t *body) {
+    struct membership *table = &run->table;
+    union message message;
+    // Another master's; but a round's number is that of one generation, and the peer's data plane may not have heard of
+    // this one when it ends.
+    bool late = header->generation < table->generation && header->type == WIRE_SYNC_DONE;
+    if (header->run != table->run.id || (header->generation != table->generation && !late)) return;
+    if (header->epoch > table->number) {
+        membership_expel(table, peer, "it sent %s for an epoch that does not exist", wire_type_name(header->type));
+        return;
+    }
+    if (peer->accepted && header->epoch > run->heard_number) run->heard_number = header->epoch;
+    if (peer->accepted) quorum_entered(&run->quorum, peer, header->epoch);
+    if (header->type == WIRE_HEARTBEAT) return;
+    if (header->type == WIRE_MOVED) {
+        on_moved(run, peer);
+    } else if (header->type == WIRE_LEAVE) {
+        quorum_ended(&run->quorum, peer);
+        run->completed = run->completed || peer->accepted;
+        membership_drop(table, peer, LOG_INFO, "it left");
+    } else if (header->type != WIRE_LINKED && !peer->accepted) {
+        membership_expel(table, peer, "it sent %s before it was admitted", wire_type_name(header->type));
+    } else if (!decode(run, header, body, &message)) {
+        membership_expel(table, peer, "it sent a malformed %s", wire_type_name(header->type));
+    } else if (header->type == WIRE_LINKED) {
+        on_linked(run, peer, header, &message.linked);
+    } else {
+        on_member_message(run, peer, header, &message);
+    }
+}
+
+static void lose(struct run *run, struct peer_record *peer, const char *why) {
+    run->table.by_conn[peer->conn] = 0;
+    quorum_ended(&run->quorum, peer);
+    membership_drop(&run->table, peer, LOG_INFO, why);
 }
 
 // ---- what they say, and how they go ----
@@ -249,7 +292,7 @@ const struct actions *core_message(struct master_core *core, int64_t now_ns, uin
     begin_event(core, now_ns);
     if (peer != NULL) {
         if (header->type != WIRE_TELEMETRY) membership_heard(table, peer, table->now_ns); // see conn_read of the master
-        run_message(&core->run, peer, header, body);
+        on_message(&core->run, peer, header, body);
     } else if (survivor != NULL) {
         gather_message(&core->gather, table, survivor, header);
     } else {
@@ -266,7 +309,7 @@ const struct actions *core_peers_lost(struct master_core *core, int64_t now_ns, 
         struct peer_record *peer = membership_by_conn(table, losses[i].conn);
         struct survivor *survivor = survivors_of_conn(&core->gather.survivors, losses[i].conn);
         if (peer != NULL)
-            run_lose(&core->run, peer, losses[i].why);
+            lose(&core->run, peer, losses[i].why);
         else if (survivor != NULL)
             survivors_forget(&core->gather.survivors, survivor);
     }
@@ -319,16 +362,66 @@ const struct actions *core_farewell(struct master_core *core, int64_t now_ns) {
 
 // ---- time ----
 
+static void expel_silent(struct run *run) {
+    struct membership *table = &run->table;
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < table->count; i++)
+        silent += arrival_deadline_ns(&table->order[i]->heard, table->limit_ns) <= table->now_ns;
+    if (silent > 0 && quorum_unheard(&run->quorum, table, silent) == QUORUM_GIVES_UP) run_give_up(run);
+    table->silence_at = INT64_MAX;
+    for (uint32_t i = 0; i < table->slots; i++) {
+        struct peer_record *peer = &table->peers[i];
+        if (!peer->used) continue;
+        int64_t deadline = arrival_deadline_ns(&peer->heard, table->limit_ns);
+        if (deadline <= table->now_ns)
+            membership_expel(table, peer, "no heartbeat for %.1f s",
+                             (double)(table->now_ns - peer->heard.at_ns) / (double)SECOND_NS);
+        else
+            table->silence_at = platform_earlier(table->silence_at, deadline);
+    }
+}
+
+static void tick(struct run *run) {
+    struct membership *table = &run->table;
+    expel_silent(run);
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group))
+        if (run_breaks(run, group)->due_ns <= table->now_ns) breaks_tick(run_breaks(run, group), table, group);
+    if (run->phase == RUN_CANDIDATE && !run->candidate.judged && run->candidate.deadline_ns <= table->now_ns)
+        candidate_time_out(&run->candidate);
+    if (run->phase == RUN_SURVEY && run->selection.survey.deadline_ns <= table->now_ns)
+        selection_give_up_round(&run->selection, table);
+    membership_tell_waits(table, run->phase == RUN_IDLE);
+}
+
+static void beat(struct run *run) {
+    struct membership *table = &run->table;
+    wire_encode_empty(membership_frame(table), membership_header(table), WIRE_HEARTBEAT);
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used) membership_send(table, &table->peers[i]);
+}
+
+static int64_t next_deadline(const struct run *run) {
+    const struct membership *table = &run->table;
+    if (table->peer_count == 0) return INT64_MAX;
+    int64_t next = platform_earlier(table->silence_at, table->warn_at);
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group))
+        next = platform_earlier(next, run->breaks[membership_group_slot(table, group)].due_ns);
+    if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
+        next = platform_earlier(next, run->candidate.deadline_ns);
+    if (run->phase == RUN_SURVEY) next = platform_earlier(next, run->selection.survey.deadline_ns);
+    return next;
+}
+
 const struct actions *core_tick(struct master_core *core, int64_t now_ns) {
     struct membership *table = &core->run.table;
     begin_event(core, now_ns);
     core->gather.survivors.due = true;
-    run_tick(&core->run);
+    tick(&core->run);
     gather_tick(&core->gather, table);
     if (table->peer_count + core->gather.survivors.count > 0 && table->heartbeat_at <= table->now_ns) {
         table->heartbeat_at = table->now_ns + table->limit_ns / 5;
         gather_beat(&core->gather, table);
-        run_beat(&core->run);
+        beat(&core->run);
     }
     return settle(core);
 }
@@ -336,9 +429,9 @@ const struct actions *core_tick(struct master_core *core, int64_t now_ns) {
 int64_t core_next_deadline(const struct master_core *core) {
     const struct membership *table = &core->run.table;
     bool serves = table->peer_count > 0, gathers = core->gather.survivors.count > 0;
-    int64_t next = platform_earlier(gather_next_deadline(&core->gather, table), run_next_deadline(&core->run));
+    int64_t next = platform_earlier(gather_next_deadline(&core->gather, table), next_deadline(&core->run));
     if (serves || gathers) next = platform_earlier(next, table->heartbeat_at);
-    if (serves && gathers) next = platform_earlier(next, yields_until(core));
+    if (serves && gathers) next = platform_earlier(next, gather_yields_until(&core->gather, &core->run));
     return next;
 }
 

@@ -3,12 +3,15 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "master/run.h"
 #include "net/socket.h"
 
 enum { GATHER_LOG_MS = 10000 }; // between two lines of the log, and two to whoever waits
 
 static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
 
+const char GATHER_WRONG_SECRET[] = "its secret is not that of the run; start the peer again to join as a new one";
+const char GATHER_ANOTHER_RUN[] = "this master now serves another run";
 static const char STANDBY[] = "this master is a standby without a run; start new runs at the first master of the list";
 static const char NO_ROOM[] = "has no place for another peer that waits for a lost run";
 static const char ALL_TAKEN[] = "members that wait for a lost run take all places";
@@ -30,7 +33,7 @@ static bool tell(struct membership *table, const struct survivor *survivor, enum
     return actions_send_empty(&table->actions, survivor->conn, header, type);
 }
 
-void gather_turn_away(struct gather *gather, struct membership *table, struct survivor *survivor, enum wire_type type,
+static void turn_away(struct gather *gather, struct membership *table, struct survivor *survivor, enum wire_type type,
                       const char *why) {
     struct wire_header header = {.run = survivor->run.id, .generation = survivor->promised};
     actions_turn_away(&table->actions, survivor->conn, header, type, why);
@@ -112,7 +115,7 @@ static bool make_room(struct gather *gather, struct membership *table, const str
     if (least->resumes)
         let_go(gather, table, least, NO_ROOM);
     else
-        gather_turn_away(gather, table, least, WIRE_REFUSED, ALL_TAKEN);
+        turn_away(gather, table, least, WIRE_REFUSED, ALL_TAKEN);
     return true;
 }
 
@@ -157,7 +160,7 @@ static void send_on(struct gather *gather, struct membership *table) {
         if (survivor->resumes)
             close_silently(gather, table, survivor);
         else
-            gather_turn_away(gather, table, survivor, WIRE_REFUSED, STANDBY);
+            turn_away(gather, table, survivor, WIRE_REFUSED, STANDBY);
     }
 }
 
@@ -225,7 +228,7 @@ static bool all_promised(const struct survivors *survivors, const struct configu
 // ---- what is said ----
 
 // Newcomers hear it as well: theirs is a call that does not return.
-void gather_say(struct gather *gather, struct membership *table, const struct configuration *config) {
+static void say(struct gather *gather, struct membership *table, const struct configuration *config) {
     const struct survivors *survivors = &gather->survivors;
     char why[ACTIONS_LOG_BYTES], others[64] = "", old_members[96] = "";
     uint32_t newcomers = 0, least = config->quorum.old_members;
@@ -271,7 +274,7 @@ static enum gather_verdict decide_without_members(struct gather *gather, struct 
     say_end(gather, table);
     if (expects(table) || gather->others_awaited) return GATHER_WAITS;
     while (gather->survivors.count > 0 && begins_none(gather))
-        gather_turn_away(gather, table, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
+        turn_away(gather, table, gather->survivors.list[0], WIRE_REFUSED, STANDBY);
     return GATHER_BEGINS;
 }
 
@@ -290,7 +293,7 @@ enum gather_verdict gather_decide(struct gather *gather, struct membership *tabl
     if (config == NULL) return decide_without_members(gather, table);
     if (!configuration_has_majority(config)) {
         gather->majority_at = INT64_MAX;
-        if (!expects(table)) gather_say(gather, table, config);
+        if (!expects(table)) say(gather, table, config);
         return GATHER_WAITS;
     }
     if (gather->majority_at == INT64_MAX) gather->majority_at = table->now_ns;
@@ -298,6 +301,102 @@ enum gather_verdict gather_decide(struct gather *gather, struct membership *tabl
     if (config->present < config->count && table->now_ns < gather->majority_at + table->limit_ns) return GATHER_WAITS;
     if (awaits_own_members(gather, table, config)) return GATHER_WAITS;
     return all_promised(&gather->survivors, config) ? GATHER_TAKES_UP : GATHER_WAITS;
+}
+
+// ---- from gathering to a run ----
+
+void gather_enrol(struct gather *gather, struct run *run, uint32_t conn, const struct wire_address *source,
+                  const struct wire_hello *hello) {
+    struct membership *table = &run->table;
+    if (hello->version == WIRE_VERSION && table->peer_count == 0 &&
+        !gather_suits(gather, socket_address_is_loopback(source)))
+        actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED,
+                          "some peers reached the master over loopback, and others over the network; give all of "
+                          "them the network address of the master");
+    else
+        run_register(run, conn, source, hello);
+}
+
+static void enrol_held(struct gather *gather, struct run *run, struct survivor *survivor) {
+    uint32_t conn = survivor->conn;
+    struct wire_address source = survivor->source;
+    struct wire_hello hello = survivor->resume.hello;
+    survivors_forget(&gather->survivors, survivor);
+    gather_enrol(gather, run, conn, &source, &hello);
+}
+
+// Dismisses all that are no members: newcomers restart, everybody else has been left behind.
+static void dismiss_rest(struct gather *gather, struct run *run) {
+    struct membership *table = &run->table;
+    while (gather->survivors.count > 0) {
+        struct survivor *survivor = gather->survivors.list[0];
+        if (survivor->resumes && survivor->resume.accepted)
+            turn_away(gather, table, survivor, WIRE_EXPELLED,
+                      survivor->run.id != table->run.id                  ? GATHER_ANOTHER_RUN
+                      : membership_same_run(&survivor->run, &table->run) ? "the run continued without this peer"
+                                                                         : GATHER_WRONG_SECRET);
+        else
+            enrol_held(gather, run, survivor);
+    }
+    gather->said_epoch = 0;
+}
+
+static void take_up(struct gather *gather, struct run *run) {
+    run_take_over(run, &gather->survivors, survivors_best_configuration(&gather->survivors), gather->generation);
+    gather->generation = 0;
+    gather->majority_at = INT64_MAX;
+    dismiss_rest(gather, run);
+}
+
+// Until when those that gather beside a young run wait. Newcomers of an older run, of which no member comes, wait for
+// one a heartbeat limit and no longer.
+int64_t gather_yields_until(const struct gather *gather, const struct run *run) {
+    const struct survivors *survivors = &gather->survivors;
+    if (survivors->configuration_count > 0) return run->yields_until;
+    return platform_earlier(run->yields_until, survivors->list[0]->since_ns + run->table.limit_ns);
+}
+
+// A run that this master has begun while the members of an older one were on their way lets them wait, or gives way.
+static bool yield(struct gather *gather, struct run *run) {
+    struct membership *table = &run->table;
+    const struct configuration *config = survivors_best_configuration(&gather->survivors);
+    if (!configuration_has_majority(config)) {
+        if (table->now_ns >= gather_yields_until(gather, run))
+            dismiss_rest(gather, run);
+        else if (config != NULL)
+            say(gather, table, config);
+        return gather->survivors.count == 0;
+    }
+    actions_log(&table->actions, LOG_NOTICE,
+                "ends the new run of %u peers: %u of the %u members of epoch %llu of an older run are back",
+                table->peer_count, config->present, config->count, (unsigned long long)config->number);
+    for (uint32_t i = 0; i < table->slots; i++) {
+        struct peer_record *peer = &table->peers[i];
+        if (!peer->used) continue;
+        if (peer->accepted)
+            membership_expel(
+                table, peer,
+                "the members of an older run have returned to this master, which continues that run; connect "
+                "again to join it");
+        else
+            // by itself, since nobody has told it why
+            membership_drop(table, peer, LOG_INFO, "it reconnects, for the older run");
+    }
+    return true;
+}
+
+bool gather_settle(struct gather *gather, struct run *run) {
+    struct membership *table = &run->table;
+    gather->survivors.due = false;
+    if (table->peer_count > 0) return yield(gather, run);
+    switch (gather_decide(gather, table)) {
+    case GATHER_WAITS: break;
+    case GATHER_BEGINS:
+        while (gather->survivors.count > 0) enrol_held(gather, run, gather->survivors.list[0]);
+        break;
+    case GATHER_TAKES_UP: take_up(gather, run); break;
+    }
+    return table->peer_count > 0;
 }
 
 // ---- time ----
@@ -319,9 +418,9 @@ void gather_tick(struct gather *gather, struct membership *table) {
         else if (survivor->resumes)
             let_go(gather, table, survivor, "heard nothing from the peer for the heartbeat limit");
         else
-            gather_turn_away(gather, table, survivor, WIRE_REFUSED,
-                             "the members of a lost run that are here are too few to continue it; start the other "
-                             "members again, or end the waiting ones to begin a new run");
+            turn_away(gather, table, survivor, WIRE_REFUSED,
+                      "the members of a lost run that are here are too few to continue it; start the other "
+                      "members again, or end the waiting ones to begin a new run");
     }
 }
 

@@ -15,7 +15,12 @@
 
 #include "master/membership.h"
 
+struct run;
+
 enum { GATHER_HOLD_MS = 60000 }; // a newcomer waits no longer for a run to be taken up
+
+// Told to members whose run goes on without them, or is another one.
+extern const char GATHER_WRONG_SECRET[], GATHER_ANOTHER_RUN[];
 
 // ---- survivors and what they report: survivors.c ----
 
@@ -123,8 +128,6 @@ void gather_resume(struct gather *gather, struct membership *table, const struct
 bool gather_is_sound(const struct resumption *from);
 void gather_message(struct gather *gather, struct membership *table, struct survivor *survivor,
                     const struct wire_header *header);
-void gather_turn_away(struct gather *gather, struct membership *table, struct survivor *survivor, enum wire_type type,
-                      const char *why);
 // Takes the activity of the busiest other master. If that one serves a run, redirects to it all survivors that are too
 // few to resume their own.
 void gather_hear_others(struct gather *gather, struct membership *table, enum wire_activity most);
@@ -136,10 +139,21 @@ enum gather_verdict {
 };
 // While there is no run.
 enum gather_verdict gather_decide(struct gather *gather, struct membership *table);
-// Says to the log, and to all that wait, for whom.
-void gather_say(struct gather *gather, struct membership *table, const struct configuration *config);
 // Whether a newcomer that came over loopback, or not, is of the kind of most newcomers that wait.
 bool gather_suits(const struct gather *gather, bool loopback);
+
+// ---- from gathering to a run ----
+
+// Registers a newcomer, unless most newcomers that wait reached the master over another kind of address.
+void gather_enrol(struct gather *gather, struct run *run, uint32_t conn, const struct wire_address *source,
+                  const struct wire_hello *hello);
+// Looks again at what survivors wait for: begins a run, takes one over, or lets a young run give way to an older one.
+// True: peers have come or gone.
+bool gather_settle(struct gather *gather, struct run *run);
+// Until when those that gather beside a young run wait. There are some.
+int64_t gather_yields_until(const struct gather *gather, const struct run *run);
+
+// ---- time ----
 
 // Lets those go that are silent, or have waited too long.
 void gather_tick(struct gather *gather, struct membership *table);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "net/socket.h"
 #include "pccl.h"
 
 // The slot is as if it had never been used.
@@ -320,6 +321,50 @@ void run_settle(struct run *run) {
     if (table->peer_count > 0 || run->next_join == 1) return;
     actions_log(&table->actions, LOG_NOTICE, "run ended: its last peer has left; the next peer starts another run");
     start(run);
+}
+
+// ---- registration ----
+
+static const char *reason_to_refuse(struct run *run, const struct wire_address *source,
+                                    const struct wire_hello *hello) {
+    struct membership *table = &run->table;
+    if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol; update pccl";
+    if (table->peer_count == WIRE_MAX_MEMBERS) return "the run has its maximum number of members";
+    if (membership_by_id(table, &hello->id) != NULL) return "another peer is registered under this id";
+    if (hello->join_only && table->peer_count == 0) return MEMBERSHIP_NO_RUN;
+    bool here = socket_address_is_loopback(source);
+    if (here && table->loopback_count < table->peer_count)
+        return "this peer reached the master over loopback, others over the network, so they cannot reach this peer; "
+               "give it the master's network address";
+    if (!here && table->loopback_count > 0)
+        return "this peer reached the master over the network, others over loopback, so it cannot reach them; give "
+               "them the master's network address";
+    return NULL;
+}
+
+void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
+    struct membership *table = &run->table;
+    const char *why = reason_to_refuse(run, source, hello);
+    if (why != NULL) {
+        actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
+        return;
+    }
+    if (table->peer_count == 0) run->completed = false;
+    if (table->peer_count == 0) run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
+    struct wire_member member = {.id = hello->id,
+                                 .join_number = run->next_join++,
+                                 .group = hello->group,
+                                 .lanes = hello->lanes,
+                                 .address = *source,
+                                 .name = hello->name};
+    member.address.port = hello->port;
+    struct peer_record *peer = membership_add(table, conn, &member);
+    peer->masters = hello->masters;
+    peer->join_only = hello->join_only;
+    membership_begin_wait(table, peer);
+    membership_welcome(table, peer);
+    actions_log_stranger(&table->actions, LOG_INFO, "registered %s, group %u", membership_label_at(peer).chars,
+                         hello->group);
 }
 
 // ---- life ----

@@ -68,6 +68,8 @@ static inline struct verdicts *run_verdicts(struct run *run, const struct peer_g
 
 // ---- epochs and votes: run.c ----
 
+// A newcomer said HELLO: it is registered, or refused. The owner settles after it.
+void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
 void run_settle(struct run *run);
 // Gives the run up as if this master had restarted: its members come with RESUME.
 void run_give_up(struct run *run);
@@ -80,15 +82,5 @@ void run_resume(struct run *run);
 // (master/gather).
 void run_take_over(struct run *run, struct survivors *survivors, const struct configuration *config,
                    uint64_t generation);
-
-// ---- events: run_events.c; the owner settles after each ----
-
-// A newcomer said HELLO: it is registered, or refused.
-void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
-void run_message(struct run *run, struct peer_record *peer, const struct wire_header *header, const uint8_t *body);
-void run_lose(struct run *run, struct peer_record *peer, const char *why); // its connection is gone
-void run_tick(struct run *run);
-void run_beat(struct run *run);                   // heartbeats to all peers
-int64_t run_next_deadline(const struct run *run); // heartbeats apart
 
 #endif

@@ -278,7 +278,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="chooses_when_it_wakes",  # a master that stood still loses those whose word it hears first
-        file="master/run_events.c",
+        file="master/core.c",
         old="    if (table->now_ns < run->woken_until) {",
         new="    if (run->woken_until < 0) {",
         seeds=4000,
