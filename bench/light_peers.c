@@ -19,9 +19,10 @@
 
 #include "base/platform.h"
 #include "peer/member.h"
+#include "net/keys.h"
 #include "net/socket.h"
+#include "net/tls.h"
 #include "net/transport.h"
-#include "sim/number_id.h"
 
 enum {
     PORT = 40000,
@@ -31,6 +32,7 @@ enum {
     RECOVERY_MS = 300000,
     PHASE_LIMIT_MS = 120000,
     SPARE_DESCRIPTORS = 64,
+    INDEX_SLOTS = 4096, // more than twice WIRE_MAX_MEMBERS
 };
 
 struct parked { // a hello that waits for the other side to want it
@@ -38,6 +40,8 @@ struct parked { // a hello that waits for the other side to want it
 };
 
 struct light {
+    struct transport_context *context;
+    struct wire_id id;
     struct member *core;
     struct member_output out;
     struct transport *stream; // NULL: none
@@ -57,6 +61,7 @@ static struct wire_address master;
 static int poller;
 static int64_t now;
 static uint64_t sent, received;
+static uint32_t index_by_id[INDEX_SLOTS];       // plus one; 0: an empty slot
 static uint32_t *queue, queue_begin, queue_end; // of those with something to carry out, a ring of peer_count + 1
 
 static void die(const char *what, const char *why) {
@@ -70,10 +75,21 @@ static void *grown(void *at, size_t bytes) {
     return made;
 }
 
+static uint32_t first_slot(const struct wire_id *id) {
+    return (id->bytes[0] | (uint32_t)id->bytes[1] << 8) % INDEX_SLOTS; // ids are random, or hashes
+}
+
+static void add_to_index(uint32_t number) {
+    uint32_t slot = first_slot(&peers[number].id);
+    while (index_by_id[slot] != 0) slot = (slot + 1) % INDEX_SLOTS;
+    index_by_id[slot] = number + 1;
+}
+
 static uint32_t index_of(const struct wire_id *id) {
-    uint32_t index = number_of_id(id);
-    if (index >= peer_count) die("the master", "named a peer that is not one of these");
-    return index;
+    for (uint32_t slot = first_slot(id); index_by_id[slot] != 0; slot = (slot + 1) % INDEX_SLOTS)
+        if (wire_id_equal(&peers[index_by_id[slot] - 1].id, id)) return index_by_id[slot] - 1;
+    die("the master", "named a peer that is not one of these");
+    return 0;
 }
 
 static uint32_t place(const struct light *peer) { return (uint32_t)(peer - peers); }
@@ -93,7 +109,7 @@ static void hang_up(struct light *peer) {
 }
 
 static void call(struct light *peer) {
-    int error = transport_dial(&master, &peer->stream);
+    int error = transport_dial(peer->context, &master, &peer->stream);
     if (error != 0) die("cannot connect", strerror(-error));
     peer->connecting = true;
     watch(peer, EPOLLOUT);
@@ -144,20 +160,18 @@ static void park(struct light *peer, struct parked hello) {
 }
 
 static void link_up(struct light *to, struct parked hello) {
+    static uint64_t serial;
     struct light *from = &peers[hello.from];
     if (from->gone || to->gone) return;
-    struct wire_link_hello message = {.version = WIRE_VERSION,
-                                      .kind = WIRE_LINK_DATA,
-                                      .from = number_id(hello.from),
-                                      .to = number_id(place(to)),
-                                      .index = hello.index};
+    struct wire_link_hello message = {
+        .version = WIRE_VERSION, .kind = WIRE_LINK_DATA, .from = from->id, .to = to->id, .index = hello.index};
     memcpy(message.secret, member_welcome(from->core)->secret, sizeof message.secret);
     enum member_judgement judgement = member_judge_hello(to->core, &message);
     if (judgement == MEMBER_PARK) park(to, hello);
     if (judgement == MEMBER_REJECT) member_link_failed(from->core, &message.to, hello.index, &from->out);
     if (judgement == MEMBER_ACCEPT) {
-        member_link_up(to->core, &message.from, hello.index, 1, now, &to->out);
-        member_link_up(from->core, &message.to, hello.index, 1, now, &from->out);
+        member_link_up(to->core, &message.from, hello.index, ++serial, 1, now, &to->out);
+        member_link_up(from->core, &message.to, hello.index, serial, 1, now, &from->out);
         enqueue(to);
     }
     enqueue(from);
@@ -248,6 +262,8 @@ static void lose(struct light *peer, const char *why) {
     enqueue(peer);
 }
 
+static void hear(struct light *peer);
+
 static void connected(struct light *peer) {
     peer->connecting = false;
     peer->wants_write = true;
@@ -258,6 +274,7 @@ static void connected(struct light *peer) {
     say(peer, &peer->out.frames);
     flush(peer);
     enqueue(peer);
+    if (peer->stream != NULL && peer->stream->buffered) hear(peer);
 }
 
 static void hear(struct light *peer) {
@@ -273,13 +290,17 @@ static void hear(struct light *peer) {
     received += (uint64_t)got;
     peer->in_length += (size_t)got;
     take_frames(peer);
+    if (peer->stream != NULL && peer->stream->buffered) hear(peer);
 }
 
 static void on_event(struct light *peer, uint32_t events) {
     if (peer->stream == NULL) return;
     if (peer->connecting) {
         int error = transport_step(peer->stream);
-        if (error == -EAGAIN) return;
+        if (error == -EAGAIN) {
+            watch(peer, peer->stream->awaits);
+            return;
+        }
         if (error != 0 && !peer->seeking) die("cannot connect", strerror(-error));
         if (error != 0)
             lose(peer, "");
@@ -428,11 +449,15 @@ static void do_word(const char *word) {
 
 static void begin(int argc, char **argv) {
     char *end = NULL;
-    unsigned long count = argc == 3 ? strtoul(argv[2], &end, 10) : 0;
-    if (argc != 3 || end == argv[2] || *end != 0 || count < 2 || count > WIRE_MAX_MEMBERS ||
+    unsigned long count = argc >= 3 ? strtoul(argv[2], &end, 10) : 0;
+    if (argc < 3 || argc > 4 || end == argv[2] || *end != 0 || count < 2 || count > WIRE_MAX_MEMBERS ||
         !socket_address_parse(argv[1], strlen(argv[1]), &master))
-        die("usage", "light_peers ADDRESS:PORT PEERS, 2 to 1024 of them; then words on standard input, see the head of "
-                     "bench/light_peers.c");
+        die("usage",
+            "light_peers ADDRESS:PORT PEERS [KEYS], 2 to 1024 of them; then words on standard input, see the head "
+            "of bench/light_peers.c");
+    char reason[KEYS_REASON_BYTES];
+    struct transport_options options = {.party = TRANSPORT_PEER};
+    if (argc == 4 && (options.keys = keys_load(argv[3], reason)) == NULL) die("the keys", reason);
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_max < count + SPARE_DESCRIPTORS)
         die("too few descriptors", "raise `ulimit -Hn`");
@@ -444,10 +469,13 @@ static void begin(int argc, char **argv) {
     poller = epoll_create1(EPOLL_CLOEXEC);
     if (peers == NULL || queue == NULL || poller < 0) die("start", strerror(errno));
     for (uint32_t i = 0; i < peer_count; i++) {
-        struct wire_id id = number_id(i);
-        peers[i].core = member_new(&id, 0, 1);
-        if (peers[i].core == NULL) die("memory", "refused");
-        member_set_recovery(peers[i].core, RECOVERY_MS, 1);
+        struct light *peer = &peers[i];
+        peer->context = tls_context_new(&options);
+        if (peer->context == NULL || !tls_peer_id(peer->context, &peer->id)) die("a context", "refused");
+        peer->core = member_new(&peer->id, 0, 1);
+        if (peer->core == NULL) die("memory", "refused");
+        add_to_index(i);
+        member_set_recovery(peer->core, RECOVERY_MS, 1);
     }
     now = platform_now_ns();
 }

@@ -50,8 +50,9 @@ def cpu_ms(pid: int) -> float:
 class Master:
     """`pccl master` as a process."""
 
-    def __init__(self, port: int, limit: float) -> None:
+    def __init__(self, port: int, limit: float, keys: Path | None = None) -> None:
         command = [sys.executable, "-m", "pccl.cli", "master", "--listen", f"127.0.0.1:{port}", "--heartbeat-limit", str(limit)]
+        command += ["--keys", str(keys)] if keys else []
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         if not self.process.stdout.readline():
@@ -75,10 +76,9 @@ class Master:
 class Peers:
     """The light peers."""
 
-    def __init__(self, program: Path, port: int, count: int) -> None:
-        self.process = subprocess.Popen(
-            [program, f"127.0.0.1:{port}", str(count)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, program: Path, port: int, count: int, keys: Path | None = None) -> None:
+        command: list[str | Path] = [program, f"127.0.0.1:{port}", str(count), *([keys] if keys else [])]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def do(self, word: str) -> tuple[float, int]:
         """Milliseconds, and bytes both ways."""

@@ -10,7 +10,7 @@
 
 enum {
     TLS_RECORD_BYTES = 16 * 1024, // of plain text, at most
-    TLS_IN_BYTES = 9 * 1024, // two records of 4 KiB, so that small operations take as few system calls as in plain
+    TLS_IN_BYTES = 9 * 1024,      // two records of 4 KiB: small operations take no more system calls than in plain
     // A whole record that the kernel did not take, and short messages of the receiving thread.
     TLS_OUT_BYTES = TLS_RECORD_BYTES + 2048,
     TLS_PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE,
