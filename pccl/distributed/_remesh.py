@@ -1,0 +1,626 @@
+"""Puts a model that `fully_shard` (FSDP2) has sharded on a new mesh, after the group of all members has got other members.
+
+`remesh` moves no data. The caller keeps what it needs of the old shards, and fills the new ones:
+
+    old = {name: (slices(tensor), local_part(tensor)) for name, tensor in entries(model, optimizers).items()}
+    remesh(model, optimizers)
+    new = {name: (slices(tensor), local_part(tensor)) for name, tensor in entries(model, optimizers).items()}
+
+**What stays.** Modules, parameters, param groups and the keys of optimizer states are the same objects. Forward hooks, prefetch
+lists and all settings of FSDP stay, because its states stay on the modules. Only its groups of parameters are made again.
+
+**What is stale in torch.** Two meshes of the same ranks are equal for torch. Its caches of sharding decisions therefore answer
+for a new mesh with results for an old one, whose coordinates and process groups are those of former members. So `remesh` makes
+the old meshes unequal to all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.optim import Optimizer
+
+from pccl.state._entries import COMPILED
+
+_FSDP = "torch.distributed.fsdp._fully_shard."
+_PRIVATE = {
+    "FSDPState": _FSDP + "_fsdp_state",
+    "FSDPStateContext": _FSDP + "_fsdp_state",
+    "TrainingState": _FSDP + "_fsdp_common",
+    "FSDPMeshInfo": _FSDP + "_fsdp_common",
+    "FSDPParamGroup": _FSDP + "_fsdp_param_group",
+    "FSDPCommContext": _FSDP + "_fsdp_param_group",
+    "ProcessGroupAllocAllGather": _FSDP + "_fsdp_collectives",
+    "SymmMemAllGather": _FSDP + "_fsdp_collectives",
+    "ShardedState": _FSDP + "_fsdp_param",
+    "_get_module_fsdp_state": _FSDP + "_fsdp_state",
+    "_get_mesh_info": _FSDP + "_fsdp_init",
+    "_get_post_forward_mesh_info": _FSDP + "_fsdp_init",
+    "_validate_mesh": _FSDP + "_fsdp_init",
+    "_clear_sharding_prop_cache": "torch.distributed.tensor.debug",
+    "clear_redistribute_planner_cache": "torch.distributed.tensor._redistribute",
+}
+"""What is used of torch beside its public names, and the module that has it."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_SETTINGS = _words(
+    "_all_gather_comm _all_reduce_hook _all_reduce_hook_stream _reduce_scatter_comm all_reduce_grads "
+    "force_sum_reduction_for_comms gradient_divide_factor reduce_grads reduce_scatter_max_input_buffers "
+    "reduce_scatter_unused_params reshard_after_backward unshard_async_op unshard_in_backward"
+)
+"""Attributes of an FSDPParamGroup that a program sets, and that a new one takes over."""
+
+_ATTRIBUTES = {
+    "FSDPState": _words(
+        "_auto_reshard_after_forward _comm_ctx _device _device_handle _fsdp_param_groups _is_root _modules "
+        "_modules_to_run_forward _mp_policy _post_forward_hook_handle _pre_forward_hook_handle _state_ctx "
+        "_states_to_backward_prefetch _states_to_forward_prefetch _training_state"
+    ),
+    "FSDPStateContext": _words(
+        "all_states is_last_backward iter_forward_root post_backward_final_callback_queued post_optim_event"
+    ),
+    "FSDPParamGroup": _SETTINGS
+    | _words(
+        "_all_gather_output _all_gather_result _all_reduce_state _module_fqn _module_to_pre_load_state_dict_hook_handle "
+        "_module_to_pre_save_state_dict_hook_handle _num_param_groups _param_group_index _partial_reduce_output "
+        "_post_forward_indices _post_reduce_event _reset_sharded_params _reshard_after_forward_event _sharded_state "
+        "_training_state comm_ctx device device_handle fsdp_params mesh_info modules mp_policy offload_policy "
+        "post_forward_mesh_info"
+    ),
+}
+"""All attributes of these objects. One that is missing or new may be a setting that would be lost, or a state that would stay."""
+
+_ADDED_LATER = frozenset(("_orig_dtype", "_reduce_dtype"))
+"""Attributes of an FSDPParamGroup that the first forward pass adds."""
+
+_PARAMETER = _words(
+    "_module_info _post_load_hook_handle _setattr_on_modules _sharded_param_data _sharding_spec fsdp_placement is_dtensor "
+    "padded_sharded_param_size pin_memory sharded_param sharded_size sharded_state"
+)
+"""Attributes of an FSDPParam that are used."""
+
+_MESH = ("_dim_group_names", "_flatten_mapping", "_hash", "_root_mesh", "_thread_id")
+"""Attributes of a DeviceMesh that are used."""
+
+MeshOf = Callable[[DeviceMesh], DeviceMesh]
+
+_retired = itertools.count(1)
+_asked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""What the program has asked for and a mesh could not give: the placement of an FSDPParam, the int `reshard_after_forward` of an
+FSDPParamGroup. A later mesh may give it."""
+
+
+class Slice(NamedTuple):
+    """The part of a tensor that this process has."""
+
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offset: tuple[int, ...]
+    local: tuple[int, ...]
+    """The shape of the part. A part without elements has a 0 here."""
+
+
+# ---- names ----
+
+
+def entries(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None = None) -> dict[str, torch.Tensor]:
+    """Returns all parameters, buffers and tensors of optimizer states by name; sharded ones are DTensors.
+
+    The names are the same on all ranks, and before and after `remesh`: "model.layer.weight", "optim0.layer.weight.exp_avg". A
+    parameter that several modules share has one name. The tensors are those of the training, not copies. ValueError: an optimizer
+    has a parameter that the model lacks.
+    """
+    found: dict[str, torch.Tensor] = {f"model.{name}": parameter for name, parameter in _parameters(model).items()}
+    found.update((f"model.{_plain(name)}", buffer) for name, buffer in model.named_buffers())
+    for state in _states_of_optimizers(model, _listed(optimizers)):
+        found[state.name] = state.container[state.key]
+    return found
+
+
+def slices(tensor: torch.Tensor) -> Slice:
+    """Returns which part of a tensor this process has: of a plain tensor all.
+
+    TypeError: a placement of the DTensor is neither Shard nor Replicate. ValueError: this process is not in its mesh.
+    """
+    if not isinstance(tensor, DTensor):
+        return Slice(tuple(tensor.shape), (0,) * tensor.ndim, tuple(tensor.shape))
+    return _slice(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part that `slices` describes, in the memory of the tensor: of a plain tensor all."""
+    found: torch.Tensor = tensor.detach()
+    return found.to_local() if isinstance(found, DTensor) else found
+
+
+def _slice(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Slice:
+    place = mesh.get_coordinate()
+    if place is None:
+        raise ValueError(f"this process, rank {dist.get_rank()}, is not in {mesh}")
+    offset, local = [0] * len(shape), list(shape)
+    for number, placement in enumerate(placements):
+        if type(placement) is Replicate:
+            continue
+        if type(placement) is not Shard:
+            raise TypeError(f"a tensor placed by {type(placement).__name__} has no slice; only Shard and Replicate have one")
+        dim = placement.dim % len(shape)
+        chunk = -(-local[dim] // mesh.size(number))
+        start = min(local[dim], chunk * place[number])
+        offset[dim] += start
+        local[dim] = min(local[dim] - start, chunk)
+    return Slice(shape, tuple(offset), tuple(local))
+
+
+def _plain(name: str) -> str:
+    return name.replace(COMPILED, "")
+
+
+def _listed(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
+    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name. In the middle of a step modules may have whole ones: then those that optimizers have."""
+    sharded = {}
+    for state in _states(model):
+        for group in state._fsdp_param_groups:
+            for one in group.fsdp_params:
+                sharded[one._module_info.module._parameters[one._module_info.param_name]] = _sharded_parameter(one)
+    return {_plain(name): sharded.get(parameter, parameter) for name, parameter in model.named_parameters()}
+
+
+def _sharded_parameter(one: Any) -> nn.Parameter:
+    """The parameter of an FSDPParam as optimizers have it; a program may have replaced it on the module since."""
+    there = one._module_info.module._parameters[one._module_info.param_name]
+    found: nn.Parameter = there if one.sharded_state == _torch().ShardedState.SHARDED else one.sharded_param
+    return found
+
+
+class _State(NamedTuple):
+    """A tensor of an optimizer's state."""
+
+    name: str
+    container: Any
+    """The dictionary or list that has it under `key`."""
+    key: Any
+    parameter: nn.Parameter
+    parameter_name: str
+
+
+def _states_of_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_State]:
+    names = {parameter: name for name, parameter in _parameters(model).items()}
+    for number, optimizer in enumerate(optimizers):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter not in names:
+                    raise ValueError(
+                        f"optimizer {number} has a parameter of shape {tuple(parameter.shape)} that is not in the model; make "
+                        "optimizers after fully_shard, with parameters of the model only"
+                    )
+                name = names[parameter]
+                for path, container, key in _tensors_in(optimizer.state.get(parameter, {}), f"optim{number}.{name}"):
+                    yield _State(path, container, key, parameter, name)
+
+
+def _tensors_in(container: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    found = enumerate(container) if isinstance(container, list) else sorted(container.items(), key=lambda item: str(item[0]))
+    for key, value in found:
+        if isinstance(value, torch.Tensor):
+            yield f"{path}.{key}", container, key
+        elif isinstance(value, (dict, list)):
+            yield from _tensors_in(value, f"{path}.{key}")
+
+
+# ---- the new mesh ----
+
+
+@torch.no_grad()
+def remesh(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None = None, mesh_of: MeshOf | None = None) -> None:
+    """Puts a model and its optimizers on a new mesh. All members call it, after the group of all has got its new members.
+
+    Afterwards sharded parameters, buffers and optimizer states are DTensors on the new mesh, and their content is undefined.
+    Other tensors keep theirs. Parameters stay the same objects; DTensors of optimizer states are new ones under the same keys.
+    Local tensors that the caller holds keep their content. Gradients are dropped. A step may have been cut short anywhere.
+
+    `mesh_of` makes the new mesh from an old one, once for each. Without it a mesh of one dimension becomes one over all members,
+    and one of two keeps the size of its last dimension, by which it shards, if the world size is a multiple of it; else it shards
+    over all members. Both keep the type of device and the names of dimensions.
+
+    A parameter that is sharded by a dimension other than 0, and that the new mesh cannot cut evenly, is sharded by dimension 0.
+    An int `reshard_after_forward` that does not divide the new mesh becomes True. Both return with a mesh that allows them.
+
+    TypeError, ValueError: the model has something that this cannot do, which the error names; nothing has been changed.
+    """
+    states = _states(model)
+    meshes = _Meshes(mesh_of)
+    names = {parameter: name for name, parameter in _parameters(model).items()}
+    plans = [_Plan(names, state, group, meshes) for state in states for group in state._fsdp_param_groups]
+    placements = {one.parameter: (one.old_placements, one.placements) for plan in plans for one in plan.parameters}
+    moved = _moved_states(model, _listed(optimizers), meshes, placements)
+    moved += _moved_buffers(model, meshes)
+    _wait_for_devices(states)
+    meshes.retire()
+    for state in states:
+        _reset(state)
+    _share_contexts(states)
+    for plan in plans:
+        plan.carry_out()
+    for container, key, make in moved:
+        container[key] = make()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _states(model: nn.Module) -> list[Any]:
+    """The states of FSDP in the model, each once."""
+    internals = _torch()
+    found: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        state = internals._get_module_fsdp_state(module)
+        if state is None:
+            continue
+        if type(state) is not internals.FSDPState:
+            raise TypeError(f"{name or 'the model'} is wrapped by {type(state).__name__}, which remesh does not know")
+        found[id(state)] = state
+    for state in found.values():
+        if any(id(other) not in found for other in state._state_ctx.all_states):
+            raise ValueError("the model is a part of a larger one under FSDP; call remesh with the larger one")
+    return list(found.values())
+
+
+class _Meshes:
+    """The new mesh of each old one."""
+
+    def __init__(self, mesh_of: MeshOf | None) -> None:
+        self._mesh_of = mesh_of or _default_mesh
+        self._made: dict[DeviceMesh, DeviceMesh] = {}
+        self._old: dict[int, DeviceMesh] = {}
+        self._after_forward: dict[tuple[int, int], Any] = {}
+        self.reduce_scatter_groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        """Groups of their own that reduce-scatters have, by their ranks; torch fills it."""
+
+    def of(self, old: DeviceMesh) -> DeviceMesh:
+        """Returns the new mesh of an old one; makes it at the first call. Equal ones have the same."""
+        self.note(old)
+        if old not in self._made:
+            new = self._mesh_of(old)
+            if not isinstance(new, DeviceMesh):
+                raise TypeError(f"mesh_of returned a {type(new).__name__}; it must return a DeviceMesh")
+            if any(new is one for one in self._old.values()):
+                raise ValueError(f"mesh_of returned the old mesh {old}; it must make a new one")
+            _torch()._validate_mesh(new)
+            if new.device_type != old.device_type:
+                raise ValueError(f"the new mesh is of {new.device_type}, and the old one of {old.device_type}")
+            if new.get_coordinate() is None:
+                raise ValueError(f"this process, rank {dist.get_rank()}, is not in the new mesh {new}")
+            self._made[old] = new
+        return self._made[old]
+
+    def find(self, old: DeviceMesh) -> DeviceMesh | None:
+        """Returns the new mesh of an old one that has one."""
+        self.note(old)
+        return self._made.get(old)
+
+    def note(self, old: DeviceMesh | None) -> None:
+        """Remembers an old mesh, which is to be retired, and those that it was cut out of or that were made of it."""
+        if old is not None and id(old) not in self._old:
+            self._old[id(old)] = old
+            self.note(old._root_mesh)
+            for other in old._flatten_mapping.values():
+                self.note(other)
+
+    def after_forward(self, info: Any, asked: bool | int) -> Any:
+        """Returns what parameters are resharded to after forward; the groups of an int are made once."""
+        if isinstance(asked, bool):
+            return _torch()._get_post_forward_mesh_info(asked, info)
+        key = id(info.mesh), asked
+        if key not in self._after_forward:
+            made = _torch()._get_post_forward_mesh_info(asked, info)
+            self._after_forward[key] = info if made is info else made
+        return self._after_forward[key]
+
+    def retire(self) -> None:
+        """Makes the old meshes unequal to all others, so that no cache of any thread answers for a new mesh with an old one."""
+        for old in self._old.values():
+            vars(old)["_thread_id"], vars(old)["_hash"] = -next(_retired), None
+        for old in self._old.values():
+            if any(old == new for new in self._made.values()):
+                raise _unsupported("DeviceMesh._thread_id does not tell meshes apart")
+        _torch()._clear_sharding_prop_cache()  # these entries are of no more use
+        _torch().clear_redistribute_planner_cache()
+
+
+def _default_mesh(old: DeviceMesh) -> DeviceMesh:
+    whole = old._root_mesh or old
+    if whole.size() != old.size() or sorted(whole.mesh.flatten().tolist()) != list(range(old.size())):
+        raise ValueError(f"{old} has not all members; pass mesh_of, which makes the new mesh")
+    size = dist.get_world_size()
+    if old.ndim == 1:
+        return init_device_mesh(old.device_type, (size,), mesh_dim_names=old.mesh_dim_names)
+    shards = old.size(1) if size % old.size(1) == 0 else size
+    return init_device_mesh(old.device_type, (size // shards, shards), mesh_dim_names=old.mesh_dim_names)
+
+
+def _sharded_by(dim: int, mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """The placements of FSDP: replicas along the first dimension of a mesh of two."""
+    return (Shard(dim),) if mesh.ndim == 1 else (Replicate(), Shard(dim))
+
+
+# ---- groups of parameters ----
+
+
+class _Parameter(NamedTuple):
+    """What is to become of a parameter."""
+
+    old: Any
+    """Its FSDPParam."""
+    parameter: nn.Parameter
+    asked: Shard
+    placement: Shard
+    old_placements: tuple[Placement, ...]
+    placements: tuple[Placement, ...]
+
+
+class _Plan:
+    """What is to become of an FSDPParamGroup. Making it changes nothing, but for the meshes and groups that it makes."""
+
+    def __init__(self, names: dict[nn.Parameter, str], state: Any, group: Any, meshes: _Meshes) -> None:
+        internals = _torch()
+        _check_attributes(state, group)
+        info = group.mesh_info
+        if info.shard_mesh_dim is None or info.is_spmd_mesh:
+            what = names[_sharded_parameter(group.fsdp_params[0])]
+            raise TypeError(f"{what} was sharded with dp_mesh_dims or without a shard dimension, which remesh does not know")
+        if isinstance(group._all_gather_comm, internals.SymmMemAllGather):
+            raise TypeError("set_symm_mem_for_comm needs NCCL, and remesh cannot make it again; leave it out")
+        self.state, self.old, self.meshes = state, group, meshes
+        new = meshes.of(info.mesh)
+        for other in (group.post_forward_mesh_info, *group.fsdp_params):
+            for name in ("mesh", "_shard_mesh", "_spmd_mesh"):
+                meshes.note(getattr(other, name, None))
+        self.info = internals._get_mesh_info(new)
+        self.asked, given = _after_forward(state, group, self.info.shard_mesh_size)
+        self.after_forward = meshes.after_forward(self.info, given)
+        self.parameters = [self._plan(one, names) for one in group.fsdp_params]
+
+    def _plan(self, one: Any, names: dict[nn.Parameter, str]) -> _Parameter:
+        _check_parameter(one)
+        parameter: Any = _sharded_parameter(one)
+        name = names[parameter]
+        local = getattr(parameter, "_local_tensor", None)
+        if one.is_dtensor or getattr(one, "is_spmd_types", False):
+            raise TypeError(f"{name} was a DTensor before fully_shard (tensor parallelism), which remesh does not know")
+        if local is None:
+            raise TypeError(f"{name} is not a DTensor any more; remesh needs parameters as fully_shard makes them")
+        _require_plain(local, name)
+        asked = _asked.get(one, one.fsdp_placement)
+        even = asked.dim == 0 or parameter.shape[asked.dim] % self.info.shard_mesh_size == 0
+        placement = asked if even else Shard(0)
+        placements = _sharded_by(placement.dim, self.info.mesh)
+        return _Parameter(one, parameter, asked, placement, parameter.placements, placements)
+
+    def carry_out(self) -> None:
+        """Makes the group again, with its settings, and gives the parameters shards of the new size."""
+        _remove_hooks(self.old)
+        wholes = [_whole(one) for one in self.parameters]
+        placements = {whole: one.placement for whole, one in zip(wholes, self.parameters, strict=True)}
+        group = _torch().FSDPParamGroup(
+            wholes,
+            self.old.modules,
+            self.info,
+            self.after_forward,
+            self.old.device,
+            placements.__getitem__,
+            self.old.mp_policy,
+            self.old.offload_policy,
+        )
+        for name in _SETTINGS:
+            setattr(group, name, getattr(self.old, name))
+        if isinstance(group._all_gather_comm, _torch().ProcessGroupAllocAllGather):
+            group.set_allocate_memory_from_process_group(True)
+        group.comm_ctx = self.state._comm_ctx
+        if self.asked is not None:
+            _asked[group] = self.asked
+        for new, one in zip(group.fsdp_params, self.parameters, strict=True):
+            _give_shard(new, one)
+        if self.old.mesh_info.reduce_scatter_process_group is not None:
+            group._set_separate_reduce_scatter_group(True, self.meshes.reduce_scatter_groups)
+        groups = self.state._fsdp_param_groups
+        groups[groups.index(self.old)] = group
+
+
+def _after_forward(state: Any, group: Any, size: int) -> tuple[int | None, bool | int]:
+    """The int `reshard_after_forward` that the program has asked for, if any, and what a mesh of this size is given."""
+    there = group.post_forward_mesh_info
+    if state._auto_reshard_after_forward:
+        return None, True
+    if there is None:
+        return None, False
+    asked = there.shard_mesh_size if there.mesh is not group.mesh_info.mesh else _asked.get(group)
+    return asked, asked if asked is not None and size % asked == 0 else True
+
+
+def _remove_hooks(group: Any) -> None:
+    """Removes the hooks for state dicts of an FSDPParamGroup."""
+    for one in group.fsdp_params:
+        one._post_load_hook_handle.remove()
+    for hooks in (group._module_to_pre_save_state_dict_hook_handle, group._module_to_pre_load_state_dict_hook_handle):
+        for handle in hooks.values():
+            handle.remove()
+
+
+def _whole(one: _Parameter) -> nn.Parameter:
+    """Puts a parameter of the whole shape, without memory, on the modules, of which FSDP makes a shard. Returns it."""
+    parameter = one.parameter
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+    whole = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    one.old._setattr_on_modules(whole)
+    return whole
+
+
+def _give_shard(new: Any, one: _Parameter) -> None:
+    """Gives the parameter a shard of the new size, and the new FSDPParam the parameter."""
+    parameter: Any = one.parameter
+    device = parameter._local_tensor.device
+    padded = torch.zeros(new.padded_sharded_param_size, dtype=parameter.dtype, device=device)
+    if new.pin_memory and device.type == "cpu":
+        padded = padded.pin_memory()
+    dim = new.fsdp_placement.dim
+    parameter._local_tensor = padded.narrow(dim, 0, new.sharded_size[dim])
+    parameter._spec = new._sharding_spec
+    parameter.grad = None
+    new._sharded_param_data = padded.view(-1)
+    new.sharded_param = parameter
+    new._setattr_on_modules(parameter)
+    if one.asked != one.placement:
+        _asked[new] = one.asked
+
+
+# ---- states of FSDP ----
+
+
+def _reset(state: Any) -> None:
+    """Brings a state to that before the first forward pass. What a program sets stays."""
+    state._is_root = None
+    state._training_state = _torch().TrainingState.IDLE
+    state._modules_to_run_forward.clear()
+
+
+def _share_contexts(states: Sequence[Any]) -> None:
+    """Gives the states new contexts. States that shared one share the new one."""
+    internals = _torch()
+    made: dict[int, Any] = {}
+    old = [(state._state_ctx, state._comm_ctx) for state in states]  # whose ids stay theirs
+    for state, (context, streams) in zip(states, old, strict=True):
+        if id(context) not in made:
+            made[id(context)] = internals.FSDPStateContext()
+            made[id(context)].is_last_backward = context.is_last_backward
+        state._state_ctx = made[id(context)]
+        state._comm_ctx = made.setdefault(id(streams), internals.FSDPCommContext())
+
+
+def _wait_for_devices(states: Sequence[Any]) -> None:
+    """Waits until kernels of other streams no longer use the memory of a step that was cut short."""
+    for device in {state._device for state in states}:
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+
+
+# ---- other tensors ----
+
+_Move = tuple[Any, Any, Callable[[], torch.Tensor]]
+"""A dictionary or list, the key of a tensor in it, and what makes the tensor that takes its place."""
+
+
+def _moved_states(
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    meshes: _Meshes,
+    placements: dict[nn.Parameter, tuple[tuple[Placement, ...], tuple[Placement, ...]]],
+) -> list[_Move]:
+    moved: list[_Move] = []
+    for state in _states_of_optimizers(model, optimizers):
+        tensor = state.container[state.key]
+        if isinstance(tensor, DTensor):
+            old, new = placements.get(state.parameter, ((), ()))
+            alike = tensor.shape == state.parameter.shape and tensor.placements == old
+            moved.append((state.container, state.key, _mover(tensor, state.name, meshes, new if alike else None)))
+        elif isinstance(state.parameter, DTensor) and tensor.numel() > 1 and tensor.shape == state.parameter.to_local().shape:
+            raise TypeError(
+                f"{state.name} is a plain tensor of the shape of a shard of {state.parameter_name}: remesh cannot tell whether "
+                "it is one; make it a DTensor"
+            )
+    return moved
+
+
+def _moved_buffers(model: nn.Module, meshes: _Meshes) -> list[_Move]:
+    return [
+        (module._buffers, key, _mover(buffer, f"model.{_plain(prefix + '.' if prefix else prefix)}{key}", meshes, None))
+        for prefix, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if isinstance(buffer, DTensor)
+    ]
+
+
+def _mover(tensor: DTensor, name: str, meshes: _Meshes, placements: tuple[Placement, ...] | None) -> Callable[[], torch.Tensor]:
+    """Returns what makes the tensor that takes the place of this one; `placements` are its new ones, if they are known."""
+    mesh = meshes.find(tensor.device_mesh)
+    if mesh is None:
+        raise TypeError(f"{name} is a DTensor on {tensor.device_mesh}, on which FSDP has no parameter: remesh cannot move it")
+    local = tensor.to_local()
+    _require_plain(local, name)
+    cut = [placement for placement in tensor.placements if type(placement) is not Replicate]
+    if len(cut) > 1 or any(type(placement) is not Shard for placement in cut):
+        raise TypeError(f"{name} has the placements {tensor.placements}; remesh knows Replicate, and Shard along one dimension")
+    if not cut:
+        return functools.partial(_on_mesh, tensor, local, mesh, (Replicate(),) * mesh.ndim)
+    if placements is None:
+        placements = _sharded_by(cut[0].dim, mesh)  # type: ignore[attr-defined] # it is a Shard
+    part = _slice(tuple(tensor.shape), mesh, placements)
+
+    def make() -> torch.Tensor:
+        return _on_mesh(tensor, torch.zeros(part.local, dtype=local.dtype, device=local.device), mesh, placements)
+
+    return make
+
+
+def _require_plain(local: torch.Tensor, name: str) -> None:
+    if type(local) is not torch.Tensor:
+        raise TypeError(f"the shards of {name} are of the type {type(local).__name__}; remesh can only make plain tensors")
+
+
+def _on_mesh(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> torch.Tensor:
+    made: torch.Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
+    return made
+
+
+# ---- versions of torch ----
+
+
+@functools.cache
+def _torch() -> SimpleNamespace:
+    """Returns the names of `_PRIVATE`."""
+    found = {}
+    for name, module in _PRIVATE.items():
+        try:
+            found[name] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            raise _unsupported(f"{module} has no {name}") from None
+    return SimpleNamespace(**found)
+
+
+def _check_attributes(state: Any, group: Any) -> None:
+    for one in (state, state._state_ctx, group):
+        name = type(one).__name__
+        there = vars(one).keys() - _ADDED_LATER
+        missing, added = _ATTRIBUTES[name] - there, there - _ATTRIBUTES[name]
+        if missing or added:
+            raise _unsupported(f"{name} {'lacks' if missing else 'has'} {', '.join(sorted(missing or added))}")
+    for name in _MESH:
+        if not hasattr(group.mesh_info.mesh, name):
+            raise _unsupported(f"DeviceMesh lacks {name}")
+
+
+def _check_parameter(one: Any) -> None:
+    missing = [name for name in sorted(_PARAMETER) if not hasattr(one, name)]
+    if missing:
+        raise _unsupported(f"FSDPParam lacks {', '.join(missing)}")
+
+
+def _unsupported(what: str) -> RuntimeError:
+    return RuntimeError(f"torch {torch.__version__} is not supported by pccl.distributed for sharded models: {what}")
