@@ -7,7 +7,6 @@
 #include "api/ext.h"
 #include "base/platform.h"
 #include "link/pace.h"
-#include "master/status_query.h"
 #include "net/socket.h"
 
 enum { ANSWER_MS = 3000 };

@@ -12,7 +12,6 @@
 #include "compute/kernels.h"
 #include "device/cuda.h"
 #include "device/device.h"
-#include "master/status_query.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
 #include "state/content.h"

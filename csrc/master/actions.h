@@ -12,7 +12,7 @@
 #include "net/wire_control.h"
 
 enum {
-    ACTIONS_MAX_CONNS = 4096, // connections are named by numbers below this, chosen by the body
+    ACTIONS_MAX_CONNS = 4096, // connections are named by numbers below this, chosen by the driver
     ACTIONS_MAX_LOGS = 32,    // lines per event, then lines are dropped
     ACTIONS_LOG_BYTES = 640,
 };

@@ -1,7 +1,7 @@
 // The master's state machine: who belongs to the run, which epoch is in force, how votes and ops end; docs/protocol.md
 // as code.
 //
-// Pure: no sockets, no clock, no threads. The body (master/master, or a simulator) reports what happened, with the
+// Pure: no sockets, no clock, no threads. The driver (master/master, or a simulator) reports what happened, with the
 // time, and carries out the actions that the event returns. The same events in the same order give the same actions.
 //
 // Memory is bounded by the number of peers and by the limits in wire.h. When it is refused for a connection that is no

@@ -1,5 +1,5 @@
-// The master's body: one thread (`pccl:master`) with one loop over the listening socket and all connections. It decides
-// nothing: what it reads goes to the state machine (master/core), what the state machine says is carried out.
+// The master's driver: one thread (`pccl:master`) with one loop over the listening socket and all connections. It
+// decides nothing: what it reads goes to the state machine (master/core), what the state machine says is carried out.
 //
 // Whatever bytes arrive, at worst the connection that they came on is closed.
 #ifndef PCCL_MASTER_MASTER_H
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #include "net/transport.h"
-#include "net/wire.h"
+#include "net/wire_control.h"
 
 enum {
     // connections without a hello; then the oldest is dropped. All members may come at once
@@ -60,5 +60,23 @@ void master_detach(struct master *master);
 bool master_await(struct master *master, int64_t deadline_ns);
 // Stops the master first. Nobody may be waiting. NULL is allowed.
 void master_free(struct master *master);
+
+// ---- asking a master from outside of its run: status_query.c ----
+
+// Asks what it does, and waits for the answer until `deadline_ns` (monotonic). Returns 0, or without an answer
+// -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno.
+int status_query_ask(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
+                     struct wire_status_is *out);
+
+// Asks what the members of its run have seen of their ops and of each other, in pieces.
+struct status_query;
+
+// 0 or -errno. Waits for nothing. `proof` is that of a member. NULL: of somebody else, who is told everything by a
+// master of the same user on this host, and counts by any other one.
+int status_query_begin(struct transport_context *context, const struct wire_address *master,
+                       const struct wire_diagnose *proof, struct status_query **out);
+// Like status_query_ask; after -ETIMEDOUT you may wait again. The caller owns `members` and `edges` of `out`.
+int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out);
+void status_query_end(struct status_query *query); // NULL is allowed
 
 #endif

@@ -1,4 +1,4 @@
-#include "master/status_query.h"
+#include "master/master.h"
 
 #include <errno.h>
 #include <stdbool.h>

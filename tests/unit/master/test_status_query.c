@@ -1,5 +1,4 @@
 // Asking masters that answer, are silent, are gone or talk nonsense.
-#include "master/status_query.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -16,7 +16,6 @@ int main(void) {
 
 #include "base/platform.h"
 #include "master/master.h"
-#include "master/status_query.h"
 #include "net/tls.h"
 #include "peer/wireup.h"
 #include "peer/master_link.h"
