@@ -33,7 +33,6 @@ struct member {
 
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
     struct mesh mesh;
-    struct recovery_record record;
     struct recovery recovery;
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
@@ -134,33 +133,9 @@ void member_measured(struct member *m, const struct wire_id *from, const struct 
 
 // ---- epochs ----
 
-// Others have ended calls with these losses, one by one, so this program has to meet each of them, too.
-static void hear_losses(struct member *m, const struct member_view *now, struct member_output *out) {
-    struct recovery *r = &m->recovery;
-    if (r->state != RECOVERY_RESUMED) return;
-    r->late.view.rank = r->late.view.group_world == now->group_world ? now->rank : MEMBER_NO_RANK;
-    for (uint32_t i = 0; i < r->resumed.loss_count; i++) {
-        struct member_view view = recovery_loss(r, i, now);
-        if (view.number <= m->view.number || view.number <= m->record.lost_epoch || view.number >= now->number)
-            continue;
-        recovery_record_note_loss(&m->record, &view);
-        m->record.lost_epoch = view.number;
-        member_act(out, MEMBER_MISSED_LOSS)->group_epoch = view.number;
-    }
-}
-
-// Whether an epoch tells the own group of a loss. What a peer adopts with the end of its vote or its connect it cannot
-// lose afterwards.
-static bool has_lost(const struct member *m, const struct wire_epoch *epoch) {
-    uint64_t known = m->record.lost_epoch;
-    if (m->phase == MEMBER_REGISTERED && !m->recovery.late.vote) return false;
-    if (m->recovery.late.vote && m->recovery.late.view.number > known) known = m->recovery.late.view.number;
-    return epoch->lost_epoch > known;
-}
-
 // The round of shared state of `m->end`.
 static void end_sync(struct member *m, struct member_output *out) {
-    recovery_record_note_sync(&m->record, &m->end);
+    recovery_note_sync(&m->recovery, &m->end);
     if (m->vote.kind == WIRE_VOTE_SYNC) end_vote(m, m->end.code, m->end.revision, out)->end = &m->end;
 }
 
@@ -172,7 +147,7 @@ static void recovered(struct member *m, struct member_output *out) {
     m->generation = r->promised;
     r->state = RECOVERY_NONE;
     member_act(out, MEMBER_FOUND);
-    if (r->late.vote) recovery_record_take_vote(&m->record, vote);
+    if (r->late.vote) recovery_take_vote(&m->recovery, vote);
     if (r->late.vote && m->vote.kind == vote->kind) end_vote(m, vote->code, vote->value, out)->view = r->late.view;
     if (r->late.sync) {
         m->end = r->resumed.sync;
@@ -191,7 +166,7 @@ static void enter_group_epoch(struct member *m, enum wire_reason reason, const s
     bool mends = reason == WIRE_REASON_RELINK || reason == WIRE_REASON_LOSS || member_is_seeking(m);
     struct mesh_event at = event_of(m, now);
     if (!mesh_begin_epoch(&m->mesh, &at, before, m->epoch, mends)) out->failed = true;
-    if (m->epoch->lost) recovery_record_note_loss(&m->record, &m->view);
+    if (m->epoch->lost) recovery_note_loss(&m->recovery, &m->view);
     member_act(out, MEMBER_ENTER_EPOCH)->epoch = m->epoch;
 }
 
@@ -205,10 +180,11 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     }
     bool newcomer = m->phase == MEMBER_REGISTERED;
     struct member_view view = member_view_of(&commit->epoch, &ring);
-    hear_losses(m, &view, out);
+    recovery_hear_losses(&m->recovery, m->view.number, &view, out);
     struct wire_header header = member_header(m);
     struct epoch *before = m->epoch;
-    struct epoch *epoch = epoch_new(&commit->epoch, &ring, &header, has_lost(m, &commit->epoch));
+    struct epoch *epoch =
+        epoch_new(&commit->epoch, &ring, &header, recovery_has_lost(&m->recovery, &commit->epoch, newcomer));
     if (epoch == NULL) {
         out->failed = true;
         return;
@@ -216,7 +192,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     m->epoch = epoch;
     m->phase = MEMBER_ACCEPTED;
     m->view = view;
-    recovery_record_note_epoch(&m->record, commit, m->epoch);
+    recovery_note_epoch(&m->recovery, commit, m->epoch);
     if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch))
         enter_group_epoch(m, commit->reason, before, now, out);
     epoch_put(before);
@@ -224,7 +200,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     struct mesh_event at = event_of(m, now);
     mesh_make(&m->mesh, &at, !m->mesh.linked, out);
     member_act(out, MEMBER_RECHECK);
-    if (m->record.quorum.members + m->record.quorum.old_members > 0) m->beat_at = now; // its master has to know
+    if (m->recovery.quorum.members + m->recovery.quorum.old_members > 0) m->beat_at = now; // its master has to know
     if (newcomer) member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.vote ? m->recovery.late.view : m->view;
     if (m->vote.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
     if (m->vote.kind == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
@@ -246,7 +222,7 @@ static void take_candidate(struct member *m, const struct wire_candidate *candid
 
 static void take_outcome(struct member *m, const struct wire_outcome *outcome, struct member_output *out) {
     if (outcome->kind == WIRE_VOTE_UPDATE || outcome->kind == WIRE_VOTE_OPTIMIZE) mesh_end_candidate(&m->mesh, out);
-    recovery_record_note_vote(&m->record, m->record.last_vote.number + 1, outcome, m->epoch);
+    recovery_note_vote(&m->recovery, m->recovery.last_vote.number + 1, outcome, m->epoch);
     if (m->vote.kind == outcome->kind) end_vote(m, outcome->code, outcome->value, out);
 }
 
@@ -335,12 +311,11 @@ void member_resume(struct member *m, uint16_t port, bool earlier, enum member_te
                   .members = m->epoch == NULL ? NULL : m->epoch->everyone},
     };
     memcpy(resume.secret, m->welcome.secret, sizeof resume.secret);
-    recovery_record_tell(&m->record, &resume, past, losses);
+    recovery_resume(&m->recovery, earlier, limit_ns(m), now, &resume, past, losses);
     struct wire_header header = member_header(m);
     header.generation = m->recovery.promised;
     wire_encode_resume(&out->frames, header, &resume);
     m->vote.unsent = false;
-    recovery_tell(&m->recovery, earlier, limit_ns(m), now);
     m->master = (struct arrival){.at_ns = now};
     m->beat_at = now + limit_ns(m) / 5;
 }
@@ -390,7 +365,7 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
     }
     case WIRE_VERDICT:
         if (!joined || !wire_decode_verdict(body, length, &m->verdict)) return false;
-        recovery_record_note_verdict(&m->record, &m->verdict);
+        recovery_note_verdict(&m->recovery, &m->verdict);
         member_act(out, MEMBER_VERDICT)->verdict = &m->verdict;
         return true;
     case WIRE_BYE:
@@ -431,8 +406,7 @@ static bool take_answer(struct member *m, const struct wire_header *header, cons
         return true;
     case WIRE_RESUMED:
         if (header->run != m->run || header->generation != r->promised) return true;
-        if (!recovery_take_resumed(r, body, header->length, m->hello.group, recovery_record_newest(&m->record)))
-            return false;
+        if (!recovery_take_resumed(r, body, header->length, m->hello.group)) return false;
         m->welcome.heartbeat_limit_ms = r->resumed.heartbeat_limit_ms;
         member_act(out, MEMBER_RECHECK); // the data plane may speak of the next epoch before this thread does
         return true;
@@ -476,8 +450,7 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     if (m == NULL) return NULL;
     memset(m, 0, offsetof(struct member, mesh));
     mesh_init(&m->mesh, id, lanes);
-    recovery_record_init(&m->record);
-    recovery_init(&m->recovery, 0, 1);
+    recovery_init(&m->recovery);
     m->id = *id;
     m->hello = (struct wire_hello){.version = WIRE_VERSION, .id = *id, .group = group, .lanes = m->mesh.lanes};
     return m;
@@ -488,13 +461,14 @@ void member_set_join_only(struct member *m, bool join_only) { m->hello.join_only
 void member_set_name(struct member *m, const struct wire_name *name) { m->hello.name = *name; }
 
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
-    recovery_init(&m->recovery, limit_ms, masters);
+    m->recovery.limit_ms = limit_ms;
+    m->recovery.masters = masters;
 }
 
 void member_free(struct member *m) {
     if (m == NULL) return;
     mesh_fini(&m->mesh);
-    recovery_record_fini(&m->record);
+    recovery_fini(&m->recovery);
     epoch_put(m->epoch);
     free(m);
 }
@@ -573,16 +547,16 @@ void member_tick(struct member *m, int64_t now, struct member_output *out) {
 
 // ---- state ----
 
-void member_adopt(struct member *m, const struct member_view *view) { recovery_record_adopt(&m->record, view); }
-void member_adopt_loss(struct member *m, uint64_t group_epoch) { recovery_record_adopt_loss(&m->record, group_epoch); }
-const struct member_view *member_adopted(const struct member *m) { return &m->record.adopted; }
-const struct epoch_ring *member_members(const struct member *m) { return recovery_record_members(&m->record); }
+void member_adopt(struct member *m, const struct member_view *view) { recovery_adopt(&m->recovery, view); }
+void member_adopt_loss(struct member *m, uint64_t group_epoch) { recovery_adopt_loss(&m->recovery, group_epoch); }
+const struct member_view *member_adopted(const struct member *m) { return &m->recovery.adopted; }
+const struct epoch_ring *member_members(const struct member *m) { return recovery_members(&m->recovery); }
 enum member_phase member_phase(const struct member *m) { return m->phase; }
 const char *member_text(const struct member *m) { return m->text; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
 const struct epoch *member_epoch(const struct member *m) { return m->epoch; }
-const struct wire_ended_vote *member_last_vote(const struct member *m) { return &m->record.last_vote; }
+const struct wire_ended_vote *member_last_vote(const struct member *m) { return &m->recovery.last_vote; }
 bool member_is_seeking(const struct member *m) { return m->recovery.state != RECOVERY_NONE; }
 const char *member_lost_why(const struct member *m) { return m->recovery.lost_why; }
 const char *member_waits_why(const struct member *m) { return m->recovery.waits_why.chars; }

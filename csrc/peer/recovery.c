@@ -8,32 +8,35 @@
 #include "master/rounds.h"
 #include "pccl.h"
 
-// ---- the recovery record ----
+// ---- the record ----
 
-void recovery_record_init(struct recovery_record *t) {
-    memset(t, 0, offsetof(struct recovery_record, sizes));
-    t->last_vote.sizes = t->sizes;
+void recovery_init(struct recovery *r) {
+    memset(r, 0, offsetof(struct recovery, sizes));
+    r->masters = 1;
+    r->last_vote.sizes = r->sizes;
+    r->resumed.last_vote.sizes = r->resumed_sizes;
+    r->resumed.losses = r->resumed_losses;
 }
 
-void recovery_record_fini(struct recovery_record *t) {
-    while (t->epoch_count > 0) epoch_put(t->epochs[--t->epoch_count]);
+void recovery_fini(struct recovery *r) {
+    while (r->epoch_count > 0) epoch_put(r->epochs[--r->epoch_count]);
 }
 
-static void drop_epoch(struct recovery_record *t, uint32_t at) {
-    epoch_put(t->epochs[at]);
-    memmove(&t->epochs[at], &t->epochs[at + 1], (--t->epoch_count - at) * sizeof *t->epochs);
+static void drop_epoch(struct recovery *r, uint32_t at) {
+    epoch_put(r->epochs[at]);
+    memmove(&r->epochs[at], &r->epochs[at + 1], (--r->epoch_count - at) * sizeof *r->epochs);
 }
 
-static void keep_epoch(struct recovery_record *t, const struct epoch *epoch) {
-    while (t->epoch_count > 1 && t->epochs[1]->group_epoch <= t->adopted.group_epoch) drop_epoch(t, 0);
-    if (t->epoch_count > 0 && t->epochs[t->epoch_count - 1]->group_epoch == epoch->group_epoch) return;
-    if (t->epoch_count == RECOVERY_RECORD_EPOCHS) drop_epoch(t, 1); // not the adopted one
-    t->epochs[t->epoch_count++] = epoch_get(epoch);
+static void keep_epoch(struct recovery *r, const struct epoch *epoch) {
+    while (r->epoch_count > 1 && r->epochs[1]->group_epoch <= r->adopted.group_epoch) drop_epoch(r, 0);
+    if (r->epoch_count > 0 && r->epochs[r->epoch_count - 1]->group_epoch == epoch->group_epoch) return;
+    if (r->epoch_count == RECOVERY_EPOCHS) drop_epoch(r, 1); // not the adopted one
+    r->epochs[r->epoch_count++] = epoch_get(epoch);
 }
 
-void recovery_record_note_vote(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
-                               const struct epoch *epoch) {
-    struct wire_ended_vote *vote = &t->last_vote;
+void recovery_note_vote(struct recovery *r, uint64_t number, const struct wire_outcome *outcome,
+                        const struct epoch *epoch) {
+    struct wire_ended_vote *vote = &r->last_vote;
     vote->number = number;
     vote->kind = outcome->kind;
     vote->code = outcome->code;
@@ -48,126 +51,117 @@ void recovery_record_note_vote(struct recovery_record *t, uint64_t number, const
     }
 }
 
-void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epoch_commit *commit,
-                                const struct epoch *epoch) {
+void recovery_note_epoch(struct recovery *r, const struct wire_epoch_commit *commit, const struct epoch *epoch) {
     const struct wire_epoch *told = &commit->epoch;
-    t->quorum = commit->quorum;
-    memcpy(t->signature, commit->signature, sizeof t->signature);
-    keep_epoch(t, epoch);
-    if (told->lost_epoch > t->lost_epoch) t->lost_epoch = told->lost_epoch;
-    if (told->sync_round > t->sync.round) {
-        t->sync.round = told->sync_round;
-        t->sync.expected = told->sync_expected;
+    r->quorum = commit->quorum;
+    memcpy(r->signature, commit->signature, sizeof r->signature);
+    keep_epoch(r, epoch);
+    if (told->lost_epoch > r->lost_epoch) r->lost_epoch = told->lost_epoch;
+    if (told->sync_round > r->sync.round) {
+        r->sync.round = told->sync_round;
+        r->sync.expected = told->sync_expected;
     }
     uint8_t kind = commit->reason == WIRE_REASON_UPDATE  ? WIRE_VOTE_UPDATE
                    : commit->reason == WIRE_REASON_ORDER ? WIRE_VOTE_OPTIMIZE
                                                          : 0;
     struct wire_outcome outcome = {.kind = kind, .code = pcclSuccess};
-    if (kind != 0 && told->votes_ended > t->last_vote.number)
-        recovery_record_note_vote(t, told->votes_ended, &outcome, epoch);
+    if (kind != 0 && told->votes_ended > r->last_vote.number) recovery_note_vote(r, told->votes_ended, &outcome, epoch);
 }
 
-void recovery_record_take_vote(struct recovery_record *t, const struct wire_ended_vote *vote) {
-    t->last_vote = *vote;
-    t->last_vote.sizes = t->sizes;
-    memcpy(t->sizes, vote->sizes, vote->count * sizeof *t->sizes);
+void recovery_take_vote(struct recovery *r, const struct wire_ended_vote *vote) {
+    r->last_vote = *vote;
+    r->last_vote.sizes = r->sizes;
+    memcpy(r->sizes, vote->sizes, vote->count * sizeof *r->sizes);
 }
 
-void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync_end *end) {
-    t->sync.round = end->round;
-    t->sync.code = end->code;
-    t->sync.revision = end->revision;
+void recovery_note_sync(struct recovery *r, const struct wire_sync_end *end) {
+    r->sync.round = end->round;
+    r->sync.code = end->code;
+    r->sync.revision = end->revision;
     if (end->code != pcclSuccess) return;
-    t->sync.committed = true;
-    t->sync.expected = rounds_expect(end->revision);
+    r->sync.committed = true;
+    r->sync.expected = rounds_expect(end->revision);
 }
 
-void recovery_record_note_verdict(struct recovery_record *t, const struct wire_verdict *verdict) {
+void recovery_note_verdict(struct recovery *r, const struct wire_verdict *verdict) {
     static const struct wire_id nobody;
     bool ends = verdict->kind == WIRE_VERDICT_COMMIT || verdict->kind == WIRE_VERDICT_MISMATCH ||
                 verdict->kind == WIRE_VERDICT_CANCEL;
     // ABORT and REDO follow from what members report; a supplier is found anew.
     if (!ends || !wire_id_equal(&verdict->supplier, &nobody)) return;
     // COMMIT may follow CANCEL, and counts then.
-    for (uint32_t i = 0; i < t->past_count; i++)
-        if (wire_op_name_equal(&t->past[i].name, &verdict->name)) {
-            if (t->past[i].kind == WIRE_VERDICT_CANCEL) t->past[i].kind = verdict->kind;
+    for (uint32_t i = 0; i < r->past_count; i++)
+        if (wire_op_name_equal(&r->past[i].name, &verdict->name)) {
+            if (r->past[i].kind == WIRE_VERDICT_CANCEL) r->past[i].kind = verdict->kind;
             return;
         }
-    t->past[t->past_next] = (struct wire_past){verdict->name, verdict->kind, verdict->other};
-    t->past_next = (t->past_next + 1) % WIRE_MAX_PAST;
-    if (t->past_count < WIRE_MAX_PAST) t->past_count++;
+    r->past[r->past_next] = (struct wire_past){verdict->name, verdict->kind, verdict->other};
+    r->past_next = (r->past_next + 1) % WIRE_MAX_PAST;
+    if (r->past_count < WIRE_MAX_PAST) r->past_count++;
 }
 
-void recovery_record_note_loss(struct recovery_record *t, const struct member_view *view) {
+void recovery_note_loss(struct recovery *r, const struct member_view *view) {
     // cannot be: there are no more members to lose before the next vote is adopted
-    if (t->loss_count == WIRE_MAX_MEMBERS) {
-        memmove(t->losses, t->losses + 1, (WIRE_MAX_MEMBERS - 1) * sizeof *t->losses);
-        t->loss_count--;
+    if (r->loss_count == WIRE_MAX_MEMBERS) {
+        memmove(r->losses, r->losses + 1, (WIRE_MAX_MEMBERS - 1) * sizeof *r->losses);
+        r->loss_count--;
     }
-    t->losses[t->loss_count++] = *view;
+    r->losses[r->loss_count++] = *view;
 }
 
-void recovery_record_adopt(struct recovery_record *t, const struct member_view *view) {
-    if (view->number < t->adopted.number) return;
-    t->adopted = *view;
+void recovery_adopt(struct recovery *r, const struct member_view *view) {
+    if (view->number < r->adopted.number) return;
+    r->adopted = *view;
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < t->loss_count; i++)
-        if (t->losses[i].group_epoch > view->group_epoch) t->losses[kept++] = t->losses[i];
-    t->loss_count = kept;
+    for (uint32_t i = 0; i < r->loss_count; i++)
+        if (r->losses[i].group_epoch > view->group_epoch) r->losses[kept++] = r->losses[i];
+    r->loss_count = kept;
 }
 
-void recovery_record_adopt_loss(struct recovery_record *t, uint64_t group_epoch) {
+void recovery_adopt_loss(struct recovery *r, uint64_t group_epoch) {
     const struct member_view *found = NULL;
-    for (uint32_t i = 0; i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++) found = &t->losses[i];
-    if (found != NULL && found->number >= t->adopted.number) t->adopted = *found;
+    for (uint32_t i = 0; i < r->loss_count && r->losses[i].group_epoch <= group_epoch; i++) found = &r->losses[i];
+    if (found != NULL && found->number >= r->adopted.number) r->adopted = *found;
 }
 
-uint64_t recovery_record_newest(const struct recovery_record *t) {
-    uint64_t entered = t->epoch_count == 0 ? 0 : t->epochs[t->epoch_count - 1]->group_epoch;
-    return entered > t->lost_epoch ? entered : t->lost_epoch;
+// The newest group epoch that is known, entered or of a loss; 0: none.
+static uint64_t newest(const struct recovery *r) {
+    uint64_t entered = r->epoch_count == 0 ? 0 : r->epochs[r->epoch_count - 1]->group_epoch;
+    return entered > r->lost_epoch ? entered : r->lost_epoch;
 }
 
-const struct epoch_ring *recovery_record_members(const struct recovery_record *t) {
-    uint32_t i = t->epoch_count;
-    while (i > 0 && t->epochs[i - 1]->group_epoch > t->adopted.group_epoch) i--;
-    return i > 0 && t->epochs[i - 1]->ring.count == t->adopted.group_world ? &t->epochs[i - 1]->ring : NULL;
+const struct epoch_ring *recovery_members(const struct recovery *r) {
+    uint32_t i = r->epoch_count;
+    while (i > 0 && r->epochs[i - 1]->group_epoch > r->adopted.group_epoch) i--;
+    return i > 0 && r->epochs[i - 1]->ring.count == r->adopted.group_world ? &r->epochs[i - 1]->ring : NULL;
 }
 
-void recovery_record_tell(const struct recovery_record *t, struct wire_resume *resume,
-                          struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]) {
-    uint32_t first = t->past_count < WIRE_MAX_PAST ? 0 : t->past_next;
-    for (uint32_t i = 0; i < t->past_count; i++) past[i] = t->past[(first + i) % WIRE_MAX_PAST];
-    for (uint32_t i = 0; i < t->loss_count; i++) {
-        const struct member_view *view = &t->losses[i];
+static void write_record(const struct recovery *r, struct wire_resume *resume, struct wire_past past[WIRE_MAX_PAST],
+                         struct wire_loss losses[WIRE_MAX_MEMBERS]) {
+    uint32_t first = r->past_count < WIRE_MAX_PAST ? 0 : r->past_next;
+    for (uint32_t i = 0; i < r->past_count; i++) past[i] = r->past[(first + i) % WIRE_MAX_PAST];
+    for (uint32_t i = 0; i < r->loss_count; i++) {
+        const struct member_view *view = &r->losses[i];
         losses[i] =
             (struct wire_loss){view->number, view->global_world, view->group_world, view->groups, view->largest_group};
     }
-    resume->sync_committed = t->sync.committed;
-    resume->sync_code = t->sync.code;
-    resume->sync_revision = t->sync.revision;
-    resume->last_vote = t->last_vote;
-    resume->epoch.lost_epoch = t->lost_epoch;
-    resume->epoch.votes_ended = t->last_vote.number;
-    resume->epoch.sync_round = t->sync.round;
-    resume->epoch.sync_expected = t->sync.expected;
-    resume->past_count = t->past_count;
+    resume->sync_committed = r->sync.committed;
+    resume->sync_code = r->sync.code;
+    resume->sync_revision = r->sync.revision;
+    resume->last_vote = r->last_vote;
+    resume->epoch.lost_epoch = r->lost_epoch;
+    resume->epoch.votes_ended = r->last_vote.number;
+    resume->epoch.sync_round = r->sync.round;
+    resume->epoch.sync_expected = r->sync.expected;
+    resume->past_count = r->past_count;
     resume->past = past;
-    resume->loss_count = t->loss_count;
+    resume->loss_count = r->loss_count;
     resume->losses = losses;
-    resume->quorum = t->quorum;
-    memcpy(resume->signature, t->signature, sizeof resume->signature);
+    resume->quorum = r->quorum;
+    memcpy(resume->signature, r->signature, sizeof resume->signature);
 }
 
 // ---- the search for a master ----
-
-void recovery_init(struct recovery *r, uint32_t limit_ms, uint32_t masters) {
-    memset(r, 0, offsetof(struct recovery, sizes));
-    r->limit_ms = limit_ms;
-    r->masters = masters;
-    r->resumed.last_vote.sizes = r->sizes;
-    r->resumed.losses = r->losses;
-}
 
 void recovery_begin(struct recovery *r, const char *why, int64_t now) {
     if (r->state == RECOVERY_NONE) {
@@ -178,7 +172,9 @@ void recovery_begin(struct recovery *r, const char *why, int64_t now) {
     r->state = RECOVERY_SEEKING;
 }
 
-void recovery_tell(struct recovery *r, bool earlier, int64_t limit, int64_t now) {
+void recovery_resume(struct recovery *r, bool earlier, int64_t limit, int64_t now, struct wire_resume *resume,
+                     struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]) {
+    write_record(r, resume, past, losses);
     // A master answers at once; where one does not, and there are others, they are tried soon.
     int64_t soon = RECOVERY_ANSWER_MS * MS_NS;
     r->state = RECOVERY_TOLD;
@@ -226,13 +222,13 @@ static struct member_view view_of_vote(const struct wire_resumed *resumed, uint3
     return view;
 }
 
-bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group, uint64_t known) {
+bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group) {
     if (!wire_decode_resumed(body, length, &r->resumed)) return false;
     r->state = RECOVERY_RESUMED;
     r->waits_until = INT64_MAX;
     r->late.vote = r->resumed.vote_ended;
     r->late.sync = r->resumed.sync_ended;
-    r->late.view = view_of_vote(&r->resumed, group, known);
+    r->late.view = view_of_vote(&r->resumed, group, newest(r));
     return true;
 }
 
@@ -247,13 +243,8 @@ void recovery_end(struct recovery *r) {
     memset(&r->late, 0, sizeof r->late);
 }
 
-bool recovery_looks_again(const struct recovery *r, int64_t now) {
-    return r->state == RECOVERY_TOLD && now >= r->waits_until;
-}
-
-bool recovery_is_unheard(const struct recovery *r) { return r->state == RECOVERY_SEEKING || r->state == RECOVERY_TOLD; }
-
-struct member_view recovery_loss(const struct recovery *r, uint32_t at, const struct member_view *now) {
+// One of the losses that RESUMED reported, as far as `now`, the first view after them, shows it.
+static struct member_view loss_of(const struct recovery *r, uint32_t at, const struct member_view *now) {
     const struct wire_loss *loss = &r->resumed.losses[at];
     return (struct member_view){loss->epoch,
                                 loss->epoch,
@@ -262,6 +253,26 @@ struct member_view recovery_loss(const struct recovery *r, uint32_t at, const st
                                 loss->groups,
                                 loss->largest_group,
                                 rank_before(now, loss->group_members)};
+}
+
+void recovery_hear_losses(struct recovery *r, uint64_t before, const struct member_view *now,
+                          struct member_output *out) {
+    if (r->state != RECOVERY_RESUMED) return;
+    r->late.view.rank = rank_before(now, r->late.view.group_world);
+    for (uint32_t i = 0; i < r->resumed.loss_count; i++) {
+        struct member_view view = loss_of(r, i, now);
+        if (view.number <= before || view.number <= r->lost_epoch || view.number >= now->number) continue;
+        recovery_note_loss(r, &view);
+        r->lost_epoch = view.number;
+        member_act(out, MEMBER_MISSED_LOSS)->group_epoch = view.number;
+    }
+}
+
+bool recovery_has_lost(const struct recovery *r, const struct wire_epoch *epoch, bool newcomer) {
+    uint64_t known = r->lost_epoch;
+    if (newcomer && !r->late.vote) return false;
+    if (r->late.vote && r->late.view.number > known) known = r->late.view.number;
+    return epoch->lost_epoch > known;
 }
 
 // ---- dialling ----

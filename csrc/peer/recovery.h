@@ -8,16 +8,33 @@
 
 #include "peer/decision.h"
 
-// ---- the recovery record: what a peer must know after a loss of the master ----
+// ---- the record, and the search for a master ----
 //
 // The run is what its members know, so each keeps what the next master has to hear: how the last vote of all and the
 // last round of its group ended, the last verdicts, and the losses that its program has not met. Whoever missed one of
 // these still has its vote or its op open, and nothing further can have ended without it: so one of each is enough, and
 // as many verdicts as ops can be live.
+//
+// A peer acts on one master at a time: with RESUME it has done with all masters before. What it promised to one, it
+// tells the next, so that of two masters that gather at once one has the higher generation; to that it belongs once it
+// has entered an epoch of it. Not before that ends what the old generation had ended, for a master that is lost between
+// the two leaves everything as it was.
 
-enum { RECOVERY_RECORD_EPOCHS = 64 };
+enum {
+    RECOVERY_EPOCHS = 64,
+    RECOVERY_ANSWER_MS = 1000, // from RESUME to the first frame of a master, where there are others
+    RECOVERY_TEXT = WIRE_MAX_TEXT + 64,
+};
 
-struct recovery_record {
+enum recovery_state {
+    RECOVERY_NONE,
+    RECOVERY_SEEKING, // no connection to a master
+    RECOVERY_TOLD,    // RESUME sent
+    RECOVERY_RESUMED, // the new generation is accepted, its first epoch is to come
+};
+
+struct recovery {
+    // the record
     uint64_t lost_epoch;                     // the last group epoch that lost a member of the own group
     struct wire_quorum quorum;               // of the epoch in force
     uint8_t signature[WIRE_SIGNATURE_BYTES]; // likewise, of the master that made it
@@ -31,64 +48,9 @@ struct recovery_record {
     uint32_t loss_count;        // of the own group, after the last vote that was adopted
     uint32_t past_count, past_next;
     uint32_t epoch_count;
-    const struct epoch
-        *epochs[RECOVERY_RECORD_EPOCHS]; // of the own group: the adopted one and later ones, oldest first
+    const struct epoch *epochs[RECOVERY_EPOCHS]; // of the own group: the adopted one and later ones, oldest first
 
-    // Nothing of these is read before it is written, so that nobody pays for clearing them.
-    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `last_vote`
-    struct member_view losses[WIRE_MAX_MEMBERS];    // oldest first
-    struct wire_past past[WIRE_MAX_PAST];           // of a ring
-};
-
-void recovery_record_init(struct recovery_record *t);
-void recovery_record_fini(struct recovery_record *t);
-
-// An epoch is in force.
-void recovery_record_note_epoch(struct recovery_record *t, const struct wire_epoch_commit *commit,
-                                const struct epoch *epoch);
-// A vote of all has ended; `epoch` is the one in force, or NULL.
-void recovery_record_note_vote(struct recovery_record *t, uint64_t number, const struct wire_outcome *outcome,
-                               const struct epoch *epoch);
-// The last vote of all, as another peer knew it.
-void recovery_record_take_vote(struct recovery_record *t, const struct wire_ended_vote *vote);
-void recovery_record_note_sync(struct recovery_record *t, const struct wire_sync_end *end);
-void recovery_record_note_verdict(struct recovery_record *t, const struct wire_verdict *verdict);
-// The own group has lost members in the epoch of `view`, which the program has to meet.
-void recovery_record_note_loss(struct recovery_record *t, const struct member_view *view);
-
-void recovery_record_adopt(struct recovery_record *t, const struct member_view *view);
-// Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
-void recovery_record_adopt_loss(struct recovery_record *t, uint64_t group_epoch);
-// The newest group epoch that is known, entered or of a loss; 0: none.
-uint64_t recovery_record_newest(const struct recovery_record *t);
-// The own group as the program has adopted it. NULL: its members are not known, because some were lost together with a
-// master.
-const struct epoch_ring *recovery_record_members(const struct recovery_record *t);
-
-// Writes its part of `resume` for the next master; the lists of `resume` are `past` and `losses`.
-void recovery_record_tell(const struct recovery_record *t, struct wire_resume *resume,
-                          struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]);
-
-// ---- the search for a master ----
-//
-// A peer acts on one master at a time: with RESUME it has done with all masters before. What it promised to one, it
-// tells the next, so that of two masters that gather at once one has the higher generation; to that it belongs once it
-// has entered an epoch of it. Not before that ends what the old generation had ended, for a master that is lost between
-// the two leaves everything as it was.
-
-enum {
-    RECOVERY_ANSWER_MS = 1000, // from RESUME to the first frame of a master, where there are others
-    RECOVERY_TEXT = WIRE_MAX_TEXT + 64,
-};
-
-enum recovery_state {
-    RECOVERY_NONE,
-    RECOVERY_SEEKING, // no connection to a master
-    RECOVERY_TOLD,    // RESUME sent
-    RECOVERY_RESUMED, // the new generation is accepted, its first epoch is to come
-};
-
-struct recovery {
+    // the search
     enum recovery_state state;
     uint32_t limit_ms; // for how long a master is looked for; 0: not at all
     uint32_t masters;  // in the list
@@ -104,32 +66,67 @@ struct recovery {
     } late;                      // what EPOCH will end
     struct wire_resumed resumed;
 
-    // Nothing of these is read before it is written.
-    struct wire_group_size sizes[WIRE_MAX_MEMBERS];
-    struct wire_loss losses[WIRE_MAX_MEMBERS];
+    // Nothing of these is read before it is written, so that nobody pays for clearing them.
+    struct wire_group_size sizes[WIRE_MAX_MEMBERS]; // of `last_vote`
+    struct member_view losses[WIRE_MAX_MEMBERS];    // oldest first
+    struct wire_past past[WIRE_MAX_PAST];           // of a ring
+    struct wire_group_size resumed_sizes[WIRE_MAX_MEMBERS];
+    struct wire_loss resumed_losses[WIRE_MAX_MEMBERS];
 };
 
-void recovery_init(struct recovery *r, uint32_t limit_ms, uint32_t masters);
+void recovery_init(struct recovery *r);
+void recovery_fini(struct recovery *r);
+
+// Notes that an epoch is in force.
+void recovery_note_epoch(struct recovery *r, const struct wire_epoch_commit *commit, const struct epoch *epoch);
+// Notes that a vote of all has ended; `epoch` is the one in force, or NULL.
+void recovery_note_vote(struct recovery *r, uint64_t number, const struct wire_outcome *outcome,
+                        const struct epoch *epoch);
+// Notes the last vote of all, as another peer knew it.
+void recovery_take_vote(struct recovery *r, const struct wire_ended_vote *vote);
+void recovery_note_sync(struct recovery *r, const struct wire_sync_end *end);
+void recovery_note_verdict(struct recovery *r, const struct wire_verdict *verdict);
+// Notes that the own group has lost members in the epoch of `view`, which the program has to meet.
+void recovery_note_loss(struct recovery *r, const struct member_view *view);
+
+void recovery_adopt(struct recovery *r, const struct member_view *view);
+// Adopts the loss that made `group_epoch`; the newest one up to it when that very one is not known. Never goes back.
+void recovery_adopt_loss(struct recovery *r, uint64_t group_epoch);
+// The own group as the program has adopted it. NULL: its members are not known, because some were lost together with a
+// master.
+const struct epoch_ring *recovery_members(const struct recovery *r);
+
 // The master is lost, or the one found instead.
 void recovery_begin(struct recovery *r, const char *why, int64_t now_ns);
-// RESUME goes out; `limit_ns` is after how long a silent master counts as lost. `earlier`: there are earlier masters in
-// the list, where by now more may be than at this one.
-void recovery_tell(struct recovery *r, bool earlier, int64_t limit_ns, int64_t now_ns);
+// RESUME goes out: writes the record to `resume`, with the lists `past` and `losses`. `limit_ns` is after how long a
+// silent master counts as lost. `earlier`: there are earlier masters in the list, where by now more may be than at this
+// one.
+void recovery_resume(struct recovery *r, bool earlier, int64_t limit_ns, int64_t now_ns, struct wire_resume *resume,
+                     struct wire_past past[WIRE_MAX_PAST], struct wire_loss losses[WIRE_MAX_MEMBERS]);
 // A master gathers for this generation. True: it is promised, and waited for; who leaves now breaks its majority.
 bool recovery_promise(struct recovery *r, uint64_t generation, int64_t limit_ns, int64_t now_ns);
-// RESUMED of the generation that was promised, for a member of `group` that knows of its group epoch `known`, or of a
-// loss in it; 0: of none. False: malformed.
-bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group, uint64_t known);
+// RESUMED of the generation that was promised, for a member of `group`. False: malformed.
+bool recovery_take_resumed(struct recovery *r, const uint8_t *body, size_t length, uint32_t group);
 // WAITING. False: malformed.
 bool recovery_take_waiting(struct recovery *r, const uint8_t *body, size_t length);
+// The first epoch of a new generation comes, with the view `now`: acts on the losses that RESUMED reported between
+// epoch `before` and it. Others have ended calls with these losses, one by one, so this program has to meet each of
+// them, too.
+void recovery_hear_losses(struct recovery *r, uint64_t before, const struct member_view *now,
+                          struct member_output *out);
+// Whether an epoch tells the own group of a loss. What a peer adopts with the end of its vote or its connect it cannot
+// lose afterwards.
+bool recovery_has_lost(const struct recovery *r, const struct wire_epoch *epoch, bool newcomer);
 void recovery_end(struct recovery *r);
 
 // Whether it has waited for long enough at a later master of the list.
-bool recovery_looks_again(const struct recovery *r, int64_t now_ns);
+static inline bool recovery_looks_again(const struct recovery *r, int64_t now_ns) {
+    return r->state == RECOVERY_TOLD && now_ns >= r->waits_until;
+}
 // Whether nobody hears what this peer says now.
-bool recovery_is_unheard(const struct recovery *r);
-// Returns one of the losses that RESUMED reported, as far as `now`, the first view after them, shows it.
-struct member_view recovery_loss(const struct recovery *r, uint32_t at, const struct member_view *now);
+static inline bool recovery_is_unheard(const struct recovery *r) {
+    return r->state == RECOVERY_SEEKING || r->state == RECOVERY_TOLD;
+}
 
 // ---- dialling ----
 //

@@ -200,8 +200,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="adopt_newest_loss",  # in place of the one that the op was lost by
         file="peer/recovery.c",
-        old="i < t->loss_count && t->losses[i].group_epoch <= group_epoch; i++",
-        new="i < t->loss_count; i++",
+        old="i < r->loss_count && r->losses[i].group_epoch <= group_epoch; i++",
+        new="i < r->loss_count; i++",
     ),
     Mutant(
         name="reduce_once_more",  # a chunk gets the input of its first sender twice
@@ -292,8 +292,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="vote_twice",  # once in RESUME, once after it
         file="peer/member.c",
-        old="    m->vote.unsent = false;\n    recovery_tell",
-        new="    m->vote.unsent = m->vote.kind != 0;\n    recovery_tell",
+        old="    m->vote.unsent = false;\n    m->master = ",
+        new="    m->vote.unsent = m->vote.kind != 0;\n    m->master = ",
     ),
     Mutant(
         name="leaves_the_majority",  # a member that has promised looks for another master before this one has waited for the rest
@@ -585,7 +585,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="commit_after_cancel_forgotten",  # the next master hears of the cancellation and not of the COMMIT after it
         file="peer/recovery.c",
-        old="if (t->past[i].kind == WIRE_VERDICT_CANCEL) t->past[i].kind = verdict->kind;",
+        old="if (r->past[i].kind == WIRE_VERDICT_CANCEL) r->past[i].kind = verdict->kind;",
         new="",
         test="peer/test_recovery.c",
     ),

@@ -8,13 +8,14 @@
 #include "pccl.h"
 
 // ---- the recovery record ----
-static struct recovery_record t;
+
+static struct recovery r;
 static struct wire_past past[WIRE_MAX_PAST];
 static struct wire_loss losses[WIRE_MAX_MEMBERS];
 
 static struct wire_resume tell(void) {
     struct wire_resume resume = {.epoch = {.number = 77}};
-    recovery_record_tell(&t, &resume, past, losses);
+    recovery_resume(&r, false, 0, 0, &resume, past, losses);
     CHECK_EQ(resume.epoch.number, 77); // not its part
     return resume;
 }
@@ -33,19 +34,19 @@ static struct epoch *epoch_of(uint64_t number, const char *groups) {
 }
 
 static void test_verdicts(void) {
-    recovery_record_init(&t);
+    recovery_init(&r);
     CHECK_EQ(tell().past_count, 0);
     struct wire_verdict verdict = {.kind = WIRE_VERDICT_ABORT};
-    recovery_record_note_verdict(&t, &verdict); // follows from what members report
+    recovery_note_verdict(&r, &verdict); // follows from what members report
     verdict.kind = WIRE_VERDICT_REDO;
-    recovery_record_note_verdict(&t, &verdict);
+    recovery_note_verdict(&r, &verdict);
     verdict = (struct wire_verdict){.kind = WIRE_VERDICT_COMMIT, .supplier = {{4}}}; // a supplier is found anew
-    recovery_record_note_verdict(&t, &verdict);
+    recovery_note_verdict(&r, &verdict);
     CHECK_EQ(tell().past_count, 0);
     for (uint32_t i = 0; i < WIRE_MAX_PAST + 5; i++) {
         verdict = (struct wire_verdict){.kind = i % 2 == 0 ? WIRE_VERDICT_COMMIT : WIRE_VERDICT_MISMATCH};
         verdict.name.tag = i;
-        recovery_record_note_verdict(&t, &verdict);
+        recovery_note_verdict(&r, &verdict);
     }
     REQUIRE(tell().past_count == WIRE_MAX_PAST); // the last ones, newest last
     CHECK_EQ(past[0].name.tag, 5);
@@ -54,23 +55,23 @@ static void test_verdicts(void) {
 }
 
 static void test_cancellations(void) {
-    recovery_record_init(&t);
+    recovery_init(&r);
     struct wire_verdict verdict = {.kind = WIRE_VERDICT_CANCEL, .name = {.epoch = 3, .tag = 7, .sequence = 1}};
-    recovery_record_note_verdict(&t, &verdict);
+    recovery_note_verdict(&r, &verdict);
     REQUIRE(tell().past_count == 1);
     CHECK_EQ(past[0].kind, WIRE_VERDICT_CANCEL);
     verdict.kind = WIRE_VERDICT_COMMIT; // a member had completed it
-    recovery_record_note_verdict(&t, &verdict);
+    recovery_note_verdict(&r, &verdict);
     for (uint32_t i = 0; i < tell().past_count; i++) CHECK_EQ(past[i].kind, WIRE_VERDICT_COMMIT);
 }
 
 static void test_barriers(void) {
-    recovery_record_init(&t);
+    recovery_init(&r);
     struct wire_outcome outcome = {.kind = WIRE_VOTE_PENDING, .code = pcclSuccess, .value = 1};
-    recovery_record_note_vote(&t, 1, &outcome, NULL); // of a newcomer
+    recovery_note_vote(&r, 1, &outcome, NULL); // of a newcomer
     CHECK_EQ(tell().last_vote.count, 0);
     struct epoch *epoch = epoch_of(9, "11222");
-    recovery_record_note_vote(&t, 2, &outcome, epoch);
+    recovery_note_vote(&r, 2, &outcome, epoch);
     struct wire_resume resume = tell();
     CHECK_EQ(resume.epoch.votes_ended, 2);
     CHECK_EQ(resume.last_vote.epoch, 9);
@@ -82,58 +83,58 @@ static void test_barriers(void) {
 
     // An epoch ends the vote that it came of, once.
     struct wire_epoch_commit commit = {.reason = WIRE_REASON_ORDER, .epoch = {.number = 9, .votes_ended = 2}};
-    recovery_record_note_epoch(&t, &commit, epoch);
+    recovery_note_epoch(&r, &commit, epoch);
     CHECK_EQ(tell().last_vote.kind, WIRE_VOTE_PENDING);
     commit.epoch.votes_ended = 3;
     commit.reason = WIRE_REASON_LOSS; // ends none
-    recovery_record_note_epoch(&t, &commit, epoch);
+    recovery_note_epoch(&r, &commit, epoch);
     CHECK_EQ(tell().epoch.votes_ended, 2);
     commit.reason = WIRE_REASON_ORDER;
-    recovery_record_note_epoch(&t, &commit, epoch);
+    recovery_note_epoch(&r, &commit, epoch);
     CHECK_EQ(tell().epoch.votes_ended, 3);
     CHECK_EQ(tell().last_vote.kind, WIRE_VOTE_OPTIMIZE);
 
     struct wire_group_size sizes[1] = {{.group = 5, .count = 6}};
     struct wire_ended_vote told = {.number = 8, .kind = WIRE_VOTE_UPDATE, .count = 1, .sizes = sizes};
-    recovery_record_take_vote(&t, &told);
+    recovery_take_vote(&r, &told);
     sizes[0].count = 0; // a copy
     CHECK_EQ(tell().last_vote.sizes[0].count, 6);
-    recovery_record_fini(&t);
+    recovery_fini(&r);
     epoch_put(epoch);
 }
 
 static void test_rounds(void) {
-    recovery_record_init(&t);
+    recovery_init(&r);
     struct wire_sync_end end = {.round = 4, .code = pcclNoSharedStateAvailable, .revision = 7};
-    recovery_record_note_sync(&t, &end);
+    recovery_note_sync(&r, &end);
     CHECK(!tell().sync_committed);
     CHECK_EQ(tell().sync_code, pcclNoSharedStateAvailable);
     end = (struct wire_sync_end){.round = 5, .code = pcclSuccess, .revision = 7};
-    recovery_record_note_sync(&t, &end);
+    recovery_note_sync(&r, &end);
     CHECK(tell().sync_committed);
     CHECK_EQ(tell().epoch.sync_expected, 8);
     // Rounds of the group that it heard of with an epoch alone.
     struct epoch *epoch = epoch_of(1, "1");
     struct wire_epoch_commit commit = {.epoch = {.sync_round = 5, .sync_expected = 70, .lost_epoch = 3}};
-    recovery_record_note_epoch(&t, &commit, epoch);
+    recovery_note_epoch(&r, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_expected, 8);
     commit.epoch.sync_round = 6;
     commit.epoch.lost_epoch = 2;
-    recovery_record_note_epoch(&t, &commit, epoch);
+    recovery_note_epoch(&r, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_round, 6);
     CHECK_EQ(tell().epoch.sync_expected, 70);
     CHECK_EQ(tell().epoch.lost_epoch, 3); // never goes back
-    recovery_record_fini(&t);
+    recovery_fini(&r);
     epoch_put(epoch);
 }
 
 // How many members the adopted epoch had; 0: they are not known.
-static uint32_t members(void) { return recovery_record_members(&t) == NULL ? 0 : recovery_record_members(&t)->count; }
+static uint32_t members(void) { return recovery_members(&r) == NULL ? 0 : recovery_members(&r)->count; }
 
 static void note(uint64_t number, const char *groups) {
     struct wire_epoch_commit commit = {.epoch = {.number = number}};
     struct epoch *epoch = epoch_of(number, groups);
-    recovery_record_note_epoch(&t, &commit, epoch);
+    recovery_note_epoch(&r, &commit, epoch);
     epoch_put(epoch);
 }
 
@@ -142,56 +143,56 @@ static struct member_view view_of(uint64_t group_epoch, uint32_t group_world) {
 }
 
 static void test_members(void) {
-    recovery_record_init(&t);
+    recovery_init(&r);
     CHECK_EQ(members(), 0);
     note(4, "11112");
     CHECK_EQ(members(), 0); // not adopted yet
     struct member_view view = view_of(4, 4);
-    recovery_record_adopt(&t, &view);
+    recovery_adopt(&r, &view);
     CHECK_EQ(members(), 4);
     note(6, "1112");
     note(7, "112");
     for (uint64_t number = 6; number < 8; number++) {
         view = view_of(number, number == 6 ? 3 : 2);
-        recovery_record_note_loss(&t, &view);
+        recovery_note_loss(&r, &view);
     }
     CHECK_EQ(members(), 4); // losses show when they are adopted
-    recovery_record_adopt_loss(&t, 6);
+    recovery_adopt_loss(&r, 6);
     CHECK_EQ(members(), 3);
-    recovery_record_adopt_loss(&t, 7);
+    recovery_adopt_loss(&r, 7);
     CHECK_EQ(members(), 2);
     view = view_of(9, 1); // of an epoch that was missed
-    recovery_record_note_loss(&t, &view);
-    recovery_record_adopt_loss(&t, 9);
+    recovery_note_loss(&r, &view);
+    recovery_adopt_loss(&r, 9);
     CHECK_EQ(members(), 0);
     note(10, "111");
     view = view_of(10, 3);
-    recovery_record_adopt(&t, &view);
+    recovery_adopt(&r, &view);
     CHECK_EQ(members(), 3);
-    for (uint64_t number = 11; number < 11 + 3 * RECOVERY_RECORD_EPOCHS; number++) note(number, "111"); // mended links
+    for (uint64_t number = 11; number < 11 + 3 * RECOVERY_EPOCHS; number++) note(number, "111"); // mended links
     CHECK_EQ(members(), 3);
-    recovery_record_fini(&t);
+    recovery_fini(&r);
 }
 
 static void test_adoption(void) {
-    recovery_record_init(&t);
+    recovery_init(&r);
     for (uint64_t epoch = 2; epoch <= 8; epoch += 2)
-        recovery_record_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch, .group_world = 9});
-    recovery_record_adopt_loss(&t, 1); // none is known up to it
-    CHECK_EQ(t.adopted.number, 0);
-    recovery_record_adopt_loss(&t, 5); // the newest up to it
-    CHECK_EQ(t.adopted.number, 4);
-    recovery_record_adopt_loss(&t, 2); // never back
-    CHECK_EQ(t.adopted.number, 4);
+        recovery_note_loss(&r, &(struct member_view){.number = epoch, .group_epoch = epoch, .group_world = 9});
+    recovery_adopt_loss(&r, 1); // none is known up to it
+    CHECK_EQ(r.adopted.number, 0);
+    recovery_adopt_loss(&r, 5); // the newest up to it
+    CHECK_EQ(r.adopted.number, 4);
+    recovery_adopt_loss(&r, 2); // never back
+    CHECK_EQ(r.adopted.number, 4);
     CHECK_EQ(tell().loss_count, 4);
-    recovery_record_adopt(&t, &(struct member_view){.number = 6, .group_epoch = 6});
+    recovery_adopt(&r, &(struct member_view){.number = 6, .group_epoch = 6});
     CHECK_EQ(tell().loss_count, 1);
     CHECK_EQ(losses[0].epoch, 8);
     CHECK_EQ(losses[0].group_members, 9);
-    recovery_record_adopt(&t, &(struct member_view){.number = 5, .group_epoch = 5});
-    CHECK_EQ(t.adopted.number, 6);
+    recovery_adopt(&r, &(struct member_view){.number = 5, .group_epoch = 5});
+    CHECK_EQ(r.adopted.number, 6);
     for (uint64_t epoch = 10; epoch < 10 + WIRE_MAX_MEMBERS; epoch++)
-        recovery_record_note_loss(&t, &(struct member_view){.number = epoch, .group_epoch = epoch});
+        recovery_note_loss(&r, &(struct member_view){.number = epoch, .group_epoch = epoch});
     CHECK_EQ(tell().loss_count, WIRE_MAX_MEMBERS); // the oldest went
     CHECK_EQ(losses[0].epoch, 10);
 }
@@ -199,27 +200,36 @@ static void test_adoption(void) {
 // ---- the search for a master ----
 enum { HEARTBEAT_MS = 5000, RECOVERY_MS = 60000 };
 
-static struct recovery r;
+static void init(uint32_t masters) {
+    recovery_init(&r);
+    r.limit_ms = RECOVERY_MS;
+    r.masters = masters;
+}
+
+static void resume(bool earlier, int64_t now) {
+    struct wire_resume resume = {0};
+    recovery_resume(&r, earlier, HEARTBEAT_MS * MS_NS, now, &resume, past, losses);
+}
 
 static void test_times(void) {
-    recovery_init(&r, RECOVERY_MS, 1);
+    init(1);
     CHECK(!recovery_is_unheard(&r));
     recovery_begin(&r, "it broke", 1000);
     CHECK(recovery_is_unheard(&r));
     CHECK_EQ(r.deadline, 1000 + RECOVERY_MS * MS_NS);
-    recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 2000);
+    resume(true, 2000);
     CHECK(recovery_is_unheard(&r));
     CHECK_EQ(r.answer_by, 2000 + HEARTBEAT_MS * MS_NS);
     recovery_begin(&r, "another one broke", 3000); // one search, one bound, one reason
     CHECK_EQ(r.deadline, 1000 + RECOVERY_MS * MS_NS);
     CHECK(strcmp(r.lost_why, "it broke") == 0);
 
-    recovery_init(&r, RECOVERY_MS, 2); // the others are tried soon
+    init(2); // the others are tried soon
     recovery_begin(&r, "it broke", 0);
-    recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 0);
+    resume(true, 0);
     CHECK_EQ(r.answer_by, RECOVERY_ANSWER_MS * MS_NS);
     CHECK(!recovery_looks_again(&r, HEARTBEAT_MS * MS_NS - 1) && recovery_looks_again(&r, HEARTBEAT_MS * MS_NS));
-    recovery_tell(&r, false, HEARTBEAT_MS * MS_NS, 0);
+    resume(false, 0);
     CHECK(!recovery_looks_again(&r, INT64_MAX - 1)); // there is no earlier one
     CHECK(!recovery_promise(&r, 0, HEARTBEAT_MS * MS_NS, 0) && recovery_promise(&r, 1, HEARTBEAT_MS * MS_NS, 0));
     CHECK(!recovery_looks_again(&r, INT64_MAX - 1));
@@ -228,7 +238,7 @@ static void test_times(void) {
 }
 
 static void test_promises(void) {
-    recovery_init(&r, RECOVERY_MS, 2);
+    init(2);
     r.promised = 4;
     recovery_begin(&r, "it broke", 0);
     CHECK(!recovery_promise(&r, 4, HEARTBEAT_MS * MS_NS, 10));
@@ -253,14 +263,15 @@ static void test_resumed(void) {
     wire_encode_resumed(&frame, (struct wire_header){.run = 1}, &resumed);
     const uint8_t *body = frame.bytes + WIRE_HEADER_BYTES;
     size_t length = frame.length - WIRE_HEADER_BYTES;
-    recovery_init(&r, RECOVERY_MS, 1);
+    init(1);
     recovery_begin(&r, "it broke", 0);
-    recovery_tell(&r, true, HEARTBEAT_MS * MS_NS, 0);
-    CHECK(!recovery_take_resumed(&r, body, length - 1, 4, 5));
+    resume(true, 0);
+    CHECK(!recovery_take_resumed(&r, body, length - 1, 4));
     CHECK_EQ(r.state, RECOVERY_TOLD);
-    REQUIRE(recovery_take_resumed(&r, body, length, 4, 0));
+    REQUIRE(recovery_take_resumed(&r, body, length, 4));
     CHECK_EQ(r.late.view.group_epoch, 7); // of a newcomer, who came with the vote
-    REQUIRE(recovery_take_resumed(&r, body, length, 4, 5));
+    r.lost_epoch = 5;
+    REQUIRE(recovery_take_resumed(&r, body, length, 4));
     CHECK_EQ(r.late.view.group_epoch, 5); // the loss in 8 is of after the vote
     CHECK_EQ(r.state, RECOVERY_RESUMED);
     CHECK(!recovery_is_unheard(&r) && r.late.vote && !r.late.sync);
@@ -270,12 +281,26 @@ static void test_resumed(void) {
     CHECK_EQ(r.late.view.largest_group, 3);
     CHECK_EQ(r.late.view.rank, MEMBER_NO_RANK);
     struct member_view now = {.number = 9, .group_world = 2, .rank = 1};
-    CHECK_EQ(recovery_loss(&r, 0, &now).rank, 1); // of the same size: the same members
+    struct member_output out = {0};
+    recovery_hear_losses(&r, 8, &now, &out); // in force already
+    CHECK_EQ(r.loss_count, 0);
+    recovery_hear_losses(&r, 7, &now, &out);
+    REQUIRE(r.loss_count == 1 && out.count == 1);
+    CHECK(out.actions[0].kind == MEMBER_MISSED_LOSS && out.actions[0].group_epoch == 8);
+    CHECK_EQ(r.losses[0].rank, 1); // of the same size: the same members
+    CHECK_EQ(r.losses[0].group_epoch, 8);
+    recovery_hear_losses(&r, 7, &now, &out); // once
+    CHECK_EQ(out.count, 1);
+    r.lost_epoch = 5;
     now.group_world = 1;
-    CHECK_EQ(recovery_loss(&r, 0, &now).rank, MEMBER_NO_RANK);
-    CHECK_EQ(recovery_loss(&r, 0, &now).group_epoch, 8);
+    recovery_hear_losses(&r, 7, &now, &out);
+    CHECK_EQ(r.losses[1].rank, MEMBER_NO_RANK);
+    member_output_fini(&out);
     recovery_end(&r);
     CHECK(!r.late.vote);
+    CHECK(recovery_has_lost(&r, &(struct wire_epoch){.lost_epoch = 9}, false));
+    CHECK(!recovery_has_lost(&r, &(struct wire_epoch){.lost_epoch = 8}, false)); // it is known
+    CHECK(!recovery_has_lost(&r, &(struct wire_epoch){.lost_epoch = 9}, true));  // it came after that
     wire_buffer_fini(&frame);
 }
 
