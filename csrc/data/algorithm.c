@@ -11,10 +11,6 @@
 #include "device/device.h"
 
 // ---- what an algorithm asks ----
-struct algorithm_shared *algorithm_shared(struct engine *engine) { return engine->shared; }
-
-const struct epoch *algorithm_epoch(const struct engine *engine) { return engine->call_table.now; }
-
 struct neighbour *algorithm_peer(const struct op *op, uint32_t place) { return neighbour_of(op->team->members[place]); }
 
 uint32_t algorithm_place_of(const struct op *op, const struct neighbour *peer) {
@@ -152,10 +148,3 @@ bool algorithm_write(struct op *op, const uint8_t *common) {
     algorithm_land(op, 0, landing, op->out_bytes);
     return true;
 }
-
-void algorithm_complete_direct(struct engine *engine, struct op *op) {
-    engine_assert_locked(engine);
-    call_table_complete(&engine->call_table, op);
-}
-
-struct op *algorithm_first(const struct engine *engine) { return engine->running.first; }

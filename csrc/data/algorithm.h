@@ -85,9 +85,6 @@ bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *fr
 // Notes when that member, if it is the successor, has begun the op, as this message of it tells.
 void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
 
-// The first of the ops under way, in which `next` leads to the others. Thread.
-struct op *algorithm_first(const struct engine *engine);
-
 // ---- what an algorithm asks of the engine ----
 // All ops of one engine share this. Thread.
 struct algorithm_shared {
@@ -97,8 +94,6 @@ struct algorithm_shared {
     void *wide, *wide_input; // sharded: accumulators of CODEC_PIECE wide elements, made at first use
 };
 
-struct algorithm_shared *algorithm_shared(struct engine *engine);
-const struct epoch *algorithm_epoch(const struct engine *engine);
 // Returns the participant of the operation at this place in op->team; NULL for the own place. Lock held, or thread,
 // like the next three.
 struct neighbour *algorithm_peer(const struct op *op, uint32_t place);
@@ -151,7 +146,5 @@ bool algorithm_write(struct op *op, const uint8_t *common);
 void algorithm_complete_result(struct engine *engine, struct block *result);
 // Completes the results that direct ops kept and that need a neighbour's slots.
 void algorithm_leave_slots(struct engine *engine);
-// The end of a direct op, whose result is in `op->result` too.
-void algorithm_complete_direct(struct engine *engine, struct op *op);
 
 #endif

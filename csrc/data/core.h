@@ -99,7 +99,6 @@ static inline bool engine_is_open(const struct engine *engine) {
 }
 // Returns true if `member` is in the epoch that the thread is about to enter.
 bool engine_awaits(const struct engine *engine, const struct op_member *member);
-static inline const struct wire_id *engine_self(const struct engine *engine) { return &engine->self; }
 // Returns run, generation and epoch in force; the rest is 0.
 static inline struct wire_header engine_header(const struct engine *engine) {
     const struct epoch *now = engine->call_table.now;

@@ -65,8 +65,9 @@ uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32
 bool engine_has_link(struct engine *engine, const struct wire_id *id, uint32_t index);
 // Closes all links of a peer that is gone.
 void engine_drop_peer(struct engine *engine, const struct wire_id *id);
-// Like lanes_set_silence and lanes_fix.
+// Like lanes_set_silence.
 void engine_set_silence(struct engine *engine, int64_t limit_ns);
+// All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
 void engine_fix_lanes(struct engine *engine);
 
 // ---- epochs and operations ----

@@ -32,6 +32,11 @@ static struct op_member *member(void *context, const struct wire_id *id) {
     return &op_peer_of(neighbour_find(((struct engine *)context)->lanes, id))->member;
 }
 
+// True if the result overwrites the input.
+static bool is_in_place(const struct op *op) {
+    return op_collective(op)->reduces && op->in_bytes > 0 && op->out_bytes > 0 && op->args.send == op->args.recv;
+}
+
 static bool start(void *context, struct op *op) {
     struct engine *engine = context;
     engine_assert_locked(engine);
@@ -42,7 +47,7 @@ static bool start(void *context, struct op *op) {
         if (op->restart) backup_restore(&op->backup, queue, op->args.recv); // it was large among more members
         op->restart = false;
         if (queue == NULL) return algorithm_of(op)->begin(engine, op);
-    } else if (op_is_in_place(op) && op->backup.bytes == NULL) {
+    } else if (is_in_place(op) && op->backup.bytes == NULL) {
         if (!backup_begin(&engine->backups, &op->backup, queue, op->bytes)) {
             engine_fail_of(engine, queue);
             return false;

@@ -41,7 +41,7 @@ static void drop_ops(struct engine *engine) {
     lanes_drop_frames(engine->lanes, false);
     engine->running.first = engine->posted.first = NULL;
     engine_note_running(engine);
-    struct algorithm_shared *shared = algorithm_shared(engine);
+    struct algorithm_shared *shared = engine->shared;
     shared->under_way = shared->early = shared->granted = 0;
 }
 
@@ -375,7 +375,7 @@ void engine_drop_peer(struct engine *engine, const struct wire_id *id) {
 
 void engine_set_silence(struct engine *engine, int64_t limit_ns) { lanes_set_silence(engine->lanes, limit_ns); }
 
-void engine_fix_lanes(struct engine *engine) { lanes_fix(engine->lanes); }
+void engine_fix_lanes(struct engine *engine) { engine->lanes->fixed = true; }
 
 // ---- the control side: epochs and verdicts ----
 void engine_missed_loss(struct engine *engine, uint64_t group_epoch) {

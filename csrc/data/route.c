@@ -221,7 +221,7 @@ static bool route_frame(void *context, struct incoming *in) {
 
 static struct frame *route_want(void *context, struct lane *lane, bool idle) {
     struct engine *engine = context;
-    for (struct op *op = algorithm_first(engine); op != NULL; op = op->next) {
+    for (struct op *op = engine->running.first; op != NULL; op = op->next) {
         struct frame *frame = algorithm_of(op)->next(engine, op, lane, idle);
         if (frame != NULL) return frame;
     }

@@ -44,8 +44,10 @@ struct service *service_of(struct engine *engine) {
 
 struct frame *service_frame(struct engine *engine, uint16_t type, const struct wire_head *head, size_t payload) {
     engine_assert_locked(engine);
-    struct frame *frame = frame_new_in(&engine->lanes->frames, 0, type, head, payload);
-    if (frame != NULL) frame->service = true;
+    struct frame *frame = frame_new(&engine->lanes->frames, type, head, payload);
+    if (frame == NULL) return NULL;
+    frame->header.epoch = 0; // it outlives epochs
+    frame->service = true;
     return frame;
 }
 

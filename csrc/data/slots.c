@@ -267,7 +267,7 @@ bool slots_may_come(const struct lane *lane) {
 static void claim_links(struct engine *engine, struct neighbour *peer) {
     struct wire_header now = engine_header(engine);
     struct claim claim = {
-        .version = WIRE_VERSION, .run = now.run, .epoch = now.epoch, .from = *engine_self(engine), .to = peer->id};
+        .version = WIRE_VERSION, .run = now.run, .epoch = now.epoch, .from = engine->self, .to = peer->id};
     for (uint32_t i = 0; i <= WIRE_MAX_LANES; i++) {
         if (peer->lanes[i] == NULL) continue;
         if (!addresses_of(peer->lanes[i], &claim.links[claim.count++])) return;
@@ -339,7 +339,7 @@ static void believe(struct engine *engine, const struct rendezvous_claim *said) 
     if (claim.version != WIRE_VERSION || claim.count > WIRE_MAX_LANES + 1 || said->length != claim_length(claim.count))
         return;
     struct wire_header now = engine_header(engine);
-    if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, engine_self(engine))) return;
+    if (claim.run != now.run || claim.epoch != now.epoch || !wire_id_equal(&claim.to, &engine->self)) return;
     struct neighbour *peer = neighbour_find(engine->lanes, &claim.from);
     if (peer == NULL || op_peer_of(peer)->member.rank == UINT32_MAX || !holds_links(peer, &claim)) return;
     if (said->shared >= 0) map_other(&op_peer_of(peer)->slots, said->shared);

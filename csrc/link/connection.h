@@ -163,7 +163,7 @@ struct lanes {
     struct neighbour *neighbours;
     struct lane *arriving;      // added, not polled yet
     uint64_t serial;            // of the newest connection
-    bool fixed;                 // all of them carry bulk (lanes_fix)
+    bool fixed;                 // all of them carry bulk: their number is the program's (engine_fix_lanes)
     _Atomic int64_t silence_ns; // between two checks of silence, 0 = none
 
     // thread
@@ -246,8 +246,6 @@ void lane_free(struct lane *lane);
 uint8_t *lane_scratch(struct lane *lane);
 // WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
 uint8_t *lane_stage(struct lane *lane);
-// Does what can be done now. False: nothing is left to do until an event.
-bool lane_step(struct lane *lane);
 // Gives each of these lanes a step. Returns whether there is more.
 bool lane_step_all(struct lane_list *ready);
 // Takes the lane out of use; it is freed after the events at hand. Lock not held.
@@ -294,13 +292,11 @@ struct lanes *lanes_new(const struct lanes_options *options); // NULL: no memory
 // Closes all. The thread has ended. NULL is allowed, as in lanes_free.
 void lanes_close(struct lanes *all);
 void lanes_free(struct lanes *all);
-// All lanes carry bulk, also those to far neighbours: their number is the program's. Before the first link.
-void lanes_fix(struct lanes *all);
 // A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
 // usual). Before the first call silence is not watched. Any thread.
 void lanes_set_silence(struct lanes *all, int64_t limit_ns);
 // Returns the limit that was set. Any thread.
-int64_t lanes_silence_limit_ns(const struct lanes *all);
+static inline int64_t lanes_silence_limit_ns(const struct lanes *all) { return SILENCE_CHECKS * all->silence_ns; }
 
 // ---- any thread, lock held ----
 // Takes an authenticated connection and returns its serial number, which grows with each. Closes an older one of the
@@ -371,7 +367,5 @@ void workers_resume(struct workers *all);
 static inline struct worker *workers_of(struct workers *all, uint32_t index) {
     return all == NULL || index == 0 ? NULL : &all->each[(index - 1) % all->count];
 }
-// Makes room for so many lanes. False: memory was refused.
-bool worker_has_room(struct worker *worker, size_t count);
 
 #endif

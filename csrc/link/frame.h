@@ -116,9 +116,6 @@ struct frame_queue {
 bool frame_has_epoch(uint16_t type);
 // A frame with the head of the epoch in force; NULL: memory was refused, and reported (link_events.refused).
 struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_head *head, size_t payload);
-// The same in `epoch`.
-struct frame *frame_new_in(struct frame_source *source, uint64_t epoch, uint16_t type, const struct wire_head *head,
-                           size_t payload);
 // Returns how many bytes of `frame` come before its payload.
 static inline size_t frame_head_bytes(const struct frame *frame) { return FRAME_HEAD_BYTES + frame->head.lead; }
 // Writes the bytes that come before the payload, which is set, to `out`, whose last WIRE_ALIGN bytes are zeros already.
@@ -132,10 +129,5 @@ void frame_free(struct frame_source *source, struct frame *frame);
 static inline bool frame_is_of(const struct frame *frame, bool service) {
     return frame->service == service && (!service || frame->payload != frame->place);
 }
-void frame_push(struct frame_queue *queue, struct frame *frame);
-// NULL: the queue is empty.
-struct frame *frame_pop(struct frame_queue *queue);
-// Puts the frame back as the next one to be popped.
-void frame_put_back(struct frame_queue *queue, struct frame *frame);
 
 #endif

@@ -20,6 +20,30 @@
 // Stands in for the rest of a frame whose op is over: the frame must be finished, its contents are discarded.
 static uint8_t zeros[WIRE_MAX_DATA_BYTES];
 
+// ---- the queue ----
+static void push(struct frame_queue *queue, struct frame *frame) {
+    frame->next = NULL;
+    *queue->last = frame;
+    queue->last = &frame->next;
+}
+
+// NULL: the queue is empty.
+static struct frame *pop(struct frame_queue *queue) {
+    struct frame *frame = queue->first;
+    if (frame == NULL) return NULL;
+    queue->first = frame->next;
+    if (queue->first == NULL) queue->last = &queue->first;
+    return frame;
+}
+
+// Puts the frame back as the next one to be popped.
+static void put_back(struct frame_queue *queue, struct frame *frame) {
+    frame->next = queue->first;
+    if (queue->first == NULL) queue->last = &frame->next;
+    queue->first = frame;
+}
+
+// ---- life ----
 struct lane *lane_new(struct neighbour *peer, uint32_t index, struct transport *stream) {
     struct lane *lane = calloc(1, sizeof *lane);
     if (lane == NULL) return NULL;
@@ -36,7 +60,7 @@ struct lane *lane_new(struct neighbour *peer, uint32_t index, struct transport *
 
 void lane_free(struct lane *lane) {
     struct frame *frame;
-    while ((frame = frame_pop(&lane->queue)) != NULL) frame_free(&lane->all->frames, frame);
+    while ((frame = pop(&lane->queue)) != NULL) frame_free(&lane->all->frames, frame);
     if (lane->sending != NULL) frame_free(&lane->all->frames, lane->sending);
     block_put(lane->all->frames.pool, lane->in.block);
     free(lane->scratch);
@@ -256,7 +280,7 @@ static bool send_frame(struct lane *lane) {
 static void flush(struct lane *lane) {
     lane_assert_guarded(lane);
     while (lane->writable) {
-        if (lane->sending == NULL) lane->sending = frame_pop(&lane->queue);
+        if (lane->sending == NULL) lane->sending = pop(&lane->queue);
         // A frame of a large op or of the service ends with work for the thread, which is at it already.
         if (lane->sending == NULL || lane->sending->op != NULL || lane->sending->service || !send_frame(lane)) return;
         frame_free(&lane->all->frames, lane->sending);
@@ -266,7 +290,7 @@ static void flush(struct lane *lane) {
 
 void lane_push(struct lane *lane, struct frame *frame) {
     lane_assert_guarded(lane);
-    frame_push(&lane->queue, frame);
+    push(&lane->queue, frame);
 }
 
 void lane_send(struct lane *lane, struct frame *frame) {
@@ -277,7 +301,7 @@ void lane_send(struct lane *lane, struct frame *frame) {
 // Resumes with the frame that a heartbeat has overtaken, before the newer frames of the operations.
 static void resume(struct lane *lane) {
     if (lane->sending == NULL && lane->queue.first != NULL && lane->queue.first->fence != 0)
-        lane->sending = frame_pop(&lane->queue);
+        lane->sending = pop(&lane->queue);
 }
 
 // Returns true if the lane has to wait until its neighbour's bucket fills. Frames that are queued already do not wait.
@@ -309,7 +333,7 @@ static size_t lane_write(struct lane *lane) {
     if (lane->sending != NULL && work != NULL)
         lane_push(lane, work);
     else if (lane->sending == NULL)
-        lane->sending = work != NULL ? work : frame_pop(&lane->queue);
+        lane->sending = work != NULL ? work : pop(&lane->queue);
     struct frame *finished = lane->writable && lane->sending != NULL && send_frame(lane) ? lane->sending : NULL;
     if (finished != NULL) lane->sending = NULL;
     if (direct) lanes_unlock(all);
@@ -328,7 +352,8 @@ static size_t lane_write(struct lane *lane) {
     return bytes;
 }
 
-bool lane_step(struct lane *lane) {
+// Does what can be done now. False: nothing is left to do until an event.
+static bool step(struct lane *lane) {
     bool more = false;
     if (lane->broken) return false; // in the midst of a parse, when the thread before this one hung
     if (lane->unparsed) parse(lane);
@@ -343,7 +368,7 @@ bool lane_step(struct lane *lane) {
 bool lane_step_all(struct lane_list *ready) {
     for (size_t i = 0; i < ready->count;) {
         struct lane *lane = ready->list[i];
-        if (lane_step(lane)) {
+        if (step(lane)) {
             i++;
         } else {
             lane->ready = false;
@@ -374,7 +399,7 @@ void lane_beat(struct lane *lane) {
     struct frame *beat = frame_new(&all->frames, WIRE_LINK_HEARTBEAT, &head, 0);
     if (beat == NULL) return;
     if (waits_for_device(lane)) {
-        frame_put_back(&lane->queue, lane->sending);
+        put_back(&lane->queue, lane->sending);
         lane->sending = beat;
     } else {
         lane_push(lane, beat);
@@ -409,11 +434,11 @@ void lane_drop_frames(struct lane *lane, bool service) {
     }
     struct frame_queue all = lane->queue;
     lane->queue = (struct frame_queue){.last = &lane->queue.first};
-    for (struct frame *frame; (frame = frame_pop(&all)) != NULL;) {
+    for (struct frame *frame; (frame = pop(&all)) != NULL;) {
         if (frame_is_of(frame, service))
             frame_free(&lane->all->frames, frame);
         else
-            frame_push(&lane->queue, frame);
+            push(&lane->queue, frame);
     }
     struct frame *sending = lane->sending;
     if (sending != NULL && frame_is_of(sending, service) && (service || sending->op != NULL)) drop_sending(lane);

@@ -105,7 +105,7 @@ static bool adopt(struct lanes *all, struct lane *lane) {
     struct worker *worker = workers_of(all->workers, lane->index);
     if (worker == NULL || !all->events->may_share(all->context, lane)) return true;
     lane->worker = worker;
-    return worker_has_room(worker, all->count);
+    return GROW(worker->ready.list, worker->ready.room, all->count, LANES_LEAST);
 }
 
 bool lanes_poll_arriving(struct lanes *all) {
@@ -209,8 +209,6 @@ struct incoming *lanes_next_service(struct lanes *all, size_t *at) {
     return NULL;
 }
 
-void lanes_fix(struct lanes *all) { all->fixed = true; }
-
 // ---- silence ----
 void lanes_set_silence(struct lanes *all, int64_t limit_ns) {
     lanes_lock(all);
@@ -218,8 +216,6 @@ void lanes_set_silence(struct lanes *all, int64_t limit_ns) {
     all->events->wake(all->context);
     lanes_unlock(all);
 }
-
-int64_t lanes_silence_limit_ns(const struct lanes *all) { return SILENCE_CHECKS * all->silence_ns; }
 
 static void say_something(struct lane *lane) {
     lane_assert_guarded(lane);

@@ -148,7 +148,3 @@ bool throttle_has_room(struct throttle_bucket *bucket, int64_t now_ns) {
     if (bucket->waits) bucket->empty_ns = now_ns;
     return !bucket->waits;
 }
-
-void throttle_take(struct throttle_bucket *bucket, size_t bytes) {
-    if (bucket->rate > 0) bucket->room -= (double)bytes;
-}

@@ -66,7 +66,9 @@ struct throttle_bucket {
 // Fills the bucket for the time that has passed, and returns whether anything may be sent. Notes in `waits` if not.
 bool throttle_has_room(struct throttle_bucket *bucket, int64_t now_ns);
 // Takes bytes that are about to be sent out of the bucket.
-void throttle_take(struct throttle_bucket *bucket, size_t bytes);
+static inline void throttle_take(struct throttle_bucket *bucket, size_t bytes) {
+    if (bucket->rate > 0) bucket->room -= (double)bytes;
+}
 
 // State of the rate control of all connections to one member (link/neighbour). All 0 at the beginning.
 // Thread, unless stated otherwise.

@@ -5,12 +5,11 @@
 
 #include "base/descriptor.h"
 #include "base/environment.h"
-#include "base/memory.h"
 #include "base/platform.h"
 #include "compute/kernels.h"
 #include "link/connection.h"
 
-enum { EVENTS = 64, READY_LEAST = 16 };
+enum { EVENTS = 64 };
 
 // ---- a worker; turn ----
 // False: it is to end.
@@ -78,10 +77,6 @@ void workers_resume(struct workers *all) {
     if (all == NULL || !all->paused) return;
     all->paused = false;
     pthread_cond_broadcast(&all->go);
-}
-
-bool worker_has_room(struct worker *worker, size_t count) {
-    return GROW(worker->ready.list, worker->ready.room, count, READY_LEAST);
 }
 
 // ---- life ----

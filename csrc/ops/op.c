@@ -28,10 +28,6 @@ void op_queue_remove(struct op_queue *queue, struct op *op) {
     if (queue->last == op) queue->last = before;
 }
 
-bool op_is_in_place(const struct op *op) {
-    return op_collective(op)->reduces && op->in_bytes > 0 && op->out_bytes > 0 && op->args.send == op->args.recv;
-}
-
 void op_measure(struct op *op) {
     const struct plan_collective *collective = op_collective(op);
     const struct call_parts *parts = op->args.parts;
@@ -45,13 +41,6 @@ void op_measure(struct op *op) {
         if (!collective->reduces) *(root ? &op->out_bytes : &op->in_bytes) = 0;
     }
     if (op->args.fingerprint.kind == PLAN_ALL_TO_ALL) op->result_bytes *= op->args.subgroup->count;
-}
-
-uint64_t op_part_bytes(const struct op *op, uint32_t rank) {
-    const struct plan_collective *collective = op_collective(op);
-    if (collective->reduces || op->args.fingerprint.kind == PLAN_ALL_TO_ALL) return op->bytes;
-    if (collective->gathers) return op->args.parts->sizes[rank] * op->element;
-    return collective->rooted && rank == op->args.root ? op->bytes : 0;
 }
 
 struct wire_op op_on_wire(const struct op *op) {

@@ -101,12 +101,8 @@ static inline const struct plan_collective *op_collective(const struct op *op) {
 }
 // True if this rank is the root.
 static inline bool op_is_root(const struct op *op) { return op->args.subgroup->rank == op->args.root; }
-// True if the result overwrites the input.
-bool op_is_in_place(const struct op *op);
 // Sets its sizes, by its count.
 void op_measure(struct op *op);
-// Bytes that the member of this rank gives to a small op.
-uint64_t op_part_bytes(const struct op *op, uint32_t rank);
 
 // Returns the op as frames name it.
 struct wire_op op_on_wire(const struct op *op);

@@ -291,7 +291,7 @@ static struct frame *sync_next(struct service *service, struct lane *lane) {
 
 static bool is_receiver(const struct sync *sync) {
     for (uint32_t i = 0; i < sync->plan->receiver_count; i++)
-        if (wire_id_equal(&sync->plan->receivers[i], engine_self(sync->engine))) return true;
+        if (wire_id_equal(&sync->plan->receivers[i], &sync->engine->self)) return true;
     return false;
 }
 

@@ -145,13 +145,21 @@ void algorithm_leave_slots(struct engine *engine) {
                 algorithm_complete_result(engine, kept->result);
 }
 
+// Bytes that the member of this rank gives to a small op.
+static uint64_t part_bytes(const struct op *op, uint32_t rank) {
+    const struct plan_collective *collective = op_collective(op);
+    if (collective->reduces || op->args.fingerprint.kind == PLAN_ALL_TO_ALL) return op->bytes;
+    if (collective->gathers) return op->args.parts->sizes[rank] * op->element;
+    return collective->rooted && rank == op->args.root ? op->bytes : 0;
+}
+
 // result = the inputs one after another, by rank; of most collectives that is one input alone.
 static void gather_parts(const struct op *op, uint8_t *result) {
     const struct team *now = op->team;
     const struct direct *direct = op->work;
     uint64_t at = 0;
     for (uint32_t rank = 0; op->args.subgroup != NULL && rank < op->args.subgroup->count; rank++) {
-        uint64_t bytes = op_part_bytes(op, rank);
+        uint64_t bytes = part_bytes(op, rank);
         if (bytes == 0) continue;
         uint32_t place = 0;
         while (place < now->count && now->ranks[place] != rank) place++;
@@ -169,7 +177,7 @@ static void complete(struct engine *engine, struct op *op) {
     else if (!once)
         gather_parts(op, op->result->bytes);
     kernels_leave(mode);
-    if (once ? written : algorithm_write(op, op->result->bytes)) algorithm_complete_direct(engine, op);
+    if (once ? written : algorithm_write(op, op->result->bytes)) call_table_complete(&engine->call_table, op);
 }
 
 static void direct_release(struct engine *engine, struct op *op) {
@@ -248,7 +256,7 @@ static void take_part(struct engine *engine, struct op *op, struct neighbour *fr
         send_input(engine, op, from);
     }
     if (type != WIRE_SMALL || part->block != NULL || (block->in_slots != NULL && !may_use_slots(op)) ||
-        block->length != op_part_bytes(op, op->team->ranks[algorithm_place_of(op, from)])) {
+        block->length != part_bytes(op, op->team->ranks[algorithm_place_of(op, from)])) {
         block_put(engine->pool, block);
         return;
     }
@@ -270,7 +278,7 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     struct part *part = &direct->parts[algorithm_place_of(op, peer)];
     struct unexpected *seen = take_unexpected(engine, op, peer);
     if (seen == NULL &&
-        op_peer_of(peer)->eager_bytes + op->in_bytes > unexpected_limit(algorithm_epoch(engine)->ring.count)) {
+        op_peer_of(peer)->eager_bytes + op->in_bytes > unexpected_limit(engine->call_table.now->ring.count)) {
         struct wire_head head = {.op = op_on_wire(op)};
         part->owed = true;
         acks_drop_implied(&op_peer_of(peer)->member, &op->name);
@@ -295,7 +303,7 @@ static bool direct_begin(struct engine *engine, struct op *op) {
     op->tx_bytes = (uint64_t)direct->missing * op->in_bytes;
     op->rx_bytes = 0;
     for (uint32_t place = 0; place < now->count; place++)
-        if (place != now->place) op->rx_bytes += op_part_bytes(op, now->ranks[place]);
+        if (place != now->place) op->rx_bytes += part_bytes(op, now->ranks[place]);
     direct->parts = calloc(now->count, sizeof *direct->parts);
     if (!is_written_once(op)) op->result = block_new(engine->pool, op->result_bytes);
     direct->input = block_new(engine->pool, op->in_bytes);

@@ -217,7 +217,7 @@ static bool ring_take_signal(struct engine *engine, struct op *op, struct neighb
     if (type != WIRE_READY || from != algorithm_successor(op)) return true;
     if (ring->under_way == 0) ring->slots = slots_serve(from, op, &head->ready);
     op_peer_of(from)->eager_bytes -= ring->moving.early;
-    algorithm_shared(engine)->early -= ring->moving.early;
+    engine->shared->early -= ring->moving.early;
     ring->moving.early = 0;
     return true;
 }
@@ -348,7 +348,7 @@ static bool ring_arrived(struct engine *engine, struct op *op, struct incoming *
     if (is_half(op) ? step == STEP_REDUCE_LAST : in->head.chunk.shard == now->place) {
         uint64_t back = bytes < ring->under_way ? bytes : ring->under_way;
         ring->under_way -= back;
-        if (!ring->slots) algorithm_shared(engine)->under_way -= back;
+        if (!ring->slots) engine->shared->under_way -= back;
         engine_lock(engine);
         neighbour_schedule(algorithm_successor(op));
         engine_unlock(engine);
@@ -360,7 +360,7 @@ static bool ring_arrived(struct engine *engine, struct op *op, struct incoming *
 // Returns true for the first segment of a call; any other operation is its own first segment.
 static bool is_first_segment(const struct engine *engine, const struct op *op) {
     if (op->parent == NULL) return true;
-    for (const struct op *other = algorithm_first(engine); other != NULL; other = other->next)
+    for (const struct op *other = engine->running.first; other != NULL; other = other->next)
         if (other->parent == op->parent && other->name.segment < op->name.segment) return false;
     return true;
 }
@@ -374,8 +374,8 @@ static bool may_inject(struct engine *engine, const struct op *op, uint64_t chun
     if (is_half(op)) return idle;
     if (ring->under_way == 0 && is_first_segment(engine, op)) return true;
     if (ring->slots) return ring->under_way < CHUNKS_AHEAD * chunk;
-    const struct epoch *now = algorithm_epoch(engine);
-    const struct algorithm_shared *shared = algorithm_shared(engine);
+    const struct epoch *now = engine->call_table.now;
+    const struct algorithm_shared *shared = engine->shared;
     return shared->under_way + PACE_CHUNK_MAX <=
            shared->early + pace_window(op->team->count, now->latency_us, now->megabytes_per_s);
 }
@@ -435,7 +435,7 @@ static bool may_go_early(const struct op *op, const struct lane *lane) {
 }
 
 static bool is_kept(const struct engine *engine, const struct lane *lane, uint64_t bytes) {
-    return op_peer_of(lane->peer)->eager_bytes + bytes <= unexpected_chunk_limit(algorithm_epoch(engine)->ring.count);
+    return op_peer_of(lane->peer)->eager_bytes + bytes <= unexpected_chunk_limit(engine->call_table.now->ring.count);
 }
 
 static struct frame *ring_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {
@@ -457,14 +457,14 @@ static struct frame *ring_next(struct engine *engine, struct op *op, struct lane
     engine_lock(engine);
     if (early && frame != NULL) {
         ring->moving.early += frame->bytes;
-        algorithm_shared(engine)->early += frame->bytes;
+        engine->shared->early += frame->bytes;
         op_peer_of(lane->peer)->eager_bytes += frame->bytes;
     }
     engine_unlock(engine);
     if (frame == NULL) return NULL;
     ring->inject += elements;
     if (!is_half(op)) ring->under_way += frame->bytes;
-    if (!is_half(op) && !ring->slots) algorithm_shared(engine)->under_way += frame->bytes;
+    if (!is_half(op) && !ring->slots) engine->shared->under_way += frame->bytes;
     return frame;
 }
 

@@ -206,7 +206,7 @@ static struct block **inputs_of(const struct op *op, const struct sharded *s, ui
 static bool allocate(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
-    struct algorithm_shared *shared = algorithm_shared(engine);
+    struct algorithm_shared *shared = engine->shared;
     size_t block_bytes = encoded_bytes(op, (struct plan_range){0, CODEC_PIECE});
     s->window = WINDOW_BYTES / (block_bytes * (now->count - 1));
     if (s->window < WINDOW_MIN) s->window = WINDOW_MIN;
@@ -264,7 +264,7 @@ static bool sharded_begin(struct engine *engine, struct op *op) {
 // False: the device has failed.
 static bool encode_input(struct engine *engine, struct op *op, struct plan_range range, const struct coding *coding,
                          uint8_t *out) {
-    struct algorithm_shared *shared = algorithm_shared(engine);
+    struct algorithm_shared *shared = engine->shared;
     widen_input(op, coding, range.end - range.begin, shared->wide);
     encode(op, range, out, shared->wide, false);
     if (op->args.residual_out == NULL) return true;
@@ -370,7 +370,7 @@ static bool sum_block(struct engine *engine, struct op *op, struct plan_range ra
     const struct wire_fingerprint *what = &op->args.fingerprint;
     const struct kernels *kernels = kernels_get();
     int wide = codec_wide(what->dtype);
-    void *sum = algorithm_shared(engine)->wide, *input = algorithm_shared(engine)->wide_input;
+    void *sum = engine->shared->wide, *input = engine->shared->wide_input;
     size_t count = range.end - range.begin;
     for (uint32_t rank = 0; rank < now->count; rank++) {
         void *to = rank == 0 ? sum : input;
@@ -461,7 +461,7 @@ static bool store_result(struct engine *engine, struct op *op, struct plan_range
     if (!algorithm_save(op, range.begin * op->element, what.count * op->element)) return false;
     enum device_coding coding = device_code(op->args.queue, &what, NULL, NULL);
     if (coding != DEVICE_CODING_ELSEWHERE) return coding == DEVICE_CODING_ASKED;
-    return store(op, range, codes, algorithm_shared(engine)->wide_input, false);
+    return store(op, range, codes, engine->shared->wide_input, false);
 }
 
 static bool sharded_arrived(struct engine *engine, struct op *op, struct incoming *in) {

@@ -95,7 +95,7 @@ static uint32_t parent(const struct op *op, uint32_t shard, uint64_t block, uint
 // Each on one line of its own, since all members have to cut alike: what they know of the op alone.
 static bool divide(struct engine *engine, struct op *op) {
     const struct team *now = op->team;
-    const struct epoch *epoch = algorithm_epoch(engine);
+    const struct epoch *epoch = engine->call_table.now;
     struct weighted_work *s = op->work;
     uint64_t granted = pace_granted(now->count, epoch->latency_us, epoch->megabytes_per_s), first = 0;
     struct other *others = calloc(now->count, sizeof *others);
@@ -150,7 +150,7 @@ static uint64_t stored_bytes(const struct op *op, const struct shard *own) {
 // Until which block of the own shard the others may send. Of all ops together so much as PACE_GRANTED_MOST may come,
 // but WINDOW_LEAST blocks of each, so that it always goes on.
 static uint64_t grantable(struct engine *engine, const struct op *op, const struct shard *own) {
-    uint64_t granted = algorithm_shared(engine)->granted;
+    uint64_t granted = engine->shared->granted;
     uint64_t left = granted < PACE_GRANTED_MOST ? PACE_GRANTED_MOST - granted : 0;
     uint64_t blocks = own->granted - smaller(own->granted, own->open) + left / stored_bytes(op, own);
     if (blocks < WINDOW_LEAST) blocks = WINDOW_LEAST;
@@ -158,13 +158,13 @@ static uint64_t grantable(struct engine *engine, const struct op *op, const stru
 }
 
 static void note_granted(struct engine *engine, const struct op *op, struct shard *own, uint64_t granted) {
-    algorithm_shared(engine)->granted += (granted - own->granted) * stored_bytes(op, own);
+    engine->shared->granted += (granted - own->granted) * stored_bytes(op, own);
     own->granted = granted;
 }
 
 static void note_added(struct engine *engine, const struct op *op) {
     const struct weighted_work *s = op->work;
-    algorithm_shared(engine)->granted -= stored_bytes(op, &s->shards[op->team->place]);
+    engine->shared->granted -= stored_bytes(op, &s->shards[op->team->place]);
 }
 
 static bool weighted_begin(struct engine *engine, struct op *op) {
