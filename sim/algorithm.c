@@ -150,7 +150,7 @@ static void send_input(struct engine_model *e, struct op *op, struct op_member *
     struct frame mine = frame_of(e, op, WIRE_SMALL);
     mine.value = ((struct moving *)op->work)->input;
     mine.contributors = 1U << e->slot;
-    acks_drop_implied(to, &op->name);
+    call_table_drop_implied(to, &op->name);
     sim_algorithm_send(e, to, 0, &mine);
 }
 
@@ -175,10 +175,10 @@ static void meet(struct engine_model *e, struct op *op, struct op_member *other)
     struct unexpected *posted = call_table_unexpected(&e->call_table, op, other, WIRE_POSTED);
     struct unexpected *input = call_table_unexpected(&e->call_table, op, other, WIRE_SMALL);
     bool seen = posted != NULL || input != NULL;
-    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > unexpected_limit(ring_of(e)->count)) {
+    if (!seen && neighbour_of(other)->eager_bytes + op->bytes > call_table_unexpected_limit(ring_of(e)->count)) {
         struct frame frame = frame_of(e, op, WIRE_POSTED);
         m->owed |= bit(other);
-        acks_drop_implied(other, &op->name);
+        call_table_drop_implied(other, &op->name);
         sim_algorithm_send(e, other, 0, &frame);
     } else {
         if (!seen) {

@@ -235,7 +235,7 @@ static void after_update(struct pccl_sim *s, int slot) {
 
 static void adopt(struct process *p, const struct member_view *view) {
     member_adopt(p->core, view);
-    unexpected_verdicts_voted(&p->engine->call_table.verdicts, view->group_epoch);
+    call_table_verdicts_voted(&p->engine->call_table.verdicts, view->group_epoch);
 }
 
 static void pass_update(struct pccl_sim *s, int slot, const struct member_action *action) {

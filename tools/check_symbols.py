@@ -36,7 +36,6 @@ PREFIXES = {
     "link/frame": {"block_": "what frames and ops lie in"},
     "master/survivors": {"configuration_": "the epoch that a survivor reports"},
     "ops/members": {"epoch_": "all members", "subgroup_": "those that a call names", "team_": "those that are both"},
-    "ops/retained": {"acks_": "what ends the retaining"},
     "peer/decision": {"member_": "the output of peer/member"},
     "sim/memory": {"refuse_": "asked by sim/refuse"},
 }

@@ -338,13 +338,13 @@ enum call_result engine_cancel(struct engine *engine, uint64_t tag) {
 
 void engine_voted(struct engine *engine, uint64_t group_epoch) {
     engine_lock(engine);
-    unexpected_verdicts_voted(&engine->call_table.verdicts, group_epoch);
+    call_table_verdicts_voted(&engine->call_table.verdicts, group_epoch);
     engine_unlock(engine);
 }
 
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member) {
     engine_lock(engine);
-    bool posted = unexpected_has(&engine->call_table.unexpected, tag, member);
+    bool posted = call_table_has_unexpected(&engine->call_table, tag, member);
     engine_unlock(engine);
     return posted;
 }

@@ -65,6 +65,15 @@ static void free_op(struct call_table *table, struct op *op, bool restore) {
     table->unused = op;
 }
 
+struct retained *call_table_new_retained(uint32_t members) {
+    return calloc(1, sizeof(struct retained) + members * sizeof(struct op_member *));
+}
+
+void call_table_free_retained(struct retained *retained, const struct op_driver *driver) {
+    if (retained->result != NULL) driver->put(driver->context, retained->result);
+    free(retained);
+}
+
 // ---- ends ----
 static void begin_segments(struct call_table *table, struct op *parent);
 
@@ -87,7 +96,7 @@ static void end_segment(struct call_table *table, struct op *op) {
 
 void call_table_release(struct call_table *table, struct op *op) {
     table->driver.release(table->driver.context, op);
-    if (op->retained != NULL) retained_free(op->retained, &table->driver);
+    if (op->retained != NULL) call_table_free_retained(op->retained, &table->driver);
     op->retained = NULL;
 }
 
@@ -137,6 +146,104 @@ void call_table_end_all(struct call_table *table) {
     call_table_for_each(table, end_dead);
 }
 
+// ---- mismatches ----
+void call_table_report_mismatch(struct call_table *table, struct op *op, const struct op_member *other,
+                                const struct wire_fingerprint *theirs) {
+    if (op->mismatch_reported) return;
+    op->mismatch_reported = true;
+    struct wire_mismatch mismatch = {op->name, op->args.fingerprint, other->id, *theirs};
+    table->driver.report_mismatch(table->driver.context, &mismatch);
+}
+
+// The first of the chain, from `at` on, that is for that op and has other arguments. NULL: none.
+static const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *op) {
+    while (at != NULL &&
+           (!op_is_same(&at->head.op, op) || wire_fingerprint_equal(&at->head.op.fingerprint, &op->fingerprint)))
+        at = at->next;
+    return at;
+}
+
+// Reports any unexpected signal whose arguments differ: others may use another algorithm, so nobody else looks at it.
+static void compare_unexpected(struct call_table *table, struct op *op) {
+    struct wire_op what = op_on_wire(op);
+    const struct unexpected *at = table->unexpected.slots[tag_slot(op->args.tag)];
+    while ((at = unexpected_differing(at, &what)) != NULL) {
+        call_table_report_mismatch(table, op, at->from, &at->head.op.fingerprint);
+        at = at->next;
+    }
+}
+
+// ---- verdicts of a mismatch on calls that were not made here yet, in the order in which the others ended them ----
+struct early_verdict {
+    struct early_verdict *next;
+    uint64_t tag, epoch; // of the op's name
+    uint32_t subgroup;
+    uint16_t other;
+    uint8_t kind;
+    char text[WIRE_MAX_TEXT + 1];
+};
+
+static void remove_at(struct call_table_verdicts *verdicts, struct early_verdict **at) {
+    struct early_verdict *verdict = *at;
+    *at = verdict->next;
+    verdicts->count--;
+    free(verdict);
+}
+
+bool call_table_verdicts_add(struct call_table_verdicts *verdicts, const struct wire_verdict *what,
+                             const char text[WIRE_MAX_TEXT + 1]) {
+    if (what->name.epoch < verdicts->since) return true;
+    struct early_verdict *verdict = calloc(1, sizeof *verdict), **last = &verdicts->first;
+    if (verdict == NULL) return false;
+    if (verdicts->count == WIRE_MAX_LIVE_OPS) remove_at(verdicts, &verdicts->first);
+    verdict->tag = what->name.tag;
+    verdict->epoch = what->name.epoch;
+    verdict->subgroup = what->name.subgroup;
+    verdict->other = what->other;
+    verdict->kind = what->kind;
+    memcpy(verdict->text, text, sizeof verdict->text);
+    while (*last != NULL) last = &(*last)->next;
+    *last = verdict;
+    verdicts->count++;
+    return true;
+}
+
+bool call_table_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other) {
+    return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;
+}
+
+bool call_table_verdicts_take(struct call_table_verdicts *verdicts, uint64_t tag, uint32_t subgroup, uint64_t loss,
+                              char text[WIRE_MAX_TEXT + 1], enum call_result *result) {
+    for (struct early_verdict **at = &verdicts->first; *at != NULL; at = &(*at)->next) {
+        const struct early_verdict *verdict = *at;
+        if (verdict->tag != tag || !call_table_verdict_concerns(subgroup, verdict->subgroup, verdict->other)) continue;
+        if (loss != 0 && loss <= verdict->epoch) continue;
+        memcpy(text, verdict->text, sizeof verdict->text);
+        *result = verdict->kind == WIRE_VERDICT_CANCEL ? CALL_CANCELLED : CALL_MISMATCH;
+        remove_at(verdicts, at);
+        return true;
+    }
+    return false;
+}
+
+void call_table_verdicts_voted(struct call_table_verdicts *verdicts, uint64_t group_epoch) {
+    verdicts->since = group_epoch;
+    for (struct early_verdict **at = &verdicts->first; *at != NULL;)
+        if ((*at)->epoch < group_epoch)
+            remove_at(verdicts, at);
+        else
+            at = &(*at)->next;
+}
+
+static void verdicts_clear(struct call_table_verdicts *verdicts) {
+    while (verdicts->first != NULL) remove_at(verdicts, &verdicts->first);
+}
+
+bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss) {
+    return call_table_verdicts_take(&table->verdicts, call->args.tag, op_subgroup_hash(call), loss, call->outcome.text,
+                                    &call->ending);
+}
+
 // ---- beginning ----
 uint64_t call_table_counted_loss(const struct call_table *table, const struct op *op) {
     return op->args.retry || op->args.subgroup != NULL ? 0 : call_table_first_loss(table, op->adopted);
@@ -161,16 +268,6 @@ static bool name(struct call_table *table, struct op *op) {
     return named;
 }
 
-// Reports any unexpected signal whose arguments differ: others may use another algorithm, so nobody else looks at it.
-static void compare_unexpected(struct call_table *table, struct op *op) {
-    struct wire_op what = op_on_wire(op);
-    const struct unexpected *at = table->unexpected.slots[tag_slot(op->args.tag)];
-    while ((at = unexpected_differing(at, &what)) != NULL) {
-        call_table_report_mismatch(table, op, at->from, &at->head.op.fingerprint);
-        at = at->next;
-    }
-}
-
 // Returns true if the op goes on without its lost members. All decide alike, by the same epoch.
 bool call_table_may_go_on(const struct call_table *table, const struct op *op) {
     const struct plan_collective *collective = op_collective(op);
@@ -181,7 +278,7 @@ bool call_table_may_go_on(const struct call_table *table, const struct op *op) {
 }
 
 // Sets the op's team in the epoch in force. False: memory was refused.
-static bool find_team(struct call_table *table, struct op *op) {
+bool call_table_find_team(struct call_table *table, struct op *op) {
     struct team **newest = op->args.subgroup == NULL ? &table->team : &op->args.subgroup->team;
     if (*newest == NULL || (*newest)->epoch != table->now) {
         struct team *team = team_new(op->args.subgroup, table->now, table->members);
@@ -203,7 +300,7 @@ static void begin(struct call_table *table, struct op *op) {
         call_table_wait_for_links(table, op);
         return;
     }
-    if (!name(table, op) || !find_team(table, op)) {
+    if (!name(table, op) || !call_table_find_team(table, op)) {
         call_table_refuse(table, op);
         return;
     }
@@ -222,7 +319,7 @@ static void begin(struct call_table *table, struct op *op) {
     if ((op->parent != NULL ? op->parent : op)->cancel) table->driver.cancel(table->driver.context, &op->name);
     bool small = op->path == PLAN_SMALL;
     op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
-    if ((small && (op->retained = retained_new(op->team->count)) == NULL) ||
+    if ((small && (op->retained = call_table_new_retained(op->team->count)) == NULL) ||
         !table->driver.start(table->driver.context, op))
         call_table_refuse(table, op);
 }
@@ -264,20 +361,6 @@ static void begin_segments(struct call_table *table, struct op *parent) {
 void call_table_begin_segments(struct call_table *table, struct op *parent) {
     begin_segments(table, parent);
     end_when_over(table, parent);
-}
-
-void call_table_links_ready(struct call_table *table) {
-    if (table->ended_in == table->now->group_epoch && table->ended_in != 0) return; // another epoch follows
-    table->ready = true;
-    retained_supply(&table->retained, &table->driver);
-    struct op_queue waiting = table->waiting;
-    table->waiting.first = NULL;
-    for (struct op *op; (op = op_queue_pop(&waiting)) != NULL;) call_table_begin(table, op);
-}
-
-bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss) {
-    return unexpected_verdict_take(&table->verdicts, call->args.tag, op_subgroup_hash(call), loss, call->outcome.text,
-                                   &call->ending);
 }
 
 // ---- callers ----
@@ -352,134 +435,9 @@ void call_table_remove_segments(struct call_table *table, struct op *parent, boo
     }
 }
 
-// ---- other members ----
-// Returns true if an operation, or a segment, that does not run here began here in this epoch and is over. A member
-// does not wait for one that sends it nothing, whose frames may come later. Segments of one sequence begin one after
-// another, and after a loss each as its verdict comes.
-bool call_table_is_over(const struct call_table *table, const struct wire_op *op) {
-    if (op->sequence > op_counter_last(&table->counters, op->tag)) return false;
-    const struct op *call = call_table_find(table, op->tag);
-    return call == NULL || !segments_lack(call, table->now->group_epoch, op->sequence, op->segment);
-}
-
-bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_head *head,
-                       struct block *block, size_t bytes) {
-    const struct op_driver *driver = &table->driver;
-    const struct wire_op *what = &head->op;
-    if (what->sequence > 1) retained_implied(&table->retained, from, table->now->group_epoch, what, driver);
-    struct op *op = call_table_find_running(table, what);
-    if (op != NULL && !wire_fingerprint_equal(&op->args.fingerprint, &what->fingerprint)) {
-        call_table_report_mismatch(table, op, from, &what->fingerprint);
-    } else if (op != NULL && team_place(op->team, from) == SUBGROUP_NOBODY) {
-        if (block != NULL) driver->put(driver->context, block);
-        return false; // it names the same members, and is none of them
-    } else if ((op == NULL && !call_table_is_over(table, what)) || (op != NULL && op->phase == OP_QUEUED)) {
-        struct unexpected unexpected = {
-            .from = from, .type = type, .head = *head, .block = block, .bytes = bytes, .heard_ns = from->heard_ns};
-        // Nobody can grant more to a member that has not begun.
-        enum unexpected_result result = type == WIRE_GRANT
-                                            ? UNEXPECTED_OK
-                                            : unexpected_add(&table->unexpected, &unexpected, table->now->ring.count);
-        if (result == UNEXPECTED_OK) return true;
-        if (result == UNEXPECTED_NO_MEMORY) fail(table);
-        if (block != NULL) driver->put(driver->context, block);
-        return false;
-    } else if (op != NULL) {
-        return driver->signal(driver->context, op, from, type, head, block);
-    }
-    if (block != NULL) driver->put(driver->context, block);
-    return true;
-}
-
-void call_table_acked(struct call_table *table, struct op_member *from, const struct wire_op_name *names,
-                      uint32_t count, bool asked) {
-    for (uint32_t i = 0; i < count; i++) retained_acked(&table->retained, from, &names[i], &table->driver);
-    if (!asked) return;
-    from->draining = true;
-    acks_send(from, false, &table->driver);
-}
-
-void call_table_drain(struct call_table *table) {
-    for (uint32_t i = 0; i < table->now->ring.count && table->ready; i++)
-        if (table->members[i] != NULL) acks_send(table->members[i], true, &table->driver);
-}
-
-void call_table_forget(struct call_table *table, const struct op_member *member) {
-    retained_forget(&table->retained, member, &table->driver);
-}
-
-// ---- what moves ops ----
-struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,
-                                         uint16_t type) {
-    struct wire_op what = op_on_wire(op);
-    return unexpected_take(&table->unexpected, from, &what, type);
-}
-
-// A member alone has nobody to keep a result for.
-static void keep(struct call_table *table, struct retained *retained, const struct op *op, struct block *result) {
-    retained->result = result;
-    if (op->team->count < 2)
-        retained_free(retained, &table->driver);
-    else
-        retained_add(&table->retained, retained, &op->name, op->team->members, op->team->count);
-}
-
-static void acknowledge(struct call_table *table, const struct op *op, bool now) {
-    for (uint32_t i = 0; i < op->team->count; i++) {
-        struct op_member *member = op->team->members[i];
-        if (member == NULL) continue;
-        acks_add(member, &op->name, op->result_bytes, &table->driver);
-        if (now) acks_send(member, false, &table->driver);
-    }
-}
-
-bool call_table_complete(struct call_table *table, struct op *op) {
-    if (op->phase != OP_RUNNING || op->mismatch_reported) return false;
-    if (op->path != PLAN_SMALL) {
-        op->phase = OP_COMPLETE;
-        return true;
-    }
-    keep(table, op->retained, op, op->result);
-    op->retained = NULL;
-    op->result = NULL;
-    acknowledge(table, op, false);
-    call_table_end(table, op, CALL_OK);
-    return false;
-}
-
-// A supplied member holds the result for the others as if it had completed the op itself: the supplier may die before
-// it has reached them.
-void call_table_supplied(struct call_table *table, const struct wire_op_name *name, struct block *result) {
-    const struct op_driver *driver = &table->driver;
-    struct op *op = call_table_find(table, name->tag);
-    bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
-                  wire_op_name_equal(&op->name, name);
-    bool ready = wanted && find_team(table, op); // of this epoch, since the op was begun in an older one
-    struct retained *retained = ready ? retained_new(op->team->count) : NULL;
-    if (wanted && retained == NULL) fail(table);
-    if (retained == NULL || !driver->fill(driver->context, op, result)) {
-        free(retained);
-        driver->put(driver->context, result);
-        return;
-    }
-    keep(table, retained, op, result);
-    acknowledge(table, op, true);
-    call_table_end(table, op, CALL_OK);
-}
-
-void call_table_report_mismatch(struct call_table *table, struct op *op, const struct op_member *other,
-                                const struct wire_fingerprint *theirs) {
-    if (op->mismatch_reported) return;
-    op->mismatch_reported = true;
-    struct wire_mismatch mismatch = {op->name, op->args.fingerprint, other->id, *theirs};
-    table->driver.report_mismatch(table->driver.context, &mismatch);
-}
-
-void call_table_fini(struct call_table *table) {
-    unexpected_clear(&table->unexpected, &table->driver);
-    retained_clear(&table->retained, &table->driver);
+void call_table_free_ops(struct call_table *table) {
     op_counters_clear(&table->counters);
-    unexpected_verdicts_clear(&table->verdicts);
+    verdicts_clear(&table->verdicts);
     for (size_t i = 0; i < TAG_SLOTS; i++)
         while (table->table[i] != NULL) {
             struct op *op = table->table[i];

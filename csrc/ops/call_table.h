@@ -39,15 +39,15 @@ struct unexpected_table {
 };
 
 // Verdicts of a mismatch on calls that were not made here yet.
-struct unexpected_verdict;
+struct early_verdict;
 
-struct unexpected_verdicts {
-    struct unexpected_verdict *first; // owned
+struct call_table_verdicts {
+    struct early_verdict *first; // owned
     uint32_t count;
-    uint64_t since; // group epoch: see unexpected_verdicts_voted
+    uint64_t since; // group epoch: see call_table_verdicts_voted
 };
 
-// A result of a small op that this member has and others may still lack (retained.c).
+// A result of a small op that this member has and others may still lack (call_table_signals.c).
 struct retained {
     struct retained *next;
     struct wire_op_name name;
@@ -87,7 +87,7 @@ struct call_table {
     struct unexpected_table unexpected;
     struct op_counters counters;
     bool epoch_requested; // a fresh group epoch was asked for, since the counters have come far
-    struct unexpected_verdicts verdicts;
+    struct call_table_verdicts verdicts;
 };
 
 void call_table_init(struct call_table *table, const struct op_driver *driver, size_t work_bytes);
@@ -147,18 +147,20 @@ void call_table_verdict(struct call_table *table, const struct wire_verdict *ver
 
 // ---- what is kept beside the ops ----
 // Bytes that one of so many members may send another one before that one has posted their ops.
-uint64_t unexpected_limit(uint32_t members);
+uint64_t call_table_unexpected_limit(uint32_t members);
 // How much of that may be chunks, which fill a long link until READY comes (1 Gbit/s, 80 ms: 10 MB); the rest is for
 // small ops, which would have to wait.
-static inline uint64_t unexpected_chunk_limit(uint32_t members) { return unexpected_limit(members) / 4 * 3; }
+static inline uint64_t call_table_unexpected_chunk_limit(uint32_t members) {
+    return call_table_unexpected_limit(members) / 4 * 3;
+}
 // Whether anything of this tag came from that member.
-bool unexpected_has(const struct unexpected_table *table, uint64_t tag, const struct wire_id *from);
+bool call_table_has_unexpected(const struct call_table *table, uint64_t tag, const struct wire_id *from);
 // A signal of this op is on its way: that the op before it, of the same tag, is complete need not be told.
-void acks_drop_implied(struct op_member *to, const struct wire_op_name *name);
+void call_table_drop_implied(struct op_member *to, const struct wire_op_name *name);
 // The program has ended a vote that led to this group epoch. A member votes when its own calls have ended, so those of
 // verdicts on older epochs that this member did not make are not made any more: its next ones meet others, perhaps of
 // newcomers, who know of no such verdict.
-void unexpected_verdicts_voted(struct unexpected_verdicts *mismatches, uint64_t group_epoch);
+void call_table_verdicts_voted(struct call_table_verdicts *mismatches, uint64_t group_epoch);
 // The ops of a call whose inputs may have to be put back: itself, then the segments that it has. `after`: the last one,
 // NULL at first. NULL: there are no more.
 struct op *segments_part(struct op *call, const struct op *after);

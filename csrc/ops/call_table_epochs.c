@@ -42,7 +42,7 @@ static bool is_ending(const struct op *call) {
 // Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
 static bool is_meant(const struct call_table *table, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
-    if (!unexpected_verdict_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;
+    if (!call_table_verdict_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;
     // The op has not begun, and the verdict is of a future epoch: decide on entry, since the call may be lost by then.
     if (op->args.subgroup != NULL && !op_has_begun(op) && name->epoch > table->now->group_epoch) return false;
     if (op->segments != NULL)
@@ -100,7 +100,7 @@ static void on_mismatch(struct call_table *table, const struct wire_verdict *ver
             cancel_call(table, op);
         else
             end_call_mismatched(table, op);
-    } else if (!came_too_late(table, verdict) && !unexpected_verdict_add(&table->verdicts, verdict, text)) {
+    } else if (!came_too_late(table, verdict) && !call_table_verdicts_add(&table->verdicts, verdict, text)) {
         table->driver.failed(table->driver.context);
     }
 }
@@ -202,7 +202,7 @@ bool call_table_enter(struct call_table *table, const struct epoch *epoch, struc
     table->ready = false;
     call_table_for_each(table, freeze);
     begin_unsegmented(table);
-    unexpected_clear(&table->unexpected, &table->driver);
+    call_table_clear_unexpected(table);
     op_counters_clear(&table->counters);
     table->epoch_requested = false;
     struct op_member **members = find_members(table, &epoch->ring);
@@ -221,6 +221,15 @@ bool call_table_enter(struct call_table *table, const struct epoch *epoch, struc
     call_table_for_each(table, end_if_lost);
     call_table_for_each(table, end_if_mismatched);
     return true;
+}
+
+void call_table_links_ready(struct call_table *table) {
+    if (table->ended_in == table->now->group_epoch && table->ended_in != 0) return; // another epoch follows
+    table->ready = true;
+    call_table_supply(table);
+    struct op_queue waiting = table->waiting;
+    table->waiting.first = NULL;
+    for (struct op *op; (op = op_queue_pop(&waiting)) != NULL;) call_table_begin(table, op);
 }
 
 // ---- verdicts ----
@@ -258,8 +267,7 @@ static void on_abort(struct call_table *table, struct op *op) {
 static void on_supplier(struct call_table *table, const struct wire_verdict *verdict) {
     const struct epoch_ring *ring = &table->now->ring;
     bool own = ring->count > 0 && wire_id_equal(&verdict->supplier, &ring->members[ring->rank].id);
-    if (!retained_appoint(&table->retained, verdict, own, table->ready, table->members, ring->count, &table->driver))
-        table->driver.failed(table->driver.context);
+    if (!call_table_appoint(table, verdict, own)) table->driver.failed(table->driver.context);
 }
 
 static struct op *find_named(const struct call_table *table, const struct wire_op_name *name) {

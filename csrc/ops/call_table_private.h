@@ -1,6 +1,5 @@
 // Private header of the op table: call_table.c (calls, beginnings, ends), call_table_epochs.c (freezing, reports,
-// verdicts), unexpected.c (what comes before its op), retained.c (results that others may lack) and segments.c (large
-// ops in retry mode).
+// verdicts), call_table_signals.c (what members tell each other) and segments.c (large ops in retry mode).
 #ifndef PCCL_OPS_CALL_TABLE_PRIVATE_H
 #define PCCL_OPS_CALL_TABLE_PRIVATE_H
 
@@ -12,9 +11,10 @@ uint64_t call_table_first_loss(const struct call_table *table, uint64_t adopted)
 uint64_t call_table_counted_loss(const struct call_table *table, const struct op *op);
 // Ends the call if others were told of a mismatch or a cancellation of it.
 bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss); // sets `call->ending`
-bool call_table_is_over(const struct call_table *table, const struct wire_op *op);
 // Whether those of its group that are members suffice.
 bool call_table_may_go_on(const struct call_table *table, const struct op *op);
+// Sets the team of the op in the epoch in force. False: memory was refused.
+bool call_table_find_team(struct call_table *table, struct op *op);
 void call_table_begin(struct call_table *table, struct op *op); // now, or when the links are there
 void call_table_begin_segments(struct call_table *table, struct op *parent);
 void call_table_wait_for_links(struct call_table *table, struct op *op);
@@ -23,57 +23,32 @@ void call_table_end(struct call_table *table, struct op *op,
 void call_table_end_lost(struct call_table *table, struct op *op);
 void call_table_release(struct call_table *table, struct op *op);
 void call_table_remove_segments(struct call_table *table, struct op *parent, bool restore);
-
-// ---- unexpected.c ----
-enum unexpected_result { UNEXPECTED_OK, UNEXPECTED_TOO_MANY, UNEXPECTED_NO_MEMORY };
-
-// Adds a copy of `what`, with its block; only if OK the block is the table's.
-enum unexpected_result unexpected_add(struct unexpected_table *table, const struct unexpected *what, uint32_t members);
-// Returns the data that arrived from a member for an op; the caller frees it, and the block's reference. NULL: none.
-struct unexpected *unexpected_take(struct unexpected_table *table, const struct op_member *from,
-                                   const struct wire_op *op, uint16_t type);
-// The first of the chain, from `at` on, that is for that op and has other arguments. NULL: none.
-const struct unexpected *unexpected_differing(const struct unexpected *at, const struct wire_op *op);
-void unexpected_clear(struct unexpected_table *table, const struct op_driver *driver);
+// Room for a result that `members` may have to acknowledge. NULL: memory was refused.
+struct retained *call_table_new_retained(uint32_t members);
+void call_table_free_retained(struct retained *retained, const struct op_driver *driver);
+void call_table_free_ops(struct call_table *table); // all, as the last step of call_table_fini
 
 // Nothing for what is older than the last vote. Of more than WIRE_MAX_LIVE_OPS the oldest is dropped: it was of lists
 // that this member is not in. False: memory was refused.
-bool unexpected_verdict_add(struct unexpected_verdicts *verdicts, const struct wire_verdict *verdict,
-                            const char text[WIRE_MAX_TEXT + 1]);
+bool call_table_verdicts_add(struct call_table_verdicts *verdicts, const struct wire_verdict *verdict,
+                             const char text[WIRE_MAX_TEXT + 1]);
 // Whether a verdict of a mismatch is about ops of this subgroup: each of both sides had one.
-bool unexpected_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other);
+bool call_table_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other);
 // Returns whether a call with this tag, over this subgroup, ends with the oldest mismatch, and copies its text to
 // `text`. `loss` is the epoch of the first loss since the caller's epoch (0: none). If members that had begun the op
 // met the loss first, the loss counts. `result`: CALL_MISMATCH or CALL_CANCELLED.
-bool unexpected_verdict_take(struct unexpected_verdicts *verdicts, uint64_t tag, uint32_t subgroup, uint64_t loss,
-                             char text[WIRE_MAX_TEXT + 1], enum call_result *result);
-void unexpected_verdicts_clear(struct unexpected_verdicts *verdicts);
+bool call_table_verdicts_take(struct call_table_verdicts *verdicts, uint64_t tag, uint32_t subgroup, uint64_t loss,
+                              char text[WIRE_MAX_TEXT + 1], enum call_result *result);
 
-// ---- retained.c ----
-// Room for a result that `members` may have to acknowledge. NULL: memory was refused.
-struct retained *retained_new(uint32_t members);
-void retained_free(struct retained *retained, const struct op_driver *driver);
-// Takes it: a result of that name, which all other members of the epoch (by rank; NULL: this one) have to acknowledge.
-void retained_add(struct retained_table *table, struct retained *retained, const struct wire_op_name *name,
-                  struct op_member *const *members, uint32_t count);
-void retained_acked(struct retained_table *table, struct op_member *from, const struct wire_op_name *name,
-                    const struct op_driver *driver);
-// A signal of this op came: who sends it has the result of the op before it, of the same tag.
-void retained_implied(struct retained_table *table, struct op_member *from, uint64_t epoch, const struct wire_op *next,
-                      const struct op_driver *driver);
+// ---- call_table_signals.c ----
+// Returns true if an op, or a segment, that does not run here began here in this epoch and is over.
+bool call_table_is_over(const struct call_table *table, const struct wire_op *op);
+void call_table_clear_unexpected(struct call_table *table);
 // Nobody has to acknowledge the result but those that the verdict names, as far as they are members. False: memory was
 // refused.
-bool retained_appoint(struct retained_table *table, const struct wire_verdict *verdict, bool supplier, bool now,
-                      struct op_member *const *members, uint32_t count, const struct op_driver *driver);
+bool call_table_appoint(struct call_table *table, const struct wire_verdict *verdict, bool supplier);
 // Supplies what this member was appointed to supply.
-void retained_supply(const struct retained_table *table, const struct op_driver *driver);
-void retained_forget(struct retained_table *table, const struct op_member *member, const struct op_driver *driver);
-void retained_clear(struct retained_table *table, const struct op_driver *driver);
-
-// ---- acknowledgements of what others keep ----
-// Sent when there are many, or when the next signal does not imply it.
-void acks_add(struct op_member *to, const struct wire_op_name *name, uint64_t bytes, const struct op_driver *driver);
-void acks_send(struct op_member *to, bool ask, const struct op_driver *driver);
+void call_table_supply(const struct call_table *table);
 
 // ---- segments.c ----
 struct segments {

@@ -104,6 +104,11 @@ static inline bool op_is_root(const struct op *op) { return op->args.subgroup->r
 // Sets its sizes, by its count.
 void op_measure(struct op *op);
 
+// Returns true if frames that name these ops are for the same one.
+static inline bool op_is_same(const struct wire_op *a, const struct wire_op *b) {
+    return a->tag == b->tag && a->sequence == b->sequence && a->segment == b->segment;
+}
+
 // Returns the op as frames name it.
 struct wire_op op_on_wire(const struct op *op);
 

@@ -395,7 +395,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="early_of_the_old_epoch",  # what came early outlives its group epoch
         file="ops/call_table_epochs.c",
-        old="    unexpected_clear(&table->unexpected, &table->driver);\n",
+        old="    call_table_clear_unexpected(table);\n",
         new="",
     ),
     Mutant(
@@ -412,13 +412,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="supplies_nobody_later",  # what was to be supplied before the links were there never is
-        file="ops/call_table.c",
-        old="    retained_supply(&table->retained, &table->driver);\n",
+        file="ops/call_table_epochs.c",
+        old="    call_table_supply(table);\n",
         new="",
     ),
     Mutant(
         name="supplied_is_not_kept",  # who was supplied has nothing for the others when the supplier dies
-        file="ops/call_table.c",
+        file="ops/call_table_signals.c",
         old="    keep(table, retained, op, result);\n    acknowledge(table, op, true);",
         new="    free(retained);\n    driver->put(driver->context, result);\n    acknowledge(table, op, true);",
         first=25500,
@@ -493,7 +493,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="mismatch_of_another_list",  # ends ops of every list under that tag
-        file="ops/unexpected.c",
+        file="ops/call_table.c",
         old="return subgroup_mark(own) == subgroup_mark(subgroup) || subgroup_mark(own) == other;",
         new="return true;",
     ),
@@ -527,7 +527,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="begins_after_a_cancellation",  # in the same epoch, under the name of the operation that was cancelled
-        file="ops/call_table.c",
+        file="ops/call_table_epochs.c",
         old="if (table->ended_in == table->now->group_epoch && table->ended_in != 0) return;",
         new="",
         faults=CANCEL,
@@ -562,7 +562,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         name="newcomers_meet_old_verdicts",  # a member takes a verdict on an operation of the dead for one of its next
-        file="ops/unexpected.c",
+        file="ops/call_table.c",
         old="if ((*at)->epoch < group_epoch)",
         new="if ((*at)->epoch < 1)",
         test="ops/test_call_table.c",

@@ -1,9 +1,9 @@
 // Small ops: every member sends its whole input to every other, all reduce in rank order. One one-way delay, no master:
-// a member that has all inputs has the result and returns (ops/retained.c says what makes that safe).
+// a member that has all inputs has the result and returns (ops/call_table_signals.c says what makes that safe).
 //
 // Inputs are sent before the others have posted the op, as long as no neighbour has to hold more than
-// unexpected_limit() of ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's own notice
-// or input shows that it has posted the op.
+// call_table_unexpected_limit() of ours. Beyond that a POSTED notice goes instead, and the input once the neighbour's
+// own notice or input shows that it has posted the op.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -225,7 +225,7 @@ static struct frame *input_in_slots(struct engine *engine, struct op *op, struct
 static void send_input(struct engine *engine, struct op *op, struct neighbour *peer) {
     if (peer->lanes[0] == NULL) return; // redone in the next epoch
     struct wire_head head = {.op = op_on_wire(op)};
-    acks_drop_implied(&op_peer_of(peer)->member, &op->name);
+    call_table_drop_implied(&op_peer_of(peer)->member, &op->name);
     struct block *input = ((struct direct *)op->work)->input;
     struct frame *in_slots = input_in_slots(engine, op, peer, &head);
     if (in_slots != NULL) {
@@ -277,11 +277,11 @@ static void meet(struct engine *engine, struct op *op, struct neighbour *peer) {
     struct direct *direct = op->work;
     struct part *part = &direct->parts[algorithm_place_of(op, peer)];
     struct unexpected *seen = take_unexpected(engine, op, peer);
-    if (seen == NULL &&
-        op_peer_of(peer)->eager_bytes + op->in_bytes > unexpected_limit(engine->call_table.now->ring.count)) {
+    if (seen == NULL && op_peer_of(peer)->eager_bytes + op->in_bytes >
+                            call_table_unexpected_limit(engine->call_table.now->ring.count)) {
         struct wire_head head = {.op = op_on_wire(op)};
         part->owed = true;
-        acks_drop_implied(&op_peer_of(peer)->member, &op->name);
+        call_table_drop_implied(&op_peer_of(peer)->member, &op->name);
         lanes_signal(peer, WIRE_POSTED, &head, NULL);
     } else {
         part->eager = seen == NULL;

@@ -435,7 +435,8 @@ static bool may_go_early(const struct op *op, const struct lane *lane) {
 }
 
 static bool is_kept(const struct engine *engine, const struct lane *lane, uint64_t bytes) {
-    return op_peer_of(lane->peer)->eager_bytes + bytes <= unexpected_chunk_limit(engine->call_table.now->ring.count);
+    return op_peer_of(lane->peer)->eager_bytes + bytes <=
+           call_table_unexpected_chunk_limit(engine->call_table.now->ring.count);
 }
 
 static struct frame *ring_next(struct engine *engine, struct op *op, struct lane *lane, bool idle) {

@@ -172,7 +172,7 @@ static void test_goes(void) {
     struct world world = begin();
     measure(&world);
     post(&world, 2);
-    size_t limit = unexpected_chunk_limit(MEMBERS) / sizeof(float), early = 0, came = 0;
+    size_t limit = call_table_unexpected_chunk_limit(MEMBERS) / sizeof(float), early = 0, came = 0;
     int wrong = 0;
     for (bool asked = false; came < HALF;) {
         const struct heard *heard = hear_chunk(&world, 2);

@@ -258,9 +258,9 @@ static void test_cancel(void) {
     call_table_verdict(&table, &cancelled);
     CHECK_EQ(table.verdicts.count, 1);
     check_case("a vote ends what it may not concern any more");
-    unexpected_verdicts_voted(&table.verdicts, 2);
+    call_table_verdicts_voted(&table.verdicts, 2);
     CHECK_EQ(table.verdicts.count, 1);
-    unexpected_verdicts_voted(&table.verdicts, 3);
+    call_table_verdicts_voted(&table.verdicts, 3);
     CHECK_EQ(table.verdicts.count, 0);
     call_table_verdict(&table, &cancelled); // from a master that took over
     CHECK_EQ(table.verdicts.count, 0);
@@ -430,15 +430,15 @@ static void test_list_signals(void) {
     free(take(op).contributors);
     CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &head, NULL, 0));
     CHECK(call_table_signal(&table, &others[2], WIRE_SMALL, &head, block_new(), 100));
-    CHECK(!unexpected_has(&table.unexpected, 1, &others[2].id));
+    CHECK(!call_table_has_unexpected(&table, 1, &others[2].id));
     CHECK_EQ(others[2].unexpected_count, 0);
     head.op.sequence++;
     CHECK(call_table_signal(&table, &others[2], WIRE_POSTED, &head, NULL, 0));
-    CHECK(unexpected_has(&table.unexpected, 1, &others[2].id));
-    CHECK(!unexpected_has(&table.unexpected, 1, &others[1].id) && !unexpected_has(&table.unexpected, 2, &others[2].id));
+    CHECK(call_table_has_unexpected(&table, 1, &others[2].id));
+    CHECK(!call_table_has_unexpected(&table, 1, &others[1].id) && !call_table_has_unexpected(&table, 2, &others[2].id));
     check_case("nor does anything of the epoch before");
     enter(2, 4);
-    CHECK(!unexpected_has(&table.unexpected, 1, &others[2].id));
+    CHECK(!call_table_has_unexpected(&table, 1, &others[2].id));
     end();
 }
 

@@ -150,18 +150,18 @@ static void test_full_window(uint32_t peers) {
 }
 
 // ---- verdicts of a mismatch that wait for the calls that they end: by tag, subgroup and order ----
-static struct unexpected_verdicts verdicts;
+static struct call_table_verdicts verdicts;
 
 static void add_verdict(uint64_t epoch, uint32_t subgroup, uint16_t other) {
     struct wire_verdict verdict = {.name = {.epoch = epoch, .tag = 7, .subgroup = subgroup}, .other = other};
     static const char text[WIRE_MAX_TEXT + 1] = "text";
-    CHECK(unexpected_verdict_add(&verdicts, &verdict, text));
+    CHECK(call_table_verdicts_add(&verdicts, &verdict, text));
 }
 
 static bool take_verdict(uint64_t tag, uint32_t subgroup, uint64_t loss) {
     char text[WIRE_MAX_TEXT + 1];
     enum call_result result;
-    bool taken = unexpected_verdict_take(&verdicts, tag, subgroup, loss, text, &result);
+    bool taken = call_table_verdicts_take(&verdicts, tag, subgroup, loss, text, &result);
     CHECK(!taken || result == CALL_MISMATCH);
     return taken;
 }
@@ -180,7 +180,7 @@ static void test_verdicts(void) {
     for (uint64_t i = 0; i <= WIRE_MAX_LIVE_OPS; i++) add_verdict(1 + i, 1, 0);
     CHECK_EQ(verdicts.count, WIRE_MAX_LIVE_OPS);
     CHECK(take_verdict(7, 1, 2 + WIRE_MAX_LIVE_OPS));
-    unexpected_verdicts_clear(&verdicts);
+    call_table_verdicts_voted(&verdicts, UINT64_MAX);
     CHECK_EQ(verdicts.count, 0);
 }
 
