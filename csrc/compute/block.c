@@ -1,7 +1,7 @@
 // The codecs with a scale for each block: int8, int4 and the 4-bit float E3M0. Pure.
 //
 // A block is its scale, a float, little-endian, and the codes of its elements: a byte each, or two in a byte
-// (compute/block_loops.h). The scale is that of the block's largest magnitude: divided by 127 for int8 and by 7 for
+// (compute/kernels_loops.h). The scale is that of the block's largest magnitude: divided by 127 for int8 and by 7 for
 // int4, whose codes are whole numbers from -127 to 127 and from -7 to 7; itself for E3M0, whose codes are a sign and an
 // exponent (docs/protocol.md). So 0 comes back as 0, the largest magnitude to within the rounding of float, and of the
 // integers no value is off by more than half a scale, as long as the scale is no denormal. Rounded stochastically, it

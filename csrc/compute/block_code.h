@@ -7,7 +7,6 @@
 #include <stdint.h>
 
 #include "compute/element.h"
-#include "compute/float16.h"
 
 enum { BLOCK_CODE_INT8, BLOCK_CODE_INT4, BLOCK_CODE_E3M0, BLOCK_CODES };
 enum { BLOCK_NEAREST, BLOCK_STOCHASTIC, BLOCK_ROUNDINGS };

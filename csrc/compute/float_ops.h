@@ -4,7 +4,6 @@
 #define PCCL_COMPUTE_FLOAT_OPS_H
 
 #include "compute/element.h"
-#include "compute/float16.h"
 
 ELEMENT float canonical_f32(float x) { return x != x ? float_from_bits(0x7FC00000u) : x; }
 

@@ -3,8 +3,6 @@
 
 #if defined(__AVX2__) && defined(__F16C__)
 
-#include "compute/kernels_int.h"
-
 #include <immintrin.h>
 #include <pccl.h>
 
@@ -62,9 +60,7 @@ static inline u64_vector swap_halves(u64_vector x) {
 }
 
 #include "compute/kernels_vector.h"
-#include "compute/quant_loops.h"
-#include "compute/block_loops.h"
-#include "compute/hash_loop.h"
+#include "compute/kernels_loops.h"
 
 KERNELS_TABLE(KERNEL_AVX2, "avx2");
 

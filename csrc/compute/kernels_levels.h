@@ -68,7 +68,7 @@ enum { QUANT_FLOAT, QUANT_DOUBLE, QUANT_WIDES }; // of wide values
 enum { QUANT_CODE8, QUANT_CODE16, QUANT_CODE32, QUANT_CODES };
 
 struct quant_loops {
-    // The extreme values as integers of the same order (quant_loops.h).
+    // The extreme values as integers of the same order (kernels_loops.h).
     void (*range[QUANT_WIDES])(const void *wide, size_t count, int64_t *smallest, int64_t *largest);
     void (*encode[QUANT_WIDES][QUANT_CODES])(void *codes, const void *wide, size_t count,
                                              const struct quant_affine *affine);

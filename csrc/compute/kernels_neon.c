@@ -3,8 +3,6 @@
 
 #if defined(__aarch64__)
 
-#include "compute/kernels_int.h"
-
 #include <arm_neon.h>
 #include <pccl.h>
 
@@ -51,9 +49,7 @@ static inline u64_vector multiply_halves(u64_vector x, u64_vector y) {
 static inline u64_vector swap_halves(u64_vector x) { return (u64_vector)vextq_u64((uint64x2_t)x, (uint64x2_t)x, 1); }
 
 #include "compute/kernels_vector.h"
-#include "compute/quant_loops.h"
-#include "compute/block_loops.h"
-#include "compute/hash_loop.h"
+#include "compute/kernels_loops.h"
 
 KERNELS_TABLE(KERNEL_NEON, "neon");
 

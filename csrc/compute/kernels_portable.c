@@ -1,7 +1,6 @@
 // Every kernel in plain C: what the other levels must equal bit for bit, and what finishes their last few elements.
 #include "compute/float_ops.h"
 #include "compute/kernels_levels.h"
-#include "compute/kernels_int.h"
 
 #include <pccl.h>
 
@@ -43,9 +42,6 @@ static void narrow_f16(void *dst, const void *wide, size_t count) {
     for (size_t i = 0; i < count; i++) d[i] = float_to_f16(x[i]);
 }
 
-#include "compute/quant_loops.h"
-#include "compute/block_loops.h"
-
 // XXH3's default secret. It is here because all levels need it, and compute/hash needs the levels.
 // clang-format off
 const uint8_t hash_secret[HASH_SECRET_BYTES] = {
@@ -85,7 +81,7 @@ static inline void hash_scramble(hash_lanes *lanes, const uint8_t *secret) {
     }
 }
 
-#include "compute/hash_loop.h"
+#include "compute/kernels_loops.h"
 
 KERNELS_TABLE(KERNEL_PORTABLE, "portable");
 

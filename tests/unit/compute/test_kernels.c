@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
-#include "compute/float16.h"
+#include "compute/element.h"
 #include "compute/kernels.h"
 
 #include <math.h>

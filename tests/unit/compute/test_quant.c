@@ -4,7 +4,7 @@
 #include "check.h"
 
 #include "compute/codec.h"
-#include "compute/float16.h"
+#include "compute/element.h"
 #include "compute/kernels.h"
 #include "compute/kernels_levels.h"
 
