@@ -68,8 +68,6 @@ pcclResult_t api_initialized(void);
 bool api_insecure(bool permitted);
 // Returns the settings of connections that the environment gives; logs each that this system does not permit.
 struct transport_options api_transport_options(void);
-// Whether `path`, or the environment if it is NULL, names keys or a certificate.
-bool api_has_keys(const char *path);
 // Loads the keys or the certificate of `path` (pccl_ext_comm_set_keys), or of the environment if it is NULL; *out is
 // NULL if there are none. Those of peers do not serve a master. pcclInvalidArgument: they cannot be used.
 pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
@@ -88,16 +86,10 @@ struct transport_options api_master_transport(const pcclMasterInstance_t *instan
 // not talk to the other masters of its list.
 pcclResult_t api_master_reach(const pcclMasterInstance_t *instance, const struct transport_options *options,
                               struct wire_address *out, uint32_t *count);
-// When a call with a bound must return: 0 = none.
-int64_t api_deadline_after(uint64_t timeout_ms);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.
 pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out);
-pcclResult_t api_check_dtype(int dtype);
-pcclResult_t api_check_op(int op, int dtype);
-// Checks that two buffers of an operation are on one device.
-pcclResult_t api_check_devices(const void *one, const void *other);
 // Checks and launches a collective over a group.
 pcclResult_t api_launch_collective(const pcclCollective_t *collective, const pcclComm_t *comm);
 // Launches an op with options that were taken; `tell`: it is to tell its contributors.

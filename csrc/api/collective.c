@@ -1,10 +1,194 @@
-// Collectives over groups: what every one of them is made of, from the arguments of pcclCollective.
+// What every collective is made of, from the arguments of the public functions: reduces of the whole group, and
+// collectives over groups (pcclCollective).
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"
+#include "compute/codec.h"
 #include "compute/kernels.h"
+#include "device/device.h"
 #include "ops/plan.h"
+
+// ---- reduces ----
+
+static pcclResult_t check_dtype(int dtype) {
+    if (dtype >= pcclUint8 && dtype <= pcclBool) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "datatype %d is no pcclDataType_t", dtype);
+}
+
+static pcclResult_t check_op(int op, int dtype) {
+    if (op < pcclSum || op > pcclBxor) return detail_fail(pcclInvalidArgument, "operation %d is no pcclRedOp_t", op);
+    if (red_op_takes(op, dtype)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "%s is not defined for %s; %s", red_op_name(op), dtype_name(dtype),
+                       op == pcclAvg ? "convert to a float type first" : "use an integer type or bool");
+}
+
+static pcclResult_t check_devices(const void *one, const void *other) {
+    if (device_is_one(one, other)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "the buffers of an operation are on different devices; copy one first");
+}
+
+static pcclResult_t check_block(uint32_t block) {
+    if (block >= BLOCK_LEAST && block <= BLOCK_MOST && (block & (block - 1)) == 0) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "block %u is no power of two from %d to %d", block, BLOCK_LEAST,
+                       BLOCK_MOST);
+}
+
+// Refuses options that only codecs with one scale per block support.
+static pcclResult_t check_unblocked(const pcclReduceOptions_t *options) {
+    bool feedback = options->residual_in != NULL || options->residual_out != NULL;
+    if (options->block == 0 && !options->stochastic && !feedback) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument,
+                       "%s without quantisation in blocks; set the algorithm to pcclQuantBlockInt8, "
+                       "pcclQuantBlockInt4 or pcclQuantBlockE3M0",
+                       options->block != 0   ? "a block is given"
+                       : options->stochastic ? "stochastic rounding is asked for"
+                                             : "a residual is given");
+}
+
+// *codec_out: enum codec_id
+static pcclResult_t find_codec(const pcclReduceDescriptor_t *descriptor, const pcclReduceOptions_t *options,
+                               uint8_t *codec_out) {
+    int dtype = (int)descriptor->src_descriptor.datatype;
+    int quantised = (int)descriptor->quantization_options.quantized_datatype,
+        algorithm = (int)descriptor->quantization_options.algorithm;
+    uint32_t block = options->block == 0 ? BLOCK_DEFAULT : options->block;
+    *codec_out = CODEC_RAW;
+    if (!block_is_algorithm(algorithm)) RETURN_IF_FAILED(check_unblocked(options));
+    if (algorithm == pcclQuantNone) return pcclSuccess;
+    if (algorithm < pcclQuantNone || algorithm > pcclQuantBlockE3M0)
+        return detail_fail(pcclInvalidArgument, "algorithm %d is no pcclQuantizationAlgorithm_t", algorithm);
+    if (block_is_algorithm(algorithm))
+        RETURN_IF_FAILED(check_block(block));
+    else if (quantised < pcclUint8 || quantised > pcclBool)
+        return detail_fail(pcclInvalidArgument, "quantized_datatype %d is no pcclDataType_t", quantised);
+    *codec_out = codec_of_options(dtype, quantised, algorithm, block);
+    if (*codec_out != CODEC_RAW) return pcclSuccess;
+    if (block_is_algorithm(algorithm))
+        return detail_fail(pcclInvalidArgument, "%s cannot be quantised in blocks; use float32, float16 or bfloat16",
+                           dtype_name(dtype));
+    return detail_fail(pcclInvalidArgument, "%s cannot be quantised to %s by %s", dtype_name(dtype),
+                       dtype_name(quantised), algorithm == pcclQuantMinMax ? "MinMax" : "ZeroPointScale");
+}
+
+static bool overlap(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    uintptr_t from = (uintptr_t)a, to = (uintptr_t)b; // no end is computed: it could wrap
+    return from < to ? to - from < a_bytes : from - to < b_bytes;
+}
+
+static pcclResult_t check_residuals(const void *send, const void *recv, const pcclReduceDescriptor_t *descriptor,
+                                    const pcclReduceOptions_t *options) {
+    const float *in = options->residual_in, *out = options->residual_out;
+    size_t count = descriptor->count, tensor = count * dtype_size((int)descriptor->src_descriptor.datatype);
+    if ((in == NULL && out == NULL) || count == 0) return pcclSuccess;
+    if (descriptor->op != pcclSum && descriptor->op != pcclAvg)
+        return detail_fail(pcclInvalidArgument, "%s has no error feedback: only sum and avg have",
+                           red_op_name((int)descriptor->op));
+    if (out == NULL)
+        return detail_fail(pcclInvalidArgument, "residual_in is given without residual_out, which takes what is left");
+    if (count > PTRDIFF_MAX / sizeof *out)
+        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    size_t bytes = count * sizeof *out;
+    if (overlap(out, bytes, send, tensor) || overlap(out, bytes, recv, tensor) ||
+        (in != NULL && (overlap(out, bytes, in, bytes) || overlap(in, bytes, recv, tensor))))
+        return detail_fail(pcclInvalidArgument,
+                           "the residuals overlap what the operation writes; give each memory of its own");
+    if (in != NULL) RETURN_IF_FAILED(check_devices(in, out));
+    return check_devices(out, recv);
+}
+
+static pcclResult_t check_reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
+                                 const pcclReduceOptions_t *options, struct call_args *out) {
+    uint8_t codec;
+    RETURN_IF_FAILED(check_dtype((int)descriptor->src_descriptor.datatype));
+    RETURN_IF_FAILED(check_op((int)descriptor->op, (int)descriptor->src_descriptor.datatype));
+    RETURN_IF_FAILED(find_codec(descriptor, options, &codec));
+    int dtype = (int)descriptor->src_descriptor.datatype;
+    size_t size = dtype_size(dtype), count = descriptor->count;
+    if (count > 0 && (send == NULL || recv == NULL))
+        return detail_fail(pcclInvalidArgument, "a buffer is NULL and count is %zu", count);
+    if (count > (size_t)PTRDIFF_MAX / size)
+        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    if (send != recv && overlap(send, count * size, recv, count * size))
+        return detail_fail(pcclInvalidArgument, "the send and receive buffers overlap; they must be equal or apart");
+    if (count > 0) RETURN_IF_FAILED(check_devices(send, recv));
+    RETURN_IF_FAILED(check_residuals(send, recv, descriptor, options));
+    *out = (struct call_args){
+        .send = send,
+        .recv = recv,
+        .tag = descriptor->tag,
+        .fingerprint = {.count = count, .dtype = (uint8_t)dtype, .op = (uint8_t)descriptor->op, .codec = codec},
+        .stochastic = options->stochastic,
+        .rounding.seed = options->seed,
+        .residual_in = options->residual_in,
+        .residual_out = options->residual_out,
+        .stream = options->stream,
+        .retry = options->retry,
+    };
+    return pcclSuccess;
+}
+
+pcclResult_t api_take_options(const pcclReduceOptions_t *options, pcclReduceOptions_t *out) {
+    memset(out, 0, sizeof *out);
+    if (options == NULL) return pcclSuccess;
+    if (options->size < sizeof options->size)
+        return detail_fail(pcclInvalidArgument, "options->size is %zu; set it to sizeof(pcclReduceOptions_t)",
+                           options->size);
+    memcpy(out, options, options->size < sizeof *out ? options->size : sizeof *out);
+    return pcclSuccess;
+}
+
+pcclResult_t api_launch(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor, const pcclComm_t *comm,
+                        const pcclReduceOptions_t *options, bool tell) {
+    if (descriptor->count > 0) {
+        REQUIRE_NOT_NULL(send);
+        REQUIRE_NOT_NULL(recv);
+    }
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
+    struct call_args reduce;
+    RETURN_IF_FAILED(check_reduce(send, recv, descriptor, options, &reduce));
+    reduce.tell = tell;
+    return ops_launch(comm->communicator, &reduce);
+}
+
+pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline, pcclReduceInfo_t *out) {
+    struct call_info info;
+    RETURN_IF_FAILED(ops_await(comm->communicator, tag, deadline, &info));
+    if (out != NULL)
+        *out = (pcclReduceInfo_t){
+            .local_world_size = info.contributors, .tx_bytes = info.tx_bytes, .rx_bytes = info.rx_bytes};
+    return pcclSuccess;
+}
+
+static pcclResult_t check_all(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                              size_t count, struct call_args *reduces) {
+    static const pcclReduceOptions_t none;
+    for (size_t i = 0; i < count; i++) {
+        const pcclReduceOpDescriptor_t *d = &descriptors[i];
+        const pcclReduceOptions_t *o = options == NULL ? &none : &options[i];
+        RETURN_IF_FAILED(check_reduce(d->sendbuf, d->recvbuf, &d->descriptor, o, &reduces[i]));
+    }
+    return pcclSuccess;
+}
+
+pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
+                           size_t count, const pcclComm_t *comm, int max_in_flight, struct ops_retry **out) {
+    REQUIRE_NOT_NULL(descriptors);
+    REQUIRE_COMM(comm);
+    RETURN_IF_FAILED(communicator_usable(comm->communicator));
+    if (count == 0) return detail_fail(pcclInvalidArgument, "count must be at least 1");
+    if (count > PTRDIFF_MAX / sizeof *descriptors)
+        return detail_fail(pcclInvalidArgument, "count %zu is more than memory can hold", count);
+    if (max_in_flight < 1) return detail_fail(pcclInvalidArgument, "max_in_flight %d is less than 1", max_in_flight);
+    struct call_args *reduces = calloc(count, sizeof *reduces);
+    if (reduces == NULL) return detail_fail(pcclInternalError, "the system refused memory for %zu operations", count);
+    pcclResult_t code = check_all(descriptors, options, count, reduces);
+    if (code == pcclSuccess) code = ops_retry_new(comm->communicator, reduces, count, (size_t)max_in_flight, out);
+    free(reduces);
+    return code;
+}
+
+// ---- collectives ----
 
 struct pcclGroup_t {
     const pcclComm_t *comm;
@@ -69,8 +253,8 @@ static pcclResult_t check_enumerators(const pcclCollective_t *what) {
     const struct plan_collective *collective = plan_collective((uint8_t)what->kind);
     if ((int)what->kind < 0 || (int)what->kind >= PLAN_KINDS)
         return detail_fail(pcclInvalidArgument, "kind %d is no pcclCollectiveKind_t", (int)what->kind);
-    RETURN_IF_FAILED(api_check_dtype((int)what->datatype));
-    return collective->reduces ? api_check_op((int)what->op, (int)what->datatype) : pcclSuccess;
+    RETURN_IF_FAILED(check_dtype((int)what->datatype));
+    return collective->reduces ? check_op((int)what->op, (int)what->datatype) : pcclSuccess;
 }
 
 static pcclResult_t check_members(const pcclCollective_t *what, const pcclComm_t *comm) {
@@ -240,7 +424,7 @@ static pcclResult_t check_buffers(const pcclCollective_t *what, uint64_t in, uin
                            (unsigned long long)out);
     if (in == 0 || out == 0) return pcclSuccess;
     uintptr_t from = (uintptr_t)what->sendbuf, to = (uintptr_t)what->recvbuf;
-    RETURN_IF_FAILED(api_check_devices(what->sendbuf, what->recvbuf));
+    RETURN_IF_FAILED(check_devices(what->sendbuf, what->recvbuf));
     if (from > to ? from - to >= out * element : to > from && to - from >= in * element) return pcclSuccess;
     bool reduce = what->kind == pcclCollectiveAllReduce || what->kind == pcclCollectiveReduce;
     if (reduce && from == to) return pcclSuccess;

@@ -11,6 +11,7 @@
 #include "base/environment.h"
 #include "base/descriptor.h"
 #include "base/log.h"
+#include "base/platform.h"
 #include "device/cuda.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
@@ -200,6 +201,13 @@ pcclResult_t pcclOptimizeTopology(const pcclComm_t *comm) {
 
 static const pcclReduceOptions_t no_options;
 
+// When a call with a bound must return: 0 = none.
+static int64_t deadline_after(uint64_t timeout_ms) {
+    int64_t now = platform_now_ns();
+    if (timeout_ms == 0 || timeout_ms > (uint64_t)(INT64_MAX - now) / MS_NS) return INT64_MAX;
+    return now + (int64_t)timeout_ms * MS_NS;
+}
+
 // Launches and awaits, as `run`.
 static pcclResult_t reduce(const void *send, void *recv, const pcclReduceDescriptor_t *descriptor,
                            const pcclComm_t *comm, const pcclReduceOptions_t *options, bool tell, int64_t deadline,
@@ -259,7 +267,7 @@ pcclResult_t pcclAllReduceEx(const void *sendbuf, void *recvbuf, const pcclReduc
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(api_take_options(options, &wanted));
     if (wanted.launch_only) return api_launch(sendbuf, recvbuf, descriptor, comm, &wanted, true);
-    return reduce(sendbuf, recvbuf, descriptor, comm, &wanted, true, api_deadline_after(wanted.timeout_ms),
+    return reduce(sendbuf, recvbuf, descriptor, comm, &wanted, true, deadline_after(wanted.timeout_ms),
                   reduce_info_out);
 }
 
@@ -271,7 +279,7 @@ pcclResult_t pcclAwaitAsyncReduceEx(const pcclAsyncReduceOp_t *reduce_handle,
     REQUIRE_COMM(reduce_handle->comm);
     pcclReduceOptions_t wanted;
     RETURN_IF_FAILED(api_take_options(options, &wanted));
-    return api_await(reduce_handle->comm, reduce_handle->tag, api_deadline_after(wanted.timeout_ms), reduce_info_out);
+    return api_await(reduce_handle->comm, reduce_handle->tag, deadline_after(wanted.timeout_ms), reduce_info_out);
 }
 
 pcclResult_t pcclGetReduceContributors(const pcclComm_t *comm, uint64_t tag, size_t index, pcclReduceRange_t *range_out,

@@ -1,5 +1,7 @@
-// How far connections lead without keys: not beyond loopback, unless the user permits it. transport_permits decides.
+// What protects connections: the keys or the certificate that the program names, or those of the environment; and how
+// far connections lead without them: not beyond loopback, unless the user permits it. transport_permits decides.
 #define LOG_COMPONENT "config"
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"
@@ -7,6 +9,96 @@
 #include "base/log.h"
 #include "net/keys.h"
 #include "net/socket.h"
+#include "net/tls.h"
+
+// ---- keys ----
+
+// Paths; NULL: none.
+struct named {
+    const char *keys, *cert, *key, *ca;
+};
+
+static const char *variable(const char *name) {
+    const char *value = getenv(name);
+    return value == NULL || *value == 0 ? NULL : value;
+}
+
+static pcclResult_t take_environment(struct named *out) {
+    *out = (struct named){variable("PCCL_KEYS"), variable("PCCL_CERT"), variable("PCCL_KEY"), variable("PCCL_CA")};
+    int given = (out->cert != NULL) + (out->key != NULL) + (out->ca != NULL);
+    if (given > 0 && out->keys != NULL)
+        return detail_fail(pcclInvalidArgument, "PCCL_KEYS and PCCL_CERT exclude each other: unset one of them");
+    if (given == 0 || given == 3) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, "PCCL_CERT, PCCL_KEY and PCCL_CA belong together: %s is not set",
+                       out->cert == NULL  ? "PCCL_CERT"
+                       : out->key == NULL ? "PCCL_KEY"
+                                          : "PCCL_CA");
+}
+
+static bool has_keys(const char *path) {
+    if (path != NULL) return *path != 0;
+    return variable("PCCL_KEYS") != NULL || variable("PCCL_CERT") != NULL;
+}
+
+// Three lines are those of a certificate; `text` is changed.
+static void take_text(char *text, struct named *out) {
+    *out = (struct named){.keys = text};
+    char *key = strchr(text, '\n'), *ca = key == NULL ? NULL : strchr(key + 1, '\n');
+    if (ca == NULL) return;
+    *key = *ca = 0;
+    *out = (struct named){.cert = text, .key = key + 1, .ca = ca + 1};
+}
+
+// Refuses what does not serve this party.
+static pcclResult_t check_party(const struct keys *keys, const struct named *named, enum transport_party party) {
+    if (party == TRANSPORT_MASTER && keys_master_key(keys) == NULL && named->cert == NULL)
+        return detail_fail(pcclInvalidArgument,
+                           "the keys in %s are for peers: a master needs the other file that `pccl keys` wrote, whose "
+                           "name ends in .master",
+                           named->keys);
+    bool master = party == TRANSPORT_MASTER;
+    if (master ? keys_master_key(keys) != NULL : party != TRANSPORT_PEER || keys_serve_peer(keys)) return pcclSuccess;
+    const char *role = master ? "master" : "peer";
+    return detail_fail(pcclInvalidArgument,
+                       "the certificate in %s is not for a %s: a %s needs one with a URI that ends in /pccl/%s",
+                       named->cert, role, role, role);
+}
+
+static pcclResult_t load(const struct named *named, enum transport_party party, struct keys **out) {
+    char reason[KEYS_REASON_BYTES];
+    if (named->keys == NULL && named->cert == NULL) return pcclSuccess;
+    struct keys *keys = named->cert != NULL ? keys_load_certificate(named->cert, named->key, named->ca, reason)
+                                            : keys_load(named->keys, reason);
+    if (keys == NULL) return detail_fail(pcclInvalidArgument, "%s", reason);
+    pcclResult_t code = check_party(keys, named, party);
+    if (code == pcclSuccess)
+        *out = keys;
+    else
+        keys_release(keys);
+    return code;
+}
+
+pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out) {
+    struct named named;
+    *out = NULL;
+    if (path == NULL) {
+        RETURN_IF_FAILED(take_environment(&named));
+        return load(&named, party, out);
+    }
+    char *text = strdup(path);
+    if (text == NULL) return detail_fail(pcclInternalError, "there is no memory for keys");
+    take_text(text, &named);
+    if (*text == 0) named.keys = NULL;
+    pcclResult_t code = load(&named, party, out);
+    free(text);
+    return code;
+}
+
+pcclResult_t api_load_master_keys(pcclMasterInstance_t *instance) {
+    return instance->keys != NULL ? pcclSuccess : api_load_keys(NULL, TRANSPORT_MASTER, &instance->keys);
+}
+
+// ---- reach ----
 #include "net/tls.h"
 
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master) {
@@ -21,7 +113,7 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
     REQUIRE_NOT_NULL(address);
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    struct transport_options options = {.insecure = api_has_keys(keys) || api_insecure(insecure)};
+    struct transport_options options = {.insecure = has_keys(keys) || api_insecure(insecure)};
     return api_check_master(&options, &master);
 }
 
