@@ -55,6 +55,29 @@ const struct actions *core_peer_connected(struct master_core *core, int64_t now_
     return settle(core);
 }
 
+static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
+
+// Whether what a RESUME says fits together, and its numbers leave room for those to come.
+static bool is_sound(const struct resumption *from) {
+    const struct wire_resume *resume = from->resume;
+    if (from->run.id == 0 || from->promised < resume->generation || from->promised > GENERATIONS_MOST ||
+        resume->join_number > NUMBERS_MOST)
+        return false;
+    if (!resume->accepted) return true;
+    if (resume->epoch.number > NUMBERS_MOST || resume->last_vote.number > NUMBERS_MOST ||
+        resume->epoch.sync_round >> 32 > resume->generation)
+        return false;
+    if (resume->last_vote.number == 0 || resume->last_vote.epoch > resume->epoch.number)
+        return false; // a vote let it in
+    if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
+    bool is_member = false, sound = true;
+    for (uint32_t i = 0; i < resume->epoch.count; i++) {
+        sound &= resume->epoch.members[i].join_number <= NUMBERS_MOST;
+        is_member = is_member || wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id);
+    }
+    return sound && is_member;
+}
+
 static bool is_secret(const struct run *run, const struct run_identity *claimed) {
     bool serves = run->table.peer_count > 0 && claimed->id == run->table.run.id;
     const struct run_identity *known = serves ? &run->table.run : &run->table.last_run;
@@ -125,7 +148,7 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     bool young = header->run != table->run.id && table->now_ns < run->yields_until;
     if (sound && resume.hello.version != WIRE_VERSION)
         refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol; update pccl");
-    else if (!sound || !gather_is_sound(&from))
+    else if (!sound || !is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
     else if (!quorum_verify(&run->signer, header->run, &resume))
         refuse(core, &from, WIRE_REFUSED, "no master of this run signed its epoch");
@@ -282,7 +305,7 @@ static void lose(struct run *run, struct peer_record *peer, const char *why) {
     membership_drop(&run->table, peer, LOG_INFO, why);
 }
 
-// ---- what they say, and how they go ----
+// ---- what connections say, and how they go ----
 
 const struct actions *core_message(struct master_core *core, int64_t now_ns, uint32_t conn,
                                    const struct wire_header *header, const uint8_t *body) {

@@ -8,8 +8,6 @@
 
 enum { GATHER_LOG_MS = 10000 }; // between two lines of the log, and two to whoever waits
 
-static const uint64_t NUMBERS_MOST = UINT64_C(1) << 62, GENERATIONS_MOST = UINT32_MAX - 1;
-
 const char GATHER_WRONG_SECRET[] = "its secret is not that of the run; start the peer again to join as a new one";
 const char GATHER_ANOTHER_RUN[] = "this master now serves another run";
 static const char STANDBY[] = "this master is a standby without a run; start new runs at the first master of the list";
@@ -74,26 +72,6 @@ bool gather_hold(struct gather *gather, struct membership *table, uint32_t conn,
     if (why == NULL && begins_none(gather)) why = STANDBY;
     if (why != NULL) actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
     return why != NULL;
-}
-
-bool gather_is_sound(const struct resumption *from) {
-    const struct wire_resume *resume = from->resume;
-    if (from->run.id == 0 || from->promised < resume->generation || from->promised > GENERATIONS_MOST ||
-        resume->join_number > NUMBERS_MOST)
-        return false;
-    if (!resume->accepted) return true;
-    if (resume->epoch.number > NUMBERS_MOST || resume->last_vote.number > NUMBERS_MOST ||
-        resume->epoch.sync_round >> 32 > resume->generation)
-        return false;
-    if (resume->last_vote.number == 0 || resume->last_vote.epoch > resume->epoch.number)
-        return false; // a vote let it in
-    if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;
-    bool is_member = false, sound = true;
-    for (uint32_t i = 0; i < resume->epoch.count; i++) {
-        sound &= resume->epoch.members[i].join_number <= NUMBERS_MOST;
-        is_member = is_member || wire_id_equal(&resume->epoch.members[i].id, &resume->hello.id);
-    }
-    return sound && is_member;
 }
 
 // How many speak for what it says; 0: a newcomer.

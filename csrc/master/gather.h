@@ -124,8 +124,6 @@ bool gather_hold(struct gather *gather, struct membership *table, uint32_t conn,
                  const struct wire_hello *hello);
 // A member of a run that has lost its master comes, or a newcomer that waited there.
 void gather_resume(struct gather *gather, struct membership *table, const struct resumption *from);
-// Numbers that no run comes near would overflow in what follows.
-bool gather_is_sound(const struct resumption *from);
 void gather_message(struct gather *gather, struct membership *table, struct survivor *survivor,
                     const struct wire_header *header);
 // Takes the activity of the busiest other master. If that one serves a run, redirects to it all survivors that are too

@@ -20,13 +20,6 @@ bool membership_same_run(const struct run_identity *a, const struct run_identity
     return a->id == b->id && memcmp(a->secret, b->secret, sizeof a->secret) == 0;
 }
 
-void membership_leave_run(struct membership *table) {
-    table->left_run = table->run;
-    table->left_count = 0;
-    for (uint32_t i = 0; i < table->count; i++)
-        if (!table->order[i]->gone) table->left[table->left_count++] = table->order[i]->member.id;
-}
-
 // ---- peers ----
 
 uint32_t membership_bucket(uint64_t key, const struct wire_id *id) {
@@ -165,9 +158,6 @@ void membership_change_group(struct membership *table, struct peer_group *group)
 
 // ---- what is said ----
 
-const char MEMBERSHIP_NO_RUN[] =
-    "no run is under way, and this peer may only join one; start a peer that may begin a run first";
-
 struct wire_header membership_header(const struct membership *table) {
     return (struct wire_header){.run = table->run.id, .generation = table->generation, .epoch = table->number};
 }
@@ -187,15 +177,6 @@ void membership_send_group(struct membership *table, const struct peer_group *gr
 
 void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text) {
     wire_encode_text(membership_frame(table), membership_header(table), type, text);
-    membership_send(table, peer);
-}
-
-void membership_welcome(struct membership *table, struct peer_record *peer) {
-    struct wire_welcome welcome = {.join_number = peer->member.join_number,
-                                   .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
-                                   .seen = peer->member.address};
-    memcpy(welcome.secret, table->run.secret, sizeof welcome.secret);
-    wire_encode_welcome(membership_frame(table), membership_header(table), &welcome);
     membership_send(table, peer);
 }
 
@@ -227,13 +208,6 @@ void membership_expel(struct membership *table, struct peer_record *peer, const 
     membership_send_text(table, peer, peer->accepted ? WIRE_EXPELLED : WIRE_REFUSED, why);
     if (peer->gone) return; // for want of memory
     leave(table, peer, LOG_WARN, peer->accepted ? "expelled" : "refused", why);
-}
-
-void membership_refuse_join_only(struct membership *table) {
-    for (uint32_t i = 0; i < table->slots; i++)
-        if (table->peers[i].used && !table->peers[i].gone && !table->peers[i].join_only) return;
-    for (uint32_t i = 0; i < table->slots; i++)
-        if (table->peers[i].used) membership_expel(table, &table->peers[i], "%s", MEMBERSHIP_NO_RUN);
 }
 
 // ---- hosts whose newcomers fail ----

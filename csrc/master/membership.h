@@ -126,15 +126,13 @@ struct membership {
     struct peer_group groups[WIRE_MAX_MEMBERS];
     struct peer_record *order[WIRE_MAX_MEMBERS];  // accepted peers, group by group, in ring order
     struct wire_member members[WIRE_MAX_MEMBERS]; // of membership_epoch
-    struct wire_id left[WIRE_MAX_MEMBERS];        // of membership_leave_run
+    struct wire_id left[WIRE_MAX_MEMBERS];        // of left_run
 };
 
 void membership_init(struct membership *table, int64_t limit_ns, uint64_t id_key, int64_t now_ns);
 void membership_fini(struct membership *table);
 
 bool membership_same_run(const struct run_identity *a, const struct run_identity *b);
-// Records the current members when this master gives the run up.
-void membership_leave_run(struct membership *table);
 
 // ---- peers ----
 
@@ -199,15 +197,10 @@ static inline struct wire_buffer *membership_frame(struct membership *table) { r
 void membership_send(struct membership *table, struct peer_record *peer);
 void membership_send_group(struct membership *table, const struct peer_group *group);
 void membership_send_text(struct membership *table, struct peer_record *peer, enum wire_type type, const char *text);
-// The peer is registered as a newcomer of this run.
-void membership_welcome(struct membership *table, struct peer_record *peer);
 // The peer is out; its connection is closed.
 void membership_drop(struct membership *table, struct peer_record *peer, enum log_level level, const char *why);
 // The same, told to the peer: EXPELLED, or REFUSED for a newcomer.
 void membership_expel(struct membership *table, struct peer_record *peer, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-extern const char MEMBERSHIP_NO_RUN[]; // told to a peer that may only join a run
-// Without members, the newcomers begin the next run: refuses them if none of them may begin one.
-void membership_refuse_join_only(struct membership *table);
 
 #endif

@@ -5,6 +5,9 @@
 #include "net/socket.h"
 #include "pccl.h"
 
+static const char NO_RUN[] =
+    "no run is under way, and this peer may only join one; start a peer that may begin a run first";
+
 // The slot is as if it had never been used.
 static void close_group(struct run *run, uint32_t slot) {
     breaks_fini(&run->breaks[slot]);
@@ -267,9 +270,17 @@ static void start(struct run *run) {
     table->warn_at = INT64_MAX;
 }
 
+// Records the current members.
+static void leave_run(struct membership *table) {
+    table->left_run = table->run;
+    table->left_count = 0;
+    for (uint32_t i = 0; i < table->count; i++)
+        if (!table->order[i]->gone) table->left[table->left_count++] = table->order[i]->member.id;
+}
+
 void run_give_up(struct run *run) {
     struct membership *table = &run->table;
-    membership_leave_run(table);
+    leave_run(table);
     for (uint32_t i = 0; i < table->slots; i++) {
         struct peer_record *peer = &table->peers[i];
         if (!peer->used) continue;
@@ -292,6 +303,15 @@ static void drop_for_memory(struct run *run) {
     run_give_up(run);
 }
 
+static void welcome(struct membership *table, struct peer_record *peer) {
+    struct wire_welcome message = {.join_number = peer->member.join_number,
+                                   .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
+                                   .seen = peer->member.address};
+    memcpy(message.secret, table->run.secret, sizeof message.secret);
+    wire_encode_welcome(membership_frame(table), membership_header(table), &message);
+    membership_send(table, peer);
+}
+
 // Starts another run for the newcomers when all members are gone, since only members know the state of their run. A
 // young run yields to the old one if its members return.
 static void restart(struct run *run) {
@@ -303,7 +323,15 @@ static void restart(struct run *run) {
     run->next_join = next_join;
     run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
     for (uint32_t i = 0; i < table->slots; i++)
-        if (table->peers[i].used) membership_welcome(table, &table->peers[i]);
+        if (table->peers[i].used) welcome(table, &table->peers[i]);
+}
+
+// Without members, the newcomers begin the next run: refuses them if none of them may begin one.
+static void refuse_join_only(struct membership *table) {
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used && !table->peers[i].gone && !table->peers[i].join_only) return;
+    for (uint32_t i = 0; i < table->slots; i++)
+        if (table->peers[i].used) membership_expel(table, &table->peers[i], "%s", NO_RUN);
 }
 
 void run_settle(struct run *run) {
@@ -312,7 +340,7 @@ void run_settle(struct run *run) {
         if (table->out_of_memory) drop_for_memory(run);
         if (table->gone_count > 0) reap(run);
         watch_quorum(run);
-        if (table->count == 0) membership_refuse_join_only(table);
+        if (table->count == 0) refuse_join_only(table);
         if (table->number > 0 && table->count == 0 && table->peer_count > 0) restart(run);
         if (table->lost) enter_epoch(run, WIRE_REASON_LOSS, false);
         if (table->changed) enter_epoch(run, WIRE_REASON_RELINK, false);
@@ -331,7 +359,7 @@ static const char *reason_to_refuse(struct run *run, const struct wire_address *
     if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol; update pccl";
     if (table->peer_count == WIRE_MAX_MEMBERS) return "the run has its maximum number of members";
     if (membership_by_id(table, &hello->id) != NULL) return "another peer is registered under this id";
-    if (hello->join_only && table->peer_count == 0) return MEMBERSHIP_NO_RUN;
+    if (hello->join_only && table->peer_count == 0) return NO_RUN;
     bool here = socket_address_is_loopback(source);
     if (here && table->loopback_count < table->peer_count)
         return "this peer reached the master over loopback, others over the network, so they cannot reach this peer; "
@@ -362,7 +390,7 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
     peer->masters = hello->masters;
     peer->join_only = hello->join_only;
     membership_begin_wait(table, peer);
-    membership_welcome(table, peer);
+    welcome(table, peer);
     actions_log_stranger(&table->actions, LOG_INFO, "registered %s, group %u", membership_label_at(peer).chars,
                          hello->group);
 }
