@@ -258,9 +258,10 @@ def remesh(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None 
     for state in states:
         _reset(state)
     _share_contexts(states)
-    for plan in plans:
-        plan.carry_out()
-    for container, key, make in moved:
+    while plans:  # one by one, so that there are never all of the old shards and all of the new ones
+        plans.pop().carry_out()
+    while moved:
+        container, key, make = moved.pop()
         container[key] = make()
     for parameter in model.parameters():
         parameter.grad = None
@@ -442,6 +443,8 @@ class _Plan:
             group._set_separate_reduce_scatter_group(True, self.meshes.reduce_scatter_groups)
         groups = self.state._fsdp_param_groups
         groups[groups.index(self.old)] = group
+        for one in (*self.old.fsdp_params, self.old):
+            vars(one).clear()  # the graph of a step that was cut short, or a cycle, may still have them and all their memory
 
 
 def _after_forward(state: Any, group: Any, size: int) -> tuple[int | None, bool | int]:

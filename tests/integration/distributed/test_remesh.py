@@ -117,16 +117,18 @@ def settings_after_a_remesh(used: bool) -> dict[str, bool]:
     model.second.set_requires_all_reduce(False)
     model.second.set_reduce_scatter_unused_params(True)
     model.set_reduce_scatter_max_input_buffers(2)
+    model.second.set_separate_reduce_scatter_group()
+    apart = model.second._get_fsdp_state()._fsdp_param_groups[0].mesh_info.reduce_scatter_process_group
     model.set_is_last_backward(True)
     if used:
         step(model, optimizer)
         model.first.unshard()  # as in the middle of a forward pass
     hooks = [list(model.first._forward_hooks), list(model.first._forward_pre_hooks)]
-    old_weight, old_mesh, states = model.first.weight, mesh, [fully_shard.state(layer) for layer in (model, model.first)]  # type: ignore[attr-defined]
+    old_weight, old_mesh, states = model.first.weight, mesh, [layer._get_fsdp_state() for layer in (model, model.first)]
     weights = entries(model)["model.first.weight"]
     assert all(one.device_mesh is old_mesh for one in made_of(weights))  # torch keeps how these are sharded
     remesh(model, optimizer)
-    first, second = (fully_shard.state(layer)._fsdp_param_groups[0] for layer in (model.first, model.second))  # type: ignore[attr-defined]
+    first, second = (layer._get_fsdp_state()._fsdp_param_groups[0] for layer in (model.first, model.second))
     new_mesh = model.first.weight.device_mesh
     found = {
         "parameter": model.first.weight is weights and (used or weights is old_weight),
@@ -136,12 +138,13 @@ def settings_after_a_remesh(used: bool) -> dict[str, bool]:
         "results": all(one.device_mesh is new_mesh for one in made_of(weights)),
         "placement": model.first.weight.placements == (Shard(1),) and model.second.weight.placements == (Shard(0),),
         "hooks": hooks == [list(model.first._forward_hooks), list(model.first._forward_pre_hooks)],
-        "states": states == [fully_shard.state(layer) for layer in (model, model.first)],  # type: ignore[attr-defined]
+        "states": states == [layer._get_fsdp_state() for layer in (model, model.first)],
         "prefetch": [one._modules[0] for one in states[0]._states_to_forward_prefetch] == [model.first, model.second],
         "reshard": first.post_forward_mesh_info is None and not first.reshard_after_backward,
         "divide": first.gradient_divide_factor == 3.0 and second.gradient_divide_factor is None,
         "reduce": first.all_reduce_grads and not second.all_reduce_grads and second.reduce_scatter_unused_params,
         "buffers": second.reduce_scatter_max_input_buffers == 2,
+        "own group": second.mesh_info.reduce_scatter_process_group not in (None, apart, dist.GroupMember.WORLD),
         "policy": first.mp_policy.reduce_dtype == torch.float64,
     }
     with torch.no_grad():
@@ -215,13 +218,13 @@ def returned_settings() -> None:
     group: Any = dist.GroupMember.WORLD
     group.attach(group.communicator, group.members, 7)
     remesh(model)
-    (first,) = fully_shard.state(model[0])._fsdp_param_groups  # type: ignore[attr-defined]
+    (first,) = model[0]._get_fsdp_state()._fsdp_param_groups
     assert model[0].weight.placements == (Shard(0),)
     assert first.post_forward_mesh_info is first.mesh_info
     model(torch.ones(2, 4)).sum().backward()
     remesh(model, mesh_of=lambda old: init_device_mesh("cpu", (3, 1), mesh_dim_names=("replicate", "shard")))
     assert model[0].weight.placements == (Replicate(), Shard(1))
-    (first,) = fully_shard.state(model[0])._fsdp_param_groups  # type: ignore[attr-defined]
+    (first,) = model[0]._get_fsdp_state()._fsdp_param_groups
     assert first.post_forward_mesh_info is first.mesh_info
     with torch.no_grad():
         for parameter in model.parameters():
@@ -263,7 +266,7 @@ def refusals() -> None:
     model(torch.ones(2, 6)).sum().backward()
     with pytest.raises(ValueError, match="a part of a larger one"):
         remesh(model.first)
-    group = fully_shard.state(model.second)._fsdp_param_groups[0]  # type: ignore[attr-defined]
+    group = model.second._get_fsdp_state()._fsdp_param_groups[0]
     group.novelty = 1
     refused(model, optimizer, error=RuntimeError, match=rf"torch {torch.__version__[:4]}.* is not supported.*has novelty")
     del group.novelty
