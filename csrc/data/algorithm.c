@@ -124,7 +124,7 @@ void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t len
     device_land(op->args.queue, (uint8_t *)op->args.recv + offset, landing, length);
 }
 
-bool algorithm_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
+bool algorithm_locate(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
     engine_assert_locked(engine);
     if (!algorithm_save(op, offset, in->length)) {
         engine_fail(engine);

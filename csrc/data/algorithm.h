@@ -7,7 +7,7 @@
 //  2. begin       pccl:data: sets what the op has to move, and sends READY to the predecessor
 //  3. READY       of the successor arrives: chunks may go; to a far one the first go before that, as EARLY
 //  4. next        a lane of the successor has room: a CHUNK of the own shard j, hop 0, from the send buffer
-//  5. place       a CHUNK of the predecessor arrives: its address, a pooled buffer (or none, in shared memory)
+//  5. locate      a CHUNK of the predecessor arrives: its address, a pooled buffer (or none, in shared memory)
 //  6. arrived     hops 0 to n-2: adds the own input; hop n-2 makes the result of shard j+1; forwarded as hop + 1
 //  7. arrived     hops n-1 to 2n-3: the result lies in the receive buffer; forwarded as hop + 1, but for the last hop
 //  8. DONE        algorithm_check: nothing is left to send or receive; DONE goes to the master
@@ -45,7 +45,7 @@ struct algorithm {
 
     // ---- all but direct ones; thread ----
     // As `head` and `frame` of struct link_events; but `to` may be set: the payload is there already.
-    bool (*place)(struct engine *engine, struct op *op, struct incoming *in);
+    bool (*locate)(struct engine *engine, struct op *op, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
     struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);
     // Called after `send_left` was reduced by the frame's bytes. No function: nothing more is to be done.
@@ -130,7 +130,7 @@ uint8_t *algorithm_landing(struct op *op, uint64_t offset, size_t length);
 void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
 // The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and
 // so has the engine.
-bool algorithm_place(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
+bool algorithm_locate(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
 // Returns the size of the chunk that comes, wherever it lies.
 static inline size_t algorithm_chunk_bytes(const struct incoming *in) {

@@ -56,7 +56,7 @@ bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour
     engine_lock(engine);
     in.lane = from->lanes[0];
     bool taken = in.lane != NULL && wire_fingerprint_equal(&op->args.fingerprint, &head->op.fingerprint);
-    bool good = !taken || (algorithm->types[0] == WIRE_CHUNK && algorithm->place(engine, op, &in));
+    bool good = !taken || (algorithm->types[0] == WIRE_CHUNK && algorithm->locate(engine, op, &in));
     engine_unlock(engine);
     if (taken && good) {
         if (in.to != block->bytes) memcpy(in.to, block->bytes, block->length);

@@ -12,14 +12,14 @@
 #include "link/connection.h"
 
 // ---- frames of links ----
-static bool route_place_nothing(struct engine *engine, struct incoming *in) {
+static bool route_locate_nothing(struct engine *engine, struct incoming *in) {
     (void)engine;
     return in->length == 0;
 }
 
-static bool route_place_rendezvous(struct engine *engine, struct incoming *in) {
+static bool route_locate_rendezvous(struct engine *engine, struct incoming *in) {
     (void)engine;
-    in->to = in->place;
+    in->to = in->note;
     return in->length == RENDEZVOUS_NAME_BYTES;
 }
 
@@ -29,19 +29,19 @@ static bool route_take_rendezvous(struct engine *engine, struct incoming *in) {
 }
 
 // ---- frames by which members agree on ops ----
-static bool place_block(struct engine *engine, struct incoming *in) {
+static bool locate_block(struct engine *engine, struct incoming *in) {
     in->block = block_new(engine->pool, in->length);
     if (in->block == NULL) return false;
     in->to = in->block->bytes;
     return true;
 }
 
-static bool route_place_input(struct engine *engine, struct incoming *in) {
-    return in->length <= PLAN_SMALL_MAX && place_block(engine, in);
+static bool route_locate_input(struct engine *engine, struct incoming *in) {
+    return in->length <= PLAN_SMALL_MAX && locate_block(engine, in);
 }
 
-static bool route_place_acks(struct engine *engine, struct incoming *in) {
-    return in->length <= OP_ACKS_MAX * WIRE_ACK_BYTES && place_block(engine, in);
+static bool route_locate_acks(struct engine *engine, struct incoming *in) {
+    return in->length <= OP_ACKS_MAX * WIRE_ACK_BYTES && locate_block(engine, in);
 }
 
 // Each of these owns the block.
@@ -60,7 +60,7 @@ static bool route_hear_input(struct engine *engine, struct incoming *in, struct 
     return route_hear_signal(engine, in, block);
 }
 
-static bool route_place_in_slots(struct engine *engine, struct incoming *in) {
+static bool route_locate_in_slots(struct engine *engine, struct incoming *in) {
     (void)engine, (void)in;
     return true; // route_head does it
 }
@@ -99,12 +99,12 @@ static struct op *find_running(const struct engine *engine, const struct incomin
     return op != NULL && op->phase == OP_RUNNING ? op : NULL;
 }
 
-static bool route_place_bulk(struct engine *engine, struct incoming *in) {
+static bool route_locate_bulk(struct engine *engine, struct incoming *in) {
     struct op *op = find_running(engine, in);
     if (op == NULL || !wire_fingerprint_equal(&op->args.fingerprint, &in->head.op.fingerprint)) return true;
     const struct algorithm *algorithm = algorithm_of(op);
     if (in->header.type != algorithm->types[0] && in->header.type != algorithm->types[1]) return false;
-    if (!algorithm->place(engine, op, in)) return false;
+    if (!algorithm->locate(engine, op, in)) return false;
     in->op = op;
     return true;
 }
@@ -119,10 +119,10 @@ static bool route_take_bulk(struct engine *engine, struct incoming *in) {
 }
 
 // Is a CHUNK if its op runs here, and is kept otherwise.
-static bool route_place_early(struct engine *engine, struct incoming *in) {
-    if (find_running(engine, in) == NULL) return in->length <= PACE_CHUNK_MAX && place_block(engine, in);
+static bool route_locate_early(struct engine *engine, struct incoming *in) {
+    if (find_running(engine, in) == NULL) return in->length <= PACE_CHUNK_MAX && locate_block(engine, in);
     in->header.type = WIRE_CHUNK;
-    return route_place_bulk(engine, in);
+    return route_locate_bulk(engine, in);
 }
 
 static bool route_take_early(struct engine *engine, struct incoming *in) {
@@ -151,7 +151,7 @@ static bool route_take_taken(struct engine *engine, struct incoming *in) {
 
 // ---- by type ----
 struct owner {
-    bool (*place)(struct engine *engine, struct incoming *in);
+    bool (*locate)(struct engine *engine, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct incoming *in);
     // Instead of `arrived`, for members in the epoch in force.
     bool (*hear)(struct engine *engine, struct incoming *in, struct block *block);
@@ -159,26 +159,26 @@ struct owner {
 
 static const struct owner *owner_of(uint16_t type) {
     static const struct owner owners[] = {
-        [WIRE_READY] = {.place = route_place_nothing, .hear = route_hear_signal},
-        [WIRE_POSTED] = {.place = route_place_nothing, .hear = route_hear_signal},
-        [WIRE_SMALL] = {.place = route_place_input, .hear = route_hear_input},
-        [WIRE_SMALL_IN] = {.place = route_place_in_slots, .hear = route_hear_in_slots},
-        [WIRE_ACK] = {.place = route_place_acks, .hear = route_hear_acks},
-        [WIRE_SUPPLY] = {.place = route_place_input, .hear = route_hear_supply},
-        [WIRE_CHUNK] = {.place = route_place_bulk, .arrived = route_take_bulk},
-        [WIRE_CODES] = {.place = route_place_bulk, .arrived = route_take_bulk},
-        [WIRE_RESULT] = {.place = route_place_bulk, .arrived = route_take_bulk},
-        [WIRE_GRANT] = {.place = route_place_nothing, .hear = route_hear_signal},
-        [WIRE_MEMORY] = {.place = route_place_rendezvous, .arrived = route_take_rendezvous},
-        [WIRE_CHUNK_IN] = {.place = route_place_bulk, .arrived = route_take_bulk},
-        [WIRE_TAKEN] = {.place = route_place_nothing, .arrived = route_take_taken},
-        [WIRE_EARLY] = {.place = route_place_early, .arrived = route_take_early},
-        [WIRE_SYNC_ASK_HASHES] = {.place = service_place, .arrived = service_arrived},
-        [WIRE_SYNC_HASHES] = {.place = service_place, .arrived = service_arrived},
-        [WIRE_SYNC_ASK] = {.place = service_place, .arrived = service_arrived},
-        [WIRE_SYNC_LEAF] = {.place = service_place, .arrived = service_arrived},
+        [WIRE_READY] = {.locate = route_locate_nothing, .hear = route_hear_signal},
+        [WIRE_POSTED] = {.locate = route_locate_nothing, .hear = route_hear_signal},
+        [WIRE_SMALL] = {.locate = route_locate_input, .hear = route_hear_input},
+        [WIRE_SMALL_IN] = {.locate = route_locate_in_slots, .hear = route_hear_in_slots},
+        [WIRE_ACK] = {.locate = route_locate_acks, .hear = route_hear_acks},
+        [WIRE_SUPPLY] = {.locate = route_locate_input, .hear = route_hear_supply},
+        [WIRE_CHUNK] = {.locate = route_locate_bulk, .arrived = route_take_bulk},
+        [WIRE_CODES] = {.locate = route_locate_bulk, .arrived = route_take_bulk},
+        [WIRE_RESULT] = {.locate = route_locate_bulk, .arrived = route_take_bulk},
+        [WIRE_GRANT] = {.locate = route_locate_nothing, .hear = route_hear_signal},
+        [WIRE_MEMORY] = {.locate = route_locate_rendezvous, .arrived = route_take_rendezvous},
+        [WIRE_CHUNK_IN] = {.locate = route_locate_bulk, .arrived = route_take_bulk},
+        [WIRE_TAKEN] = {.locate = route_locate_nothing, .arrived = route_take_taken},
+        [WIRE_EARLY] = {.locate = route_locate_early, .arrived = route_take_early},
+        [WIRE_SYNC_ASK_HASHES] = {.locate = service_locate, .arrived = service_arrived},
+        [WIRE_SYNC_HASHES] = {.locate = service_locate, .arrived = service_arrived},
+        [WIRE_SYNC_ASK] = {.locate = service_locate, .arrived = service_arrived},
+        [WIRE_SYNC_LEAF] = {.locate = service_locate, .arrived = service_arrived},
     };
-    return type < sizeof owners / sizeof owners[0] && owners[type].place != NULL ? &owners[type] : NULL;
+    return type < sizeof owners / sizeof owners[0] && owners[type].locate != NULL ? &owners[type] : NULL;
 }
 
 // ---- events of the connections ----
@@ -190,8 +190,8 @@ static bool route_head(void *context, struct incoming *in) {
     in->stands_for_chunk = in->header.type == WIRE_CHUNK_IN;
     if (frame_has_epoch(in->header.type) && in->header.epoch < engine_header(engine).epoch) return true;
     bool named = slots_are_named(in);
-    if ((named && in->length != WIRE_SLOT_BYTES) || !owner->place(engine, in)) return false;
-    if (named) in->to = in->place; // also of a frame that is discarded: its slots are returned
+    if ((named && in->length != WIRE_SLOT_BYTES) || !owner->locate(engine, in)) return false;
+    if (named) in->to = in->note; // also of a frame that is discarded: its slots are returned
     return true;
 }
 

@@ -59,10 +59,10 @@ void service_report(struct engine *engine, const struct wire_sync_done *done) {
 }
 
 // ---- for the engine's thread ----
-bool service_place(struct engine *engine, struct incoming *in) {
+bool service_locate(struct engine *engine, struct incoming *in) {
     struct service *service = engine->service;
     if (in->header.epoch != 0 || in->header.run != engine_header(engine).run) return false;
-    return service == NULL || service->type->place(service, in);
+    return service == NULL || service->type->locate(service, in);
 }
 
 bool service_arrived(struct engine *engine, struct incoming *in) {

@@ -22,7 +22,7 @@ enum service_change {
 struct service_type {
     // A frame has begun to come: sets `to`, or leaves it NULL to discard the payload, and `service` if `to` is memory
     // of the service. False: the frame is malformed.
-    bool (*place)(struct service *service, struct incoming *in);
+    bool (*locate)(struct service *service, struct incoming *in);
     // The whole frame is here. False: the frame is malformed.
     bool (*arrived)(struct service *service, struct incoming *in);
     // The next frame for this lane, or NULL.
@@ -60,7 +60,7 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 void service_report(struct engine *engine, const struct wire_sync_done *done);
 
 // ---- for the engine's thread: calls what is open, if anything is ----
-bool service_place(struct engine *engine, struct incoming *in);
+bool service_locate(struct engine *engine, struct incoming *in);
 bool service_arrived(struct engine *engine, struct incoming *in);
 struct frame *service_next(struct engine *engine, struct lane *lane);
 void service_woken(struct engine *engine);

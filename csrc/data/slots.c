@@ -89,8 +89,8 @@ static bool reserve(struct slots *slots, uint32_t from, uint64_t bytes, uint32_t
 
 void slots_write(struct engine *engine, struct frame *frame, uint32_t first) {
     engine_assert_locked(engine);
-    wire_slot_encode(frame->place, first, engine_header(engine).epoch);
-    frame->payload = frame->place;
+    wire_slot_encode(frame->note, first, engine_header(engine).epoch);
+    frame->payload = frame->note;
     frame->length = WIRE_SLOT_BYTES;
 }
 
@@ -147,7 +147,7 @@ static uint32_t named_bytes(const struct incoming *in) {
 bool slots_find(struct engine *engine, struct incoming *in) {
     bool leaf = in->header.type == WIRE_SYNC_LEAF;
     uint64_t first, epoch, bytes = named_bytes(in);
-    wire_slot_decode(in->place, &first, &epoch);
+    wire_slot_decode(in->note, &first, &epoch);
     in->slot = NULL;
     const uint8_t *other = op_peer_of(in->from)->slots.other;
     if (first > SLOTS - slots_of(bytes)) return false;
@@ -300,7 +300,7 @@ void slots_announced(struct lane *lane) {
     struct neighbour *peer = lane->peer;
     engine_lock(engine);
     if (!op_peer_of(peer)->offered)
-        memcpy(op_peer_of(peer)->rendezvous, lane->in.place, sizeof op_peer_of(peer)->rendezvous);
+        memcpy(op_peer_of(peer)->rendezvous, lane->in.note, sizeof op_peer_of(peer)->rendezvous);
     // The other side has all links. If this one has not, they are claimed when it has.
     if (!op_peer_of(peer)->offered && engine->rendezvous != NULL && engine->call_table.ready) claim_links(engine, peer);
     op_peer_of(peer)->offered = true;

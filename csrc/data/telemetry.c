@@ -343,9 +343,9 @@ static void read_held(const struct held *held, struct link_report *out) {
     out->far = out->sums.round_trip_us >= PACE_FAR_US;
 }
 
-static uint32_t rank_of(const struct epoch_ring *ring, uint32_t place) {
+static uint32_t rank_of(const struct epoch_ring *ring, uint32_t member) {
     uint32_t rank = 0;
-    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < ring->members[place].join_number;
+    for (uint32_t i = 0; i < ring->count; i++) rank += ring->members[i].join_number < ring->members[member].join_number;
     return rank;
 }
 

@@ -76,17 +76,17 @@ struct frame {
     struct frame *next;
     struct wire_header header; // its length, and `lead` and `padding` of the head, are set by frame_encode
     struct wire_head head;
-    const uint8_t *payload; // a window of a tensor, the bytes of `block`, a lane's stage, or `place`
+    const uint8_t *payload; // a window of a tensor, the bytes of `block`, a lane's stage, or `note`
     uint32_t length;        // of the payload
     uint32_t copied;        // bytes that were copied for it into slots
     uint32_t bytes;         // element bytes that it stands for, for the algorithm of `op`
     uint64_t fence; // of `device`, whose window the payload is: it is there when this has passed; 0: it is there
     struct device_queue *device;
-    uint8_t place[WIRE_SLOT_BYTES]; // room for a payload that names slots
-    struct op *op;                  // large op that the frame belongs to, or NULL
-    struct block *block;            // owned reference, or NULL
-    struct block *room;             // that the frame itself lies in
-    bool service;                   // belongs to the service, whose memory the payload is
+    uint8_t note[WIRE_SLOT_BYTES]; // room for a payload that names slots
+    struct op *op;                 // large op that the frame belongs to, or NULL
+    struct block *block;           // owned reference, or NULL
+    struct block *room;            // that the frame itself lies in
+    bool service;                  // belongs to the service, whose memory the payload is
 };
 
 // The frame that is coming on a lane.
@@ -94,16 +94,16 @@ struct incoming {
     struct lane *lane;
     struct neighbour *from;
     struct wire_header header;
-    struct wire_head head;           // as header.type has it
-    size_t length, got;              // of the payload
-    uint8_t *to;                     // where the payload goes; NULL: it is discarded
-    struct block *block;             // owned, when `to` is inside
-    struct op *op;                   // large op that the payload is for
-    bool service;                    // `to` is memory of the service
-    bool stands_for_chunk;           // a short frame, set by `head`, with which a whole chunk comes
-    uint8_t place[FRAME_NOTE_BYTES]; // room for a payload that names slots, or a socket
-    const uint8_t *slot;             // the bytes that the frame names (slots_find); NULL: it names none
-    uint32_t slots;                  // a bit for each slot that they lie in
+    struct wire_head head;          // as header.type has it
+    size_t length, got;             // of the payload
+    uint8_t *to;                    // where the payload goes; NULL: it is discarded
+    struct block *block;            // owned, when `to` is inside
+    struct op *op;                  // large op that the payload is for
+    bool service;                   // `to` is memory of the service
+    bool stands_for_chunk;          // a short frame, set by `head`, with which a whole chunk comes
+    uint8_t note[FRAME_NOTE_BYTES]; // room for a payload that names slots, or a socket
+    const uint8_t *slot;            // the bytes that the frame names (slots_find); NULL: it names none
+    uint32_t slots;                 // a bit for each slot that they lie in
 };
 
 // In the order in which they were pushed, but for what was put back.
@@ -127,7 +127,7 @@ void frame_free(struct frame_source *source, struct frame *frame);
 // Returns whether the frame ends with the service, or else with an epoch. A leaf in slots outlives the service: its
 // receiver returns the slots.
 static inline bool frame_is_of(const struct frame *frame, bool service) {
-    return frame->service == service && (!service || frame->payload != frame->place);
+    return frame->service == service && (!service || frame->payload != frame->note);
 }
 
 #endif

@@ -414,7 +414,7 @@ static void drop_sending(struct lane *lane) {
         frame->op = NULL;
         frame->service = false;
         frame->fence = 0;
-        if (frame->payload != frame->place) frame->payload = zeros;
+        if (frame->payload != frame->note) frame->payload = zeros;
         return;
     }
     frame_free(&lane->all->frames, frame);

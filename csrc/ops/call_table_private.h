@@ -59,7 +59,7 @@ struct segments {
     uint64_t epoch;       // the last one in which a segment was named; 0: none yet
     uint32_t sequence;    // in it
     enum call_result failure;
-    struct op *ops[PLAN_SEGMENTS_AHEAD]; // live, or failed and to be put back; NULL: free place
+    struct op *ops[PLAN_SEGMENTS_AHEAD]; // live, or failed and to be put back; NULL: free
     const struct epoch *epochs[];        // in which they were committed, by segment; NULL: not yet
 };
 
@@ -72,7 +72,7 @@ void segments_add(struct op *parent, struct op *op); // makes an unused op the n
 bool segments_name(struct op *op, uint64_t epoch, struct op_counters *counters);
 // Notes its outcome. True: it was committed, and nobody needs it any more.
 bool segments_ended(struct op *op);
-void segments_remove(struct op *op); // it has no place any more
+void segments_remove(struct op *op); // from `ops` of its parent
 // Runs under this name, or is yet to get one in its epoch
 bool segments_are_meant(const struct op *parent, const struct wire_op_name *name);
 // Has segments under names of this epoch and sequence, of which this one is not committed: it is under way, or yet to

@@ -43,7 +43,7 @@ struct op_member {
 struct epoch_ring {
     const struct wire_member *members;
     uint32_t count;
-    uint32_t rank; // this member's place
+    uint32_t rank; // this member's, from 0 on in ring order
 };
 
 struct epoch {

@@ -46,9 +46,9 @@ bool segments_may_add(const struct segments *s, bool room) {
 void segments_add(struct op *parent, struct op *op) {
     struct segments *s = parent->segments;
     struct plan_range range = range_of(parent, s->next);
-    uint32_t place = 0;
-    while (s->ops[place] != NULL) place++;
-    s->ops[place] = op;
+    uint32_t free = 0;
+    while (s->ops[free] != NULL) free++;
+    s->ops[free] = op;
     op->parent = parent;
     op->args = parent->args;
     uint64_t at = range.begin * parent->element; // of a tensor that may be missing: not all have a result
@@ -96,9 +96,9 @@ bool segments_ended(struct op *op) {
 }
 
 void segments_remove(struct op *op) {
-    struct op **place = op->parent->segments->ops;
-    while (*place != op) place++;
-    *place = NULL;
+    struct op **at = op->parent->segments->ops;
+    while (*at != op) at++;
+    *at = NULL;
 }
 
 struct op *segments_part(struct op *call, const struct op *after) {

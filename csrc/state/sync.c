@@ -261,10 +261,10 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 }
 
 // ---- the thread ----
-static bool sync_place(struct service *service, struct incoming *in) {
+static bool sync_locate(struct service *service, struct incoming *in) {
     switch (in->header.type) {
-    case WIRE_SYNC_HASHES: return sync_place_hashes(sync_of(service), in);
-    case WIRE_SYNC_LEAF: return sync_place_leaf(sync_of(service), in);
+    case WIRE_SYNC_HASHES: return sync_locate_hashes(sync_of(service), in);
+    case WIRE_SYNC_LEAF: return sync_locate_leaf(sync_of(service), in);
     default: return in->length == 0;
     }
 }
@@ -343,7 +343,7 @@ static void sync_changed(struct service *service, const struct neighbour *peer, 
 }
 
 static const struct service_type sync_type = {
-    .place = sync_place,
+    .locate = sync_locate,
     .arrived = sync_arrived,
     .next = sync_next,
     .woken = sync_woken,

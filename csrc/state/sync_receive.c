@@ -142,7 +142,7 @@ static void begin_leaves(struct sync *sync) {
     pump(sync);
 }
 
-bool sync_place_hashes(struct sync *sync, struct incoming *in) {
+bool sync_locate_hashes(struct sync *sync, struct incoming *in) {
     const struct wire_sync_hashes *some = &in->head.sync_hashes;
     if (!sync->begun || some->round != sync->plan->round || sync->phase != PHASE_HASHES) return true;
     if (in->from != sync->donors[sync->hash_donor].peer || some->first != sync->hashes ||
@@ -315,7 +315,7 @@ static bool is_wanted(const struct sync *sync, const struct incoming *in) {
            donor_of(sync, in->from) < sync->donor_count;
 }
 
-bool sync_place_leaf(struct sync *sync, struct incoming *in) {
+bool sync_locate_leaf(struct sync *sync, struct incoming *in) {
     uint64_t leaf = in->head.sync_leaf.leaf;
     if (!is_wanted(sync, in)) return true;
     if (leaf >= sync->content->layout.leaf_count) return false;

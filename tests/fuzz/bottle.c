@@ -67,9 +67,12 @@ void __wrap_slots_announced(struct lane *lane) {
     static int shared = -1;
     if (shared < 0) shared = memory_shared_new(SLOTS_BYTES, &bottle_slots);
     MUST(shared >= 0);
-    if (lane->in.place[0] & 1) slots_map(slots, shared);
-    if ((lane->in.place[0] & 2) == 0) return;
-    descriptor_close(slots_make(slots));
+    if ((lane->in.note[0] & 1) && slots->other == NULL) slots->other = memory_shared_map(shared, SLOTS_BYTES);
+    if ((lane->in.note[0] & 2) == 0) return;
+    if (slots->own == NULL) {
+        descriptor_close(memory_shared_new(SLOTS_BYTES, &slots->own));
+        slots->free = (1u << SLOTS) - 1;
+    }
     slots->mapped = slots->own != NULL;
 }
 

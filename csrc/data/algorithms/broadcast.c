@@ -60,7 +60,7 @@ static bool broadcast_misses(const struct op *op, uint32_t place) {
     return place == (op->team->place + 1) % op->team->count && !b->next_began;
 }
 
-static bool broadcast_place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool broadcast_locate(struct engine *engine, struct op *op, struct incoming *in) {
     struct broadcast *b = op->work;
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = algorithm_chunk_bytes(in);
@@ -70,7 +70,7 @@ static bool broadcast_place(struct engine *engine, struct op *op, struct incomin
         offset > op->count || elements > op->count - offset)
         return false;
     return algorithm_take(engine, &b->placed, offset, offset + elements) &&
-           (in_slots || algorithm_place(engine, op, in, offset * op->element));
+           (in_slots || algorithm_locate(engine, op, in, offset * op->element));
 }
 
 static bool broadcast_arrived(struct engine *engine, struct op *op, struct incoming *in) {
@@ -118,7 +118,7 @@ const struct algorithm broadcast_algorithm = {
     .release = broadcast_release,
     .waits_for = algorithm_waits_for_next,
     .misses = broadcast_misses,
-    .place = broadcast_place,
+    .locate = broadcast_locate,
     .arrived = broadcast_arrived,
     .next = broadcast_next,
 };

@@ -105,7 +105,7 @@ static void pieces_release(struct engine *engine, struct op *op) {
     *p = (struct pieces){0};
 }
 
-static bool pieces_place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool pieces_locate(struct engine *engine, struct op *op, struct incoming *in) {
     struct pieces *p = op->work;
     uint32_t from = algorithm_place_of(op, in->from);
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
@@ -116,7 +116,7 @@ static bool pieces_place(struct engine *engine, struct op *op, struct incoming *
     uint64_t offset = in->head.chunk.offset, elements = bytes / op->element;
     if (offset > part->count || elements > part->count - offset) return false;
     return algorithm_take(engine, &p->links[from].taken, offset, offset + elements) &&
-           (in_slots || algorithm_place(engine, op, in, (part->at + offset) * op->element));
+           (in_slots || algorithm_locate(engine, op, in, (part->at + offset) * op->element));
 }
 
 static bool pieces_arrived(struct engine *engine, struct op *op, struct incoming *in) {
@@ -157,7 +157,7 @@ const struct algorithm pieces_algorithm = {
     .begin = pieces_begin,
     .signal = pieces_take_signal,
     .release = pieces_release,
-    .place = pieces_place,
+    .locate = pieces_locate,
     .arrived = pieces_arrived,
     .next = pieces_next,
 };

@@ -111,7 +111,7 @@ static bool comes_too_early(const struct engine *engine, const struct op *op, ui
     return engine->lanes->workers != NULL && ranges_gap(&ring->summed, at, at + bytes, &gap);
 }
 
-static bool ring_place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool ring_locate(struct engine *engine, struct op *op, struct incoming *in) {
     struct ring *ring = op->work;
     const struct wire_chunk *chunk = &in->head.chunk;
     size_t bytes = algorithm_chunk_bytes(in);
@@ -143,7 +143,7 @@ static bool ring_place(struct engine *engine, struct op *op, struct incoming *in
     }
     // The first write to a range of an in-place tensor: while reducing for all shards but the own, which is only sent
     // then.
-    return algorithm_place(engine, op, in, at);
+    return algorithm_locate(engine, op, in, at);
 }
 
 // Returns a frame with the chunk, which is sent from where it lies.
@@ -252,25 +252,25 @@ static void reduce_part(struct engine *engine, struct op *op, bool last, uint64_
     if (apart) turn_take(engine->lanes->workers);
 }
 
-// Bytes that arrived, on their way to its place and, part by part while it is in the cache, to slots for the successor.
+// Bytes that arrived, on their way to the result and, part by part while it is in the cache, to slots for the successor.
 struct passage {
     enum plan_step step;
     uint64_t at;         // in the tensor, bytes
     const uint8_t *from; // its bytes
     uint8_t *room;       // slots for the successor; NULL: none
-    uint8_t *scratch;    // SLOTS_PART bytes; NULL: sums are written to their place
-    bool kept;           // the sum is written to its place
+    uint8_t *scratch;    // SLOTS_PART bytes; NULL: sums are written to the result
+    bool kept;           // the sum is written to the result
 };
 
 // Returns false if the system refused memory.
 static bool pass_sum(struct engine *engine, struct op *op, const struct passage *p, uint64_t done, size_t bytes) {
     uint64_t at = p->at + done;
-    uint8_t *place = sum_at(op, at / op->element);
+    uint8_t *result = sum_at(op, at / op->element);
     if (p->kept && !algorithm_save_apart(engine, op, at, bytes)) return false;
-    uint8_t *sum = p->scratch != NULL ? p->scratch : place;
+    uint8_t *sum = p->scratch != NULL ? p->scratch : result;
     reduce_part(engine, op, p->step == STEP_REDUCE_LAST, at, p->from + done, sum, bytes);
     if (p->room != NULL) memory_copy_past_caches(p->room + done, sum, bytes);
-    if (p->scratch != NULL && p->kept) memory_copy_past_caches(place, sum, bytes);
+    if (p->scratch != NULL && p->kept) memory_copy_past_caches(result, sum, bytes);
     return true;
 }
 
@@ -302,7 +302,7 @@ static uint8_t *scratch_unlocked(struct engine *engine, struct lane *lane) {
     return scratch;
 }
 
-// Brings what arrived to its place, and copies it to `room`, the slots for the successor, unless that is NULL.
+// Brings what arrived to the result, and copies it to `room`, the slots for the successor, unless that is NULL.
 static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint8_t *room) {
     enum plan_step step = step_of(op, &in->head.chunk);
     struct passage p = {.step = step,
@@ -477,7 +477,7 @@ const struct algorithm ring_algorithm = {
     .signal = ring_take_signal,
     .release = ring_release,
     .waits_for = algorithm_waits_for_next,
-    .place = ring_place,
+    .locate = ring_locate,
     .arrived = ring_arrived,
     .next = ring_next,
 };

@@ -433,7 +433,7 @@ static bool reduce_blocks(struct engine *engine, struct op *op) {
     }
 }
 
-static bool sharded_place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool sharded_locate(struct engine *engine, struct op *op, struct incoming *in) {
     const struct team *now = op->team;
     struct sharded *s = op->work;
     uint32_t from = algorithm_place_of(op, in->from), shard = in->head.block.shard;
@@ -537,7 +537,7 @@ const struct algorithm sharded_algorithm = {
     .begin = sharded_begin,
     .signal = sharded_take_signal,
     .release = sharded_release,
-    .place = sharded_place,
+    .locate = sharded_locate,
     .arrived = sharded_arrived,
     .next = sharded_next,
     .sent = sharded_sent,

@@ -283,7 +283,7 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
     return part->inputs[from] == NULL ? NULL : input_bytes(op, part, from);
 }
 
-static bool weighted_place(struct engine *engine, struct op *op, struct incoming *in) {
+static bool weighted_locate(struct engine *engine, struct op *op, struct incoming *in) {
     struct weighted_work *s = op->work;
     const struct team *now = op->team;
     uint32_t from = algorithm_place_of(op, in->from), at = in->head.chunk.shard;
@@ -299,7 +299,7 @@ static bool weighted_place(struct engine *engine, struct op *op, struct incoming
     if (in->head.chunk.down == DOWN)
         return at != now->place && parent(op, at, block, now->place) == from &&
                algorithm_take(engine, &s->results, offset, offset + elements) &&
-               algorithm_place(engine, op, in, offset * op->element);
+               algorithm_locate(engine, op, in, offset * op->element);
     if (from == at || parent(op, at, block, from) != now->place || block >= shard->open + shard->window ||
         !algorithm_take(engine, &s->others[from].inputs, offset, offset + elements))
         return false;
@@ -484,7 +484,7 @@ const struct algorithm weighted_algorithm = {
     .release = weighted_release,
     .waits_for = weighted_waits_for,
     .misses = weighted_misses,
-    .place = weighted_place,
+    .locate = weighted_locate,
     .arrived = weighted_arrived,
     .next = weighted_next,
 };
