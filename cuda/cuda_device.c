@@ -2,7 +2,7 @@
 //
 // A tensor's bytes reach the wire, and come from it, through memory of the host (cuda/gpu), chunk by chunk, and are
 // reduced on the host (cuda/cuda_queue), or by kernels (cuda/cuda_kernels). A chunk that has come from the wire is
-// mostly sent on at once: a window of what was landed or reduced last is the memory of the host where it still lies, so
+// mostly sent on at once: a view of what was unstaged or reduced last is the memory of the host where it still lies, so
 // it crosses the bus once.
 #include <pccl.h>
 #include <stdio.h>
@@ -106,7 +106,7 @@ static void cuda_set_wake(struct device_queue *queue, int wake) {
 }
 
 // ---- asking; lock held ----
-// Queues a task, and forgets what was landed last if the task writes over it.
+// Queues a task, and forgets what was unstaged last if the task writes over it.
 static uint64_t ask(struct cuda_queue *q, struct cuda_task task) {
     if (cuda_overlap(task.to, task.bytes, q->recent.tensor, q->recent.bytes) ||
         cuda_overlap(task.residual_out, task.residual_bytes, q->recent.tensor, q->recent.bytes))
@@ -148,7 +148,7 @@ static void remember(struct cuda_queue *q, const void *tensor, size_t bytes, voi
 }
 
 // ---- to and from the wire ----
-static const void *cuda_window(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
+static const void *cuda_map(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
     bool is_here = q->recent.host != NULL && q->recent.tensor == tensor && q->recent.bytes == bytes;
@@ -165,25 +165,25 @@ static const void *cuda_window(struct device_queue *queue, const void *tensor, s
     return host;
 }
 
-static void cuda_shut(struct device_queue *queue, const void *place) {
+static void cuda_unmap(struct device_queue *queue, const void *place) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
     gpu_drop(take_back(q, place));
     pthread_mutex_unlock(&q->lock);
 }
 
-static void *cuda_landing(struct device_queue *queue, size_t bytes) {
+static void *cuda_staging(struct device_queue *queue, size_t bytes) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
-    void *landing = lend(q, host_new(q, bytes));
+    void *staging = lend(q, host_new(q, bytes));
     pthread_mutex_unlock(&q->lock);
-    return landing;
+    return staging;
 }
 
-static void cuda_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
+static void cuda_unstage(struct device_queue *queue, void *tensor, void *staging, size_t bytes) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     pthread_mutex_lock(&q->lock);
-    void *host = take_back(q, landing);
+    void *host = take_back(q, staging);
     gpu_keep(host); // for `remember`
     uint64_t number =
         ask(q, (struct cuda_task){.kind = TASK_LAND, .to = tensor, .bytes = bytes, .host = host, .ready = true});
@@ -228,12 +228,12 @@ static struct cuda_task reduce_on_host(struct cuda_queue *q, size_t count, const
     return (struct cuda_task){.kind = TASK_REDUCE, .input = own, .count = count, .sum = *sum};
 }
 
-static void cuda_reduce(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
+static void cuda_reduce(struct device_queue *queue, void *result, void *staging, const void *input, size_t count,
                         const struct device_sum *sum) {
     struct cuda_queue *q = (struct cuda_queue *)queue;
     size_t bytes = count * dtype_size(sum->dtype);
     pthread_mutex_lock(&q->lock);
-    void *host = take_back(q, landing);
+    void *host = take_back(q, staging);
     bool at_gpu = can_reduce_at_gpu(q, host, result, input, count, dtype_size(sum->dtype));
     struct cuda_task task = at_gpu ? reduce_at_gpu(host, count, sum) : reduce_on_host(q, count, sum);
     task.to = result;
@@ -389,21 +389,21 @@ static void cuda_release(struct device_queue *queue) {
 static bool hash_on_host(struct cuda_queue *q, uint64_t *leaves, const void *content, uint64_t bytes, uint64_t first,
                          uint64_t count) {
     struct device_queue *queue = &q->queue;
-    const void *windows[HASH_AHEAD];
+    const void *views[HASH_AHEAD];
     uint64_t fences[HASH_AHEAD], shown = 0;
     bool good = true;
     for (uint64_t i = 0; i < count; i++) {
         for (; shown < count && shown < i + HASH_AHEAD; shown++) {
             uint64_t at = (first + shown) * HASH_LEAF_BYTES, length = bytes - at;
             if (length > HASH_LEAF_BYTES) length = HASH_LEAF_BYTES;
-            windows[shown % HASH_AHEAD] =
-                cuda_window(queue, (const uint8_t *)content + at, length, &fences[shown % HASH_AHEAD]);
+            views[shown % HASH_AHEAD] =
+                cuda_map(queue, (const uint8_t *)content + at, length, &fences[shown % HASH_AHEAD]);
         }
-        const void *window = windows[i % HASH_AHEAD];
+        const void *view = views[i % HASH_AHEAD];
         uint64_t left = bytes - (first + i) * HASH_LEAF_BYTES;
-        good = good && window != NULL && cuda_await_fence(queue, fences[i % HASH_AHEAD]);
-        if (good) hash_leaves(&leaves[i], window, left < HASH_LEAF_BYTES ? left : HASH_LEAF_BYTES, 0, 1);
-        if (window != NULL) cuda_shut(queue, window);
+        good = good && view != NULL && cuda_await_fence(queue, fences[i % HASH_AHEAD]);
+        if (good) hash_leaves(&leaves[i], view, left < HASH_LEAF_BYTES ? left : HASH_LEAF_BYTES, 0, 1);
+        if (view != NULL) cuda_unmap(queue, view);
     }
     return good;
 }
@@ -459,10 +459,10 @@ static const struct device gpu_device = {
     .await = cuda_await,
     .await_fence = cuda_await_fence,
     .set_wake = cuda_set_wake,
-    .window = cuda_window,
-    .shut = cuda_shut,
-    .landing = cuda_landing,
-    .land = cuda_land,
+    .map = cuda_map,
+    .unmap = cuda_unmap,
+    .staging = cuda_staging,
+    .unstage = cuda_unstage,
     .reduce = cuda_reduce,
     .code = cuda_code,
     .take = cuda_take,

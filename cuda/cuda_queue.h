@@ -76,7 +76,7 @@ struct cuda_queue {
     uint64_t begins_at;
     struct cuda_task *first, **last;
     uint64_t asked, done; // numbers of tasks: of the last one; up to which all are done
-    void **given;         // windows and landings that were not given back
+    void **given;         // mapped views and staging buffers that were not given back
     size_t given_count, given_room;
     struct gpu_room **rooms; // likewise
     size_t room_count, room_room;
@@ -91,7 +91,7 @@ struct cuda_queue {
         size_t bytes;
         void *host; // kept, or NULL
         uint64_t number;
-    } recent; // what was landed or reduced last
+    } recent; // what was unstaged or reduced last
 };
 
 // Whether two ranges have bytes in common; nothing is in a range at NULL.

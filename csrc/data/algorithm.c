@@ -101,7 +101,7 @@ bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset,
 bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor) {
     engine_assert_locked(engine);
     frame->device = op->args.queue;
-    frame->payload = device_window(op->args.queue, tensor, frame->length, &frame->fence);
+    frame->payload = device_map(op->args.queue, tensor, frame->length, &frame->fence);
     if (frame->payload != NULL || frame->length == 0) return true;
     frame_free(&engine->lanes->frames, frame);
     return false;
@@ -116,12 +116,12 @@ struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct
     return frame;
 }
 
-uint8_t *algorithm_landing(struct op *op, uint64_t offset, size_t length) {
-    return device_landing(op->args.queue, (uint8_t *)op->args.recv + offset, length);
+uint8_t *algorithm_staging(struct op *op, uint64_t offset, size_t length) {
+    return device_staging(op->args.queue, (uint8_t *)op->args.recv + offset, length);
 }
 
-void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length) {
-    device_land(op->args.queue, (uint8_t *)op->args.recv + offset, landing, length);
+void algorithm_unstage(struct op *op, uint64_t offset, uint8_t *staging, size_t length) {
+    device_unstage(op->args.queue, (uint8_t *)op->args.recv + offset, staging, length);
 }
 
 bool algorithm_locate(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset) {
@@ -130,21 +130,21 @@ bool algorithm_locate(struct engine *engine, struct op *op, struct incoming *in,
         engine_fail(engine);
         return false;
     }
-    in->to = algorithm_landing(op, offset, in->length);
+    in->to = algorithm_staging(op, offset, in->length);
     return in->to != NULL;
 }
 
 // Each member has all inputs of an all-to-all, and takes its own part of each; of what is reduced or scattered, one.
 bool algorithm_write(struct op *op, const uint8_t *common) {
     if (op->out_bytes == 0) return true;
-    uint8_t *landing = algorithm_landing(op, 0, op->out_bytes);
-    if (landing == NULL) return false;
+    uint8_t *staging = algorithm_staging(op, 0, op->out_bytes);
+    if (staging == NULL) return false;
     const struct call_parts *parts = op->args.parts;
     const struct plan_collective *collective = op_collective(op);
     bool all = op->args.fingerprint.kind == PLAN_ALL_TO_ALL, whole = !collective->divided || collective->gathers;
     uint32_t inputs = all ? op->args.subgroup->count : 1;
     uint64_t at = whole && !all ? 0 : parts->own_at * op->element, each = op->out_bytes / inputs;
-    for (uint32_t i = 0; i < inputs; i++) memory_copy(landing + i * each, common + i * op->bytes + at, each);
-    algorithm_land(op, 0, landing, op->out_bytes);
+    for (uint32_t i = 0; i < inputs; i++) memory_copy(staging + i * each, common + i * op->bytes + at, each);
+    algorithm_unstage(op, 0, staging, op->out_bytes);
     return true;
 }

@@ -121,13 +121,13 @@ bool algorithm_save(struct op *op, uint64_t offset, uint64_t length);
 bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length);
 
 // ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
-// Makes `tensor`, a place in the input or the result, the payload of a frame (device_window). False: the device has
+// Makes `tensor`, an address in the input or the result, the payload of a frame (device_map). False: the device has
 // failed, and the frame is no more.
 bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
-// Returns where bytes for the result at `offset` may be received (device_landing) until they arrive; NULL if the device
+// Returns where bytes for the result at `offset` may be received (device_staging) until they arrive; NULL if the device
 // has failed.
-uint8_t *algorithm_landing(struct op *op, uint64_t offset, size_t length);
-void algorithm_land(struct op *op, uint64_t offset, uint8_t *landing, size_t length);
+uint8_t *algorithm_staging(struct op *op, uint64_t offset, size_t length);
+void algorithm_unstage(struct op *op, uint64_t offset, uint8_t *staging, size_t length);
 // The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and
 // so has the engine.
 bool algorithm_locate(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);

@@ -100,7 +100,7 @@ static bool may_begin(struct engine *engine, struct op *op) {
     struct device_queue *queue = op->args.queue;
     if (queue == NULL) return true;
     if (algorithm_of(op)->direct && op->input == NULL && op->in_bytes > 0)
-        op->input = device_window(queue, op->args.send, op->in_bytes, &op->fence);
+        op->input = device_map(queue, op->args.send, op->in_bytes, &op->fence);
     if (device_passed(queue, op->fence) != DEVICE_DONE) return false;
     if (op->backup.bytes != NULL && !ranges_add(&op->backup.saved, 0, op->bytes)) engine_fail_of(engine, queue);
     return true;

@@ -6,7 +6,7 @@
 //
 // What may be not yet done when a call of a queue returns: everything but device_await, device_await_fence,
 // device_hash and device_close. A position in the queue is a fence. device_passed tells whether all up to it is done,
-// and whenever a queue gets on or fails, it signals its wake-up. The fence of a window tells of that window, and may
+// and whenever a queue gets on or fails, it signals its wake-up. The fence of a mapped view tells of that view, and may
 // pass before what was asked for earlier. What a stream of the caller had been given before device_follow comes before
 // all else: that may take long, and is over when the fence 0 has passed.
 //
@@ -70,11 +70,11 @@ struct device {
     bool (*await)(struct device_queue *queue);
     bool (*await_fence)(struct device_queue *queue, uint64_t fence);
     void (*set_wake)(struct device_queue *queue, int wake);
-    const void *(*window)(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence);
-    void (*shut)(struct device_queue *queue, const void *place);
-    void *(*landing)(struct device_queue *queue, size_t bytes);
-    void (*land)(struct device_queue *queue, void *tensor, void *landing, size_t bytes);
-    void (*reduce)(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
+    const void *(*map)(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence);
+    void (*unmap)(struct device_queue *queue, const void *place);
+    void *(*staging)(struct device_queue *queue, size_t bytes);
+    void (*unstage)(struct device_queue *queue, void *tensor, void *staging, size_t bytes);
+    void (*reduce)(struct device_queue *queue, void *result, void *staging, const void *input, size_t count,
                    const struct device_sum *sum);
     enum device_coding (*code)(struct device_queue *queue, const struct device_codes *what, const void **codes,
                                uint64_t *fence); // NULL: elsewhere
@@ -119,7 +119,7 @@ static inline bool device_follow(struct device_queue *queue, void *stream) {
     return queue == NULL || queue->device->follow == NULL || queue->device->follow(queue, stream);
 }
 // Waits until nothing is under way, but not for a stream that the queue follows, if nothing was asked of it. All
-// windows, landings and rooms that are left are the device's again.
+// mapped views, staging buffers and rooms that are left are the device's again.
 static inline void device_close(struct device_queue *queue) {
     if (queue != NULL) queue->device->close(queue);
 }
@@ -153,41 +153,41 @@ static inline bool device_has_failed(const struct device_queue *queue) {
 static inline const char *device_error(const struct device_queue *queue) { return queue->error; }
 
 // ---- to and from the wire ----
-// Bytes of the tensor that the wire may read once *fence has passed; it is 0 for plain memory, whose window is the
-// tensor itself. To be shut, by whoever has read it.
-static inline const void *device_window(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
+// Returns a mapped view of the tensor, which the wire may read once *fence has passed; the fence is 0 for plain memory,
+// whose view is the tensor itself. Whoever has read the view unmaps it.
+static inline const void *device_map(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
     *fence = 0;
-    return queue == NULL ? tensor : queue->device->window(queue, tensor, bytes, fence);
+    return queue == NULL ? tensor : queue->device->map(queue, tensor, bytes, fence);
 }
 
-static inline void device_shut(struct device_queue *queue, const void *place) {
-    if (queue != NULL && place != NULL) queue->device->shut(queue, place);
+static inline void device_unmap(struct device_queue *queue, const void *place) {
+    if (queue != NULL && place != NULL) queue->device->unmap(queue, place);
 }
 
-// Returns where bytes for the tensor may be received; for plain memory, the tensor itself. Pass it to device_land,
-// device_reduce or device_shut.
-static inline void *device_landing(struct device_queue *queue, void *tensor, size_t bytes) {
-    return queue == NULL ? tensor : queue->device->landing(queue, bytes);
+// Returns a staging buffer to receive bytes for the tensor; for plain memory, the tensor itself. Pass it to
+// device_unstage, device_reduce or device_unmap.
+static inline void *device_staging(struct device_queue *queue, void *tensor, size_t bytes) {
+    return queue == NULL ? tensor : queue->device->staging(queue, bytes);
 }
 
-// Copies the bytes received into the landing to the tensor.
-static inline void device_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
-    if (queue != NULL) queue->device->land(queue, tensor, landing, bytes);
+// Copies the bytes in the staging buffer to the tensor, and takes the buffer back.
+static inline void device_unstage(struct device_queue *queue, void *tensor, void *staging, size_t bytes) {
+    if (queue != NULL) queue->device->unstage(queue, tensor, staging, bytes);
 }
 
-// result = landing op input. Of plain memory `landing` is any memory.
-static inline void device_reduce(struct device_queue *queue, void *result, void *landing, const void *input,
+// result = staging op input; takes the staging buffer back. Of plain memory `staging` is any memory.
+static inline void device_reduce(struct device_queue *queue, void *result, void *staging, const void *input,
                                  size_t count, const struct device_sum *sum) {
     if (queue != NULL) {
-        queue->device->reduce(queue, result, landing, input, count, sum);
+        queue->device->reduce(queue, result, staging, input, count, sum);
         return;
     }
     const struct kernels *kernels = kernels_get();
-    kernels->reduce[sum->op][sum->dtype](result, landing, input, count);
+    kernels->reduce[sum->op][sum->dtype](result, staging, input, count);
     if (sum->divisor != 0) kernels->divide[sum->dtype](result, count, sum->divisor);
 }
 
-// Reckons with codes at the device. *codes is a window of those of the sum, as of device_window; NULL: it has none.
+// Reckons with codes at the device. *codes is a mapped view of those of the sum, as of device_map; NULL: it has none.
 // Elsewhere: the device does not, nothing was asked for, and the caller does it on the host.
 static inline enum device_coding device_code(struct device_queue *queue, const struct device_codes *what,
                                              const void **codes, uint64_t *fence) {

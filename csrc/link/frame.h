@@ -76,11 +76,11 @@ struct frame {
     struct frame *next;
     struct wire_header header; // its length, and `lead` and `padding` of the head, are set by frame_encode
     struct wire_head head;
-    const uint8_t *payload; // a window of a tensor, the bytes of `block`, a lane's stage, or `note`
+    const uint8_t *payload; // a mapped view of a tensor, the bytes of `block`, a lane's stage, or `note`
     uint32_t length;        // of the payload
     uint32_t copied;        // bytes that were copied for it into slots
     uint32_t bytes;         // element bytes that it stands for, for the algorithm of `op`
-    uint64_t fence; // of `device`, whose window the payload is: it is there when this has passed; 0: it is there
+    uint64_t fence; // of `device`, whose mapped view the payload is: it is there when this has passed; 0: it is there
     struct device_queue *device;
     uint8_t note[WIRE_SLOT_BYTES]; // room for a payload that names slots
     struct op *op;                 // large op that the frame belongs to, or NULL

@@ -344,7 +344,7 @@ static size_t lane_write(struct lane *lane) {
     if (!direct && lane->pace.far && !transport_has_room(lane->stream)) lane->writable = false;
 
     size_t bytes = FRAME_HEAD_BYTES + finished->length + finished->copied;
-    if (finished->fence != 0) device_shut(finished->device, finished->payload);
+    if (finished->fence != 0) device_unmap(finished->device, finished->payload);
     if (finished->op != NULL) all->events->sent(all->context, finished);
     lanes_lock(all);
     frame_free(&all->frames, finished);

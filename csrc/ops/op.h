@@ -67,7 +67,7 @@ struct op {
     struct backup room;         // ring: for partial sums that have no place in the result; neighbours may read it
     void *work;                 // of what moves it
     struct block *result;       // small: room for it, to be kept
-    const void *input;          // small, of a device: a window of all of it
+    const void *input;          // small, of a device: a mapped view of all of it
     uint64_t fence;             // of a device: to be passed before it begins, or is complete
     bool moved;                 // of a device: complete but for that
 };

@@ -103,16 +103,16 @@ static struct slot *slot_of(struct leaf_pool *pool, uint64_t number) { return &p
 
 // Returns false if the device has failed.
 static bool bring(const struct leaf_job *job) {
-    device_land(job->queue, job->to, job->landing, job->length);
+    device_unstage(job->queue, job->to, job->staging, job->length);
     return device_await_fence(job->queue, device_mark(job->queue));
 }
 
 void leaf_check(struct leaf_job *job) {
-    if (hash_xxh3_64(job->landing, job->length) != job->expected)
+    if (hash_xxh3_64(job->staging, job->length) != job->expected)
         job->result = LEAF_WRONG;
     else
         job->result = bring(job) ? LEAF_RIGHT : LEAF_UNWRITABLE;
-    if (job->result == LEAF_WRONG) device_shut(job->queue, job->landing);
+    if (job->result == LEAF_WRONG) device_unmap(job->queue, job->staging);
 }
 
 static void work(struct helper *helper) {

@@ -52,7 +52,7 @@ struct leaf_job {
     uint32_t donor;
     uint8_t *to; // its place, written by the helper until the job is taken back, and only with what is right
     struct device_queue *queue; // of that memory
-    uint8_t *landing;           // where the leaf was received for its place (device_landing)
+    uint8_t *staging;           // where the leaf was received for its place (device_staging)
     uint32_t length;
     uint32_t came;     // bytes over the link for it
     uint64_t expected; // hash

@@ -136,7 +136,7 @@ static bool pack(struct sync *sync, struct lane *lane, struct requester *request
     uint32_t packed = leaf_pack(stage, frame->payload, frame->length);
     leaf_packing_tried(&requester->choice, speed, frame->length, packed, platform_thread_ns() - began);
     if (packed == 0 || !leaf_packing_pays(&requester->choice, speed)) return true;
-    if (frame->fence != 0) device_shut(frame->device, frame->payload);
+    if (frame->fence != 0) device_unmap(frame->device, frame->payload);
     frame->fence = 0;
     frame->payload = stage;
     frame->length = packed;
@@ -149,7 +149,7 @@ static bool pack(struct sync *sync, struct lane *lane, struct requester *request
 static bool load(struct sync *sync, struct lane *lane, struct requester *requester, bool packs, struct frame *frame) {
     struct delta_piece piece = delta_layout_find(&sync->content->layout, frame->head.sync_leaf.leaf);
     frame->device = sync->content->layout.entries[piece.entry].queue;
-    frame->payload = device_window(frame->device, frame->payload, frame->length, &frame->fence);
+    frame->payload = device_map(frame->device, frame->payload, frame->length, &frame->fence);
     return frame->payload != NULL && (!packs || pack(sync, lane, requester, frame));
 }
 

@@ -300,13 +300,13 @@ static bool take_over(struct sync *sync, const struct incoming *in, uint64_t lea
 }
 
 // Returns the buffer to receive a leaf into. NULL: the device has failed, and the engine is dead.
-static uint8_t *land_leaf(struct sync *sync, uint64_t leaf) {
+static uint8_t *stage_leaf(struct sync *sync, uint64_t leaf) {
     engine_assert_locked(sync->engine);
     struct delta_piece piece = delta_layout_find(&sync->content->layout, leaf);
     const struct delta_entry *entry = &sync->content->layout.entries[piece.entry];
-    uint8_t *landing = device_landing(entry->queue, (uint8_t *)entry->data + piece.offset, piece.length);
-    if (landing == NULL) engine_fail_of(sync->engine, entry->queue);
-    return landing;
+    uint8_t *staging = device_staging(entry->queue, (uint8_t *)entry->data + piece.offset, piece.length);
+    if (staging == NULL) engine_fail_of(sync->engine, entry->queue);
+    return staging;
 }
 
 // Returns whether the leaf is of the round at hand and comes from a donor. The others are discarded.
@@ -324,7 +324,7 @@ bool sync_locate_leaf(struct sync *sync, struct incoming *in) {
     case WIRE_SYNC_PLAIN:
         if (in->length != piece.length) return false;
         if (!take_over(sync, in, leaf)) return true;
-        in->to = land_leaf(sync, leaf);
+        in->to = stage_leaf(sync, leaf);
         break;
     case WIRE_SYNC_LZ4:
         if (!sync->packs || in->length == 0 || in->length >= piece.length) return false;
@@ -429,23 +429,23 @@ static uint8_t *copy_from_slots(struct sync *sync, const struct incoming *in) {
     }
     engine_lock(sync->engine);
     bool taken = take_over(sync, in, leaf);
-    uint8_t *landing = taken ? land_leaf(sync, leaf) : NULL;
-    sync->report.wrote |= landing != NULL;
+    uint8_t *staging = taken ? stage_leaf(sync, leaf) : NULL;
+    sync->report.wrote |= staging != NULL;
     engine_unlock(sync->engine);
-    if (landing != NULL)
-        memory_copy_past_caches(landing, in->slot, delta_layout_find(&sync->content->layout, leaf).length);
-    return landing;
+    if (staging != NULL)
+        memory_copy_past_caches(staging, in->slot, delta_layout_find(&sync->content->layout, leaf).length);
+    return staging;
 }
 
 // False: it is not a leaf, or its device has failed, and the job is done.
 static bool unpack(struct sync *sync, const struct incoming *in, struct leaf_job *job) {
     engine_lock(sync->engine);
-    job->landing = land_leaf(sync, job->leaf);
+    job->staging = stage_leaf(sync, job->leaf);
     engine_unlock(sync->engine);
-    job->result = job->landing == NULL ? LEAF_UNWRITABLE : LEAF_WRONG;
-    if (job->landing == NULL) return false;
-    if (leaf_unpack(job->landing, job->length, in->to, (uint32_t)in->length)) return true;
-    device_shut(job->queue, job->landing);
+    job->result = job->staging == NULL ? LEAF_UNWRITABLE : LEAF_WRONG;
+    if (job->staging == NULL) return false;
+    if (leaf_unpack(job->staging, job->length, in->to, (uint32_t)in->length)) return true;
+    device_unmap(job->queue, job->staging);
     return false;
 }
 
@@ -456,8 +456,8 @@ bool sync_take_leaf(struct sync *sync, struct incoming *in) {
     if (slot && leaf->leaf >= sync->content->layout.leaf_count) return false;
     struct leaf_job job = job_of(sync, leaf->leaf, donor_of(sync, in->from));
     job.came = (uint32_t)in->length;
-    job.landing = slot ? copy_from_slots(sync, in) : in->to;
-    if (job.landing == NULL) return true;
+    job.staging = slot ? copy_from_slots(sync, in) : in->to;
+    if (job.staging == NULL) return true;
     if (!packed || unpack(sync, in, &job)) {
         do_job(sync, &job);
         return true;

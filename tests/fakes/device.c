@@ -1,5 +1,5 @@
 // A device that does whatever device/device.h allows: what it is asked for it does later, on a thread of its own or
-// when somebody looks whether it is done; its windows hold rubbish until then; what the wire receives lands apart from
+// when somebody looks whether it is done; its views hold rubbish until then; what the wire receives lands apart from
 // the tensor; and it fails on demand.
 //
 // Linked in with the CMake option PCCL_FAKES. PCCL_FAKE_DEVICE=seed in the environment lets it claim all memory, and
@@ -99,7 +99,7 @@ static bool fails(void) {
 }
 
 // ---- queues ----
-// A window, a landing, or room for what is saved.
+// A mapped view, a staging buffer, or room for what is saved.
 struct place {
     struct place *before, *next;
     _Alignas(64) uint8_t bytes[];
@@ -344,7 +344,7 @@ static void fake_free(struct device_queue *queue, const void *place) {
 
 static void fake_give(struct device_queue *queue, void *room) { fake_free(queue, room); }
 
-static const void *fake_window(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
+static const void *fake_map(struct device_queue *queue, const void *tensor, size_t bytes, uint64_t *fence) {
     struct fake *f = (struct fake *)queue;
     pthread_mutex_lock(&f->lock);
     void *place = may(f) ? place_new(f, bytes) : NULL;
@@ -353,24 +353,24 @@ static const void *fake_window(struct device_queue *queue, const void *tensor, s
     return place;
 }
 
-static void fake_land(struct device_queue *queue, void *tensor, void *landing, size_t bytes) {
+static void fake_unstage(struct device_queue *queue, void *tensor, void *staging, size_t bytes) {
     struct fake *f = (struct fake *)queue;
     pthread_mutex_lock(&f->lock);
-    ask(f, (struct task){.work = WORK_COPY, .to = tensor, .from = landing, .count = bytes, .frees = place_of(landing)});
+    ask(f, (struct task){.work = WORK_COPY, .to = tensor, .from = staging, .count = bytes, .frees = place_of(staging)});
     pthread_mutex_unlock(&f->lock);
 }
 
-static void fake_reduce(struct device_queue *queue, void *result, void *landing, const void *input, size_t count,
+static void fake_reduce(struct device_queue *queue, void *result, void *staging, const void *input, size_t count,
                         const struct device_sum *sum) {
     struct fake *f = (struct fake *)queue;
     pthread_mutex_lock(&f->lock);
     ask(f, (struct task){.work = WORK_REDUCE,
                          .to = result,
-                         .from = landing,
+                         .from = staging,
                          .input = input,
                          .count = count,
                          .sum = *sum,
-                         .frees = place_of(landing)});
+                         .frees = place_of(staging)});
     pthread_mutex_unlock(&f->lock);
 }
 
@@ -402,10 +402,10 @@ static const struct device fake = {
     .await = fake_await,
     .await_fence = fake_await_fence,
     .set_wake = fake_set_wake,
-    .window = fake_window,
-    .shut = fake_free,
-    .landing = fake_place,
-    .land = fake_land,
+    .map = fake_map,
+    .unmap = fake_free,
+    .staging = fake_place,
+    .unstage = fake_unstage,
     .reduce = fake_reduce,
     .take = fake_place,
     .give = fake_give,

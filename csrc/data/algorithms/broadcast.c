@@ -79,7 +79,7 @@ static bool broadcast_arrived(struct engine *engine, struct op *op, struct incom
     bool in_slots = in->header.type == WIRE_CHUNK_IN;
     size_t bytes = algorithm_chunk_bytes(in);
     if (!in_slots)
-        algorithm_land(op, offset * op->element, in->to, bytes);
+        algorithm_unstage(op, offset * op->element, in->to, bytes);
     else
         memory_copy_past_caches((uint8_t *)op->args.recv + offset * op->element, in->slot, bytes);
     engine_lock(engine);

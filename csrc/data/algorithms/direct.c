@@ -103,12 +103,12 @@ static bool keep_sum(struct engine *engine, struct op *op, const struct block_su
 
 // False: the device has failed.
 static bool write_once(struct engine *engine, struct op *op) {
-    uint8_t *landing = algorithm_landing(op, 0, op->bytes);
-    if (landing == NULL) return false;
+    uint8_t *staging = algorithm_staging(op, 0, op->bytes);
+    if (staging == NULL) return false;
     struct block *sum = reduce_all_but_last(op), *last = block_of(op, op->team->count - 1);
     struct block_sum how = sum_of(op, true);
-    reduce(&how, landing, sum, last);
-    algorithm_land(op, 0, landing, op->bytes);
+    reduce(&how, staging, sum, last);
+    algorithm_unstage(op, 0, staging, op->bytes);
     // The own input may still be on its way, so the other block takes the sum, unless that lies in slots.
     const struct block *own = ((const struct direct *)op->work)->input;
     bool in_slots = sum->in_slots != NULL || last->in_slots != NULL;
@@ -189,7 +189,7 @@ static void direct_release(struct engine *engine, struct op *op) {
     *direct = (struct direct){0};
     block_put(engine->pool, op->result);
     op->result = NULL;
-    device_shut(op->args.queue, op->input);
+    device_unmap(op->args.queue, op->input);
     op->input = NULL;
 }
 

@@ -127,7 +127,7 @@ static bool pieces_arrived(struct engine *engine, struct op *op, struct incoming
     if (in->header.type == WIRE_CHUNK_IN)
         memory_copy_past_caches((uint8_t *)op->args.recv + at, in->slot, bytes);
     else
-        algorithm_land(op, at, in->to, bytes);
+        algorithm_unstage(op, at, in->to, bytes);
     p->moving.receive_left -= bytes;
     return true;
 }

@@ -136,7 +136,7 @@ static bool ring_locate(struct engine *engine, struct op *op, struct incoming *i
     uint64_t at = chunk->offset * op->element;
     if (reduce) {
         if (op->args.queue != NULL)
-            in->to = algorithm_landing(op, at, bytes);
+            in->to = algorithm_staging(op, at, bytes);
         else if (in->to == NULL)
             in->to = lane_scratch(in->lane);
         return in->to != NULL;
@@ -252,7 +252,8 @@ static void reduce_part(struct engine *engine, struct op *op, bool last, uint64_
     if (apart) turn_take(engine->lanes->workers);
 }
 
-// Bytes that arrived, on their way to the result and, part by part while it is in the cache, to slots for the successor.
+// Bytes that arrived, on their way to the result and, part by part while it is in the cache, to slots for the
+// successor.
 struct passage {
     enum plan_step step;
     uint64_t at;         // in the tensor, bytes
@@ -320,7 +321,7 @@ static bool pass(struct engine *engine, struct op *op, struct incoming *in, uint
         return pass_sums(engine, op, &p, bytes);
     }
     if (in->slot != NULL) return pass_results(engine, op, &p, bytes);
-    algorithm_land(op, p.at, in->to, bytes);
+    algorithm_unstage(op, p.at, in->to, bytes);
     if (room != NULL) memory_copy_past_caches(room, (const uint8_t *)op->args.recv + p.at, bytes);
     return true;
 }

@@ -31,8 +31,8 @@ enum {
 
 // The input of a block, or the sum of one, which this member writes in codes.
 struct coding {
-    const void *codes;            // a window, if the device writes them
-    const void *input, *residual; // else windows of what the host makes them of
+    const void *codes;            // a mapped view, if the device writes them
+    const void *input, *residual; // else mapped views of what the host makes them of
     uint64_t fence, residual_fence;
 };
 
@@ -116,9 +116,9 @@ static void add_own(const struct op *op, struct plan_range range, struct device_
 }
 
 static void coding_end(const struct op *op, struct coding *coding) {
-    device_shut(op->args.queue, coding->codes);
-    device_shut(op->args.queue, coding->input);
-    device_shut(op->args.queue, coding->residual);
+    device_unmap(op->args.queue, coding->codes);
+    device_unmap(op->args.queue, coding->input);
+    device_unmap(op->args.queue, coding->residual);
     *coding = (struct coding){0};
 }
 
@@ -127,10 +127,9 @@ static bool coding_ask(const struct op *op, const struct device_codes *what, str
     struct device_queue *queue = op->args.queue;
     enum device_coding where = device_code(queue, what, &coding->codes, &coding->fence);
     if (where != DEVICE_CODING_ELSEWHERE) return where == DEVICE_CODING_ASKED;
-    coding->input = device_window(queue, what->input, what->count * op->element, &coding->fence);
+    coding->input = device_map(queue, what->input, what->count * op->element, &coding->fence);
     if (what->residual_in != NULL)
-        coding->residual =
-            device_window(queue, what->residual_in, what->count * sizeof(float), &coding->residual_fence);
+        coding->residual = device_map(queue, what->residual_in, what->count * sizeof(float), &coding->residual_fence);
     if (!device_has_failed(queue)) return true;
     coding_end(op, coding);
     return false;
@@ -173,10 +172,10 @@ static void widen_input(const struct op *op, const struct coding *coding, size_t
 static bool note_residual(struct op *op, struct plan_range range, const void *wanted, const void *got, uint32_t times) {
     size_t count = range.end - range.begin, bytes = count * sizeof(float);
     float *residual = op->args.residual_out + range.begin;
-    void *landing = device_landing(op->args.queue, residual, bytes);
-    if (landing == NULL) return false;
-    codec_residual(landing, wanted, got, times, count);
-    device_land(op->args.queue, residual, landing, bytes);
+    void *staging = device_staging(op->args.queue, residual, bytes);
+    if (staging == NULL) return false;
+    codec_residual(staging, wanted, got, times, count);
+    device_unstage(op->args.queue, residual, staging, bytes);
     return true;
 }
 
@@ -322,7 +321,7 @@ static struct frame *next_input(struct engine *engine, struct op *op, struct lan
     if (frame == NULL) return NULL;
     frame->payload = stage != NULL ? stage : coding->codes;
     frame->device = op->args.queue;
-    frame->fence = stage != NULL ? 0 : coding->fence; // whoever has sent it shuts the window
+    frame->fence = stage != NULL ? 0 : coding->fence; // whoever has sent it unmaps the view
     coding->codes = NULL;
     coding_end(op, coding);
     target->next++;
@@ -336,11 +335,11 @@ static bool store(struct op *op, struct plan_range range, const uint8_t *codes, 
     size_t count = range.end - range.begin;
     if (!codec_decode(codec_of(op), dtype, wide, codes, count)) return false;
     uint64_t at = range.begin * op->element;
-    uint8_t *landing = algorithm_landing(op, at, count * op->element);
-    if (landing == NULL) return false;
-    codec_narrow(dtype, landing, wide, count);
-    if (look) codec_widen(dtype, wide, landing, count);
-    algorithm_land(op, at, landing, count * op->element);
+    uint8_t *staging = algorithm_staging(op, at, count * op->element);
+    if (staging == NULL) return false;
+    codec_narrow(dtype, staging, wide, count);
+    if (look) codec_widen(dtype, wide, staging, count);
+    algorithm_unstage(op, at, staging, count * op->element);
     return true;
 }
 

@@ -188,7 +188,7 @@ static void drop_inputs(struct engine *engine, const struct op *op, struct part 
         if (op->args.queue == NULL)
             block_put(engine->pool, part->inputs[i]);
         else
-            device_shut(op->args.queue, part->inputs[i]);
+            device_unmap(op->args.queue, part->inputs[i]);
     }
     free(part->inputs);
     part->inputs = NULL;
@@ -279,7 +279,7 @@ static uint8_t *input_room(struct engine *engine, struct op *op, struct part *pa
     }
     if (part->inputs[from] == NULL)
         part->inputs[from] = op->args.queue == NULL ? (void *)block_new(engine->pool, bytes)
-                                                    : (void *)algorithm_landing(op, range.begin * op->element, bytes);
+                                                    : (void *)algorithm_staging(op, range.begin * op->element, bytes);
     return part->inputs[from] == NULL ? NULL : input_bytes(op, part, from);
 }
 
@@ -396,7 +396,7 @@ static bool weighted_arrived(struct engine *engine, struct op *op, struct incomi
     const struct shard *shard = &s->shards[chunk->shard];
     uint64_t block = (chunk->offset - shard->range.begin) / shard->size;
     if (chunk->down == DOWN) {
-        algorithm_land(op, chunk->offset * op->element, in->to, in->length);
+        algorithm_unstage(op, chunk->offset * op->element, in->to, in->length);
         arrived_down(engine, op, chunk->shard, block, in->length);
     } else if (!arrived_up(engine, op, chunk->shard, block, in->length)) {
         return false;

@@ -1,4 +1,4 @@
-// Memory of GPUs (csrc/device/cuda) on the fake driver: order, windows of what was landed last, streams of the program,
+// Memory of GPUs (csrc/device/cuda) on the fake driver: order, views of what was unstaged last, streams of the program,
 // several GPUs, errors of each call and of the GPU itself, and what is left over.
 #include "device/device.h"
 
@@ -68,20 +68,20 @@ static void test_order(int gpu) {
     float *room = device_take(queue, BYTES);
     device_copy(queue, room, tensor, BYTES);
     uint64_t fences[3];
-    const float *windows[3];
-    windows[0] = device_window(queue, tensor, BYTES, &fences[0]);
-    float *landing = device_landing(queue, tensor, BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 7;
-    device_reduce(queue, tensor, landing, tensor, COUNT, &mean);
-    windows[1] = device_window(queue, tensor, BYTES, &fences[1]); // of the host's memory, as it becomes ready
-    landing = device_landing(queue, tensor, BYTES / 2);
-    for (size_t i = 0; i < COUNT / 2; i++) landing[i] = -1;
-    device_land(queue, tensor, landing, BYTES / 2);
-    windows[2] = device_window(queue, tensor, BYTES, &fences[2]);
+    const float *views[3];
+    views[0] = device_map(queue, tensor, BYTES, &fences[0]);
+    float *staging = device_staging(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 7;
+    device_reduce(queue, tensor, staging, tensor, COUNT, &mean);
+    views[1] = device_map(queue, tensor, BYTES, &fences[1]); // of the host's memory, as it becomes ready
+    staging = device_staging(queue, tensor, BYTES / 2);
+    for (size_t i = 0; i < COUNT / 2; i++) staging[i] = -1;
+    device_unstage(queue, tensor, staging, BYTES / 2);
+    views[2] = device_map(queue, tensor, BYTES, &fences[2]);
     for (int i = 0; i < 3; i++) CHECK_EQ(settled(queue, fences[i]), DEVICE_DONE);
-    CHECK(is_all(windows[0], 1) && is_all(windows[1], 2));
-    CHECK(windows[2][0] == -1 && windows[2][COUNT / 2 - 1] == -1 && windows[2][COUNT - 1] == 2);
-    for (int i = 0; i < 2; i++) device_shut(queue, windows[i]); // the third is left to the queue
+    CHECK(is_all(views[0], 1) && is_all(views[1], 2));
+    CHECK(views[2][0] == -1 && views[2][COUNT / 2 - 1] == -1 && views[2][COUNT - 1] == 2);
+    for (int i = 0; i < 2; i++) device_unmap(queue, views[i]); // the third is left to the queue
     device_copy(queue, tensor, room, BYTES);
     device_give(queue, room);
     CHECK_EQ(settled(queue, device_mark(queue)), DEVICE_DONE);
@@ -96,17 +96,17 @@ static void test_recent(void) {
     float *tensor = fake_cuda_new(0, BYTES);
     struct device_queue *queue = open_at(tensor, NULL);
     uint64_t fence;
-    float *landing = device_landing(queue, tensor, BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 5;
-    device_land(queue, tensor, landing, BYTES);
+    float *staging = device_staging(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 5;
+    device_unstage(queue, tensor, staging, BYTES);
     size_t copied = fake_cuda_counts().copied;
-    const float *window = device_window(queue, tensor, BYTES, &fence);
-    CHECK(fence != 0 && settled(queue, fence) == DEVICE_DONE && is_all(window, 5) && device_await(queue));
-    CHECK(fake_cuda_counts().copied - copied <= BYTES); // the landing itself
+    const float *view = device_map(queue, tensor, BYTES, &fence);
+    CHECK(fence != 0 && settled(queue, fence) == DEVICE_DONE && is_all(view, 5) && device_await(queue));
+    CHECK(fake_cuda_counts().copied - copied <= BYTES); // the staging itself
     device_copy(queue, tensor + 1, tensor, 4);          // makes it old
-    device_shut(queue, window);
-    window = device_window(queue, tensor, BYTES, &fence);
-    CHECK(settled(queue, fence) == DEVICE_DONE && is_all(window, 5) && device_await(queue));
+    device_unmap(queue, view);
+    view = device_map(queue, tensor, BYTES, &fence);
+    CHECK(settled(queue, fence) == DEVICE_DONE && is_all(view, 5) && device_await(queue));
     CHECK(fake_cuda_counts().copied - copied >= BYTES);
     device_close(queue);
     fake_cuda_free(tensor);
@@ -130,9 +130,9 @@ static void test_streams(bool is_default) {
     CHECK(device_hold(queue, stream));
     awaited = fake_cuda_bytes(tensor);
     fake_cuda_launch(0, stream, 0, look_for_sum, &saw);
-    float *landing = device_landing(queue, tensor, BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 9;
-    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    float *staging = device_staging(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 9;
+    device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
     device_release(queue);
     fake_cuda_synchronize(stream);
     CHECK(saw);
@@ -196,10 +196,10 @@ static void test_capture(void) {
     check_refused(queue, NULL, "a stream that waits for it is capturing a CUDA graph");
     check_refused(queue, far, "error 400");
     CHECK(device_follow(queue, stream) && device_hold(queue, stream));
-    float *room = device_take(queue, 4 * BYTES), *landing = device_landing(queue, tensor, 20 * BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
+    float *room = device_take(queue, 4 * BYTES), *staging = device_staging(queue, tensor, 20 * BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 2;
     device_copy(queue, room, tensor, BYTES);
-    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
     device_give(queue, room);
     CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 3));
     device_close(queue);
@@ -217,13 +217,13 @@ static void test_memory_while_waiting(int gpu) {
     enum { ROOMS = GPU_ROOMS_KEPT + 3 };
     check_case("memory while a stream waits, GPU %d", gpu);
     struct fake_cuda_counts before = fake_cuda_counts();
-    float *tensor = fake_cuda_new(gpu, BYTES), *rooms[ROOMS], *landings[ROOMS];
+    float *tensor = fake_cuda_new(gpu, BYTES), *rooms[ROOMS], *stagings[ROOMS];
     void *stream = fake_cuda_stream(gpu);
     struct device_queue *queue = open_at(tensor, NULL);
     for (int i = 0; i < ROOMS; i++) REQUIRE((rooms[i] = device_take(queue, BYTES)) != NULL);
     fill(tensor, 1);
     CHECK(device_hold(queue, stream) && device_hold(queue, stream));
-    for (size_t i = 0; i < ROOMS; i++) REQUIRE((landings[i] = device_landing(queue, tensor, (1 << 20) - i)) != NULL);
+    for (size_t i = 0; i < ROOMS; i++) REQUIRE((stagings[i] = device_staging(queue, tensor, (1 << 20) - i)) != NULL);
     for (int i = 0; i < ROOMS; i++) device_copy(queue, rooms[i], tensor, BYTES);
     for (int i = 0; i < ROOMS; i++) device_give(queue, rooms[i]);
     float *room = device_take(queue, 10 * BYTES);
@@ -231,7 +231,7 @@ static void test_memory_while_waiting(int gpu) {
     device_copy(queue, tensor, room, BYTES);
     device_give(queue, room);
     CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 1));
-    for (int i = 0; i < ROOMS; i++) device_shut(queue, landings[i]);
+    for (int i = 0; i < ROOMS; i++) device_unmap(queue, stagings[i]);
     device_release(queue);
     fake_cuda_synchronize(stream);
     room = device_take(queue, BYTES);
@@ -281,9 +281,9 @@ static void test_shared_hardware(void) {
     CHECK_EQ(settled(queue, 0), DEVICE_DONE);
     CHECK(device_hold(queue, stream));
     struct device_queue *follows = open_at(other, stream);
-    float *landing = device_landing(queue, tensor, BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
-    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    float *staging = device_staging(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 2;
+    device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
     CHECK_EQ(settled(queue, device_mark(queue)), DEVICE_DONE);
     CHECK(is_all(fake_cuda_bytes(tensor), 3));
     CHECK_EQ(device_passed(follows, 0), DEVICE_BUSY);
@@ -399,26 +399,26 @@ static void test_slow_pinning(void) {
     float *tensor = fake_cuda_new(0, BYTES);
     fill(tensor, 1);
     struct device_queue *queue = open_at(tensor, NULL);
-    void *landings[MOST];
+    void *stagings[MOST];
     int count = 0;
     size_t before = gpu_host_bytes();
     fake_cuda_hold_pinning(1);
-    do landings[count++] = device_landing(queue, tensor, BYTES);
-    while (count < MOST && gpu_host_is_pinned(landings[count - 1]));
-    CHECK(!gpu_host_is_pinned(landings[count - 1]));
+    do stagings[count++] = device_staging(queue, tensor, BYTES);
+    while (count < MOST && gpu_host_is_pinned(stagings[count - 1]));
+    CHECK(!gpu_host_is_pinned(stagings[count - 1]));
     CHECK_EQ(fake_cuda_hold_pinning(1), 1);
-    float *landing = landings[--count];
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
-    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+    float *staging = stagings[--count];
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 2;
+    device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
     uint64_t fence;
-    CHECK(device_window(queue, tensor, BYTES, &fence) != NULL);
+    CHECK(device_map(queue, tensor, BYTES, &fence) != NULL);
     CHECK_EQ(device_passed(queue, fence), DEVICE_BUSY);
     CHECK_EQ(fake_cuda_hold_pinning(0), 1);
     CHECK(device_await(queue) && is_all(fake_cuda_bytes(tensor), 3));
-    void *more = device_landing(queue, tensor, BYTES);
+    void *more = device_staging(queue, tensor, BYTES);
     CHECK(gpu_host_is_pinned(more) && gpu_host_bytes() > before);
-    device_shut(queue, more);
-    while (count > 0) device_shut(queue, landings[--count]);
+    device_unmap(queue, more);
+    while (count > 0) device_unmap(queue, stagings[--count]);
     device_close(queue);
     fake_cuda_free(tensor);
 }
@@ -429,17 +429,17 @@ static bool use(float *tensor, void *stream) {
     uint64_t fence = 0, leaf;
     float *room = device_take(queue, BYTES);
     if (room != NULL) device_copy(queue, room, tensor, BYTES);
-    float *landing = device_landing(queue, tensor, BYTES);
-    if (landing != NULL)
-        for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
-    if (landing != NULL) device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
-    const float *window = device_window(queue, tensor, BYTES, &fence);
+    float *staging = device_staging(queue, tensor, BYTES);
+    if (staging != NULL)
+        for (size_t i = 0; i < COUNT; i++) staging[i] = 2;
+    if (staging != NULL) device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
+    const float *view = device_map(queue, tensor, BYTES, &fence);
     bool held = device_hold(queue, stream);
     if (!held) CHECK(strlen(detail_get()) > 0);
     bool hashed = device_hash(queue, &leaf, tensor, BYTES, 0, 1);
     if (held) device_release(queue);
     bool done = device_await(queue);
-    CHECK(done == !device_has_failed(queue) && (hashed || !done) && (window != NULL || !done));
+    CHECK(done == !device_has_failed(queue) && (hashed || !done) && (view != NULL || !done));
     if (!done) CHECK_MEM(device_error(queue), "CUDA: cu", 8);
     if (!done) CHECK_EQ(device_passed(queue, fence), DEVICE_FAILED);
     if (done) CHECK(leaf == hash_xxh3_64(fake_cuda_bytes(tensor), BYTES));
@@ -483,9 +483,9 @@ static void test_broken(unsigned microseconds) {
     bool done = true;
     for (int i = 0; i < 1000 && done; i++) {
         uint64_t fence;
-        const void *window = device_window(queue, tensor, BYTES, &fence);
-        done = window != NULL && settled(queue, fence) == DEVICE_DONE;
-        if (window != NULL) device_shut(queue, window);
+        const void *view = device_map(queue, tensor, BYTES, &fence);
+        done = view != NULL && settled(queue, fence) == DEVICE_DONE;
+        if (view != NULL) device_unmap(queue, view);
     }
     CHECK(!done && !device_await(queue));
     CHECK(strstr(device_error(queue), "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered") != NULL);
@@ -509,7 +509,7 @@ static void test_wake(void) {
     int wake = wake_open(), looks = 0;
     REQUIRE(wake >= 0 && device_open(tensor, wake, &queue));
     uint64_t fence;
-    REQUIRE(device_window(queue, tensor, BYTES, &fence) != NULL);
+    REQUIRE(device_map(queue, tensor, BYTES, &fence) != NULL);
     while (device_passed(queue, fence) == DEVICE_BUSY) {
         uint64_t count;
         if (read(wake, &count, sizeof count) < 0) nanosleep(&(struct timespec){.tv_nsec = MS_NS}, NULL);

@@ -82,21 +82,21 @@ static void reduce_one(uint8_t *tensor, int dtype, int op, size_t count, size_t 
     fill(fake_cuda_bytes(input), dtype, count);
     memcpy(before, fake_cuda_bytes(input), bytes);
     struct device_queue *queue = open_at(tensor);
-    void *landing = device_landing(queue, result, bytes);
-    fill(landing, dtype, count);
-    kernels_get()->reduce[op][dtype](want, landing, before, count);
+    void *staging = device_staging(queue, result, bytes);
+    fill(staging, dtype, count);
+    kernels_get()->reduce[op][dtype](want, staging, before, count);
     if (divisor != 0) kernels_get()->divide[dtype](want, count, divisor);
     const struct device_sum sum = {.op = op, .dtype = dtype, .divisor = divisor};
     unsigned launches = fake_cuda_counts().launches;
     uint8_t *end = fake_cuda_bytes(result + bytes);
     *end = 0xA5;
-    device_reduce(queue, result, landing, input, count, &sum);
+    device_reduce(queue, result, staging, input, count, &sum);
     uint64_t fence;
-    const void *window = device_window(queue, result, bytes, &fence);
+    const void *view = device_map(queue, result, bytes, &fence);
     CHECK(device_await(queue));
     CHECK_EQ(fake_cuda_counts().launches, launches + 1);
     CHECK_MEM(fake_cuda_bytes(result), want, bytes);
-    CHECK_MEM(window, want, bytes); // what is sent on
+    CHECK_MEM(view, want, bytes); // what is sent on
     CHECK_EQ(*end, 0xA5);
     device_close(queue);
 }
@@ -205,13 +205,13 @@ static void code_one(const struct coding *how, uint8_t *tensors) {
     CHECK_EQ(device_code(queue, &what, how->encodes ? &codes : NULL, &fence), DEVICE_CODING_ASKED);
     for (uint32_t i = 0; i < how->terms; i++) memset(terms[i], 0xA5, sizeof terms[i]); // nobody looks at them any more
     uint64_t behind;
-    const void *left = device_window(queue, residuals + COUNT_MOST, how->count * sizeof(float), &behind);
+    const void *left = device_map(queue, residuals + COUNT_MOST, how->count * sizeof(float), &behind);
     CHECK(device_await(queue));
     CHECK_EQ(device_passed(queue, fence), DEVICE_DONE);
     if (how->encodes) CHECK_MEM(codes, want_codes, coded);
     if (how->feeds_back) CHECK_MEM(left, want_residual, how->count * sizeof(float));
-    device_shut(queue, left);
-    device_shut(queue, codes);
+    device_unmap(queue, left);
+    device_unmap(queue, codes);
     if (how->stores) CHECK_MEM(fake_cuda_bytes(result), want_result, bytes);
     if (how->feeds_back) CHECK_MEM(fake_cuda_bytes(residuals + COUNT_MOST), want_residual, how->count * sizeof(float));
     device_close(queue);
@@ -243,7 +243,7 @@ static void test_codes_elsewhere(void) {
     check_case("codes elsewhere");
     float *tensor = fake_cuda_new(0, ROOM);
     const uint8_t codes[36] = {0}, *term = codes;
-    const void *window;
+    const void *view;
     uint64_t fence;
     struct device_codes what = {CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 1, .result = tensor};
     struct device_queue *queue = open_at(tensor);
@@ -256,18 +256,18 @@ static void test_codes_elsewhere(void) {
     what = (struct device_codes){CODEC_BLOCK_INT8, {pcclSum, pcclFloat, 0}, 32, &term, 1, 0, .input = tensor};
     const void *unaligned = (const uint8_t *)tensor + 2;
     what.input = unaligned;
-    CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(queue, &what, &view, &fence), DEVICE_CODING_ELSEWHERE);
     what.input = tensor;
     what.residual_in = unaligned;
-    CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_ELSEWHERE);
+    CHECK_EQ(device_code(queue, &what, &view, &fence), DEVICE_CODING_ELSEWHERE);
     what.residual_in = NULL;
     CHECK(device_await(queue));
     fake_cuda_fail(1, 1, 2);
-    if (device_code(queue, &what, &window, &fence) == DEVICE_CODING_ASKED) {
+    if (device_code(queue, &what, &view, &fence) == DEVICE_CODING_ASKED) {
         CHECK(!device_await(queue));
         CHECK_EQ(device_passed(queue, fence), DEVICE_FAILED);
     }
-    CHECK_EQ(device_code(queue, &what, &window, &fence), DEVICE_CODING_FAILED);
+    CHECK_EQ(device_code(queue, &what, &view, &fence), DEVICE_CODING_FAILED);
     fake_cuda_fail(0, 0, 0);
     device_close(queue);
     fake_cuda_free(tensor);

@@ -36,8 +36,8 @@ static void test_plain(void) {
     CHECK(device_of(tensor) == NULL && device_of(NULL) == NULL);
     struct device_queue *queue = open_for(tensor);
     CHECK(queue == NULL);
-    CHECK(device_window(queue, tensor, sizeof tensor, &fence) == tensor && fence == 0);
-    CHECK(device_landing(queue, tensor, sizeof tensor) == tensor);
+    CHECK(device_map(queue, tensor, sizeof tensor, &fence) == tensor && fence == 0);
+    CHECK(device_staging(queue, tensor, sizeof tensor) == tensor);
     CHECK(device_passed(queue, device_mark(queue)) == DEVICE_DONE && device_await(queue) && !device_has_failed(queue));
     device_copy(queue, saved, tensor, sizeof tensor);
     device_reduce(queue, tensor, other, tensor, 2, &mean);
@@ -64,21 +64,21 @@ static void test_order(void) {
     float *room = device_take(queue, BYTES);
     device_copy(queue, room, tensor, BYTES);
     uint64_t fences[3];
-    const float *windows[3];
-    windows[0] = device_window(queue, tensor, BYTES, &fences[0]);
-    float *landing = device_landing(queue, tensor, BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = 1000;
-    device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
-    windows[1] = device_window(queue, tensor, BYTES, &fences[1]);
-    landing = device_landing(queue, tensor, BYTES);
-    for (size_t i = 0; i < COUNT; i++) landing[i] = -1;
-    device_land(queue, tensor, landing, BYTES);
-    windows[2] = device_window(queue, tensor, BYTES, &fences[2]);
+    const float *views[3];
+    views[0] = device_map(queue, tensor, BYTES, &fences[0]);
+    float *staging = device_staging(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = 1000;
+    device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
+    views[1] = device_map(queue, tensor, BYTES, &fences[1]);
+    staging = device_staging(queue, tensor, BYTES);
+    for (size_t i = 0; i < COUNT; i++) staging[i] = -1;
+    device_unstage(queue, tensor, staging, BYTES);
+    views[2] = device_map(queue, tensor, BYTES, &fences[2]);
     CHECK(fences[0] < fences[1] && fences[1] < fences[2] && fences[2] == device_mark(queue));
     CHECK(is_passed(queue, fences[2]));
     for (size_t i = 0; i < COUNT; i++)
-        CHECK(windows[0][i] == (float)i && windows[1][i] == (float)i + 1000 && windows[2][i] == -1);
-    device_shut(queue, windows[0]);
+        CHECK(views[0][i] == (float)i && views[1][i] == (float)i + 1000 && views[2][i] == -1);
+    device_unmap(queue, views[0]);
     device_copy(queue, tensor, room, BYTES);
     device_give(queue, room);
     uint64_t leaf = 0;
@@ -96,7 +96,7 @@ static void test_wake(void) {
     int wake = wake_open();
     REQUIRE(wake >= 0 && device_open(tensor, wake, &queue));
     uint64_t fence;
-    REQUIRE(device_window(queue, tensor, BYTES, &fence) != NULL);
+    REQUIRE(device_map(queue, tensor, BYTES, &fence) != NULL);
     int looks = 0;
     while (device_passed(queue, fence) == DEVICE_BUSY) {
         uint64_t count;
@@ -117,15 +117,15 @@ static void test_failure(void) {
         for (size_t i = 0; i < COUNT; i++) bytes[i] = 1;
         struct device_queue *queue = open_for(tensor);
         fake_device_fail(at, 1);
-        float *landing = device_landing(queue, tensor, BYTES);
-        if (landing != NULL) {
-            for (size_t i = 0; i < COUNT; i++) landing[i] = 2;
-            device_reduce(queue, tensor, landing, tensor, COUNT, &sum);
+        float *staging = device_staging(queue, tensor, BYTES);
+        if (staging != NULL) {
+            for (size_t i = 0; i < COUNT; i++) staging[i] = 2;
+            device_reduce(queue, tensor, staging, tensor, COUNT, &sum);
         }
         uint64_t fence = 0, leaf;
-        const void *window = device_window(queue, tensor, BYTES, &fence);
+        const void *view = device_map(queue, tensor, BYTES, &fence);
         bool hashed = device_hash(queue, &leaf, tensor, BYTES, 0, 1), done = device_await(queue);
-        CHECK(window != NULL || device_has_failed(queue));
+        CHECK(view != NULL || device_has_failed(queue));
         CHECK(done == !device_has_failed(queue) && (hashed || !done));
         CHECK(bytes[0] == bytes[COUNT - 1] && (bytes[0] == 3 || (bytes[0] == 1 && !done)));
         if (!done) CHECK_STR(device_error(queue), "fake device: it was told to fail");

@@ -141,7 +141,7 @@ static struct leaf_job job_of(uint64_t number) {
         .leaf = number,
         .donor = (uint32_t)(number % 7),
         .to = mine + number * SMALL,
-        .landing = mine + number * SMALL,
+        .staging = mine + number * SMALL,
         .length = SMALL,
         .expected = hash_xxh3_64(theirs + number * SMALL, SMALL),
     };
