@@ -53,7 +53,7 @@ bool communicator_is_dead(const struct communicator *c) {
            (c->phase == COMMUNICATOR_CONNECTED && member_phase(c->core) == MEMBER_DEAD);
 }
 
-const char *communicator_why_dead(const struct communicator *c) {
+static const char *why_dead(const struct communicator *c) {
     communicator_assert_locked(c);
     return c->phase == COMMUNICATOR_DEAD ? c->reason : member_text(c->core);
 }
@@ -62,7 +62,7 @@ pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code) 
     communicator_assert_locked(c);
     return detail_fail(code,
                        "the communicator is dead (%s); destroy it and create a new one (in Python: call reconnect())",
-                       c->closing && !communicator_is_dead(c) ? "destroyed" : communicator_why_dead(c));
+                       c->closing && !communicator_is_dead(c) ? "destroyed" : why_dead(c));
 }
 
 pcclResult_t communicator_check_usable(const struct communicator *c) {
@@ -131,7 +131,7 @@ bool communicator_peer_name(struct communicator *c, const struct wire_id *id, st
 void communicator_state(struct communicator *c, char *out, size_t capacity) {
     communicator_begin(c);
     if (communicator_is_dead(c))
-        snprintf(out, capacity, "dead: %s", communicator_why_dead(c));
+        snprintf(out, capacity, "dead: %s", why_dead(c));
     else if (c->phase == COMMUNICATOR_CONNECTED && member_is_seeking(c->core))
         snprintf(out, capacity, "seeking a master: %s", member_lost_why(c->core));
     else if (c->phase == COMMUNICATOR_CONNECTED)
@@ -375,7 +375,7 @@ static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *
         return detail_fail(c->ticket.code,
                            "the communicator died in %s: %s; destroy it and create a new one (in Python: call "
                            "reconnect())",
-                           name, communicator_why_dead(c));
+                           name, why_dead(c));
     return detail_fail(c->ticket.code, "%s ended without a new epoch, and the membership is unchanged; call it again",
                        name);
 }

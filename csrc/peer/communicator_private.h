@@ -91,8 +91,6 @@ void communicator_begin(struct communicator *c);
 pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
 // Whether it is dead; the state machine knows of it a moment before the phase does.
 bool communicator_is_dead(const struct communicator *c);
-// Why it is dead.
-const char *communicator_why_dead(const struct communicator *c);
 // pcclMasterConnectionFailed or another code, for a communicator that is dead.
 pcclResult_t communicator_dead(const struct communicator *c, pcclResult_t code);
 // Like communicator_usable.
