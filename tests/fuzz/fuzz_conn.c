@@ -87,7 +87,7 @@ static void receive(struct stream *stream, const uint8_t *bytes, size_t length, 
     conn_in_fini(&in);
 }
 
-static void send(struct stream *stream, const uint8_t *bytes, size_t length) {
+static void send_bytes(struct stream *stream, const uint8_t *bytes, size_t length) {
     struct conn_out out = {0};
     size_t at = 0;
     int error = 0;
@@ -122,7 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     fuzz_refuse(refused);
     receive(&stream, bytes, length, by_frame);
     fuzz_refuse(refused);
-    send(&stream, bytes, length);
+    send_bytes(&stream, bytes, length);
     fuzz_refuse(0);
     wire_buffer_fini(&stream.sent);
     return 0;

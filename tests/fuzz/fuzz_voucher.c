@@ -2,9 +2,9 @@
 // - a voucher (net/certificates), put together from the keys, statements and certificates of several masters and
 //   strangers, and changed anywhere. Believed are only the signers of masters of the run;
 // - a proof over TLS (net/tls) from a member with a genuine certificate. Only a master opens a stream as a master;
-// - a RESUME with a signed epoch (master/signer), changed anywhere. What verifies is what a master has signed.
+// - a RESUME with a signed epoch (master/quorum), changed anywhere. What verifies is what a master has signed.
 #include "fuzz.h"
-#include "master/signer.h"
+#include "master/quorum.h"
 #include "net/tls.h"
 
 #ifdef PCCL_HAVE_TLS
@@ -93,7 +93,7 @@ static void sign_resume(void) {
     struct wire_epoch epoch = {
         .number = 4, .group_epoch = 3, .latency_us = 1, .megabytes_per_s = 1, .count = 3, .members = signed_members};
     struct wire_epoch_commit commit = {.epoch = epoch, .quorum = {.members = 3, .old_members = 2, .newer = 1}};
-    MUST(signer_sign(&signer, header, &commit));
+    MUST(quorum_sign(&signer, header, &commit));
     signed_resume = (struct wire_resume){
         .hello = {.version = WIRE_VERSION, .id = signed_members[0].id, .lanes = 1, .port = 5, .masters = 1},
         .generation = header.generation,
@@ -103,7 +103,7 @@ static void sign_resume(void) {
         .quorum = commit.quorum};
     memcpy(signed_resume.signature, commit.signature, sizeof commit.signature);
     wire_encode_resume(&resume, header, &signed_resume);
-    MUST(signer_verify(&signer, header.run, &signed_resume));
+    MUST(quorum_verify(&signer, header.run, &signed_resume));
 }
 
 static void begin(void) {
@@ -311,7 +311,7 @@ static void fuzz_epochs(struct fuzz *in) {
     for (changes = good ? fuzz_below(in, 3) : 0; changes > 0; changes--)
         fuzz_change(in, &members[fuzz_below(in, 3)], sizeof *members);
     fuzz_refuse(fuzz_below(in, 4));
-    if (good && signer_verify(&signer, run, &got) && got.accepted) check_signed(&got, run);
+    if (good && quorum_verify(&signer, run, &got) && got.accepted) check_signed(&got, run);
     fuzz_refuse(0);
     free(body);
     MUST(good || changed);
