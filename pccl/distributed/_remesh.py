@@ -99,6 +99,9 @@ _MESH = ("_dim_group_names", "_flatten_mapping", "_hash", "_root_mesh", "_thread
 
 MeshOf = Callable[[DeviceMesh], DeviceMesh]
 
+_OWN = "_pccl_made"
+"""An attribute of the meshes that `remesh` makes by itself. With such a mesh its process groups end."""
+
 _retired = itertools.count(1)
 _asked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """What the program has asked for and a mesh could not give: the placement of an FSDPParam, the int `reshard_after_forward` of an
@@ -339,6 +342,10 @@ class _Meshes:
         """Makes the old meshes unequal to all others, so that no cache of any thread answers for a new mesh with an old one."""
         for old in self._old.values():
             vars(old)["_thread_id"], vars(old)["_hash"] = -next(_retired), None
+            if hasattr(old, _OWN):
+                for group in old.get_all_groups():
+                    if group is not dist.GroupMember.WORLD:
+                        dist.destroy_process_group(group)
         for old in self._old.values():
             if any(old == new for new in self._made.values()):
                 raise _unsupported("DeviceMesh._thread_id does not tell meshes apart")
@@ -351,10 +358,11 @@ def _default_mesh(old: DeviceMesh) -> DeviceMesh:
     if whole.size() != old.size() or sorted(whole.mesh.flatten().tolist()) != list(range(old.size())):
         raise ValueError(f"{old} has not all members; pass mesh_of, which makes the new mesh")
     size = dist.get_world_size()
-    if old.ndim == 1:
-        return init_device_mesh(old.device_type, (size,), mesh_dim_names=old.mesh_dim_names)
-    shards = old.size(1) if size % old.size(1) == 0 else size
-    return init_device_mesh(old.device_type, (size // shards, shards), mesh_dim_names=old.mesh_dim_names)
+    shards = old.size(1) if old.ndim == 2 and size % old.size(1) == 0 else size
+    shape = (size,) if old.ndim == 1 else (size // shards, shards)
+    mesh = init_device_mesh(old.device_type, shape, mesh_dim_names=old.mesh_dim_names)
+    vars(mesh)[_OWN] = True
+    return mesh
 
 
 def _sharded_by(dim: int, mesh: DeviceMesh) -> tuple[Placement, ...]:

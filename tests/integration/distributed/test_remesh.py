@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from sharded_trainers import Job, Kind, ask, undisturbed
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -281,3 +282,17 @@ def refusals() -> None:
 
 def test_what_cannot_be_done_is_named_and_changes_nothing() -> None:
     ranks.run(refusals, 2)
+
+
+def groups_after_each_remesh() -> list[int]:
+    model = sharded_two(init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard")))
+    counts = []
+    for _ in range(3):
+        remesh(model)
+        model(torch.ones(2, 6)).sum().backward()
+        counts.append(len(distributed_c10d._world.pg_map))
+    return counts
+
+
+def test_process_groups_end_with_the_mesh_that_they_were_made_for() -> None:
+    assert [len(set(counts)) for counts in ranks.run(groups_after_each_remesh, 2)] == [1, 1]
