@@ -38,8 +38,8 @@ struct master_options {
     // its place in the list.
     const struct wire_address *masters;
     uint32_t master_count, self;
-    // It ends by itself once neither it nor another master of its list has had a peer for so long, from its beginning
-    // on. 0: it never does.
+    // The master ends by itself once neither it nor another master of its list has had a peer for so long, from its
+    // beginning on. 0: it never does.
     uint32_t idle_limit_ms;
     // Nobody was ever at its address or at those of its list, so newcomers wait neither for members of an earlier run
     // nor, in the first MASTER_BUSY_MS, for what the others say.
