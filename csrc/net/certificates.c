@@ -1,10 +1,11 @@
 #ifdef PCCL_HAVE_TLS
 #define LOG_COMPONENT "security"
-#include "net/certificates.h"
+#include "net/keys.h"
 
 #include <limits.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -14,7 +15,6 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "net/key_file.h"
 
 enum {
     FILES = 3,
@@ -112,7 +112,7 @@ static const char *read_authorities(const char *text, struct reading *out) {
 }
 
 // False, and why in `reason`. The caller releases `out` in any case.
-static bool read_files(const struct certificates *c, struct reading *out, char reason[CERTIFICATES_REASON_BYTES]) {
+static bool read_files(const struct certificates *c, struct reading *out, char reason[KEYS_REASON_BYTES]) {
     static const struct {
         const char *noun;
         bool secret;
@@ -127,11 +127,10 @@ static bool read_files(const struct certificates *c, struct reading *out, char r
         if (problem == NULL) problem = kinds[i].take(text, out);
         ERR_pop_to_mark();
         if (problem != NULL)
-            snprintf(reason, CERTIFICATES_REASON_BYTES, "cannot use the %s in %s: %s", kinds[i].noun, c->paths[i],
-                     problem);
+            snprintf(reason, KEYS_REASON_BYTES, "cannot use the %s in %s: %s", kinds[i].noun, c->paths[i], problem);
         if (kinds[i].secret) OPENSSL_cleanse(text, FILE_BYTES);
     }
-    if (text == NULL) snprintf(reason, CERTIFICATES_REASON_BYTES, "there is no memory for certificates");
+    if (text == NULL) snprintf(reason, KEYS_REASON_BYTES, "there is no memory for certificates");
     free(text);
     return problem == NULL;
 }
@@ -157,15 +156,15 @@ static void write_when(const ASN1_TIME *time, char out[WHEN_BYTES]) {
 }
 
 // Writes that the certificate is out of its dates. False: it is not.
-static bool out_of_date(const X509 *certificate, const char *whose, char reason[CERTIFICATES_REASON_BYTES]) {
+static bool out_of_date(const X509 *certificate, const char *whose, char reason[KEYS_REASON_BYTES]) {
     char when[WHEN_BYTES];
     int side = X509_cmp_timeframe(NULL, X509_get0_notBefore(certificate), X509_get0_notAfter(certificate));
     if (side == 0) return false;
     write_when(side > 0 ? X509_get0_notAfter(certificate) : X509_get0_notBefore(certificate), when);
     if (side > 0)
-        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s expired on %s: renew it", whose, when);
+        snprintf(reason, KEYS_REASON_BYTES, "%s expired on %s: renew it", whose, when);
     else
-        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s is valid from %s on: are the clocks right?", whose, when);
+        snprintf(reason, KEYS_REASON_BYTES, "%s is valid from %s on: are the clocks right?", whose, when);
     return true;
 }
 
@@ -240,7 +239,7 @@ static void first_role(const GENERAL_NAMES *names, char out[NAME_BYTES]) {
 }
 
 // Returns the roles of one certificate in the run of the other one. 0: none, and `reason` says why.
-static unsigned roles_of(const X509 *own, const X509 *other, char reason[CERTIFICATES_REASON_BYTES]) {
+static unsigned roles_of(const X509 *own, const X509 *other, char reason[KEYS_REASON_BYTES]) {
     GENERAL_NAMES *mine = X509_get_ext_d2i(own, NID_subject_alt_name, NULL, NULL);
     GENERAL_NAMES *others = X509_get_ext_d2i(other, NID_subject_alt_name, NULL, NULL);
     unsigned roles = roles_in_run(mine, others);
@@ -248,22 +247,22 @@ static unsigned roles_of(const X509 *own, const X509 *other, char reason[CERTIFI
     first_role(mine, ours);
     first_role(others, theirs);
     if (roles == 0 && theirs[0] == '\0')
-        snprintf(reason, CERTIFICATES_REASON_BYTES,
+        snprintf(reason, KEYS_REASON_BYTES,
                  "its certificate has no role: none of the URIs in its subject alternative names ends in /pccl/master "
                  "or /pccl/peer");
     else if (roles == 0)
-        snprintf(reason, CERTIFICATES_REASON_BYTES,
+        snprintf(reason, KEYS_REASON_BYTES,
                  "its certificate is of another run: it has %s, and that of this process has %s", theirs, ours);
     GENERAL_NAMES_free(mine);
     GENERAL_NAMES_free(others);
     return roles;
 }
 
-unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[CERTIFICATES_REASON_BYTES]) {
+unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[KEYS_REASON_BYTES]) {
     return roles_of(SSL_get_certificate(ssl), other, reason);
 }
 
-void certificates_problem(X509_STORE_CTX *context, char reason[CERTIFICATES_REASON_BYTES]) {
+void certificates_problem(X509_STORE_CTX *context, char reason[KEYS_REASON_BYTES]) {
     int error = X509_STORE_CTX_get_error(context);
     const X509 *certificate = X509_STORE_CTX_get_current_cert(context);
     bool leaf = X509_STORE_CTX_get_error_depth(context) == 0;
@@ -273,7 +272,7 @@ void certificates_problem(X509_STORE_CTX *context, char reason[CERTIFICATES_REAS
     bool unknown = error == X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY ||
                    error == X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN || error == X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT ||
                    error == X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE;
-    snprintf(reason, CERTIFICATES_REASON_BYTES, "%s: %s",
+    snprintf(reason, KEYS_REASON_BYTES, "%s: %s",
              unknown ? "none of the authorities that this process trusts has issued its certificate"
                      : "its certificate cannot be trusted",
              X509_verify_cert_error_string(error));
@@ -313,23 +312,22 @@ static const char *tls_problem(const struct reading *reading) {
 
 // Judges the certificate that has been read: its dates, its run and roles, and whether TLS accepts it. A renewed one
 // needs the run and roles of the one in use.
-static bool judge_own(const struct certificates *c, const struct reading *read,
-                      char reason[CERTIFICATES_REASON_BYTES]) {
-    char whose[CERTIFICATES_REASON_BYTES / 2];
+static bool judge_own(const struct certificates *c, const struct reading *read, char reason[KEYS_REASON_BYTES]) {
+    char whose[KEYS_REASON_BYTES / 2];
     const char *problem = tls_problem(read);
     snprintf(whose, sizeof whose, "the certificate in %s", c->paths[0]);
     if (out_of_date(read->leaf, whose, reason)) return false;
     if (problem != NULL)
-        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s cannot be used with TLS: %s", whose, problem);
+        snprintf(reason, KEYS_REASON_BYTES, "%s cannot be used with TLS: %s", whose, problem);
     else if (roles_of(read->leaf, read->leaf, reason) == 0)
-        snprintf(reason, CERTIFICATES_REASON_BYTES,
+        snprintf(reason, KEYS_REASON_BYTES,
                  "%s has no role: issue one with a URI among its subject alternative names that ends in /pccl/master "
                  "or /pccl/peer (docs/security.md)",
                  whose);
     else if (names_two_runs(read->leaf))
-        snprintf(reason, CERTIFICATES_REASON_BYTES, "%s names two runs; issue one certificate per run", whose);
+        snprintf(reason, KEYS_REASON_BYTES, "%s names two runs; issue one certificate per run", whose);
     else if (c->roles != 0 && (roles_of(c->now.leaf, read->leaf, reason) & c->roles) != c->roles)
-        snprintf(reason, CERTIFICATES_REASON_BYTES,
+        snprintf(reason, KEYS_REASON_BYTES,
                  "%s has another run or fewer roles than the one that it replaces: issue it for the same run and roles",
                  whose);
     else
@@ -338,16 +336,16 @@ static bool judge_own(const struct certificates *c, const struct reading *read,
 }
 
 // Reads the files for the first time.
-static bool begin(struct certificates *c, char reason[CERTIFICATES_REASON_BYTES]) {
+static bool begin(struct certificates *c, char reason[KEYS_REASON_BYTES]) {
     look(c, c->marks);
     if (!read_files(c, &c->now, reason) || !judge_own(c, &c->now, reason)) return false;
     c->roles = roles_of(c->now.leaf, c->now.leaf, reason);
     return true;
 }
 
-struct certificates *certificates_load(const struct certificates_paths *paths, char reason[CERTIFICATES_REASON_BYTES]) {
+struct certificates *certificates_load(const struct certificates_paths *paths, char reason[KEYS_REASON_BYTES]) {
     struct certificates *c = calloc(1, sizeof *c);
-    snprintf(reason, CERTIFICATES_REASON_BYTES, "there is no memory for certificates");
+    snprintf(reason, KEYS_REASON_BYTES, "there is no memory for certificates");
     if (c == NULL) return NULL;
     pthread_mutex_init(&c->lock, NULL);
     if (take_paths(c, paths) && begin(c, reason)) return c;
@@ -367,7 +365,7 @@ unsigned certificates_own_roles(const struct certificates *c) { return c->roles;
 
 // Reads the files again if they have changed, or if the certificate may have become valid. Writes what there is to say
 // about it, or "".
-static void refresh(struct certificates *c, enum log_level *level, char text[CERTIFICATES_REASON_BYTES]) {
+static void refresh(struct certificates *c, enum log_level *level, char text[KEYS_REASON_BYTES]) {
     struct mark marks[FILES];
     struct reading fresh = {0};
     text[0] = '\0';
@@ -385,15 +383,14 @@ static void refresh(struct certificates *c, enum log_level *level, char text[CER
         c->now = fresh;
         fresh = before;
         write_when(X509_get0_notAfter(c->now.leaf), when);
-        snprintf(text, CERTIFICATES_REASON_BYTES, "read the certificate in %s again: it expires on %s", c->paths[0],
-                 when);
+        snprintf(text, KEYS_REASON_BYTES, "read the certificate in %s again: it expires on %s", c->paths[0], when);
     }
     reading_fini(&fresh);
 }
 
 bool certificates_use(struct certificates *c, SSL *ssl) {
     enum log_level level = LOG_NOTICE;
-    char text[CERTIFICATES_REASON_BYTES];
+    char text[KEYS_REASON_BYTES];
     SSL_set_mode(ssl, SSL_MODE_NO_AUTO_CHAIN);
     pthread_mutex_lock(&c->lock);
     refresh(c, &level, text);
@@ -487,7 +484,7 @@ void certificates_trust(struct certificates *c, const uint8_t signer[ED25519_KEY
 
 // Whether the chain leads to an authority of this side, and begins with the certificate of a master of its run.
 static bool is_masters(SSL *ssl, STACK_OF(X509) * chain) {
-    char reason[CERTIFICATES_REASON_BYTES];
+    char reason[KEYS_REASON_BYTES];
     X509_STORE *authorities = NULL;
     X509_STORE_CTX *context = X509_STORE_CTX_new();
     X509 *leaf = sk_X509_value(chain, 0);

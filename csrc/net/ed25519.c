@@ -1,4 +1,4 @@
-#include "net/ed25519.h"
+#include "net/keys.h"
 
 #ifdef PCCL_HAVE_TLS
 

@@ -1,4 +1,4 @@
-#include "net/key_file.h"
+#include "net/keys.h"
 
 #include <errno.h>
 #include <fcntl.h>

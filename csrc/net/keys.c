@@ -35,9 +35,6 @@ bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_
 #include <stdlib.h>
 #include <string.h>
 
-#include "net/certificates.h"
-#include "net/key_file.h"
-
 enum { FILE_BYTES = 4096, ITEM_BYTES = 32 }; // the longest file; of any key or secret
 
 struct keys {
@@ -136,7 +133,6 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
 }
 
 struct keys *keys_load_certificate(const char *cert, const char *key, const char *ca, char reason[KEYS_REASON_BYTES]) {
-    _Static_assert((int)KEYS_REASON_BYTES == (int)CERTIFICATES_REASON_BYTES, "a reason has room");
     struct keys *keys = calloc(1, sizeof *keys);
     snprintf(reason, KEYS_REASON_BYTES, "there is no memory for certificates");
     if (keys == NULL) return NULL;

@@ -1,17 +1,52 @@
 // The keys of a run. docs/security.md has the format of the files and the threat model.
 //
 // All peers and masters of a run share a secret, which opens connections. The masters alone have the key that signs for
-// the run. Each peer makes a key of its own when it connects (net/ed25519), and its id is a hash of the public half.
+// the run. Each peer makes a key of its own when it connects, and its id is a hash of the public half.
 //
-// Certificates (net/certificates) can take the place of the secret and of the masters' key.
+// Certificates can take the place of the secret and of the masters' key.
 #ifndef PCCL_NET_KEYS_H
 #define PCCL_NET_KEYS_H
 
+#ifdef PCCL_HAVE_TLS
+#include <openssl/types.h>
+#endif
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "net/ed25519.h"
+#include "net/wire.h"
+
+// ---- key pairs that sign, and the ids that belong to them ----
+
+enum { ED25519_KEY = 32, ED25519_SIGNATURE = 64, SHA256_BYTES = 32 };
+
+struct ed25519; // a key pair; never changes, and any thread may use it
+
+struct ed25519 *ed25519_new(void); // NULL: no memory, or no random numbers
+// NULL: no memory.
+struct ed25519 *ed25519_from_private(const uint8_t private_key[ED25519_KEY]);
+void ed25519_free(struct ed25519 *key); // NULL is allowed
+
+const uint8_t *ed25519_public(const struct ed25519 *key); // ED25519_KEY bytes
+// False: no memory.
+bool ed25519_sign(const struct ed25519 *key, const void *bytes, size_t length, uint8_t signature[ED25519_SIGNATURE]);
+// Whether the owner of the public key has signed these bytes. False also without memory.
+bool ed25519_verify(const uint8_t public_key[ED25519_KEY], const void *bytes, size_t length,
+                    const uint8_t signature[ED25519_SIGNATURE]);
+
+// The id of a peer: the first bytes of a SHA-256 of its public key. False: no memory.
+bool ed25519_id(const uint8_t public_key[ED25519_KEY], struct wire_id *out);
+// The SHA-256 of a purpose and a key or secret, so that no hash serves two purposes. False: no memory.
+bool ed25519_hash(const char *purpose, const uint8_t bytes[ED25519_KEY], uint8_t out[SHA256_BYTES]);
+
+// ---- files with keys and certificates ----
+
+// Reads the file at `path` as a string into `text`, which has room for `capacity` bytes. The file must belong to
+// this user or root, and be writable by its owner alone. A `secret` file must be unreadable to other users, except for
+// the group of a file of root. Returns NULL, or what is wrong and what to do.
+const char *key_file_read(const char *path, bool secret, char *text, size_t capacity);
+
+// ---- the keys of a run ----
 
 enum {
     KEYS_MAX_SECRETS = 2, // while one replaces the other
@@ -60,5 +95,62 @@ bool keys_verify(const struct keys *keys, const void *bytes, size_t length, cons
 
 // The public half of a private key. False: no memory.
 bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_KEY]);
+
+// ---- certificates (X.509) in place of the shared secret ----
+// They exist only with OpenSSL. docs/security.md has the form of the roles.
+//
+// A role is a URI among the subject alternative names: RUN/pccl/master or RUN/pccl/peer. RUN names the run. A
+// certificate names one run, and two sides whose certificates name different runs refuse each other. Each side verifies
+// the other one's chain; host names do not matter.
+//
+// A master makes a key that signs epochs, and its certificate signs the public half: that is its statement. A peer
+// keeps statement and chain as a voucher, and shows it to the master that takes its run over. So that master knows by
+// whose keys the epochs of its members may be signed, although the master that signed them is gone.
+
+#ifdef PCCL_HAVE_TLS
+
+enum certificates_role { CERTIFICATES_MASTER = 1, CERTIFICATES_PEER = 2 }; // bits
+
+enum { CERTIFICATES_VOUCHER_BYTES = 12 * 1024 }; // of a statement or voucher, at most
+
+// Files in PEM: the certificate and those of authorities between it and `ca`; its private key; trusted authorities.
+struct certificates_paths {
+    const char *cert, *key, *ca;
+};
+
+// Reads the files. NULL, and why in `reason`: what is wrong with which file, and what to do.
+struct certificates *certificates_load(const struct certificates_paths *paths, char reason[KEYS_REASON_BYTES]);
+void certificates_free(struct certificates *certificates); // NULL is allowed
+// The roles of the certificate when it was loaded; not 0.
+unsigned certificates_own_roles(const struct certificates *certificates);
+
+// Makes `ssl` show the certificate and trust the authorities of the files as they are now: reads them again if they
+// have changed. What was read before stays if they cannot be used, or if the certificate has another run or fewer
+// roles; a line of the log says why. False: no memory.
+bool certificates_use(struct certificates *certificates, SSL *ssl);
+// The roles of the other side's certificate in the run of this side's. 0: none, and `reason` says why.
+unsigned certificates_roles(SSL *ssl, const X509 *other, char reason[KEYS_REASON_BYTES]);
+// Writes why a certificate was not verified.
+void certificates_problem(X509_STORE_CTX *context, char reason[KEYS_REASON_BYTES]);
+
+// Writes the statement of this side's certificate about a key that signs epochs. Returns its length; 0: no memory.
+size_t certificates_state(SSL *ssl, const uint8_t signer[ED25519_KEY], uint8_t out[CERTIFICATES_VOUCHER_BYTES]);
+// Whether the other side's certificate has made this statement.
+bool certificates_stated(SSL *ssl, const uint8_t signer[ED25519_KEY], const uint8_t *statement, size_t length);
+// Writes a voucher for a signer whose statement has come from the other side, which this one has dialled. Returns its
+// length; 0: it is too long, or there is no memory.
+size_t certificates_vouch(SSL *ssl, const uint8_t signer[ED25519_KEY], const uint8_t *statement, size_t length,
+                          uint8_t out[CERTIFICATES_VOUCHER_BYTES]);
+
+// Takes epochs with this key's signature for those of a master.
+void certificates_trust(struct certificates *certificates, const uint8_t signer[ED25519_KEY]);
+// The same for the signer of a voucher, if a master of the run of this side's certificate has made its statement. The
+// dates of the master's certificate do not count: an epoch may be older. False: the voucher is wrong.
+bool certificates_believe(struct certificates *certificates, SSL *ssl, const uint8_t *voucher, size_t length);
+// Whether one of the trusted signers has signed these bytes.
+bool certificates_verify(struct certificates *certificates, const void *bytes, size_t length,
+                         const uint8_t signature[ED25519_SIGNATURE]);
+
+#endif
 
 #endif

@@ -5,7 +5,7 @@
 #include <openssl/ssl.h>
 #include <pthread.h>
 
-#include "net/certificates.h"
+#include "net/keys.h"
 #include "net/tls.h"
 
 enum {
@@ -14,7 +14,7 @@ enum {
     // A whole record that the kernel did not take, and short messages of the receiving thread.
     TLS_OUT_BYTES = TLS_RECORD_BYTES + 2048,
     TLS_PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE,
-    TLS_REASON_BYTES = CERTIFICATES_REASON_BYTES,
+    TLS_REASON_BYTES = KEYS_REASON_BYTES,
 };
 
 struct tls_context {
