@@ -49,6 +49,17 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
     return in->inet.protocol == inetIPv6;
 }
 
+pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t count,
+                                struct wire_address out[WIRE_MAX_MASTERS]) {
+    REQUIRE_NOT_NULL(addresses);
+    if (count < 1 || count > WIRE_MAX_MASTERS)
+        return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
+    for (size_t i = 0; i < count; i++)
+        if (!api_take_address(&addresses[i], &out[i]))
+            return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
+    return pcclSuccess;
+}
+
 // A name of the kernel may have capitals.
 static bool may_choose(const char *name, char *chosen, char *allowed) {
     snprintf(chosen, TRANSPORT_CONGESTION_BYTES, "%s", name);

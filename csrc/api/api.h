@@ -41,6 +41,9 @@ enum {
 
 // False: of no known protocol. IPv4-mapped IPv6 addresses become IPv4.
 bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out);
+// Takes a list of masters.
+pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t count,
+                                struct wire_address out[WIRE_MAX_MASTERS]);
 pcclResult_t api_null(const char *name); // pcclInvalidArgument
 #define REQUIRE_NOT_NULL(parameter) \
     do { \
@@ -71,21 +74,12 @@ struct transport_options api_transport_options(void);
 // Loads the keys or the certificate of `path` (pccl_ext_comm_set_keys), or of the environment if it is NULL; *out is
 // NULL if there are none. Those of peers do not serve a master. pcclInvalidArgument: they cannot be used.
 pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
-// Loads those of the environment for a master that has none, as above. Called with its lock.
-pcclResult_t api_load_master_keys(pcclMasterInstance_t *instance);
 // A context for questions to the master at `address`, with these keys. pcclInvalidArgument: without keys, and neither
 // `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked.
 pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,
                           struct transport_context **out);
 // pcclInvalidArgument: these settings do not permit connections to the master at this address.
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master);
-// The settings of the connections of a master that has its keys.
-struct transport_options api_master_transport(const pcclMasterInstance_t *instance);
-// Decides where a master listens: `out` gets 1 to MASTER_MAX_LISTENS addresses. Those of loopback take the place of a
-// wildcard without keys, which is logged. pcclInvalidArgument, and a line in the log: it may not listen there, or may
-// not talk to the other masters of its list.
-pcclResult_t api_master_reach(const pcclMasterInstance_t *instance, const struct transport_options *options,
-                              struct wire_address *out, uint32_t *count);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.

@@ -11,7 +11,6 @@
 #include "base/memory.h"
 #include "compute/kernels.h"
 #include "device/cuda.h"
-#include "device/device.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
 #include "state/content.h"
@@ -43,71 +42,6 @@ pcclResult_t pccl_ext_keys_check(const char *path, bool *master) {
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_master_port(pcclMasterInstance_t *master, uint16_t *port_out) {
-    REQUIRE_MASTER(master);
-    REQUIRE_NOT_NULL(port_out);
-    struct master *running = atomic_load(&master->master);
-    if (running == NULL) return detail_fail(pcclInvalidUsage, "this master was not run yet, so it has no port");
-    *port_out = master_port(running);
-    return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_heartbeat(pcclMasterInstance_t *master, uint32_t limit_ms) {
-    REQUIRE_MASTER(master);
-    if (limit_ms < API_HEARTBEAT_LEAST_MS || limit_ms > API_HEARTBEAT_MOST_MS)
-        return detail_fail(pcclInvalidArgument, "a heartbeat limit of %u ms is not between %d and %d", limit_ms,
-                           API_HEARTBEAT_LEAST_MS, API_HEARTBEAT_MOST_MS);
-    pthread_mutex_lock(&master->lock);
-    bool running = atomic_load(&master->master) != NULL;
-    if (!running) master->heartbeat_limit_ms = limit_ms;
-    pthread_mutex_unlock(&master->lock);
-    return running ? detail_fail(pcclInvalidUsage, "the heartbeat limit is set before the master runs") : pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_idle_limit(pcclMasterInstance_t *master, uint32_t limit_ms) {
-    REQUIRE_MASTER(master);
-    if (limit_ms < 1 || limit_ms > API_IDLE_MOST_MS)
-        return detail_fail(pcclInvalidArgument, "an idle limit of %u ms is not from 1 to %d", limit_ms,
-                           API_IDLE_MOST_MS);
-    pthread_mutex_lock(&master->lock);
-    bool running = atomic_load(&master->master) != NULL;
-    if (!running) master->idle_limit_ms = limit_ms;
-    pthread_mutex_unlock(&master->lock);
-    return running ? detail_fail(pcclInvalidUsage, "the idle limit is set before the master runs") : pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master) {
-    REQUIRE_MASTER(master);
-    pthread_mutex_lock(&master->lock);
-    bool running = atomic_load(&master->master) != NULL;
-    if (!running) master->new = true;
-    pthread_mutex_unlock(&master->lock);
-    return running ? detail_fail(pcclInvalidUsage, "a master is new before it runs") : pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path) {
-    REQUIRE_MASTER(master);
-    struct keys *keys = NULL;
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_MASTER, &keys));
-    pthread_mutex_lock(&master->lock);
-    bool running = atomic_load(&master->master) != NULL;
-    struct keys *before = running ? keys : master->keys;
-    if (!running) master->keys = keys;
-    pthread_mutex_unlock(&master->lock);
-    keys_release(before);
-    return running ? detail_fail(pcclInvalidUsage, "the keys are set before the master runs") : pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure) {
-    REQUIRE_MASTER(master);
-    pthread_mutex_lock(&master->lock);
-    bool running = atomic_load(&master->master) != NULL;
-    if (!running) master->insecure = insecure;
-    pthread_mutex_unlock(&master->lock);
-    return running ? detail_fail(pcclInvalidUsage, "plain connections are allowed before the master runs")
-                   : pcclSuccess;
-}
-
 pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
                                      uint32_t limit_ms, bool *out, bool *completed) {
     struct wire_address master;
@@ -127,21 +61,10 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     return pcclSuccess;
 }
 
-static pcclResult_t take_list(const ccoip_socket_address_t *addresses, size_t count,
-                              struct wire_address out[WIRE_MAX_MASTERS]) {
-    REQUIRE_NOT_NULL(addresses);
-    if (count < 1 || count > WIRE_MAX_MASTERS)
-        return detail_fail(pcclInvalidArgument, "%zu masters are given: 1 to %d can be", count, WIRE_MAX_MASTERS);
-    for (size_t i = 0; i < count; i++)
-        if (!api_take_address(&addresses[i], &out[i]))
-            return detail_fail(pcclInvalidArgument, "the address of master %zu is neither IPv4 nor IPv6", i);
-    return pcclSuccess;
-}
-
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
     struct wire_address masters[WIRE_MAX_MASTERS];
     REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(take_list(addresses, count, masters));
+    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters));
     return communicator_set_masters(comm->communicator, masters, (uint32_t)count)
                ? pcclSuccess
                : detail_fail(pcclInvalidUsage, "the masters are set before connect");
@@ -205,23 +128,6 @@ pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uu
     communicator_peer_name(comm->communicator, (const struct wire_id *)(const void *)uuid, &name);
     snprintf(out, capacity, "%s", name.chars);
     return pcclSuccess;
-}
-
-pcclResult_t pccl_ext_master_set_list(pcclMasterInstance_t *master, const ccoip_socket_address_t *addresses,
-                                      size_t count, size_t self) {
-    struct wire_address masters[WIRE_MAX_MASTERS];
-    REQUIRE_MASTER(master);
-    RETURN_IF_FAILED(take_list(addresses, count, masters));
-    if (self >= count) return detail_fail(pcclInvalidArgument, "place %zu is not in a list of %zu", self, count);
-    pthread_mutex_lock(&master->lock);
-    bool running = atomic_load(&master->master) != NULL;
-    if (!running) {
-        memcpy(master->masters, masters, count * sizeof *masters);
-        master->master_count = (uint32_t)count;
-        master->self = (uint32_t)self;
-    }
-    pthread_mutex_unlock(&master->lock);
-    return running ? detail_fail(pcclInvalidUsage, "the masters are set before it runs") : pcclSuccess;
 }
 
 pcclResult_t pccl_ext_comm_state(const pcclComm_t *comm, char *out, size_t capacity) {

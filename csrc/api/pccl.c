@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "device/cuda.h"
-#include "net/keys.h"
 #include "net/peer_name.h"
 #include "net/socket.h"
 #include "ops/plan.h"
@@ -337,105 +336,4 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t *comm, pcclSharedState_
     }
     communicator_exit(communicator);
     return code;
-}
-
-// ---- master ----
-
-pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address, pcclMasterInstance_t **master_out) {
-    REQUIRE_NOT_NULL(master_out);
-    struct wire_address address;
-    if (!api_take_address(&listen_address, &address))
-        return detail_fail(pcclInvalidArgument, "listen_address: protocol %d is neither IPv4 nor IPv6",
-                           (int)listen_address.inet.protocol);
-    pcclMasterInstance_t *master = calloc(1, sizeof *master);
-    if (master == NULL) return detail_fail(pcclInternalError, "the system refused memory for a master");
-    pthread_mutex_init(&master->lock, NULL);
-    master->address = address;
-    master->heartbeat_limit_ms = environment_number("PCCL_HEARTBEAT_LIMIT_MS", API_HEARTBEAT_LEAST_MS,
-                                                    API_HEARTBEAT_MOST_MS, API_HEARTBEAT_DEFAULT_MS);
-    master->forks = descriptor_forks();
-    atomic_init(&master->master, NULL);
-    *master_out = master;
-    return pcclSuccess;
-}
-
-static pcclResult_t run_failed(int error) {
-    switch (error) {
-    case EADDRINUSE:
-        return detail_fail(pcclInvalidUsage,
-                           "the master's address is in use: stop the program that has it, or take another port");
-    case EADDRNOTAVAIL:
-        return detail_fail(
-            pcclInvalidArgument,
-            "this machine does not have the master's address; listen on 0.0.0.0 or [::], or on one it has");
-    default: return detail_fail(pcclInternalError, "the master could not be started: %s", strerror(error));
-    }
-}
-
-static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
-    if (atomic_load(&instance->master) != NULL)
-        return detail_fail(pcclInvalidUsage, "this master was run before; create a new one");
-    RETURN_IF_FAILED(api_load_master_keys(instance));
-    struct wire_address reach[MASTER_MAX_LISTENS];
-    uint32_t count;
-    struct transport_options transport = api_master_transport(instance);
-    RETURN_IF_FAILED(api_master_reach(instance, &transport, reach, &count));
-    struct master_options options = {.listens = reach,
-                                     .listen_count = count,
-                                     .heartbeat_limit_ms = instance->heartbeat_limit_ms,
-                                     .masters = instance->masters,
-                                     .master_count = instance->master_count,
-                                     .self = instance->self,
-                                     .idle_limit_ms = instance->idle_limit_ms,
-                                     .new = instance->new,
-                                     .transport = &transport};
-    struct master *master;
-    int error = master_start(&options, &master);
-    if (error != 0) return run_failed(-error);
-    atomic_store(&instance->master, master);
-    return pcclSuccess;
-}
-
-pcclResult_t pcclRunMaster(pcclMasterInstance_t *master) {
-    REQUIRE_MASTER(master);
-    environment_report_unknown();
-    pthread_mutex_lock(&master->lock);
-    pcclResult_t code = run_locked(master);
-    pthread_mutex_unlock(&master->lock);
-    return code;
-}
-
-// Programs do this in signal handlers: nothing but async-signal-safe calls, so no detail text either.
-static pcclResult_t tell_master(pcclMasterInstance_t *master, void (*tell)(struct master *)) {
-    if (master == NULL) return pcclInvalidArgument;
-    if (!api_is_own(master->forks)) return pcclInvalidUsage;
-    struct master *running = atomic_load(&master->master);
-    if (running == NULL) return pcclInvalidUsage;
-    tell(running);
-    return pcclSuccess;
-}
-
-pcclResult_t pcclInterruptMaster(pcclMasterInstance_t *master) { return tell_master(master, master_interrupt); }
-
-pcclResult_t pcclDetachMaster(pcclMasterInstance_t *master) { return tell_master(master, master_detach); }
-
-pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t *master) {
-    struct pccl_ticket ticket;
-    RETURN_IF_FAILED(pccl_begin_master_end(master, &ticket));
-    return pccl_ticket_wait(&ticket, FOREVER);
-}
-
-pcclResult_t pcclDestroyMaster(pcclMasterInstance_t *master) {
-    REQUIRE_NOT_NULL(master);
-    if (!api_is_own(master->forks)) return pcclSuccess;
-    struct master *running = atomic_load(&master->master);
-    if (running != NULL) {
-        master_interrupt(running);
-        master_await(running, INT64_MAX);
-        master_free(running);
-    }
-    pthread_mutex_destroy(&master->lock);
-    keys_release(master->keys);
-    free(master);
-    return pcclSuccess;
 }

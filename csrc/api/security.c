@@ -94,12 +94,7 @@ pcclResult_t api_load_keys(const char *path, enum transport_party party, struct 
     return code;
 }
 
-pcclResult_t api_load_master_keys(pcclMasterInstance_t *instance) {
-    return instance->keys != NULL ? pcclSuccess : api_load_keys(NULL, TRANSPORT_MASTER, &instance->keys);
-}
-
 // ---- reach ----
-#include "net/tls.h"
 
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master) {
     char text[64];
@@ -127,82 +122,4 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
     keys_release(options.keys);
     if (code != pcclSuccess) return code;
     return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");
-}
-
-// ---- masters ----
-
-struct transport_options api_master_transport(const pcclMasterInstance_t *instance) {
-    return (struct transport_options){
-        .keys = instance->keys, .party = TRANSPORT_MASTER, .insecure = api_insecure(instance->insecure)};
-}
-
-// Host names of Debian are at 127.0.1.1. The first must be there: 127.0.0.1, because IPv6 may be off.
-static uint32_t loopbacks_of(const struct wire_address *wildcard, struct wire_address *out) {
-    static const char *const texts[] = {"127.0.0.1:1", "127.0.1.1:1", "[::1]:1"};
-    uint32_t count = 0;
-    while (count < (wildcard->family == 6 ? 3 : 2)) {
-        socket_address_parse(texts[count], strlen(texts[count]), &out[count]);
-        out[count++].port = wildcard->port;
-    }
-    return count;
-}
-
-// Fails for the other masters of the list that may not be asked.
-static pcclResult_t check_others(const pcclMasterInstance_t *instance, const struct transport_options *options) {
-    for (uint32_t i = 0; i < instance->master_count; i++)
-        if (i != instance->self) RETURN_IF_FAILED(api_check_master(options, &instance->masters[i]));
-    return pcclSuccess;
-}
-
-static bool may_listen(const pcclMasterInstance_t *instance, const struct transport_options *options) {
-    return transport_permits(options, &instance->address, TRANSPORT_ACCEPTS);
-}
-
-static pcclResult_t decide(const pcclMasterInstance_t *instance, const struct transport_options *options,
-                           struct wire_address *out, uint32_t *count) {
-    char listen[64], first[64];
-    socket_address_format(listen, sizeof listen, &instance->address);
-    RETURN_IF_FAILED(check_others(instance, options));
-    *count = 1;
-    out[0] = instance->address;
-    if (may_listen(instance, options)) {
-        if (options->keys == NULL && !socket_address_is_loopback(&instance->address))
-            LOG(LOG_WARN,
-                "the master listens on %s without keys: everybody who reaches it can join the run, read its tensors "
-                "and change its results",
-                listen);
-        return pcclSuccess;
-    }
-    if (!socket_address_is_any(&instance->address))
-        return detail_fail(pcclInvalidArgument, "the address to listen on, %s, is " TRANSPORT_LOOPBACK_ONLY, listen);
-    *count = loopbacks_of(&instance->address, out);
-    LOG(LOG_WARN,
-        "the master has no keys, so it listens on %s in place of %s; for peers on other hosts give keys (keys= or "
-        "PCCL_KEYS, made by `pccl keys`), or allow plain connections (insecure=True or PCCL_INSECURE=1)",
-        socket_address_format(first, sizeof first, &out[0]), listen);
-    return pcclSuccess;
-}
-
-pcclResult_t api_master_reach(const pcclMasterInstance_t *instance, const struct transport_options *options,
-                              struct wire_address *out, uint32_t *count) {
-    pcclResult_t code = decide(instance, options, out, count);
-    if (code != pcclSuccess) LOG(LOG_ERR, "%s", detail_get());
-    return code;
-}
-
-pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master) {
-    REQUIRE_MASTER(master);
-    pthread_mutex_lock(&master->lock);
-    pcclResult_t code = api_load_master_keys(master);
-    struct transport_options options = api_master_transport(master);
-    bool refused = code == pcclSuccess && !may_listen(master, &options);
-    if (code == pcclSuccess && !refused) code = check_others(master, &options);
-    uint16_t port = master->address.port;
-    pthread_mutex_unlock(&master->lock);
-    if (!refused) return code;
-    return detail_fail(pcclInvalidArgument,
-                       "without keys, everybody who reaches this address could join the run, read its tensors and "
-                       "change its results; give keys (--keys FILE or PCCL_KEYS, made by `pccl keys`), stay on this "
-                       "host (--listen 127.0.0.1:%u), or allow plain connections (--insecure or PCCL_INSECURE=1)",
-                       port);
 }
