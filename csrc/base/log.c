@@ -57,16 +57,19 @@ static ssize_t write_reopened(const char *bytes, size_t length) {
     return -1;
 }
 
+#pragma weak pwritev2 // NULL with musl before 1.2.5
+
 static ssize_t write_now(const char *bytes, size_t length) {
     struct stat file;
     if (fstat(STDERR_FILENO, &file) != 0) return -1;
     if (S_ISSOCK(file.st_mode)) return send(STDERR_FILENO, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (S_ISFIFO(file.st_mode)) {
+    if (S_ISFIFO(file.st_mode) && pwritev2 != NULL) {
         struct iovec all = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = length};
         ssize_t wrote = pwritev2(STDERR_FILENO, &all, 1, -1, RWF_NOWAIT); // Linux 6.4
         return is_refused(wrote) ? write_reopened(bytes, length) : wrote;
     }
-    if (S_ISCHR(file.st_mode) && isatty(STDERR_FILENO)) return write_reopened(bytes, length);
+    if (S_ISFIFO(file.st_mode) || (S_ISCHR(file.st_mode) && isatty(STDERR_FILENO)))
+        return write_reopened(bytes, length);
     return write(STDERR_FILENO, bytes, length);
 }
 

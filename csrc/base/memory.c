@@ -39,6 +39,8 @@ enum { SLOW_LEAST = 4096 }; // bytes; libc does not use `rep movsb` for much les
 
 #include <immintrin.h>
 
+#include "base/cpu.h"
+
 enum { LINE = 64 };
 
 // Each copies whole lines to `out`, which is aligned to a line. Half a line per store is a third faster than a quarter.
@@ -66,7 +68,7 @@ void memory_copy_past_caches(void *to, const void *from, size_t bytes) {
     if (head > bytes) head = bytes;
     memcpy(out, in, head);
     size_t lines = (bytes - head) / LINE, at = head + lines * LINE;
-    if (__builtin_cpu_supports("avx"))
+    if (cpu_level() >= CPU_AVX)
         stream_halves(out + head, in + head, lines);
     else
         stream_quarters(out + head, in + head, lines);

@@ -1,12 +1,10 @@
 #define LOG_COMPONENT "config"
 #include "compute/kernels.h"
 
+#include "base/cpu.h"
 #include "base/log.h"
 #include "compute/kernels_levels.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 #include <pccl.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -15,26 +13,12 @@
 static const struct kernels *chosen; // written once, by choose()
 static pthread_once_t chosen_once = PTHREAD_ONCE_INIT;
 
-#if defined(__x86_64__)
-// Not every compiler knows this one by name.
-static bool has_f16c(void) {
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
-}
-#endif
-
 const struct kernels *kernels_at(enum kernel_level level) {
     switch (level) {
     case KERNEL_PORTABLE: return kernels_portable();
 #if defined(__x86_64__)
-    case KERNEL_AVX2:
-        return __builtin_cpu_supports("avx2") && has_f16c() && __builtin_cpu_supports("fma") ? kernels_avx2() : NULL;
-    case KERNEL_AVX512:
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                       kernels_at(KERNEL_AVX2)
-                   ? kernels_avx512()
-                   : NULL;
+    case KERNEL_AVX2: return cpu_level() >= CPU_AVX2 ? kernels_avx2() : NULL;
+    case KERNEL_AVX512: return cpu_level() >= CPU_AVX512 ? kernels_avx512() : NULL;
 #elif defined(__aarch64__)
     case KERNEL_NEON: return kernels_neon();
 #endif

@@ -47,9 +47,10 @@ static inline unsigned kernels_enter(void) {
     __builtin_ia32_ldmxcsr(0x1F80);
     return before;
 #elif defined(__aarch64__)
-    unsigned before = __builtin_aarch64_get_fpcr();
-    __builtin_aarch64_set_fpcr(0);
-    return before;
+    uint64_t before; // not the builtins of gcc, which clang lacks
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before)::"memory");
+    __asm__ volatile("msr fpcr, xzr" ::: "memory");
+    return (unsigned)before;
 #else
     return 0;
 #endif
@@ -59,7 +60,7 @@ static inline void kernels_leave(unsigned mode) {
 #if defined(__x86_64__)
     __builtin_ia32_ldmxcsr(mode);
 #elif defined(__aarch64__)
-    __builtin_aarch64_set_fpcr(mode);
+    __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)mode) : "memory");
 #else
     (void)mode;
 #endif
