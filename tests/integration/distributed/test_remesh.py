@@ -8,7 +8,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from sharded_trainers import Job, Kind, ask, undisturbed
+from sharded_trainers import Job, Kind, Training, ask, undisturbed
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -296,3 +296,50 @@ def groups_after_each_remesh() -> list[int]:
 
 def test_process_groups_end_with_the_mesh_that_they_were_made_for() -> None:
     assert [len(set(counts)) for counts in ranks.run(groups_after_each_remesh, 2)] == [1, 1]
+
+
+class CutShortError(Exception):
+    """Ends a step in the middle."""
+
+
+def cut_short_everywhere() -> int:
+    """Ends a step before and after each of its collectives, and trains on; gives how many there are."""
+    training = Training(Kind("adamw"))
+    model, optimizer = training.model, training.optimizer
+    before = training.whole()
+    expected, after = training.steps(0, 1), training.whole()
+    calls, ends = 0, -1
+
+    def counted(call: Any) -> Any:
+        def replaced(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 2
+            if ends == calls - 1:
+                raise CutShortError
+            result = call(*arguments, **named)
+            if ends == calls:
+                raise CutShortError
+            return result
+
+        return replaced
+
+    for name in ("all_gather_single", "reduce_scatter_single"):
+        setattr(dist, name, counted(getattr(dist, name)))
+    training.fill(before)
+    assert training.steps(0, 1) == expected
+    places = calls
+    for place in range(1, places + 1):
+        calls, ends = 0, place
+        with pytest.raises(CutShortError):
+            training.steps(0, 1)
+        ends = -1
+        remesh(model, optimizer)
+        training.fill(before)
+        assert training.steps(0, 1) == expected, f"cut short at place {place} of {places}"
+        torch.testing.assert_close(training.whole(), after, rtol=0, atol=0)
+    return places
+
+
+def test_a_step_may_be_cut_short_anywhere() -> None:
+    first, second = ranks.run(cut_short_everywhere, 2)
+    assert first == second > 10
