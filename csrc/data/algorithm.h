@@ -39,8 +39,8 @@ struct algorithm {
     void (*release)(struct engine *engine, struct op *op);
     // Writes what the operation waits for. False, or no function: nothing is known here.
     bool (*waits_for)(const struct op *op, char *out, size_t capacity);
-    // Whether the member at this place, who is to say so, has not begun it yet. No function: the successor alone says
-    // so, and algorithm_signal notes that.
+    // Returns whether the member at this place, who is to say so, has not begun it yet. No function: the successor
+    // alone says so, and algorithm_signal notes that.
     bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
@@ -110,7 +110,7 @@ bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin
 void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, struct wire_ready ready);
 // The `waits_for` of those that need the successor alone.
 bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity);
-// Whether bulk goes this way (lane_is_for_bulk). Lock not held.
+// Returns whether bulk goes this way (lane_is_for_bulk). Lock not held.
 bool algorithm_may_use(struct engine *engine, const struct lane *lane);
 // A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused.
 struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_head *head,

@@ -98,7 +98,7 @@ enum call_result engine_hold(struct engine *engine, uint64_t tag, void *stream);
 // Asks to end the op of this tag on all members with CALL_CANCELLED, and returns at once; engine_wait tells how it
 // ended. CALL_UNKNOWN: there is no such op.
 enum call_result engine_cancel(struct engine *engine, uint64_t tag);
-// Whether this member has sent a signal or an input for an op of this tag that is not posted here.
+// Returns whether this member has sent a signal or an input for an op of this tag that is not posted here.
 bool engine_has_posted(struct engine *engine, uint64_t tag, const struct wire_id *member);
 // The program has ended a vote that led to this group epoch.
 void engine_voted(struct engine *engine, uint64_t group_epoch);

@@ -153,7 +153,7 @@ static void go_on_with_devices(struct engine *engine) {
     lanes_schedule(engine->lanes);
 }
 
-// Whether lanes or ops are to change that workers may be in the midst of.
+// Returns whether lanes or ops are to change that workers may be in the midst of.
 static bool changes_all(const struct engine *engine) {
     engine_assert_locked(engine);
     return engine->pending != NULL || engine->killing || engine->stopping || engine->lanes->arriving != NULL;
@@ -202,7 +202,8 @@ static void work(struct engine *engine) {
     turn_take(engine->lanes->workers);
     for (;;) {
         if (woken && !serve_requests(engine)) break;
-        int timeout_ms = service_step(engine);
+        struct service *service = engine->service;
+        int timeout_ms = service == NULL ? -1 : service->type->step(service);
         lanes_check_silence(engine->lanes);
         timeout_ms = telemetry_step(engine, timeout_ms);
         lanes_look_at_buckets(engine->lanes);

@@ -149,6 +149,21 @@ static bool route_take_taken(struct engine *engine, struct incoming *in) {
     return good;
 }
 
+// ---- frames of the service ----
+static bool route_locate_for_service(struct engine *engine, struct incoming *in) {
+    struct service *service = engine->service;
+    if (in->header.epoch != 0 || in->header.run != engine_header(engine).run) return false;
+    return service == NULL || service->type->locate(service, in);
+}
+
+static bool route_take_for_service(struct engine *engine, struct incoming *in) {
+    struct service *service = engine->service;
+    in->service = false;
+    bool good = service == NULL || service->type->arrived(service, in);
+    in->to = NULL;
+    return good;
+}
+
 // ---- by type ----
 struct owner {
     bool (*locate)(struct engine *engine, struct incoming *in);
@@ -173,10 +188,10 @@ static const struct owner *owner_of(uint16_t type) {
         [WIRE_CHUNK_IN] = {.locate = route_locate_bulk, .arrived = route_take_bulk},
         [WIRE_TAKEN] = {.locate = route_locate_nothing, .arrived = route_take_taken},
         [WIRE_EARLY] = {.locate = route_locate_early, .arrived = route_take_early},
-        [WIRE_SYNC_ASK_HASHES] = {.locate = service_locate, .arrived = service_arrived},
-        [WIRE_SYNC_HASHES] = {.locate = service_locate, .arrived = service_arrived},
-        [WIRE_SYNC_ASK] = {.locate = service_locate, .arrived = service_arrived},
-        [WIRE_SYNC_LEAF] = {.locate = service_locate, .arrived = service_arrived},
+        [WIRE_SYNC_ASK_HASHES] = {.locate = route_locate_for_service, .arrived = route_take_for_service},
+        [WIRE_SYNC_HASHES] = {.locate = route_locate_for_service, .arrived = route_take_for_service},
+        [WIRE_SYNC_ASK] = {.locate = route_locate_for_service, .arrived = route_take_for_service},
+        [WIRE_SYNC_LEAF] = {.locate = route_locate_for_service, .arrived = route_take_for_service},
     };
     return type < sizeof owners / sizeof owners[0] && owners[type].locate != NULL ? &owners[type] : NULL;
 }
@@ -225,7 +240,8 @@ static struct frame *route_want(void *context, struct lane *lane, bool idle) {
         struct frame *frame = algorithm_of(op)->next(engine, op, lane, idle);
         if (frame != NULL) return frame;
     }
-    return service_next(engine, lane);
+    struct service *service = engine->service;
+    return service == NULL ? NULL : service->type->next(service, lane);
 }
 
 static void route_sent(void *context, const struct frame *frame) { algorithm_sent(context, frame); }

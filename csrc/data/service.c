@@ -59,25 +59,6 @@ void service_report(struct engine *engine, const struct wire_sync_done *done) {
 }
 
 // ---- for the engine's thread ----
-bool service_locate(struct engine *engine, struct incoming *in) {
-    struct service *service = engine->service;
-    if (in->header.epoch != 0 || in->header.run != engine_header(engine).run) return false;
-    return service == NULL || service->type->locate(service, in);
-}
-
-bool service_arrived(struct engine *engine, struct incoming *in) {
-    struct service *service = engine->service;
-    in->service = false;
-    bool good = service == NULL || service->type->arrived(service, in);
-    in->to = NULL;
-    return good;
-}
-
-struct frame *service_next(struct engine *engine, struct lane *lane) {
-    struct service *service = engine->service;
-    return service == NULL ? NULL : service->type->next(service, lane);
-}
-
 // The thread is here or has ended: no lane touches memory of the service any more.
 void service_stop(struct engine *engine) {
     engine_assert_locked(engine);
@@ -98,11 +79,6 @@ void service_woken(struct engine *engine) {
         service_stop(engine);
     else
         service->type->woken(service);
-}
-
-int service_step(struct engine *engine) {
-    struct service *service = engine->service;
-    return service == NULL ? -1 : service->type->step(service);
 }
 
 void service_changed(struct engine *engine, const struct neighbour *peer, enum service_change change) {

@@ -60,11 +60,7 @@ struct frame *service_frame(struct engine *engine, uint16_t type, const struct w
 void service_report(struct engine *engine, const struct wire_sync_done *done);
 
 // ---- for the engine's thread: calls what is open, if anything is ----
-bool service_locate(struct engine *engine, struct incoming *in);
-bool service_arrived(struct engine *engine, struct incoming *in);
-struct frame *service_next(struct engine *engine, struct lane *lane);
 void service_woken(struct engine *engine);
-int service_step(struct engine *engine);
 void service_stop(struct engine *engine);
 void service_changed(struct engine *engine, const struct neighbour *peer, enum service_change change);
 

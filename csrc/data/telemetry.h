@@ -1,5 +1,5 @@
-// What this member sees of its ops and of the other members (link/stats). It tells the master about once a second while
-// ops are called, for whoever asks why they are slow (docs/diagnosis.md), and a program that asks.
+// Telemetry: how this member sees its ops and the other members (link/stats). The master is told about once a second
+// while ops are called, for whoever asks why they are slow (docs/diagnosis.md), and a program when it asks.
 #ifndef PCCL_DATA_TELEMETRY_H
 #define PCCL_DATA_TELEMETRY_H
 

@@ -111,8 +111,8 @@ struct frame_queue {
     struct frame *first, **last;
 };
 
-// Whether frames of this type belong to an epoch: not those of the service, nor heartbeats, since candidates are heard
-// too.
+// Returns whether frames of this type belong to an epoch: not those of the service, nor heartbeats, since candidates
+// are heard too.
 bool frame_has_epoch(uint16_t type);
 // A frame with the head of the epoch in force; NULL: memory was refused, and reported (link_events.refused).
 struct frame *frame_new(struct frame_source *source, uint16_t type, const struct wire_head *head, size_t payload);

@@ -379,7 +379,7 @@ bool lane_step_all(struct lane_list *ready) {
 }
 
 // ---- heartbeats ----
-// Whether nothing of the frame at hand was sent, because its device has yet to give its bytes.
+// Returns whether nothing of the frame at hand was sent, because its device has yet to give its bytes.
 static bool waits_for_device(const struct lane *lane) {
     const struct frame *frame = lane->sending;
     return frame != NULL && frame->fence != 0 && lane->sent == 0 &&

@@ -185,7 +185,7 @@ static bool ramp(struct pace_lanes *pace, const struct pace_total *total, uint64
     return true;
 }
 
-// Whether more of them, or fewer, send more: so many are to be in use.
+// Returns whether more of them, or fewer, send more: so many are to be in use.
 static uint32_t search(struct pace_lanes *pace, const struct pace_total *total, uint64_t queue_us, bool lossy,
                        double speed, uint32_t available) {
     const struct pace_lanes since = *pace;

@@ -36,7 +36,7 @@ struct pace {
     double speed;            // in the last tick, while it had something to send
 };
 
-// Whether the last measurement of its speed is a tick old.
+// Returns whether the last measurement of its speed is a tick old.
 bool pace_is_due(const struct pace *pace, int64_t now_ns);
 // A reading; if it is due, a measurement too.
 void pace_note(struct pace *pace, const struct gauge *gauge, int64_t now_ns);
@@ -94,7 +94,7 @@ struct pace_lanes {
     uint32_t rests;             // measurements in which they become no more
 };
 
-// Whether the last measurement saw a queue on the way.
+// Returns whether the last measurement saw a queue on the way.
 static inline bool pace_sees_queue(const struct pace_lanes *pace) {
     return pace->reason == PACE_QUEUES || pace->reason == PACE_REDUCED;
 }
@@ -109,16 +109,16 @@ struct pace_total {
     uint64_t coming_us; // how long the queue of the other direction is, as far as it is known
 };
 
-// Whether what the connections to a far neighbour send is spread over the round trip (link/throttle). Acknowledgements
-// wait behind the bulk of the other direction, come together, and let out bursts together: many connections in step
-// fill the link in one moment and leave it empty in the next. Few of them leave more to others when they are not
-// smooth, so on a narrow way they are not.
+// Returns whether what the connections to a far neighbour send is spread over the round trip (link/throttle).
+// Acknowledgements wait behind the bulk of the other direction, come together, and let out bursts together: many
+// connections in step fill the link in one moment and leave it empty in the next. Few of them leave more to others when
+// they are not smooth, so on a narrow way they are not.
 bool pace_is_smooth(const struct pace_lanes *pace, const struct pace_total *total);
 // How long the queue on the way there is, of the own direction as far as the two are known apart.
 uint64_t pace_queue_us(const struct pace_total *total);
 
-// Whether the way holds much, whose rate may then be limited (link/throttle): on a narrow one others would get all of
-// it.
+// Returns whether the way holds much, whose rate may then be limited (link/throttle): on a narrow one others would get
+// all of it.
 bool pace_is_wide(const struct pace_lanes *pace, const struct pace_total *total);
 
 void pace_total_add(struct pace_total *total, const struct pace *pace);

@@ -23,7 +23,7 @@ static int64_t wait_ns(const struct silence *silence, int64_t limit_ns) {
     return platform_later(arrival_wait_ns(&silence->arrivals, limit_ns), platform_earlier(paused, most));
 }
 
-// Whether `since_ns` is too long ago. What a check sees may have come just after the check before.
+// Returns whether `since_ns` is too long ago. What a check sees may have come just after the check before.
 static bool is_over(int64_t since_ns, int64_t wait_ns, int64_t now_ns, int64_t limit_ns) {
     return now_ns - since_ns > wait_ns + limit_ns / SILENCE_CHECKS;
 }

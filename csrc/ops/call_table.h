@@ -153,7 +153,7 @@ uint64_t call_table_unexpected_limit(uint32_t members);
 static inline uint64_t call_table_unexpected_chunk_limit(uint32_t members) {
     return call_table_unexpected_limit(members) / 4 * 3;
 }
-// Whether anything of this tag came from that member.
+// Returns whether anything of this tag came from that member.
 bool call_table_has_unexpected(const struct call_table *table, uint64_t tag, const struct wire_id *from);
 // A signal of this op is on its way: that the op before it, of the same tag, is complete need not be told.
 void call_table_drop_implied(struct op_member *to, const struct wire_op_name *name);

@@ -39,7 +39,7 @@ static bool is_ending(const struct op *call) {
     return part != NULL;
 }
 
-// Whether a verdict of a mismatch means this op, or one that it would be once it is begun.
+// Returns whether a verdict of a mismatch means this op, or one that it would be once it is begun.
 static bool is_meant(const struct call_table *table, const struct op *op, const struct wire_verdict *verdict) {
     const struct wire_op_name *name = &verdict->name;
     if (!call_table_verdict_concerns(op_subgroup_hash(op), name->subgroup, verdict->other)) return false;

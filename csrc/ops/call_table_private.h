@@ -11,7 +11,7 @@ uint64_t call_table_first_loss(const struct call_table *table, uint64_t adopted)
 uint64_t call_table_counted_loss(const struct call_table *table, const struct op *op);
 // Ends the call if others were told of a mismatch or a cancellation of it.
 bool call_table_take_mismatch(struct call_table *table, struct op *call, uint64_t loss); // sets `call->ending`
-// Whether those of its group that are members suffice.
+// Returns whether those of its group that are members suffice.
 bool call_table_may_go_on(const struct call_table *table, const struct op *op);
 // Sets the team of the op in the epoch in force. False: memory was refused.
 bool call_table_find_team(struct call_table *table, struct op *op);
@@ -32,7 +32,7 @@ void call_table_free_ops(struct call_table *table); // all, as the last step of 
 // that this member is not in. False: memory was refused.
 bool call_table_verdicts_add(struct call_table_verdicts *verdicts, const struct wire_verdict *verdict,
                              const char text[WIRE_MAX_TEXT + 1]);
-// Whether a verdict of a mismatch is about ops of this subgroup: each of both sides had one.
+// Returns whether a verdict of a mismatch is about ops of this subgroup: each of both sides had one.
 bool call_table_verdict_concerns(uint32_t own, uint32_t subgroup, uint16_t other);
 // Returns whether a call with this tag, over this subgroup, ends with the oldest mismatch, and copies its text to
 // `text`. `loss` is the epoch of the first loss since the caller's epoch (0: none). If members that had begun the op
@@ -65,7 +65,7 @@ struct segments {
 
 bool segments_new(struct op *parent); // divides it; false: memory was refused
 void segments_free(struct op *parent);
-// Whether a segment is to be begun. `room`: for more than one of this op.
+// Returns whether a segment is to be begun. `room`: for more than one of this op.
 bool segments_may_add(const struct segments *segments, bool room);
 void segments_add(struct op *parent, struct op *op); // makes an unused op the next segment
 // The sequence of a segment that begins in this epoch; false: memory was refused.

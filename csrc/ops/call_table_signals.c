@@ -1,5 +1,5 @@
-// What members tell each other of their ops: what comes before an op is posted, signals and inputs of one that runs,
-// and results with their acknowledgements after its end.
+// Messages of members to each other about their ops: those that come before an op is posted, signals and inputs of one
+// that runs, and results with their acknowledgements after its end.
 //
 // Signals, inputs and first chunks may come before their op is posted here. What they hold is bounded by the sender: it
 // counts the inputs and chunks that it has sent and the receiver has not shown to have posted (data/algorithms/direct,

@@ -1,4 +1,4 @@
-// Who takes part in an op: the members of an epoch, those of a subgroup, and those that are both.
+// Participants of an op: the members of an epoch, those of a subgroup, and those that are both.
 //
 // Epoch: the members, the own rank, and the figures of the cost model. Immutable and counted: the member's state
 // machine makes it, the engine, the call table and the ops hold it, and whoever has a reference reads it without a

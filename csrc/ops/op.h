@@ -134,7 +134,7 @@ struct op_counters {
 bool op_counter_take(struct op_counters *counters, uint64_t tag, uint32_t *sequence);
 // Returns the number of the last op of this tag; 0: none.
 uint32_t op_counter_last(const struct op_counters *counters, uint64_t tag);
-// Whether the next op of this tag needs another group epoch.
+// Returns whether the next op of this tag needs another group epoch.
 bool op_counter_is_spent(const struct op_counters *counters, uint64_t tag);
 void op_counters_clear(struct op_counters *counters);
 

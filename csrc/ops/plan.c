@@ -130,7 +130,7 @@ struct weights_room {
     uint32_t numbers[]; // of all its lists
 };
 
-// Whether one before this place is of its site, and which number that has here.
+// Returns whether one before this place is of its site, and which number that has here.
 static bool is_known(const uint16_t *sites, const uint32_t *numbers, uint32_t place, uint32_t *number) {
     for (uint32_t i = 0; sites[place] != 0 && i < place; i++)
         if (sites[i] == sites[place]) {

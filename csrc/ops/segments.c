@@ -156,7 +156,7 @@ static uint32_t next_of(const struct op *op, const struct epoch_ring *members, u
     return at;
 }
 
-// Whether other members are in this segment than in the one before.
+// Returns whether other members are in this segment than in the one before.
 static bool begins_range(const struct op *op, uint32_t segment) {
     if (segment == 0) return true;
     const struct epoch_ring *before = members_of(op, segment - 1), *members = members_of(op, segment);

@@ -85,8 +85,8 @@ static void reduce_parts(const struct op *op, void *result) {
     if (how.divisor > 0) kernels_get()->divide[how.dtype](result, how.count, how.divisor); // NaN become canonical
 }
 
-// Whether the result goes straight to the tensor. What is kept for the others is then the two operands of the last
-// addition, which are hardly ever added again.
+// Returns whether the result goes straight to the tensor. What is kept for the others is then the two operands of the
+// last addition, which are hardly ever added again.
 static bool is_written_once(const struct op *op) {
     return op->args.fingerprint.kind == PLAN_ALL_REDUCE && op->bytes > 0 && op->team->count > 1;
 }

@@ -135,7 +135,7 @@ static bool coding_ask(const struct op *op, const struct device_codes *what, str
     return false;
 }
 
-// Whether what was asked for is there. Of a device that fails it never is, and the engine ends.
+// Returns whether what was asked for is there. Of a device that fails it never is, and the engine ends.
 static bool coding_is_there(const struct op *op, const struct coding *coding) {
     return device_passed(op->args.queue, coding->fence) == DEVICE_DONE &&
            (coding->residual == NULL || device_passed(op->args.queue, coding->residual_fence) == DEVICE_DONE);

@@ -221,8 +221,8 @@ static uint32_t taker(const struct op *op, uint32_t at) {
     return SUBGROUP_NOBODY;
 }
 
-// Whether the owner may let so many blocks come: it has added up none that this member's part has not gone to, and
-// goes a window beyond that.
+// Returns whether the owner may let so many blocks come: it has added up none that this member's part has not gone to,
+// and goes a window beyond that.
 static bool may_be_granted(const struct op *op, uint32_t at, uint64_t granted) {
     const struct weighted_work *s = op->work;
     const struct shard *shard = &s->shards[at];
