@@ -61,51 +61,51 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     return pcclSuccess;
 }
 
+static pcclResult_t set(const pcclComm_t *comm, enum communicator_setting setting,
+                        const struct communicator_params *params, const char *what) {
+    if (communicator_set(comm->communicator, setting, params)) return pcclSuccess;
+    return detail_fail(pcclInvalidUsage, "%s before connect", what);
+}
+
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count) {
-    struct wire_address masters[WIRE_MAX_MASTERS];
+    struct communicator_params params = {.master_count = (uint32_t)count};
     REQUIRE_COMM(comm);
-    RETURN_IF_FAILED(api_take_addresses(addresses, count, masters));
-    return communicator_set_masters(comm->communicator, masters, (uint32_t)count)
-               ? pcclSuccess
-               : detail_fail(pcclInvalidUsage, "the masters are set before connect");
+    RETURN_IF_FAILED(api_take_addresses(addresses, count, params.masters));
+    return set(comm, COMMUNICATOR_SET_MASTERS, &params, "the masters are set");
 }
 
 pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path) {
     REQUIRE_COMM(comm);
-    struct keys *keys = NULL;
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_PEER, &keys));
-    bool set = communicator_set_keys(comm->communicator, keys);
-    keys_release(keys);
-    if (!set) return detail_fail(pcclInvalidUsage, "the keys are set before connect");
-    atomic_store(&comm->has_keys, true);
-    return pcclSuccess;
+    struct communicator_params params = {0};
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_PEER, &params.transport.keys));
+    pcclResult_t code = set(comm, COMMUNICATOR_SET_KEYS, &params, "the keys are set");
+    keys_release(params.transport.keys);
+    if (code == pcclSuccess) atomic_store(&comm->has_keys, true);
+    return code;
 }
 
 pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure) {
     REQUIRE_COMM(comm);
-    return communicator_set_insecure(comm->communicator, api_insecure(insecure))
-               ? pcclSuccess
-               : detail_fail(pcclInvalidUsage, "plain connections are allowed before connect");
+    struct communicator_params params = {.transport.insecure = api_insecure(insecure)};
+    return set(comm, COMMUNICATOR_SET_INSECURE, &params, "plain connections are allowed");
 }
 
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     REQUIRE_COMM(comm);
     if (limit_ms > API_RECOVERY_MOST_MS)
         return detail_fail(pcclInvalidArgument, "a limit of %u ms is more than %d", limit_ms, API_RECOVERY_MOST_MS);
-    return communicator_set_recovery(comm->communicator, limit_ms)
-               ? pcclSuccess
-               : detail_fail(pcclInvalidUsage, "the limit is set before connect");
+    struct communicator_params params = {.recovery_limit_ms = limit_ms};
+    return set(comm, COMMUNICATOR_SET_RECOVERY, &params, "the limit is set");
 }
 
 pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
     REQUIRE_COMM(comm);
-    return communicator_set_join_only(comm->communicator, join_only)
-               ? pcclSuccess
-               : detail_fail(pcclInvalidUsage, "whether a peer may begin a run is set before connect");
+    struct communicator_params params = {.join_only = join_only};
+    return set(comm, COMMUNICATOR_SET_JOIN_ONLY, &params, "whether a peer may begin a run is set");
 }
 
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
-    struct wire_name clean = {{0}};
+    struct communicator_params params = {0};
     REQUIRE_COMM(comm);
     REQUIRE_NOT_NULL(name);
     size_t length = strnlen(name, WIRE_MAX_NAME + 1);
@@ -113,10 +113,8 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
         return detail_fail(pcclInvalidArgument,
                            "the name of a peer must have 1 to %d bytes of printable UTF-8, and no space at an end",
                            WIRE_MAX_NAME);
-    memcpy(clean.chars, name, length);
-    return communicator_set_name(comm->communicator, &clean)
-               ? pcclSuccess
-               : detail_fail(pcclInvalidUsage, "the name of a peer is set before connect");
+    memcpy(params.name.chars, name, length);
+    return set(comm, COMMUNICATOR_SET_NAME, &params, "the name of a peer is set");
 }
 
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity) {

@@ -178,56 +178,29 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     return communicator_finish(c, pcclSuccess);
 }
 
-bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count) {
+bool communicator_set(struct communicator *c, enum communicator_setting setting,
+                      const struct communicator_params *params) {
+    struct keys *keys = params->transport.keys, *replaced = NULL;
     communicator_begin(c);
-    bool may = c->phase == COMMUNICATOR_IDLE && count >= 1 && count <= WIRE_MAX_MASTERS;
+    bool may = c->phase == COMMUNICATOR_IDLE;
     if (may) {
-        memcpy(c->params.masters, masters, count * sizeof *masters);
-        c->params.master_count = count;
+        switch (setting) {
+        case COMMUNICATOR_SET_MASTERS:
+            memcpy(c->params.masters, params->masters, sizeof c->params.masters);
+            c->params.master_count = params->master_count;
+            break;
+        case COMMUNICATOR_SET_RECOVERY: c->params.recovery_limit_ms = params->recovery_limit_ms; break;
+        case COMMUNICATOR_SET_JOIN_ONLY: c->params.join_only = params->join_only; break;
+        case COMMUNICATOR_SET_NAME: c->params.name = params->name; break;
+        case COMMUNICATOR_SET_KEYS:
+            replaced = c->params.transport.keys;
+            c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);
+            break;
+        case COMMUNICATOR_SET_INSECURE: c->params.transport.insecure = params->transport.insecure; break;
+        }
     }
     communicator_finish(c, pcclSuccess);
-    return may;
-}
-
-bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms) {
-    communicator_begin(c);
-    bool may = c->phase == COMMUNICATOR_IDLE;
-    if (may) c->params.recovery_limit_ms = limit_ms;
-    communicator_finish(c, pcclSuccess);
-    return may;
-}
-
-bool communicator_set_join_only(struct communicator *c, bool join_only) {
-    communicator_begin(c);
-    bool may = c->phase == COMMUNICATOR_IDLE;
-    if (may) c->params.join_only = join_only;
-    communicator_finish(c, pcclSuccess);
-    return may;
-}
-
-bool communicator_set_keys(struct communicator *c, struct keys *keys) {
-    communicator_begin(c);
-    bool may = c->phase == COMMUNICATOR_IDLE;
-    struct keys *before = c->params.transport.keys;
-    if (may) c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);
-    communicator_finish(c, pcclSuccess);
-    if (may) keys_release(before);
-    return may;
-}
-
-bool communicator_set_insecure(struct communicator *c, bool insecure) {
-    communicator_begin(c);
-    bool may = c->phase == COMMUNICATOR_IDLE;
-    if (may) c->params.transport.insecure = insecure;
-    communicator_finish(c, pcclSuccess);
-    return may;
-}
-
-bool communicator_set_name(struct communicator *c, const struct wire_name *name) {
-    communicator_begin(c);
-    bool may = c->phase == COMMUNICATOR_IDLE;
-    if (may) c->params.name = *name;
-    communicator_finish(c, pcclSuccess);
+    keys_release(replaced);
     return may;
 }
 

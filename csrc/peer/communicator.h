@@ -33,6 +33,16 @@ struct communicator_params {
     struct transport_options transport; // its keys are held
 };
 
+// What may be changed before a connect.
+enum communicator_setting {
+    COMMUNICATOR_SET_MASTERS, // and how many
+    COMMUNICATOR_SET_RECOVERY,
+    COMMUNICATOR_SET_JOIN_ONLY,
+    COMMUNICATOR_SET_NAME,     // which is clean
+    COMMUNICATOR_SET_KEYS,     // of `transport`; it holds them; NULL: connections are plain
+    COMMUNICATOR_SET_INSECURE, // of `transport`
+};
+
 // ---- its life ----
 // No network, no thread. NULL when the system refuses.
 struct communicator *connect_new(const struct communicator_params *params);
@@ -46,18 +56,9 @@ void connect_stop(struct communicator *c);
 void connect_free(struct communicator *c);
 
 // ---- what programs ask ----
-// For the next connect, and until then only: the masters to be tried, 1..WIRE_MAX_MASTERS.
-bool communicator_set_masters(struct communicator *c, const struct wire_address *masters, uint32_t count);
-// For the next connect, likewise: how long a lost master is waited for.
-bool communicator_set_recovery(struct communicator *c, uint32_t limit_ms);
-// For the next connect, likewise: whether it fails where no run goes on, rather than begin one.
-bool communicator_set_join_only(struct communicator *c, bool join_only);
-// For the next connect, likewise: the name of this peer, which is clean.
-bool communicator_set_name(struct communicator *c, const struct wire_name *name);
-// For the next connect, likewise: the keys of its connections, which it holds; NULL: they are plain.
-bool communicator_set_keys(struct communicator *c, struct keys *keys);
-// For the next connect, likewise: whether plain connections may leave loopback.
-bool communicator_set_insecure(struct communicator *c, bool insecure);
+// Takes one of the parameters for the next connect. False: the communicator is connecting, or was connected.
+bool communicator_set(struct communicator *c, enum communicator_setting setting,
+                      const struct communicator_params *params);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.
@@ -79,7 +80,7 @@ void communicator_exit(struct communicator *c);
 // Between these two it counts as having un-awaited ops.
 void communicator_hold(struct communicator *c);
 void communicator_release(struct communicator *c);
-// What a query to the masters of the run needs. The caller releases `transport`.
+// For a query to the masters of the run. The caller releases `transport`.
 struct communicator_access {
     struct transport_context *transport;
     struct wire_address masters[WIRE_MAX_MASTERS];
@@ -108,7 +109,7 @@ pcclResult_t communicator_wait(struct communicator *c, uint64_t ticket, int64_t 
 pcclResult_t communicator_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket);
 
 // ---- collectives ----
-enum { OPS_TOLD_MAX = 1024 };
+enum { OPS_CONTRIBUTORS_KEPT = 1024 }; // ops whose contributors are known
 
 // Posts an op whose arguments were checked.
 pcclResult_t ops_launch(struct communicator *c, const struct call_args *args);
@@ -122,7 +123,7 @@ pcclResult_t ops_hold(struct communicator *c, uint64_t tag, void *stream);
 // Asks to cancel the op on all members; ops_await tells how it ended. pcclInvalidArgument: there is no such op.
 pcclResult_t ops_cancel(struct communicator *c, uint64_t tag);
 // Range number `index` of the op of this tag that was to tell its contributors and was taken last; the ids go to
-// `ids_out` alone. False: there is none, or no such range; the last OPS_TOLD_MAX tags are known.
+// `ids_out` alone. False: there is none, or no such range; the last OPS_CONTRIBUTORS_KEPT tags are known.
 bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
                       struct wire_id *ids_out, size_t capacity, size_t *ranges_out);
 // The members of the own peer group, by joining, as they are now or, `adopted`, in the snapshot; `capacity` of them are

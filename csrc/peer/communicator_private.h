@@ -19,7 +19,7 @@ struct ticket_type;
 struct control;
 struct master_link;
 struct shared_state;
-struct told;
+struct kept_contributors;
 
 enum communicator_phase {
     COMMUNICATOR_IDLE,
@@ -73,9 +73,9 @@ struct communicator {
     int wake;                    // the control thread's
     atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
     struct ticket ticket;
-    struct shared_state *shared_state; // of shared_state.c
-    struct told *told;                 // of ops.c; made at first use
-    struct control *control;           // of control.c
+    struct shared_state *shared_state;      // of shared_state.c
+    struct kept_contributors *contributors; // of ops.c; made at first use
+    struct control *control;                // of control.c
 };
 
 // ---- communicator.c ----
@@ -132,7 +132,7 @@ pcclResult_t communicator_ticket_begun(struct communicator *c, pcclResult_t code
 void communicator_ticket_end(struct communicator *c, pcclResult_t code, uint64_t value, const struct member_view *view);
 
 // ---- ops.c ----
-// Frees what was told.
+// Frees the contributors that were kept.
 void ops_forget(struct communicator *c);
 
 // ---- shared_state.c ----

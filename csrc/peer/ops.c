@@ -8,12 +8,12 @@
 #include "base/detail.h"
 
 // The contributors of the ops that were taken last; the oldest is overwritten.
-struct told {
+struct kept_contributors {
     size_t next;
     struct {
         uint64_t tag;
         struct call_contributors *contributors; // NULL: a free place
-    } places[OPS_TOLD_MAX];
+    } places[OPS_CONTRIBUTORS_KEPT];
 };
 
 static pcclResult_t posted(enum call_result result, uint64_t tag) {
@@ -54,44 +54,45 @@ pcclResult_t ops_launch(struct communicator *c, const struct call_args *args) {
     return communicator_finish(c, launch_locked(c, args));
 }
 
-static struct call_contributors **find_told(const struct communicator *c, uint64_t tag) {
-    for (size_t i = 0; c->told != NULL && i < OPS_TOLD_MAX; i++)
-        if (c->told->places[i].contributors != NULL && c->told->places[i].tag == tag)
-            return &c->told->places[i].contributors;
+static struct call_contributors **find_contributors(const struct communicator *c, uint64_t tag) {
+    for (size_t i = 0; c->contributors != NULL && i < OPS_CONTRIBUTORS_KEPT; i++)
+        if (c->contributors->places[i].contributors != NULL && c->contributors->places[i].tag == tag)
+            return &c->contributors->places[i].contributors;
     return NULL;
 }
 
-// Keeps what an outcome tells. Without the memory for it nothing is told: the op has ended all the same.
-static void keep_told(struct communicator *c, uint64_t tag, struct call_contributors *contributors) {
-    if (c->told == NULL) c->told = calloc(1, sizeof *c->told);
-    if (c->told == NULL) {
+// Keeps the contributors of an outcome. Without memory for them they are lost: the op has ended all the same.
+static void keep_contributors(struct communicator *c, uint64_t tag, struct call_contributors *contributors) {
+    if (c->contributors == NULL) c->contributors = calloc(1, sizeof *c->contributors);
+    if (c->contributors == NULL) {
         free(contributors);
         return;
     }
-    struct call_contributors **place = find_told(c, tag);
+    struct call_contributors **place = find_contributors(c, tag);
     if (place == NULL) {
-        c->told->places[c->told->next].tag = tag;
-        place = &c->told->places[c->told->next].contributors;
-        c->told->next = (c->told->next + 1) % OPS_TOLD_MAX;
+        c->contributors->places[c->contributors->next].tag = tag;
+        place = &c->contributors->places[c->contributors->next].contributors;
+        c->contributors->next = (c->contributors->next + 1) % OPS_CONTRIBUTORS_KEPT;
     }
     free(*place);
     *place = contributors;
 }
 
 void ops_forget(struct communicator *c) {
-    for (size_t i = 0; c->told != NULL && i < OPS_TOLD_MAX; i++) free(c->told->places[i].contributors);
-    free(c->told);
+    for (size_t i = 0; c->contributors != NULL && i < OPS_CONTRIBUTORS_KEPT; i++)
+        free(c->contributors->places[i].contributors);
+    free(c->contributors);
 }
 
 bool ops_contributors(struct communicator *c, uint64_t tag, size_t index, struct call_range *range_out,
                       struct wire_id *ids_out, size_t capacity, size_t *ranges_out) {
     communicator_begin(c);
-    struct call_contributors *const *told = find_told(c, tag);
-    bool found = told != NULL && index < (*told)->count;
+    struct call_contributors *const *kept = find_contributors(c, tag);
+    bool found = kept != NULL && index < (*kept)->count;
     if (found) {
-        const struct call_range *range = &(*told)->ranges[index];
+        const struct call_range *range = &(*kept)->ranges[index];
         *range_out = (struct call_range){.begin = range->begin, .end = range->end, .count = range->count};
-        *ranges_out = (*told)->count;
+        *ranges_out = (*kept)->count;
         if (capacity > range->count) capacity = range->count;
         if (capacity > 0) memcpy(ids_out, range->ids, capacity * sizeof *ids_out);
     }
@@ -166,7 +167,7 @@ static pcclResult_t awaited(struct communicator *c, uint64_t tag, const struct c
     uint32_t count = communicator_lost_tell(&c->lost, member_adopted(c->core)->group_epoch, lost, sizeof lost);
     // In retry mode every end names an epoch, and all members the same.
     if (outcome->epoch != 0) member_adopt_loss(c->core, outcome->epoch);
-    if (outcome->contributors != NULL) keep_told(c, tag, outcome->contributors);
+    if (outcome->contributors != NULL) keep_contributors(c, tag, outcome->contributors);
     switch (outcome->result) {
     case CALL_OK: *out = outcome->info; return pcclSuccess;
     case CALL_IN_PROGRESS: return detail_fail(pcclTimedOut, "%s", outcome->text);

@@ -243,7 +243,7 @@ void recovery_end(struct recovery *r) {
     memset(&r->late, 0, sizeof r->late);
 }
 
-// One of the losses that RESUMED reported, as far as `now`, the first view after them, shows it.
+// Returns one of the losses that RESUMED reported, as far as `now`, the first view after them, shows it.
 static struct member_view loss_of(const struct recovery *r, uint32_t at, const struct member_view *now) {
     const struct wire_loss *loss = &r->resumed.losses[at];
     return (struct member_view){loss->epoch,

@@ -1,4 +1,4 @@
-// What is done with one leaf of a shared state on its way: it is packed for a slow link, unpacked, checked against its
+// Leaves of a shared state on their way: each is packed for a slow link, unpacked, checked against its
 // hash, and brought to its place by helper threads.
 #ifndef PCCL_STATE_LEAF_H
 #define PCCL_STATE_LEAF_H
