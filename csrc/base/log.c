@@ -197,11 +197,29 @@ void log_clean(char *text, size_t length) {
     }
 }
 
+static pthread_once_t local_time_once = PTHREAD_ONCE_INIT;
+static pthread_mutex_t local_time_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void hold_local_time(void) { pthread_mutex_lock(&local_time_lock); }
+
+static void release_local_time(void) { pthread_mutex_unlock(&local_time_lock); }
+
+static void watch_forks(void) { pthread_atfork(hold_local_time, release_local_time, release_local_time); }
+
+// localtime_r; a fork waits for it, since the C library's lock in it, taken in another thread, would stay taken in the
+// child.
+static void local_time(const time_t *seconds, struct tm *out) {
+    pthread_once(&local_time_once, watch_forks);
+    hold_local_time();
+    localtime_r(seconds, out);
+    release_local_time();
+}
+
 void log_write_captured(const struct log_line *line) {
     char out[LOG_LINE_BYTES];
     struct tm broken;
     time_t seconds = (time_t)(line->time_ns / SECOND_NS);
-    platform_local_time(&seconds, &broken);
+    local_time(&seconds, &broken);
     size_t room = sizeof out - 1; // and the end of the line
     size_t at = strftime(out, room, "%Y-%m-%d %H:%M:%S", &broken);
     int wrote = snprintf(out + at, room - at, ".%03d pccl %s [%d] %s: %s", (int)(line->time_ns % SECOND_NS / MS_NS),

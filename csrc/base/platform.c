@@ -34,22 +34,6 @@ bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns) {
     return wait_ms >= 0 && now_ns > began_ns + (wait_ms + OVERSLEPT_MS) * MS_NS;
 }
 
-static pthread_once_t local_time_once = PTHREAD_ONCE_INIT;
-static pthread_mutex_t local_time_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void hold_local_time(void) { pthread_mutex_lock(&local_time_lock); }
-
-static void release_local_time(void) { pthread_mutex_unlock(&local_time_lock); }
-
-static void watch_forks(void) { pthread_atfork(hold_local_time, release_local_time, release_local_time); }
-
-void platform_local_time(const time_t *seconds, struct tm *out) {
-    pthread_once(&local_time_once, watch_forks);
-    hold_local_time();
-    localtime_r(seconds, out);
-    release_local_time();
-}
-
 int64_t platform_thread_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

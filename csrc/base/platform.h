@@ -10,7 +10,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include <time.h>
 
 #define MS_NS INT64_C(1000000)
 #define US_NS INT64_C(1000)
@@ -28,10 +27,6 @@ int platform_wait_ms(int64_t now_ns, int64_t at_ns);
 // Whether a wait that began at `began_ns` and might take `wait_ms` ended so late that the process stood still. Then
 // other processes spoke meanwhile, and that is to be read before their silence is judged.
 bool platform_overslept(int64_t began_ns, int wait_ms, int64_t now_ns);
-
-// localtime_r; a fork waits for it, since the C library's lock in it, taken in another thread, would stay taken in the
-// child.
-void platform_local_time(const time_t *seconds, struct tm *out);
 
 // Processor time of the calling thread in nanoseconds.
 int64_t platform_thread_ns(void);
