@@ -24,7 +24,7 @@ SOURCES = {
     "csrc/link/pace.h": ("Pace of a link", f"{TCP}; {FAR}"),
     "csrc/link/pace.c": ("Lanes, frames and chunks", f"{TCP}; {FAR}"),
     "csrc/link/throttle.c": ("Limit for all lanes of a far link", FAR),
-    "csrc/link/silence.c": ("Silence of a lane", CHOSEN),
+    "csrc/link/failure_detector.c": ("Failure detector of a lane", CHOSEN),
     "csrc/net/arrival.c": ("Failure detector", f"{CHOSEN}; the estimator is that of RFC 6298"),
     "csrc/topology/weights.c": ("Weights of members", WEIGHTED),
     "csrc/topology/pairs.c": ("Links between each two members", WEIGHTED),

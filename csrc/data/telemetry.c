@@ -50,9 +50,9 @@ static void keep_windows(struct engine *engine) {
     engine_lock(engine);
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
-        bool quiet = lane->silence.sent == lane->looked_sent && lane_is_quiet(lane);
+        bool quiet = lane->detector.sent == lane->looked_sent && lane_is_quiet(lane);
         bool used = engine->lanes->fixed || lane->peer->rate.lanes.in_use > 0; // 0: no bulk has gone there
-        lane->looked_sent = lane->silence.sent;
+        lane->looked_sent = lane->detector.sent;
         if (quiet && used && lane->pace.far && lane->index > 0 && lane->polled && !lane->broken &&
             lane_is_for_bulk(lane))
             lane_beat(lane);
@@ -64,7 +64,7 @@ static bool is_seen(const struct lane *lane) {
     return !lane->broken && op_peer_of(lane->peer)->member.rank != UINT32_MAX;
 }
 
-static bool has_sent(const struct lane *lane) { return lane->silence.sent != lane->told.sent; }
+static bool has_sent(const struct lane *lane) { return lane->detector.sent != lane->reported.sent; }
 
 // Reads what the kernel says of the lanes that have sent something since the last report. Others may take the lock
 // meanwhile: there can be many lanes, and each takes a call of the system.
@@ -74,7 +74,7 @@ static void read_gauges(struct engine *engine) {
     for (size_t i = 0; i < all->count; i++) {
         struct lane *lane = all->list[i];
         lane->read.fresh = is_seen(lane) && has_sent(lane);
-        lane->read.sent = lane->silence.sent;
+        lane->read.sent = lane->detector.sent;
         lane->read.holds = lane->sending != NULL;
     }
     engine_unlock(engine);
@@ -92,8 +92,8 @@ static void look(struct engine *engine) {
         stats->sampled = true;
         stats->backlogs |= lane->read.holds || lane->read.gauge.waiting > 0;
         if (lane->read.gauge.smoothed_us > stats->round_trip_us) stats->round_trip_us = lane->read.gauge.smoothed_us;
-        stats->segments += lane->read.gauge.segments - lane->told.gauge.segments;
-        stats->retransmits += lane->read.gauge.retransmits - lane->told.gauge.retransmits;
+        stats->segments += lane->read.gauge.segments - lane->reported.gauge.segments;
+        stats->retransmits += lane->read.gauge.retransmits - lane->reported.gauge.retransmits;
     }
     engine_lock(engine); // of the list
     for (struct neighbour *peer = all->neighbours; peer != NULL; peer = peer->next) {
@@ -113,7 +113,7 @@ static void look(struct engine *engine) {
 // Adds what the kernel counted for a lane since the last report. Several lanes work at the same time, and not all of
 // them all the time: the busiest one tells for how long the neighbour was sent to.
 static void add_lane(struct wire_seen *seen, struct lane *lane) {
-    const struct gauge *now = &lane->read.gauge, *before = &lane->told.gauge;
+    const struct gauge *now = &lane->read.gauge, *before = &lane->reported.gauge;
     uint64_t busy_us = now->busy_us - before->busy_us;
     seen->acked += now->acked - before->acked;
     if (busy_us > seen->busy_us) {
@@ -123,8 +123,8 @@ static void add_lane(struct wire_seen *seen, struct lane *lane) {
     seen->segments += now->segments - before->segments;
     seen->retransmits += now->retransmits - before->retransmits;
     if (seen->round_trip_us == 0 || now->round_trip_us < seen->round_trip_us) seen->round_trip_us = now->round_trip_us;
-    lane->told.gauge = *now;
-    lane->told.sent = lane->read.sent;
+    lane->reported.gauge = *now;
+    lane->reported.sent = lane->read.sent;
     lane->read.fresh = false;
 }
 
@@ -284,7 +284,7 @@ struct held {
     uint32_t count;
     struct {
         struct transport *stream;
-        uint64_t told; // bytes acknowledged as of the last report
+        uint64_t reported; // bytes acknowledged as of the last report
         bool bulk;
     } lanes[WIRE_MAX_LANES + 1];
 };
@@ -298,7 +298,7 @@ static void hold_lanes(const struct engine *engine, struct neighbour *peer, stru
         bool bulk = lane_is_for_bulk(lane);
         out->lanes += i > 0;
         held->lanes[held->count].stream = transport_hold(lane->stream);
-        held->lanes[held->count].told = lane->told.gauge.acked;
+        held->lanes[held->count].reported = lane->reported.gauge.acked;
         held->lanes[held->count++].bulk = bulk;
     }
     out->connected = peer->lanes[0] != NULL;
@@ -324,12 +324,12 @@ static void add_gauge(struct gauge *sums, const struct gauge *gauge) {
 
 // Asks the kernel, and lets go.
 static void read_held(const struct held *held, struct link_report *out) {
-    uint64_t smoothed_us = 0, told = 0;
+    uint64_t smoothed_us = 0, reported = 0;
     uint32_t bulk = 0;
     for (uint32_t i = 0; i < held->count; i++) {
         struct gauge gauge = transport_gauge(held->lanes[i].stream);
         add_gauge(&out->sums, &gauge);
-        told += held->lanes[i].told;
+        reported += held->lanes[i].reported;
         bulk += held->lanes[i].bulk;
         smoothed_us += held->lanes[i].bulk ? gauge.smoothed_us : 0;
         if (out->congestion[0] == 0 && (held->lanes[i].bulk || i + 1 == held->count))
@@ -337,8 +337,8 @@ static void read_held(const struct held *held, struct link_report *out) {
         transport_release(held->lanes[i].stream);
     }
     int64_t span_ns = platform_now_ns() - held->since_ns;
-    if (held->since_ns != 0 && span_ns >= TELEMETRY_RATE_MS * MS_NS && out->sums.acked >= told)
-        out->bytes_per_s = (double)(out->sums.acked - told) * 1e9 / (double)span_ns;
+    if (held->since_ns != 0 && span_ns >= TELEMETRY_RATE_MS * MS_NS && out->sums.acked >= reported)
+        out->bytes_per_s = (double)(out->sums.acked - reported) * 1e9 / (double)span_ns;
     out->smoothed_us = bulk == 0 ? 0 : (uint32_t)(smoothed_us / bulk);
     out->far = out->sums.round_trip_us >= PACE_FAR_US;
 }

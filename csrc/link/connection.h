@@ -2,7 +2,7 @@
 // connections to one member (struct neighbour), and all of an owner (struct lanes). What the frames mean is the owner's
 // (struct link_events).
 //
-// What they decide by figures is in pure modules: pace, throttle, silence, stats.
+// What they decide by figures is in pure modules: pace, throttle, failure_detector, stats.
 #ifndef PCCL_LINK_CONNECTION_H
 #define PCCL_LINK_CONNECTION_H
 
@@ -11,7 +11,7 @@
 #include "base/platform.h"
 #include "link/frame.h"
 #include "link/pace.h"
-#include "link/silence.h"
+#include "link/failure_detector.h"
 #include "link/stats.h"
 #include "link/throttle.h"
 #include "net/peer_name.h"
@@ -83,17 +83,17 @@ struct lane {
     uint32_t index;
     bool polled, broken;
     bool ready; // in the list of those that may have work
-    struct silence silence;
+    struct failure_detector detector;
     struct pace pace;
-    uint64_t looked_sent; // thread: silence.sent at the last look
+    uint64_t looked_sent; // thread: detector.sent at the last look
     struct {
         struct gauge gauge; // lock
         uint64_t sent;
-    } told; // as of the last report to the master
+    } reported; // as of the last report to the master
     struct {
         struct gauge gauge;
         uint64_t sent;
-        bool fresh; // it has been read: there was something to send since `told`
+        bool fresh; // it has been read: there was something to send since `reported`
         bool holds; // bytes that the kernel has not taken
     } read;         // thread: of the report, or the look, at hand
 
@@ -296,7 +296,9 @@ void lanes_free(struct lanes *all);
 // usual). Before the first call silence is not watched. Any thread.
 void lanes_set_silence(struct lanes *all, int64_t limit_ns);
 // Returns the limit that was set. Any thread.
-static inline int64_t lanes_silence_limit_ns(const struct lanes *all) { return SILENCE_CHECKS * all->silence_ns; }
+static inline int64_t lanes_silence_limit_ns(const struct lanes *all) {
+    return FAILURE_DETECTOR_CHECKS * all->silence_ns;
+}
 
 // ---- any thread, lock held ----
 // Takes an authenticated connection and returns its serial number, which grows with each. Closes an older one of the

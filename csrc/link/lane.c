@@ -230,7 +230,7 @@ static bool lane_read(struct lane *lane) {
         lane_break(lane, WIRE_LINK_BROKEN, got == 0 ? "closed by the other side" : transport_error((int)got));
         return false;
     }
-    lane->silence.heard = true;
+    lane->detector.heard = true;
     // An end that came together with these bytes is told by no further event.
     lane->readable = lane->ending || lane->stream->buffered || (size_t)got == wanted;
     size_t direct = 0;
@@ -269,8 +269,8 @@ static bool send_frame(struct lane *lane) {
             return false;
         }
         lane->sent += (size_t)sent;
-        lane->silence.sent += (size_t)sent;
-        lane->silence.spoke = true;
+        lane->detector.sent += (size_t)sent;
+        lane->detector.spoke = true;
     }
     lane->sent = 0;
     return true;

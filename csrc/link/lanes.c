@@ -212,15 +212,15 @@ struct incoming *lanes_next_service(struct lanes *all, size_t *at) {
 // ---- silence ----
 void lanes_set_silence(struct lanes *all, int64_t limit_ns) {
     lanes_lock(all);
-    all->silence_ns = limit_ns / SILENCE_CHECKS > 0 ? limit_ns / SILENCE_CHECKS : 1;
+    all->silence_ns = limit_ns / FAILURE_DETECTOR_CHECKS > 0 ? limit_ns / FAILURE_DETECTOR_CHECKS : 1;
     all->events->wake(all->context);
     lanes_unlock(all);
 }
 
 static void say_something(struct lane *lane) {
     lane_assert_guarded(lane);
-    bool spoke = lane->silence.spoke;
-    lane->silence.spoke = false;
+    bool spoke = lane->detector.spoke;
+    lane->detector.spoke = false;
     if (!spoke && lane_is_quiet(lane)) lane_beat(lane);
 }
 
@@ -229,7 +229,7 @@ static void say_something(struct lane *lane) {
 static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
     const struct lane *direct = lane->peer->lanes[0];
     return lane->pace.far && lane->index > 0 && direct != NULL && !direct->broken &&
-           now_ns - direct->silence.arrivals.at_ns < limit_ns;
+           now_ns - direct->detector.arrivals.at_ns < limit_ns;
 }
 
 // Breaks the lane if it has been silent for longer than about `limit_ns`; else sends a heartbeat if the lane is quiet.
@@ -237,12 +237,12 @@ static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t n
 static void watch(struct lane *lane, int64_t limit_ns, bool excused) {
     int64_t now_ns = platform_now_ns();
     lanes_lock(lane->all);
-    lane->silence.patient = is_heard_beside(lane, limit_ns, now_ns);
+    lane->detector.patient = is_heard_beside(lane, limit_ns, now_ns);
     neighbour_read_gauge(lane, now_ns);
-    if (excused) silence_excuse(&lane->silence, now_ns);
+    if (excused) failure_detector_excuse(&lane->detector, now_ns);
     bool ahead = lane->receiving == LANE_AHEAD;
-    lane->silence.heard |= lane->readable && !ahead; // what is there and unread has been said
-    const char *why = silence_check(&lane->silence, ahead, &lane->pace.gauge, now_ns, limit_ns);
+    lane->detector.heard |= lane->readable && !ahead; // what is there and unread has been said
+    const char *why = failure_detector_check(&lane->detector, ahead, &lane->pace.gauge, now_ns, limit_ns);
     if (why == NULL) say_something(lane);
     lanes_unlock(lane->all);
     if (why == NULL) return;
@@ -258,7 +258,7 @@ void lanes_check_silence(struct lanes *all) {
     bool stopped = now > all->silence_at + all->silence_ns;
     all->silence_at = now + all->silence_ns;
     for (size_t i = 0; i < all->count; i++)
-        if (!all->list[i]->broken) watch(all->list[i], SILENCE_CHECKS * all->silence_ns, stopped);
+        if (!all->list[i]->broken) watch(all->list[i], FAILURE_DETECTOR_CHECKS * all->silence_ns, stopped);
 }
 
 int lanes_timeout_ms(const struct lanes *all, int timeout_ms) {

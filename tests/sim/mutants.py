@@ -628,31 +628,31 @@ MUTANTS: list[Mutant] = [
     # ---- links, what is seen of them, and states that differ ----
     Mutant(
         name="silence_is_life",
-        file="link/silence.c",
+        file="link/failure_detector.c",
         old='return "silent";',
         new="return NULL;",
-        test="link/test_silence.c",
+        test="link/test_failure_detector.c",
     ),
     Mutant(
         name="waits_for_an_epoch_without_end",
-        file="link/silence.c",
+        file="link/failure_detector.c",
         old='return "its next epoch did not come";',
         new="return NULL;",
-        test="link/test_silence.c",
+        test="link/test_failure_detector.c",
     ),
     Mutant(
         name="impatient_with_the_patient",  # a link whose other end was seen to pause
-        file="link/silence.c",
-        old="if (silence->patient) return most;",
+        file="link/failure_detector.c",
+        old="if (detector->patient) return most;",
         new="",
-        test="link/test_silence.c",
+        test="link/test_failure_detector.c",
     ),
     Mutant(
         name="no_excuse_for_the_parked",
-        file="link/silence.c",
-        old="if (silence->parked_ns != 0) silence->parked_ns = now_ns;",
+        file="link/failure_detector.c",
+        old="if (detector->parked_ns != 0) detector->parked_ns = now_ns;",
         new="",
-        test="link/test_silence.c",
+        test="link/test_failure_detector.c",
     ),
     Mutant(
         name="fastest_forgotten",  # the fastest heartbeat of the span before counts no more

@@ -1,13 +1,13 @@
-// Links that are silent though both processes live: a black hole in one direction, a thread that hangs, a reader that
-// does not read.
+// Failure detector of a link: finds links that are silent though both processes live. The cause may be a black hole in
+// one direction, a thread that hangs, or a reader that does not read.
 //
-// A lane is looked at SILENCE_CHECKS times in the limit. One that has sent nothing since the last check says a
+// A lane is checked FAILURE_DETECTOR_CHECKS times in the limit. One that has sent nothing since the last check sends a
 // heartbeat, so one of which nothing was heard for the whole limit is dead. What was handed to the kernel has to be
-// acknowledged at some pace too: the bytes under way at one check, or DRAIN_BYTES where that is less, within the limit.
-// How far pauses that are usual stretch the limit, net/arrival says; one that was long is given twice its length from
-// then on, until it has faded. Pure.
-#ifndef PCCL_LINK_SILENCE_H
-#define PCCL_LINK_SILENCE_H
+// acknowledged at some pace too: the bytes under way at one check, or DRAIN_BYTES if that is less, within the limit.
+// net/arrival says how far usual pauses stretch the limit. A long pause is given twice its length from then on, until
+// it has faded. Pure.
+#ifndef PCCL_LINK_FAILURE_DETECTOR_H
+#define PCCL_LINK_FAILURE_DETECTOR_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -15,10 +15,10 @@
 #include "net/arrival.h"
 #include "net/socket.h"
 
-enum { SILENCE_CHECKS = 4 };
+enum { FAILURE_DETECTOR_CHECKS = 4 };
 
 // State of the detector for a lane. All 0 at the beginning.
-struct silence {
+struct failure_detector {
     bool heard, spoke;       // since the last check
     bool patient;            // the way lives, as another link shows: this one alone may be silent for long
     struct arrival arrivals; // as the checks saw them
@@ -29,9 +29,9 @@ struct silence {
 };
 
 // Excuses the peer's silence after this process was stopped: what arrived meanwhile is still unread.
-void silence_excuse(struct silence *silence, int64_t now_ns);
+void failure_detector_excuse(struct failure_detector *detector, int64_t now_ns);
 // A check. `parked`: the lane is not read, by our own choice. Why the link is dead, or NULL.
-const char *silence_check(struct silence *silence, bool parked, const struct gauge *gauge, int64_t now_ns,
-                          int64_t limit_ns);
+const char *failure_detector_check(struct failure_detector *detector, bool parked, const struct gauge *gauge,
+                                   int64_t now_ns, int64_t limit_ns);
 
 #endif

@@ -15,7 +15,7 @@
 #include "far_end.h"
 #include "deaf_owner.h"
 #include "data/engine.h"
-#include "link/silence.h"
+#include "link/failure_detector.h"
 #include "enter_epoch.h"
 #include "net/socket.h"
 #include "net/transport.h"
@@ -133,25 +133,26 @@ static void expect_healthy(void) {
 // ---- one lane, in virtual time ----
 static int64_t clock_ns;
 
-static const char *check(struct silence *silence, bool heard, uint64_t queued, bool parked) {
+static const char *check(struct failure_detector *detector, bool heard, uint64_t queued, bool parked) {
     struct gauge gauge = {.tells_queue = true, .queued = queued};
-    silence->heard |= heard;
-    clock_ns += LIMIT_MS * MS_NS / SILENCE_CHECKS;
-    return silence_check(silence, parked, &gauge, clock_ns, LIMIT_MS * MS_NS);
+    detector->heard |= heard;
+    clock_ns += LIMIT_MS * MS_NS / FAILURE_DETECTOR_CHECKS;
+    return failure_detector_check(detector, parked, &gauge, clock_ns, LIMIT_MS * MS_NS);
 }
 
-// The checks, SILENCE_CHECKS in a limit, until the link is given up.
-static uint32_t patience(struct silence *silence, uint64_t queued, bool heard, bool parked, const char **why) {
+// The checks, FAILURE_DETECTOR_CHECKS in a limit, until the link is given up.
+static uint32_t patience(struct failure_detector *detector, uint64_t queued, bool heard, bool parked,
+                         const char **why) {
     uint32_t checks = 0;
-    while ((*why = check(silence, heard, queued, parked)) == NULL && checks < 100) checks++;
+    while ((*why = check(detector, heard, queued, parked)) == NULL && checks < 100) checks++;
     return checks;
 }
 
 static void test_pure(void) {
-    enum { LIMIT = SILENCE_CHECKS, MOST = ARRIVAL_STRETCH * SILENCE_CHECKS };
+    enum { LIMIT = FAILURE_DETECTOR_CHECKS, MOST = ARRIVAL_STRETCH * FAILURE_DETECTOR_CHECKS };
     const char *why;
-    struct silence calm = {0}, paused = {0}, once = {0}, stuck = {0}, slow = {0}, parked = {0}, stopped = {0},
-                   waiting = {0}, beside = {.patient = true};
+    struct failure_detector calm = {0}, paused = {0}, once = {0}, stuck = {0}, slow = {0}, parked = {0}, stopped = {0},
+                            waiting = {0}, beside = {.patient = true};
     clock_ns = SECOND_NS;
     check_case("a calm link is given up after the limit");
     for (int i = 0; i < 50; i++) CHECK(check(&calm, i % 2 == 0, 0, false) == NULL);
@@ -194,12 +195,12 @@ static void test_pure(void) {
     check_case("a process that was stopped");
     for (int i = 0; i < 20; i++) CHECK(check(&stopped, true, 0, false) == NULL);
     clock_ns += 10 * LIMIT_MS * MS_NS;
-    silence_excuse(&stopped, clock_ns);
+    failure_detector_excuse(&stopped, clock_ns);
     CHECK(check(&stopped, false, 0, false) == NULL);
     check_case("a process that was stopped while a link waited for an epoch");
     CHECK(check(&waiting, false, 0, true) == NULL);
     clock_ns += 10 * LIMIT_MS * MS_NS;
-    silence_excuse(&waiting, clock_ns);
+    failure_detector_excuse(&waiting, clock_ns);
     CHECK(check(&waiting, false, 0, true) == NULL);
 }
 
