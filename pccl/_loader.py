@@ -25,3 +25,12 @@ def load_sparse_forms() -> tuple[Any, Any]:
     except ImportError as error:
         raise ImportError(_MISSING) from error
     return ffi, lib
+
+
+def load_snapshot_kernels() -> tuple[Any, Any]:
+    """Returns the cffi pair of bindings/snapshots.h."""
+    try:
+        from pccl._snapshot_kernels import ffi, lib
+    except ImportError as error:
+        raise ImportError(_MISSING) from error
+    return ffi, lib

@@ -19,7 +19,7 @@ printf '%s\n' "$tree" "$packages" >"$("$home/venv/bin/python" -c 'import sysconf
   -DPCCL_BUILD_EXTENSION=ON -DPCCL_SIMULATOR=ON -DPCCL_BUILD_SHARED=OFF "-DPython_EXECUTABLE=$venv/bin/python" >"$home/cmake.log"
 # a test in C is a target of the same name
 mapfile -t targets < <("$venv/bin/ctest" --test-dir "$home/build" --show-only -R "$c_tests" | sed -n 's/^ *Test *#[0-9]*: //p')
-"$venv/bin/cmake" --build "$home/build" -j "$jobs" --target _native _sparse_forms _simulator pccl_cuda spawned_master "${targets[@]}" >"$home/build.log" || { cat "$home/build.log"; exit 1; }
+"$venv/bin/cmake" --build "$home/build" -j "$jobs" --target _native _sparse_forms _snapshot_kernels _simulator pccl_cuda spawned_master "${targets[@]}" >"$home/build.log" || { cat "$home/build.log"; exit 1; }
 cd "$tree"
 export PCCL_FAKE_TRANSPORT=$seed PCCL_TEST_PATIENCE=${PCCL_TEST_PATIENCE:-120}
 "$venv/bin/ctest" --test-dir "$home/build" --no-tests=error --output-on-failure -j "$jobs" -R "$c_tests"

@@ -1,0 +1,178 @@
+"""Which part of each tensor a member has, and the moves that turn one division of tensors among members into another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+ALIGN = 64
+"""Bytes. Each slice of an image begins at a multiple."""
+
+
+class Box(NamedTuple):
+    """A part of a tensor: the indices from `offset` on, `shape` of them in each dimension."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def meet(self, other: Box) -> Box | None:
+        """What both have; None: nothing."""
+        offset = tuple(map(max, self.offset, other.offset))
+        ends = (min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True))
+        shape = tuple(end - begin for begin, end in zip(offset, ends, strict=True))
+        return Box(offset, shape) if all(size > 0 for size in shape) else None
+
+    def without(self, part: Box) -> list[Box]:
+        """What is left when `part`, which lies inside, is taken away: at most two boxes for each dimension."""
+        left = []
+        offset, shape = list(self.offset), list(self.shape)
+        for dim, (begin, size) in enumerate(zip(part.offset, part.shape, strict=True)):
+            end = offset[dim] + shape[dim]
+            if begin > offset[dim]:
+                left.append(Box(tuple(offset), (*shape[:dim], begin - offset[dim], *shape[dim + 1 :])))
+            if begin + size < end:
+                behind = (*offset[:dim], begin + size, *offset[dim + 1 :])
+                left.append(Box(behind, (*shape[:dim], end - begin - size, *shape[dim + 1 :])))
+            offset[dim], shape[dim] = begin, size
+        return left
+
+    def inside(self, outer: Box) -> tuple[slice, ...]:
+        """Where this box lies in a tensor that holds `outer`."""
+        return tuple(slice(a - b, a - b + n) for a, b, n in zip(self.offset, outer.offset, self.shape, strict=True))
+
+
+class Slice(NamedTuple):
+    """A member's part of one tensor."""
+
+    dtype: str
+    """The name of torch's data type: "float32"."""
+    itemsize: int
+    whole: tuple[int, ...]
+    """The shape of the whole tensor."""
+    box: Box
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in an image."""
+        return self.box.numel * self.itemsize
+
+
+ShardMap = dict[str, Slice]
+"""A member's part of each tensor of a state, by name."""
+
+
+def image_offsets(shards: ShardMap) -> tuple[dict[str, int], int]:
+    """Where each slice begins in the member's image, in bytes, and the size of the image."""
+    offsets, end = {}, 0
+    for name in sorted(shards):
+        offsets[name] = end
+        end += -(-shards[name].nbytes // ALIGN) * ALIGN
+    return offsets, end
+
+
+def require_same_tensors(maps: Sequence[ShardMap]) -> None:
+    """ValueError: the members have other tensors, shapes or data types."""
+    first = maps[0]
+    for place, other in enumerate(maps):
+        for name in sorted(first.keys() ^ other.keys()):
+            has, lacks = (0, place) if name in first else (place, 0)
+            raise ValueError(f"tensor {name} is in the state of member {has}, and not in that of member {lacks}")
+        for name, one in other.items():
+            if one[:3] != first[name][:3]:
+                texts = [f"{part.dtype} of shape {part.whole}" for part in (first[name], one)]
+                raise ValueError(f"tensor {name} is {texts[0]} at member 0, and {texts[1]} at member {place}")
+
+
+def uncovered(whole: Box, parts: Iterable[Box]) -> list[Box]:
+    """What of a box no part has."""
+    left = [whole]
+    for part in parts:
+        rest: list[Box] = []
+        for box in left:
+            met = box.meet(part)
+            rest += [box] if met is None else box.without(met)
+        left = rest
+        if not left:
+            break
+    return left
+
+
+class Move(NamedTuple):
+    """A box that one member sends to another, or takes from an image of its own (`source` == `target`)."""
+
+    name: str
+    box: Box
+    source: int
+    """The member."""
+    image: int
+    """Which of the member's images, by its place in its list."""
+    target: int
+
+
+def plan_moves(sources: Sequence[Sequence[ShardMap]], targets: Sequence[ShardMap], last: int | None = None) -> list[Move]:
+    """The moves after which each member has all of its target.
+
+    `sources[member]` has the shard maps of the images that the member holds; several may hold the same elements. An element that
+    a member holds is not sent to it, any other once: no plan sends fewer bytes. Of several members that hold what another one
+    lacks the one sends that has to send the least so far; the one at `last` only what nobody else has. LookupError names a tensor
+    that nobody has all of.
+    """
+    sent = [0] * len(sources)
+    moves: list[Move] = []
+    holders: dict[str, list[tuple[int, int, Box]]] = {}
+    for member, images in enumerate(sources):
+        for image, shards in enumerate(images):
+            for name, one in shards.items():
+                if one.box.numel:
+                    holders.setdefault(name, []).append((member, image, one.box))
+    for target, shards in enumerate(targets):
+        for name, one in sorted(shards.items()):
+            left = [one.box] if one.box.numel else []
+            found = holders.get(name, [])
+            own = [holder for holder in found if holder[0] == target]
+            strangers = (holder for holder in found if holder[0] != target)
+            others = sorted(strangers, key=lambda holder: (holder[0] == last, sent[holder[0]]))
+            for member, image, box in (*own, *others):
+                rest = []
+                for wanted in left:
+                    met = wanted.meet(box)
+                    if met is None:
+                        rest.append(wanted)
+                        continue
+                    moves.append(Move(name, met, member, image, target))
+                    sent[member] += met.numel * one.itemsize * (member != target)
+                    rest += wanted.without(met)
+                left = rest
+                if not left:
+                    break
+            if left:
+                raise LookupError(name)
+    return moves
+
+
+def moved_bytes(moves: Iterable[Move], shards: Mapping[str, Slice]) -> int:
+    """What the moves send between members. `shards`: of any member."""
+    return sum(move.box.numel * shards[move.name].itemsize for move in moves if move.source != move.target)
+
+
+def first_holders(maps: Sequence[ShardMap]) -> list[list[str]]:
+    """The names of the slices that each member has as the first of those who have the same: each element once, if equal boxes are
+    the only ones that meet. ValueError: others do."""
+    seen: dict[str, list[Box]] = {}
+    found: list[list[str]] = [[] for _ in maps]
+    for member, shards in enumerate(maps):
+        for name, one in sorted(shards.items()):
+            boxes = seen.setdefault(name, [])
+            if not one.box.numel or one.box in boxes:
+                continue
+            if any(one.box.meet(other) for other in boxes):
+                raise ValueError(f"tensor {name}: members have parts of it that overlap and are not the same")
+            boxes.append(one.box)
+            found[member].append(name)
+    return found

@@ -1,0 +1,62 @@
+"""What a user asks for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from pccl.state._snapshots.code import MEMBERS_MAX
+from pccl.state._snapshots.placement import Redundancy
+
+NAME_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+"""By which a restarted process finds the memory that its predecessor left on the host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshots:
+    """How often the state is copied into the memory of peers, and how many losses it survives.
+
+    `every`: a snapshot when the value `step` of Elastic has grown by so many since the last one, or without such a value after so
+    many calls of `sync`. A loss costs at most as many steps.
+
+    `copies`: each member's part is kept by so many others. `code=(k, m)`: members form groups of k + m or more, and each group
+    survives the loss of any m of its members; each keeps about m / k times its own part for the others. One of both; by default
+    `copies=1`. Copies and codes lie on as many different hosts as there are.
+
+    `name` names the run on each host: a process that is started again finds there what its predecessor has left. By default it is
+    the id of the job, as torchrun or Slurm give it, or else the address of the master. `linger`: for how many seconds memory is
+    kept on a host without a process of the run. `holder=False`: snapshots end with their process.
+
+    ValueError: numbers out of range.
+    """
+
+    every: int = 50
+    copies: int | None = None
+    code: tuple[int, int] | None = None
+    name: str | None = None
+    linger: float = 900.0
+    holder: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.every) is not int or self.every < 1:
+            raise ValueError(f"every must be 1 or more steps, not {self.every!r}")
+        if self.copies is not None and self.code is not None:
+            raise ValueError("give copies or code, not both")
+        if self.copies is not None and (type(self.copies) is not int or not 1 <= self.copies < MEMBERS_MAX):
+            raise ValueError(f"copies must be from 1 to {MEMBERS_MAX - 1}, not {self.copies!r}")
+        if not self.linger >= 0:
+            raise ValueError(f"linger must be 0 or more seconds, not {self.linger!r}")
+        if self.code is not None:
+            good = len(self.code) == 2 and all(type(one) is int and one >= 1 for one in self.code)
+            if not good or sum(self.code) > MEMBERS_MAX:
+                raise ValueError(f"code must be (k, m), each 1 or more and at most {MEMBERS_MAX} together, not {self.code!r}")
+
+    @property
+    def redundancy(self) -> Redundancy:
+        """Units and rows of parity of a stripe, as wanted."""
+        return Redundancy(*self.code) if self.code is not None else Redundancy(1, self.copies or 1)
+
+    def name_of_run(self, masters: str) -> str:
+        """What the run is called on a host."""
+        found = next((value for variable in NAME_VARIABLES if (value := os.environ.get(variable))), None)
+        return self.name or found or masters

@@ -1,0 +1,720 @@
+"""Takes snapshots: each member copies its part of the state, and spreads its redundancy beside the training.
+
+**Invariant.** A member drops a snapshot only when it knows that all members have stored their pieces of a newer one. So whatever
+is lost, up to what the redundancy bears, the survivors have all pieces of one snapshot. Members know it by the end of one
+all-gather, which is the same on all survivors. A piece is shown to others, and given to the holder, when it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import torch
+
+from pccl._collectives import CollectiveOp
+from pccl._errors import PCCLError, PeerLostError
+from pccl._holder import Holder, HolderError
+from pccl.state._snapshots.boxes import ALIGN, Box, ShardMap, Slice, first_holders, image_offsets, require_same_tensors
+from pccl.state._snapshots.code import add, factors
+from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks, hash_image, write_image
+from pccl.state._snapshots.placement import Placement, Redundancy, place, unit_bytes
+from pccl.state._snapshots.talk import Talk
+from pccl.state._tree import TreeError, decode, encode
+
+if TYPE_CHECKING:
+    from pccl._communicator import Communicator
+
+_log = logging.getLogger("pccl.state")
+
+CHUNK_BYTES = 4 << 20
+"""What one message carries at most."""
+
+IN_FLIGHT = 3
+"""Messages of one member in one direction: as many hide the time of the master's answer."""
+
+Order = tuple[int, int]
+"""Era and step of a snapshot: the greater, the newer. An era ends when a state is restored."""
+
+
+class Layout:
+    """How a state is divided among members, and where its redundancy lies."""
+
+    def __init__(self, hosts: Sequence[str], maps: Sequence[ShardMap], redundancy: Redundancy) -> None:
+        require_same_tensors(maps)
+        self.hosts = list(hosts)
+        self.maps = list(maps)
+        self.redundancy = redundancy
+        self.sizes = [image_offsets(shards)[1] for shards in maps]
+        self.first = first_holders(maps)
+        self.placement: Placement = place(hosts, redundancy)
+        self.id = hashlib.blake2b(self.encoded(), digest_size=7).hexdigest()
+
+    def encoded(self) -> bytes:
+        """As a tree."""
+        maps = [{name: [*part[:3], *part.box] for name, part in sorted(shards.items())} for shards in self.maps]
+        return bytes(encode({"hosts": self.hosts, "maps": maps, "redundancy": list(self.redundancy)}))
+
+    @classmethod
+    def decoded(cls, content: bytes) -> Layout:
+        """What `encoded` gave. TreeError, ValueError: it is damaged."""
+        tree = decode(content)
+        try:
+            maps = [{name: slice_from(*part) for name, part in shards.items()} for shards in tree["maps"]]
+            return cls(tree["hosts"], maps, Redundancy(*tree["redundancy"]))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise TreeError(f"the layout of a snapshot is malformed: {error}") from None
+
+    def unit(self, stripe: int) -> int:
+        """The bytes of each unit of a stripe."""
+        return unit_bytes(self.sizes, self.placement, self.placement.stripes[stripe], ALIGN)
+
+    def range_of(self, stripe: int, column: int) -> tuple[int, int]:
+        """Where a unit lies in its member's image; it is shorter than the others where the image ends, or empty."""
+        member, unit = self.placement.stripes[stripe].data[column]
+        size, each = self.sizes[member], self.unit(stripe)
+        return min(size, unit * each), min(size, (unit + 1) * each)
+
+
+def slice_from(dtype: str, itemsize: int, whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> Slice:
+    return Slice(str(dtype), int(itemsize), tuple(whole), Box(tuple(offset), tuple(shape)))
+
+
+class PieceName(NamedTuple):
+    """What a piece is: the image of a member, or a row of the parity of a stripe."""
+
+    kind: str
+    """`image`, `parity`, or `values`: what the member told beside the tensors."""
+    place: int
+    """The member, or the stripe."""
+    row: int = 0
+
+
+@dataclass
+class Snapshot:
+    """What one process holds of a snapshot."""
+
+    id: int
+    era: int
+    step: int
+    layout: Layout
+    pieces: dict[PieceName, Memory] = field(default_factory=dict)
+    sums: dict[int, Sum] = field(default_factory=dict)
+    """The hashes of the members' images, as far as they are known here."""
+    complete: bool = False
+    """Known to be stored by all."""
+
+    @property
+    def order(self) -> Order:
+        """The greater, the newer."""
+        return self.era, self.step
+
+
+class SnapshotError(RuntimeError):
+    """A snapshot was not taken; the one before it stays. The text says why."""
+
+
+@dataclass
+class Report:
+    """What a member's last snapshot has cost, in bytes and seconds."""
+
+    step: int = -1
+    complete: bool = False
+    state_bytes: int = 0
+    """The size of the own image."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    copy_seconds: float = 0.0
+    """In which the optimizer had to wait, if it came."""
+    seconds: float = 0.0
+    why: str = ""
+    """Why it is not complete."""
+
+
+@dataclass
+class _Job:
+    step: int
+    era: int
+    tensors: Mapping[str, torch.Tensor]
+    shards: ShardMap
+    values: bytes
+    members: tuple[UUID, ...]
+    own: int
+    talk: Talk
+    report: Report
+    copied: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+
+
+class Keeper:
+    """The snapshots of one process. Its methods are called by one thread, and do their work in another one."""
+
+    def __init__(self, comm: Communicator, config: Snapshots, name: str, *, timeout: float | None = None) -> None:
+        self._comm = comm
+        self._config = config
+        self._name = name
+        self._timeout = timeout
+        self.snapshots: list[Snapshot] = []
+        """From the oldest to the newest; those that this process has pieces of."""
+        self.era = 0
+        self.report = Report()
+        self._layout: tuple[tuple[UUID, ...], Layout] | None = None
+        self._spare: list[Memory] = []
+        self._holder: Holder | None = None
+        self._job: _Job | None = None
+        self._thread: threading.Thread | None = None
+        self._warned: set[str] = set()
+
+    # ---- the program's side ----
+
+    def take(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        shards: ShardMap,
+        values: bytes,
+        members: Sequence[UUID],
+        own: int,
+    ) -> None:
+        """Begins a snapshot and returns. All members call it with the same step; `tensors` are their parts as local tensors.
+
+        The tensors must not change until `fence` has returned. A snapshot that is under way is waited for.
+        """
+        self.settle()
+        members = tuple(members)
+        topic = f"snapshot of era {self.era}"
+        talk = Talk(self._comm, members, own, topic, self._timeout, background=True)
+        self.report = Report(step=step)
+        job = _Job(step, self.era, tensors, shards, values, members, own, talk, self.report)
+        self._job = job
+        self._thread = threading.Thread(target=self._run, args=(job,), name="pccl snapshot", daemon=True)
+        self._thread.start()
+
+    def fence(self) -> None:
+        """Returns when the tensors of the snapshot under way, if any, are copied."""
+        if self._job is not None:
+            self._job.copied.wait()
+
+    def settle(self) -> bool:
+        """Waits for the end of a snapshot under way. Whether the last one is complete. What went wrong is logged once."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        job, self._job = self._job, None
+        if job is not None and job.failure is not None and not isinstance(job.failure, PeerLostError):
+            self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
+        return self.report.complete
+
+    def close(self) -> None:
+        """Drops all that this process has kept, also at the holder."""
+        with contextlib.suppress(PCCLError):
+            self.settle()
+        for snapshot in self.snapshots:
+            self._forget(snapshot)
+        self.snapshots = []
+        self._spare.clear()
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+
+    def abandon(self) -> None:
+        """Drops what this process has of the run in its own memory; what the holder keeps stays there."""
+        if self._holder is not None:
+            self._holder.close()
+            self._holder = None
+
+    # ---- the thread ----
+
+    def _run(self, job: _Job) -> None:
+        begun = time.monotonic()
+        try:
+            self._take(job, begun)
+        except BaseException as error:  # told by `settle`
+            job.failure = error
+            job.report.why = str(error) or type(error).__name__
+        finally:
+            job.copied.set()
+            job.report.seconds = time.monotonic() - begun
+            job.tensors = {}
+
+    def _take(self, job: _Job, begun: float) -> None:
+        problem: Exception | None = None
+        pieces: dict[PieceName, Memory] = {}
+        try:
+            pieces = self._copy(job)
+        except Exception as error:  # told to all below
+            problem = error
+        job.report.copy_seconds = time.monotonic() - begun
+        job.copied.set()
+        layout, number, base = self._agree(job, self._base(job.members), problem)
+        # From here on each member takes part in all messages, whatever fails: others wait for them.
+        snapshot = Snapshot(number, job.era, job.step, layout, pieces)
+        self.snapshots.append(snapshot)
+        try:
+            image = pieces[PieceName("image", job.own)].bytes
+            snapshot.sums[job.own] = hash_image(job.shards, image, layout.first[job.own])
+        except Exception as error:
+            problem = error
+        try:
+            _Spread(job, snapshot, base, self._memory, problem).run()
+            self._store(snapshot)
+        except PeerLostError:
+            raise
+        except Exception as error:
+            problem = problem or error
+        own_sum = snapshot.sums.get(job.own, Sum(0, 0)).signed()
+        rows = job.talk.gather([int(problem is None), *own_sum])
+        if problem is not None:
+            raise problem
+        failed = [member for member, row in enumerate(rows) if not row[0]]
+        if failed:
+            raise SnapshotError(f"member {failed[0]} could not store its part: see its log")
+        for member, (_, low, high) in enumerate(rows):
+            snapshot.sums[member] = Sum.of_signed(low, high)
+        snapshot.complete = True
+        job.report.complete = True
+        self._drop_before(snapshot)
+
+    def _copy(self, job: _Job) -> dict[PieceName, Memory]:
+        _, size = image_offsets(job.shards)
+        job.report.state_bytes = size
+        image = self._memory(size)
+        write_image(job.tensors, job.shards, image.bytes)
+        return {PieceName("image", job.own): image, PieceName("values", job.own): Memory.of(job.values)}
+
+    def _drop_before(self, snapshot: Snapshot) -> None:
+        """Drops all that is older than a complete snapshot, also what lost processes have left at the holder."""
+        for older in self.snapshots:
+            if older is not snapshot:
+                self._forget(older)
+        self.snapshots = [snapshot]
+        holder = self._holder
+        if holder is None:
+            return
+        try:
+            kept = holder.kept()
+            old = [one for one in kept if "piece" in one.info and (one.info["era"], one.info["step"]) < snapshot.order]
+            used = {one.info["layout"] for one in kept if "piece" in one.info and one not in old}
+            holder.drop(
+                one.key for one in (*old, *(one for one in kept if "piece" not in one.info and one.info["layout"] not in used))
+            )
+        except HolderError:
+            self.abandon()
+
+    def _base(self, members: tuple[UUID, ...]) -> Snapshot | None:
+        """The complete snapshot that differences are told against; what was not completed since is dropped."""
+        complete = [one for one in self.snapshots if one.complete]
+        for snapshot in self.snapshots:
+            if complete and snapshot is not complete[-1]:
+                self._forget(snapshot)
+        self.snapshots = complete[-1:] or self.snapshots
+        known = self._layout is not None and self._layout[0] == members
+        return (
+            complete[-1] if complete and known and self._layout is not None and complete[-1].layout is self._layout[1] else None
+        )
+
+    def _agree(self, job: _Job, base: Snapshot | None, problem: Exception | None) -> tuple[Layout, int, Snapshot | None]:
+        """The layout of the members, the id of the snapshot, and its base. SnapshotError on all alike."""
+        own = hashlib.blake2b(repr(sorted(job.shards.items())).encode(), digest_size=7)
+        digest = int.from_bytes(own.digest(), "little")
+        known = self._layout is not None and self._layout[0] == job.members and self._layout[1].maps[job.own] == job.shards
+        numbers = [
+            job.step,
+            0 if problem is None else 1,
+            digest,
+            int(known),
+            base.id if base is not None and known else 0,
+            int.from_bytes(os.urandom(7), "little"),
+        ]
+        rows = job.talk.gather(numbers)
+        if problem is not None:
+            raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
+        failed = [member for member, row in enumerate(rows) if row[1]]
+        if failed:
+            raise SnapshotError(f"member {failed[0]} could not copy its part: see its log")
+        if len({row[0] for row in rows}) > 1:
+            steps = ", ".join(f"{row[0]} at member {member}" for member, row in enumerate(rows))
+            raise SnapshotError(f"members are at different steps: {steps}; call sync once in each step on all")
+        if not all(row[3] for row in rows):
+            self._layout = job.members, self._exchange(job)
+        assert self._layout is not None
+        same_base = rows[0][4] != 0 and len({row[4] for row in rows}) == 1
+        return self._layout[1], rows[0][5], base if same_base else None
+
+    def _exchange(self, job: _Job) -> Layout:
+        tree = {name: [*part[:3], *part.box] for name, part in job.shards.items()}
+        told = job.talk.gather_bytes(bytes(encode({"host": host_name(), "map": tree})))
+        trees = [decode(one) for one in told]
+        maps = [{name: slice_from(*part) for name, part in one["map"].items()} for one in trees]
+        return Layout([one["host"] for one in trees], maps, self._config.redundancy)
+
+    # ---- memory ----
+
+    def _memory(self, nbytes: int) -> Memory:
+        """Memory of this size, with any content."""
+        for spare in self._spare:
+            if spare.nbytes == nbytes:
+                self._spare.remove(spare)
+                return spare
+        self._spare.clear()
+        return Memory.new(nbytes)
+
+    def holder(self, *, start: bool) -> Holder | None:
+        """The connection to the holder of this host. None: there is none, or it is not wanted."""
+        if not self._config.holder:
+            return None
+        if self._holder is None:
+            try:
+                self._holder = Holder(self._name, start=start, linger=self._config.linger)
+            except HolderError:
+                if start:
+                    raise
+        return self._holder
+
+    def _store(self, snapshot: Snapshot) -> None:
+        """Gives the pieces to the holder. One that has ended is started again, and gets all that is kept here."""
+        for attempt in (0, 1):
+            holder = self.holder(start=True)
+            if holder is None:
+                return
+            try:
+                for one in (*self.snapshots, snapshot) if attempt else (snapshot,):
+                    for name, memory in one.pieces.items():
+                        holder.put(self._key(one, name), memory.fd, piece_info(one, name))
+                    layout = one.layout.encoded()
+                    with _file_of(layout) as fd:
+                        holder.put(f"layout/{one.layout.id}", fd, {"layout": one.layout.id})
+                return
+            except HolderError:
+                self.abandon()
+                if attempt:
+                    raise
+
+    def _key(self, snapshot: Snapshot, name: PieceName) -> str:
+        return f"{snapshot.id}/{name.kind}/{name.place}/{name.row}"
+
+    def _forget(self, snapshot: Snapshot) -> None:
+        holder = self._holder
+        if holder is not None:
+            try:
+                holder.drop([self._key(snapshot, name) for name in snapshot.pieces])
+            except HolderError:
+                self.abandon()
+        for name, memory in snapshot.pieces.items():
+            if name.kind != "values":
+                self._spare.append(memory)
+        snapshot.pieces.clear()
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            _log.warning("%s", f"snapshots: {text}")
+
+
+@contextlib.contextmanager
+def _file_of(content: bytes) -> Iterator[int]:
+    memory = Memory.of(content)
+    try:
+        yield memory.fd
+    finally:
+        memory.close()
+
+
+def host_name() -> str:
+    """The same for processes that share a holder."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{socket.gethostname()} {file.read().strip()[:8]} {os.stat('/proc/self/ns/net').st_ino}"
+    return socket.gethostname()
+
+
+def piece_info(snapshot: Snapshot, name: PieceName) -> dict[str, Any]:
+    """What others are told of a piece."""
+    return {
+        "snapshot": snapshot.id,
+        "era": snapshot.era,
+        "step": snapshot.step,
+        "layout": snapshot.layout.id,
+        "piece": list(name),
+        "sums": {str(member): list(one) for member, one in snapshot.sums.items()},
+    }
+
+
+# ---- redundancy ----
+
+
+class _Message(NamedTuple):
+    stripe: int
+    column: int
+    row: int
+    sender: int
+    receiver: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.stripe}.{self.column}.{self.row}"
+
+
+_STATUS, _BLOCKS, _LOW, _HIGH, _NUMBERS = range(5)
+
+
+class _Spread:
+    """Sends the own units to those who keep their parity, and keeps that of others.
+
+    A message tells which blocks of a unit have changed since the base, and their XOR with it (without a base: with zeros). The
+    receiver adds them, times the factor of the code, to a copy of the parity of the base. All messages have one order, in which
+    each member sends and receives; the first that is not through has its sender and its receiver at it, so nothing waits in a
+    circle. A member that fails goes on with empty messages, so nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        job: _Job,
+        snapshot: Snapshot,
+        base: Snapshot | None,
+        memory: Callable[[int], Memory],
+        failure: BaseException | None,
+    ) -> None:
+        self._job = job
+        self._talk = job.talk
+        self._snapshot = snapshot
+        self._layout = layout = snapshot.layout
+        self._base = base
+        self._new_memory = memory
+        stripes = layout.placement.stripes
+        self._messages = [
+            _Message(number, column, row, member, keeper)
+            for number, stripe in enumerate(stripes)
+            for column, (member, _) in enumerate(stripe.data)
+            for row, keeper in enumerate(stripe.parity)
+        ]
+        self._failure = failure
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Returns when all that concerns this member is through, and its parity is in the snapshot. Raises what failed."""
+        receiver = threading.Thread(target=self._guarded, args=(self._receive_all,), name="pccl snapshot receiver", daemon=True)
+        receiver.start()
+        self._guarded(self._send_all)
+        receiver.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is None or isinstance(self._failure, PeerLostError):
+                self._failure = error
+
+    # ---- sending ----
+
+    def _send_all(self) -> None:
+        lost: set[int] = set()
+        window = _Window(self._talk)
+        for message in self._messages:
+            if message.sender != self._job.own or message.receiver in lost:
+                continue
+            try:
+                self._send(message, window)
+                window.drain()
+            except PeerLostError as error:
+                window.forget()
+                lost.add(message.receiver)
+                self._fail(error)
+
+    def _send(self, message: _Message, window: _Window) -> None:
+        new, old = self._unit(self._snapshot, message), self._unit(self._base, message)
+        failed = self._failure is not None and not isinstance(self._failure, PeerLostError)
+        blocks = torch.ones(_blocks(new.numel()), dtype=torch.bool) if old is None else changed_blocks(new, old)
+        if failed:
+            blocks = torch.zeros_like(blocks)
+        low, high = self._snapshot.sums.get(self._job.own, Sum(0, 0)).signed()
+        head = torch.tensor([int(failed), int(blocks.sum()), low, high], dtype=torch.int64)
+        packed = torch.cat([head.view(torch.uint8), blocks.view(torch.uint8)])
+        window.send(message.receiver, message.name, packed)
+        for number, runs in enumerate(_chunks(blocks, new.numel())):
+            total = sum(end - begin for begin, end in runs)
+            content = torch.empty(total, dtype=torch.uint8)
+            at = 0
+            for begin, end in runs:
+                part = content[at : at + end - begin]
+                if old is None:
+                    part.copy_(new[begin:end])
+                else:
+                    torch.bitwise_xor(new[begin:end], old[begin:end], out=part)
+                at += end - begin
+            window.send(message.receiver, f"{message.name}.{number}", content)
+            self._job.report.sent_bytes += total
+        self._job.report.sent_bytes += packed.numel()
+
+    def _unit(self, snapshot: Snapshot | None, message: _Message) -> Any:
+        if snapshot is None:
+            return None
+        begin, end = self._layout.range_of(message.stripe, message.column)
+        return snapshot.pieces[PieceName("image", self._job.own)].bytes[begin:end]
+
+    # ---- receiving ----
+
+    def _receive_all(self) -> None:
+        lost: set[int] = set()
+        spoiled: set[tuple[int, int]] = set()
+        memories: dict[tuple[int, int], Memory] = {}
+        window = _Window(self._talk)
+        scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
+        for message in self._messages:
+            if message.receiver != self._job.own:
+                continue
+            key = message.stripe, message.row
+            if message.sender in lost:
+                spoiled.add(key)
+                continue
+            try:
+                target = self._parity(key, memories, spoiled)
+                if not self._receive(message, target if key not in spoiled else None, window, scratch):
+                    spoiled.add(key)
+            except PeerLostError as error:
+                window.forget()
+                lost.add(message.sender)
+                spoiled.add(key)
+                self._fail(error)
+        for (stripe, row), memory in memories.items():
+            if (stripe, row) not in spoiled:
+                self._snapshot.pieces[PieceName("parity", stripe, row)] = memory
+        if spoiled and self._failure is None:
+            self._fail(SnapshotError("another member could not send its part: see its log"))
+
+    def _parity(
+        self, key: tuple[int, int], memories: dict[tuple[int, int], Memory], spoiled: set[tuple[int, int]]
+    ) -> torch.Tensor | None:
+        """The parity of a row; at first as in the base, or zeros. None: there is no memory for it."""
+        if key not in memories and key not in spoiled:
+            try:
+                memories[key] = memory = self._new_memory(self._layout.unit(key[0]))
+            except MemoryError as error:
+                spoiled.add(key)
+                self._fail(error)
+                return None
+            if self._base is None:
+                memory.bytes.zero_()
+            else:
+                memory.bytes.copy_(self._base.pieces[PieceName("parity", *key)].bytes)
+        return memories[key].bytes if key in memories else None
+
+    def _receive(self, message: _Message, target: torch.Tensor | None, window: _Window, scratch: torch.Tensor) -> bool:
+        """Whether the unit came whole."""
+        begin, end = self._layout.range_of(message.stripe, message.column)
+        size = end - begin
+        numbers = _NUMBERS * 8
+        packed = torch.zeros(numbers + _blocks(size), dtype=torch.uint8)
+        window.receive(message.sender, message.name, packed)
+        window.drain()
+        head = packed[:numbers].view(torch.int64).tolist()
+        blocks = packed[numbers:].bool()
+        self._snapshot.sums[message.sender] = Sum.of_signed(head[_LOW], head[_HIGH])
+        rows = len(self._layout.placement.stripes[message.stripe].parity)
+        columns = len(self._layout.placement.stripes[message.stripe].data)
+        factor = factors(rows, columns)[message.row][message.column]
+        chunks = list(_chunks(blocks, size))
+        buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in chunks[:IN_FLIGHT]]
+        flying: list[tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]]] = []
+        for number, runs in enumerate(chunks):
+            total = sum(stop - start for start, stop in runs)
+            content = buffers[number % IN_FLIGHT][:total]
+            flying.append((self._talk.recv(message.sender, f"{message.name}.{number}", content), content, runs))
+            if len(flying) == IN_FLIGHT:
+                self._add(flying.pop(0), target, factor, scratch)
+            self._job.report.received_bytes += total
+        while flying:
+            self._add(flying.pop(0), target, factor, scratch)
+        return bool(head[_STATUS] == 0)
+
+    def _add(
+        self,
+        come: tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]],
+        target: torch.Tensor | None,
+        factor: int,
+        scratch: torch.Tensor,
+    ) -> None:
+        op, content, runs = come
+        self._talk.wait(op)
+        at = 0
+        for begin, end in runs:
+            if target is not None:
+                padded = -(-(end - begin) // ALIGN) * ALIGN
+                part = content[at : at + end - begin]
+                if padded != end - begin:
+                    scratch[end - begin : padded].zero_()
+                    scratch[: end - begin].copy_(part)
+                    part = scratch[:padded]
+                add(target[begin : begin + padded], part, factor)
+            at += end - begin
+
+
+class _Window:
+    """Messages in flight to or from others."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._ops: list[CollectiveOp] = []
+
+    def send(self, to: int, name: str, content: torch.Tensor) -> None:
+        """Sends; waits for an earlier message if IN_FLIGHT are under way."""
+        self._ops.append(self._talk.send(to, name, content))
+        while len(self._ops) > IN_FLIGHT:
+            self._talk.wait(self._ops.pop(0))
+
+    def receive(self, source: int, name: str, into: torch.Tensor) -> None:
+        """Receives, without waiting."""
+        self._ops.append(self._talk.recv(source, name, into))
+
+    def drain(self) -> None:
+        """Waits for all."""
+        while self._ops:
+            self._talk.wait(self._ops.pop(0))
+
+    def forget(self) -> None:
+        """Waits for all, whose other side is lost."""
+        while self._ops:
+            with contextlib.suppress(PeerLostError):
+                self._talk.wait(self._ops.pop(0))
+
+
+def _blocks(size: int) -> int:
+    return -(-size // BLOCK_BYTES)
+
+
+def _chunks(blocks: torch.Tensor, size: int) -> Iterator[list[tuple[int, int]]]:
+    """The changed blocks in messages of at most CHUNK_BYTES: each a list of ranges of the unit's bytes."""
+    runs: list[tuple[int, int]] = []
+    total = 0
+    for number in torch.nonzero(blocks).flatten().tolist():
+        begin, end = number * BLOCK_BYTES, min(size, (number + 1) * BLOCK_BYTES)
+        if total + end - begin > CHUNK_BYTES:
+            yield runs
+            runs, total = [], 0
+        if runs and runs[-1][1] == begin:
+            runs[-1] = runs[-1][0], end
+        else:
+            runs.append((begin, end))
+        total += end - begin
+    if runs:
+        yield runs
+
+
+def pieces_of(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
+    """What a process tells the others of all that it holds."""
+    return [piece_info(one, name) for one in snapshots for name in one.pieces]

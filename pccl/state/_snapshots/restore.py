@@ -1,0 +1,437 @@
+"""From pieces that survive to the state of all members, divided anew: what to restore, who sends what to whom, and doing it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pccl.state._snapshots.boxes import (
+    ALIGN,
+    Box,
+    Move,
+    ShardMap,
+    first_holders,
+    image_offsets,
+    plan_moves,
+    uncovered,
+)
+from pccl.state._snapshots.code import rebuild
+from pccl.state._snapshots.images import Sum, hash_slice, runs
+from pccl.state._snapshots.keeper import CHUNK_BYTES, IN_FLIGHT, Layout, Order, PieceName
+from pccl.state._snapshots.placement import lost_members
+from pccl.state._snapshots.talk import Talk
+
+
+class StateLostError(RuntimeError):
+    """More members were lost than the redundancy of snapshots bears: no state can be restored. The text names what is missing."""
+
+
+class DamagedError(RuntimeError):
+    """What was restored has another hash than the snapshot."""
+
+
+class Held(NamedTuple):
+    """A piece that a member holds, as it tells the others."""
+
+    snapshot: int
+    era: int
+    step: int
+    layout: str
+    piece: PieceName
+    sums: dict[int, Sum]
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Held:
+        """From a tree. ValueError: it is malformed."""
+        try:
+            sums = {int(member): Sum(*one) for member, one in info["sums"].items()}
+            numbers = int(info["snapshot"]), int(info["era"]), int(info["step"])
+            return cls(*numbers, str(info["layout"]), PieceName(*info["piece"]), sums)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"a member tells of a malformed piece: {error}") from None
+
+
+class Source(NamedTuple):
+    """What is restored: a snapshot whose images can all be had."""
+
+    id: int
+    order: Order
+    layout: Layout
+    images: dict[int, list[int]]
+    """By member of the layout: who holds its image."""
+    parity: dict[tuple[int, int], list[int]]
+    """By stripe and row: who holds it."""
+    values: dict[int, list[int]]
+    """By member of the layout: who holds its values."""
+    total: Sum
+    """The hash of the whole state."""
+
+    @property
+    def lost(self) -> list[int]:
+        """The members of the layout whose images are to be rebuilt."""
+        return [member for member in range(len(self.layout.maps)) if member not in self.images]
+
+
+def choose(held: Sequence[Sequence[Held]], layouts: Mapping[str, Layout], damaged: Iterable[int] = ()) -> Source:
+    """The newest snapshot that can be restored from what the members hold. The same at all that know the same.
+
+    `damaged`: ids of snapshots that are not to be taken. StateLostError: there is none.
+    """
+    found: dict[tuple[Order, int, str], list[tuple[int, Held]]] = {}
+    for member, pieces in enumerate(held):
+        for piece in pieces:
+            if piece.snapshot not in damaged and piece.layout in layouts:
+                found.setdefault(((piece.era, piece.step), piece.snapshot, piece.layout), []).append((member, piece))
+    why = "no member holds a snapshot"
+    for order, id_, layout_id in sorted(found, reverse=True):
+        source = _source(id_, order, layouts[layout_id], found[order, id_, layout_id])
+        if isinstance(source, Source):
+            return source
+        if why == "no member holds a snapshot":
+            why = source
+    raise StateLostError(f"the state is lost: {why}")
+
+
+def _source(id_: int, order: Order, layout: Layout, found: Sequence[tuple[int, Held]]) -> Source | str:
+    """Or why it cannot be restored."""
+    images: dict[int, list[int]] = {}
+    parity: dict[tuple[int, int], list[int]] = {}
+    values: dict[int, list[int]] = {}
+    sums: dict[int, Sum] = {}
+    for member, one in found:
+        sums.update(one.sums)
+        kind, place, row = one.piece
+        if kind == "image":
+            images.setdefault(place, []).append(member)
+        elif kind == "parity":
+            parity.setdefault((place, row), []).append(member)
+        else:
+            values.setdefault(place, []).append(member)
+    count = len(layout.maps)
+    rows = [[(stripe, row) in parity for row in range(len(one.parity))] for stripe, one in enumerate(layout.placement.stripes)]
+    lost = lost_members(layout.placement, [member in images for member in range(count)], rows)
+    if lost or not values:
+        ranks = ", ".join(map(str, lost))
+        asked = layout.redundancy
+        kept = f"{asked.parity} copies" if asked.data == 1 else f"code {tuple(asked)}"
+        return (
+            f"of the snapshot of step {order[1]} the parts of ranks {ranks} of {count} are gone, and what was kept of them "
+            f"elsewhere ({kept}) was lost with other ranks"
+        )
+    unknown = [member for member in range(count) if member not in sums]
+    if unknown:
+        return f"of the snapshot of step {order[1]} the hash of rank {unknown[0]} is not known"
+    total = Sum(0, 0)
+    for member in range(count):
+        total += sums[member]
+    return Source(id_, order, layout, images, parity, values, total)
+
+
+# ---- who sends what ----
+
+
+class Fetch(NamedTuple):
+    """Ranges of the bytes of a piece that one member sends to another."""
+
+    source: int
+    target: int
+    piece: PieceName
+    ranges: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all ranges."""
+        return sum(end - begin for begin, end in self.ranges)
+
+
+class Rebuild(NamedTuple):
+    """A range of all missing units of a stripe, which a member computes from others."""
+
+    target: int
+    stripe: int
+    begin: int
+    end: int
+    units: dict[int, int]
+    """By column: the member that holds the unit's image."""
+    rows: dict[int, int]
+    """By row of parity: the member that holds it."""
+
+
+class Plan(NamedTuple):
+    """What all members do to have their targets."""
+
+    moves: list[Move]
+    """From images; `image` is the member of the layout. Those of a rebuilt image have `source` == `target`."""
+    rebuilds: list[Rebuild]
+    fetches: list[Fetch]
+
+    @property
+    def wire_bytes(self) -> int:
+        """What members send each other."""
+        return sum(fetch.nbytes for fetch in self.fetches)
+
+
+def plan(source: Source, targets: Sequence[ShardMap]) -> Plan:
+    """The plan by which each member gets its target; the same at all members. LookupError: the snapshot lacks a tensor.
+
+    What a lost image had is computed by the member that needs it, from the same ranges of as many other units as the code has, of
+    which those that it holds need not be sent.
+    """
+    layout, lost = source.layout, source.lost
+    members = len(targets)
+    slots = [[slot for slot, holders in sorted(source.images.items()) if member in holders] for member in range(members)]
+    slots.append(lost)
+    maps = [[layout.maps[slot] for slot in some] for some in slots]
+    moves = [
+        move._replace(image=slots[move.source][move.image], source=move.target if move.source == members else move.source)
+        for move in plan_moves(maps, targets, last=members)
+    ]
+    fetches = [
+        Fetch(move.source, move.target, PieceName("image", move.image), tuple(_ranges(layout, move)))
+        for move in moves
+        if move.source != move.target
+    ]
+    rebuilds = _plan_rebuilds(source, moves, members)
+    for one in rebuilds:
+        stripe = layout.placement.stripes[one.stripe]
+        for column, holder in one.units.items():
+            begin, end = layout.range_of(one.stripe, column)
+            part = (min(end, begin + one.begin), min(end, begin + one.end))
+            if holder != one.target and part[0] < part[1]:
+                fetches.append(Fetch(holder, one.target, PieceName("image", stripe.data[column][0]), (part,)))
+        for row, holder in one.rows.items():
+            if holder != one.target:
+                fetches.append(Fetch(holder, one.target, PieceName("parity", one.stripe, row), ((one.begin, one.end),)))
+    return Plan(moves, rebuilds, fetches)
+
+
+def _ranges(layout: Layout, move: Move) -> list[tuple[int, int]]:
+    """Where the box of a move lies in its image, in bytes, in the order of the box's memory."""
+    shards = layout.maps[move.image]
+    part = shards[move.name]
+    first = image_offsets(shards)[0][move.name]
+    offset = tuple(a - b for a, b in zip(move.box.offset, part.box.offset, strict=True))
+    run, starts = runs(part.box.shape, Box(offset, move.box.shape))
+    return [(first + start * part.itemsize, first + (start + run) * part.itemsize) for start in starts]
+
+
+def _plan_rebuilds(source: Source, moves: Sequence[Move], members: int) -> list[Rebuild]:
+    layout, lost = source.layout, set(source.lost)
+    wanted: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for move in moves:
+        if move.image not in lost:
+            continue
+        ranges = _ranges(layout, move)
+        for number, stripe in enumerate(layout.placement.stripes):
+            for column, (member, _) in enumerate(stripe.data):
+                if member != move.image:
+                    continue
+                begin, end = layout.range_of(number, column)
+                for low, high in ranges:
+                    low, high = max(low, begin) - begin, min(high, end) - begin
+                    if low < high:
+                        padded = low // ALIGN * ALIGN, -(-high // ALIGN) * ALIGN
+                        wanted.setdefault((move.target, number), []).append(padded)
+    found = []
+    for (target, number), ranges in sorted(wanted.items()):
+        stripe = layout.placement.stripes[number]
+        units = {
+            column: _nearest(source.images[member], target)
+            for column, (member, _) in enumerate(stripe.data)
+            if member not in lost
+        }
+        there = [row for row in range(len(stripe.parity)) if (number, row) in source.parity]
+        there.sort(key=lambda row: target not in source.parity[number, row])
+        rows = {row: _nearest(source.parity[number, row], target) for row in there[: len(stripe.data) - len(units)]}
+        found += [Rebuild(target, number, begin, end, units, rows) for begin, end in _merged(ranges)]
+    return found
+
+
+def _nearest(holders: Sequence[int], target: int) -> int:
+    return target if target in holders else holders[target % len(holders)]
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Sorted, those that meet or touch as one."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+# ---- doing it ----
+
+Pieces = Callable[[PieceName], torch.Tensor]
+"""The bytes of a piece that this process holds, as uint8."""
+
+
+def carry_out(
+    work: Plan, source: Source, talk: Talk, pieces: Pieces, targets: Mapping[str, torch.Tensor], shards: ShardMap
+) -> int:
+    """Fills the tensors `targets`, of the shapes of `shards`, on all members. Returns the bytes received.
+
+    Each member calls it with the same plan. PeerLostError: a member was lost; the targets are unspecified, the pieces are as
+    before.
+    """
+    own, layout = talk.own, source.layout
+    come = _exchange(work, talk, pieces)
+    received = sum(content.numel() for content in come.values())
+    at = dict.fromkeys(come, 0)
+
+    def next_of(fetch: Fetch) -> torch.Tensor:
+        begin = at[fetch.source]
+        at[fetch.source] += fetch.nbytes
+        return come[fetch.source][begin : begin + fetch.nbytes]
+
+    parts = iter([next_of(fetch) for fetch in work.fetches if fetch.target == own])
+    moved = {id(move): next(parts) for move in work.moves if move.target == own and move.source != own}
+    rebuilt = {slot: torch.empty(layout.sizes[slot], dtype=torch.uint8) for slot in source.lost}
+    for one in work.rebuilds:
+        if one.target == own:
+            _compute(one, source, pieces, parts, own, rebuilt)
+    with torch.no_grad():
+        for move in work.moves:
+            if move.target != own:
+                continue
+            content = moved.get(id(move))
+            if content is None:
+                image = rebuilt[move.image] if move.image in rebuilt else pieces(PieceName("image", move.image))
+                content = _gathered(image, _ranges(layout, move))
+            part = shards[move.name]
+            dtype: torch.dtype = getattr(torch, part.dtype)
+            box = _typed(content, dtype).view(move.box.shape)
+            targets[move.name].view(part.box.shape)[move.box.inside(part.box)].copy_(box)
+    return received
+
+
+def _typed(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as elements; copied where they are not aligned."""
+    if content.storage_offset() % dtype.itemsize:
+        content = content.clone()
+    return content.view(dtype)
+
+
+def _gathered(image: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+    if len(ranges) == 1:
+        return image[ranges[0][0] : ranges[0][1]]
+    return torch.cat([image[begin:end] for begin, end in ranges])
+
+
+def _compute(
+    one: Rebuild,
+    source: Source,
+    pieces: Pieces,
+    parts: Any,
+    own: int,
+    rebuilt: Mapping[int, torch.Tensor],
+) -> None:
+    layout = source.layout
+    stripe = layout.placement.stripes[one.stripe]
+    size = one.end - one.begin
+    units: dict[int, torch.Tensor] = {}
+    rows: dict[int, torch.Tensor] = {}
+    for column, holder in one.units.items():
+        begin, end = layout.range_of(one.stripe, column)
+        low, high = min(end, begin + one.begin), min(end, begin + one.end)
+        units[column] = padded = torch.zeros(size, dtype=torch.uint8)
+        if low < high:
+            own_piece = holder == own
+            piece = pieces(PieceName("image", stripe.data[column][0]))[low:high] if own_piece else next(parts)
+            padded[: high - low].copy_(piece)
+    for row, holder in one.rows.items():
+        own_piece = holder == own
+        piece = pieces(PieceName("parity", one.stripe, row))[one.begin : one.end] if own_piece else next(parts)
+        rows[row] = piece.clone()
+    found = rebuild(size, len(stripe.data), units, rows, len(stripe.parity))
+    for column, content in found.items():
+        begin, end = layout.range_of(one.stripe, column)
+        low, high = min(end, begin + one.begin), min(end, begin + one.end)
+        rebuilt[stripe.data[column][0]][low:high].copy_(content[: high - low])
+
+
+def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]:
+    """By source: all bytes that come from there, in the order of the fetches."""
+    own = talk.own
+    sizes: dict[tuple[int, int], int] = {}
+    for fetch in work.fetches:
+        pair = fetch.source, fetch.target
+        sizes[pair] = sizes.get(pair, 0) + fetch.nbytes
+    come = {source: torch.empty(size, dtype=torch.uint8) for (source, target), size in sizes.items() if target == own}
+    failures: list[BaseException] = []
+
+    def receive() -> None:
+        flying = []
+        for source, target in sorted(sizes):
+            if target != own:
+                continue
+            for number, part in enumerate(_split(come[source])):
+                flying.append(talk.recv(source, f"fetch {number}", part))
+                if len(flying) > IN_FLIGHT:
+                    talk.wait(flying.pop(0))
+        for op in flying:
+            talk.wait(op)
+
+    def guarded() -> None:
+        try:
+            receive()
+        except BaseException as error:
+            failures.append(error)
+
+    receiver = threading.Thread(target=guarded, name="pccl restore", daemon=True)
+    receiver.start()
+    try:
+        flying = []
+        for source, target in sorted(sizes):
+            if source != own:
+                continue
+            parts = [
+                pieces(fetch.piece)[begin:end]
+                for fetch in work.fetches
+                if (fetch.source, fetch.target) == (own, target)
+                for begin, end in fetch.ranges
+            ]
+            for number, part in enumerate(_split(torch.cat(parts))):
+                flying.append(talk.send(target, f"fetch {number}", part))
+                if len(flying) > IN_FLIGHT:
+                    talk.wait(flying.pop(0))
+        for op in flying:
+            talk.wait(op)
+    except BaseException as error:
+        failures.append(error)
+    receiver.join()
+    if failures:
+        raise failures[0]
+    return come
+
+
+def _split(content: torch.Tensor) -> list[torch.Tensor]:
+    return [content[begin : begin + CHUNK_BYTES] for begin in range(0, content.numel(), CHUNK_BYTES)]
+
+
+def verify(source: Source, talk: Talk, targets: Mapping[str, torch.Tensor], maps: Sequence[ShardMap]) -> None:
+    """Compares the hash of the state as it is divided now with that of the snapshot. DamagedError on all alike."""
+    own = Sum(0, 0)
+    shards = maps[talk.own]
+    for name in first_holders(maps)[talk.own]:
+        part = shards[name]
+        content = targets[name].detach().reshape(part.box.shape).cpu()
+        own += hash_slice(name, part, content)
+    total = Sum(0, 0)
+    for low, high in talk.gather(own.signed()):
+        total += Sum.of_signed(low, high)
+    if total != source.total:
+        raise DamagedError(f"what was restored of the snapshot of step {source.order[1]} has another hash than the snapshot")
+
+
+def require_whole(maps: Sequence[ShardMap]) -> None:
+    """LookupError names a tensor of which no member has some part."""
+    for name, one in maps[0].items():
+        whole = Box((0,) * len(one.whole), one.whole)
+        if whole.numel and uncovered(whole, (shards[name].box for shards in maps if name in shards)):
+            raise LookupError(name)

@@ -1,0 +1,118 @@
+"""Messages between members beside the program's own operations."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import torch
+
+from pccl._collectives import Collective, CollectiveOp
+from pccl._enums import DataType
+
+if TYPE_CHECKING:
+    from pccl._communicator import Communicator
+
+LIMIT_BYTES = 1 << 32
+"""The largest tree that a member accepts from another one."""
+
+
+class Talk:
+    """One conversation among `members`, of which this process is the one at `own`.
+
+    All of them make the same calls in the same order, but for `send` and `recv`, whose messages have names of their own. Each
+    call raises PeerLostError on all members if one of those it needs is lost, and PCCLTimeoutError after `timeout` seconds, if
+    given.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        members: Sequence[UUID],
+        own: int,
+        topic: str,
+        timeout: float | None,
+        *,
+        background: bool = False,
+    ) -> None:
+        self._comm = comm
+        self.members = tuple(members)
+        self.own = own
+        self._topic = topic
+        self._timeout = timeout
+        self._background = background
+        self._group: Any = comm.group(self.members) if len(self.members) > 1 else None
+        self._numbers = itertools.count()
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers that each member gives, in their order; as many of each, of 64 bits with sign."""
+        if self._group is None:
+            return [list(numbers)]
+        send = torch.tensor(numbers, dtype=torch.int64)
+        recv = torch.zeros(len(self.members), len(numbers), dtype=torch.int64)
+        self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.INT64, count=len(numbers))
+        found: list[list[int]] = recv.tolist()
+        return found
+
+    def gather_bytes(self, content: bytes) -> list[bytes]:
+        """The bytes that each member gives, in their order. ValueError: a member announces more than LIMIT_BYTES."""
+        if self._group is None:
+            return [content]
+        counts = [row[0] for row in self.gather([len(content)])]
+        if not all(0 <= count <= LIMIT_BYTES for count in counts):
+            raise ValueError(f"members announce {max(counts)} bytes, and at most {LIMIT_BYTES} are accepted")
+        send = _tensor(content)
+        recv = torch.zeros(max(1, sum(counts)), dtype=torch.uint8)
+        self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.UINT8, count=len(content), recv_counts=counts)
+        ends = list(itertools.accumulate(counts))
+        joined = recv.numpy().tobytes()
+        return [joined[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+    def broadcast(self, root: int, content: bytes | None) -> bytes:
+        """The bytes that the root gives; the others give None."""
+        if self._group is None:
+            assert content is not None
+            return content
+        size = self.gather([len(content) if content is not None else 0])[root][0]
+        if not 0 <= size <= LIMIT_BYTES:
+            raise ValueError(f"a member announces {size} bytes, and at most {LIMIT_BYTES} are accepted")
+        data = _tensor(content) if content is not None else torch.zeros(max(1, size), dtype=torch.uint8)
+        self._all(Collective.BROADCAST, data, data, dtype=DataType.UINT8, count=size, root=root)
+        return data[:size].numpy().tobytes()
+
+    def send(self, to: int, name: str, content: torch.Tensor) -> CollectiveOp:
+        """Begins to send an uint8 tensor, which must not change until the op that is returned has ended."""
+        return self._pair(self.own, to, name, content, send=content.data_ptr())
+
+    def recv(self, source: int, name: str, into: torch.Tensor) -> CollectiveOp:
+        """Begins to receive what that member sends under the name, as many bytes."""
+        return self._pair(source, self.own, name, into, recv=into.data_ptr())
+
+    def wait(self, op: CollectiveOp) -> None:
+        """Waits for the end of an op."""
+        op.wait(self._timeout)
+
+    def _pair(self, sender: int, receiver: int, name: str, data: torch.Tensor, **where: Any) -> CollectiveOp:
+        ends = [self.members[sender], self.members[receiver]]
+        tag = self._tag(f"{name} {ends[0]} {ends[1]}")
+        group = self._comm.group(ends)
+        return self._comm.launch(Collective.SEND, group=group, tag=tag, count=data.numel(), keep=data, **where)
+
+    def _all(self, kind: Collective, send: torch.Tensor, recv: torch.Tensor, **arguments: Any) -> None:
+        tag = self._tag(f"call {next(self._numbers)}")
+        where: dict[str, Any] = {"send": send.data_ptr(), "recv": recv.data_ptr()}
+        op = self._comm.launch(kind, group=self._group, tag=tag, keep=(send, recv), **where, **arguments)
+        op.wait(self._timeout)
+
+    def _tag(self, name: str) -> int:
+        digest = hashlib.blake2b(f"{self._topic} {name}".encode(), digest_size=8)
+        if self._group is not None:
+            digest.update(b"".join(member.bytes for member in self.members))
+        return int.from_bytes(digest.digest(), "little")
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)

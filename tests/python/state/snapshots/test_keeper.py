@@ -1,0 +1,290 @@
+"""Snapshots under losses at every message: whatever is lost, the newest complete one can be restored."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from snapshot_world import Dead, FakeComm, World, run
+
+from pccl._errors import PeerLostError
+from pccl.state._snapshots import keeper as keepers
+from pccl.state._snapshots.boxes import Box, ShardMap, Slice
+from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.keeper import Keeper, SnapshotError, pieces_of
+from pccl.state._snapshots.restore import DamagedError, Held, StateLostError, carry_out, choose, plan, verify
+from pccl.state._snapshots.talk import Talk
+
+ROWS, COLUMNS = 23, 5
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """So that small tensors have several blocks and messages."""
+    monkeypatch.setattr("pccl.state._snapshots.images.BLOCK_BYTES", 64)
+    monkeypatch.setattr(keepers, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(keepers, "CHUNK_BYTES", 128)
+    monkeypatch.setattr("pccl.state._snapshots.restore.CHUNK_BYTES", 128)
+
+
+def state_at(step: int) -> dict[str, torch.Tensor]:
+    """The whole state of a step: a part of it is the same in all."""
+    matrix = torch.arange(ROWS * COLUMNS, dtype=torch.float32).reshape(ROWS, COLUMNS)
+    matrix[step % ROWS] += step
+    return {"matrix": matrix, "few": torch.full((2,), float(step), dtype=torch.float64), "step": torch.tensor(float(step))}
+
+
+def divided(member: int, members: int) -> ShardMap:
+    """Rows of the matrix, in chunks as FSDP has them; `few` has fewer rows than there are members; `step` is whole on all."""
+
+    def rows(name: str, dtype: str, size: int, whole: tuple[int, ...]) -> Slice:
+        chunk = -(-whole[0] // members)
+        begin = min(whole[0], member * chunk)
+        count = min(whole[0] - begin, chunk)
+        return Slice(dtype, size, whole, Box((begin, *(0 for _ in whole[1:])), (count, *whole[1:])))
+
+    return {
+        "matrix": rows("matrix", "float32", 4, (ROWS, COLUMNS)),
+        "few": rows("few", "float64", 8, (2,)),
+        "step": Slice("float32", 4, (), Box((), ())),
+    }
+
+
+def local(step: int, shards: ShardMap) -> dict[str, torch.Tensor]:
+    state = state_at(step)
+    return {name: state[name][part.box.inside(Box((0,) * len(part.whole), part.whole))].clone() for name, part in shards.items()}
+
+
+class Member:
+    """A training process that takes snapshots."""
+
+    def __init__(self, world: World, own: int, config: Snapshots) -> None:
+        self.own, self.world = own, world
+        self.comm: Any = FakeComm(world, own)
+        self.keeper = Keeper(self.comm, config, "test")
+        self.complete = -1
+
+    def train(self, steps: int) -> None:
+        for step in range(steps):
+            shards = divided(self.own, len(self.world.ids))
+            tensors = local(step, shards)
+            self.keeper.take(step, tensors, shards, b"values of %d" % self.own, self.world.ids, self.own)
+            self.keeper.fence()
+            for tensor in tensors.values():
+                tensor.zero_()  # the optimizer is at it
+            complete = self.keeper.settle()
+            if complete:
+                self.complete = step
+            if self.world.ids[self.own] in self.world.dead:
+                raise Dead
+            if not complete:
+                return
+
+    def restore(self, living: list[int]) -> tuple[int, dict[str, torch.Tensor]]:
+        """The step that is restored among those who live, and the own part of the state."""
+        talk = Talk(self.comm, [self.world.ids[one] for one in living], living.index(self.own), "restore", None)
+        held = [Held.of(info) for info in pieces_of(self.keeper.snapshots)]
+        pieces = {(one.id, name): memory.bytes for one in self.keeper.snapshots for name, memory in one.pieces.items()}
+        self.world.told[self.own] = held
+        talk.gather([0])
+        all_held = [self.world.told[one] for one in living]
+        layouts = {one.layout.id: one.layout for member in living for one in self.world.members[member].keeper.snapshots}
+        source = choose(all_held, layouts)
+        shards = divided(living.index(self.own), len(living))
+        targets = {name: torch.full(part.box.shape, -1, dtype=getattr(torch, part.dtype)) for name, part in shards.items()}
+        maps = [divided(rank, len(living)) for rank in range(len(living))]
+        work = plan(source, maps)
+        carry_out(work, source, talk, lambda name: pieces[source.id, name], targets, shards)
+        verify(source, talk, targets, maps)
+        return source.order[1], targets
+
+
+def training(members: int, config: Snapshots, steps: int, dies_at: dict[int, int]) -> World:
+    world = World(members)
+    world.dies_at = {world.ids[member]: launch for member, launch in dies_at.items()}
+    world.members = [Member(world, own, config) for own in range(members)]
+    ends = run([lambda member=member: member.train(steps) for member in world.members])
+    for own, end in enumerate(ends):
+        assert isinstance(end, Dead) if world.ids[own] in world.dead else end is None, end
+    return world
+
+
+def check_restored(world: World) -> int:
+    """The survivors restore one step, the newest that any of them knows to be complete or a newer one, exactly."""
+    living = [own for own, id_ in enumerate(world.ids) if id_ not in world.dead]
+    world.dies_at = {}
+    ends: list[Any] = run([lambda own=own: world.members[own].restore(living) for own in living])
+    failed = [end for end in ends if isinstance(end, BaseException)]
+    if failed:
+        raise failed[0]
+    steps = {step for step, _ in ends}
+    assert len(steps) == 1
+    (step,) = steps
+    assert step >= max(world.members[own].complete for own in living)
+    for rank, (_, targets) in enumerate(ends):
+        expected = local(step, divided(rank, len(living)))
+        assert all(torch.equal(targets[name], expected[name]) for name in expected)
+    return step
+
+
+CONFIGS = [
+    (3, Snapshots(copies=1, holder=False)),
+    (4, Snapshots(code=(3, 1), holder=False)),
+    (4, Snapshots(copies=2, holder=False)),
+]
+
+
+def launches(members: int, config: Snapshots, steps: int) -> list[int]:
+    world = training(members, config, steps, {})
+    return [world.launched[id_] for id_ in world.ids]
+
+
+@pytest.mark.parametrize(("members", "config"), CONFIGS)
+def test_nothing_is_lost_without_a_loss(members, config):
+    assert check_restored(training(members, config, 3, {})) == 2
+
+
+@pytest.mark.parametrize(("members", "config"), CONFIGS)
+def test_a_death_at_any_message_loses_nothing_complete(members, config):
+    before = launches(members, config, 1)
+    counts = launches(members, config, 3)
+    for victim in range(members):
+        for launch in range(before[victim] + 1, counts[victim] + 1):
+            world = training(members, config, 3, {victim: launch})
+            assert world.dead == {world.ids[victim]}
+            check_restored(world)
+
+
+def test_two_deaths_at_any_two_messages_are_survived_by_two_copies():
+    config = Snapshots(copies=2, holder=False)
+    before, counts = launches(4, config, 1), launches(4, config, 2)
+    for first, second in itertools.product(range(before[0] + 1, counts[0] + 1, 5), range(before[2] + 1, counts[2] + 1, 5)):
+        check_restored(training(4, config, 2, {0: first, 2: second}))
+
+
+def test_more_losses_than_the_code_bears_are_told_to_all_alike():
+    world = training(4, Snapshots(code=(3, 1), holder=False), 2, {})
+    with world.lock:
+        world.kill(world.ids[0])
+        world.kill(world.ids[1])
+    with pytest.raises(StateLostError, match=r"snapshot of step 1 the parts of ranks 0, 1 of 4 are gone"):
+        check_restored(world)
+
+
+def test_damage_is_found():
+    world = training(3, Snapshots(copies=1, holder=False), 2, {})
+    with world.lock:
+        world.kill(world.ids[1])
+    for member in world.members:
+        for snapshot in member.keeper.snapshots:
+            for name, memory in snapshot.pieces.items():
+                if name.kind == "parity":
+                    memory.bytes[5] ^= 1
+    with pytest.raises(DamagedError, match="step 1"):
+        check_restored(world)
+
+
+def test_only_blocks_that_have_changed_are_sent():
+    world = training(3, Snapshots(copies=1, holder=False), 3, {})
+    for member in world.members:
+        assert 0 < member.keeper.report.sent_bytes < member.keeper.report.state_bytes
+
+
+def test_members_at_different_steps_are_told_so():
+    world = World(2)
+    shards = [divided(own, 2) for own in range(2)]
+    members = [Member(world, own, Snapshots(holder=False)) for own in range(2)]
+
+    def take(own: int) -> str:
+        members[own].keeper.take(own, local(0, shards[own]), shards[own], b"", world.ids, own)
+        assert not members[own].keeper.settle()
+        return members[own].keeper.report.why
+
+    assert all(
+        "members are at different steps: 0 at member 0, 1 at member 1" in str(end)
+        for end in run([lambda: take(0), lambda: take(1)])
+    )
+
+
+def test_memory_that_is_missing_at_one_member_fails_the_snapshot_on_all_and_keeps_the_one_before(monkeypatch):
+    world = training(3, Snapshots(copies=1, holder=False), 1, {})
+    full = world.members[1].keeper
+
+    def refuse(nbytes: int) -> None:
+        raise MemoryError("no memory")
+
+    for short in ("image", "parity"):
+        monkeypatch.setattr(full, "_memory", refuse)
+        if short == "parity":
+            monkeypatch.setattr(full, "_copy", lambda job: Keeper._copy(world.members[0].keeper, job))
+
+        def take(own: int) -> bool:
+            shards = divided(own, 3)
+            world.members[own].keeper.take(7, local(7, shards), shards, b"", world.ids, own)
+            return world.members[own].keeper.settle()
+
+        assert run([lambda own=own: take(own) for own in range(3)]) == [False] * 3
+        assert "no memory" in full.report.why
+        assert "member 1" in world.members[0].keeper.report.why
+    with world.lock:
+        world.kill(world.ids[0])  # whose part of step 7 nobody else has
+    assert check_restored(world) == 0
+
+
+# ---- mutants ----
+
+
+def _dropped_early(monkeypatch):
+    take = Keeper._take
+
+    def early(self, job, begun):
+        for older in self.snapshots:
+            self._forget(older)
+        take(self, job, begun)
+
+    monkeypatch.setattr(Keeper, "_take", early)
+
+
+def _shown_before_it_is_whole(monkeypatch):
+    spread = keepers._Spread
+    receive = spread._receive_all
+
+    def shown(self):
+        stripes = self._layout.placement.stripes
+        for number, stripe in enumerate(stripes):
+            for row, member in enumerate(stripe.parity):
+                if member == self._job.own:
+                    memory = self._new_memory(self._layout.unit(number))
+                    self._snapshot.pieces[keepers.PieceName("parity", number, row)] = memory
+                    for sender, _ in stripe.data:
+                        self._snapshot.sums.setdefault(sender, keepers.Sum(0, 0))
+        receive(self)
+
+    monkeypatch.setattr(spread, "_receive_all", shown)
+
+
+def _base_is_not_agreed(monkeypatch):
+    agree = Keeper._agree
+
+    def own_base(self, job, base, problem):
+        layout, number, _ = agree(self, job, base, problem)
+        return layout, number, base if job.own else None
+
+    monkeypatch.setattr(Keeper, "_agree", own_base)
+
+
+@pytest.mark.parametrize("mutate", [_dropped_early, _shown_before_it_is_whole, _base_is_not_agreed])
+def test_mutants_are_caught(monkeypatch, mutate):
+    mutate(monkeypatch)
+    caught = []
+    config = Snapshots(copies=1, holder=False)
+    for launch in range(8, 40):
+        try:
+            world = training(3, config, 3, {1: launch})
+            check_restored(world)
+        except (AssertionError, StateLostError, DamagedError, PeerLostError, SnapshotError) as error:
+            caught.append(type(error))
+            break
+    assert caught
