@@ -22,6 +22,7 @@ from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, Pe
 from pccl.distributed._group import Options, ProcessGroup
 from pccl.distributed._join import join
 from pccl.distributed._supervise import supervise
+from pccl.state import Snapshots, StateLostError
 
 __all__ = [
     "BootstrapError",
@@ -33,6 +34,8 @@ __all__ = [
     "Options",
     "PeerLostError",
     "ProcessGroup",
+    "Snapshots",
+    "StateLostError",
     "is_joining",
     "join",
     "keys",

@@ -21,11 +21,14 @@ from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersEr
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
+from pccl.distributed._sharded import Sharded
 from pccl.distributed._training import Training
 from pccl.state import decode, encode, load, save, warn_if_overridden
 from pccl.state._entries import Entries
 from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
+from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.keeper import Report as SnapshotReport
 from pccl.state._split import with_tensors, without_tensors
 from pccl.state._start import broadcast_bytes
 
@@ -36,7 +39,7 @@ _TAG = digest("Elastic.sync")
 """Of the calls in a sync, and the next two numbers. No process group has a call under way then."""
 
 
-_OWN = frozenset({"_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded"})
+_OWN = frozenset({"_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded"})
 """Attributes of an Elastic that are no values."""
 
 _LARGE_BYTES = 1 << 16
@@ -61,10 +64,22 @@ class Elastic:
     `save` and `load` are for the loss of all processes: a run begins with the checkpoint of the highest step, whoever has it.
 
     `every`: only each so many calls of `sync` look whether somebody waits.
+
+    **Sharded models.** The model may be sharded with FSDP2 (`fully_shard`) over all members. A lost member takes its part of the
+    state along: `snapshots` keeps copies or a code of each part in the memory of others. Catch the PeerLostError of a step, and
+    call `sync` again: it divides the state among those who are there, and what was lost comes from the newest snapshot, to whose
+    step all go back. Where nothing was lost, as when somebody joins, the step stays. StateLostError on all members: more was lost
+    than the snapshots bear.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None = None, *, every: int = 1, **values: Any
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        *,
+        every: int = 1,
+        snapshots: Snapshots | None = None,
+        **values: Any,
     ) -> None:
         if every < 1:
             raise ValueError(f"every must be 1 or more calls, not {every}")
@@ -74,6 +89,11 @@ class Elastic:
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
         self._values = values
         self._training = Training(model, optimizers)
+        self._sharded: Sharded | None = None
+        if self._training.is_sharded:
+            self._sharded = Sharded(self._training, snapshots, self._told_values, self._take_told_values, self._progress)
+        elif snapshots is not None:
+            raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
         self._every = every
         self._calls = 0
         self._steps = 0
@@ -93,6 +113,11 @@ class Elastic:
         group = _group_of_all()
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
+        if self._sharded is not None:
+            changed = self._sharded.sync(group, seconds, looks=looks)
+            self._calls = 1 if changed else self._calls + 1
+            self._steps += 1
+            return changed
         if _bootstrap.to_join():
             self._join(group, _bootstrap.to_join(), seconds)
             looks = True  # as the members do after they have let it in
@@ -107,6 +132,26 @@ class Elastic:
         changed = group.members != self._known
         self._known = group.members
         return changed
+
+    @property
+    def snapshot_report(self) -> SnapshotReport | None:
+        """What the last snapshot has cost this member; None: there are no snapshots."""
+        return None if self._sharded is None else self._sharded.report
+
+    def wait_for_snapshot(self) -> bool:
+        """Waits for the end of a snapshot under way. Whether the last one is complete on all members; True without snapshots."""
+        return self._sharded is None or self._sharded.settle()
+
+    def fence(self) -> None:
+        """Waits until a snapshot under way has copied the tensors. Optimizers do so by themselves; anything else that changes
+        parameters must call it before."""
+        if self._sharded is not None:
+            self._sharded.fence()
+
+    def close(self) -> None:
+        """Drops the snapshots of this process, at the end of the training; a process that ends without it leaves them."""
+        if self._sharded is not None:
+            self._sharded.close()
 
     # ---- at members ----
 
@@ -158,6 +203,14 @@ class Elastic:
                 raise
             raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
         _bootstrap.joined()
+
+    def _told_values(self) -> dict[str, Any]:
+        return {"steps": self._steps, "values": {name: _described_value(one) for name, one in self._values.items()}}
+
+    def _take_told_values(self, told: dict[str, Any]) -> None:
+        require_same_names(self._values, told["values"], "value")
+        self._take_values(told["values"])
+        self._steps = told["steps"]
 
     def _take_own(self, own: dict[str, Any]) -> None:
         self._training.take_own(own["training"])

@@ -23,11 +23,7 @@ class Training:
     """A model and its optimizers."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        for name, parameter in model.named_parameters():
-            if hasattr(parameter, "full_tensor"):  # a DTensor
-                raise TypeError(
-                    f"parameter {name} is sharded, and a newcomer can only copy what every member holds whole; use checkpoints"
-                )
+        self.is_sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())  # DTensors
         for optimizer in optimizers:
             if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer
                 raise TypeError(

@@ -14,6 +14,8 @@ from pccl._exports import rehome as _rehome
 from pccl.state._checkpoint import CheckpointError, load, save, warn_if_overridden
 from pccl.state._entries import Entries, module_tensors
 from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state
+from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.restore import StateLostError
 from pccl.state._start import Start, highest_step
 from pccl.state._tree import LIMIT_BYTES, TreeError, allow, decode, encode
 
@@ -21,7 +23,9 @@ __all__ = [
     "LIMIT_BYTES",
     "CheckpointError",
     "Entries",
+    "Snapshots",
     "Start",
+    "StateLostError",
     "TreeError",
     "allow",
     "decode",

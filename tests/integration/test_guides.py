@@ -111,3 +111,36 @@ def test_diloco(tmp_path, monkeypatch):
         for start in (0, 2):
             more = {**again(), "os": os, "schedule": schedule, "batches": range(2)}
             assert run(code, **more)["diloco"].outer_step == start + 2
+
+
+@pytest.mark.timeout(120)
+def test_sharded(tmp_path):
+    (block,) = blocks("sharded.md")
+    before = """
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        import pccl.distributed
+        model, steps = torch.nn.Linear(3, 2), 5
+        def train_a_step():
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    """
+    after = "print('steps:', run.step)\ndist.destroy_process_group()\n"
+    program = tmp_path / "train.py"
+    program.write_text(textwrap.dedent(before) + block + after)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        "--nproc_per_node",
+        "2",
+    ]
+    done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=110, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("steps: 5") == 2

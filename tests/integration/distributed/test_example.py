@@ -77,3 +77,15 @@ def test_a_rank_that_is_killed_under_the_module_and_one_that_joins():
     assert len(weights(said)) == 2
     assert set(weights(said)) == set(weights(fresh.stdout))
     assert "the newcomer is rank" in fresh.stdout
+
+
+@pytest.mark.timeout(SECONDS + 30)
+def test_a_sharded_training_goes_on_with_three_and_then_with_four():
+    process = torchrun(str(ROOT / "examples" / "fsdp_elastic.py"), "--kill", "1", "--restarts", "1", "--pause", "0.1")
+    said, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said + errors
+    assert "step 105: rank 1 kills itself" in said
+    assert re.search(r"step 100: rank 0 is rank 0 of 2\n", said), said + errors
+    found = weights(said)
+    assert len(found) in (2, 3), said + errors  # the restarted one may come too late
+    assert len(set(found)) == 1

@@ -1,0 +1,567 @@
+"""A training whose state is divided among its members (FSDP2): who is in it, and what each member has of the state."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pccl._communicator import Communicator, roll
+from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
+from pccl._holder import HolderError
+from pccl.distributed import _bootstrap
+from pccl.distributed._group import ProcessGroup
+from pccl.distributed._launch import digest
+from pccl.distributed._remesh import entries, local_part, remesh, slices
+from pccl.distributed._training import Training
+from pccl.state import decode, encode
+from pccl.state._objects import groups_of, load_groups
+from pccl.state._snapshots.boxes import Box, ShardMap, Slice
+from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
+from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, Report, Snapshot, host_name, pieces_of, slice_from
+from pccl.state._snapshots.placement import Redundancy
+from pccl.state._snapshots.restore import (
+    DamagedError,
+    Held,
+    Source,
+    StateLostError,
+    carry_out,
+    choose,
+    plan,
+    require_whole,
+    verify,
+)
+from pccl.state._snapshots.talk import Talk
+
+_log = logging.getLogger("pccl.distributed")
+
+ATTEMPTS = 20
+"""To restore a state, while members die."""
+
+_ROLL = digest("Elastic.sync of a sharded model")
+
+LIVE = -1
+"""Stands for the id of a snapshot: the tensors of the training themselves."""
+
+
+class ShardedState:
+    """The tensors of a training by name, and what each member has of them."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        for name, parameter in model.named_parameters():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None and mesh.ndim > 1:
+                # After a loss the complete replicas would wait for survivors of the others, which are in `sync`.
+                raise TypeError(f"parameter {name} is sharded over a mesh of {mesh.ndim} dimensions; Elastic takes one of 1")
+        self._model = model
+        self._optimizers = optimizers
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and states of optimizers, sharded or whole; buffers are each member's own."""
+        buffers = {f"model.{name}" for name, _ in self._model.named_buffers()}
+        return {name: one for name, one in entries(self._model, self._optimizers).items() if name not in buffers}
+
+    def local(self) -> tuple[dict[str, torch.Tensor], ShardMap]:
+        """The local parts, and which these are."""
+        parts: dict[str, torch.Tensor] = {}
+        shards: ShardMap = {}
+        for name, tensor in self.tensors().items():
+            whole, offset, shape = slices(tensor)
+            part = local_part(tensor)
+            parts[name] = part.contiguous()
+            shards[name] = Slice(
+                str(part.dtype).removeprefix("torch."), part.element_size(), tuple(whole), Box(tuple(offset), tuple(shape))
+            )
+        return parts, shards
+
+    def outline(self) -> dict[str, Any]:
+        """What a process without it needs to make the same tensors, and the numbers beside them."""
+        return {
+            "trained": {name: one.requires_grad for name, one in self._model.named_parameters()},
+            "groups": [groups_of(optimizer) for optimizer in self._optimizers],
+            "states": [self._state_outline(optimizer) for optimizer in self._optimizers],
+        }
+
+    def take_outline(self, outline: Mapping[str, Any]) -> None:
+        """Makes the optimizers' states as they are in `outline`; tensors have any content. ValueError: other models."""
+        if len(outline["groups"]) != len(self._optimizers):
+            raise ValueError(f"the others have {len(outline['groups'])} optimizers, and this process {len(self._optimizers)}")
+        parameters = dict(self._model.named_parameters())
+        if parameters.keys() != outline["trained"].keys():
+            name = min(parameters.keys() ^ outline["trained"].keys())
+            raise ValueError(f"parameter {name} is not on all members: make the same model on all")
+        for name, trained in outline["trained"].items():
+            parameters[name].requires_grad_(trained)
+        for optimizer, groups, states in zip(self._optimizers, outline["groups"], outline["states"], strict=True):
+            load_groups(optimizer, groups, "the optimizer")
+            listed = [one for group in optimizer.param_groups for one in group["params"]]
+            if len(listed) != len(states):
+                raise ValueError(f"the optimizer has {len(listed)} parameters here, and {len(states)} on the others")
+            for parameter, state in zip(listed, states, strict=True):
+                _take_state(optimizer, parameter, state)
+
+    def _state_outline(self, optimizer: Optimizer) -> list[dict[str, Any]]:
+        states = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                states.append({key: _describe(value, parameter) for key, value in state.items()})
+        return states
+
+
+def _describe(value: Any, parameter: torch.Tensor) -> tuple[str, Any]:
+    if not isinstance(value, torch.Tensor):
+        return "value", value
+    if value.shape == parameter.shape:
+        return "like", value.dtype
+    return "tensor", (value.dtype, tuple(value.shape))
+
+
+def _take_state(optimizer: Optimizer, parameter: torch.Tensor, outline: Mapping[str, Any]) -> None:
+    state = optimizer.state.get(parameter, {})
+    made: dict[str, Any] = {}
+    for key, (kind, content) in outline.items():
+        own = state.get(key)
+        if kind == "value":
+            made[key] = content
+        elif kind == "like":
+            fits = isinstance(own, torch.Tensor) and own.shape == parameter.shape and own.dtype == content
+            made[key] = own if fits else torch.zeros_like(parameter, dtype=content, requires_grad=False)
+        else:
+            dtype, shape = content
+            fits = isinstance(own, torch.Tensor) and tuple(own.shape) == shape and own.dtype == dtype
+            made[key] = own if fits else torch.zeros(shape, dtype=dtype, device="cpu" if not shape else parameter.device)
+    if made:
+        optimizer.state[parameter] = made
+    else:
+        optimizer.state.pop(parameter, None)
+
+
+class Told(NamedTuple):
+    """What a process tells the others before a state is restored."""
+
+    host: str
+    members: tuple[UUID, ...]
+    """In the order of ranks, as it knows it; empty: it joins."""
+    revision: int
+    """Counts the divisions of the state; 0: it has none of the run."""
+    attached: int
+    """The number of the last group that it has made."""
+    era: int
+    version: tuple[int, ...]
+    """Of its tensors; alike on members whose tensors belong together. Empty: they are not to be used."""
+    shards: ShardMap | None
+    held: list[Held]
+    layouts: list[str]
+
+
+class Sharded:
+    """What `Elastic.sync` does for a model that is sharded."""
+
+    def __init__(
+        self,
+        training: Training,
+        snapshots: Snapshots | None,
+        values: Callable[[], dict[str, Any]],
+        take_values: Callable[[dict[str, Any]], None],
+        progress: Callable[[], int],
+    ) -> None:
+        self._training = training
+        self._state = ShardedState(training.model, training.optimizers)
+        self._snapshots = snapshots
+        self._values = values
+        self._take_values = take_values
+        self._progress = progress
+        self._keeper: Keeper | None = None
+        self._members: tuple[UUID, ...] = ()
+        self._own = 0
+        self._revision = 0
+        self._attached = 0
+        self._era = 0
+        self._optimizer_steps = 0
+        self._at_sync = (0, 0)
+        self._taken = 0  # the step of the last snapshot
+        for optimizer in training.optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self.fence())
+            optimizer.register_step_post_hook(lambda *_: self._count_step())
+
+    @property
+    def report(self) -> Report | None:
+        """What the last snapshot has cost; None: there are no snapshots."""
+        return None if self._keeper is None else self._keeper.report
+
+    def fence(self) -> None:
+        """Waits until the tensors of a snapshot under way are copied: before anything but an optimizer changes them."""
+        if self._keeper is not None:
+            self._keeper.fence()
+
+    def settle(self) -> bool:
+        """Waits for the end of a snapshot under way; whether the last one is complete, if there are snapshots."""
+        return self._keeper is None or self._keeper.settle()
+
+    def close(self) -> None:
+        """Drops the snapshots of this process."""
+        if self._keeper is not None:
+            self._keeper.close()
+
+    def _count_step(self) -> None:
+        self._optimizer_steps += 1
+
+    # ---- sync ----
+
+    def sync(self, group: ProcessGroup, seconds: float, *, looks: bool) -> bool:
+        """Whether the members are others than after the last call, and so the mesh."""
+        comm = group.communicator
+        if self._keeper is None and self._snapshots is not None:
+            name = self._snapshots.name_of_run(_bootstrap.masters())
+            self._keeper = Keeper(comm, self._snapshots, name, timeout=seconds)
+        self.fence()
+        if not self._members:
+            self._enter(group, seconds)
+            return True
+        living = self._agreed(comm, seconds)
+        if living == frozenset(self._members) and not (looks and comm.are_peers_pending(timeout=seconds)):
+            self._at_sync = self._progress(), self._optimizer_steps
+            if self._snapshots is not None and self._progress() - self._taken >= self._snapshots.every:
+                self.snapshot()
+            return False
+        self._restore(group, seconds)
+        return True
+
+    def _agreed(self, comm: Communicator, seconds: float) -> frozenset[UUID]:
+        """Who lives: the same at all members, whatever each has heard."""
+        return roll(comm, torch.zeros(1, dtype=torch.int64), _ROLL & (1 << 64) - 1, seconds)
+
+    def _enter(self, group: ProcessGroup, seconds: float) -> None:
+        """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""
+        comm = group.communicator
+        masters = _bootstrap.to_join()
+        if not masters:
+            self._restore(group, seconds, first=True)
+            return
+        try:
+            comm.connect(timeout=seconds, begin=_bootstrap.to_begin())
+            self._restore(group, seconds, first=True)
+        except BaseException as error:
+            comm.close()  # whatever went wrong, members must not wait for this process
+            if not isinstance(error, Exception) or isinstance(error, StateLostError):
+                raise
+            raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
+        _bootstrap.joined()
+
+    def snapshot(self) -> None:
+        """Begins a snapshot of the state as it is. All members call it at the same step."""
+        assert self._keeper is not None
+        parts, shards = self._state.local()
+        self._keeper.era = self._era
+        self._taken = self._progress()
+        self._keeper.take(self._taken, parts, shards, self._encoded_values(), self._members, self._own)
+
+    def _encoded_values(self) -> bytes:
+        return bytes(encode({"outline": self._state.outline(), "own": self._training.own(), "values": self._values()}))
+
+    # ---- restore ----
+
+    def _restore(self, group: ProcessGroup, seconds: float, *, first: bool = False) -> None:
+        """Brings the state to all who are there, divided anew, and makes them the members of the group."""
+        comm = group.communicator
+        joins = bool(_bootstrap.to_join())
+        live = self._live(usable_anyway=first)
+        known = () if joins else group.members
+        damaged: set[int] = set()
+        try:
+            for attempt in range(ATTEMPTS):
+                if self._keeper is not None:
+                    self._keeper.settle()
+                try:
+                    if not first or attempt:
+                        comm.update_topology(timeout=seconds)
+                    if self._restored(group, known, live, damaged, seconds):
+                        return
+                except (PeerLostError, CallAgainError, TooFewPeersError):
+                    if attempt == ATTEMPTS - 1:
+                        raise
+        except StateLostError:
+            raise
+        except Exception:
+            comm.close()  # the others must not wait for this process
+            raise
+        raise StateLostError(f"the state is lost: {ATTEMPTS} attempts to restore it have failed; see the log")
+
+    def _live(self, *, usable_anyway: bool) -> _Live:
+        """The tensors as they are: of no use after a step that was begun and not ended, since some may have changed theirs."""
+        parts, shards = self._state.local()
+        progress, steps = self._progress(), self._optimizer_steps
+        begun, stepped = self._at_sync
+        usable = usable_anyway or progress != begun or steps == stepped
+        return _Live(parts, shards, (progress, steps - stepped) if usable else (), self._encoded_values())
+
+    def _restored(self, group: ProcessGroup, known: tuple[UUID, ...], live: _Live, damaged: set[int], seconds: float) -> bool:
+        """One attempt. False: another one may succeed."""
+        comm = group.communicator
+        here = comm._snapshot
+        own_held, places = self._inventory()
+        layouts_known = sorted({one.layout for one in own_held})
+        era = max([self._era, *(one.era for one in own_held)])
+        told = Told(host_name(), known, self._revision, self._attached, era, live.version, live.shards, own_held, layouts_known)
+        talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
+        all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told))))]
+        newest = max(one.revision for one in all_told)
+        ranks = next((one.members for one in all_told if one.revision == newest and one.members), ())
+        order = (*(one for one in ranks if one in here), *(one for one in here if one not in ranks))
+        by_rank = [all_told[here.index(member)] for member in order]
+        talk = Talk(comm, order, order.index(comm.uuid), "restore in order", seconds)
+        source, root, is_live = self._source(by_rank, self._layouts(talk, by_rank), damaged, newest)
+        era = max(one.era for one in by_rank) + 1
+        if source is None and order == known:  # a run begins, with the tensors that each has
+            self._finish(order, talk.own, 1, era)
+            if self._snapshots is not None:
+                self.snapshot()
+            return True
+        if source is None:
+            raise StateLostError("the state is lost: a member was lost before the first step of the run")
+        pieces = self._opened(talk, source, live, places, is_live=is_live)
+        if pieces is None:
+            return False
+        if is_live:
+            source = self._as_snapshot(talk, source, live, pieces, era)
+        content = decode(self._values_of(talk, source, root, pieces, live))
+        self._attached = max(one.attached for one in by_rank) + 1
+        group.attach(comm, order, self._attached)
+        self._state.take_outline(content["outline"])
+        remesh(self._training.model, self._training.optimizers)
+        parts, shards = self._state.local()
+        maps = [_map_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of_map(shards))))]
+        carry_out(plan(source, maps), source, talk, lambda name: pieces[name].bytes, parts, shards)
+        try:
+            verify(source, talk, parts, maps)
+        except DamagedError as error:
+            _log.error("%s", str(error))
+            if is_live:
+                raise
+            damaged.add(source.id)
+            return False
+        self._write_back(parts)
+        if not is_live or not known:
+            self._training.take_own(content["own"])
+            self._take_values(content["values"])
+        self._finish(order, talk.own, newest + 1, era)
+        if self._snapshots is not None and len(order) > 1:
+            self.snapshot()
+            assert self._keeper is not None
+            self._keeper.settle()  # until then the next loss would find the snapshot before, of other members
+        return True
+
+    def _opened(
+        self,
+        talk: Talk,
+        source: Source,
+        live: _Live,
+        places: Mapping[tuple[int, PieceName], Callable[[], Memory]],
+        *,
+        is_live: bool,
+    ) -> dict[PieceName, Memory] | None:
+        """The pieces that this process has of what is restored. None: a member cannot give one that it has told of."""
+        found: dict[PieceName, Memory] = {}
+        good = 1
+        try:
+            if is_live:
+                slot = next((slot for slot, ranks in source.images.items() if talk.own in ranks), None)
+                if slot is not None:
+                    image, values = Memory.new(source.layout.sizes[slot]), Memory.of(live.values)
+                    write_image(live.parts, live.shards, image.bytes)
+                    found = {PieceName("image", slot): image, PieceName("values", slot): values}
+            else:
+                found = {name: place() for (id_, name), place in places.items() if id_ == source.id}
+        except (HolderError, KeyError, MemoryError) as error:
+            _log.error("%s", f"snapshots: {error}")
+            good = 0
+        return found if all(row[0] for row in talk.gather([good])) else None
+
+    def _as_snapshot(self, talk: Talk, source: Source, live: _Live, pieces: Mapping[PieceName, Memory], era: int) -> Source:
+        """Keeps the tensors as they are as a snapshot without redundancy, until the next one: a newcomer may be lost at once."""
+        slot = next((slot for slot, ranks in source.images.items() if talk.own in ranks), None)
+        own = Sum(0, 0)
+        for name in source.layout.first[slot] if slot is not None else ():
+            own += hash_slice(name, live.shards[name], live.parts[name].cpu())
+        rows = talk.gather([*own.signed(), live.version[0] if slot is not None else 0, int.from_bytes(os.urandom(7), "little")])
+        sums = {slot: Sum.of_signed(*rows[ranks[0]][:2]) for slot, ranks in source.images.items()}
+        total = Sum(0, 0)
+        for one in sums.values():
+            total += one
+        if self._keeper is not None and slot is not None:
+            step = rows[source.images[0][0]][2]
+            self._keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, complete=True))
+        return source._replace(total=total)
+
+    def _write_back(self, parts: Mapping[str, torch.Tensor]) -> None:
+        """Where a local part was not contiguous, `parts` has a copy of it."""
+        with torch.no_grad():
+            for name, tensor in self._state.tensors().items():
+                local = local_part(tensor)
+                if local.data_ptr() != parts[name].data_ptr():
+                    local.copy_(parts[name])
+
+    def _finish(self, order: tuple[UUID, ...], own: int, revision: int, era: int) -> None:
+        self._members, self._own = order, own
+        self._revision = revision
+        self._era = era
+        self._at_sync = self._progress(), self._optimizer_steps
+
+    def _inventory(self) -> tuple[list[Held], dict[tuple[int, PieceName], Callable[[], Memory]]]:
+        """What this process can give of snapshots: its own pieces, and those at the holder of this host."""
+        held: list[Held] = []
+        places: dict[tuple[int, PieceName], Callable[[], Memory]] = {}
+        keeper = self._keeper
+        if keeper is None:
+            return held, places
+        for info in pieces_of(keeper.snapshots):
+            held.append(Held.of(info))
+        for snapshot in keeper.snapshots:
+            for name, memory in snapshot.pieces.items():
+                places[snapshot.id, name] = functools.partial(_itself, memory)
+        try:
+            holder = keeper.holder(start=False)
+            for kept in holder.kept() if holder is not None else []:
+                if "piece" not in kept.info:
+                    continue
+                one = Held.of(kept.info)
+                if (one.snapshot, one.piece) not in places:
+                    held.append(one)
+                    places[one.snapshot, one.piece] = _Opened(keeper, kept.key, kept.nbytes)
+        except HolderError as error:
+            _log.warning("%s", f"snapshots: {error}")
+            keeper.abandon()
+        return held, places
+
+    def _layouts(self, talk: Talk, told: Sequence[Told]) -> dict[str, Layout]:
+        """The layouts of all snapshots that somebody holds a piece of."""
+        found: dict[str, Layout] = {}
+        for wanted in sorted({name for one in told for name in one.layouts}):
+            root = next(rank for rank, one in enumerate(told) if wanted in one.layouts)
+            content = talk.broadcast(root, self._layout(wanted) if root == talk.own else None)
+            if content:
+                found[wanted] = Layout.decoded(content)
+        return found
+
+    def _layout(self, name: str) -> bytes:
+        """As bytes; none if the holder cannot give it."""
+        assert self._keeper is not None
+        for snapshot in self._keeper.snapshots:
+            if snapshot.layout.id == name:
+                return snapshot.layout.encoded()
+        try:
+            holder = self._keeper.holder(start=False)
+            kept = (
+                next(one for one in holder.kept() if one.info.get("layout") == name and "piece" not in one.info)
+                if holder
+                else None
+            )
+            return b"" if holder is None or kept is None else Memory(holder.get(kept.key), kept.nbytes).bytes.numpy().tobytes()
+        except (HolderError, KeyError, StopIteration):
+            return b""
+
+    def _source(
+        self, told: Sequence[Told], layouts: Mapping[str, Layout], damaged: set[int], newest: int
+    ) -> tuple[Source | None, int, bool]:
+        """What is restored, the rank whose values are taken, and whether it is the tensors as they are. None: a run begins."""
+        held = [one.held for one in told]
+        if newest == 0:
+            try:
+                source = choose(held, layouts, damaged)
+            except StateLostError as error:
+                if any(held):
+                    _log.warning("%s", f"snapshots of an earlier start cannot be used, so the run begins anew: {error}")
+                return None, 0, False
+            _log.info("%s", f"the run goes on from the snapshot of step {source.order[1]}, which was kept in memory")
+            return source, source.values[min(source.values)][0], False
+        ranks = [rank for rank, one in enumerate(told) if one.revision == newest]
+        usable = [rank for rank in ranks if told[rank].version]
+        maps = [told[rank].shards for rank in ranks]
+        if usable == ranks and len({told[rank].version for rank in ranks}) == 1 and all(one is not None for one in maps):
+            live = [one for one in maps if one is not None]
+            try:
+                require_whole(live)
+                layout = Layout([told[rank].host for rank in ranks], live, Redundancy(1, 0))
+                images = {slot: [rank] for slot, rank in enumerate(ranks)}
+                return Source(LIVE, (0, 0), layout, images, {}, {}, Sum(0, 0)), ranks[0], True
+            except LookupError:
+                pass
+        source = choose(held, layouts, damaged)
+        return source, source.values[min(source.values)][0], False
+
+    def _values_of(self, talk: Talk, source: Source, root: int, pieces: Mapping[PieceName, Memory], live: _Live) -> bytes:
+        """The own values of the time of the snapshot, or else those of one member."""
+        own: bytes | None = None
+        if source.id == LIVE:
+            own = live.values if self._revision else None
+        else:
+            name = next((name for name in sorted(pieces) if name.kind == "values"), None)
+            own = None if name is None else pieces[name].bytes.numpy().tobytes()
+        told = talk.broadcast(root, own if talk.own == root else None)
+        return told if own is None else own
+
+
+def _itself(memory: Memory) -> Memory:
+    return memory
+
+
+class _Live(NamedTuple):
+    """The tensors of a training as they are, and its values."""
+
+    parts: dict[str, torch.Tensor]
+    shards: ShardMap
+    version: tuple[int, ...]
+    values: bytes
+
+
+class _Opened:
+    """A piece at the holder, mapped when it is needed."""
+
+    def __init__(self, keeper: Keeper, key: str, nbytes: int) -> None:
+        self._keeper, self._key, self._nbytes = keeper, key, nbytes
+        self._memory: Memory | None = None
+
+    def __call__(self) -> Memory:
+        if self._memory is None:
+            holder = self._keeper.holder(start=False)
+            if holder is None:
+                raise HolderError("the holder of this host has ended")
+            self._memory = Memory(holder.get(self._key), self._nbytes)
+        return self._memory
+
+
+def _tree_of_map(shards: ShardMap) -> dict[str, Any]:
+    return {name: [*part[:3], *part.box] for name, part in shards.items()}
+
+
+def _map_of(tree: Any) -> ShardMap:
+    return {name: slice_from(*part) for name, part in tree.items()}
+
+
+def _tree_of(told: Told) -> dict[str, Any]:
+    held = [[*one[:4], list(one.piece), {str(slot): list(total) for slot, total in one.sums.items()}] for one in told.held]
+    shards = None if told.shards is None else _tree_of_map(told.shards)
+    return {**told._asdict(), "members": list(told.members), "held": held, "shards": shards}
+
+
+def _told_of(tree: Any) -> Told:
+    """ValueError: another member has told something malformed."""
+    try:
+        held = [
+            Held(id_, era, step, layout, PieceName(*piece), {int(slot): Sum(*total) for slot, total in sums.items()})
+            for id_, era, step, layout, piece, sums in tree["held"]
+        ]
+        shards = None if tree["shards"] is None else _map_of(tree["shards"])
+        known = {**tree, "members": tuple(tree["members"]), "version": tuple(tree["version"]), "held": held, "shards": shards}
+        return Told(**known)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"a member has told a malformed inventory: {error}") from None

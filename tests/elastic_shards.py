@@ -1,0 +1,178 @@
+"""Processes that train a sharded model under Elastic with snapshots, and are killed, restarted and joined."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer imports it: here once, and not for seconds in each process
+import torch.distributed as dist
+from performers import PATIENCE, Performer, preload
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import pccl.distributed
+from pccl.distributed import Elastic, PeerLostError, Snapshots, StateLostError
+
+preload(__name__)
+
+ROWS = 12
+
+WIDTH = 2047
+"""So that the state has half a megabyte, and its rows no even shares."""
+
+QUIET = {"PCCL_LOG_LEVEL": "ERR"}
+
+
+def batch(step: int, rank: int, size: int) -> torch.Tensor:
+    """The rows of a rank: those of all ranks together are the same for any number of them that divides ROWS."""
+    return torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step))[rank::size]
+
+
+class Member:
+    """A rank that trains, or a newcomer."""
+
+    def __init__(self, pipe: Connection, snapshots: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        sys.dont_write_bytecode = True  # of what is imported late
+        self._snapshots = snapshots
+        self.log: list[Any] = []
+        self.losses: dict[int, float] = {}
+
+    def start(self, port: int, rank: int, size: int) -> None:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        limit = timedelta(seconds=PATIENCE)
+        dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=limit)
+        self._make()
+
+    def join(self, masters: str, keys: str) -> None:
+        pccl.distributed.join(masters, timeout=timedelta(seconds=PATIENCE), keys=keys)
+        self._make()
+
+    def _make(self) -> None:
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(self.model[0], mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, eps=0.1)  # which makes little of last bits
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 4, 0.5)
+        snapshots = Snapshots(**self._snapshots) if self._snapshots else None
+        self.run = Elastic(self.model, self.optimizer, step=0, schedule=self.schedule, snapshots=snapshots)
+        self.changes: list[tuple[int, int]] = []
+
+    def where(self) -> tuple[str, str]:
+        return pccl.distributed.masters(), pccl.distributed.keys()
+
+    def train(self, until: int, dies_at: int | None = None, pause: float = 0.0, size: int = 0) -> list[tuple[int, int]]:
+        """Trains until a step, and as long as there are fewer than `size` members; gives (step, world size) of each change."""
+        while True:
+            if self.run.sync():
+                self.changes.append((self.run.step, dist.get_world_size()))
+            if self.run.step >= until and dist.get_world_size() >= size:
+                return self.changes
+            if dies_at == self.run.step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                x = batch(self.run.step, dist.get_rank(), dist.get_world_size())
+                loss = self.model(x).square().mean()
+                self.optimizer.zero_grad()
+                loss.backward()
+            except PeerLostError:
+                continue
+            self.optimizer.step()
+            self.schedule.step()
+            self.losses[self.run.step] = loss.item()
+            self.run.step += 1
+            time.sleep(pause)
+
+    def train_and_lose(self, until: int) -> str:
+        """Trains until a StateLostError; gives its text."""
+        try:
+            self.train(until)
+        except StateLostError as error:
+            return str(error)
+        return ""
+
+    def half_a_step(self) -> None:
+        """Steps the optimizer, and does not count the step."""
+        self.model(batch(self.run.step, dist.get_rank(), dist.get_world_size())).square().mean().backward()
+        self.optimizer.step()
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """The parameters and the optimizer's state, as in one process."""
+        found = {name: parameter.full_tensor() for name, parameter in self.model.named_parameters()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"{name}.{key}"] = value.full_tensor() if hasattr(value, "full_tensor") else value
+        found["lr"] = torch.tensor(self.optimizer.param_groups[0]["lr"])
+        found["steps of the schedule"] = torch.tensor(self.schedule.last_epoch)
+        return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+    def report(self) -> dict[str, Any]:
+        self.run.wait_for_snapshot()
+        found = self.run.snapshot_report
+        return {} if found is None else vars(found)
+
+    def bytes_written(self) -> int:
+        """To disk, by this process."""
+        with open("/proc/self/io") as file:
+            return int(dict(line.split(": ") for line in file)["write_bytes"])
+
+    def holder(self) -> int:
+        """The process that keeps this one's memory."""
+        self.run.wait_for_snapshot()
+        keeper: Any = self.run._sharded._keeper
+        return int.from_bytes(keeper._holder._end.getsockopt(1, 17, 4), "little")
+
+    def leave(self) -> None:
+        self.run.close()
+        dist.destroy_process_group()
+
+
+class Job:
+    """Members, and what tests tell all of them."""
+
+    def __init__(self, **snapshots: Any) -> None:
+        self._snapshots = snapshots
+        self.members: list[Performer] = []
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for member in self.members:
+            member.kill()
+
+    def start(self, size: int) -> list[Performer]:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        made = [self.add() for _ in range(size)]
+        for rank, member in enumerate(made):
+            member.tell("start", self._store.port, rank, size)
+        for member in made:
+            member.answer()
+        return made
+
+    def add(self) -> Performer:
+        self.members.append(Performer(Member, len(self.members), (self._snapshots,), QUIET, Path("/dev/null")))
+        return self.members[-1]
+
+    def join(self, where: tuple[str, str]) -> Performer:
+        made = self.add()
+        made.ask("join", *where)
+        return made
+
+
+def ask(members: list[Performer], method: str, *arguments: Any) -> list[Any]:
+    """Tells all of them something; gives their answers."""
+    for member in members:
+        member.tell(method, *arguments)
+    return [member.answer() for member in members]
