@@ -209,9 +209,9 @@ static inline bool lane_is_for_bulk(const struct lane *lane) {
 }
 
 // ======== a neighbour (neighbour.c) ========
-// NULL: there is none.
+// Returns the neighbour of this id, or NULL. Lock held.
 struct neighbour *neighbour_find(struct lanes *all, const struct wire_id *id);
-// Returns the neighbour, no longer dropped, or a new one. NULL: memory was refused.
+// Returns the neighbour of this id, no longer dropped, or a new one. NULL: memory was refused. Lock held.
 struct neighbour *neighbour_get(struct lanes *all, const struct wire_id *id);
 struct peer_label neighbour_label(const struct neighbour *peer);
 // Schedules its lanes, from another one on each time: the first ones get what the bucket has. Thread.
@@ -237,14 +237,14 @@ enum pace_reason neighbour_lanes_reason(const struct neighbour *peer);
 double neighbour_speed(struct neighbour *peer);
 
 // ======== a lane (lane.c): framing, bytes in, frames out, and back ========
-// Takes the stream, unless memory is refused: NULL.
+// Creates a lane, which takes the stream. Returns NULL if memory was refused; the stream stays the caller's.
 struct lane *lane_new(struct neighbour *peer, uint32_t index, struct transport *stream);
 void lane_free(struct lane *lane);
 
 // ---- thread ----
-// WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused. Lock held.
+// Returns WIRE_MAX_DATA_BYTES to receive into. NULL: memory was refused. Lock held.
 uint8_t *lane_scratch(struct lane *lane);
-// WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
+// Returns WIRE_MAX_DATA_BYTES for what this lane sends, one frame at a time. NULL: memory was refused.
 uint8_t *lane_stage(struct lane *lane);
 // Gives each of these lanes a step. Returns whether there is more.
 bool lane_step_all(struct lane_list *ready);
@@ -252,11 +252,11 @@ bool lane_step_all(struct lane_list *ready);
 void lane_break(struct lane *lane, enum wire_link_reason reason, const char *why);
 // Drops the frames of large ops, or those of the service, in either direction. Lock held.
 void lane_drop_frames(struct lane *lane, bool service);
-// An epoch was entered: looks again at a frame that waits for it. Lock held.
+// Resumes with a frame that waited for the epoch that was entered. Lock held.
 void lane_enter_epoch(struct lane *lane);
 // Records the events that epoll reports for the lane.
 void lane_note_events(struct lane *lane, uint32_t events);
-// Queues a frame, and takes it.
+// Queues a frame and takes it.
 void lane_push(struct lane *lane, struct frame *frame);
 
 // ---- heartbeats; lock held ----
@@ -292,8 +292,8 @@ struct lanes *lanes_new(const struct lanes_options *options); // NULL: no memory
 // Closes all. The thread has ended. NULL is allowed, as in lanes_free.
 void lanes_close(struct lanes *all);
 void lanes_free(struct lanes *all);
-// A link is down when nothing is heard on it, or nothing taken by it, for about this long (longer where pauses are
-// usual). Before the first call silence is not watched. Any thread.
+// Sets how long a link may be silent, or take nothing, before it is down (longer where pauses are usual). Before the
+// first call no link is watched. Any thread.
 void lanes_set_silence(struct lanes *all, int64_t limit_ns);
 // Returns the limit that was set. Any thread.
 static inline int64_t lanes_silence_limit_ns(const struct lanes *all) {
@@ -308,30 +308,31 @@ uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, 
                    bool *from_elsewhere);
 // Closes all connections to a member that is gone.
 void lanes_drop(struct lanes *all, const struct wire_id *id);
-// Sends a frame without or with a block over the direct link, at once if the kernel takes it. False: there is no link,
-// or memory was refused.
+// Sends a frame with or without a payload over the direct link, at once if the kernel takes it. Returns false if there
+// is no link, or memory was refused.
 bool lanes_signal(struct neighbour *peer, uint16_t type, const struct wire_head *head, struct block *payload);
 
 // ---- thread ----
-// Begins to poll what was added. Lock held. False: the system refused memory or a descriptor.
+// Begins to poll the lanes that were added. Lock held. False: the system refused memory or a descriptor.
 bool lanes_poll_arriving(struct lanes *all);
-// Ends all connections, before callers get their memory back: neighbours may be reading it, and believe what they read
-// while the link stands. Lock held.
+// Shuts all connections down before callers get their memory back: neighbours may be reading it, and trust it while the
+// link stands. Lock held.
 void lanes_hang_up(struct lanes *all);
 // Schedules the lanes of neighbours whose bucket has filled.
 void lanes_look_at_buckets(struct lanes *all);
 void lanes_free_broken(struct lanes *all);
-void lanes_schedule(struct lanes *all); // there may be work for all of them
+// Schedules all lanes.
+void lanes_schedule(struct lanes *all);
 // Drops all frames of large ops, or all of the service, in either direction. Lock held.
 void lanes_drop_frames(struct lanes *all, bool service);
-// An epoch with this run, generation and number is in force: looks again at the frames that wait for it. Lock held.
+// Enters an epoch with this run, generation and number: resumes with the frames that wait for it. Lock held.
 void lanes_enter_epoch(struct lanes *all, const struct wire_header *now);
 // Returns the incoming service frame of the next lane that is in the midst of one; `at` begins with 0. Returns NULL if
 // there is none.
 struct incoming *lanes_next_service(struct lanes *all, size_t *at);
 // Breaks the lanes that have been silent for too long, if it is time to check; lets the others send heartbeats.
 void lanes_check_silence(struct lanes *all);
-// Until the next check, if that is sooner.
+// Returns the time until the next check or look at a bucket, if that is before `timeout_ms` (-1: never).
 int lanes_timeout_ms(const struct lanes *all, int timeout_ms);
 
 // ======== workers (workers.c): threads that receive, sum and send beside the owner's thread ========

@@ -91,78 +91,83 @@ struct call_table {
 };
 
 void call_table_init(struct call_table *table, const struct op_driver *driver, size_t work_bytes);
-// All ops have ended. Forgets them, and with that puts back the inputs of those that nobody took.
+// Frees all ops, which have ended. Restores the inputs of those that nobody took.
 void call_table_fini(struct call_table *table);
 
 // ---- callers ----
-// As engine_post, but CALL_DEAD. `element`: bytes; `out`: the op, if CALL_OK, which may have ended. Of a call that is
-// posted the reference to its group and its parts are the call table's.
+// Posts a call. Returns what engine_post does, except CALL_DEAD. `element`: bytes of an element. If CALL_OK, `out` is
+// the op, which may have ended, and the table owns the parts and the reference to the subgroup.
 enum call_result call_table_post(struct call_table *table, const struct call_args *args, size_t element,
                                  uint64_t adopted, struct op **out);
-struct op *call_table_find(const struct call_table *table, uint64_t tag); // the call with this tag; NULL: there is none
+// Returns the call with this tag, or NULL.
+struct op *call_table_find(const struct call_table *table, uint64_t tag);
 // Asks to end the call on all members with CALL_CANCELLED. It still ends well if a member has completed it.
 void call_table_cancel(struct call_table *table, struct op *call);
 // Removes a call that has ended and whose input is restored.
 void call_table_take(struct call_table *table, struct op *op, struct call_outcome *out);
-// Before leaving: acknowledges everything, and asks the others to do likewise. All has drained when `retained.count` is
-// 0.
+// Acknowledges everything before this member leaves, and asks the others to do likewise. All has drained when
+// `retained.count` is 0.
 void call_table_drain(struct call_table *table);
-void call_table_end_all(struct call_table *table); // with CALL_DEAD
+// Ends all ops with CALL_DEAD.
+void call_table_end_all(struct call_table *table);
 
 // ---- other members ----
-// READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL. False:
-// more than is allowed, or malformed.
+// Handles READY, GRANT, POSTED or SMALL of the epoch in force, from a member of it. Takes the block, which may be NULL.
+// Returns false if the member sent more than is allowed, or the frame is malformed.
 bool call_table_signal(struct call_table *table, struct op_member *from, uint16_t type, const struct wire_head *head,
                        struct block *block, size_t bytes);
-// ACK.
+// Handles ACK. `asked`: the member leaves, and wants acknowledgements at once.
 void call_table_acked(struct call_table *table, struct op_member *from, const struct wire_op_name *names,
                       uint32_t count, bool asked);
-// SUPPLY. Takes the block.
+// Handles SUPPLY. Takes the block.
 void call_table_supplied(struct call_table *table, const struct wire_op_name *name, struct block *result);
-void call_table_forget(struct call_table *table, const struct op_member *member); // it is about to be freed
+// Forgets a member that is about to be freed.
+void call_table_forget(struct call_table *table, const struct op_member *member);
 
-// ---- what moves ops ----
-// All calls and segments.
+// ---- for the driver ----
+// Calls `act` for all calls and segments.
 void call_table_for_each(struct call_table *table, void (*act)(struct call_table *, struct op *));
-// The one that runs in the epoch in force; NULL: there is none.
+// Returns the op of this name that runs in the epoch in force, or NULL.
 struct op *call_table_find_running(const struct call_table *table, const struct wire_op *what);
-// Returns the data that arrived for this op before its start; the caller frees it. NULL: none.
+// Takes a signal or input of this type that came from the member before the op began. The caller frees it. NULL: none.
 struct unexpected *call_table_unexpected(struct call_table *table, const struct op *op, const struct op_member *from,
                                          uint16_t type);
-// Everything is here and everything is sent. A small op ends, and `op->result` is kept. True: a large one, and DONE is
-// to be sent.
+// Completes an op that has received and sent everything. A small op ends, and `op->result` is kept. Returns true for a
+// large op, of which the caller sends DONE.
 bool call_table_complete(struct call_table *table, struct op *op);
 void call_table_report_mismatch(struct call_table *table, struct op *op, const struct op_member *other,
                                 const struct wire_fingerprint *theirs);
-// Memory for the op was refused: it ends, and the communicator, since others wait for it.
+// Ends an op for which memory was refused, and with it the communicator, since others wait for the op.
 void call_table_refuse(struct call_table *table, struct op *op);
 
 // ---- epochs ----
-void call_table_note_loss(struct call_table *table, uint64_t epoch); // members were lost in it
-// Enters an epoch. `report`, where each op stood, is the caller's to free. False: memory was refused, and the epoch is
-// not in force.
+// Notes that members were lost in this group epoch.
+void call_table_note_loss(struct call_table *table, uint64_t epoch);
+// Enters an epoch, and reports where each op stood; the caller frees `report->ops`. Returns false if memory was
+// refused: the epoch is not in force then.
 bool call_table_enter(struct call_table *table, const struct epoch *epoch, struct wire_report *report);
-void call_table_links_ready(struct call_table *table); // of the epoch in force, and no newer one is known
+// Begins the ops that wait: all links of the epoch in force are there, and no newer epoch is known.
+void call_table_links_ready(struct call_table *table);
 void call_table_verdict(struct call_table *table, const struct wire_verdict *verdict);
 
 // ---- what is kept beside the ops ----
-// Bytes that one of so many members may send another one before that one has posted their ops.
+// Returns how many bytes one of so many members may send another one that has not posted their ops.
 uint64_t call_table_unexpected_limit(uint32_t members);
-// How much of that may be chunks, which fill a long link until READY comes (1 Gbit/s, 80 ms: 10 MB); the rest is for
-// small ops, which would have to wait.
+// Returns how many of those bytes may be chunks, which fill a long link until READY comes (1 Gbit/s, 80 ms: 10 MB). The
+// rest is for small ops, which would have to wait.
 static inline uint64_t call_table_unexpected_chunk_limit(uint32_t members) {
     return call_table_unexpected_limit(members) / 4 * 3;
 }
 // Returns whether anything of this tag came from that member.
 bool call_table_has_unexpected(const struct call_table *table, uint64_t tag, const struct wire_id *from);
-// A signal of this op is on its way: that the op before it, of the same tag, is complete need not be told.
+// Drops the acknowledgement of the previous op of this tag: a signal of this op is on its way, and implies it.
 void call_table_drop_implied(struct op_member *to, const struct wire_op_name *name);
-// The program has ended a vote that led to this group epoch. A member votes when its own calls have ended, so those of
-// verdicts on older epochs that this member did not make are not made any more: its next ones meet others, perhaps of
+// Drops verdicts on epochs older than this one, to which a vote of the program has led. A member votes when its own
+// calls have ended, so calls that such verdicts mean are not made any more. The next ones meet others, perhaps those of
 // newcomers, who know of no such verdict.
-void call_table_verdicts_voted(struct call_table_verdicts *mismatches, uint64_t group_epoch);
-// The ops of a call whose inputs may have to be put back: itself, then the segments that it has. `after`: the last one,
-// NULL at first. NULL: there are no more.
+void call_table_verdicts_voted(struct call_table_verdicts *verdicts, uint64_t group_epoch);
+// Iterates over the ops of a call whose inputs may have to be restored: the call, then its segments. `after` is the
+// previous one, NULL at first. Returns NULL at the end.
 struct op *segments_part(struct op *call, const struct op *after);
 
 #endif

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: What the simulator drives, beside itself.
 SOURCES = [
+    "csrc/base/cpu.c",
     "csrc/base/descriptor.c",
     "csrc/base/memory.c",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/base/log*.c")),
