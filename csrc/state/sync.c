@@ -263,8 +263,8 @@ void sync_look(struct engine *engine, struct sync_report *out) {
 // ---- the thread ----
 static bool sync_locate(struct service *service, struct incoming *in) {
     switch (in->header.type) {
-    case WIRE_SYNC_HASHES: return sync_locate_hashes(sync_of(service), in);
-    case WIRE_SYNC_LEAF: return sync_locate_leaf(sync_of(service), in);
+    case WIRE_SYNC_HASHES:
+    case WIRE_SYNC_LEAF: return sync_receive_locate(sync_of(service), in);
     default: return in->length == 0;
     }
 }
@@ -278,8 +278,8 @@ static bool take_ask(struct sync *sync, const struct incoming *in) {
 
 static bool sync_arrived(struct service *service, struct incoming *in) {
     switch (in->header.type) {
-    case WIRE_SYNC_HASHES: return sync_take_hashes(sync_of(service), in);
-    case WIRE_SYNC_LEAF: return sync_take_leaf(sync_of(service), in);
+    case WIRE_SYNC_HASHES:
+    case WIRE_SYNC_LEAF: return sync_receive_take(sync_of(service), in);
     default: return take_ask(sync_of(service), in);
     }
 }
@@ -305,7 +305,7 @@ static void sync_woken(struct service *service) {
     if (!is_receiver(sync)) {
         for (struct requester *requester = sync->requesters; requester != NULL; requester = requester->next)
             neighbour_schedule(requester->peer);
-    } else if (sync_begin_receiving(sync)) {
+    } else if (sync_receive_begin(sync)) {
         sync->phase = PHASE_HASHES;
     } else {
         engine_fail(sync->engine);
@@ -316,10 +316,10 @@ static bool receives(const struct sync *sync) { return sync->phase == PHASE_HASH
 
 static int sync_step(struct service *service) {
     struct sync *sync = sync_of(service);
-    if (receives(sync)) sync_take_worker_results(sync);
+    if (receives(sync)) sync_receive_results(sync);
     struct device_queue *failed = content_failed_device(sync->content);
     if (failed != NULL) sync_fail(sync, failed);
-    if (receives(sync)) sync_receive(sync);
+    if (receives(sync)) sync_receive_step(sync);
     return receives(sync) ? SYNC_TICK_MS : -1;
 }
 
@@ -331,15 +331,8 @@ static void sync_stop(struct service *service) {
 
 static void sync_changed(struct service *service, const struct neighbour *peer, enum service_change change) {
     struct sync *sync = sync_of(service);
-    switch (change) {
-    case SERVICE_LINK_UP: sync_link_up(sync, peer); break;
-    case SERVICE_LINK_DOWN: sync_link_down(sync, peer); break;
-    case SERVICE_PEER_LEFT:
-    case SERVICE_PEER_FREED:
-        forget_requester(sync, peer);
-        sync_forget_donor(sync, peer);
-        break;
-    }
+    if (change == SERVICE_PEER_LEFT || change == SERVICE_PEER_FREED) forget_requester(sync, peer);
+    sync_receive_changed(sync, peer, change);
 }
 
 static const struct service_type sync_type = {

@@ -75,20 +75,16 @@ struct sync {
 };
 
 // ---- sync_receive.c ----
-bool sync_begin_receiving(struct sync *sync); // false: memory was refused
-// what there is to do now and then: asks, replaces donors
-void sync_receive(struct sync *sync);
-bool sync_locate_hashes(struct sync *sync, struct incoming *in); // as service_type.locate
-bool sync_take_hashes(struct sync *sync, struct incoming *in);   // as service_type.arrived
-void sync_forget_donor(struct sync *sync, const struct neighbour *peer);
-void sync_link_down(struct sync *sync, const struct neighbour *peer);
-void sync_link_up(struct sync *sync, const struct neighbour *peer);
+bool sync_receive_begin(struct sync *sync); // false: memory was refused
+// Does what there is to do now and then: asks, and replaces donors.
+void sync_receive_step(struct sync *sync);
+void sync_receive_results(struct sync *sync);                     // of the pool
+bool sync_receive_locate(struct sync *sync, struct incoming *in); // hashes or a leaf, as service_type.locate
+bool sync_receive_take(struct sync *sync, struct incoming *in);   // likewise, as service_type.arrived
+void sync_receive_changed(struct sync *sync, const struct neighbour *peer, enum service_change change);
 // The round is over or void, and nothing writes any more: the content's hashes become those of what lies in memory.
 // Leaves that came are the donors'; those that may be half-written are nobody's, and then it returns true.
 bool sync_note_leaves(struct sync *sync);
-bool sync_locate_leaf(struct sync *sync, struct incoming *in); // as service_type.locate
-bool sync_take_leaf(struct sync *sync, struct incoming *in);   // as service_type.arrived
-void sync_take_worker_results(struct sync *sync);
 
 // The device of this queue has failed, and so the engine fails. Lock not held.
 static inline void sync_fail(struct sync *sync, const struct device_queue *queue) {

@@ -142,7 +142,7 @@ static void begin_leaves(struct sync *sync) {
     pump(sync);
 }
 
-bool sync_locate_hashes(struct sync *sync, struct incoming *in) {
+static bool locate_hashes(struct sync *sync, struct incoming *in) {
     const struct wire_sync_hashes *some = &in->head.sync_hashes;
     if (!sync->begun || some->round != sync->plan->round || sync->phase != PHASE_HASHES) return true;
     if (in->from != sync->donors[sync->hash_donor].peer || some->first != sync->hashes ||
@@ -155,7 +155,7 @@ bool sync_locate_hashes(struct sync *sync, struct incoming *in) {
     return true;
 }
 
-bool sync_take_hashes(struct sync *sync, struct incoming *in) {
+static bool take_hashes(struct sync *sync, struct incoming *in) {
     if (in->to == NULL || sync->phase != PHASE_HASHES) return true;
     sync->hashes += in->head.sync_hashes.count;
     if (sync->hashes < sync->content->layout.leaf_count) {
@@ -202,7 +202,7 @@ static void tell_progress(struct sync *sync, int64_t now) {
         (unsigned long long)sync->report.missing_bytes);
 }
 
-void sync_receive(struct sync *sync) {
+void sync_receive_step(struct sync *sync) {
     int64_t now = platform_now_ns();
     if (now < sync->tick_at) return;
     sync->tick_at = now + SYNC_TICK_MS * MS_NS;
@@ -222,38 +222,36 @@ void sync_receive(struct sync *sync) {
         next_hash_donor(sync);
 }
 
-void sync_forget_donor(struct sync *sync, const struct neighbour *peer) {
-    uint32_t index = donor_of(sync, peer);
-    if (index == sync->donor_count) return;
-    sync->donors[index].peer = NULL;
-    if (sync->delta != NULL) delta_drop(sync->delta, index);
-    sync->tick_at = 0;
-}
-
 static void ask_again(struct sync *sync, uint32_t index) {
     if (sync->phase == PHASE_LEAVES) delta_revoke(sync->delta, index);
     if (sync->phase == PHASE_HASHES && index == sync->hash_donor) sync->hashes_asked_at = 0;
     sync->tick_at = 0;
 }
 
-// Requests and answers may be lost with the connection.
-void sync_link_down(struct sync *sync, const struct neighbour *peer) {
+void sync_receive_changed(struct sync *sync, const struct neighbour *peer, enum service_change change) {
     uint32_t index = donor_of(sync, peer);
     if (index == sync->donor_count) return;
-    sync->donors[index].link_lost = true;
-    ask_again(sync, index);
-}
-
-// Until now the donor may have sent what was asked again into the connection that was lost: it may not have known yet.
-void sync_link_up(struct sync *sync, const struct neighbour *peer) {
-    uint32_t index = donor_of(sync, peer);
-    if (index == sync->donor_count || !sync->donors[index].link_lost) return;
-    sync->donors[index].link_lost = false;
-    ask_again(sync, index);
+    struct donor *donor = &sync->donors[index];
+    switch (change) {
+    case SERVICE_LINK_DOWN: // requests and answers may be lost with the connection
+        donor->link_lost = true;
+        ask_again(sync, index);
+        break;
+    case SERVICE_LINK_UP: // until now the donor may have answered into the connection that was lost
+        if (donor->link_lost) ask_again(sync, index);
+        donor->link_lost = false;
+        break;
+    case SERVICE_PEER_LEFT:
+    case SERVICE_PEER_FREED:
+        donor->peer = NULL;
+        if (sync->delta != NULL) delta_drop(sync->delta, index);
+        sync->tick_at = 0;
+        break;
+    }
 }
 
 // ---- beginning and end ----
-bool sync_begin_receiving(struct sync *sync) {
+bool sync_receive_begin(struct sync *sync) {
     engine_assert_locked(sync->engine);
     const struct wire_sync_plan *plan = sync->plan;
     sync->donors = calloc(plan->donor_count + 1, sizeof *sync->donors);
@@ -315,7 +313,7 @@ static bool is_wanted(const struct sync *sync, const struct incoming *in) {
            donor_of(sync, in->from) < sync->donor_count;
 }
 
-bool sync_locate_leaf(struct sync *sync, struct incoming *in) {
+static bool locate_leaf(struct sync *sync, struct incoming *in) {
     uint64_t leaf = in->head.sync_leaf.leaf;
     if (!is_wanted(sync, in)) return true;
     if (leaf >= sync->content->layout.leaf_count) return false;
@@ -383,7 +381,7 @@ static void tell_workers_are_done(void *context) {
     engine_unlock(engine);
 }
 
-void sync_take_worker_results(struct sync *sync) {
+void sync_receive_results(struct sync *sync) {
     struct leaf_job job;
     struct leaf_pool *pool = sync->pool;
     while (pool != NULL && sync->phase == PHASE_LEAVES && leaf_pool_take(pool, &job)) {
@@ -397,7 +395,7 @@ static void do_job(struct sync *sync, struct leaf_job *job) {
     if (job->length >= POOLED_LEAST) {
         if (sync->pool == NULL) sync->pool = leaf_pool_new(tell_workers_are_done, sync->engine);
         if (sync->pool != NULL && leaf_pool_give(sync->pool, job)) return;
-        sync_take_worker_results(sync); // there may be room then, or an end of it all
+        sync_receive_results(sync); // there may be room then, or an end of it all
         if (sync->phase != PHASE_LEAVES || (sync->pool != NULL && leaf_pool_give(sync->pool, job))) return;
     }
     leaf_check(job);
@@ -449,7 +447,7 @@ static bool unpack(struct sync *sync, const struct incoming *in, struct leaf_job
     return false;
 }
 
-bool sync_take_leaf(struct sync *sync, struct incoming *in) {
+static bool take_leaf(struct sync *sync, struct incoming *in) {
     if (in->to == NULL || !is_wanted(sync, in)) return true;
     const struct wire_sync_leaf *leaf = &in->head.sync_leaf;
     bool slot = leaf->coding == WIRE_SYNC_SLOT, packed = leaf->coding == WIRE_SYNC_LZ4;
@@ -465,4 +463,12 @@ bool sync_take_leaf(struct sync *sync, struct incoming *in) {
     take_result(sync, &job);
     go_on(sync, &job);
     return true;
+}
+
+bool sync_receive_locate(struct sync *sync, struct incoming *in) {
+    return in->header.type == WIRE_SYNC_HASHES ? locate_hashes(sync, in) : locate_leaf(sync, in);
+}
+
+bool sync_receive_take(struct sync *sync, struct incoming *in) {
+    return in->header.type == WIRE_SYNC_HASHES ? take_hashes(sync, in) : take_leaf(sync, in);
 }
