@@ -204,14 +204,15 @@ def order(peer: Peer) -> Any:
 
 
 class Master:
-    """`pccl_master` in a process of its own; `address` is where peers find it."""
+    """`pccl_master` in a process of its own, with these keys if any; `address` is where peers find it."""
 
-    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None) -> None:
+    def __init__(self, host: str = "127.0.0.1", namespace: str | None = None, keys: Path | None = None) -> None:
         # The working directory, which -P leaves out, may hold sources without the library.
         command = [sys.executable, "-P", "-m", "pccl.master", "--listen-address", f"{host}:0"]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        environment = {**os.environ, **({"PCCL_KEYS": str(keys)} if keys else {})}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         words = self._process.stdout.readline().rsplit(":", 1)
         if len(words) != 2:
