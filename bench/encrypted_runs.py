@@ -28,19 +28,20 @@ from pccl import _keys
 from pccl.lab.ports import free_ports
 
 METHOD = """Plain and with keys in turn within one run; medians, and the ratio of medians. `op`: two processes on one host, by
-TCP, sum 4 KiB; processor time of a peer for each operation, all threads. `far`: two namespaces joined by bench/wan's link;
-each process has a communicator in a plain run and one in a run with keys, over the same link. `spare`: the same, a new link
-and new processes each time; from the moment when both know each other until so many connections are established.
-`join`: the members are communicators of one process; a newcomer of the same process connects, and all members vote once;
-the pause is the longest of these votes. Processor time is that of both sides. `takeover`: light peers
-(bench/light_peers.c) are stopped, their master is killed, another one listens, and the peers go on; until all are in its
-epoch, with all links taken for made."""
+TCP, sum 4 KiB; processor time of a peer for each operation, all threads, in the block with the least: other programs of the
+machine only add to it; `memory`: the same of larger tensors by shared memory. `far`: two namespaces joined by bench/wan's
+link; each process has a communicator in a plain run and one in a run with keys, over the same link. `spare`: the same, a new
+link and new processes each time; from the moment when both know each other until so many connections are established. `join`:
+the members are communicators of one process; a newcomer of the same process connects, and all members vote once; the pause is
+the longest of these votes. Processor time is that of both sides. `takeover`: light peers (bench/light_peers.c) are stopped,
+their master is killed, another one listens, and the peers go on; until all are in its epoch, with all links taken for made."""
 
 Files = tuple[Path, Path]
 """Key files of masters and of peers."""
 KINDS = ("plain", "keys")
 CALLS = 500
 OP_MOST_US = 3.0
+MEMORY_MOST = 1.02
 FAR_LEAST = 0.97
 SPARE_MOST = 1.2
 JOIN_MOST = 1.5
@@ -74,39 +75,61 @@ def join_each(runs: dict[str, tuple[str, Path | None]], world: int, lanes: int =
 # ---- a small operation ----
 
 
-def op_worker(peer: Peer, runs: dict[str, tuple[str, Path | None]], blocks: int) -> Any:
+def op_worker(peer: Peer, runs: dict[str, tuple[str, Path | None]], size: int, calls: int, blocks: int) -> Any:
     import numpy as np
 
     comms = join_each(runs, peer.world)
-    value = np.zeros(1024, np.float32)
-    calls = {kind: partial(comm.all_reduce, value) for kind, comm in comms.items()}
-    samples = harness.alternate(peer, calls, blocks, CALLS)
+    source, target = np.zeros(size // 4, np.float32), np.ones(size // 4, np.float32)
+    reduces = {kind: partial(comm.all_reduce, source, target) for kind, comm in comms.items()}
+    samples = harness.alternate(peer, reduces, blocks, calls)
     for comm in comms.values():
         comm.update_topology()  # a barrier
         comm.close()
     return samples
 
 
+def compare_ops(what: str, size: int, calls: int, blocks: int) -> tuple[list[Row], dict[str, float]]:
+    """Returns the rows, and microseconds of processor time of a peer for each operation by kind."""
+    with two_runs() as runs, Fleet(op_worker, 2, runs=runs, size=size, calls=calls, blocks=blocks) as fleet:
+        results = fleet.results()
+    spent, slowest = harness.spent(results), harness.slowest(results)
+    least = {kind: 1e6 * min(spent[kind]) / 2 for kind in KINDS}
+    rows = [
+        row(
+            what,
+            kind,
+            {
+                "processor us": least[kind],
+                "median of blocks": 1e6 * statistics.median(spent[kind]) / 2,
+                "us": 1e6 * statistics.median(slowest[kind]),
+            },
+        )
+        for kind in KINDS
+    ]
+    return rows, least
+
+
 def measure_op(blocks: int) -> tuple[list[Row], list[Row]]:
     os.environ["PCCL_SAME_HOST_MEMORY"] = "0"
     try:
-        with two_runs() as runs, Fleet(op_worker, 2, runs=runs, blocks=blocks) as fleet:
-            results = fleet.results()
+        rows, least = compare_ops("op, 4 KiB", 4096, CALLS, blocks)
     finally:
         del os.environ["PCCL_SAME_HOST_MEMORY"]
-    spent, slowest = harness.spent(results), harness.slowest(results)
-    figures = {
-        kind: {
-            "processor us": 1e6 * statistics.median(spent[kind]) / 2,
-            "quarter below": 1e6 * statistics.quantiles(spent[kind])[0] / 2,
-            "us": 1e6 * statistics.median(slowest[kind]),
-        }
-        for kind in KINDS
-    }
-    more = figures["keys"]["processor us"] - figures["plain"]["processor us"]
+    more = least["keys"] - least["plain"]
     text = "4 KiB between two by TCP: more processor time of a peer"
-    bars = [harness.bar(text, f"at most {OP_MOST_US:g} us", f"{more:.1f} us", more <= OP_MOST_US)]
-    return [row("op, 4 KiB", kind, figures[kind]) for kind in KINDS], bars
+    return rows, [harness.bar(text, f"at most {OP_MOST_US:g} us", f"{more:.1f} us", more <= OP_MOST_US)]
+
+
+def measure_memory(blocks: int) -> tuple[list[Row], list[Row]]:
+    rows: list[Row] = []
+    bars: list[Row] = []
+    for size, calls in ((4 * MIB, 4), (64 * MIB, 1)):
+        found, least = compare_ops(f"by memory, {size // MIB} MiB", size, calls, blocks)
+        rows += found
+        ratio = least["keys"] / least["plain"]
+        text = f"{size // MIB} MiB by memory, processor time of a peer"
+        bars.append(harness.bar(text, f"at most {MEMORY_MOST:g} x", f"{ratio:.2f} x", ratio <= MEMORY_MOST))
+    return rows, bars
 
 
 # ---- a long link ----
@@ -221,7 +244,7 @@ def admit(members: list[pccl.Communicator], newcomer: pccl.Communicator, pool: T
     spent = time.process_time()
     joining = threading.Thread(target=connect)
     joining.start()
-    while not all(pool.map(lambda comm: comm.are_peers_pending(), members)):
+    while not all(list(pool.map(lambda comm: comm.are_peers_pending(), members))):  # each member votes
         time.sleep(0.005)
     found["pause ms"] = max(pool.map(vote, members))
     joining.join()
@@ -307,7 +330,7 @@ def measure_takeover(count: int, blocks: int) -> tuple[list[Row], list[Row]]:
 
 def run() -> None:
     parser = harness.parser(__doc__, blocks=7)
-    parts = ["op", "far", "spare", "join", "takeover"]
+    parts = ["op", "memory", "far", "spare", "join", "takeover"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts, help="far and spare need root")
     parser.add_argument("--megabits", type=float, default=1000, help="far: rate of the link, each way")
     parser.add_argument("--delay-ms", type=float, default=40, help="far, spare: one way")
@@ -319,6 +342,7 @@ def run() -> None:
     where = harness.machine()
     measures: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
         "op": lambda: measure_op(3 * args.blocks),
+        "memory": lambda: measure_memory(3 * args.blocks),
         "far": lambda: measure_far(args.megabits, args.delay_ms, args.size, args.blocks),
         "spare": lambda: measure_spare(args.delay_ms, args.connections, args.blocks),
         "join": lambda: measure_join(args.members, args.blocks),
