@@ -108,8 +108,8 @@ static uint32_t holds(const struct engine_model *e, const struct op *op) {
     const struct call *call = sim_algorithm_call(e, op);
     const struct plan_collective *collective = op_collective(op);
     bool gets = op->args.fingerprint.kind == PLAN_REDUCE || op->args.fingerprint.kind == PLAN_GATHER;
-    if (op->path == PLAN_SMALL || op->path == PLAN_RING || op->path == PLAN_WEIGHTED || !collective->rooted ||
-        (gets && op_is_root(op)))
+    if (op->algorithm == PLAN_SMALL || op->algorithm == PLAN_RING || op->algorithm == PLAN_WEIGHTED ||
+        !collective->rooted || (gets && op_is_root(op)))
         return m->members;
     return gets ? 1U << e->slot : 1U << sim_slot(&call->ids[call->root], &(uint32_t){0});
 }
@@ -119,7 +119,7 @@ struct judged_op sim_algorithm_shown(const struct engine_model *e, const struct 
     enum call_result result = op->outcome.result;
     return (struct judged_op){.name = op->name,
                               .epoch = e->call_table.now,
-                              .small = op->path == PLAN_SMALL,
+                              .small = op->algorithm == PLAN_SMALL,
                               .members = m->members,
                               .holds = holds(e, op),
                               .calls = sim_algorithm_call(e, op)->calls,
@@ -353,9 +353,9 @@ static void begin_large(struct engine_model *e, struct op *op) {
     struct moving *m = op->work;
     m->next_ready = false;
     m->held_count = m->to_receive = m->to_send = m->shards = m->results = 0;
-    if (op->path == PLAN_RING || op->path == PLAN_WEIGHTED) begin_ring(e, op);
-    if (op->path == PLAN_CHAIN) begin_chain(e, op);
-    if (op->path == PLAN_PIECES) begin_pieces(e, op);
+    if (op->algorithm == PLAN_RING || op->algorithm == PLAN_WEIGHTED) begin_ring(e, op);
+    if (op->algorithm == PLAN_CHAIN) begin_chain(e, op);
+    if (op->algorithm == PLAN_PIECES) begin_pieces(e, op);
 }
 
 struct wire_head sim_algorithm_head(const struct frame *frame) {
@@ -367,7 +367,7 @@ struct wire_head sim_algorithm_head(const struct frame *frame) {
 
 static void take_ring_chunk(struct engine_model *e, struct op *op, int from, const struct frame *frame) {
     struct moving *m = op->work;
-    bool chain = op->path == PLAN_CHAIN;
+    bool chain = op->algorithm == PLAN_CHAIN;
     enum plan_step step = plan_ring_step(op->team->count, op->team->place, frame->shard, frame->hop);
     if (chain) step = m->next_ready && m->to_send == 0 ? STEP_GATHER_LAST : STEP_GATHER;
     if (sim_algorithm_slot(predecessor(op)) != from || step == STEP_INVALID || m->to_receive == 0) {
@@ -417,7 +417,7 @@ void sim_algorithm_chunk(struct engine_model *e, int from, const struct frame *f
                  from + 1);
     if (op == NULL || op->phase != OP_RUNNING || !wire_fingerprint_equal(&op->args.fingerprint, &frame->fingerprint))
         return;
-    if (op->path == PLAN_PIECES)
+    if (op->algorithm == PLAN_PIECES)
         take_piece(e, op, from, frame);
     else
         take_ring_chunk(e, op, from, frame);
@@ -437,7 +437,7 @@ static void take_up_input(struct engine_model *e, struct op *op) {
     for (uint32_t i = 0; i < op->team->count; i++)
         if (op->team->members[i] != NULL) m->members |= bit(op->team->members[i]);
     SIM_TRACE(e->sim, "peer %d: begins %s op (%llu, %llu, %u.%u)", e->slot + 1,
-              op->path == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
+              op->algorithm == PLAN_SMALL ? "small" : "large", (unsigned long long)op->name.epoch,
               (unsigned long long)op->name.tag, op->name.sequence, op->name.segment);
     struct judged_op judged = sim_algorithm_shown(e, op);
     judge_begins(e->sim, e->slot, &judged);
@@ -445,7 +445,7 @@ static void take_up_input(struct engine_model *e, struct op *op) {
 
 bool sim_algorithm_start(void *context, struct op *op) {
     struct engine_model *e = context;
-    if (op->path == PLAN_SMALL) {
+    if (op->algorithm == PLAN_SMALL) {
         take_up_input(e, op);
         begin_small(e, op);
     } else {
@@ -459,10 +459,10 @@ bool sim_algorithm_signal(void *context, struct op *op, struct op_member *from, 
                           const struct wire_head *head, struct block *block) {
     struct engine_model *e = context;
     (void)head;
-    if (op->path == PLAN_SMALL) {
+    if (op->algorithm == PLAN_SMALL) {
         take_input(e, op, from, block);
         complete_small(e, op);
-    } else if (type == WIRE_READY && op->path == PLAN_PIECES) {
+    } else if (type == WIRE_READY && op->algorithm == PLAN_PIECES) {
         piece_is_ready(e, op, from);
     } else if (type == WIRE_READY) {
         next_is_ready(e, op);

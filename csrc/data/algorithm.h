@@ -1,4 +1,5 @@
-// An algorithm moves the bytes of an op among the members of the epoch. The plan chooses one for each op (op->path).
+// An algorithm moves the bytes of an op among the members of the epoch. The plan chooses one for each op
+// (op->algorithm).
 //
 // The state of an algorithm for an op lies in `op->work`, all 0 when the op begins and again after `release`.
 //
@@ -28,27 +29,26 @@ struct algorithm {
     uint16_t types[2]; // of its frames under way; 0: none
     bool direct;       // begun by whoever posts, with the lock held; else by the thread, without it
 
-    // False: memory was refused.
+    // Begins the op. Returns false if memory was refused.
     bool (*begin)(struct engine *engine, struct op *op);
-    // A signal or an input of another member, with the same arguments. A direct one takes the block, of others it is
-    // NULL, and READY of the successor is noted already. False: it is malformed. No function: nothing more
-    // is to be done.
+    // Handles a signal or an input of another member with the same arguments. A direct algorithm takes the block. For
+    // others it is NULL, and READY of the successor is noted already. Returns false if it is malformed. May be NULL.
     bool (*signal)(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                    const struct wire_head *head, struct block *block);
-    // Nothing of the op is sent or received any more.
+    // Releases what the op holds: nothing of it is sent or received any more.
     void (*release)(struct engine *engine, struct op *op);
-    // Writes what the operation waits for. False, or no function: nothing is known here.
+    // Writes what the operation waits for. Returns false if that is not known here. May be NULL.
     bool (*waits_for)(const struct op *op, char *out, size_t capacity);
-    // Returns whether the member at this place, who is to say so, has not begun it yet. No function: the successor
-    // alone says so, and algorithm_signal notes that.
+    // Returns true if the member at this place is to report that it has begun the op, and has not. NULL: the successor
+    // alone reports that, and algorithm_signal notes it.
     bool (*misses)(const struct op *op, uint32_t place);
 
     // ---- all but direct ones; thread ----
-    // As `head` and `frame` of struct link_events; but `to` may be set: the payload is there already.
+    // Like `head` and `frame` of struct link_events, except that `to` may be set: the payload is there already.
     bool (*locate)(struct engine *engine, struct op *op, struct incoming *in);
     bool (*arrived)(struct engine *engine, struct op *op, struct incoming *in);
     struct frame *(*next)(struct engine *engine, struct op *op, struct lane *lane, bool idle);
-    // Called after `send_left` was reduced by the frame's bytes. No function: nothing more is to be done.
+    // Handles a frame that was sent, after `send_left` was reduced by its bytes. May be NULL.
     void (*sent)(struct engine *engine, struct op *op, const struct frame *frame);
 };
 
@@ -64,83 +64,86 @@ struct moving {
 };
 
 const struct algorithm *algorithm_of(const struct op *op);
-// The room that any of them needs.
+// Returns the bytes of state that the largest algorithm needs.
 size_t algorithm_work_bytes(void);
 
-// ---- what the engine asks of any algorithm; all but `algorithm_signal` of those that are not direct, by the thread
-// ---- Begins, and hears what came before. False: memory was refused. The op may be no more afterwards, as of the next
-// two.
+// ---- for the engine; algorithms that are not direct; thread ----
+// Begins the op, and takes what came before. Returns false if memory was refused. The op may have ended afterwards, as
+// after the next two.
 bool algorithm_begin(struct engine *engine, struct op *op);
+// Notes that a frame of the op was sent.
 void algorithm_sent(struct engine *engine, const struct frame *frame);
-// A chunk of the op is in its place; algorithm_check is to follow. False: malformed.
+// Handles a chunk that has arrived whole; the caller calls algorithm_check afterwards. False: malformed.
 bool algorithm_arrived(struct engine *engine, struct op *op, struct incoming *in);
-// The same of a chunk that came in a block, which it takes: the op had not been begun here. Lock not held.
+// Does the same with a chunk that came in a block before the op began here, and takes the block. Lock not held.
 bool algorithm_take_early(struct engine *engine, struct op *op, struct neighbour *from, const struct wire_head *head,
                           struct block *block);
-// Ends the op if everything is here and everything is sent, and the device has all of it. Lock not held.
+// Ends the op if everything has arrived and was sent, and the device has all of it. Lock not held.
 void algorithm_check(struct engine *engine, struct op *op);
+// Handles a signal or an input of another member, for any algorithm. Takes the block. False: malformed. Lock held.
 bool algorithm_signal(struct engine *engine, struct op *op, struct neighbour *from, uint16_t type,
                       const struct wire_head *head, struct block *block);
 
-// Notes when that member, if it is the successor, has begun the op, as this message of it tells.
+// Notes when the successor began the op, if this message of it tells that.
 void algorithm_entered(const struct op *op, struct neighbour *from, uint16_t type, int64_t heard_ns);
 
-// ---- what an algorithm asks of the engine ----
-// All ops of one engine share this. Thread.
+// ---- for algorithms ----
+// State that all ops of an engine share. Thread.
 struct algorithm_shared {
     uint64_t under_way;      // ring: bytes of own chunks in the rings of all ops (pace_window)
     uint64_t early;          // ring: of those that went before the successor was known to have posted
-    uint64_t granted;        // spread: bytes of inputs that the others may send, and that are not added up yet
+    uint64_t granted;        // weighted: bytes of inputs that the others may send, and that are not added up yet
     void *wide, *wide_input; // sharded: accumulators of CODEC_PIECE wide elements, made at first use
 };
 
 // Returns the participant of the operation at this place in op->team; NULL for the own place. Lock held, or thread,
 // like the next three.
 struct neighbour *algorithm_peer(const struct op *op, uint32_t place);
-uint32_t algorithm_place_of(const struct op *op,
-                            const struct neighbour *peer); // SUBGROUP_NOBODY: it does not take part
+// Returns the place of a peer, or SUBGROUP_NOBODY if it does not take part.
+uint32_t algorithm_place_of(const struct op *op, const struct neighbour *peer);
 struct neighbour *algorithm_successor(const struct op *op);
 struct neighbour *algorithm_predecessor(const struct op *op);
-// Returns what that member sent for the operation before it began, for the caller to free; NULL if nothing came.
+// Takes what the member sent for the operation before it began. The caller frees it. NULL: nothing came.
 struct unexpected *algorithm_unexpected(struct engine *engine, const struct op *op, struct neighbour *from,
                                         uint16_t type);
 // Like ranges_take, but ends the engine if memory is refused.
 bool algorithm_take(struct engine *engine, struct ranges *ranges, uint64_t begin, uint64_t end);
 // Tells the member that the op is posted here.
 void algorithm_offer(struct engine *engine, const struct op *op, struct neighbour *to, struct wire_ready ready);
-// The `waits_for` of those that need the successor alone.
+// Implements `waits_for` for algorithms that need the successor alone.
 bool algorithm_waits_for_next(const struct op *op, char *out, size_t capacity);
 // Returns whether bulk goes this way (lane_is_for_bulk). Lock not held.
 bool algorithm_may_use(struct engine *engine, const struct lane *lane);
-// A frame with so many bytes of elements, whose payload is still to be set. NULL: memory was refused.
+// Returns a frame for so many bytes of elements; the caller sets its payload. NULL: memory was refused.
 struct frame *algorithm_frame(struct engine *engine, struct op *op, uint16_t type, const struct wire_head *head,
                               size_t bytes);
 // Saves the untouched input of an in-place op before this range of bytes is written. False: memory was refused.
 bool algorithm_save(struct op *op, uint64_t offset, uint64_t length);
-// The same, without the turn while it copies. Nothing else writes or saves that range meanwhile. Lock not held.
+// Does the same, without the turn while it copies. Nothing else writes or saves that range meanwhile. Lock not held.
 bool algorithm_save_apart(struct engine *engine, struct op *op, uint64_t offset, uint64_t length);
 
 // ---- the tensors of an op; where the device has failed, the engine ends as soon as its thread sees it ----
-// Makes `tensor`, an address in the input or the result, the payload of a frame (device_map). False: the device has
-// failed, and the frame is no more.
+// Makes `tensor`, an address in the input or the result, the payload of a frame (device_map). Returns false if the
+// device has failed; the frame is freed.
 bool algorithm_show(struct engine *engine, struct op *op, struct frame *frame, const void *tensor);
 // Returns where bytes for the result at `offset` may be received (device_staging) until they arrive; NULL if the device
 // has failed.
 uint8_t *algorithm_staging(struct op *op, uint64_t offset, size_t length);
+// Writes the bytes that were received to the result (device_unstage).
 void algorithm_unstage(struct op *op, uint64_t offset, uint8_t *staging, size_t length);
-// The payload is for the result at `offset`, whose input is saved before. False: memory or the device has failed, and
-// so has the engine.
+// Sets the payload's destination to the result at `offset`, and saves the input there. Returns false if memory or the
+// device has failed; the engine ends.
 bool algorithm_locate(struct engine *engine, struct op *op, struct incoming *in, uint64_t offset);
 
 // Returns the size of the chunk that comes, wherever it lies.
 static inline size_t algorithm_chunk_bytes(const struct incoming *in) {
     return in->header.type == WIRE_CHUNK_IN ? in->head.chunk.bytes : in->length;
 }
-// A frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
+// Returns a frame with a chunk of a tensor. NULL: memory was refused or the device has failed. Lock not held.
 struct frame *algorithm_chunk(struct engine *engine, struct op *op, const struct wire_head *head, const void *tensor,
                               size_t bytes);
 
-// Writes the result of a direct op, out of what all members have in common at its end. False: the device has failed.
+// Writes the result of a direct op from what all members have in common at its end. False: the device has failed.
 bool algorithm_write(struct op *op, const uint8_t *common);
 // Completes the bytes of a result that a direct op kept.
 void algorithm_complete_result(struct engine *engine, struct block *result);

@@ -13,7 +13,7 @@ static const struct algorithm *const algorithms[] = {
     [PLAN_SMALL] = &direct_algorithm,    [PLAN_RING] = &ring_algorithm,       [PLAN_WEIGHTED] = &weighted_algorithm,
     [PLAN_SHARDED] = &sharded_algorithm, [PLAN_CHAIN] = &broadcast_algorithm, [PLAN_PIECES] = &pieces_algorithm};
 
-const struct algorithm *algorithm_of(const struct op *op) { return algorithms[op->path]; }
+const struct algorithm *algorithm_of(const struct op *op) { return algorithms[op->algorithm]; }
 
 size_t algorithm_work_bytes(void) {
     size_t most = 0;
@@ -90,7 +90,7 @@ bool algorithm_begin(struct engine *engine, struct op *op) {
     engine_lock(engine);
     for (uint32_t place = 0; place < now->count; place++) {
         struct neighbour *peer = algorithm_peer(op, place);
-        if (peer != NULL) peer->rate.alone = op->path == PLAN_RING;
+        if (peer != NULL) peer->rate.alone = op->algorithm == PLAN_RING;
         struct unexpected *unexpected = peer == NULL ? NULL : algorithm_unexpected(engine, op, peer, WIRE_READY);
         if (unexpected == NULL) continue;
         algorithm_signal(engine, op, peer, WIRE_READY, &unexpected->head, NULL);

@@ -309,15 +309,15 @@ static void begin(struct call_table *table, struct op *op) {
     op->epoch = epoch_get(now);
     op->contributors = op->team->count;
     op->mismatch_reported = op->mismatched = false;
-    op->path = plan_path_of(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us, now->megabytes_per_s,
-                            op->team->weights != NULL);
+    op->algorithm = plan_choose(&op->args.fingerprint, op->bytes, op->team->count, now->latency_us,
+                                now->megabytes_per_s, op->team->weights != NULL);
     if (op->team->count < 2 && op->args.subgroup == NULL) {
         call_table_end_lost(table, op); // alone: only a loss leads here
         return;
     }
     compare_unexpected(table, op);
     if ((op->parent != NULL ? op->parent : op)->cancel) table->driver.cancel(table->driver.context, &op->name);
-    bool small = op->path == PLAN_SMALL;
+    bool small = op->algorithm == PLAN_SMALL;
     op->phase = small && op->args.queue == NULL ? OP_RUNNING : OP_QUEUED;
     if ((small && (op->retained = call_table_new_retained(op->team->count)) == NULL) ||
         !table->driver.start(table->driver.context, op))

@@ -180,7 +180,7 @@ static bool build_report(struct call_table *table, const struct epoch *epoch, st
         for (struct op *op = table->table[i]; op != NULL; op = op->chain)
             if (op->frozen && op->phase != OP_ENDED)
                 report_add(report, &op->name, op->phase == OP_COMPLETE ? WIRE_OP_DONE : WIRE_OP_OPEN,
-                           op->path == PLAN_SMALL, members_in(op, epoch));
+                           op->algorithm == PLAN_SMALL, members_in(op, epoch));
     for (size_t i = 0; i < TAG_SLOTS; i++)
         for (struct retained *retained = table->retained.slots[i]; retained != NULL; retained = retained->next)
             report_add(report, &retained->name, WIRE_OP_RETAINED, true, 0);

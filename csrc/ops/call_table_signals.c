@@ -278,7 +278,7 @@ static void acknowledge(struct call_table *table, const struct op *op, bool now)
 
 bool call_table_complete(struct call_table *table, struct op *op) {
     if (op->phase != OP_RUNNING || op->mismatch_reported) return false;
-    if (op->path != PLAN_SMALL) {
+    if (op->algorithm != PLAN_SMALL) {
         op->phase = OP_COMPLETE;
         return true;
     }
@@ -295,7 +295,7 @@ bool call_table_complete(struct call_table *table, struct op *op) {
 void call_table_supplied(struct call_table *table, const struct wire_op_name *name, struct block *result) {
     const struct op_driver *driver = &table->driver;
     struct op *op = call_table_find(table, name->tag);
-    bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->path == PLAN_SMALL &&
+    bool wanted = op != NULL && op->frozen && op->phase != OP_ENDED && op->algorithm == PLAN_SMALL &&
                   wire_op_name_equal(&op->name, name);
     bool ready = wanted && call_table_find_team(table, op); // of this epoch, since the op was begun in an older one
     struct retained *retained = ready ? call_table_new_retained(op->team->count) : NULL;

@@ -41,7 +41,7 @@ struct op {
     struct op *parent;            // the call that this is a segment of; NULL: it is a call
     struct segments *segments;    // of a divided op, or NULL
     const struct epoch *epoch;    // in which it was begun; NULL: never yet
-    enum plan_path path;
+    enum plan_algorithm algorithm;
     enum op_phase phase;
     bool frozen;            // begun in an older epoch, no verdict yet
     bool mismatch_reported; // a mismatch was reported

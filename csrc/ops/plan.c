@@ -14,17 +14,17 @@ enum {
 
 const struct plan_collective *plan_collective(uint8_t kind) {
     static const struct plan_collective collectives[PLAN_KINDS] = {
-        [PLAN_ALL_REDUCE] = {.name = "all-reduce", .reduces = true, .survives = true, .path = PLAN_RING},
-        [PLAN_BROADCAST] = {.name = "broadcast", .rooted = true, .survives = true, .path = PLAN_CHAIN},
-        [PLAN_REDUCE] = {.name = "reduce", .reduces = true, .rooted = true, .survives = true, .path = PLAN_RING},
-        [PLAN_ALL_GATHER] = {.name = "all-gather", .divided = true, .gathers = true, .path = PLAN_PIECES},
-        [PLAN_REDUCE_SCATTER] = {.name = "reduce-scatter", .reduces = true, .divided = true, .path = PLAN_RING},
-        [PLAN_GATHER] = {.name = "gather", .rooted = true, .divided = true, .gathers = true, .path = PLAN_PIECES},
-        [PLAN_SCATTER] = {.name = "scatter", .rooted = true, .divided = true, .path = PLAN_PIECES},
-        [PLAN_ALL_TO_ALL] = {.name = "all-to-all", .divided = true, .gathers = true, .path = PLAN_PIECES},
-        [PLAN_ALL_TO_ALL_V] = {.name = "all-to-all of unequal parts", .divided = true, .path = PLAN_PIECES},
-        [PLAN_BARRIER] = {.name = "barrier", .survives = true, .path = PLAN_SMALL},
-        [PLAN_SEND] = {.name = "send", .rooted = true, .divided = true, .path = PLAN_PIECES},
+        [PLAN_ALL_REDUCE] = {.name = "all-reduce", .reduces = true, .survives = true, .algorithm = PLAN_RING},
+        [PLAN_BROADCAST] = {.name = "broadcast", .rooted = true, .survives = true, .algorithm = PLAN_CHAIN},
+        [PLAN_REDUCE] = {.name = "reduce", .reduces = true, .rooted = true, .survives = true, .algorithm = PLAN_RING},
+        [PLAN_ALL_GATHER] = {.name = "all-gather", .divided = true, .gathers = true, .algorithm = PLAN_PIECES},
+        [PLAN_REDUCE_SCATTER] = {.name = "reduce-scatter", .reduces = true, .divided = true, .algorithm = PLAN_RING},
+        [PLAN_GATHER] = {.name = "gather", .rooted = true, .divided = true, .gathers = true, .algorithm = PLAN_PIECES},
+        [PLAN_SCATTER] = {.name = "scatter", .rooted = true, .divided = true, .algorithm = PLAN_PIECES},
+        [PLAN_ALL_TO_ALL] = {.name = "all-to-all", .divided = true, .gathers = true, .algorithm = PLAN_PIECES},
+        [PLAN_ALL_TO_ALL_V] = {.name = "all-to-all of unequal parts", .divided = true, .algorithm = PLAN_PIECES},
+        [PLAN_BARRIER] = {.name = "barrier", .survives = true, .algorithm = PLAN_SMALL},
+        [PLAN_SEND] = {.name = "send", .rooted = true, .divided = true, .algorithm = PLAN_PIECES},
     };
     return kind < PLAN_KINDS ? &collectives[kind] : NULL;
 }
@@ -44,14 +44,14 @@ static bool is_small(const struct wire_fingerprint *what, uint64_t bytes, uint32
     }
 }
 
-enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
-                            uint32_t megabytes_per_s, bool has_weights) {
+enum plan_algorithm plan_choose(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members,
+                                uint32_t latency_us, uint32_t megabytes_per_s, bool has_weights) {
     const struct plan_collective *collective = plan_collective(what->kind);
-    if (what->kind == PLAN_ALL_TO_ALL_V) return collective->path; // sizes of which nothing is agreed on
+    if (what->kind == PLAN_ALL_TO_ALL_V) return collective->algorithm; // sizes of which nothing is agreed on
     if (members < 2) return PLAN_SMALL;
     if (what->codec != CODEC_RAW) return PLAN_SHARDED;
-    if (what->kind != PLAN_ALL_REDUCE) return is_small(what, bytes, members) ? PLAN_SMALL : collective->path;
-    enum plan_path large = has_weights && members > 2 ? PLAN_WEIGHTED : PLAN_RING;
+    if (what->kind != PLAN_ALL_REDUCE) return is_small(what, bytes, members) ? PLAN_SMALL : collective->algorithm;
+    enum plan_algorithm large = has_weights && members > 2 ? PLAN_WEIGHTED : PLAN_RING;
     if (bytes > PLAN_SMALL_MAX || (bytes > PLAN_SMALL_ANY && (members - 1) * bytes > PLAN_SMALL_MAX)) return large;
     // Microseconds x 1000: a byte at 1 MB/s takes 1 us.
     uint64_t n = members, byte_cost = 1000 * bytes / megabytes_per_s;

@@ -34,17 +34,17 @@ enum plan_kind {
     PLAN_KINDS
 };
 
-// The ways that the bytes go, each of them an algorithm.
-enum plan_path { PLAN_SMALL, PLAN_RING, PLAN_WEIGHTED, PLAN_SHARDED, PLAN_CHAIN, PLAN_PIECES, PLAN_PATHS };
+// The algorithms (data/algorithm.h).
+enum plan_algorithm { PLAN_SMALL, PLAN_RING, PLAN_WEIGHTED, PLAN_SHARDED, PLAN_CHAIN, PLAN_PIECES, PLAN_ALGORITHMS };
 
 struct plan_collective {
-    const char *name;    // in texts
-    bool reduces;        // inputs are added up, or whatever the op is
-    bool rooted;         // one member alone gives, or gets
-    bool divided;        // its tensors have a part for each member (struct call_parts)
-    bool survives;       // means something without members that are lost, unless the root is
-    bool gathers;        // a small one brings each member all inputs as one result
-    enum plan_path path; // unless it is small
+    const char *name;              // in texts
+    bool reduces;                  // inputs are added up, or whatever the op is
+    bool rooted;                   // one member alone gives, or gets
+    bool divided;                  // its tensors have a part for each member (struct call_parts)
+    bool survives;                 // means something without members that are lost, unless the root is
+    bool gathers;                  // a small one brings each member all inputs as one result
+    enum plan_algorithm algorithm; // unless it is small
 };
 
 // NULL: it is no kind.
@@ -73,8 +73,8 @@ struct plan_range {
 // has weights and more than two members: two send each other the same in a ring. Quantised ops are sharded. Other
 // collectives are small up to PLAN_SMALL_ANY bytes from the others together, or about twice or four times as much by
 // kind, and have one algorithm each beyond that.
-enum plan_path plan_path_of(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members, uint32_t latency_us,
-                            uint32_t megabytes_per_s, bool has_weights);
+enum plan_algorithm plan_choose(const struct wire_fingerprint *what, uint64_t bytes, uint32_t members,
+                                uint32_t latency_us, uint32_t megabytes_per_s, bool has_weights);
 
 // How many segments beside the first of each op are of use, of all ops together: they give a ring work while it waits
 // for the verdicts. More would make the ops wait for each other and leave the caches.

@@ -59,7 +59,7 @@ static struct op_member *member_of(void *context, const struct wire_id *id) {
 static bool start(void *context, struct op *op) {
     (void)context;
     MUST(call_table.ready && !work_of(op)->moved && moving_count < OPS_MOST && op->phase != OP_ENDED);
-    if (op->path == PLAN_SMALL && op->result == NULL && (op->result = block_new(op->bytes)) == NULL) return false;
+    if (op->algorithm == PLAN_SMALL && op->result == NULL && (op->result = block_new(op->bytes)) == NULL) return false;
     work_of(op)->moved = true;
     moving[moving_count++] = op;
     return true;

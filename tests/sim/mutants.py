@@ -391,7 +391,7 @@ MUTANTS: list[Mutant] = [
         name="all_reported_done",  # a large op that is not complete here is reported so
         file="ops/call_table_epochs.c",
         old="op->phase == OP_COMPLETE ? WIRE_OP_DONE",
-        new="op->path != PLAN_SMALL ? WIRE_OP_DONE",
+        new="op->algorithm != PLAN_SMALL ? WIRE_OP_DONE",
     ),
     Mutant(
         name="early_of_the_old_epoch",  # what came early outlives its group epoch
@@ -488,8 +488,8 @@ MUTANTS: list[Mutant] = [
     Mutant(
         name="members_of_the_old_epoch",  # a report counts those of a list who took part, also the lost
         file="ops/call_table_epochs.c",
-        old="op->path == PLAN_SMALL, members_in(op, epoch));",
-        new="op->path == PLAN_SMALL, members_in(op, table->now));",
+        old="op->algorithm == PLAN_SMALL, members_in(op, epoch));",
+        new="op->algorithm == PLAN_SMALL, members_in(op, table->now));",
         first=4001,
     ),
     Mutant(

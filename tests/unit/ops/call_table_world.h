@@ -64,7 +64,7 @@ static inline bool start(void *context, struct op *op) {
     (void)context;
     started[started_count++ % 64] = op;
     say("start %d.%d%s ", (int)op->name.tag, op->name.segment, op->restart ? " again" : "");
-    if (op->path != PLAN_SMALL) op->phase = OP_RUNNING;
+    if (op->algorithm != PLAN_SMALL) op->phase = OP_RUNNING;
     op->restart = false;
     return true;
 }

@@ -56,7 +56,7 @@ static const struct wire_fingerprint sum = {.codec = CODEC_RAW}, quantised = {.c
 static void test_choice_at_long_delays(void) {
     for (uint32_t latency_us = 1000; latency_us <= 20 * 1000 * 1000; latency_us += 100 * 1000)
         for (uint32_t members = 2; members < 5; members++)
-            CHECK_EQ(plan_path_of(&sum, PLAN_SMALL_ANY, members, latency_us, 1000, false), PLAN_SMALL);
+            CHECK_EQ(plan_choose(&sum, PLAN_SMALL_ANY, members, latency_us, 1000, false), PLAN_SMALL);
 }
 
 static void test_choice(void) {
@@ -64,7 +64,7 @@ static void test_choice(void) {
         const char *name;
         uint64_t bytes;
         uint32_t members, latency_us;
-        enum plan_path path;
+        enum plan_algorithm algorithm;
     } rows[] = {
         {"two members send each other what a ring of two sends", PLAN_SMALL_MAX, 2, 1, PLAN_SMALL},
         {"one byte more than a member buffers", PLAN_SMALL_MAX + 1, 2, 1000, PLAN_RING},
@@ -78,16 +78,16 @@ static void test_choice(void) {
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
-        CHECK_EQ(plan_path_of(&sum, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false), rows[i].path);
-        CHECK_EQ(plan_path_of(&quantised, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
+        CHECK_EQ(plan_choose(&sum, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false), rows[i].algorithm);
+        CHECK_EQ(plan_choose(&quantised, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
                  PLAN_SHARDED);
         bool small = rows[i].bytes <= PLAN_SMALL_ANY / (rows[i].members - 1);
         bool sent = rows[i].bytes <= PLAN_SMALL_ANY && rows[i].bytes <= PLAN_SMALL_MAX / (rows[i].members - 1);
-        CHECK_EQ(plan_path_of(&broadcast, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
+        CHECK_EQ(plan_choose(&broadcast, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
                  sent ? PLAN_SMALL : PLAN_CHAIN);
-        CHECK_EQ(plan_path_of(&reduce, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
+        CHECK_EQ(plan_choose(&reduce, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
                  small ? PLAN_SMALL : PLAN_RING);
-        CHECK_EQ(plan_path_of(&scattered, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
+        CHECK_EQ(plan_choose(&scattered, rows[i].bytes, rows[i].members, rows[i].latency_us, 1000, false),
                  small ? PLAN_SMALL : PLAN_RING);
     }
 }
@@ -113,9 +113,9 @@ static void test_small_kinds(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("%s", rows[i].name);
         struct wire_fingerprint what = {.kind = rows[i].kind};
-        CHECK_EQ(plan_path_of(&what, rows[i].most, rows[i].members, 1, 1000, false), PLAN_SMALL);
-        CHECK_EQ(plan_path_of(&what, rows[i].most + 1, rows[i].members, 1, 1000, false), PLAN_PIECES);
-        CHECK_EQ(plan_path_of(&what, UINT64_MAX, rows[i].members, 1, 1000, false), PLAN_PIECES);
+        CHECK_EQ(plan_choose(&what, rows[i].most, rows[i].members, 1, 1000, false), PLAN_SMALL);
+        CHECK_EQ(plan_choose(&what, rows[i].most + 1, rows[i].members, 1, 1000, false), PLAN_PIECES);
+        CHECK_EQ(plan_choose(&what, UINT64_MAX, rows[i].members, 1, 1000, false), PLAN_PIECES);
     }
 }
 
