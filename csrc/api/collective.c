@@ -1,5 +1,5 @@
-// What every collective is made of, from the arguments of the public functions: reduces of the whole group, and
-// collectives over groups (pcclCollective).
+// Collectives: checks the arguments of the public functions and makes those of operations, for reduces of the whole
+// group and for collectives over groups (pcclCollective).
 #include <stdlib.h>
 #include <string.h>
 

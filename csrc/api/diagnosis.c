@@ -1,4 +1,4 @@
-// What a program is told of its run: what the members have seen, from the master, and the links of a communicator.
+// Reports for a program: what the members of its run have seen, from the master, and the links of a communicator.
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// What protects connections: the keys or the certificate that the program names, or those of the environment; and how
-// far connections lead without them: not beyond loopback, unless the user permits it. transport_permits decides.
+// Protection of connections: the keys or the certificate that the program names, or those of the environment. Without
+// them, connections do not lead beyond loopback, unless the user permits it; transport_permits decides.
 #define LOG_COMPONENT "config"
 #include <stdlib.h>
 #include <string.h>

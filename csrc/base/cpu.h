@@ -1,5 +1,5 @@
-// What an x86-64 processor has beyond the least one. Zig's runtime answers __builtin_cpu_supports with no, so this asks
-// the processor.
+// Instruction sets of x86-64 processors beyond the least one. Zig's runtime answers __builtin_cpu_supports with no, so
+// this asks the processor.
 #ifndef PCCL_BASE_CPU_H
 #define PCCL_BASE_CPU_H
 

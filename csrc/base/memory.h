@@ -40,7 +40,7 @@ bool memory_can_be_read(const void *bytes, size_t length);
 bool memory_can_be_written(void *bytes, size_t length);
 
 // ---- memory that processes share ----
-// One process writes it and another one of the same host reads it: made here, handed over as a descriptor. It is the
+// A process makes and writes it, and hands it over as a descriptor; another one of the same host reads it. It is the
 // library's own, so no page of it waits for anybody, and it cannot shrink under a reader. It stays until the last
 // process unmaps it, whoever has died. A forked child does not inherit it.
 
