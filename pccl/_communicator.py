@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -33,6 +34,8 @@ from pccl._types import (
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from pccl.state._snapshots.config import Restored, Snapshots
 
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
@@ -320,11 +323,81 @@ class Communicator(NamedCollectives):
         """
         return links_of(self._handle)
 
+    # ---- snapshots ----
+
+    def snapshot(
+        self,
+        state: Mapping[str, Tensor],
+        *,
+        step: int,
+        snapshots: Snapshots | None = None,
+        shards: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
+        part: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Copies the tensors of all members at one step into the memory of others, where they survive the loss of members.
+
+        All members call it with the same `step`. It returns when this member's tensors are copied and may change; the redundancy
+        is sent in the background. Then it replaces the snapshot before. `wait_for_snapshot` tells whether it is complete; one
+        that is not never counts. Take another one after members were lost or have come: until then fewer losses are survived.
+
+        `state` has tensors and arrays by name. Without `shards` they belong to this member, and together are its part of the
+        snapshot. `part` is the name of this part, by default the member's uuid; give a name that a restarted process gives again.
+        With `shards` they are parts of whole tensors that all members have: it gives for each name the whole shape and the offset
+        of the own part. Parts may be the same at several members; otherwise they must not overlap.
+
+        `snapshots` is how many losses are survived: a `pccl.state.Snapshots`, by default of one copy, the same in all calls; its
+        `every` has no effect here. `timeout` is for each message, and that of the first call holds.
+
+        TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. RuntimeError: torch or
+        ISA-L is missing. PCCLTimeoutError: a member has not called it.
+        """
+        arguments = {"step": step, "snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
+        _snapshots().snapshot(self, state, **arguments)
+
+    def wait_for_snapshot(self) -> bool:
+        """Waits for the end of a snapshot under way. Whether the last one is complete on all members; the log says why not."""
+        return bool(_snapshots().wait(self))
+
+    def restore(
+        self,
+        state: Mapping[str, Tensor],
+        *,
+        snapshots: Snapshots | None = None,
+        shards: Mapping[str, tuple[Sequence[int], Sequence[int]]] | None = None,
+        part: str | None = None,
+        timeout: float | None = None,
+    ) -> Restored | None:
+        """Fills the tensors of `state` from the newest snapshot that the members can restore. All of them call it.
+
+        Call it when a member was lost, or has come; newcomers call it before anything else. It takes losses into account, also
+        those that happen meanwhile, and calls `update_topology` after these. None: no member has a snapshot, so a run begins.
+
+        Without `shards` a member gets tensors of the part that it names, by default its own. One that gives no tensors takes part
+        nevertheless. `parts` of the result names all parts, also those of lost members: a second call may take them. With
+        `shards` the tensors are divided anew among the members, and all of them together must ask for all of each tensor.
+
+        The result is compared with the hash that the snapshot had: of tensors that are divided always, of parts that are asked
+        for as a whole. One that differs is not taken, and an older one tried.
+
+        `pccl.state.StateLostError` on all members alike: more was lost than the redundancy bears. ValueError on all: tensors do
+        not fit the snapshot. After both no tensor has changed, except where a damaged snapshot was tried. After any other error,
+        such as PCCLTimeoutError, the tensors have any content, and the snapshot is as before.
+        """
+        arguments = {"snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
+        found: Restored | None = _snapshots().restore(self, state, **arguments)
+        return found
+
+    def drop_snapshots(self) -> None:
+        """Drops what this process has of snapshots, also outside of it. Without it a restarted process finds them."""
+        _snapshots().drop(self)
+
     # ---- inside ----
 
     def _adopt(self, pointer: Any, ip: Any) -> None:
         super()._adopt(pointer, ip)
         self._spares: list[Op] = []  # plain ops that have succeeded
+        self._vaults: dict[str, Any] = {}  # snapshots, by what is in them
 
     def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.
@@ -379,6 +452,11 @@ class Communicator(NamedCollectives):
             del self._unfinished[op.tag]
             if not self._spares[SPARES_MAX - 1 :]:
                 self._spares[:0] = (op,)  # not `append`, as whose result a signal could come
+
+
+def _snapshots() -> Any:
+    """What needs torch, and is above this module."""
+    return importlib.import_module("pccl.state._snapshots.tensors")
 
 
 def roll(comm: Communicator, values: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:

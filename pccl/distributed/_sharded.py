@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,10 @@ from pccl.distributed._remesh import entries, local_part, remesh, slices
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
 from pccl.state._objects import groups_of, load_groups
-from pccl.state._snapshots.boxes import Box, ShardMap, Slice
+from pccl.state._snapshots.boxes import Box, ShardMap, Slice, shards_from, shards_tree
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
-from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, Report, Snapshot, host_name, pieces_of, slice_from
+from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, Report, Snapshot, host_name
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import (
     DamagedError,
@@ -39,6 +38,7 @@ from pccl.state._snapshots.restore import (
     require_whole,
     verify,
 )
+from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk
 
 _log = logging.getLogger("pccl.distributed")
@@ -308,10 +308,10 @@ class Sharded:
         """One attempt. False: another one may succeed."""
         comm = group.communicator
         here = comm._snapshot
-        own_held, places = self._inventory()
-        layouts_known = sorted({one.layout for one in own_held})
+        stock = Stock(self._keeper)
+        own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])
-        told = Told(host_name(), known, self._revision, self._attached, era, live.version, live.shards, own_held, layouts_known)
+        told = Told(host_name(), known, self._revision, self._attached, era, live.version, live.shards, own_held, stock.layouts)
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
         all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told))))]
         newest = max(one.revision for one in all_told)
@@ -319,7 +319,8 @@ class Sharded:
         order = (*(one for one in ranks if one in here), *(one for one in here if one not in ranks))
         by_rank = [all_told[here.index(member)] for member in order]
         talk = Talk(comm, order, order.index(comm.uuid), "restore in order", seconds)
-        source, root, is_live = self._source(by_rank, self._layouts(talk, by_rank), damaged, newest)
+        layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
+        source, root, is_live = self._source(by_rank, layouts, damaged, newest)
         era = max(one.era for one in by_rank) + 1
         if source is None and order == known:  # a run begins, with the tensors that each has
             self._finish(order, talk.own, 1, era)
@@ -328,7 +329,7 @@ class Sharded:
             return True
         if source is None:
             raise StateLostError("the state is lost: a member was lost before the first step of the run")
-        pieces = self._opened(talk, source, live, places, is_live=is_live)
+        pieces = self._opened(talk, source, live, stock, is_live=is_live)
         if pieces is None:
             return False
         if is_live:
@@ -339,7 +340,7 @@ class Sharded:
         self._state.take_outline(content["outline"])
         remesh(self._training.model, self._training.optimizers)
         parts, shards = self._state.local()
-        maps = [_map_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of_map(shards))))]
+        maps = [shards_from(decode(one)) for one in talk.gather_bytes(bytes(encode(shards_tree(shards))))]
         carry_out(plan(source, maps), source, talk, lambda name: pieces[name].bytes, parts, shards)
         try:
             verify(source, talk, parts, maps)
@@ -360,15 +361,7 @@ class Sharded:
             self._keeper.settle()  # until then the next loss would find the snapshot before, of other members
         return True
 
-    def _opened(
-        self,
-        talk: Talk,
-        source: Source,
-        live: _Live,
-        places: Mapping[tuple[int, PieceName], Callable[[], Memory]],
-        *,
-        is_live: bool,
-    ) -> dict[PieceName, Memory] | None:
+    def _opened(self, talk: Talk, source: Source, live: _Live, stock: Stock, *, is_live: bool) -> dict[PieceName, Memory] | None:
         """The pieces that this process has of what is restored. None: a member cannot give one that it has told of."""
         found: dict[PieceName, Memory] = {}
         good = 1
@@ -380,7 +373,7 @@ class Sharded:
                     write_image(live.parts, live.shards, image.bytes)
                     found = {PieceName("image", slot): image, PieceName("values", slot): values}
             else:
-                found = {name: place() for (id_, name), place in places.items() if id_ == source.id}
+                found = stock.pieces(source.id)
         except (HolderError, KeyError, MemoryError) as error:
             _log.error("%s", f"snapshots: {error}")
             good = 0
@@ -415,59 +408,6 @@ class Sharded:
         self._revision = revision
         self._era = era
         self._at_sync = self._progress(), self._optimizer_steps
-
-    def _inventory(self) -> tuple[list[Held], dict[tuple[int, PieceName], Callable[[], Memory]]]:
-        """What this process can give of snapshots: its own pieces, and those at the holder of this host."""
-        held: list[Held] = []
-        places: dict[tuple[int, PieceName], Callable[[], Memory]] = {}
-        keeper = self._keeper
-        if keeper is None:
-            return held, places
-        for info in pieces_of(keeper.snapshots):
-            held.append(Held.of(info))
-        for snapshot in keeper.snapshots:
-            for name, memory in snapshot.pieces.items():
-                places[snapshot.id, name] = functools.partial(_itself, memory)
-        try:
-            holder = keeper.holder(start=False)
-            for kept in holder.kept() if holder is not None else []:
-                if "piece" not in kept.info:
-                    continue
-                one = Held.of(kept.info)
-                if (one.snapshot, one.piece) not in places:
-                    held.append(one)
-                    places[one.snapshot, one.piece] = _Opened(keeper, kept.key, kept.nbytes)
-        except HolderError as error:
-            _log.warning("%s", f"snapshots: {error}")
-            keeper.abandon()
-        return held, places
-
-    def _layouts(self, talk: Talk, told: Sequence[Told]) -> dict[str, Layout]:
-        """The layouts of all snapshots that somebody holds a piece of."""
-        found: dict[str, Layout] = {}
-        for wanted in sorted({name for one in told for name in one.layouts}):
-            root = next(rank for rank, one in enumerate(told) if wanted in one.layouts)
-            content = talk.broadcast(root, self._layout(wanted) if root == talk.own else None)
-            if content:
-                found[wanted] = Layout.decoded(content)
-        return found
-
-    def _layout(self, name: str) -> bytes:
-        """As bytes; none if the holder cannot give it."""
-        assert self._keeper is not None
-        for snapshot in self._keeper.snapshots:
-            if snapshot.layout.id == name:
-                return snapshot.layout.encoded()
-        try:
-            holder = self._keeper.holder(start=False)
-            kept = (
-                next(one for one in holder.kept() if one.info.get("layout") == name and "piece" not in one.info)
-                if holder
-                else None
-            )
-            return b"" if holder is None or kept is None else Memory(holder.get(kept.key), kept.nbytes).bytes.numpy().tobytes()
-        except (HolderError, KeyError, StopIteration):
-            return b""
 
     def _source(
         self, told: Sequence[Told], layouts: Mapping[str, Layout], damaged: set[int], newest: int
@@ -510,10 +450,6 @@ class Sharded:
         return told if own is None else own
 
 
-def _itself(memory: Memory) -> Memory:
-    return memory
-
-
 class _Live(NamedTuple):
     """The tensors of a training as they are, and its values."""
 
@@ -523,33 +459,9 @@ class _Live(NamedTuple):
     values: bytes
 
 
-class _Opened:
-    """A piece at the holder, mapped when it is needed."""
-
-    def __init__(self, keeper: Keeper, key: str, nbytes: int) -> None:
-        self._keeper, self._key, self._nbytes = keeper, key, nbytes
-        self._memory: Memory | None = None
-
-    def __call__(self) -> Memory:
-        if self._memory is None:
-            holder = self._keeper.holder(start=False)
-            if holder is None:
-                raise HolderError("the holder of this host has ended")
-            self._memory = Memory(holder.get(self._key), self._nbytes)
-        return self._memory
-
-
-def _tree_of_map(shards: ShardMap) -> dict[str, Any]:
-    return {name: [*part[:3], *part.box] for name, part in shards.items()}
-
-
-def _map_of(tree: Any) -> ShardMap:
-    return {name: slice_from(*part) for name, part in tree.items()}
-
-
 def _tree_of(told: Told) -> dict[str, Any]:
     held = [[*one[:4], list(one.piece), {str(slot): list(total) for slot, total in one.sums.items()}] for one in told.held]
-    shards = None if told.shards is None else _tree_of_map(told.shards)
+    shards = None if told.shards is None else shards_tree(told.shards)
     return {**told._asdict(), "members": list(told.members), "held": held, "shards": shards}
 
 
@@ -560,7 +472,7 @@ def _told_of(tree: Any) -> Told:
             Held(id_, era, step, layout, PieceName(*piece), {int(slot): Sum(*total) for slot, total in sums.items()})
             for id_, era, step, layout, piece, sums in tree["held"]
         ]
-        shards = None if tree["shards"] is None else _map_of(tree["shards"])
+        shards = None if tree["shards"] is None else shards_from(tree["shards"])
         known = {**tree, "members": tuple(tree["members"]), "version": tuple(tree["version"]), "held": held, "shards": shards}
         return Told(**known)
     except (TypeError, KeyError, AttributeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ALIGN = 64
 """Bytes. Each slice of an image begins at a multiple."""
@@ -67,6 +67,33 @@ ShardMap = dict[str, Slice]
 """A member's part of each tensor of a state, by name."""
 
 
+def own_name(part: str, name: str) -> str:
+    """The name in shard maps of a tensor that belongs to one member only: `part` is what the member's tensors are called."""
+    return f"{part}\0{name}"
+
+
+def part_of(name: str) -> tuple[str, str] | None:
+    """What `own_name` was given; None: parts of this tensor are at several members."""
+    part, mark, rest = name.partition("\0")
+    return (part, rest) if mark else None
+
+
+def shards_tree(shards: ShardMap) -> dict[str, Any]:
+    """A shard map as a tree, for other members."""
+    return {name: [*part[:3], *part.box] for name, part in sorted(shards.items())}
+
+
+def shards_from(tree: Any) -> ShardMap:
+    """From what `shards_tree` gave. ValueError: it is malformed."""
+    try:
+        return {
+            name: Slice(str(dtype), int(size), tuple(whole), Box(tuple(offset), tuple(shape)))
+            for name, (dtype, size, whole, offset, shape) in tree.items()
+        }
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"a member has told a malformed shard map: {error}") from None
+
+
 def image_offsets(shards: ShardMap) -> tuple[dict[str, int], int]:
     """Where each slice begins in the member's image, in bytes, and the size of the image."""
     offsets, end = {}, 0
@@ -77,7 +104,14 @@ def image_offsets(shards: ShardMap) -> tuple[dict[str, int], int]:
 
 
 def require_same_tensors(maps: Sequence[ShardMap]) -> None:
-    """ValueError: the members have other tensors, shapes or data types."""
+    """ValueError: the members have other tensors, shapes or data types, or two of them the same tensor as their own."""
+    owners: dict[str, int] = {}
+    for place, shards in enumerate(maps):
+        for part in {own[0] for name in shards if (own := part_of(name))}:
+            if part in owners:
+                raise ValueError(f"members {owners[part]} and {place} both call their part {part!r}; give each another name")
+            owners[part] = place
+    maps = [{name: one for name, one in shards.items() if not part_of(name)} for shards in maps]
     first = maps[0]
     for place, other in enumerate(maps):
         for name in sorted(first.keys() ^ other.keys()):

@@ -1,9 +1,10 @@
-"""What a user asks for."""
+"""What a user asks for, and gets."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pccl.state._snapshots.code import MEMBERS_MAX
 from pccl.state._snapshots.placement import Redundancy
@@ -60,3 +61,12 @@ class Snapshots:
         """What the run is called on a host."""
         found = next((value for variable in NAME_VARIABLES if (value := os.environ.get(variable))), None)
         return self.name or found or masters
+
+
+class Restored(NamedTuple):
+    """What `Communicator.restore` has restored."""
+
+    step: int
+    """Of the snapshot."""
+    parts: dict[str, dict[str, tuple[str, tuple[int, ...]]]]
+    """By the name of each part: types and shapes of its tensors by name. None where `shards` divide them."""

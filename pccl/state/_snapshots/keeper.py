@@ -24,7 +24,15 @@ import torch
 from pccl._collectives import CollectiveOp
 from pccl._errors import PCCLError, PeerLostError
 from pccl._holder import Holder, HolderError
-from pccl.state._snapshots.boxes import ALIGN, Box, ShardMap, Slice, first_holders, image_offsets, require_same_tensors
+from pccl.state._snapshots.boxes import (
+    ALIGN,
+    ShardMap,
+    first_holders,
+    image_offsets,
+    require_same_tensors,
+    shards_from,
+    shards_tree,
+)
 from pccl.state._snapshots.code import add, factors
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks, hash_image, write_image
@@ -62,7 +70,7 @@ class Layout:
 
     def encoded(self) -> bytes:
         """As a tree."""
-        maps = [{name: [*part[:3], *part.box] for name, part in sorted(shards.items())} for shards in self.maps]
+        maps = [shards_tree(shards) for shards in self.maps]
         return bytes(encode({"hosts": self.hosts, "maps": maps, "redundancy": list(self.redundancy)}))
 
     @classmethod
@@ -70,8 +78,7 @@ class Layout:
         """What `encoded` gave. TreeError, ValueError: it is damaged."""
         tree = decode(content)
         try:
-            maps = [{name: slice_from(*part) for name, part in shards.items()} for shards in tree["maps"]]
-            return cls(tree["hosts"], maps, Redundancy(*tree["redundancy"]))
+            return cls(tree["hosts"], list(map(shards_from, tree["maps"])), Redundancy(*tree["redundancy"]))
         except (TypeError, KeyError, AttributeError) as error:
             raise TreeError(f"the layout of a snapshot is malformed: {error}") from None
 
@@ -84,10 +91,6 @@ class Layout:
         member, unit = self.placement.stripes[stripe].data[column]
         size, each = self.sizes[member], self.unit(stripe)
         return min(size, unit * each), min(size, (unit + 1) * each)
-
-
-def slice_from(dtype: str, itemsize: int, whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> Slice:
-    return Slice(str(dtype), int(itemsize), tuple(whole), Box(tuple(offset), tuple(shape)))
 
 
 class PieceName(NamedTuple):
@@ -142,9 +145,12 @@ class Report:
 
 
 @dataclass
-class _Job:
+class Job:
+    """A snapshot under way."""
+
     step: int
     era: int
+    """At first the own one; then the highest of any member."""
     tensors: Mapping[str, torch.Tensor]
     shards: ShardMap
     values: bytes
@@ -152,17 +158,23 @@ class _Job:
     own: int
     talk: Talk
     report: Report
+    problem: Exception | None = None
     copied: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
+    """Why it is not complete, when it has ended."""
 
 
 class Keeper:
     """The snapshots of one process. Its methods are called by one thread, and do their work in another one."""
 
-    def __init__(self, comm: Communicator, config: Snapshots, name: str, *, timeout: float | None = None) -> None:
+    def __init__(
+        self, comm: Communicator, config: Snapshots, name: str, *, topic: str = "snapshot", timeout: float | None = None
+    ) -> None:
+        """`topic`: the same on all members; each Keeper of a communicator has another one."""
         self._comm = comm
         self._config = config
         self._name = name
+        self._topic = topic
         self._timeout = timeout
         self.snapshots: list[Snapshot] = []
         """From the oldest to the newest; those that this process has pieces of."""
@@ -171,7 +183,7 @@ class Keeper:
         self._layout: tuple[tuple[UUID, ...], Layout] | None = None
         self._spare: list[Memory] = []
         self._holder: Holder | None = None
-        self._job: _Job | None = None
+        self._job: Job | None = None
         self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
 
@@ -185,20 +197,22 @@ class Keeper:
         values: bytes,
         members: Sequence[UUID],
         own: int,
-    ) -> None:
+        problem: Exception | None = None,
+    ) -> Job:
         """Begins a snapshot and returns. All members call it with the same step; `tensors` are their parts as local tensors.
 
-        The tensors must not change until `fence` has returned. A snapshot that is under way is waited for.
+        The tensors must not change until `fence` has returned. A snapshot that is under way is waited for. `problem`: why this
+        member cannot take part; the snapshot then fails on all.
         """
         self.settle()
         members = tuple(members)
-        topic = f"snapshot of era {self.era}"
-        talk = Talk(self._comm, members, own, topic, self._timeout, background=True)
+        talk = Talk(self._comm, members, own, self._topic, self._timeout, background=True)
         self.report = Report(step=step)
-        job = _Job(step, self.era, tensors, shards, values, members, own, talk, self.report)
+        job = Job(step, self.era, tensors, shards, values, members, own, talk, self.report, problem)
         self._job = job
         self._thread = threading.Thread(target=self._run, args=(job,), name="pccl snapshot", daemon=True)
         self._thread.start()
+        return job
 
     def fence(self) -> None:
         """Returns when the tensors of the snapshot under way, if any, are copied."""
@@ -235,7 +249,7 @@ class Keeper:
 
     # ---- the thread ----
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: Job) -> None:
         begun = time.monotonic()
         try:
             self._take(job, begun)
@@ -247,10 +261,12 @@ class Keeper:
             job.report.seconds = time.monotonic() - begun
             job.tensors = {}
 
-    def _take(self, job: _Job, begun: float) -> None:
+    def _take(self, job: Job, begun: float) -> None:
         problem: Exception | None = None
         pieces: dict[PieceName, Memory] = {}
         try:
+            if job.problem is not None:
+                raise job.problem
             pieces = self._copy(job)
         except Exception as error:  # told to all below
             problem = error
@@ -285,7 +301,7 @@ class Keeper:
         job.report.complete = True
         self._drop_before(snapshot)
 
-    def _copy(self, job: _Job) -> dict[PieceName, Memory]:
+    def _copy(self, job: Job) -> dict[PieceName, Memory]:
         _, size = image_offsets(job.shards)
         job.report.state_bytes = size
         image = self._memory(size)
@@ -323,7 +339,7 @@ class Keeper:
             complete[-1] if complete and known and self._layout is not None and complete[-1].layout is self._layout[1] else None
         )
 
-    def _agree(self, job: _Job, base: Snapshot | None, problem: Exception | None) -> tuple[Layout, int, Snapshot | None]:
+    def _agree(self, job: Job, base: Snapshot | None, problem: Exception | None) -> tuple[Layout, int, Snapshot | None]:
         """The layout of the members, the id of the snapshot, and its base. SnapshotError on all alike."""
         own = hashlib.blake2b(repr(sorted(job.shards.items())).encode(), digest_size=7)
         digest = int.from_bytes(own.digest(), "little")
@@ -335,8 +351,10 @@ class Keeper:
             int(known),
             base.id if base is not None and known else 0,
             int.from_bytes(os.urandom(7), "little"),
+            self.era,
         ]
         rows = job.talk.gather(numbers)
+        job.era = self.era = max(row[6] for row in rows)
         if problem is not None:
             raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
         failed = [member for member, row in enumerate(rows) if row[1]]
@@ -344,18 +362,17 @@ class Keeper:
             raise SnapshotError(f"member {failed[0]} could not copy its part: see its log")
         if len({row[0] for row in rows}) > 1:
             steps = ", ".join(f"{row[0]} at member {member}" for member, row in enumerate(rows))
-            raise SnapshotError(f"members are at different steps: {steps}; call sync once in each step on all")
+            raise SnapshotError(f"members are at different steps: {steps}; all must take a snapshot at the same step")
         if not all(row[3] for row in rows):
             self._layout = job.members, self._exchange(job)
         assert self._layout is not None
         same_base = rows[0][4] != 0 and len({row[4] for row in rows}) == 1
         return self._layout[1], rows[0][5], base if same_base else None
 
-    def _exchange(self, job: _Job) -> Layout:
-        tree = {name: [*part[:3], *part.box] for name, part in job.shards.items()}
-        told = job.talk.gather_bytes(bytes(encode({"host": host_name(), "map": tree})))
+    def _exchange(self, job: Job) -> Layout:
+        told = job.talk.gather_bytes(bytes(encode({"host": host_name(), "map": shards_tree(job.shards)})))
         trees = [decode(one) for one in told]
-        maps = [{name: slice_from(*part) for name, part in one["map"].items()} for one in trees]
+        maps = [shards_from(one["map"]) for one in trees]
         return Layout([one["host"] for one in trees], maps, self._config.redundancy)
 
     # ---- memory ----
@@ -478,7 +495,7 @@ class _Spread:
 
     def __init__(
         self,
-        job: _Job,
+        job: Job,
         snapshot: Snapshot,
         base: Snapshot | None,
         memory: Callable[[int], Memory],

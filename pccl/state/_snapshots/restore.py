@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,10 @@ from pccl.state._snapshots.boxes import (
     Box,
     Move,
     ShardMap,
+    Slice,
     first_holders,
     image_offsets,
+    part_of,
     plan_moves,
     uncovered,
 )
@@ -68,6 +71,8 @@ class Source(NamedTuple):
     """By member of the layout: who holds its values."""
     total: Sum
     """The hash of the whole state."""
+    sums: Mapping[int, Sum] = MappingProxyType({})
+    """By member of the layout: the hash of its image."""
 
     @property
     def lost(self) -> list[int]:
@@ -127,7 +132,7 @@ def _source(id_: int, order: Order, layout: Layout, found: Sequence[tuple[int, H
     total = Sum(0, 0)
     for member in range(count):
         total += sums[member]
-    return Source(id_, order, layout, images, parity, values, total)
+    return Source(id_, order, layout, images, parity, values, total, sums)
 
 
 # ---- who sends what ----
@@ -415,9 +420,19 @@ def _split(content: torch.Tensor) -> list[torch.Tensor]:
 
 
 def verify(source: Source, talk: Talk, targets: Mapping[str, torch.Tensor], maps: Sequence[ShardMap]) -> None:
-    """Compares the hash of the state as it is divided now with that of the snapshot. DamagedError on all alike."""
-    own = Sum(0, 0)
+    """Compares the hash of the state as it is divided now with that of the snapshot. DamagedError on all alike.
+
+    Of tensors that belong to one member only (`own_name`) it compares those of the images that the targets have all of.
+    """
+    own, wanted = Sum(0, 0), source.total
     shards = maps[talk.own]
+    if any(part_of(name) for one in source.layout.maps for name in one):
+        slots = _whole_images(source.layout, maps)
+        names = {name for slot in slots for name in source.layout.maps[slot]}
+        maps = [{name: one for name, one in some.items() if name in names} for some in maps]
+        wanted = Sum(0, 0)
+        for slot in slots:
+            wanted += source.sums[slot]
     for name in first_holders(maps)[talk.own]:
         part = shards[name]
         content = targets[name].detach().reshape(part.box.shape).cpu()
@@ -425,8 +440,22 @@ def verify(source: Source, talk: Talk, targets: Mapping[str, torch.Tensor], maps
     total = Sum(0, 0)
     for low, high in talk.gather(own.signed()):
         total += Sum.of_signed(low, high)
-    if total != source.total:
+    if total != wanted:
         raise DamagedError(f"what was restored of the snapshot of step {source.order[1]} has another hash than the snapshot")
+
+
+def _whole_images(layout: Layout, maps: Sequence[ShardMap]) -> list[int]:
+    """The members of the layout whose tensors the maps have all of, each element once or in equal boxes."""
+    boxes: dict[str, set[Box]] = {}
+    for shards in maps:
+        for name, one in shards.items():
+            boxes.setdefault(name, set()).add(one.box)
+
+    def whole(name: str, one: Slice) -> bool:
+        found = [box for box in boxes.get(name, ()) if box.numel]
+        return sum(box.numel for box in found) == one.box.numel and not uncovered(one.box, found)
+
+    return [slot for slot, shards in enumerate(layout.maps) if all(whole(*item) for item in shards.items())]
 
 
 def require_whole(maps: Sequence[ShardMap]) -> None:

@@ -1,0 +1,175 @@
+"""The snapshots of a communicator whose members say themselves what each of them has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import torch
+
+from pccl._holder import HolderError
+from pccl.state._snapshots.boxes import Box, ShardMap, Slice, part_of, shards_from, shards_tree, uncovered
+from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.images import Memory
+from pccl.state._snapshots.keeper import Keeper, Layout, PieceName
+from pccl.state._snapshots.restore import DamagedError, Held, Source, StateLostError, carry_out, choose, plan, verify
+from pccl.state._snapshots.stock import Stock
+from pccl.state._snapshots.talk import Talk
+from pccl.state._tree import decode, encode
+
+if TYPE_CHECKING:
+    from pccl._communicator import Communicator
+
+_log = logging.getLogger("pccl.state")
+
+OPENINGS = 5
+"""Attempts to open the pieces of a snapshot while holders end."""
+
+
+class Vault:
+    """The snapshots of one kind that a process takes on a communicator. One thread at a time uses it."""
+
+    def __init__(self, comm: Communicator, snapshots: Snapshots, name: str, topic: str, timeout: float | None = None) -> None:
+        self.snapshots = snapshots
+        self._comm = comm
+        self._topic = topic
+        self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
+        self.damaged: set[int] = set()
+        """Ids of snapshots that are not to be restored."""
+
+    def take(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        shards: ShardMap,
+        values: bytes,
+        members: Sequence[UUID],
+        own: int,
+        problem: Exception | None = None,
+    ) -> None:
+        """Takes a snapshot on all members. Raises `problem`, if given, and then SnapshotError on the others.
+
+        SnapshotError, PeerLostError: it is not complete.
+        """
+        job = self.keeper.take(step, tensors, shards, values, members, own, problem)
+        self.keeper.settle()
+        if problem is not None:
+            raise problem
+        if job.failure is not None:
+            raise job.failure
+
+    def open(self, members: Sequence[UUID], own: int, timeout: float | None = None) -> Opened | None:
+        """The newest snapshot that the members can restore, the same for all; all of them call it. None: nobody holds one.
+
+        StateLostError on all: more was lost than the redundancy bears. PeerLostError: a member was lost.
+        """
+        self.keeper.settle()
+        talk = Talk(self._comm, members, own, f"{self._topic} restore", timeout)
+        for _ in range(OPENINGS):
+            stock = Stock(self.keeper)
+            tree = {"era": self.keeper.era, "held": stock.infos, "layouts": stock.layouts, "damaged": sorted(self.damaged)}
+            told = [decode(one) for one in talk.gather_bytes(bytes(encode(tree)))]
+            held = [[Held.of(info) for info in one["held"]] for one in told]
+            self.damaged.update(*(one["damaged"] for one in told))
+            eras = [one["era"] for one in told] + [piece.era for pieces in held for piece in pieces]
+            self.keeper.era = 1 + max(eras)
+            if not any(held):
+                return None
+            source = choose(held, stock.exchange_layouts(talk, [one["layouts"] for one in told]), self.damaged)
+            pieces: dict[PieceName, Memory] | None = None
+            try:
+                pieces = stock.pieces(source.id)
+            except (HolderError, KeyError, MemoryError) as error:
+                _log.error("%s", f"snapshots: {error}")
+                self.keeper.abandon()
+            if all(row[0] for row in talk.gather([int(pieces is not None)])):
+                assert pieces is not None
+                return Opened(self, talk, source, pieces)
+        raise StateLostError(f"the state is lost: {OPENINGS} attempts to open the pieces of a snapshot have failed; see the log")
+
+
+class Opened:
+    """A snapshot that is about to be restored. All members make the same calls."""
+
+    def __init__(self, vault: Vault, talk: Talk, source: Source, pieces: Mapping[PieceName, Memory]) -> None:
+        self._vault, self._talk, self._source, self._pieces = vault, talk, source, pieces
+        self.step = source.order[1]
+        self.slices: ShardMap = {name: one for shards in source.layout.maps for name, one in shards.items()}
+        """Every tensor of the snapshot, with some member's part of it."""
+
+    def values(self) -> bytes:
+        """What the first member whose values are there told beside its tensors."""
+        slot = min(self._source.values)
+        root = self._source.values[slot][0]
+        own = self._pieces[PieceName("values", slot)].bytes.numpy().tobytes() if root == self._talk.own else None
+        return self._talk.broadcast(root, own)
+
+    def fill(self, targets: Mapping[str, torch.Tensor], shards: ShardMap, problem: Exception | None = None) -> None:
+        """Fills this member's tensors, of the shapes of `shards`.
+
+        `problem` is raised, if given, and ValueError on the others; so it is on all if targets do not fit the snapshot, and
+        nothing is changed then. DamagedError on all, PeerLostError: the tensors have any content.
+        """
+        tree = {"shards": shards_tree(shards), "problem": None if problem is None else str(problem)}
+        told = [decode(one) for one in self._talk.gather_bytes(bytes(encode(tree)))]
+        if problem is not None:
+            raise problem
+        for member, one in enumerate(told):
+            if one["problem"] is not None:
+                raise ValueError(f"restore: member {member} has failed: {one['problem']}")
+        maps = [shards_from(one["shards"]) for one in told]
+        _require_fit(self._source.layout, self.slices, maps)
+        try:
+            work = plan(self._source, maps)
+        except LookupError as error:
+            raise ValueError(f"restore: the snapshot has no member's part for all of tensor {error.args[0]}") from None
+        carry_out(work, self._source, self._talk, lambda name: self._pieces[name].bytes, targets, shards)
+        try:
+            verify(self._source, self._talk, targets, maps)
+        except DamagedError:
+            self._vault.damaged.add(self._source.id)
+            raise
+
+
+def _require_fit(layout: Layout, known: ShardMap, maps: Sequence[ShardMap]) -> None:
+    """ValueError: a target is not in the snapshot, or of another shape or type, or parts of tensors are in no target."""
+    for member, shards in enumerate(maps):
+        for name, one in shards.items():
+            if name not in known:
+                text = f"has no tensor {_spelled(name)}, which member {member} asks for"
+                parts = sorted({own[0] for other in known if (own := part_of(other))})
+                raise ValueError(f"restore: the snapshot {text}" + (f"; its parts are {', '.join(parts)}" if parts else ""))
+            if one[:3] != known[name][:3]:
+                texts = [f"{part.dtype} of shape {part.whole}" for part in (known[name], one)]
+                raise ValueError(
+                    f"restore: tensor {_spelled(name)} is {texts[0]} in the snapshot, and {texts[1]} at member {member}"
+                )
+    for name, one in known.items():
+        if part_of(name) is None:
+            whole = Box((0,) * len(one.whole), one.whole)
+            if whole.numel and uncovered(whole, (shards[name].box for shards in maps if name in shards)):
+                raise ValueError(f"restore: no member asks for some elements of tensor {name}; members must ask for all together")
+
+
+def _spelled(name: str) -> str:
+    own = part_of(name)
+    return name if own is None else f"{own[1]} of part {own[0]}"
+
+
+def whole_slice(tensor: torch.Tensor) -> Slice:
+    """Of a tensor that one member has whole."""
+    shape = tuple(tensor.shape)
+    return Slice(str(tensor.dtype).removeprefix("torch."), tensor.element_size(), shape, Box((0,) * len(shape), shape))
+
+
+def vault_of(comm: Any, snapshots: Snapshots | None, topic: str, timeout: float | None = None) -> Vault:
+    """The one of a communicator for a topic. ValueError: it was made for other snapshots."""
+    found: Vault | None = comm._vaults.get(topic)
+    if found is None:
+        wanted = snapshots or Snapshots()
+        found = comm._vaults[topic] = Vault(comm, wanted, wanted.name_of_run(",".join(map(str, comm._endpoints))), topic, timeout)
+    elif snapshots is not None and snapshots != found.snapshots:
+        raise ValueError(f"this communicator has snapshots already, with {found.snapshots}; pass the same again, or nothing")
+    return found

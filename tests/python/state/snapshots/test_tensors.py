@@ -1,0 +1,198 @@
+"""Snapshots of plain tensors: members with tensors of their own, and parts of whole ones."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from snapshot_world import FakeComm, World, run
+
+from pccl.state import Snapshots, StateLostError
+from pccl.state._snapshots import tensors
+
+CONFIG = Snapshots(copies=1, holder=False)
+
+
+class Comm(FakeComm):
+    """What is asked of a Communicator."""
+
+    def __init__(self, world: World, own: int) -> None:
+        super().__init__(world, own)
+        self.uuid, self._vaults, self._endpoints = self.own, {}, ("test",)
+
+    def update_topology(self, timeout: float | None = None) -> None:
+        """Those who live are known at once."""
+
+
+@pytest.fixture(autouse=True)
+def _members_are_known(monkeypatch):
+    living = lambda comm, timeout: tuple(one for one in comm.world.ids if one not in comm.world.dead)  # noqa: E731
+    monkeypatch.setattr(tensors, "_living", living)
+
+
+def on_all(comms: list[Comm], call: Any) -> list[Any]:
+    """What `call(number, comm)` returns or raises on each."""
+    return run([lambda number=number, comm=comm: call(number, comm) for number, comm in enumerate(comms)])
+
+
+def begin(members: int) -> tuple[World, list[Comm]]:
+    world = World(members)
+    return world, [Comm(world, own) for own in range(members)]
+
+
+def kill(world: World, *victims: int) -> None:
+    with world.lock:
+        for victim in victims:
+            world.kill(world.ids[victim])
+
+
+def take(comm: Comm, state: Any, step: int, **more: Any) -> bool:
+    given = {"snapshots": CONFIG, "shards": None, "part": None, "timeout": None, **more}
+    tensors.snapshot(comm, state, step=step, **given)
+    return tensors.wait(comm)
+
+
+def get(comm: Comm, state: Any, **more: Any) -> Any:
+    return tensors.restore(comm, state, **{"snapshots": CONFIG, "shards": None, "part": None, "timeout": None, **more})
+
+
+def take_all(comms: list[Comm], states: list[Any], step: int, more: list[dict[str, Any]] | None = None) -> None:
+    options = more or [{}] * len(comms)
+    assert on_all(comms, lambda number, comm: take(comm, states[number], step, **options[number])) == [True] * len(comms)
+
+
+def own_state(number: int) -> dict[str, Any]:
+    return {"few": torch.full((number + 1,), float(number)), "array": np.arange(5) + number}
+
+
+def empty(number: int) -> dict[str, Any]:
+    return {name: value * 0 - 1 for name, value in own_state(number).items()}
+
+
+def test_each_survivor_gets_its_own_part_and_then_one_of_them_that_of_a_lost_member():
+    world, comms = begin(3)
+    names = ["a", "b", "c"]
+    for step in (4, 5):
+        take_all(comms, list(map(own_state, range(3))), step, [{"part": name} for name in names])
+    kill(world, 1)
+    states = {number: empty(number) for number in (0, 1, 2)}
+
+    def again(_: int, comm: Comm) -> Any:
+        number = comm.world.ids.index(comm.own)
+        found = get(comm, states[number], part=names[number])
+        get(comm, states[1] if number == 2 else {}, part="b")
+        return found
+
+    ends = on_all([comms[0], comms[2]], again)
+    assert [end.step for end in ends] == [5, 5]
+    assert ends[0].parts["b"] == {"few": ("float32", (2,)), "array": ("int64", (5,))}
+    for number, state in states.items():
+        assert all((state[name] == value).all() for name, value in own_state(number).items())
+    fresh = on_all([comms[0], comms[2]], lambda _, comm: take(comm, {"x": torch.ones(2)}, 1))
+    assert fresh == [True, True]  # of another era, so that it counts as newer than step 5
+    assert [end.step for end in on_all([comms[0], comms[2]], lambda _, comm: get(comm, {}))] == [1, 1]
+
+
+def rows(number: int, members: int, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    whole = torch.arange(35.0).reshape(7, 5) + step
+    part = whole.tensor_split(members)[number]
+    begin = sum(len(one) for one in whole.tensor_split(members)[:number])
+    return {"w": part.clone()}, {"w": ((7, 5), (begin, 0))}
+
+
+def test_parts_of_whole_tensors_are_divided_anew():
+    world, comms = begin(4)
+    for step in (1, 2):
+        states = [rows(number, 4, step) for number in range(4)]
+        take_all(comms, [one[0] for one in states], step, [{"shards": one[1]} for one in states])
+    kill(world, 2)
+    targets = [rows(number, 3, 0) for number in range(3)]
+    left = [comms[0], comms[1], comms[3]]
+    ends = on_all(left, lambda number, comm: get(comm, targets[number][0], shards=targets[number][1]))
+    assert [end.step for end in ends] == [2] * 3
+    assert [end.parts for end in ends] == [{}] * 3
+    assert all(torch.equal(targets[number][0]["w"], rows(number, 3, 2)[0]["w"]) for number in range(3))
+
+
+def test_more_losses_than_copies_are_an_error_on_all_alike_and_change_nothing():
+    world, comms = begin(4)
+    assert all(on_all(comms, lambda number, comm: take(comm, own_state(number), 1)))
+    kill(world, 0, 1)
+    states = [empty(2), empty(3)]
+    ends = on_all(comms[2:], lambda number, comm: get(comm, states[number]))
+    assert [type(end) for end in ends] == [StateLostError] * 2
+    assert str(ends[0]) == str(ends[1])
+    assert "step 1 the parts of ranks 0" in str(ends[0])
+    assert all((state["few"] == -1).all() for state in states)
+
+
+def test_no_snapshot_is_no_error():
+    _, comms = begin(2)
+    assert on_all(comms, lambda number, comm: get(comm, own_state(number))) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "text"),
+    [
+        ({"x": [1.0]}, {}, "must be a torch tensor or a NumPy array, not list"),
+        ({"x": torch.ones(2)}, {"shards": {}}, "tensor x must be in both"),
+        ({"x": torch.ones(2)}, {"shards": {"x": ((3,), (2,))}}, r"shape \(2,\) at \(2,\) is not inside the shape \(3,\)"),
+        ({"x": torch.ones(2)}, {"part": "a\0b"}, "NUL"),
+    ],
+)
+def test_what_one_member_cannot_keep_fails_the_snapshot_on_all(state, more, text):
+    _, comms = begin(2)
+    calls = [lambda: take(comms[0], {"x": torch.ones(2)}, 1), lambda: take(comms[1], state, 1, **more)]
+    ends = run(calls)
+    assert ends[0] is False
+    assert isinstance(ends[1], (TypeError, ValueError))
+    with pytest.raises(type(ends[1]), match=text):
+        raise ends[1]
+    assert on_all(comms, lambda number, comm: take(comm, own_state(number), 2)) == [True, True]
+
+
+def test_targets_that_do_not_fit_are_an_error_on_all_alike():
+    _, comms = begin(2)
+    assert all(on_all(comms, lambda number, comm: take(comm, own_state(number), 1, part=str(number))))
+    for state, part, text in (
+        ({"few": torch.zeros(9), "array": np.zeros(5, np.int64)}, "1", "few of part 1 is float32 of shape (2,) in the snapshot"),
+        ({"other": torch.zeros(9)}, "1", "has no tensor other of part 1, which member 1 asks for"),
+        (empty(1), "2", "its parts are 0, 1"),
+        ({"few": "text"}, "1", "must be a torch tensor"),
+    ):
+        first = empty(0)
+        ends = run([partial(get, comms[0], first, part="0"), partial(get, comms[1], state, part=part)])
+        assert all(isinstance(end, (ValueError, TypeError)) and text in str(end) for end in ends), ends
+        assert (first["few"] == -1).all()
+
+
+def test_two_members_with_one_part_are_told_so(caplog):
+    _, comms = begin(2)
+    assert on_all(comms, lambda number, comm: take(comm, own_state(number), 1, part="same")) == [False, False]
+    assert "members 0 and 1 both call their part 'same'" in caplog.text
+
+
+def test_a_part_that_is_damaged_is_not_restored():
+    world, comms = begin(3)
+    for step in (1, 2):
+        take_all(comms, list(map(own_state, range(3))), step)
+    kill(world, 1)
+    for comm in comms:
+        for snapshot in comm._vaults["tensors"].keeper.snapshots:
+            for name, memory in snapshot.pieces.items():
+                if name.kind == "image":
+                    memory.bytes[3] ^= 1
+    ends = on_all([comms[0], comms[2]], lambda number, comm: get(comm, empty(2 * number)))
+    assert [type(end) for end in ends] == [StateLostError] * 2
+
+
+def test_other_snapshots_than_before_are_refused():
+    _, (comm,) = begin(1)
+    assert take(comm, own_state(0), 1)
+    with pytest.raises(ValueError, match="has snapshots already"):
+        get(comm, {}, snapshots=Snapshots(copies=2))
+    assert SimpleNamespace(**get(comm, {}, snapshots=None)._asdict()).step == 1
