@@ -5,6 +5,8 @@ arrays, and lists, tuples, dicts and sets of these. `allow` adds a class. Tensor
 shared state. `save` and `load` are checkpoints in the format of `torch.distributed.checkpoint`.
 """
 
+from typing import TYPE_CHECKING
+
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as _error:
@@ -14,7 +16,7 @@ from pccl._exports import rehome as _rehome
 from pccl.state._checkpoint import CheckpointError, load, save, warn_if_overridden
 from pccl.state._entries import Entries, module_tensors
 from pccl.state._objects import extra_states, load_extra_states, load_object_state, object_state
-from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.config import Restored, Snapshots
 from pccl.state._snapshots.restore import StateLostError
 from pccl.state._start import Start, highest_step
 from pccl.state._tree import LIMIT_BYTES, TreeError, allow, decode, encode
@@ -23,12 +25,16 @@ __all__ = [
     "LIMIT_BYTES",
     "CheckpointError",
     "Entries",
+    "MemoryReader",
+    "MemoryWriter",
+    "Restored",
     "Snapshots",
     "Start",
     "StateLostError",
     "TreeError",
     "allow",
     "decode",
+    "drain",
     "encode",
     "extra_states",
     "highest_step",
@@ -41,4 +47,22 @@ __all__ = [
     "warn_if_overridden",
 ]
 
-_rehome(globals(), __all__)
+_LATE = ("MemoryReader", "MemoryWriter", "drain")
+"""What imports torch's checkpoints, which takes a second."""
+
+if TYPE_CHECKING:
+    from pccl.state._memory_storage import MemoryReader, MemoryWriter, drain
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from pccl.state import _memory_storage
+
+    found = {late: getattr(_memory_storage, late) for late in _LATE}
+    globals().update(found)
+    _rehome(globals(), _LATE)
+    return found[name]
+
+
+_rehome(globals(), [name for name in __all__ if name not in _LATE])

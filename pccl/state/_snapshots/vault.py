@@ -36,6 +36,8 @@ class Vault:
         self._comm = comm
         self._topic = topic
         self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
+        # A restarted run that restores nothing counts as newer than what its predecessor has left.
+        self.keeper.era = 1 + max((piece.era for piece in Stock(self.keeper).held), default=-1)
         self.damaged: set[int] = set()
         """Ids of snapshots that are not to be restored."""
 
@@ -98,6 +100,14 @@ class Opened:
         self.step = source.order[1]
         self.slices: ShardMap = {name: one for shards in source.layout.maps for name, one in shards.items()}
         """Every tensor of the snapshot, with some member's part of it."""
+
+    def writers(self, members: int) -> dict[str, int]:
+        """For each tensor that belongs to one member only, a member that is to read it: one that has it, if there is one."""
+        return {
+            name: self._source.images[slot][0] if slot in self._source.images else number % members
+            for slot, shards in enumerate(self._source.layout.maps)
+            for number, name in enumerate(sorted(shards))
+        }
 
     def values(self) -> bytes:
         """What the first member whose values are there told beside its tensors."""

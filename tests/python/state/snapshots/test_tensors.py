@@ -22,7 +22,8 @@ class Comm(FakeComm):
 
     def __init__(self, world: World, own: int) -> None:
         super().__init__(world, own)
-        self.uuid, self._vaults, self._endpoints = self.own, {}, ("test",)
+        self.uuid, self._endpoints = self.own, ("test",)
+        self._vaults: dict[str, Any] = {}
 
     def update_topology(self, timeout: float | None = None) -> None:
         """Those who live are known at once."""

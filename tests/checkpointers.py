@@ -1,0 +1,119 @@
+"""Processes that keep checkpoints of a sharded model in memory, and are killed."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer imports it: here once, and not for seconds in each process
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from performers import PATIENCE, preload
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from pccl.state import MemoryReader, MemoryWriter, Snapshots, drain
+
+preload(__name__)
+
+
+def told(error: BaseException) -> Any:
+    """By rank: the names of the errors in torch's CheckpointException, and their texts."""
+    assert isinstance(error, dcp.api.CheckpointException)
+    return {rank: (type(one[0]).__name__, str(one[0])) for rank, one in error.failures.items()}
+
+
+class Checkpointer:
+    """A rank of one process group after another."""
+
+    def __init__(self, pipe: Connection, snapshots: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        sys.dont_write_bytecode = True
+        self._snapshots = Snapshots(**snapshots)
+        self.log: list[Any] = []
+
+    def start(self, port: int, rank: int, size: int, seed: int) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.Linear(7, 2))
+        mesh = init_device_mesh("cpu", (size,))
+        fully_shard(self.model[0], mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.model(torch.randn(3, 6)).square().mean().backward()
+        self.optimizer.step()
+        self.writer = MemoryWriter(self._snapshots)
+
+    def _state(self, number: int) -> dict[str, Any]:
+        moments = {name: self.optimizer.state[one]["exp_avg"] for name, one in self.model.named_parameters()}
+        return {
+            "model": self.model.state_dict(),
+            "moments": moments,
+            "values": {"step": number, "alike": torch.full((3,), number)},
+        }
+
+    def save(self, number: int, beside: bool = False) -> Any:
+        try:
+            if beside:
+                dcp.async_save(self._state(number), storage_writer=self.writer, checkpoint_id=str(number)).result()
+            else:
+                dcp.save(self._state(number), storage_writer=self.writer, checkpoint_id=str(number))
+        except dcp.api.CheckpointException as error:
+            return told(error)
+        return None
+
+    def save_what_cannot_be(self) -> Any:
+        """One rank cannot give its data."""
+        state = self._state(9)
+        if dist.get_rank() == 1:
+            state["values"]["own"] = Unsaved()
+        try:
+            dcp.save(state, storage_writer=self.writer)
+        except dcp.api.CheckpointException as error:
+            return told(error)
+        return None
+
+    def load(self, checkpoint_id: str | None = None) -> Any:
+        """What is loaded into a state of other numbers, whole; or the errors."""
+        state = self._state(-1)
+        try:
+            dcp.load(state, storage_reader=MemoryReader(self._snapshots), checkpoint_id=checkpoint_id)
+        except dcp.api.CheckpointException as error:
+            return told(error)
+        self.model.load_state_dict(state["model"])
+        return self._whole(state)
+
+    def whole(self, number: int) -> dict[str, Any]:
+        return self._whole(self._state(number))
+
+    def _whole(self, state: dict[str, Any]) -> dict[str, Any]:
+        tensors = {f"{kind}.{name}": one.full_tensor() for kind in ("model", "moments") for name, one in state[kind].items()}
+        return {**tensors, "step": torch.tensor(state["values"]["step"]), "alike": state["values"]["alike"].clone()}
+
+    def drain(self, path: str) -> dict[str, Any]:
+        """Brings the checkpoint to disk, and reads it from there."""
+        drain(dcp.FileSystemWriter(path), self._snapshots)
+        state = self._state(-1)
+        dcp.load(state, checkpoint_id=path)
+        return self._whole(state)
+
+    def holder(self) -> int:
+        """The process that keeps this one's memory."""
+        holder: Any = self.writer._vault.keeper.holder(start=False)
+        return int.from_bytes(holder._end.getsockopt(1, 17, 4), "little")
+
+    def leave(self) -> None:
+        self.writer.drop()
+        dist.destroy_process_group()
+
+
+class Unsaved:
+    def __reduce__(self) -> Any:
+        raise ValueError("this cannot be saved")

@@ -1,0 +1,123 @@
+"""Checkpoints in memory: they are read by other numbers of ranks after losses, and brought to disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from checkpointers import Checkpointer
+from performers import Performer
+
+QUIET = {"PCCL_LOG_LEVEL": "ERR"}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Ranks:
+    """Processes with a holder each, as on hosts of their own."""
+
+    def __init__(self, **snapshots: Any) -> None:
+        self._snapshots = {**snapshots, "linger": 5}
+        self._run = uuid.uuid4().hex
+        self.all: list[Performer] = []
+
+    def add(self) -> Performer:
+        options = {**self._snapshots, "name": f"{self._run} {len(self.all)}"}
+        self.all.append(Performer(Checkpointer, len(self.all), (options,), QUIET, Path("/dev/null")))
+        return self.all[-1]
+
+    def group(self, members: list[Performer], seed: int) -> None:
+        """Makes them the ranks of a new group, with a model of other numbers for each seed."""
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for rank, member in enumerate(members):
+            member.tell("start", self._store.port, rank, len(members), seed)
+        for member in members:
+            member.answer()
+
+
+def ask(members: list[Performer], method: str, *arguments: Any) -> list[Any]:
+    for member in members:
+        member.tell(method, *arguments)
+    return [member.answer() for member in members]
+
+
+@pytest.fixture
+def ranks(request) -> Iterator[Ranks]:
+    made = Ranks(**getattr(request, "param", {"copies": 1}))
+    try:
+        yield made
+    finally:
+        for member in made.all:
+            member.kill()
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def lose(member: Performer) -> None:
+    """The process and its holder, as a host."""
+    os.kill(member.ask("holder"), signal.SIGKILL)
+    member.kill()
+
+
+@pytest.mark.parametrize("ranks", [{"copies": 1}, {"code": (3, 1)}], ids=["copies", "code"], indirect=True)
+def test_a_checkpoint_of_four_is_read_by_three_and_by_four_after_the_loss_of_a_host_and_goes_to_disk(ranks, tmp_path):
+    four = [ranks.add() for _ in range(4)]
+    ranks.group(four, 5)
+    assert ask(four, "save", 1) == [None] * 4
+    expected = ask(four, "whole", 1)[0]
+    lose(four[1])
+    three = [four[0], four[2], four[3]]
+    ranks.group(three, 6)
+    assert not same(ask(three, "whole", 1)[0], expected)
+    loaded = ask(three, "load")
+    assert all(same(one, expected) for one in loaded)
+    drained = ask(three, "drain", str(tmp_path / "drained"))
+    assert all(same(one, expected) for one in drained)
+    again = [four[0], ranks.add(), *four[2:]]  # torch remembers the coordinates of a rank in a mesh of four
+    ranks.group(again, 7)
+    loaded = ask(again, "load")
+    assert all(same(one, expected) for one in loaded)
+    ask(again, "leave")
+
+
+def test_more_losses_than_copies_are_an_error_on_all_alike(ranks):
+    four = [ranks.add() for _ in range(4)]
+    ranks.group(four, 5)
+    assert ask(four, "save", 1) == [None] * 4
+    for victim in four[1:3]:
+        lose(victim)
+    two = [four[0], four[3]]
+    ranks.group(two, 6)
+    before = ask(two, "whole", 3)[0]
+    failures = ask(two, "load")
+    assert failures[0] == failures[1]
+    assert [name for name, _ in failures[0].values()] == ["StateLostError"] * 2
+    assert all("of the snapshot of step 0 the parts of ranks" in text for _, text in failures[0].values())
+    assert same(ask(two, "whole", 3)[0], before)
+    ask(two, "leave")
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_and_the_next_one_replaces_it(ranks):
+    two = [ranks.add() for _ in range(2)]
+    ranks.group(two, 5)
+    failures = ask(two, "load")
+    assert [name for name, _ in failures[1].values()] == ["StateLostError"] * 2
+    assert ask(two, "save", 1) == [None] * 2
+    failures = ask(two, "save_what_cannot_be")
+    assert failures[0] == failures[1]
+    assert "cannot be saved" in failures[0][1][1]
+    assert [one["step"].item() for one in ask(two, "load")] == [1, 1]
+    assert ask(two, "save", 2, True) == [None] * 2
+    assert [one["step"].item() for one in ask(two, "load", "2")] == [2, 2]
+    failures = ask(two, "load", "1")
+    assert failures[0][0] == ("CheckpointError", "checkpoint 1 is not in memory, where 2 is")
+    ask(two, "leave")
