@@ -65,6 +65,7 @@ class CollectiveOp(OpTicket):
         data: tuple[int, int, int, DataType, ReduceOp, int, int],
         counts: tuple[Sequence[int] | None, Sequence[int] | None],
         survivors: bool,
+        background: bool,
         keep: object,
     ) -> None:
         """`data`: the addresses of send and recv, elements, their type, reduction, root, stream. `counts`: of send, of recv."""
@@ -72,7 +73,7 @@ class CollectiveOp(OpTicket):
         sends, receives = (_ffi.NULL if some is None else _ffi.new(_COUNTS, some) for some in counts)
         c_send, c_recv, c_stream = _ffi.cast(_VOID, send), _ffi.cast(_VOID, recv), _ffi.cast(_VOID, stream)
         first = _SIZE, kind._value_, dtype._value_, op._value_, root, group._pointer, tag
-        what = _ffi.new(_COLLECTIVE, (*first, c_send, c_recv, count, sends, receives, survivors, c_stream))
+        what = _ffi.new(_COLLECTIVE, (*first, c_send, c_recv, count, sends, receives, survivors, c_stream, background))
         kept = keep, storages_of(keep), sends, receives, group
         name = _TEXTS[kind]
         super().__init__(name, "pccl_begin_collective", what, pointer, tag=tag, elastic=survivors, live=live, keep=kept)

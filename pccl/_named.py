@@ -618,17 +618,21 @@ class NamedCollectives(Connection):
         recv_counts: Sequence[int] | None = None,
         survivors: bool = False,
         stream: int = 0,
+        background: bool = False,
         keep: object = None,
     ) -> CollectiveOp:
         """Launches a collective on memory at the addresses `send` and `recv` (`pcclCollectiveAsync`), and returns at once.
 
-        `keep` is held until the op has ended. Of memory at a GPU, the op comes after what the stream of this number has had,
+        `keep` is held until the op has ended. With `background` this member sends only while its other large operations have
+        nothing to send. Of memory at a GPU, the op comes after what the stream of this number has had,
         a CUstream; 0: the legacy default stream. UsageError: the call is wrong, the tag is in flight, or the stream captures a
         CUDA graph.
         """
         data = send, recv, count, dtype, op, root, stream
         counts = send_counts, recv_counts
-        return CollectiveOp(self._handle, self._live_ops, self._pointer, kind, group, tag, data, counts, survivors, keep)
+        return CollectiveOp(
+            self._handle, self._live_ops, self._pointer, kind, group, tag, data, counts, survivors, background, keep
+        )
 
     _prepare: Callable[..., CollectiveOp] = launch.__wrapped__  # type: ignore[attr-defined]  # the op that is not launched yet
 

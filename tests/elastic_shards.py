@@ -80,6 +80,7 @@ class Member:
             if self.run.step >= until and dist.get_world_size() >= size:
                 return self.changes
             if dies_at == self.run.step:
+                self.run.wait_for_snapshot()
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
                 x = batch(self.run.step, dist.get_rank(), dist.get_world_size())

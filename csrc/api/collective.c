@@ -454,6 +454,7 @@ static pcclResult_t fill(const pcclCollective_t *what, struct call_args *out) {
                         .op = collective->reduces ? (uint8_t)what->op : 0},
         .root = (uint32_t)what->root,
         .retry = what->survivors && collective->survives,
+        .background = what->background,
         .stream = what->stream,
     };
     out->tell = out->retry;

@@ -128,7 +128,7 @@ static void begin_posted(struct engine *engine) {
         if (direct) continue;
         if (op->restart) backup_restore(&op->backup, op->args.queue, op->args.recv);
         op->restart = false;
-        op_queue_append(&engine->running, op);
+        op_queue_insert(&engine->running, op);
         engine_note_running(engine);
         if (algorithm_begin(engine, op)) continue;
         engine_lock(engine);

@@ -278,6 +278,7 @@ typedef struct pcclCollective_t {
     const size_t *PCCL_NULLABLE recv_counts;
     bool survivors;             // go on without members that are lost, where that means something
     void *PCCL_NULLABLE stream; // as in pcclReduceOptions_t
+    bool background;            // of this member: it sends only while its other large operations have nothing to send
 } pcclCollective_t;
 
 // A range of a result whose elements have the same contributors.

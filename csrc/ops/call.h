@@ -43,6 +43,7 @@ struct call_args {
     const float *residual_in; // error feedback, or NULL: added to the input; what quantisation took away
     float *residual_out;
     bool retry;                 // redone among the survivors after a loss
+    bool background;            // sends only what no other op has a frame for
     bool tell;                  // the outcome names the contributors
     void *stream;               // of their device: what is in it comes first; NULL: the default one
     struct device_queue *queue; // of the memory of both buffers, the engine's to set (device/device.h)

@@ -14,6 +14,17 @@ void op_queue_append(struct op_queue *queue, struct op *op) {
     queue->last = op;
 }
 
+void op_queue_insert(struct op_queue *queue, struct op *op) {
+    struct op *before = NULL, *at = queue->first;
+    if (at == NULL || op->args.background || !queue->last->args.background) {
+        op_queue_append(queue, op);
+        return;
+    }
+    for (; !at->args.background; at = at->next) before = at;
+    *(before == NULL ? &queue->first : &before->next) = op;
+    op->next = at;
+}
+
 struct op *op_queue_pop(struct op_queue *queue) {
     struct op *op = queue->first;
     if (op != NULL) queue->first = op->next;

@@ -78,6 +78,7 @@ struct op_queue {
 };
 
 void op_queue_append(struct op_queue *queue, struct op *op);
+void op_queue_insert(struct op_queue *queue, struct op *op); // at the end, but before ops in the background
 struct op *op_queue_pop(struct op_queue *queue);             // the first, or NULL
 void op_queue_remove(struct op_queue *queue, struct op *op); // does nothing if it is not there
 

@@ -99,7 +99,8 @@ class Talk:
         ends = [self.members[sender], self.members[receiver]]
         tag = self._tag(f"{name} {ends[0]} {ends[1]}")
         group = self._comm.group(ends)
-        return self._comm.launch(Collective.SEND, group=group, tag=tag, count=data.numel(), keep=data, **where)
+        count, background = data.numel(), self._background
+        return self._comm.launch(Collective.SEND, group=group, tag=tag, count=count, background=background, keep=data, **where)
 
     def _all(self, kind: Collective, send: torch.Tensor, recv: torch.Tensor, **arguments: Any) -> None:
         tag = self._tag(f"call {next(self._numbers)}")

@@ -24,6 +24,18 @@ static void test_list(void) {
     free(ops);
 }
 
+static void test_insert(void) {
+    check_case("ops in the background stay behind all others, each kind in its order");
+    struct op *ops = calloc(5, sizeof *ops);
+    ops[1].args.background = ops[3].args.background = true;
+    struct op_queue list = {0};
+    for (int i = 0; i < 5; i++) op_queue_insert(&list, &ops[i]);
+    static const int order[] = {0, 2, 4, 1, 3};
+    for (int i = 0; i < 5; i++) CHECK(op_queue_pop(&list) == &ops[order[i]]);
+    CHECK(op_queue_pop(&list) == NULL);
+    free(ops);
+}
+
 static void test_append_does_not_walk(void) {
     check_case("appending does not walk the list");
     struct op *ops = calloc(3, sizeof *ops);
@@ -116,6 +128,7 @@ static void test_counter_near_its_end(void) {
 
 int main(void) {
     test_list();
+    test_insert();
     test_append_does_not_walk();
     test_counter_near_its_end();
     return check_status();
