@@ -158,7 +158,8 @@ def newest_build() -> Path | None:
     for library in ROOT.glob("build/*/libpccl_core.a"):
         cache = library.with_name("CMakeCache.txt").read_text(encoding="utf-8")
         plain = "PCCL_SANITIZE:STRING=\n" in cache and "PCCL_BUILD_FUZZ:BOOL=OFF" in cache
-        if plain and library.with_name("libpccl_sim.a").is_file() and is_fresh(library.parent):
+        whole = all(library.with_name(f"lib{name}.a").is_file() for name in LIBRARIES)
+        if plain and whole and is_fresh(library.parent):
             builds[library.parent] = library.stat().st_mtime
     return max(builds, key=lambda path: builds[path], default=None)
 
