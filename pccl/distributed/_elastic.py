@@ -21,7 +21,7 @@ from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersEr
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
 from pccl.distributed._launch import digest
-from pccl.distributed._sharded import Sharded
+from pccl.distributed._sharded import Restored, Sharded
 from pccl.distributed._training import Training
 from pccl.state import decode, encode, load, save, warn_if_overridden
 from pccl.state._entries import Entries
@@ -137,6 +137,11 @@ class Elastic:
     def snapshot_report(self) -> SnapshotReport | None:
         """What the last snapshot has cost this member; None: there are no snapshots."""
         return None if self._sharded is None else self._sharded.report
+
+    @property
+    def last_restore(self) -> Restored | None:
+        """What the last division of a sharded state among other members has cost this one; None: there was none."""
+        return None if self._sharded is None else self._sharded.restored
 
     def wait_for_snapshot(self) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete on all members; True without snapshots."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -163,6 +164,18 @@ class Told(NamedTuple):
     layouts: list[str]
 
 
+class Restored(NamedTuple):
+    """What the last division of the state has cost this member."""
+
+    step: int
+    """At which the training goes on."""
+    lost: bool
+    """Whether that is the step of a snapshot; else it is that of the tensors as they were."""
+    received_bytes: int
+    seconds: float
+    """Without the snapshot that is taken afterwards."""
+
+
 class Sharded:
     """What `Elastic.sync` does for a model that is sharded."""
 
@@ -189,6 +202,7 @@ class Sharded:
         self._optimizer_steps = 0
         self._at_sync = (0, 0)
         self._taken = 0  # the step of the last snapshot
+        self.restored: Restored | None = None
         for optimizer in training.optimizers:
             optimizer.register_step_pre_hook(lambda *_: self.fence())
             optimizer.register_step_post_hook(lambda *_: self._count_step())
@@ -273,6 +287,7 @@ class Sharded:
     def _restore(self, group: ProcessGroup, seconds: float, *, first: bool = False) -> None:
         """Brings the state to all who are there, divided anew, and makes them the members of the group."""
         comm = group.communicator
+        self._began = time.monotonic()
         joins = bool(_bootstrap.to_join())
         live = self._live(usable_anyway=first)
         known = () if joins else group.members
@@ -341,7 +356,7 @@ class Sharded:
         remesh(self._training.model, self._training.optimizers)
         parts, shards = self._state.local()
         maps = [shards_from(decode(one)) for one in talk.gather_bytes(bytes(encode(shards_tree(shards))))]
-        carry_out(plan(source, maps), source, talk, lambda name: pieces[name].bytes, parts, shards)
+        received = carry_out(plan(source, maps), source, talk, lambda name: pieces[name].bytes, parts, shards)
         try:
             verify(source, talk, parts, maps)
         except DamagedError as error:
@@ -355,6 +370,7 @@ class Sharded:
             self._training.take_own(content["own"])
             self._take_values(content["values"])
         self._finish(order, talk.own, newest + 1, era)
+        self.restored = Restored(self._progress(), not is_live, received, time.monotonic() - self._began)
         if self._snapshots is not None and len(order) > 1:
             self.snapshot()
             assert self._keeper is not None
