@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -16,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from pccl import PeerLostError
 from pccl.state import MemoryReader, MemoryWriter, Snapshots, drain
 
 preload(__name__)
@@ -62,7 +65,13 @@ class Checkpointer:
     def save(self, number: int, beside: bool = False) -> Any:
         try:
             if beside:
-                dcp.async_save(self._state(number), storage_writer=self.writer, checkpoint_id=str(number)).result()
+                group = dist.new_group(list(range(dist.get_world_size())))
+                writer = MemoryWriter(self._snapshots, group=group)
+                written = dcp.async_save(
+                    self._state(number), storage_writer=writer, checkpoint_id=str(number), process_group=group
+                )
+                self.model(torch.ones(1, 6)).sum().backward()
+                written.result()
             else:
                 dcp.save(self._state(number), storage_writer=self.writer, checkpoint_id=str(number))
         except dcp.api.CheckpointException as error:
@@ -79,6 +88,17 @@ class Checkpointer:
         except dcp.api.CheckpointException as error:
             return told(error)
         return None
+
+    def save_and_die(self, victim: int) -> str:
+        """One rank is killed while it gives its data. The name of the error of the others."""
+        state = self._state(9)
+        if dist.get_rank() == victim:
+            state["values"]["own"] = Deadly()
+        try:
+            dcp.save(state, storage_writer=self.writer)
+        except (PeerLostError, dcp.api.CheckpointException) as error:
+            return type(error).__name__
+        return ""
 
     def load(self, checkpoint_id: str | None = None) -> Any:
         """What is loaded into a state of other numbers, whole; or the errors."""
@@ -112,6 +132,11 @@ class Checkpointer:
     def leave(self) -> None:
         self.writer.drop()
         dist.destroy_process_group()
+
+
+class Deadly:
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Unsaved:

@@ -121,3 +121,17 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_and_the_next_one_replace
     failures = ask(two, "load", "1")
     assert failures[0][0] == ("CheckpointError", "checkpoint 1 is not in memory, where 2 is")
     ask(two, "leave")
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(ranks):
+    three = [ranks.add() for _ in range(3)]
+    ranks.group(three, 5)
+    assert ask(three, "save", 1) == [None] * 3
+    for member in three:
+        member.tell("save_and_die", 1)
+    two = [three[0], three[2]]
+    errors = [member.answer() for member in two]
+    assert errors == ["PeerLostError"] * 2
+    ranks.group(two, 6)
+    assert [one["step"].item() for one in ask(two, "load")] == [1, 1]
+    ask(two, "leave")

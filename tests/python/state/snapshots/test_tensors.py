@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from snapshot_world import FakeComm, World, run
+from snapshot_world import Dead, FakeComm, World, run
 
 from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
@@ -197,3 +197,33 @@ def test_other_snapshots_than_before_are_refused():
     with pytest.raises(ValueError, match="has snapshots already"):
         get(comm, {}, snapshots=Snapshots(copies=2))
     assert SimpleNamespace(**get(comm, {}, snapshots=None)._asdict()).step == 1
+
+
+def test_a_death_at_any_message_of_a_restore_is_taken_into_account():
+    config = Snapshots(copies=2, holder=False)
+    launch = 0
+    while True:
+        launch += 1
+        world, comms = begin(4)
+        take_all(comms, [rows(number, 4, 5)[0] for number in range(4)], 5, options_of(4, snapshots=config))
+        kill(world, 0)
+        world.dies_at = {world.ids[2]: world.launched[world.ids[2]] + launch}
+        ends = on_all(comms[1:], partial(restored, config))
+        if world.ids[2] not in world.dead:
+            assert ends == [5] * 3
+            break
+        assert isinstance(ends[1], Dead)
+        assert [ends[0], ends[2]] == [5, 5], (launch, ends)
+    assert launch > 10
+
+
+def options_of(members: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"shards": rows(number, members, 0)[1], **more} for number in range(members)]
+
+
+def restored(config: Snapshots, _: int, comm: Comm) -> int:
+    """The step of the matrix, which each member restores as a whole."""
+    target, shards = rows(0, 1, 0)
+    found = get(comm, target, shards=shards, snapshots=config)
+    assert torch.equal(target["w"], rows(0, 1, 5)[0]["w"])
+    return int(found.step)

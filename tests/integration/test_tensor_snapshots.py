@@ -1,0 +1,109 @@
+"""Snapshots of plain tensors survive peers and hosts that are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from performers import MasterProcess, Performer
+from snapshot_peers import SnapshotPeer
+
+QUIET = {"PCCL_LOG_LEVEL": "ERR"}
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Run:
+    """Peers with a holder each, as on hosts of their own."""
+
+    def __init__(self, master: MasterProcess) -> None:
+        self._master = master
+        self._run = uuid.uuid4().hex
+        self.all: list[Performer] = []
+
+    def add(self, number: int | None = None) -> Performer:
+        """A process on the host of this number; by default one of its own."""
+        number = len(self.all) if number is None else number
+        options = {"copies": 1, "name": f"{self._run} {number}", "linger": 5}
+        self.all.append(Performer(SnapshotPeer, len(self.all), (self._master.address, options), QUIET))
+        return self.all[-1]
+
+    def begin(self, members: list[Performer]) -> list[Performer]:
+        ask(members, "join", *[(len(members),)] * len(members))
+        return members
+
+
+@pytest.fixture
+def peers() -> Iterator[Run]:
+    with MasterProcess() as master:
+        made = Run(master)
+        try:
+            yield made
+        finally:
+            for member in made.all:
+                member.kill()
+
+
+def ask(members: list[Performer], method: str, *arguments: tuple[Any, ...]) -> list[Any]:
+    """Tells each member something, with its arguments."""
+    given = arguments or ((),) * len(members)
+    for member, one in zip(members, given, strict=True):
+        member.tell(method, *one)
+    return [member.answer() for member in members]
+
+
+def lose(member: Performer) -> None:
+    """The process and its holder, as a host."""
+    os.kill(member.ask("holder"), signal.SIGKILL)
+    member.kill()
+
+
+def ranks(size: int, *first: Any) -> list[tuple[Any, ...]]:
+    return [(*first, rank, size) for rank in range(size)]
+
+
+def test_parts_are_divided_anew_after_a_loss_and_among_more_after_a_start_of_all(peers):
+    four = peers.begin([peers.add() for _ in range(4)])
+    assert ask(four, "restore", *ranks(4)) == [None] * 4
+    for step in (3, 4):
+        assert ask(four, "snapshot", *ranks(4, step)) == [True] * 4
+    lose(four[2])
+    three = [four[0], four[1], four[3]]
+    assert ask(three, "restore", *ranks(3)) == [(4, True)] * 3
+    assert ask(three, "snapshot", *ranks(3, 2)) == [True] * 3  # of a later era, so newer than step 4
+    for member in three:
+        member.kill()
+    again = peers.begin([peers.add(number) for number in (0, 1, 3, 4)])
+    assert ask(again, "restore", *ranks(4)) == [(2, True)] * 4
+    ask(again, "leave")
+
+
+def test_survivors_get_their_own_part_and_a_newcomer_that_of_the_lost_one(peers):
+    three = peers.begin([peers.add() for _ in range(3)])
+    names = ["a", "bc", "def"]
+    assert ask(three, "snapshot_own", *((7, name) for name in names)) == [True] * 3
+    lose(three[1])
+    two = [three[0], three[2]]
+    assert ask(two, "restore_own", ("a",), ("def",)) == [(7, names, [[7.0]]), (7, names, [[7.0] * 3])]
+    fresh = peers.add()
+    for member in two:
+        member.tell("admit", 3)
+    fresh.tell("join", 3)
+    for member in (*two, fresh):
+        member.answer()
+    assert ask([*two, fresh], "restore_own", ("",), ("",), ("bc",)) == [(7, names, []), (7, names, []), (7, names, [[7.0] * 2])]
+    assert ask([*two, fresh], "snapshot_own", (1, "a"), (1, "def"), (1, "bc")) == [True] * 3
+    ask([*two, fresh], "leave")
+
+
+def test_more_losses_than_copies_are_an_error_on_all_alike(peers):
+    four = peers.begin([peers.add() for _ in range(4)])
+    assert ask(four, "snapshot", *ranks(4, 1)) == [True] * 4
+    for victim in four[:3]:
+        lose(victim)
+    (text,) = ask(four[3:], "restore", *ranks(1))
+    assert text.startswith("the state is lost: of the snapshot of step 1 the parts of ranks")
