@@ -17,6 +17,7 @@ from performers import PATIENCE, preload
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from pccl import PeerLostError
 from pccl.state import MemoryReader, MemoryWriter, Snapshots, drain
@@ -52,15 +53,16 @@ class Checkpointer:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.model(torch.randn(3, 6)).square().mean().backward()
         self.optimizer.step()
+        shape = (size,) if size % 2 else (2, size // 2)
+        self.grid = init_device_mesh("cpu", shape, mesh_dim_names=("one", "other")[: len(shape)])
         self.writer = MemoryWriter(self._snapshots)
 
     def _state(self, number: int) -> dict[str, Any]:
         moments = {name: self.optimizer.state[one]["exp_avg"] for name, one in self.model.named_parameters()}
-        return {
-            "model": self.model.state_dict(),
-            "moments": moments,
-            "values": {"step": number, "alike": torch.full((3,), number)},
-        }
+        whole = torch.arange(35.0).reshape(5, 7) + number
+        moments["grid"] = distribute_tensor(whole, self.grid, [Shard(1), Shard(0)][: self.grid.ndim])
+        values = {"step": number, "alike": torch.full((3,), number)}
+        return {"model": self.model.state_dict(), "moments": moments, "values": values}
 
     def save(self, number: int, beside: bool = False) -> Any:
         try:

@@ -2,7 +2,8 @@
 
 Nothing here unpickles what another peer sends. Peers exchange plain trees (`encode`, `decode`): numbers, strings, bytes, tensors,
 arrays, and lists, tuples, dicts and sets of these. `allow` adds a class. Tensors that all members hold alike are `Entries` of a
-shared state. `save` and `load` are checkpoints in the format of `torch.distributed.checkpoint`.
+shared state. `save` and `load` are checkpoints in the format of `torch.distributed.checkpoint`. `MemoryWriter` and `MemoryReader`
+keep checkpoints of torch in the memory of hosts; their metadata alone is unpickled.
 """
 
 from typing import TYPE_CHECKING
