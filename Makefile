@@ -82,7 +82,7 @@ wheels: .venv/ready
 # Systems that the wheels are for, unpacked from Debian's packages; as root.
 SYSTEMS ?=
 try-wheels: .venv/ready
-	$(BIN)/python tools/try_wheels.py $(SYSTEMS)
+	$(BIN)/python tools/try_wheels.py --jobs $(JOBS) $(SYSTEMS)
 
 # ---- tests ----
 

@@ -6,6 +6,7 @@ Python's own TLS works before, beside and after pccl's, although the two have di
 import os
 import platform
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 
@@ -75,6 +76,7 @@ def hostile_handshake() -> str:
 
 def main() -> None:
     """Prints the system, the two versions of OpenSSL and the result."""
+    threading.stack_size(1 << 20)  # Alpine's Python gives its own threads this much
     hostile = "OPENSSL_CONF" in os.environ
     before = "" if hostile else handshake()
     from pccl.cli.info import _facts
@@ -89,7 +91,7 @@ def main() -> None:
         result = reduce_with_keys(folder)
     after = hostile_handshake() if hostile else handshake()
     assert hostile or before == after
-    libc = " ".join(platform.libc_ver()).strip() or "musl"
+    libc = " ".join(platform.libc_ver()) if platform.libc_ver()[1] else "musl"
     print(f"{platform.machine()}, {libc}, Python {platform.python_version()}, {level}, GPU kernels {kernels}; {after}; {result}")
 
 

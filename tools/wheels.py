@@ -2,7 +2,7 @@
 
 Zig compiles for the oldest glibc or musl of each target, with LZ4 and OpenSSL linked statically and hidden. Their sources are
 pinned below. The script keeps them, and what it builds of them, in `build/wheels`. Then it checks what the wheels need and
-export, and has auditwheel and abi3audit judge them. A wheel that passes all checks is in `dist`.
+export, and has auditwheel (for glibc) and abi3audit judge them. A wheel that passes all checks is in `dist`.
 """
 
 from __future__ import annotations
@@ -154,6 +154,7 @@ class Binary:
     strong: set[str]  # symbols that it needs
     exports: set[str]
     program: bool = False  # it may export data of the C library, which the linker copies into programs
+    fixed: bool = False  # whether its code is at a known address
 
 
 def breaches(name: str, binary: Binary, target: Target) -> list[str]:
@@ -161,6 +162,8 @@ def breaches(name: str, binary: Binary, target: Target) -> list[str]:
     lines = []
     if binary.machine != target.machine:
         lines.append(f"it is for {binary.machine}, not for {target.machine}")
+    if binary.fixed:
+        lines.append("its code is at a fixed address, which helps attackers: link with -pie")
     allowed = EXPORTS.get(name)
     if allowed is None:
         lines.append("no such file is expected: list it in EXPORTS of tools/wheels.py, with what it may export")
@@ -301,10 +304,15 @@ def unpacked(source: Source) -> Path:
             tar.extractall(part, filter="data")
         next(part.iterdir()).rename(folder)  # an archive has one folder, of any name
         part.rmdir()
-    licence = WORK / "licences" / f"LICENSE.{source.name}"
-    licence.parent.mkdir(exist_ok=True)
-    shutil.copy(folder / source.licence, licence)
     return folder
+
+
+def copy_licences() -> None:
+    """Puts the licences of what wheels carry where the build of the package finds them."""
+    folder = WORK / "licences"
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (OPENSSL, LZ4):
+        shutil.copy(unpacked(source) / source.licence, folder / f"LICENSE.{source.name}")
 
 
 def compiler_version() -> str:
@@ -326,7 +334,8 @@ def write_toolchain(target: Target, folder: Path) -> None:
         "CMAKE_AR": tools / "ar",
         "CMAKE_RANLIB": tools / "ranlib",
         "CMAKE_C_FLAGS_INIT": "-ffunction-sections -fdata-sections",
-        **{f"CMAKE_{kind}_LINKER_FLAGS_INIT": "-s -Wl,--gc-sections" for kind in ("EXE", "MODULE", "SHARED")},
+        "CMAKE_EXE_LINKER_FLAGS_INIT": "-pie -s -Wl,--gc-sections",
+        **{f"CMAKE_{kind}_LINKER_FLAGS_INIT": "-s -Wl,--gc-sections" for kind in ("MODULE", "SHARED")},
         "OPENSSL_ROOT_DIR": folder / "openssl",
         "OPENSSL_USE_STATIC_LIBS": "ON",
         "LZ4_INCLUDE_DIR": folder / "lz4",
@@ -334,7 +343,10 @@ def write_toolchain(target: Target, folder: Path) -> None:
         "Python_INCLUDE_DIR": python_headers(),
     }
     lines = [f'set({name} "{value}")\n' for name, value in values.items()]
-    (folder / "toolchain.cmake").write_text("".join(lines))
+    text, path = f"# for Zig {compiler_version()}\n{''.join(lines)}", folder / "toolchain.cmake"
+    if not path.is_file() or path.read_text() != text:
+        shutil.rmtree(folder / "package", ignore_errors=True)  # CMake would go on with the old flags
+        path.write_text(text)
 
 
 def python_headers() -> Path:
@@ -433,6 +445,7 @@ def read_binary(content: Path) -> Binary:
         elf = ELFFile(file)
         machine = {"x64": "x86_64", "AArch64": "aarch64"}.get(elf.get_machine_arch(), elf.get_machine_arch())
         binary = Binary(machine, [], set(), set(), set(), any(part["p_type"] == "PT_INTERP" for part in elf.iter_segments()))
+        binary.fixed = elf.header["e_type"] == "ET_EXEC"
         for section in elf.iter_sections():
             if isinstance(section, DynamicSection):
                 tags: list[Any] = [*section.iter_tags()]
@@ -485,16 +498,18 @@ def make_wheel(target: Target, jobs: int) -> Path:
     write_toolchain(target, folder)
     build_openssl(target, folder, jobs)
     build_lz4(target, folder)
+    copy_licences()
     raw = build_wheel(target, folder, jobs)
     check_wheel(raw, target)
     audit, log = Path(sys.executable).parent, folder / "audit.log"
     log.unlink(missing_ok=True)
-    run("auditwheel", target, log, [audit / "auditwheel", "show", f"--ldpaths={NOWHERE}", raw])
-    judged = judged_tag(log.read_text())
-    if judged is None or not serves(judged, target):
-        raise WheelsError(f"{target.tag}: auditwheel says {judged or 'no platform'}; see {log}")
     run("tag", target, log, [audit / "wheel", "tags", "--remove", f"--platform-tag={target.tag}", raw])
     wheel = next(raw.parent.glob(f"*-cp311-abi3-{target.tag}.whl"))
+    if target.glibc is not None:  # auditwheel knows the library of musl only by the name that Alpine gives it
+        run("auditwheel", target, log, [audit / "auditwheel", "show", f"--ldpaths={NOWHERE}", wheel])
+        judged = judged_tag(log.read_text())
+        if judged is None or not serves(judged, target):
+            raise WheelsError(f"{target.tag}: auditwheel says {judged or 'no platform'}; see {log}")
     run("abi3audit", target, log, [audit / "abi3audit", "--strict", "--verbose", wheel])
     DIST.mkdir(exist_ok=True)
     shutil.copy(wheel, DIST)

@@ -56,6 +56,7 @@ def test_a_good_binary_has_no_breaches(wheels: Any) -> None:
         ("manylinux_2_28_x86_64", {"exports": {"PyInit__native", "SSL_new"}}, "it exports SSL_new"),
         ("manylinux_2_28_x86_64", {"exports": set()}, "it does not export PyInit__native"),
         ("manylinux_2_28_x86_64", {"machine": "aarch64"}, "it is for aarch64, not for x86_64"),
+        ("manylinux_2_28_x86_64", {"fixed": True}, "its code is at a fixed address"),
         ("musllinux_1_2_x86_64", {"needed": ["libc.so"]}, "it needs versions of symbols"),
         ("musllinux_1_2_x86_64", {"needed": ["libc.so.6"], "versions": set()}, "it needs libc.so.6"),
         ("musllinux_1_2_x86_64", {"needed": [], "versions": set(), "strong": {"qsort_r"}}, "musl 1.2.0 lacks qsort_r"),
@@ -137,9 +138,10 @@ def test_platforms_whose_wheels_a_system_takes(wheels: Any) -> None:
         from try_wheels import platforms
     finally:
         sys.path.remove(str(TOOLS))
-    assert platforms("aarch64", "2.19") == [
+    assert platforms(wheels.TARGETS["manylinux_2_28_aarch64"], "2.19") == [
         "manylinux_2_19_aarch64",
         "manylinux_2_18_aarch64",
         "manylinux_2_17_aarch64",
         "manylinux2014_aarch64",
     ]
+    assert platforms(wheels.TARGETS["musllinux_1_2_x86_64"], "1.2.2") == ["musllinux_1_2_x86_64", "musllinux_1_1_x86_64"]
