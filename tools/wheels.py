@@ -114,13 +114,13 @@ COMPILE = ["-O3", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", "-fdata
 #: Where OpenSSL believes to be installed, and where auditwheel looks for libraries, so that they find nothing of this machine.
 NOWHERE = "/nonexistent"
 
-#: What a file of a wheel may export. spawned_master is a program.
+#: What a file of a wheel exports; a module exports its init function alone. spawned_master is a program.
 EXPORTS = {
     "pccl/_native.abi3.so": {"PyInit__native"},
-    "pccl/_sparse_forms.abi3.so": {"PyInit__sparse_forms"},
     "pccl/libpccl_cuda.so": {"pccl_cuda_abi", "pccl_cuda_open"},
     "pccl/spawned_master": set(),
 }
+MODULE = re.compile(r"pccl/(\w+)\.abi3\.so")
 LIBRARIES_OF_GLIBC = re.compile(r"lib(c|m|dl|pthread|rt)\.so\.\d+|ld-linux-[\w-]+\.so\.\d+")
 #: Functions that musl has got since 1.2.0. A weak reference to one is fine.
 NEWER_THAN_MUSL = {
@@ -164,7 +164,8 @@ def breaches(name: str, binary: Binary, target: Target) -> list[str]:
         lines.append(f"it is for {binary.machine}, not for {target.machine}")
     if binary.fixed:
         lines.append("its code is at a fixed address, which helps attackers: link with -pie")
-    allowed = EXPORTS.get(name)
+    module = MODULE.fullmatch(name)
+    allowed = EXPORTS.get(name) if module is None else {f"PyInit_{module[1]}"}
     if allowed is None:
         lines.append("no such file is expected: list it in EXPORTS of tools/wheels.py, with what it may export")
     elif binary.exports - allowed:

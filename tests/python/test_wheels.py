@@ -68,6 +68,12 @@ def test_each_breach_is_found(wheels: Any, tag: str, changes: dict[str, Any], wo
     assert words in line
 
 
+def test_a_module_exports_its_init_function(wheels: Any) -> None:
+    target = wheels.TARGETS["manylinux_2_28_x86_64"]
+    assert wheels.breaches("pccl/_new.abi3.so", binary(wheels, exports={"PyInit__new"}), target) == []
+    assert len(wheels.breaches("pccl/_new.abi3.so", binary(wheels), target)) == 1
+
+
 def test_a_file_that_nobody_expects(wheels: Any) -> None:
     (line,) = wheels.breaches("pccl/more.so", binary(wheels), wheels.TARGETS["manylinux_2_28_x86_64"])
     assert "list it in EXPORTS" in line
