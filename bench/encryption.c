@@ -147,7 +147,7 @@ static void cipher(const char *method, bool copies, double seconds) {
     for (int i = 0; i < 2; i++) EVP_CIPHER_CTX_free(contexts[i]);
 }
 
-// One thread sends a message and receives it at the other end, again and again: what one costs without any waiting.
+// A thread sends a message and receives it at the other end, again and again: what one costs without any waiting.
 static void messages(const char *method, struct transport_context *context, double seconds) {
     static uint8_t bytes[MESSAGE], room[ROOM];
     struct transport *ends[2];

@@ -33,7 +33,7 @@ struct communicator_params {
     struct transport_options transport; // its keys are held
 };
 
-// What may be changed before a connect.
+// Settings of the next connect.
 enum communicator_setting {
     COMMUNICATOR_SET_MASTERS, // and how many
     COMMUNICATOR_SET_RECOVERY,

@@ -550,7 +550,7 @@ def _moved_states(
         if isinstance(tensor, DTensor):
             old, new = placements.get(state.parameter, ((), ()))
             alike = tensor.shape == state.parameter.shape and tensor.placements == old
-            moved.append((state.container, state.key, _mover(tensor, state.name, meshes, new if alike else None)))
+            moved.append((state.container, state.key, _remade(tensor, state.name, meshes, new if alike else None)))
         elif isinstance(state.parameter, DTensor) and tensor.numel() > 1 and tensor.shape == state.parameter.to_local().shape:
             raise TypeError(
                 f"{state.name} is a plain tensor of the shape of a shard of {state.parameter_name}: remesh cannot tell whether "
@@ -561,14 +561,14 @@ def _moved_states(
 
 def _moved_buffers(model: nn.Module, meshes: _Meshes) -> list[_Move]:
     return [
-        (module._buffers, key, _mover(buffer, f"model.{_plain(prefix + '.' if prefix else prefix)}{key}", meshes, None))
+        (module._buffers, key, _remade(buffer, f"model.{_plain(prefix + '.' if prefix else prefix)}{key}", meshes, None))
         for prefix, module in model.named_modules()
         for key, buffer in module._buffers.items()
         if isinstance(buffer, DTensor)
     ]
 
 
-def _mover(tensor: DTensor, name: str, meshes: _Meshes, placements: tuple[Placement, ...] | None) -> Callable[[], torch.Tensor]:
+def _remade(tensor: DTensor, name: str, meshes: _Meshes, placements: tuple[Placement, ...] | None) -> Callable[[], torch.Tensor]:
     """Returns what makes the tensor that takes the place of this one; `placements` are its new ones, if they are known."""
     mesh = meshes.find(tensor.device_mesh)
     if mesh is None:
