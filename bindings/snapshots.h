@@ -1,6 +1,6 @@
-// Kernels for snapshots of a state: a hash that does not depend on how tensors are divided, the search
-// for blocks that have changed, and sums for the parity of units. Pure; buffers may lie at any address; the same values on every machine of one
-// byte order. A module of the Python package by itself (pccl/state/_snapshots), and no part of the core.
+// Kernels for snapshots of a state: a hash that does not depend on how tensors are divided, the search for blocks that
+// have changed, and sums for the parity of units. Pure; buffers may lie at any address; the same values on every
+// machine of one byte order. A module of the Python package by itself (pccl/state/_snapshots), and no part of the core.
 #ifndef PCCL_BINDINGS_SNAPSHOTS_H
 #define PCCL_BINDINGS_SNAPSHOTS_H
 

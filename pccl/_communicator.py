@@ -349,8 +349,8 @@ class Communicator(NamedCollectives):
         `snapshots` is how many losses are survived: a `pccl.state.Snapshots`, by default of one copy, the same in all calls; its
         `every` has no effect here. `timeout` is for each message, and that of the first call holds.
 
-        TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. RuntimeError: torch or
-        ISA-L is missing. PCCLTimeoutError: a member has not called it.
+        TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. RuntimeError: torch is
+        missing. PCCLTimeoutError: a member has not called it.
         """
         arguments = {"step": step, "snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
         _snapshots().snapshot(self, state, **arguments)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from member import Member
-from training import diloco, diloco_joiner, fully_sharded, replicated, torch_distributed
+from training import diloco, diloco_joiner, fully_sharded, replicated, sharded_snapshots, snapshots, torch_distributed
 
 import pccl
 from pccl import Communicator, DataType, PeerLostError, QuantizationAlgorithm, QuantizationOptions, ReduceOp, UsageError
@@ -332,6 +332,8 @@ CASES: list[Callable[[Member], None]] = [
     torch_distributed,
     replicated,
     fully_sharded,
+    snapshots,
+    sharded_snapshots,
     diloco,
     diloco_joiner,
     shared_state,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -190,3 +191,70 @@ def diloco_joiner(member: Member) -> None:
                 member.agree(tensor)
             *_, expected = reference.simulate([[0]] * alone + [[0, 1]] * 2, every=every)
             near(member, trainer.outer.parameters, expected)
+
+
+def snapshots(member: Member) -> None:
+    """Snapshots of tensors at the GPU, beside work on a stream of the program's own, restored to them divided anew."""
+    torch, state = member.torch, importlib.import_module("pccl.state")
+    whole = torch.randn(401, 300, generator=torch.Generator().manual_seed(1))
+    mine = slice(0, 201) if member.rank == 0 else slice(201, 401)
+    options = {"snapshots": state.Snapshots(copies=1, holder=False)}
+    at_gpu = member.device != "cpu"
+    stream = torch.cuda.Stream() if at_gpu else contextlib.nullcontext()
+    with torch.cuda.stream(stream) if at_gpu else stream:
+        tensor = whole[mine].to(member.device) - 5
+        if at_gpu:
+            torch.cuda._sleep(200_000_000)  # what comes next is late
+        tensor += 5
+        expected = whole - 5 + 5
+        member.comm.snapshot({"weight": tensor}, step=3, shards={"weight": (whole.shape, (mine.start, 0))}, **options)
+        tensor.zero_()
+    assert member.comm.wait_for_snapshot()
+    other = slice(0, 100) if member.rank == 0 else slice(100, 401)
+    target = torch.zeros(other.stop - other.start, 300, device=member.device)
+    found = member.comm.restore({"weight": target}, shards={"weight": (whole.shape, (other.start, 0))}, **options)
+    assert found is not None
+    assert found.step == 3
+    member.same(target, expected[other])
+    member.comm.barrier()
+    member.comm.drop_snapshots()
+
+
+def sharded_snapshots(member: Member) -> None:
+    """A model under FSDP2 at the GPU whose member 1 is lost: member 0 goes on with all of the state, from the last snapshot."""
+    torch, elastic = member.torch, importlib.import_module("pccl.distributed")
+    fsdp, meshes = importlib.import_module("torch.distributed.fsdp"), importlib.import_module("torch.distributed.device_mesh")
+    with process_group(member) as dist:
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(300, 401), torch.nn.ReLU(), torch.nn.Linear(401, 10)).to(member.device)
+        fsdp.fully_shard(model, mesh=meshes.init_device_mesh(torch.device(member.device).type, (2,)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        snapshots = elastic.Snapshots(every=2, copies=1, holder=False)
+        run = elastic.Elastic(model, optimizer, step=0, snapshots=snapshots)
+        whole: dict[str, Any] = {}
+        while run.step < 8:
+            changed = run.sync()
+            if run.step == 4 and not changed:
+                assert run.wait_for_snapshot()
+                whole = {name: parameter.full_tensor().clone() for name, parameter in model.named_parameters()}
+            if member.rank == 1 and run.step == 5:
+                member.comm.barrier()
+                member.verdict.send("ok")
+                os.kill(os.getpid(), signal.SIGKILL)
+            if run.step == 5 and dist.get_world_size() == 2:
+                member.comm.barrier()
+            if changed and run.step:
+                assert run.step == 4
+                for name, parameter in model.named_parameters():
+                    assert parameter.device.type == torch.device(member.device).type
+                    member.same(parameter.full_tensor(), whole[name])
+            try:
+                loss = model(torch.full((8, 300), 0.01 * (dist.get_rank() + run.step), device=member.device)).square().sum()
+                optimizer.zero_grad()
+                loss.backward()
+            except elastic.PeerLostError:
+                continue
+            optimizer.step()
+            run.step += 1
+        assert dist.get_world_size() == 1
+        run.close()

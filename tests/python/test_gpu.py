@@ -118,7 +118,7 @@ def test_scripts_for_a_gpu_are_skipped_without_one(script, tmp_path):
 @pytest.mark.timeout(300)
 def test_training_cases_for_a_gpu_on_the_cpu(tmp_path):
     """What they compare is right where there is no GPU, so that with one they are about the GPU alone."""
-    cases = ["replicated", "fully_sharded", "diloco", "diloco_joiner"]
+    cases = ["replicated", "fully_sharded", "snapshots", "sharded_snapshots", "diloco", "diloco_joiner"]
     command = [sys.executable, ROOT / "tests/gpu/run.py", "--device", "cpu", "--out", tmp_path, *cases]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PCCL_GPU_LIMIT_SECONDS": "100"})
     assert done.returncode == 0, done.stdout

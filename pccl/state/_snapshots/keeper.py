@@ -210,7 +210,7 @@ class Keeper:
         self.report = Report(step=step)
         job = Job(step, self.era, tensors, shards, values, members, own, talk, self.report, problem)
         self._job = job
-        self._thread = threading.Thread(target=self._run, args=(job,), name="pccl snapshot", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
         self._thread.start()
         return job
 
@@ -249,9 +249,11 @@ class Keeper:
 
     # ---- the thread ----
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, pending: torch.Event | None) -> None:
         begun = time.monotonic()
         try:
+            if pending is not None:
+                pending.wait()
             self._take(job, begun)
         except BaseException as error:  # told by `settle`
             job.failure = error
@@ -436,6 +438,13 @@ class Keeper:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s", f"snapshots: {text}")
+
+
+def _pending(tensors: Mapping[str, torch.Tensor]) -> torch.Event | None:
+    """What this thread has asked the accelerator to do, for another thread to wait for; None: the tensors are on the CPU."""
+    if all(tensor.is_cpu for tensor in tensors.values()):
+        return None
+    return torch.accelerator.current_stream().record_event()
 
 
 @contextlib.contextmanager
