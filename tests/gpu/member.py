@@ -9,6 +9,10 @@ from typing import Any
 from pccl import Communicator
 
 
+class SkippedError(Exception):
+    """The case needs what is not here; the text says what."""
+
+
 @dataclass
 class Member:
     """One of the two processes."""

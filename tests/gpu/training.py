@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from member import Member
+from member import Member, SkippedError
 
 import pccl
 from pccl import Communicator, ReduceOp
@@ -223,6 +223,8 @@ def snapshots(member: Member) -> None:
 def sharded_snapshots(member: Member) -> None:
     """A model under FSDP2 at the GPU whose member 1 is lost: member 0 goes on with all of the state, from the last snapshot."""
     torch, elastic = member.torch, importlib.import_module("pccl.distributed")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        raise SkippedError(f"torch {torch.__version__}, and Elastic takes sharded models from 2.13 on")
     fsdp, meshes = importlib.import_module("torch.distributed.fsdp"), importlib.import_module("torch.distributed.device_mesh")
     with process_group(member) as dist:
         torch.manual_seed(3)
