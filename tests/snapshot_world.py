@@ -94,6 +94,10 @@ class FakeComm:
     def group(self, members):
         return tuple(members)
 
+    def close(self) -> None:
+        with self.world.lock:
+            self.world.kill(self.own)
+
     def launch(self, kind, *, group, tag, **arguments):
         world = self.world
         with world.lock:

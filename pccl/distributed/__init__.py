@@ -17,7 +17,7 @@ from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, is_joining, keys, masters
 from pccl.distributed._change import Change, on_change
-from pccl.distributed._elastic import Elastic
+from pccl.distributed._elastic import Elastic, Left
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup
 from pccl.distributed._join import join
@@ -31,6 +31,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "Elastic",
     "JoinError",
+    "Left",
     "Options",
     "PeerLostError",
     "ProcessGroup",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -39,7 +40,9 @@ _TAG = digest("Elastic.sync")
 """Of the calls in a sync, and the next two numbers. No process group has a call under way then."""
 
 
-_OWN = frozenset({"_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded"})
+_OWN = frozenset(
+    {"_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded", "_leaves"}
+)
 """Attributes of an Elastic that are no values."""
 
 _LARGE_BYTES = 1 << 16
@@ -48,6 +51,10 @@ _LARGE_BYTES = 1 << 16
 
 _begun: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 """Groups whose first sync is over."""
+
+
+class Left(SystemExit):
+    """This process has left the run in order (`Elastic.leave`). Nobody who catches it: the program ends with status 0."""
 
 
 class Elastic:
@@ -65,6 +72,9 @@ class Elastic:
 
     `every`: only each so many calls of `sync` look whether somebody waits.
 
+    `leaves_on`: a signal, such as SIGTERM, upon which this process leaves in order, as by `leave`. A second one does what the
+    first would have done without. The constructor has to be called in the main thread then.
+
     **Sharded models.** The model may be sharded with FSDP2 (`fully_shard`) over all members. A lost member takes its part of the
     state along: `snapshots` keeps copies or a code of each part in the memory of others. Catch the PeerLostError of a step, and
     call `sync` again: it divides the state among those who are there, and what was lost comes from the newest snapshot, to whose
@@ -79,6 +89,7 @@ class Elastic:
         *,
         every: int = 1,
         snapshots: Snapshots | None = None,
+        leaves_on: signal.Signals | None = None,
         **values: Any,
     ) -> None:
         if every < 1:
@@ -101,6 +112,9 @@ class Elastic:
         self._round = 1
         self._known: tuple[UUID, ...] = ()
         self._loaded: int | None = None
+        self._leaves = False
+        if leaves_on is not None:
+            self._leave_on(leaves_on)
 
     def sync(self, timeout: timedelta | None = None) -> bool:
         """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
@@ -108,19 +122,24 @@ class Elastic:
         Then ranks and the world size may be others too, so that data has to be shared out anew; the first call gives True.
         It is a barrier of all members, to be called between two steps. `timeout`: as of the group, unless given.
 
-        JoinError, at a newcomer only: it was not let in.
+        JoinError, at a newcomer only: it was not let in. Left, after `leave`: this process is a member no longer.
         """
         group = _group_of_all()
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
         if self._sharded is not None:
-            changed = self._sharded.sync(group, seconds, looks=looks)
+            changed = self._sharded.sync(group, seconds, looks=looks, leaves=self._leaves)
+            if self._sharded.left:
+                raise Left
             self._calls = 1 if changed else self._calls + 1
             self._steps += 1
             return changed
         if _bootstrap.to_join():
             self._join(group, _bootstrap.to_join(), seconds)
             looks = True  # as the members do after they have let it in
+        elif self._leaves:
+            group.communicator.close()
+            raise Left
         elif group not in _begun:
             self._begin(group, seconds)
         _begun.add(group)
@@ -132,6 +151,26 @@ class Elastic:
         changed = group.members != self._known
         self._known = group.members
         return changed
+
+    def leave(self) -> None:
+        """Makes the next `sync` of this process the last one: it raises Left, and the others go on without it at the same step.
+
+        What this process has of a sharded state is divided among the others before. If all members leave at once, a last snapshot
+        stays in the memory of their hosts for a run of the same name.
+        """
+        self._leaves = True
+
+    def _leave_on(self, number: signal.Signals) -> None:
+        itself = weakref.ref(self)
+        before = signal.getsignal(number)
+
+        def leave(*_: object) -> None:
+            signal.signal(number, before if before is not None else signal.SIG_DFL)
+            run = itself()
+            if run is not None:
+                run.leave()
+
+        signal.signal(number, leave)
 
     @property
     def snapshot_report(self) -> SnapshotReport | None:

@@ -35,6 +35,7 @@ from pccl.state._snapshots.restore import (
     StateLostError,
     carry_out,
     choose,
+    misfit,
     plan,
     require_whole,
     verify,
@@ -162,6 +163,10 @@ class Told(NamedTuple):
     shards: ShardMap | None
     held: list[Held]
     layouts: list[str]
+    damaged: list[int]
+    """Ids of snapshots that are not to be restored."""
+    leaves: bool
+    """It gives its part to the others, and is a member no longer."""
 
 
 class Restored(NamedTuple):
@@ -202,6 +207,9 @@ class Sharded:
         self._optimizer_steps = 0
         self._at_sync = (0, 0)
         self._taken = 0  # the step of the last snapshot
+        self._leaves = False
+        self.left = False
+        """Whether this process has left the run in order."""
         self.restored: Restored | None = None
         for optimizer in training.optimizers:
             optimizer.register_step_pre_hook(lambda *_: self.fence())
@@ -231,8 +239,11 @@ class Sharded:
 
     # ---- sync ----
 
-    def sync(self, group: ProcessGroup, seconds: float, *, looks: bool) -> bool:
-        """Whether the members are others than after the last call, and so the mesh."""
+    def sync(self, group: ProcessGroup, seconds: float, *, looks: bool, leaves: bool = False) -> bool:
+        """Whether the members are others than after the last call, and so the mesh.
+
+        `leaves`: this process gives its part to the others, and has `left` then; in its first call it has no effect.
+        """
         comm = group.communicator
         if self._keeper is None and self._snapshots is not None:
             name = self._snapshots.name_of_run(_bootstrap.masters())
@@ -241,8 +252,11 @@ class Sharded:
         if not self._members:
             self._enter(group, seconds)
             return True
-        living = self._agreed(comm, seconds)
-        if living == frozenset(self._members) and not (looks and comm.are_peers_pending(timeout=seconds)):
+        self._leaves = leaves
+        self._require_unbroken()
+        living, leaving = self._agreed(comm, seconds)
+        same = living == frozenset(self._members) and not leaving
+        if same and not (looks and comm.are_peers_pending(timeout=seconds)):
             self._at_sync = self._progress(), self._optimizer_steps
             if self._snapshots is not None and self._progress() - self._taken >= self._snapshots.every:
                 self.snapshot()
@@ -250,9 +264,15 @@ class Sharded:
         self._restore(group, seconds)
         return True
 
-    def _agreed(self, comm: Communicator, seconds: float) -> frozenset[UUID]:
-        """Who lives: the same at all members, whatever each has heard."""
-        return roll(comm, torch.zeros(1, dtype=torch.int64), _ROLL & (1 << 64) - 1, seconds)
+    def _require_unbroken(self) -> None:
+        broken = None if self._keeper is None else self._keeper.broken
+        if broken is not None:
+            raise RuntimeError(f"this process has left the run, since its snapshot failed: {broken}") from broken
+
+    def _agreed(self, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
+        """Who lives, and how many leave: the same at all members, whatever each has heard."""
+        leaving = torch.tensor([int(self._leaves)], dtype=torch.int64)
+        return roll(comm, leaving, _ROLL & (1 << 64) - 1, seconds), int(leaving.item())
 
     def _enter(self, group: ProcessGroup, seconds: float) -> None:
         """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""
@@ -274,10 +294,17 @@ class Sharded:
     def snapshot(self) -> None:
         """Begins a snapshot of the state as it is. All members call it at the same step."""
         assert self._keeper is not None
-        parts, shards = self._state.local()
         self._keeper.era = self._era
         self._taken = self._progress()
-        self._keeper.take(self._taken, parts, shards, self._encoded_values(), self._members, self._own)
+        parts: dict[str, torch.Tensor] = {}
+        shards: ShardMap = {}
+        values, problem = b"", None
+        try:
+            parts, shards = self._state.local()
+            values = self._encoded_values()
+        except Exception as error:  # told to all: others wait for this member
+            problem = error
+        self._keeper.take(self._taken, parts, shards, values, self._members, self._own, problem)
 
     def _encoded_values(self) -> bytes:
         return bytes(encode({"outline": self._state.outline(), "own": self._training.own(), "values": self._values()}))
@@ -288,11 +315,11 @@ class Sharded:
         """Brings the state to all who are there, divided anew, and makes them the members of the group."""
         comm = group.communicator
         self._began = time.monotonic()
-        joins = bool(_bootstrap.to_join())
-        live = self._live(usable_anyway=first)
-        known = () if joins else group.members
+        known = () if _bootstrap.to_join() else group.members
         damaged: set[int] = set()
+        self._spoiled = False
         try:
+            live = self._live(usable_anyway=first)
             for attempt in range(ATTEMPTS):
                 if self._keeper is not None:
                     self._keeper.settle()
@@ -326,12 +353,27 @@ class Sharded:
         stock = Stock(self._keeper)
         own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])
-        told = Told(host_name(), known, self._revision, self._attached, era, live.version, live.shards, own_held, stock.layouts)
+        told = Told(
+            host_name(),
+            known,
+            self._revision,
+            self._attached,
+            era,
+            live.version if not self._spoiled else (),
+            live.shards,
+            own_held,
+            stock.layouts,
+            sorted(damaged),
+            self._leaves,
+        )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
         all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told))))]
         newest = max(one.revision for one in all_told)
         ranks = next((one.members for one in all_told if one.revision == newest and one.members), ())
-        order = (*(one for one in ranks if one in here), *(one for one in here if one not in ranks))
+        leaving = tuple(one for one, other in zip(here, all_told, strict=True) if other.leaves)
+        members = tuple(one for one in (*ranks, *(one for one in here if one not in ranks)) if one in here and one not in leaving)
+        order = (*members, *leaving)
+        damaged.update(*(one.damaged for one in all_told))
         by_rank = [all_told[here.index(member)] for member in order]
         talk = Talk(comm, order, order.index(comm.uuid), "restore in order", seconds)
         layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
@@ -344,6 +386,13 @@ class Sharded:
             return True
         if source is None:
             raise StateLostError("the state is lost: a member was lost before the first step of the run")
+        if not members:
+            self._leave_to_holders(comm, is_whole=is_live and frozenset(here) == frozenset(self._members))
+            return True
+        strangers = [rank for rank, one in enumerate(by_rank) if one.revision == 0 and one.shards is not None]
+        known_slices = {name: one for some in source.layout.maps for name, one in some.items()}
+        if not _all_fit({rank: by_rank[rank].shards or {} for rank in strangers}, known_slices, talk.own, "model."):
+            return False
         pieces = self._opened(talk, source, live, stock, is_live=is_live)
         if pieces is None:
             return False
@@ -351,31 +400,69 @@ class Sharded:
             source = self._as_snapshot(talk, source, live, pieces, era)
         content = decode(self._values_of(talk, source, root, pieces, live))
         self._attached = max(one.attached for one in by_rank) + 1
-        group.attach(comm, order, self._attached)
-        self._state.take_outline(content["outline"])
-        remesh(self._training.model, self._training.optimizers)
-        parts, shards = self._state.local()
+        parts: dict[str, torch.Tensor] = {}
+        shards: ShardMap = {}
+        if not self._leaves:
+            self._spoiled |= not is_live  # from here on numbers beside the tensors are those of the snapshot
+            group.attach(comm, members, self._attached)
+            self._state.take_outline(content["outline"])
+            remesh(self._training.model, self._training.optimizers)
+            parts, shards = self._state.local()
         maps = [shards_from(decode(one)) for one in talk.gather_bytes(bytes(encode(shards_tree(shards))))]
+        if not _all_fit(dict(enumerate(maps[: len(members)])), known_slices, talk.own):
+            return False
         received = carry_out(plan(source, maps), source, talk, lambda name: pieces[name].bytes, parts, shards)
         try:
             verify(source, talk, parts, maps)
         except DamagedError as error:
             _log.error("%s", str(error))
-            if is_live:
-                raise
+            self._spoiled = True
             damaged.add(source.id)
             return False
+        if self._leaves:
+            self._leave(talk)
+            return True
         self._write_back(parts)
         if not is_live or not known:
             self._training.take_own(content["own"])
             self._take_values(content["values"])
-        self._finish(order, talk.own, newest + 1, era)
+        self._finish(members, talk.own, newest + 1, era)
         self.restored = Restored(self._progress(), not is_live, received, time.monotonic() - self._began)
-        if self._snapshots is not None and len(order) > 1:
+        if self._snapshots is not None and len(members) > 1:
             self.snapshot()
             assert self._keeper is not None
             self._keeper.settle()  # until then the next loss would find the snapshot before, of other members
+        if leaving:
+            self._may_go(talk)
         return True
+
+    def _may_go(self, talk: Talk) -> bool:
+        """Returns when all have their snapshots. Whether nobody was lost: then those who leave are not needed any more."""
+        try:
+            talk.gather([0])
+        except PeerLostError:
+            return False  # members hear of it in their next sync
+        return True
+
+    def _leave(self, talk: Talk) -> None:
+        """Waits until the others can do without this process, and leaves."""
+        not_needed = self._may_go(talk)
+        if self._keeper is not None:
+            (self._keeper.close if not_needed else self._keeper.abandon)()
+        self._end(talk.abandon)
+
+    def _leave_to_holders(self, comm: Communicator, *, is_whole: bool) -> None:
+        """All leave: whoever is started next with the same name goes on from a last snapshot."""
+        if self._keeper is not None:
+            if is_whole:
+                self.snapshot()
+                self._keeper.settle()
+            self._keeper.abandon()
+        self._end(comm.close)
+
+    def _end(self, leave_run: Callable[[], None]) -> None:
+        leave_run()
+        self.left = True
 
     def _opened(self, talk: Talk, source: Source, live: _Live, stock: Stock, *, is_live: bool) -> dict[PieceName, Memory] | None:
         """The pieces that this process has of what is restored. None: a member cannot give one that it has told of."""
@@ -390,8 +477,10 @@ class Sharded:
                     found = {PieceName("image", slot): image, PieceName("values", slot): values}
             else:
                 found = stock.pieces(source.id)
-        except (HolderError, KeyError, MemoryError) as error:
+        except (HolderError, KeyError) as error:
             _log.error("%s", f"snapshots: {error}")
+            if self._keeper is not None:
+                self._keeper.abandon()
             good = 0
         return found if all(row[0] for row in talk.gather([good])) else None
 
@@ -408,7 +497,7 @@ class Sharded:
             total += one
         if self._keeper is not None and slot is not None:
             step = rows[source.images[0][0]][2]
-            self._keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, complete=True))
+            self._keeper.snapshots.append(Snapshot(rows[0][3], era, step, source.layout, dict(pieces), sums, True, bare=True))
         return source._replace(total=total)
 
     def _write_back(self, parts: Mapping[str, torch.Tensor]) -> None:
@@ -460,10 +549,26 @@ class Sharded:
         if source.id == LIVE:
             own = live.values if self._revision else None
         else:
-            name = next((name for name in sorted(pieces) if name.kind == "values"), None)
+            names = sorted(name for name in pieces if name.kind == "values")
+            kept = self._keeper.snapshots if self._keeper is not None else []
+            own_names = [name for one in kept if one.id == source.id for name in one.pieces if name.kind == "values"]
+            name = next(iter(own_names or names), None)  # at the holder there may be those of others as well
             own = None if name is None else pieces[name].bytes.numpy().tobytes()
         told = talk.broadcast(root, own if talk.own == root else None)
         return told if own is None else own
+
+
+def _all_fit(maps: Mapping[int, ShardMap], known: ShardMap, own: int, part: str = "") -> bool:
+    """Whether these members have the tensors of the state. ValueError at one that has not."""
+    found = {member: text for member, shards in maps.items() if (text := misfit(shards, known, part))}
+    if own in found:
+        raise ValueError(
+            f"{found[own].removeprefix('model.')}; make the same model and optimizers on all members, or, if the state is one "
+            "that an earlier run has left in memory, give Snapshots another name"
+        )
+    for member, text in found.items():
+        _log.warning("%s", f"rank {member} is refused, since it has another model: {text}")
+    return not found
 
 
 class _Live(NamedTuple):

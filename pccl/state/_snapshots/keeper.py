@@ -22,7 +22,7 @@ from uuid import UUID
 import torch
 
 from pccl._collectives import CollectiveOp
-from pccl._errors import PCCLError, PeerLostError
+from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError
 from pccl._holder import Holder, HolderError
 from pccl.state._snapshots.boxes import (
     ALIGN,
@@ -116,6 +116,8 @@ class Snapshot:
     """The hashes of the members' images, as far as they are known here."""
     complete: bool = False
     """Known to be stored by all."""
+    bare: bool = False
+    """Without redundancy: the snapshot before stays beside it."""
 
     @property
     def order(self) -> Order:
@@ -180,6 +182,8 @@ class Keeper:
         """From the oldest to the newest; those that this process has pieces of."""
         self.era = 0
         self.report = Report()
+        self.broken: BaseException | None = None
+        """For which this process has left the run: the others would have waited for messages that it could not send."""
         self._layout: tuple[tuple[UUID, ...], Layout] | None = None
         self._spare: list[Memory] = []
         self._holder: Holder | None = None
@@ -258,6 +262,10 @@ class Keeper:
         except BaseException as error:  # told by `settle`
             job.failure = error
             job.report.why = str(error) or type(error).__name__
+            if not isinstance(error, _TOLD):
+                self.broken = error
+                _log.error("%s", f"this process leaves the run, since its snapshot failed: {job.report.why}")
+                job.talk.abandon()
         finally:
             job.copied.set()
             job.report.seconds = time.monotonic() - begun
@@ -291,9 +299,12 @@ class Keeper:
         except Exception as error:
             problem = problem or error
         own_sum = snapshot.sums.get(job.own, Sum(0, 0)).signed()
-        rows = job.talk.gather([int(problem is None), *own_sum])
+        try:
+            rows = job.talk.gather([int(problem is None), *own_sum])
+        except UsageError:  # this process has left the run
+            raise problem or RuntimeError("the communicator was closed") from problem
         if problem is not None:
-            raise problem
+            raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
         failed = [member for member, row in enumerate(rows) if not row[0]]
         if failed:
             raise SnapshotError(f"member {failed[0]} could not store its part: see its log")
@@ -331,15 +342,16 @@ class Keeper:
 
     def _base(self, members: tuple[UUID, ...]) -> Snapshot | None:
         """The complete snapshot that differences are told against; what was not completed since is dropped."""
-        complete = [one for one in self.snapshots if one.complete]
-        for snapshot in self.snapshots:
-            if complete and snapshot is not complete[-1]:
-                self._forget(snapshot)
-        self.snapshots = complete[-1:] or self.snapshots
-        known = self._layout is not None and self._layout[0] == members
-        return (
-            complete[-1] if complete and known and self._layout is not None and complete[-1].layout is self._layout[1] else None
-        )
+        complete = [one for one in self.snapshots if one.complete and not one.bare]
+        bare = [one for one in self.snapshots if one.bare]
+        if complete or bare:
+            for snapshot in self.snapshots:
+                if snapshot not in (*complete[-1:], *bare[-1:]):
+                    self._forget(snapshot)
+            self.snapshots = [*complete[-1:], *bare[-1:]]
+        if not complete or self._layout is None or self._layout[0] != members:
+            return None
+        return complete[-1] if complete[-1].layout is self._layout[1] else None
 
     def _agree(self, job: Job, base: Snapshot | None, problem: Exception | None) -> tuple[Layout, int, Snapshot | None]:
         """The layout of the members, the id of the snapshot, and its base. SnapshotError on all alike."""
@@ -373,9 +385,12 @@ class Keeper:
 
     def _exchange(self, job: Job) -> Layout:
         told = job.talk.gather_bytes(bytes(encode({"host": host_name(), "map": shards_tree(job.shards)})))
-        trees = [decode(one) for one in told]
-        maps = [shards_from(one["map"]) for one in trees]
-        return Layout([one["host"] for one in trees], maps, self._config.redundancy)
+        try:
+            trees = [decode(one) for one in told]
+            maps = [shards_from(one["map"]) for one in trees]
+            return Layout([one["host"] for one in trees], maps, self._config.redundancy)
+        except ValueError as error:
+            raise SnapshotError(str(error)) from error  # on all alike
 
     # ---- memory ----
 
@@ -429,8 +444,10 @@ class Keeper:
                 holder.drop([self._key(snapshot, name) for name in snapshot.pieces])
             except HolderError:
                 self.abandon()
+        # A holder that has not dropped a piece would give it to others with the content of a newer one.
+        dropped = self._holder is not None or not self._config.holder
         for name, memory in snapshot.pieces.items():
-            if name.kind != "values":
+            if dropped and name.kind != "values":
                 self._spare.append(memory)
         snapshot.pieces.clear()
 
@@ -445,6 +462,10 @@ def _pending(tensors: Mapping[str, torch.Tensor]) -> torch.Event | None:
     if all(tensor.is_cpu for tensor in tensors.values()):
         return None
     return torch.accelerator.current_stream().record_event()
+
+
+_TOLD = (SnapshotError, PeerLostError, PCCLTimeoutError)
+"""Failures of a snapshot that the other members hear of, or have as well."""
 
 
 @contextlib.contextmanager
@@ -499,7 +520,8 @@ class _Spread:
     A message tells which blocks of a unit have changed since the base, and their XOR with it (without a base: with zeros). The
     receiver adds them, times the factor of the code, to a copy of the parity of the base. All messages have one order, in which
     each member sends and receives; the first that is not through has its sender and its receiver at it, so nothing waits in a
-    circle. A member that fails goes on with empty messages, so nobody waits for it.
+    circle. A member that has failed before goes on with empty messages, so nobody waits for it; one that fails in the middle of a
+    message leaves the run.
     """
 
     def __init__(
@@ -529,9 +551,10 @@ class _Spread:
     def run(self) -> None:
         """Returns when all that concerns this member is through, and its parity is in the snapshot. Raises what failed."""
         receiver = threading.Thread(target=self._guarded, args=(self._receive_all,), name="pccl snapshot receiver", daemon=True)
-        receiver.start()
+        self._guarded(receiver.start)
         self._guarded(self._send_all)
-        receiver.join()
+        if receiver.ident is not None:
+            receiver.join()
         if self._failure is not None:
             raise self._failure
 
@@ -540,6 +563,8 @@ class _Spread:
             work()
         except BaseException as error:
             self._fail(error)
+            if not isinstance(error, _TOLD):
+                self._talk.abandon()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

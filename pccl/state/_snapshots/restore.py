@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pccl._collectives import CollectiveOp
+from pccl._errors import PeerLostError
 from pccl.state._snapshots.boxes import (
     ALIGN,
     Box,
@@ -361,57 +364,59 @@ def _compute(
 
 
 def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]:
-    """By source: all bytes that come from there, in the order of the fetches."""
+    """By source: all bytes that come from there, in the order of the fetches.
+
+    A member that is lost ends its own messages only: those of others go on, since they wait for them.
+    """
     own = talk.own
     sizes: dict[tuple[int, int], int] = {}
     for fetch in work.fetches:
         pair = fetch.source, fetch.target
         sizes[pair] = sizes.get(pair, 0) + fetch.nbytes
     come = {source: torch.empty(size, dtype=torch.uint8) for (source, target), size in sizes.items() if target == own}
+    losses: list[PeerLostError] = []
     failures: list[BaseException] = []
 
-    def receive() -> None:
-        flying = []
-        for source, target in sorted(sizes):
-            if target != own:
-                continue
-            for number, part in enumerate(_split(come[source])):
-                flying.append(talk.recv(source, f"fetch {number}", part))
+    def pass_on(content: torch.Tensor, begin: Callable[[str, torch.Tensor], CollectiveOp]) -> None:
+        flying: list[CollectiveOp] = []
+        try:
+            for number, part in enumerate(_split(content)):
+                flying.append(begin(f"fetch {number}", part))
                 if len(flying) > IN_FLIGHT:
                     talk.wait(flying.pop(0))
-        for op in flying:
-            talk.wait(op)
+            for op in flying:
+                talk.wait(op)
+        except PeerLostError as error:
+            losses.append(error)
 
-    def guarded() -> None:
+    def receive() -> None:
         try:
-            receive()
+            for source, target in sorted(sizes):
+                if target == own:
+                    pass_on(come[source], functools.partial(talk.recv, source))
         except BaseException as error:
             failures.append(error)
+            talk.abandon()
 
-    receiver = threading.Thread(target=guarded, name="pccl restore", daemon=True)
+    receiver = threading.Thread(target=receive, name="pccl restore", daemon=True)
     receiver.start()
     try:
-        flying = []
         for source, target in sorted(sizes):
-            if source != own:
-                continue
-            parts = [
-                pieces(fetch.piece)[begin:end]
-                for fetch in work.fetches
-                if (fetch.source, fetch.target) == (own, target)
-                for begin, end in fetch.ranges
-            ]
-            for number, part in enumerate(_split(torch.cat(parts))):
-                flying.append(talk.send(target, f"fetch {number}", part))
-                if len(flying) > IN_FLIGHT:
-                    talk.wait(flying.pop(0))
-        for op in flying:
-            talk.wait(op)
-    except BaseException as error:
-        failures.append(error)
+            if source == own:
+                parts = [
+                    pieces(fetch.piece)[begin:end]
+                    for fetch in work.fetches
+                    if (fetch.source, fetch.target) == (own, target)
+                    for begin, end in fetch.ranges
+                ]
+                pass_on(torch.cat(parts), functools.partial(talk.send, target))
+    except BaseException:
+        talk.abandon()  # else two that have failed would wait for each other
+        receiver.join()
+        raise
     receiver.join()
-    if failures:
-        raise failures[0]
+    for error in (*failures, *losses):
+        raise error
     return come
 
 
@@ -456,6 +461,18 @@ def _whole_images(layout: Layout, maps: Sequence[ShardMap]) -> list[int]:
         return sum(box.numel for box in found) == one.box.numel and not uncovered(one.box, found)
 
     return [slot for slot, shards in enumerate(layout.maps) if all(whole(*item) for item in shards.items())]
+
+
+def misfit(shards: ShardMap, known: Mapping[str, Slice], part: str = "") -> str:
+    """The first difference between the tensors of a process and those of a state, of names that begin with `part`; "": none."""
+    own, theirs = ({name for name in some if name.startswith(part)} for some in (shards, known))
+    for name in sorted(own ^ theirs):
+        return f"{name} is {'here, and not' if name in own else 'not here, but'} in the state of the run"
+    for name in sorted(own):
+        if shards[name][:3] != known[name][:3]:
+            texts = [f"{one.dtype} of shape {one.whole}" for one in (shards[name], known[name])]
+            return f"{name} is {texts[0]} here, and {texts[1]} in the state of the run"
+    return ""
 
 
 def require_whole(maps: Sequence[ShardMap]) -> None:

@@ -64,8 +64,13 @@ class Stock:
         for wanted in sorted({name for one in told for name in one}):
             root = next(rank for rank, one in enumerate(told) if wanted in one)
             content = talk.broadcast(root, self._layout(wanted) if root == talk.own else None)
-            if content:
-                found[wanted] = Layout.decoded(content)
+            try:
+                layout = Layout.decoded(content) if content else None
+            except ValueError as error:
+                _log.error("%s", f"snapshots: {error}")
+                continue
+            if layout is not None and layout.id == wanted:
+                found[wanted] = layout
         return found
 
     def _layout(self, name: str) -> bytes:

@@ -91,6 +91,10 @@ class Talk:
         """Begins to receive what that member sends under the name, as many bytes."""
         return self._pair(source, self.own, name, into, recv=into.data_ptr())
 
+    def abandon(self) -> None:
+        """Leaves the run, so that the others do not wait for messages that this process cannot send."""
+        self._comm.close()
+
     def wait(self, op: CollectiveOp) -> None:
         """Waits for the end of an op."""
         op.wait(self._timeout)

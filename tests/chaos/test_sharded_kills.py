@@ -1,0 +1,165 @@
+"""Random kills and joins in one training of a sharded model: nobody hangs, and no state is ever wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from performers import PATIENCE
+from sharded_kills import Job
+
+EVERY = 4
+
+SIZE = 4
+
+ROUNDS = int(os.environ.get("TEST_SHARDED_KILLS", "5"))
+"""How often somebody is killed, and somebody joins."""
+
+SEED = int(os.environ.get("TEST_SHARDED_SEED", "1"))
+
+WAYS = ("at any time", "in a snapshot", "in a restore", "in a join", "newcomer in its join", "stopped")
+
+pytestmark = pytest.mark.timeout(120 + 30 * ROUNDS)
+
+
+class Trial:
+    """A training, and what its members are known to have reached."""
+
+    def __init__(self, job: Job, dice: random.Random) -> None:
+        self.job = job
+        self.dice = dice
+        self.step: dict[int, int] = {}
+        """The last step that each member has begun."""
+        self.complete: dict[int, int] = {}
+        """The newest snapshot that each member knows to be complete, since the last change."""
+        self.settled: dict[int, tuple[int, int]] = {}
+        """Members, and the size and step of their last change, if the snapshot after it was complete."""
+        self.lost: list[int] = []
+        """Steps, by change."""
+        self.kills = self.joins = 0
+
+    def hear(self) -> None:
+        for one in self.job.heard():
+            member = one["member"]
+            if one["event"] == "step":
+                self.step[member] = one["step"]
+                self.complete[member] = max(self.complete.get(member, -1), one["complete"])
+                continue
+            if member in self.step:
+                self.lost.append(one["before"] - one["step"])
+                assert one["step"] >= self.complete[member], f"member {member} has gone back too far: {one}"
+                self.complete[member] = -1
+            if one["complete"]:
+                self.settled[member] = one["size"], one["step"]
+            else:
+                self.settled.pop(member, None)
+
+    def wait_for_all(self) -> None:
+        """Until all who live are in a training of SIZE, whose snapshots are complete."""
+        end = time.monotonic() + 2 * PATIENCE
+        while True:
+            self.hear()
+            found = {self.settled.get(number) for number in self.job.members}
+            if len(found) == 1 and None not in found and next(iter(found))[0] == SIZE:  # type: ignore[index]
+                return
+            if self.job.reap() and len(self.job.members) < SIZE:
+                self.join()
+            if time.monotonic() > end:
+                raise AssertionError(f"hang: {self.settled} of {list(self.job.members)}; {self.job.happened[-20:]}")
+            time.sleep(0.01)
+
+    def any_member(self) -> int:
+        return self.dice.choice(sorted(self.job.members))
+
+    def kill(self, number: int) -> None:
+        self.kills += 1
+        self.job.kill(number)
+
+    def join(self, harm: str = "") -> None:
+        self.joins += 1
+        self.job.join(harm)
+
+    def wait_for_death(self, number: int) -> None:
+        """Of one that is armed; after a while it is killed."""
+        end = time.monotonic() + self.dice.uniform(1, 3)
+        while time.monotonic() < end and self.job.members[number]._process.is_alive():
+            self.hear()
+            time.sleep(0.005)
+        self.kill(number)
+
+    def round(self, way: str) -> None:
+        time.sleep(self.dice.uniform(0, 0.4))
+        victim = self.any_member()
+        if way == "at any time":
+            self.kill(victim)
+        elif way == "in a snapshot":
+            self.job.arm(victim, "snapshot", self.dice.randrange(14))
+            self.wait_for_death(victim)
+        elif way == "in a restore":
+            other = self.dice.choice(sorted(self.job.members.keys() - {victim}))
+            self.job.arm(victim, "restore", self.dice.randrange(24))
+            self.kill(other)
+            self.wait_for_death(victim)
+            self.join()
+        elif way == "in a join":
+            self.job.arm(victim, "restore", self.dice.randrange(24))
+            self.join()
+            self.wait_for_death(victim)
+            return
+        elif way == "newcomer in its join":
+            self.join(f"restore {self.dice.randrange(24)}")
+            self.wait_for_death(max(self.job.members))
+            return
+        else:
+            self.job.members[victim].signal(signal.SIGSTOP)
+            time.sleep(self.dice.uniform(0.1, 0.8))
+            self.job.members[victim].signal(signal.SIGCONT)
+            self.kill(self.any_member())
+        time.sleep(self.dice.uniform(0, 0.3))
+        self.join()
+
+
+def kill_master(address: str) -> None:
+    """The one of this job that listens there."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"--listen" in words and words[words.index(b"--listen") + 1].decode() == address:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("holder", [False, True], ids=["copies", "holder"])
+def test_members_are_killed_and_others_join(tmp_path, record_property, holder):
+    dice = random.Random(SEED)
+    name = f"test-{os.getpid()}-kills"
+    with Job(tmp_path, every=EVERY, copies=2, holder=holder, name=name) as job:
+        trial = Trial(job, dice)
+        job.start(SIZE)
+        trial.settled = dict.fromkeys(job.members, (SIZE, 0))  # the first change has nothing before it
+        end = time.monotonic() + PATIENCE
+        while any(trial.complete.get(number, -1) < 0 for number in job.members):
+            assert time.monotonic() < end, "no snapshot is complete"
+            trial.hear()
+            trial.settled = dict.fromkeys(job.members, (SIZE, 0))
+            time.sleep(0.01)
+        ways = [WAYS[number % len(WAYS)] for number in range(ROUNDS)]
+        dice.shuffle(ways)
+        for number, way in enumerate(ways):
+            trial.wait_for_all()
+            print(f"round {number}: {way}, members {sorted(job.members)}, step {max(trial.step.values())}", flush=True)
+            if number == ROUNDS // 2:
+                kill_master(job.where[0].split(",")[0])
+            trial.round(way)
+        trial.wait_for_all()
+        lasts = job.end(max(trial.step.values()) + 50)
+        assert len(set(lasts)) == 1
+        trial.hear()
+        most, median = max(trial.lost), statistics.median(trial.lost)
+        print(f"{trial.kills} kills, {trial.joins} joins; steps lost: median {median:g}, most {most}; at step {lasts[0]}")
+        assert most < 2 * EVERY
