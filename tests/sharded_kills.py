@@ -142,10 +142,12 @@ class Member:
         self._make()
         return pccl.distributed.masters(), pccl.distributed.keys()
 
-    def join(self, masters: str, keys: str, harm: str = "", more: int = 0) -> None:
+    def join(self, masters: str, keys: str, harm: str = "", more: int = 0, every: int = 0) -> None:
         if harm:
             (self._folder / f"harm.{self._number}").write_text(harm)
             self._arm()
+        if every:
+            self._snapshots["every"] = every
         pccl.distributed.join(masters, timeout=timedelta(seconds=10 * PATIENCE), keys=keys)
         self._make(more)
 
@@ -265,6 +267,8 @@ class Job:
         self._folder = folder
         self._pause = pause
         self._snapshots = snapshots
+        self.name = snapshots.get("name", "")
+        self.has_holder = snapshots.get("holder", True)
         self._logs: dict[int, int] = {}
         self.members: dict[int, Performer] = {}
         """Those who live, by number."""
@@ -305,10 +309,13 @@ class Job:
                 self.members[number].ask("fail_in", fails[number])
             self.members[number].tell("train")
 
-    def join(self, harm: str = "", more: int = 0) -> int:
-        """Begins; returns at once. `harm`: at which message of which kind it kills itself. `more`: rows of its model."""
+    def join(self, harm: str = "", more: int = 0, every: int = 0) -> int:
+        """Begins; returns at once. `harm`: at which message of which kind it kills itself.
+
+        `more`: rows of its model. `every`: of its snapshots; 0: as the others.
+        """
         number = self.add()
-        self.members[number].tell("join", *self.where, harm, more).tell("train")
+        self.members[number].tell("join", *self.where, harm, more, every).tell("train")
         return number
 
     def wait_for(self, found: Callable[[], bool]) -> None:

@@ -167,6 +167,8 @@ class Told(NamedTuple):
     """Ids of snapshots that are not to be restored."""
     leaves: bool
     """It gives its part to the others, and is a member no longer."""
+    settings: str
+    """Of its snapshots: the same on all members, since they take part in the same ones."""
 
 
 class Restored(NamedTuple):
@@ -365,6 +367,7 @@ class Sharded:
             stock.layouts,
             sorted(damaged),
             self._leaves,
+            _settings(self._snapshots),
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
         all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told))))]
@@ -376,6 +379,10 @@ class Sharded:
         damaged.update(*(one.damaged for one in all_told))
         by_rank = [all_told[here.index(member)] for member in order]
         talk = Talk(comm, order, order.index(comm.uuid), "restore in order", seconds)
+        first_settings = next(one.settings for one in by_rank if one.revision == newest)
+        wrong = {rank: f"this process has {one.settings}" for rank, one in enumerate(by_rank) if one.settings != first_settings}
+        if _refused(wrong, talk.own, f"the others have {first_settings}; give all members the same"):
+            return False
         layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
         source, root, is_live = self._source(by_rank, layouts, damaged, newest)
         era = max(one.era for one in by_rank) + 1
@@ -560,15 +567,24 @@ class Sharded:
 
 def _all_fit(maps: Mapping[int, ShardMap], known: ShardMap, own: int, part: str = "") -> bool:
     """Whether these members have the tensors of the state. ValueError at one that has not."""
-    found = {member: text for member, shards in maps.items() if (text := misfit(shards, known, part))}
+    found = {rank: text.removeprefix("model.") for rank, some in maps.items() if (text := misfit(some, known, part))}
+    advice = "make the same model and optimizers on all members"
+    return not _refused(found, own, f"{advice}, or, if an earlier run has left the state in memory, give Snapshots another name")
+
+
+def _refused(found: Mapping[int, str], own: int, advice: str) -> bool:
+    """Whether members are refused: `found` has why. ValueError at one of them."""
     if own in found:
-        raise ValueError(
-            f"{found[own].removeprefix('model.')}; make the same model and optimizers on all members, or, if the state is one "
-            "that an earlier run has left in memory, give Snapshots another name"
-        )
-    for member, text in found.items():
-        _log.warning("%s", f"rank {member} is refused, since it has another model: {text}")
-    return not found
+        raise ValueError(f"{found[own]}; {advice}")
+    for rank, text in found.items():
+        _log.warning("%s", f"rank {rank} is refused: {text}")
+    return bool(found)
+
+
+def _settings(snapshots: Snapshots | None) -> str:
+    if snapshots is None:
+        return "no snapshots"
+    return f"Snapshots of every={snapshots.every}, code={tuple(snapshots.redundancy)}"
 
 
 class _Live(NamedTuple):

@@ -23,7 +23,17 @@ ROUNDS = int(os.environ.get("TEST_SHARDED_KILLS", "5"))
 
 SEED = int(os.environ.get("TEST_SHARDED_SEED", "1"))
 
-WAYS = ("at any time", "in a snapshot", "in a restore", "in a join", "newcomer in its join", "stopped")
+WAYS = (
+    "at any time",
+    "in a restore",
+    "in a join",
+    "newcomer in its join",
+    "leaves",
+    "in a snapshot",
+    "stopped",
+    "in the snapshot after a join",
+    "holder",
+)
 
 pytestmark = pytest.mark.timeout(120 + 30 * ROUNDS)
 
@@ -41,7 +51,8 @@ class Trial:
         self.settled: dict[int, tuple[int, int]] = {}
         """Members, and the size and step of their last change, if the snapshot after it was complete."""
         self.lost: list[int] = []
-        """Steps, by change."""
+        """Steps, by round with a kill."""
+        self.lost_now = 0
         self.kills = self.joins = 0
 
     def hear(self) -> None:
@@ -50,9 +61,10 @@ class Trial:
             if one["event"] == "step":
                 self.step[member] = one["step"]
                 self.complete[member] = max(self.complete.get(member, -1), one["complete"])
+            if one["event"] != "changed":
                 continue
             if member in self.step:
-                self.lost.append(one["before"] - one["step"])
+                self.lost_now = max(self.lost_now, one["before"] - one["step"])
                 assert one["step"] >= self.complete[member], f"member {member} has gone back too far: {one}"
                 self.complete[member] = -1
             if one["complete"]:
@@ -94,6 +106,16 @@ class Trial:
         self.kill(number)
 
     def round(self, way: str) -> None:
+        """One or two are lost, and as many join."""
+        kills, self.lost_now = self.kills, 0
+        self._round(way)
+        self.wait_for_all()
+        if self.kills > kills:
+            self.lost.append(self.lost_now)
+        elif way == "leaves":
+            assert self.lost_now == 0
+
+    def _round(self, way: str) -> None:
         time.sleep(self.dice.uniform(0, 0.4))
         victim = self.any_member()
         if way == "at any time":
@@ -101,6 +123,20 @@ class Trial:
         elif way == "in a snapshot":
             self.job.arm(victim, "snapshot", self.dice.randrange(14))
             self.wait_for_death(victim)
+        elif way == "leaves":
+            self.job.members[victim].signal(signal.SIGTERM)
+            self.join()
+            self.job.members.pop(victim).answer()
+            return
+        elif way == "in the snapshot after a join":
+            self.join()
+            self.job.arm(victim, "snapshot", 5 + self.dice.randrange(9))
+            self.wait_for_death(victim)
+            return
+        elif way == "holder":
+            assert kill_process(b"pccl._holder", self.job.name.encode()) == self.job.has_holder
+            time.sleep(self.dice.uniform(0, 0.2))
+            self.kill(victim)
         elif way == "in a restore":
             other = self.dice.choice(sorted(self.job.members.keys() - {victim}))
             self.job.arm(victim, "restore", self.dice.randrange(24))
@@ -125,20 +161,26 @@ class Trial:
         self.join()
 
 
-def kill_master(address: str) -> None:
-    """The one of this job that listens there."""
+def kill_process(*words: bytes) -> int:
+    """Kills those that have all these in their command lines: one names this job, or an address of its masters. How many."""
+    count = 0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if b"--listen" in words and words[words.index(b"--listen") + 1].decode() == address:
+            found = path.read_bytes()
+            if all(word in found for word in words):
                 os.kill(int(path.parent.name), signal.SIGKILL)
+                count += 1
+    return count
 
 
-@pytest.mark.parametrize("holder", [False, True], ids=["copies", "holder"])
-def test_members_are_killed_and_others_join(tmp_path, record_property, holder):
+TWO_LOSSES = {"copies": {"copies": 2, "holder": False}, "code": {"code": (2, 2), "holder": False}, "holder": {"copies": 2}}
+
+
+@pytest.mark.parametrize("redundancy", TWO_LOSSES.values(), ids=TWO_LOSSES)
+def test_members_are_killed_and_others_join(tmp_path, redundancy):
     dice = random.Random(SEED)
     name = f"test-{os.getpid()}-kills"
-    with Job(tmp_path, every=EVERY, copies=2, holder=holder, name=name) as job:
+    with Job(tmp_path, every=EVERY, name=name, **redundancy) as job:
         trial = Trial(job, dice)
         job.start(SIZE)
         trial.settled = dict.fromkeys(job.members, (SIZE, 0))  # the first change has nothing before it
@@ -150,16 +192,17 @@ def test_members_are_killed_and_others_join(tmp_path, record_property, holder):
             time.sleep(0.01)
         ways = [WAYS[number % len(WAYS)] for number in range(ROUNDS)]
         dice.shuffle(ways)
+        trial.wait_for_all()
         for number, way in enumerate(ways):
-            trial.wait_for_all()
             print(f"round {number}: {way}, members {sorted(job.members)}, step {max(trial.step.values())}", flush=True)
             if number == ROUNDS // 2:
-                kill_master(job.where[0].split(",")[0])
+                master = job.where[0].split(",")[0].encode()
+                master = b"--listen\0" + job.where[0].split(",")[0].encode() + b"\0"
+                assert kill_process(b"spawned_master\0", master) == 1
             trial.round(way)
-        trial.wait_for_all()
         lasts = job.end(max(trial.step.values()) + 50)
         assert len(set(lasts)) == 1
         trial.hear()
-        most, median = max(trial.lost), statistics.median(trial.lost)
+        most, median = max(trial.lost, default=0), statistics.median(trial.lost or [0])
         print(f"{trial.kills} kills, {trial.joins} joins; steps lost: median {median:g}, most {most}; at step {lasts[0]}")
         assert most < 2 * EVERY

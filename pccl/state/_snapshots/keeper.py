@@ -89,7 +89,9 @@ class Layout:
     def range_of(self, stripe: int, column: int) -> tuple[int, int]:
         """Where a unit lies in its member's image; it is shorter than the others where the image ends, or empty."""
         member, unit = self.placement.stripes[stripe].data[column]
-        size, each = self.sizes[member], self.unit(stripe)
+        size = self.sizes[member]
+        # The same in all stripes of the member, whose units may be larger: its units have each byte of its image once.
+        each = -(-size // self.placement.units[member] // ALIGN) * ALIGN
         return min(size, unit * each), min(size, (unit + 1) * each)
 
 

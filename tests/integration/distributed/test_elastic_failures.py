@@ -16,15 +16,22 @@ def end_together(job: Job) -> None:
     assert len(set(lasts)) == 1
 
 
-def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on(tmp_path):
+OTHERS = {
+    "model": ({"more": 3}, r"JoinError.*first\.weight is .*\(204, 97\) here, and .*\(201, 97\)"),
+    "snapshots": ({"every": 9}, r"JoinError.*every=9.* the others have .*every=4"),
+}
+
+
+@pytest.mark.parametrize(("other", "text"), OTHERS.values(), ids=OTHERS)
+def test_a_newcomer_with_another_model_or_other_snapshots_is_refused_and_the_others_go_on(tmp_path, other, text):
     with Job(tmp_path, every=4, holder=False) as job:
         job.start(2)
         job.wait_for_step(5)
-        number = job.join(more=3)
+        number = job.join(**other)
         job.may_fail.add(number)
         stranger = job.members.pop(number)
         stranger.answer()
-        with pytest.raises(AssertionError, match=r"JoinError.*first\.weight is .*\(204, 97\) here, and .*\(201, 97\)"):
+        with pytest.raises(AssertionError, match=text):
             stranger.answer()
         job.wait_for_size(2)
         steps = job.newest()

@@ -13,7 +13,8 @@ from pccl._errors import PeerLostError
 from pccl.state._snapshots import keeper as keepers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.keeper import Keeper, SnapshotError, pieces_of
+from pccl.state._snapshots.keeper import Keeper, Layout, SnapshotError, pieces_of
+from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import DamagedError, Held, StateLostError, carry_out, choose, plan, verify
 from pccl.state._snapshots.talk import Talk
 
@@ -288,3 +289,23 @@ def test_mutants_are_caught(monkeypatch, mutate):
             caught.append(type(error))
             break
     assert caught
+
+
+@pytest.mark.parametrize("redundancy", [Redundancy(2, 2), Redundancy(3, 1), Redundancy(1, 1)])
+def test_units_have_each_byte_of_an_image_once_whatever_the_sizes_of_others(redundancy):
+    rows = [51, 51, 51, 48, 1, 300, 7]
+    for members in range(2, len(rows) + 1):
+        starts = itertools.accumulate(rows[:members], initial=0)
+        whole = sum(rows[:members]), 97
+        maps = [{"w": Slice("float32", 4, whole, Box((at, 0), (size, 97)))} for at, size in zip(starts, rows, strict=False)]
+        layout = Layout([str(member) for member in range(members)], maps[:members], redundancy)
+        ranges: dict[int, list[tuple[int, int]]] = {member: [] for member in range(members)}
+        for number, stripe in enumerate(layout.placement.stripes):
+            for column, (member, _) in enumerate(stripe.data):
+                begin, end = layout.range_of(number, column)
+                assert end - begin <= layout.unit(number)
+                ranges[member].append((begin, end))
+        for member, found in ranges.items():
+            ends = [0, *(end for _, end in sorted(found))]
+            assert [begin for begin, _ in sorted(found)] == ends[:-1]
+            assert ends[-1] == layout.sizes[member]
