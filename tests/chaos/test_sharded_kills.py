@@ -33,6 +33,8 @@ WAYS = (
     "stopped",
     "in the snapshot after a join",
     "holder",
+    "while it leaves",
+    "while another leaves",
 )
 
 pytestmark = pytest.mark.timeout(120 + 30 * ROUNDS)
@@ -128,6 +130,14 @@ class Trial:
             self.join()
             self.job.members.pop(victim).answer()
             return
+        elif way.startswith("while"):
+            leaver = victim if "it" in way else self.dice.choice(sorted(self.job.members.keys() - {victim}))
+            self.job.arm(victim, "restore", self.dice.randrange(24))
+            self.job.members[leaver].signal(signal.SIGTERM)
+            if leaver != victim:
+                self.job.members.pop(leaver).answer()
+                self.join()
+            self.wait_for_death(victim)
         elif way == "in the snapshot after a join":
             self.join()
             self.job.arm(victim, "snapshot", 5 + self.dice.randrange(9))
@@ -178,7 +188,7 @@ TWO_LOSSES = {"copies": {"copies": 2, "holder": False}, "code": {"code": (2, 2),
 
 @pytest.mark.parametrize("redundancy", TWO_LOSSES.values(), ids=TWO_LOSSES)
 def test_members_are_killed_and_others_join(tmp_path, redundancy):
-    dice = random.Random(SEED)
+    dice = random.Random(f"{SEED} {redundancy}")
     name = f"test-{os.getpid()}-kills"
     with Job(tmp_path, every=EVERY, name=name, **redundancy) as job:
         trial = Trial(job, dice)
@@ -190,8 +200,8 @@ def test_members_are_killed_and_others_join(tmp_path, redundancy):
             trial.hear()
             trial.settled = dict.fromkeys(job.members, (SIZE, 0))
             time.sleep(0.01)
-        ways = [WAYS[number % len(WAYS)] for number in range(ROUNDS)]
-        dice.shuffle(ways)
+        order = dice.sample(WAYS, len(WAYS))
+        ways = [order[number % len(WAYS)] for number in range(ROUNDS)]
         trial.wait_for_all()
         for number, way in enumerate(ways):
             print(f"round {number}: {way}, members {sorted(job.members)}, step {max(trial.step.values())}", flush=True)
