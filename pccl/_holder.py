@@ -56,10 +56,24 @@ def available_bytes() -> int:
     with open("/proc/meminfo", encoding="ascii") as file:
         sizes = dict(line.split(":") for line in file)
     found = int(sizes["MemAvailable"].split()[0]) << 10
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii"))
-        found = min(found, limit - int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii")))
+    for folder in _groups():
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            limit = int((folder / "memory.max").read_text(encoding="ascii"))
+            used = int((folder / "memory.current").read_text(encoding="ascii"))
+            sizes = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
+            found = min(found, limit - used + int(sizes["inactive_file"]))  # which the kernel gives up
     return found
+
+
+def _groups() -> list[Path]:
+    """The control groups (version 2) that this process is in, each inside the next."""
+    top = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        inside = next(line for line in lines if line.startswith("0::"))[3:].lstrip("/")
+        own = top / inside
+        return [own, *(one for one in own.parents if one.is_relative_to(top))]
+    return [top]
 
 
 def memory_file(nbytes: int, name: str = "pccl") -> int:
@@ -176,6 +190,8 @@ class Holder:
                 raise
             if not start:
                 raise HolderError(f"no holder of {self._name} is on this host")
+            if started is not None and started.poll():
+                raise HolderError(f"the holder of {self._name} ended with status {started.returncode} as it began")
             if started is None or started.poll() is not None:  # one that lost the address to another has ended
                 started = _start(self._name, self._linger)
             if time.monotonic() > deadline:
@@ -221,7 +237,11 @@ class _Server:
                 return
 
     def _accept(self) -> None:
-        end, _ = self._listener.accept()
+        try:
+            end, _ = self._listener.accept()
+        except OSError:  # it has gone, or there are too many
+            time.sleep(0.01)
+            return
         if _user_at(end) != os.getuid():
             end.close()
             return
@@ -233,7 +253,7 @@ class _Server:
         try:
             request, fd = _receive(end)
             self._answer(end, request, fd)
-        except OSError:  # it has gone, or does not read
+        except Exception:  # it has gone, does not read, or sends what is no request: what others keep here stays
             self._selector.unregister(end)
             self._clients.discard(end)
             end.close()

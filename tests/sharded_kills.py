@@ -256,7 +256,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "receive": (keeper._Spread, "_receive"),
     "image": (keeper, "write_image"),
     "hash": (keeper, "hash_image"),
-    "store": (keeper.Keeper, "_store"),
+    "store": (keeper.Keeper, "store"),
 }
 
 

@@ -29,6 +29,9 @@ class World:
         """At which of its launches a member dies."""
         self.members: list[Any] = []
         self.told: dict[int, Any] = {}
+        self.open: set[tuple[UUID, int]] = set()
+        """Ops that their member has not waited for: they would block its next vote."""
+        self.tickets: list[Any] = []  # so that no two have one id
 
     def kill(self, member: UUID) -> None:
         """With the lock."""
@@ -77,6 +80,7 @@ class Ticket:
     def wait(self, timeout: float | None = None) -> None:
         world = self.op.world
         with world.lock:
+            world.open.discard((self.own, id(self)))
             if not world.lock.wait_for(lambda: self.op.done or self.own in world.dead, timeout=30):
                 raise AssertionError(f"nobody ends a {self.op.kind.name} of {self.op.members}")
             if self.own in world.dead:
@@ -119,7 +123,10 @@ class FakeComm:
             if len(op.posts) == len([one for one in group if one not in world.dead]) and op.done:
                 world.ops.pop(key)
             world.lock.notify_all()
-            return Ticket(op, self.own)
+            ticket = Ticket(op, self.own)
+            world.open.add((self.own, id(ticket)))
+            world.tickets.append(ticket)
+            return ticket
 
 
 def run(works: list[Callable[[], object]]) -> list[object]:

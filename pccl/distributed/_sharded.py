@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from pccl._communicator import Communicator, roll
@@ -22,6 +24,7 @@ from pccl.distributed._launch import digest
 from pccl.distributed._remesh import entries, local_part, remesh, slices
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
+from pccl.state._entries import COMPILED
 from pccl.state._objects import groups_of, load_groups
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice, shards_from, shards_tree
 from pccl.state._snapshots.config import Snapshots
@@ -63,12 +66,14 @@ class ShardedState:
             if mesh is not None and mesh.ndim > 1:
                 # After a loss the complete replicas would wait for survivors of the others, which are in `sync`.
                 raise TypeError(f"parameter {name} is sharded over a mesh of {mesh.ndim} dimensions; Elastic takes one of 1")
+        if not any(isinstance(module, FSDPModule) for module in model.modules()):
+            raise TypeError("the model has sharded parameters, but not by fully_shard, which Elastic needs")
         self._model = model
         self._optimizers = optimizers
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and states of optimizers, sharded or whole; buffers are each member's own."""
-        buffers = {f"model.{name}" for name, _ in self._model.named_buffers()}
+        buffers = {f"model.{name.replace(COMPILED, '')}" for name, _ in self._model.named_buffers()}
         return {name: one for name, one in entries(self._model, self._optimizers).items() if name not in buffers}
 
     def local(self) -> tuple[dict[str, torch.Tensor], ShardMap]:
@@ -249,7 +254,7 @@ class Sharded:
         comm = group.communicator
         if self._keeper is None and self._snapshots is not None:
             name = self._snapshots.name_of_run(_bootstrap.masters())
-            self._keeper = Keeper(comm, self._snapshots, name, timeout=seconds)
+            self._keeper = Keeper(comm, self._snapshots, name, timeout=group._timeout)
         self.fence()
         if not self._members:
             self._enter(group, seconds)
@@ -435,27 +440,32 @@ class Sharded:
             self._take_values(content["values"])
         self._finish(members, talk.own, newest + 1, era)
         self.restored = Restored(self._progress(), not is_live, received, time.monotonic() - self._began)
+        complete = len(members) == 1
         if self._snapshots is not None and len(members) > 1:
             self.snapshot()
             assert self._keeper is not None
-            self._keeper.settle()  # until then the next loss would find the snapshot before, of other members
+            complete = self._keeper.settle()  # until then the next loss would find the snapshot before, of other members
         if leaving:
-            self._may_go(talk)
+            self._may_go(talk, complete=complete or self._snapshots is None)
         return True
 
-    def _may_go(self, talk: Talk) -> bool:
-        """Returns when all have their snapshots. Whether nobody was lost: then those who leave are not needed any more."""
+    def _may_go(self, talk: Talk, *, complete: bool) -> bool:
+        """Whether all have a complete snapshot, and nobody was lost: then those who leave are not needed any more."""
         try:
-            talk.gather([0])
+            return all(row[0] for row in talk.gather([int(complete)]))
         except PeerLostError:
             return False  # members hear of it in their next sync
-        return True
 
     def _leave(self, talk: Talk) -> None:
         """Waits until the others can do without this process, and leaves."""
-        not_needed = self._may_go(talk)
-        if self._keeper is not None:
-            (self._keeper.close if not_needed else self._keeper.abandon)()
+        not_needed = self._may_go(talk, complete=True)
+        if self._keeper is not None and not_needed:
+            self._keeper.close()
+        elif self._keeper is not None:
+            with contextlib.suppress(HolderError):
+                for snapshot in self._keeper.snapshots:
+                    self._keeper.store(snapshot)
+            self._keeper.abandon()
         self._end(talk.abandon)
 
     def _leave_to_holders(self, comm: Communicator, *, is_whole: bool) -> None:
@@ -533,7 +543,16 @@ class Sharded:
                 if any(held):
                     _log.warning("%s", f"snapshots of an earlier start cannot be used, so the run begins anew: {error}")
                 return None, 0, False
-            _log.info("%s", f"the run goes on from the snapshot of step {source.order[1]}, which was kept in memory")
+            there = max((one.version[0] for one in told if one.version), default=0)
+            if source.order[1] < there:
+                _log.warning(
+                    "%s", f"a snapshot of step {source.order[1]} is kept, and gives way to the step {there} that was loaded"
+                )
+                return None, 0, False
+            text = (
+                f"the run goes on from the snapshot of step {source.order[1]}, which an earlier start of this run left in memory"
+            )
+            _log.warning("%s", f"{text}; give Snapshots another name for a new run")
             return source, source.values[min(source.values)][0], False
         ranks = [rank for rank, one in enumerate(told) if one.revision == newest]
         usable = [rank for rank in ranks if told[rank].version]
@@ -559,7 +578,9 @@ class Sharded:
             names = sorted(name for name in pieces if name.kind == "values")
             kept = self._keeper.snapshots if self._keeper is not None else []
             own_names = [name for one in kept if one.id == source.id for name in one.pieces if name.kind == "values"]
-            name = next(iter(own_names or names), None)  # at the holder there may be those of others as well
+            if not own_names and len(talk.members) == len(source.layout.maps):  # all were started again: by rank
+                own_names = [name for name in names if name.place == talk.own]
+            name = next(iter(own_names or (names if talk.own == root else ())), None)
             own = None if name is None else pieces[name].bytes.numpy().tobytes()
         told = talk.broadcast(root, own if talk.own == root else None)
         return told if own is None else own

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from pccl.state._snapshots.code import MEMBERS_MAX
 from pccl.state._snapshots.placement import Redundancy
 
-NAME_VARIABLES = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
-"""By which a restarted process finds the memory that its predecessor left on the host."""
+JOB_VARIABLES = (("TORCHELASTIC_RUN_ID",), ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+"""Name a job, so that a restarted process finds the memory that its predecessor left on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,8 @@ class Snapshots:
 
     def name_of_run(self, masters: str) -> str:
         """What the run is called on a host."""
-        found = next((value for variable in NAME_VARIABLES if (value := os.environ.get(variable))), None)
+        names = [".".join(os.environ.get(one, "") for one in variables).strip(".") for variables in JOB_VARIABLES]
+        found = next((name for name in names if name not in ("", "none")), None)  # torchrun's "none" is that of many jobs
         return self.name or found or masters
 
 

@@ -54,6 +54,7 @@ class Memory:
         except OSError as error:
             os.close(fd)
             raise MemoryError(f"{nbytes >> 20} MiB of a snapshot cannot be mapped: {error.strerror}") from error
+        self._map.madvise(mmap.MADV_DONTFORK)  # a forked child would keep the memory
         self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
 
     @classmethod

@@ -243,23 +243,24 @@ class Keeper:
             self._forget(snapshot)
         self.snapshots = []
         self._spare.clear()
-        if self._holder is not None:
-            self._holder.close()
-            self._holder = None
+        self._clean_holder(lambda info: not os.path.exists(f"/proc/{info['pid']}"))
+        self.abandon()
 
     def abandon(self) -> None:
-        """Drops what this process has of the run in its own memory; what the holder keeps stays there."""
+        """Closes the connection to the holder; what the holder keeps stays there."""
         if self._holder is not None:
             self._holder.close()
             self._holder = None
 
     # ---- the thread ----
 
-    def _run(self, job: Job, pending: torch.Event | None) -> None:
+    def _run(self, job: Job, pending: tuple[torch.Event, int] | None) -> None:
         begun = time.monotonic()
         try:
             if pending is not None:
-                pending.wait()
+                event, device = pending
+                torch.accelerator.set_device_index(device)  # of this thread
+                event.wait()
             self._take(job, begun)
         except BaseException as error:  # told by `settle`
             job.failure = error
@@ -295,7 +296,7 @@ class Keeper:
             problem = error
         try:
             _Spread(job, snapshot, base, self._memory, problem).run()
-            self._store(snapshot)
+            self._keep_at_holder(snapshot)
         except PeerLostError:
             raise
         except Exception as error:
@@ -329,18 +330,23 @@ class Keeper:
             if older is not snapshot:
                 self._forget(older)
         self.snapshots = [snapshot]
+        self._clean_holder(lambda info: (info["era"], info["step"]) < snapshot.order)
+
+    def _clean_holder(self, is_old: Callable[[dict[str, Any]], bool]) -> None:
+        """Has the holder drop the old pieces of whatever process, and the layouts that no piece needs."""
         holder = self._holder
         if holder is None:
             return
         try:
             kept = holder.kept()
-            old = [one for one in kept if "piece" in one.info and (one.info["era"], one.info["step"]) < snapshot.order]
+            old = [one for one in kept if "piece" in one.info and is_old(one.info)]
             used = {one.info["layout"] for one in kept if "piece" in one.info and one not in old}
-            holder.drop(
-                one.key for one in (*old, *(one for one in kept if "piece" not in one.info and one.info["layout"] not in used))
-            )
+            layouts = [one for one in kept if "piece" not in one.info and one.info["layout"] not in used]
+            holder.drop(one.key for one in (*old, *layouts))
         except HolderError:
             self.abandon()
+        except (KeyError, TypeError) as error:  # of another version of the library
+            self._warn(f"the holder keeps pieces that cannot be read: {error!r}")
 
     def _base(self, members: tuple[UUID, ...]) -> Snapshot | None:
         """The complete snapshot that differences are told against; what was not completed since is dropped."""
@@ -351,19 +357,20 @@ class Keeper:
                 if snapshot not in (*complete[-1:], *bare[-1:]):
                     self._forget(snapshot)
             self.snapshots = [*complete[-1:], *bare[-1:]]
+        for unfinished in self.snapshots[:-1] if not (complete or bare) else ():
+            self._forget(unfinished)
+        self.snapshots = [one for one in self.snapshots if one.pieces]
         if not complete or self._layout is None or self._layout[0] != members:
             return None
         return complete[-1] if complete[-1].layout is self._layout[1] else None
 
     def _agree(self, job: Job, base: Snapshot | None, problem: Exception | None) -> tuple[Layout, int, Snapshot | None]:
         """The layout of the members, the id of the snapshot, and its base. SnapshotError on all alike."""
-        own = hashlib.blake2b(repr(sorted(job.shards.items())).encode(), digest_size=7)
-        digest = int.from_bytes(own.digest(), "little")
         known = self._layout is not None and self._layout[0] == job.members and self._layout[1].maps[job.own] == job.shards
         numbers = [
             job.step,
             0 if problem is None else 1,
-            digest,
+            self._config.redundancy.data << 16 | self._config.redundancy.parity,
             int(known),
             base.id if base is not None and known else 0,
             int.from_bytes(os.urandom(7), "little"),
@@ -379,6 +386,9 @@ class Keeper:
         if len({row[0] for row in rows}) > 1:
             steps = ", ".join(f"{row[0]} at member {member}" for member, row in enumerate(rows))
             raise SnapshotError(f"members are at different steps: {steps}; all must take a snapshot at the same step")
+        if len({row[2] for row in rows}) > 1:
+            wanted = ", ".join(f"({row[2] >> 16}, {row[2] & 0xFFFF}) at member {member}" for member, row in enumerate(rows))
+            raise SnapshotError(f"members ask for different codes: {wanted}; give all of them the same Snapshots")
         if not all(row[3] for row in rows):
             self._layout = job.members, self._exchange(job)
         assert self._layout is not None
@@ -417,14 +427,21 @@ class Keeper:
                     raise
         return self._holder
 
-    def _store(self, snapshot: Snapshot) -> None:
+    def _keep_at_holder(self, snapshot: Snapshot) -> None:
+        """Gives the pieces to the holder. Without one they end with this process, and copies at other hosts serve."""
+        try:
+            self.store(snapshot)
+        except HolderError as error:
+            self._warn(f"{error}; what this process keeps ends with it")
+
+    def store(self, snapshot: Snapshot) -> None:
         """Gives the pieces to the holder. One that has ended is started again, and gets all that is kept here."""
         for attempt in (0, 1):
             holder = self.holder(start=True)
             if holder is None:
                 return
             try:
-                for one in (*self.snapshots, snapshot) if attempt else (snapshot,):
+                for one in {id(one): one for one in (*(self.snapshots if attempt else ()), snapshot)}.values():
                     for name, memory in one.pieces.items():
                         holder.put(self._key(one, name), memory.fd, piece_info(one, name))
                     layout = one.layout.encoded()
@@ -459,11 +476,12 @@ class Keeper:
             _log.warning("%s", f"snapshots: {text}")
 
 
-def _pending(tensors: Mapping[str, torch.Tensor]) -> torch.Event | None:
-    """What this thread has asked the accelerator to do, for another thread to wait for; None: the tensors are on the CPU."""
-    if all(tensor.is_cpu for tensor in tensors.values()):
+def _pending(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Event, int] | None:
+    """What this thread has asked an accelerator to do, for another one to wait for, and its index; None: all is on the CPU."""
+    device = next((tensor.device for tensor in tensors.values() if not tensor.is_cpu), None)
+    if device is None:
         return None
-    return torch.accelerator.current_stream().record_event()
+    return torch.accelerator.current_stream(device).record_event(), device.index or 0
 
 
 _TOLD = (SnapshotError, PeerLostError, PCCLTimeoutError)
@@ -494,6 +512,7 @@ def piece_info(snapshot: Snapshot, name: PieceName) -> dict[str, Any]:
         "step": snapshot.step,
         "layout": snapshot.layout.id,
         "piece": list(name),
+        "pid": os.getpid(),
         "sums": {str(member): list(one) for member, one in snapshot.sums.items()},
     }
 
@@ -684,15 +703,19 @@ class _Spread:
         chunks = list(_chunks(blocks, size))
         buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in chunks[:IN_FLIGHT]]
         flying: list[tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]]] = []
-        for number, runs in enumerate(chunks):
-            total = sum(stop - start for start, stop in runs)
-            content = buffers[number % IN_FLIGHT][:total]
-            flying.append((self._talk.recv(message.sender, f"{message.name}.{number}", content), content, runs))
-            if len(flying) == IN_FLIGHT:
+        try:
+            for number, runs in enumerate(chunks):
+                total = sum(stop - start for start, stop in runs)
+                content = buffers[number % IN_FLIGHT][:total]
+                flying.append((self._talk.recv(message.sender, f"{message.name}.{number}", content), content, runs))
+                if len(flying) == IN_FLIGHT:
+                    self._add(flying.pop(0), target, factor, scratch)
+                self._job.report.received_bytes += total
+            while flying:
                 self._add(flying.pop(0), target, factor, scratch)
-            self._job.report.received_bytes += total
-        while flying:
-            self._add(flying.pop(0), target, factor, scratch)
+        except PeerLostError:
+            self._talk.forget(op for op, _, _ in flying)
+            raise
         return bool(head[_STATUS] == 0)
 
     def _add(
@@ -741,9 +764,8 @@ class _Window:
 
     def forget(self) -> None:
         """Waits for all, whose other side is lost."""
-        while self._ops:
-            with contextlib.suppress(PeerLostError):
-                self._talk.wait(self._ops.pop(0))
+        self._talk.forget(self._ops)
+        self._ops = []
 
 
 def _blocks(size: int) -> int:

@@ -42,8 +42,7 @@ def place(hosts: Sequence[Hashable], redundancy: Redundancy) -> Placement:
     if parity == 0:
         return Placement((), (1,) * members)
     if redundancy.data == 1:
-        ring = [(order[at], [order[(at + 1 + row) % members] for row in range(parity)]) for at in range(members)]
-        return Placement(tuple(Stripe(((member, 0),), tuple(at)) for member, at in ring), (1,) * members)
+        return Placement(_copies(hosts, order, parity), (1,) * members)
     wanted = redundancy.data + redundancy.parity
     count = max(1, members // wanted)
     stripes: list[Stripe] = []
@@ -55,6 +54,23 @@ def place(hosts: Sequence[Hashable], redundancy: Redundancy) -> Placement:
         for member in group:
             units[member] = len(group) - min(parity, len(group) - 1)
     return Placement(tuple(stripes), tuple(units))
+
+
+def _copies(hosts: Sequence[Hashable], order: Sequence[int], count: int) -> tuple[Stripe, ...]:
+    """Each member's copies at others: on other hosts first, then where the fewest lie, then at the next in order."""
+    kept = dict.fromkeys(order, 0)
+    stripes = []
+    for at, member in enumerate(order):
+        others = [*order[at + 1 :], *order[:at]]
+        used: list[int] = []
+        for _ in range(count):
+            near = {hosts[member], *(hosts[one] for one in used)}
+            left = [one for one in others if one not in used]
+            keeper = min(left, key=lambda one: (hosts[one] in near, hosts[one] == hosts[member], kept[one]))
+            kept[keeper] += 1
+            used.append(keeper)
+        stripes.append(Stripe(((member, 0),), tuple(used)))
+    return tuple(stripes)
 
 
 def _rotated(group: Sequence[int], parity: int) -> list[Stripe]:

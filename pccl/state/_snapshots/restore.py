@@ -384,9 +384,10 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
                 flying.append(begin(f"fetch {number}", part))
                 if len(flying) > IN_FLIGHT:
                     talk.wait(flying.pop(0))
-            for op in flying:
-                talk.wait(op)
+            while flying:
+                talk.wait(flying.pop(0))
         except PeerLostError as error:
+            talk.forget(flying)
             losses.append(error)
 
     def receive() -> None:
@@ -410,13 +411,12 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
                     for begin, end in fetch.ranges
                 ]
                 pass_on(torch.cat(parts), functools.partial(talk.send, target))
-    except BaseException:
+    except BaseException as error:
+        failures.append(error)
         talk.abandon()  # else two that have failed would wait for each other
-        receiver.join()
-        raise
     receiver.join()
-    for error in (*failures, *losses):
-        raise error
+    for cause in (*failures, *losses):  # what the other thread has later may follow from the first
+        raise cause
     return come
 
 

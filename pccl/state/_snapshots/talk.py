@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ import torch
 
 from pccl._collectives import Collective, CollectiveOp
 from pccl._enums import DataType
+from pccl._errors import PeerLostError
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -98,6 +100,12 @@ class Talk:
     def wait(self, op: CollectiveOp) -> None:
         """Waits for the end of an op."""
         op.wait(self._timeout)
+
+    def forget(self, ops: Iterable[CollectiveOp]) -> None:
+        """Waits for messages whose other side is lost: an op that nobody waits for would block the next vote."""
+        for op in ops:
+            with contextlib.suppress(PeerLostError):
+                op.wait(self._timeout)
 
     def _pair(self, sender: int, receiver: int, name: str, data: torch.Tensor, **where: Any) -> CollectiveOp:
         ends = [self.members[sender], self.members[receiver]]

@@ -107,9 +107,12 @@ def test_configurations_that_make_no_sense_are_refused(options, text):
 
 
 def test_a_run_is_named_by_its_job_or_its_master(monkeypatch):
-    for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+    for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
     assert Snapshots().name_of_run("host:1") == "host:1"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # of each job that torchrun starts without a rendezvous
+    assert Snapshots().name_of_run("host:1") == "host:1"
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    assert Snapshots().name_of_run("host:1") == "17"
+    monkeypatch.setenv("SLURM_STEP_ID", "2")
+    assert Snapshots().name_of_run("host:1") == "17.2"
     assert Snapshots(name="mine").name_of_run("host:1") == "mine"

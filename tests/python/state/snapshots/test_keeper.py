@@ -115,6 +115,7 @@ def training(members: int, config: Snapshots, steps: int, dies_at: dict[int, int
 def check_restored(world: World) -> int:
     """The survivors restore one step, the newest that any of them knows to be complete or a newer one, exactly."""
     living = [own for own, id_ in enumerate(world.ids) if id_ not in world.dead]
+    assert not [one for one, _ in world.open if one not in world.dead]
     world.dies_at = {}
     ends: list[Any] = run([lambda own=own: world.members[own].restore(living) for own in living])
     failed = [end for end in ends if isinstance(end, BaseException)]

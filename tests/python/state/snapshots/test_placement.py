@@ -66,7 +66,16 @@ def test_parity_is_even(members, redundancy):
 
 @pytest.mark.parametrize(
     ("hosts", "redundancy"),
-    [("aabb", (1, 1)), ("aaabbb", (1, 1)), ("aabbcc", (2, 1)), ("abcabc", (2, 1)), ("aabbccdd", (3, 1))],
+    [
+        ("aabb", (1, 1)),
+        ("aaabbb", (1, 1)),
+        ("aaaaabbcc", (1, 1)),
+        ("aaab", (1, 1)),
+        ("abbbcc", (1, 2)),
+        ("aabbcc", (2, 1)),
+        ("abcabc", (2, 1)),
+        ("aabbccdd", (3, 1)),
+    ],
 )
 def test_the_loss_of_a_host_is_survived_where_there_are_enough(hosts, redundancy):
     placement = place(hosts, Redundancy(*redundancy))
