@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -78,10 +80,19 @@ class Communicator(NamedCollectives):
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
         Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
-        Handles tell which ops had ended well before.
+        Handles tell which ops had ended well before. Snapshots in the memory of this process are freed; those that a holder
+        keeps stay.
         """
         super().close()
         self._spares.clear()
+        vaults = list(self._vaults.items())
+        if sys.is_finalizing():
+            return  # their threads do not run any more
+        if any(vault.works_in(threading.current_thread()) for _, vault in vaults):
+            return  # its own failure: the program's call of `close` frees them
+        for topic, vault in vaults:
+            if vault.release():
+                self._vaults.pop(topic, None)
 
     # ---- shared state ----
 
@@ -97,10 +108,13 @@ class Communicator(NamedCollectives):
 
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
+        Waits first for snapshots of this communicator that are under way.
         """
         require_kind("shared_state", shared_state, SharedState)
         require_kind("strategy", strategy, SharedStateSyncStrategy)
         name = "pcclSynchronizeSharedState"
+        deadline = Deadline(timeout)
+        self._settle_snapshots(deadline)
         with self._alone(name):
             key = (name, id(shared_state), strategy)
             keep = (shared_state, shared_state.revision)
@@ -112,7 +126,7 @@ class Communicator(NamedCollectives):
                 raise error_for(INVALID_USAGE, name, text)
             arguments = (shared_state.to_c(), strategy.value, shared_state._read_only())
             watch = watcher(self._handle, progress)
-            done = self._finish(name, "pccl_begin_sync", *arguments, deadline=Deadline(timeout), key=key, keep=keep, watch=watch)
+            done = self._finish(name, "pccl_begin_sync", *arguments, deadline=deadline, key=key, keep=keep, watch=watch)
             for other in [other for other in self._unfinished if isinstance(other, tuple) and other[0] == name and other != key]:
                 del self._unfinished[other]  # whose round this call has taken up
             moved = sync_info(sync_report(self._handle))
@@ -349,14 +363,17 @@ class Communicator(NamedCollectives):
         `snapshots` is how many losses are survived: a `pccl.state.Snapshots`, by default of one copy, the same in all calls; its
         `every` has no effect here. `timeout` is for each message, and that of the first call holds.
 
-        TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. RuntimeError: torch is
-        missing. PCCLTimeoutError: a member has not called it.
+        TypeError, ValueError on this member: the state cannot be kept; the snapshot fails on the others. ValueError on all:
+        members give different copies or codes. RuntimeError: torch is missing. PCCLTimeoutError: a member has not called it.
         """
         arguments = {"step": step, "snapshots": snapshots, "shards": shards, "part": part, "timeout": timeout}
         _snapshots().snapshot(self, state, **arguments)
 
     def wait_for_snapshot(self) -> bool:
-        """Waits for the end of a snapshot under way. Whether the last one is complete on all members; the log says why not."""
+        """Waits for the end of a snapshot under way. Whether the last one is complete on all members; the log says why not.
+
+        False before the first snapshot, and after `close`.
+        """
         return bool(_snapshots().wait(self))
 
     def restore(
@@ -389,7 +406,10 @@ class Communicator(NamedCollectives):
         return found
 
     def drop_snapshots(self) -> None:
-        """Drops what this process has of snapshots, also outside of it. Without it a restarted process finds them."""
+        """Drops what this process has of snapshots, also outside of it. Without it a restarted process finds them.
+
+        Does nothing before the first `snapshot` or `restore`.
+        """
         _snapshots().drop(self)
 
     # ---- inside ----
@@ -397,7 +417,6 @@ class Communicator(NamedCollectives):
     def _adopt(self, pointer: Any, ip: Any) -> None:
         super()._adopt(pointer, ip)
         self._spares: list[Op] = []  # plain ops that have succeeded
-        self._vaults: dict[str, Any] = {}  # snapshots, by what is in them
 
     def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.

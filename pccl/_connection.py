@@ -90,6 +90,7 @@ class Connection:
         self._unfinished: dict[object, Ticket] = {}
         self._live_ops: set[OpTicket] = set()
         self._pool = RoomPool()
+        self._vaults: dict[str, Any] = {}  # snapshots, by what is in them
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
         self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
@@ -145,13 +146,20 @@ class Connection:
 
         Ops in flight are cancelled, as by `close`. Connects as `connect` does, with the same arguments; cut short or failed, it
         is `connect` that goes on.
-        A SharedState keeps its tensors and revision, and the next sync brings it up to date. INVALID_USAGE after `close`.
+        A SharedState keeps its tensors and revision, and the next sync brings it up to date. Snapshots stay as well.
+        INVALID_USAGE after `close`.
         """
         with self._alone("pcclConnect"):
             if self._handle.closed:
                 raise error_for(INVALID_USAGE, "pcclConnect", "the communicator is closed")
             fresh = self._create(self._ip)
-            self.close()
+            kept, self._vaults = self._vaults, {}  # else `close` would free them
+            try:
+                self.close()
+                for vault in kept.values():
+                    vault.settle()
+            finally:
+                self._vaults = kept
             self._adopt(fresh, self._ip)
             self._connected = False
         self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master)
@@ -301,7 +309,7 @@ class Connection:
     def update_topology(self, *, timeout: float | None = None) -> None:
         """Lets all newcomers in that wait and can be reached. A barrier of all accepted peers of all groups.
 
-        PENDING_ASYNC_OPS while ops have not been awaited.
+        Waits first for snapshots of this communicator that are under way. PENDING_ASYNC_OPS while ops have not been awaited.
         """
         self._vote("pcclUpdateTopology", "pccl_begin_update", timeout)
 
@@ -313,7 +321,8 @@ class Connection:
     def optimize_topology(self, *, timeout: float | None = None) -> None:
         """Orders each group's ring so that its slowest link is as fast as possible, by measuring the links not yet known.
 
-        A barrier of all accepted peers of all groups. Never required. INVALID_USAGE with fewer than two peers in the run.
+        A barrier of all accepted peers of all groups. Never required. Waits first for snapshots of this communicator that are
+        under way. INVALID_USAGE with fewer than two peers in the run.
         """
         self._vote("pcclOptimizeTopology", "pccl_begin_optimize", timeout)
 
@@ -474,13 +483,21 @@ class Connection:
 
     def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
         """Makes a vote; `alone` is for `_alone`."""
+        deadline = Deadline(timeout)
+        if name != "pcclArePeersPending":  # which operations may run beside
+            self._settle_snapshots(deadline)
         with self._alone(name, *alone):
-            ticket = self._finish(name, begin, deadline=Deadline(timeout))
+            ticket = self._finish(name, begin, deadline=deadline)
             value: int = ticket.c.value
             if name == "pcclUpdateTopology":
                 self._tags.restart()
         self._forget(name, ticket)
         return value
+
+    def _settle_snapshots(self, deadline: Deadline) -> None:
+        """Waits for snapshots under way, whose operations would be pending on some members only. PCCLTimeoutError."""
+        for vault in list(self._vaults.values()):
+            vault.settle(deadline.remaining())
 
     def _forget(self, key: object, ticket: Ticket) -> None:
         """Until here a call that is repeated after a signal gives the result that there is, and makes no second vote."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from performers import PATIENCE, preload
 
-from pccl import Communicator
+from pccl import Communicator, SharedState, TensorInfo
 from pccl.state import Snapshots, StateLostError
 
 preload(__name__)
@@ -66,6 +67,35 @@ class SnapshotPeer:
             contents += [one.tolist() for one in state.values()]
         assert found is not None
         return found.step, sorted(found.parts), contents
+
+    def votes(self, rank: int, rounds: int) -> list[bool]:
+        """Votes, and a sync, at once after each snapshot, of which some members' take longer."""
+        state = {"x": torch.full((1 << 20 if rank else 8,), 1.0)}
+        shared = SharedState([TensorInfo.from_torch(torch.zeros(4), "shared")])
+        found = []
+        for step in range(rounds):
+            for vote in (self.comm.update_topology, self.comm.optimize_topology, partial(self.comm.sync_shared_state, shared)):
+                self.comm.snapshot(state, step=step, snapshots=self._snapshots, part=str(rank), timeout=PATIENCE)
+                vote(timeout=PATIENCE)
+                found.append(self.comm.wait_for_snapshot())
+        return found
+
+    def differ(self, copies: int) -> str:
+        try:
+            self.comm.snapshot({"x": torch.zeros(2)}, step=1, snapshots=Snapshots(copies=copies, holder=False), timeout=PATIENCE)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def join_again(self, world: int) -> None:
+        """As a new peer, with what it has kept."""
+        self.comm.reconnect(timeout=PATIENCE)
+        self.comm.wait_for_peers(world, timeout=PATIENCE)
+
+    def close(self) -> tuple[int, bool]:
+        """Which vaults are left, and what `wait_for_snapshot` tells."""
+        self.comm.close()
+        return len(self.comm._vaults), self.comm.wait_for_snapshot()
 
     def holder(self) -> int:
         """The process that keeps this one's memory."""

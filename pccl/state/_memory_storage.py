@@ -143,7 +143,7 @@ class MemoryWriter(StorageWriter):
 
     def drop(self) -> None:
         """Drops what this process has of checkpoints, also at the holder. Without it a restarted process finds them."""
-        _vault(self._given, self._snapshots).keeper.close()
+        _vault(self._given, self._snapshots).drop()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.timeout(120)
 class Run:
     """Peers with a holder each, as on hosts of their own."""
 
-    def __init__(self, master: MasterProcess) -> None:
+    def __init__(self, master: MasterProcess, **options: Any) -> None:
+        self._options = options
         self._master = master
         self._run = uuid.uuid4().hex
         self.all: list[Performer] = []
@@ -28,7 +29,7 @@ class Run:
     def add(self, number: int | None = None) -> Performer:
         """A process on the host of this number; by default one of its own."""
         number = len(self.all) if number is None else number
-        options = {"copies": 1, "name": f"{self._run} {number}", "linger": 5}
+        options = {"copies": 1, "name": f"{self._run} {number}", "linger": 5, **self._options}
         self.all.append(Performer(SnapshotPeer, len(self.all), (self._master.address, options), QUIET))
         return self.all[-1]
 
@@ -38,9 +39,9 @@ class Run:
 
 
 @pytest.fixture
-def peers() -> Iterator[Run]:
+def peers(request) -> Iterator[Run]:
     with MasterProcess() as master:
-        made = Run(master)
+        made = Run(master, **getattr(request, "param", {}))
         try:
             yield made
         finally:
@@ -107,3 +108,26 @@ def test_more_losses_than_copies_are_an_error_on_all_alike(peers):
         lose(victim)
     (text,) = ask(four[3:], "restore", *ranks(1))
     assert text.startswith("the state is lost: of the snapshot of step 1 the parts of ranks")
+
+
+def test_votes_and_syncs_wait_for_a_snapshot_under_way(peers):
+    three = peers.begin([peers.add() for _ in range(3)])
+    assert ask(three, "votes", *((rank, 4) for rank in range(3))) == [[True] * 12] * 3
+    ask(three, "leave")
+
+
+def test_different_redundancy_is_an_error_on_all(peers):
+    three = peers.begin([peers.add() for _ in range(3)])
+    texts = ask(three, "differ", (1,), (1,), (2,))
+    assert all("the members give different copies or codes" in text for text in texts), texts
+    assert [f"copies={copies}" in text for copies, text in zip((1, 1, 2), texts, strict=True)] == [True] * 3
+    ask(three, "leave")
+
+
+@pytest.mark.parametrize("peers", [{"holder": False}], indirect=True)
+def test_a_peer_that_reconnects_has_its_snapshots_and_one_that_closes_has_none(peers):
+    two = peers.begin([peers.add() for _ in range(2)])
+    assert ask(two, "snapshot", *ranks(2, 3)) == [True] * 2
+    ask(two, "join_again", (2,), (2,))
+    assert ask(two, "restore", *ranks(2)) == [(3, True)] * 2
+    assert ask(two, "close") == [(0, False)] * 2

@@ -14,7 +14,7 @@ from pccl._errors import CallAgainError, PeerLostError, TooFewPeersError
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of
 from pccl.state._snapshots.config import Restored, Snapshots
 from pccl.state._snapshots.restore import DamagedError, StateLostError
-from pccl.state._snapshots.vault import Opened, vault_of, whole_slice
+from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -40,30 +40,38 @@ def snapshot(
     timeout: float | None,
 ) -> None:
     """Begins a snapshot; see Communicator.snapshot."""
-    vault = vault_of(comm, snapshots, _TOPIC, timeout)
-    members = _living(comm, timeout)
-    problem: Exception | None = None
+    vault, problem = _vault(comm, snapshots, timeout)
+    redundancy = vault.snapshots.redundancy
+    wanted = redundancy.data << 10 | redundancy.parity
+    sums = torch.tensor([wanted, wanted * wanted])
+    members = _living(comm, timeout, sums)
+    if len(members) * sums[1] != sums[0] * sums[0]:  # by Cauchy and Schwarz equal for equal numbers only
+        text = f"the members give different copies or codes, of which this one's are {vault.snapshots}"
+        raise ValueError(f"snapshot: {text}; pass the same Snapshots on all")
     tensors: dict[str, torch.Tensor] = {}
     known: ShardMap = {}
     try:
         tensors, known = _described(state, shards, part or str(comm.uuid))
     except (TypeError, ValueError) as error:
-        problem = error
-    vault.keeper.take(step, tensors, known, b"", members, members.index(comm.uuid), problem)
-    vault.keeper.fence()
+        problem = problem or error
+    job, thread = vault.begin(step, tensors, known, b"", members, members.index(comm.uuid), problem)
+    job.copied.wait()
     if problem is not None:
-        vault.keeper.settle()
+        thread.join()
         raise problem
 
 
 def wait(comm: Communicator) -> bool:
     """Waits for a snapshot under way; see Communicator.wait_for_snapshot."""
-    return vault_of(comm, None, _TOPIC).keeper.settle()
+    vault: Vault | None = comm._vaults.get(_TOPIC)
+    return vault is not None and vault.settle()
 
 
 def drop(comm: Communicator) -> None:
     """Drops all snapshots; see Communicator.drop_snapshots."""
-    vault_of(comm, None, _TOPIC).keeper.close()
+    vault: Vault | None = comm._vaults.get(_TOPIC)
+    if vault is not None:
+        vault.drop()
 
 
 def restore(
@@ -76,21 +84,23 @@ def restore(
     timeout: float | None,
 ) -> Restored | None:
     """Restores the newest snapshot; see Communicator.restore."""
-    vault = vault_of(comm, snapshots, _TOPIC, timeout)
-    problem: Exception | None = None
+    vault, problem = _vault(comm, snapshots, timeout)
     tensors: dict[str, torch.Tensor] = {}
     known: ShardMap = {}
     try:
         tensors, known = _described(state, shards, part or str(comm.uuid), written=True)
     except (TypeError, ValueError) as error:
-        problem = error
+        problem = problem or error
     for attempt in range(ATTEMPTS):
         try:
+            vault.settle(timeout)
             if attempt:
                 comm.update_topology(timeout=timeout)
-            members = _living(comm, timeout)
+            members = _living(comm, timeout, torch.zeros(2, dtype=torch.int64))
             opened = vault.open(members, members.index(comm.uuid), timeout)
             if opened is None:
+                if problem is not None:
+                    raise problem
                 return None
             opened.fill(tensors, known, problem)
             return Restored(opened.step, _parts(opened))
@@ -102,11 +112,19 @@ def restore(
     raise StateLostError(f"the state is lost: {ATTEMPTS} attempts to restore it have failed; see the log")
 
 
-def _living(comm: Any, timeout: float | None) -> tuple[UUID, ...]:
-    """The members, in the same order on all of them, whatever each has heard of losses."""
+def _vault(comm: Communicator, snapshots: Snapshots | None, timeout: float | None) -> tuple[Vault, Exception | None]:
+    """The vault, and what is wrong with `snapshots`: others hear of it, since they wait for this member."""
+    try:
+        return vault_of(comm, snapshots, _TOPIC, timeout), None
+    except ValueError as error:
+        return vault_of(comm, None, _TOPIC, timeout), error
+
+
+def _living(comm: Any, timeout: float | None, numbers: torch.Tensor) -> tuple[UUID, ...]:
+    """The members, in the same order on all of them, whatever each has heard of losses. `numbers` become the sums of theirs."""
     from pccl._communicator import roll
 
-    return tuple(sorted(roll(comm, torch.zeros(1, dtype=torch.int64), _TAG, timeout)))
+    return tuple(sorted(roll(comm, numbers, _TAG, timeout)))
 
 
 def _parts(opened: Opened) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import torch
 
+from pccl._calls import Deadline
+from pccl._errors import PCCLTimeoutError, Result
 from pccl._holder import HolderError
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice, part_of, shards_from, shards_tree, uncovered
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import Keeper, Layout, PieceName
+from pccl.state._snapshots.keeper import Job, Keeper, Layout, PieceName
 from pccl.state._snapshots.restore import DamagedError, Held, Source, StateLostError, carry_out, choose, plan, verify
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk
@@ -28,13 +33,27 @@ OPENINGS = 5
 """Attempts to open the pieces of a snapshot while holders end."""
 
 
+PAUSE_SECONDS = 0.005
+"""Before members ask each other again whether any of them takes a snapshot; doubled up to PAUSE_MOST_SECONDS."""
+
+PAUSE_MOST_SECONDS = 0.1
+
+
 class Vault:
-    """The snapshots of one kind that a process takes on a communicator. One thread at a time uses it."""
+    """The snapshots of one kind that a process takes on a communicator. Any thread may call its methods.
+
+    A snapshot and a restore exclude each other. Threads of different members may begin them in different orders, so a member that
+    waits for its own snapshot keeps no other member waiting: see `_reading`.
+    """
 
     def __init__(self, comm: Communicator, snapshots: Snapshots, name: str, topic: str, timeout: float | None = None) -> None:
         self.snapshots = snapshots
         self._comm = comm
         self._topic = topic
+        self._changed = threading.Condition()  # never held while others are waited for
+        self._restoring = False
+        self._thread: threading.Thread | None = None  # of the last snapshot
+        self._begun = 0  # snapshots
         self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
         # A restarted run that restores nothing counts as newer than what its predecessor has left.
         self.keeper.era = 1 + max((piece.era for piece in Stock(self.keeper).held), default=-1)
@@ -55,20 +74,113 @@ class Vault:
 
         SnapshotError, PeerLostError: it is not complete.
         """
-        job = self.keeper.take(step, tensors, shards, values, members, own, problem)
-        self.keeper.settle()
+        job, thread = self.begin(step, tensors, shards, values, members, own, problem)
+        thread.join()
         if problem is not None:
             raise problem
         if job.failure is not None:
             raise job.failure
+
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        shards: ShardMap,
+        values: bytes,
+        members: Sequence[UUID],
+        own: int,
+        problem: Exception | None = None,
+    ) -> tuple[Job, threading.Thread]:
+        """Begins a snapshot, after the one under way, and returns it with the thread that ends with it. See Keeper.take."""
+        while True:
+            self.settle()
+            with self._changed:
+                self._changed.wait_for(lambda: not self._restoring)
+                if not self._busy():
+                    job = self.keeper.take(step, tensors, shards, values, members, own, problem)
+                    thread = self.keeper._thread
+                    assert thread is not None
+                    self._thread = thread
+                    self._begun += 1
+                    return job, thread
+
+    def settle(self, timeout: float | None = None) -> bool:
+        """Waits for the end of a snapshot under way. Whether the last one is complete. PCCLTimeoutError: it goes on."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                text = "a snapshot is under way; repeat the call to wait on"
+                raise PCCLTimeoutError(Result.TIMED_OUT, "pcclSnapshot", text)
+        with self._changed:
+            return self.keeper.report.complete if self._busy() else self.keeper.settle()
+
+    def drop(self) -> None:
+        """Drops all that this process has kept, also at the holder."""
+        self.settle()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._restoring)
+            self.keeper.close()
+
+    def works_in(self, thread: threading.Thread) -> bool:
+        """Whether this thread takes a snapshot of it."""
+        return self._thread is thread
+
+    def release(self) -> bool:
+        """Frees the memory here, and leaves what the holder keeps. Whether it did: it does not during a restore.
+
+        The communicator is closed, so that a snapshot under way ends.
+        """
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+        with self._changed:
+            if self._restoring or self._busy():
+                return False
+            self.keeper.settle()
+            self.keeper.snapshots = []
+            self.keeper.abandon()
+            return True
+
+    def _busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @contextlib.contextmanager
+    def _reading(self, talk: Talk, timeout: float | None) -> Iterator[None]:
+        """Keeps snapshots of all members out. All call it. PCCLTimeoutError: one goes on."""
+        deadline = Deadline(timeout)
+        pause = PAUSE_SECONDS
+        while True:
+            with self._changed:
+                free = not self._busy() and not self._restoring
+                self._restoring = self._restoring or free
+            try:
+                if all(row[0] for row in talk.gather([int(free)])):
+                    with self._changed:
+                        self.keeper.settle()
+                    yield
+                    return
+            finally:
+                if free:
+                    with self._changed:
+                        self._restoring = False
+                        self._changed.notify_all()
+            # Its own snapshot may need this member, so nobody keeps snapshots out meanwhile.
+            if deadline.passed():
+                raise PCCLTimeoutError(Result.TIMED_OUT, "pcclRestore", "a member's snapshot is under way; call again")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSE_MOST_SECONDS)
 
     def open(self, members: Sequence[UUID], own: int, timeout: float | None = None) -> Opened | None:
         """The newest snapshot that the members can restore, the same for all; all of them call it. None: nobody holds one.
 
         StateLostError on all: more was lost than the redundancy bears. PeerLostError: a member was lost.
         """
-        self.keeper.settle()
         talk = Talk(self._comm, members, own, f"{self._topic} restore", timeout)
+        with self._reading(talk, timeout):
+            return self._open(talk, timeout)
+
+    def _open(self, talk: Talk, timeout: float | None) -> Opened | None:
         for _ in range(OPENINGS):
             stock = Stock(self.keeper)
             tree = {"era": self.keeper.era, "held": stock.infos, "layouts": stock.layouts, "damaged": sorted(self.damaged)}
@@ -88,15 +200,18 @@ class Vault:
                 self.keeper.abandon()
             if all(row[0] for row in talk.gather([int(pieces is not None)])):
                 assert pieces is not None
-                return Opened(self, talk, source, pieces)
+                return Opened(self, talk, source, pieces, timeout)
         raise StateLostError(f"the state is lost: {OPENINGS} attempts to open the pieces of a snapshot have failed; see the log")
 
 
 class Opened:
     """A snapshot that is about to be restored. All members make the same calls."""
 
-    def __init__(self, vault: Vault, talk: Talk, source: Source, pieces: Mapping[PieceName, Memory]) -> None:
-        self._vault, self._talk, self._source, self._pieces = vault, talk, source, pieces
+    def __init__(
+        self, vault: Vault, talk: Talk, source: Source, pieces: Mapping[PieceName, Memory], timeout: float | None
+    ) -> None:
+        self._vault, self._talk, self._source, self._pieces, self._timeout = vault, talk, source, pieces, timeout
+        self._begun = vault._begun
         self.step = source.order[1]
         self.slices: ShardMap = {name: one for shards in source.layout.maps for name, one in shards.items()}
         """Every tensor of the snapshot, with some member's part of it."""
@@ -113,15 +228,28 @@ class Opened:
         """What the first member whose values are there told beside its tensors."""
         slot = min(self._source.values)
         root = self._source.values[slot][0]
-        own = self._pieces[PieceName("values", slot)].bytes.numpy().tobytes() if root == self._talk.own else None
-        return self._talk.broadcast(root, own)
+        with self._vault._reading(self._talk, self._timeout):
+            self._require_current()
+            own = self._pieces[PieceName("values", slot)].bytes.numpy().tobytes() if root == self._talk.own else None
+            return self._talk.broadcast(root, own)
+
+    def _require_current(self) -> None:
+        """RuntimeError on all: the memory of the pieces may have other content since."""
+        if any(row[0] for row in self._talk.gather([int(self._begun != self._vault._begun)])):
+            raise RuntimeError("restore: another snapshot was taken since this one was opened; call it again")
 
     def fill(self, targets: Mapping[str, torch.Tensor], shards: ShardMap, problem: Exception | None = None) -> None:
         """Fills this member's tensors, of the shapes of `shards`.
 
         `problem` is raised, if given, and ValueError on the others; so it is on all if targets do not fit the snapshot, and
-        nothing is changed then. DamagedError on all, PeerLostError: the tensors have any content.
+        nothing is changed then. RuntimeError on all: a snapshot was taken since it was opened. DamagedError on all,
+        PeerLostError: the tensors have any content.
         """
+        with self._vault._reading(self._talk, self._timeout):
+            self._require_current()
+            self._fill(targets, shards, problem)
+
+    def _fill(self, targets: Mapping[str, torch.Tensor], shards: ShardMap, problem: Exception | None) -> None:
         tree = {"shards": shards_tree(shards), "problem": None if problem is None else str(problem)}
         told = [decode(one) for one in self._talk.gather_bytes(bytes(encode(tree)))]
         if problem is not None:
@@ -179,7 +307,8 @@ def vault_of(comm: Any, snapshots: Snapshots | None, topic: str, timeout: float 
     found: Vault | None = comm._vaults.get(topic)
     if found is None:
         wanted = snapshots or Snapshots()
-        found = comm._vaults[topic] = Vault(comm, wanted, wanted.name_of_run(",".join(map(str, comm._endpoints))), topic, timeout)
+        name = f"{wanted.name_of_run(','.join(map(str, comm._endpoints)))} group {comm._peer_group}"
+        found = comm._vaults[topic] = Vault(comm, wanted, name, topic, timeout)
     elif snapshots is not None and snapshots != found.snapshots:
         raise ValueError(f"this communicator has snapshots already, with {found.snapshots}; pass the same again, or nothing")
     return found

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from snapshot_world import Dead, FakeComm, World, run
 
 from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
+from pccl.state._snapshots.boxes import own_name
+from pccl.state._snapshots.vault import vault_of, whole_slice
 
 CONFIG = Snapshots(copies=1, holder=False)
 
@@ -22,7 +26,7 @@ class Comm(FakeComm):
 
     def __init__(self, world: World, own: int) -> None:
         super().__init__(world, own)
-        self.uuid, self._endpoints = self.own, ("test",)
+        self.uuid, self._endpoints, self._peer_group = self.own, ("test",), 0
         self._vaults: dict[str, Any] = {}
 
     def update_topology(self, timeout: float | None = None) -> None:
@@ -31,7 +35,11 @@ class Comm(FakeComm):
 
 @pytest.fixture(autouse=True)
 def _members_are_known(monkeypatch):
-    living = lambda comm, timeout: tuple(one for one in comm.world.ids if one not in comm.world.dead)  # noqa: E731
+    def living(comm: Comm, timeout: float | None, numbers: torch.Tensor) -> tuple[UUID, ...]:
+        found = tuple(one for one in comm.world.ids if one not in comm.world.dead)
+        numbers *= len(found)
+        return found
+
     monkeypatch.setattr(tensors, "_living", living)
 
 
@@ -227,3 +235,80 @@ def restored(config: Snapshots, _: int, comm: Comm) -> int:
     found = get(comm, target, shards=shards, snapshots=config)
     assert torch.equal(target["w"], rows(0, 1, 5)[0]["w"])
     return int(found.step)
+
+
+def test_before_the_first_snapshot_there_is_nothing_to_wait_for_or_to_drop():
+    _, comms = begin(2)
+    assert tensors.wait(comms[0]) is False
+    tensors.drop(comms[0])
+    config = Snapshots(copies=1, holder=False, every=7)
+    assert on_all(comms, lambda number, comm: take(comm, own_state(number), 1, snapshots=config)) == [True, True]
+
+
+def test_other_snapshots_on_one_member_than_before_fail_on_all():
+    _, comms = begin(2)
+    assert on_all(comms, lambda number, comm: take(comm, own_state(number), 1)) == [True, True]
+    other = [CONFIG, Snapshots(copies=1, holder=False, every=9)]
+    ends = on_all(comms, lambda number, comm: take(comm, own_state(number), 2, snapshots=other[number]))
+    assert ends[0] is False
+    assert "has snapshots already" in str(ends[1])
+    ends = on_all(comms, lambda number, comm: get(comm, own_state(number), snapshots=other[number]))
+    assert ["has snapshots already" in str(end) for end in ends] == [True, True]
+
+
+def test_peer_groups_of_one_master_have_names_of_their_own():
+    _, comms = begin(2)
+    comms[1]._peer_group = 1
+    names = [vault_of(comm, CONFIG, "tensors").keeper._name for comm in comms]
+    assert names[0] != names[1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_restore_and_a_snapshot_in_another_thread_exclude_each_other_in_whatever_order_members_begin_them(first):
+    _, comms = begin(2)
+    vaults = [vault_of(comm, CONFIG, "checkpoint") for comm in comms]
+    members = tuple(comms[0].world.ids)
+
+    def save(number: int, step: int) -> None:
+        state = {own_name(str(number), "x"): torch.full((9,), float(step))}
+        shards = {name: whole_slice(tensor) for name, tensor in state.items()}
+        vaults[number].take(step, state, shards, b"", members, number)
+
+    def load(number: int) -> int:
+        opened = vaults[number].open(members, number)
+        assert opened is not None
+        return opened.step
+
+    assert on_all(comms, lambda number, comm: save(number, 1)) == [None, None]
+    begun = threading.Barrier(2)
+
+    def later(work: Any, *arguments: Any) -> Any:
+        begun.wait()
+        return work(*arguments)
+
+    def at_once(work: Any, *arguments: Any) -> Any:
+        thread = threading.Timer(0.05, begun.wait)  # the call itself is under way then
+        thread.start()
+        return work(*arguments)
+
+    works = [
+        partial(at_once, load, first),
+        partial(later, save, first, 2),
+        partial(save, 1 - first, 2),
+        partial(load, 1 - first),
+    ]
+    ends = run(works)
+    assert (ends[1], ends[2]) == (None, None), ends
+    assert ends[0] == ends[3], ends
+    assert on_all(comms, lambda number, comm: load(number)) == [2, 2]
+
+
+def test_what_was_opened_before_a_snapshot_is_not_restored_after_it():
+    _, comms = begin(2)
+    take_all(comms, list(map(own_state, range(2))), 1)
+    members = tuple(comms[0].world.ids)
+    vaults = [comm._vaults["tensors"] for comm in comms]
+    opened = on_all(comms, lambda number, comm: vaults[number].open(members, number))
+    take_all(comms, list(map(own_state, range(2))), 2)
+    ends = on_all(comms, lambda number, comm: opened[number].fill({}, {}))
+    assert [str(end) for end in ends] == ["restore: another snapshot was taken since this one was opened; call it again"] * 2
