@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-import pickle
 from collections import ChainMap
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -35,8 +34,10 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from pccl.state._checkpoint import CheckpointError
+from pccl.state._memory_metadata import Content, decode_content, encode_content
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice, own_name
 from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import StateLostError
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
@@ -50,11 +51,11 @@ class _Orders(NamedTuple):
     content: bytes
 
 
-class _Content(NamedTuple):
-    """What every rank keeps beside its items."""
+class _Told(NamedTuple):
+    """What each rank tells the coordinator with its plan."""
 
-    checkpoint_id: str | None
-    metadata: Metadata
+    step: int
+    redundancy: Redundancy
 
 
 class MemoryWriter(StorageWriter):
@@ -94,22 +95,28 @@ class MemoryWriter(StorageWriter):
         self._rank = kwargs.get("rank", 0)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Tells the coordinator the number of the last checkpoint. ValueError: the planner caches plans."""
+        """Tells the coordinator the number of the last checkpoint, and the redundancy. ValueError: the planner caches plans."""
         _require_usable(plan)
-        return dataclasses.replace(plan, storage_data=self._vault.keeper.report.step)
+        told = _Told(self._vault.keeper.report.step, self._vault.snapshots.redundancy)
+        return dataclasses.replace(plan, storage_data=told)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Makes the metadata."""
+        """Makes the metadata. ValueError: the ranks give different copies or codes, or the metadata cannot be kept."""
         for plan in plans:
             _require_usable(plan)
+        wanted = [plan.storage_data.redundancy for plan in plans]
+        for rank, one in enumerate(wanted):
+            if one != wanted[0]:
+                text = f"(data, parity) is {tuple(wanted[0])} on rank 0 and {tuple(one)} on rank {rank}"
+                raise ValueError(f"MemoryWriter: ranks give different copies or codes: {text}; pass the same Snapshots on all")
         _, metadata = create_default_global_save_plan(plans)
         mappings = [plan.planner_data for plan in plans]
         if all(isinstance(one, Mapping) for one in mappings):
             metadata.planner_data = dict(ChainMap(*mappings))
         metadata.storage_data = {item.index: _name(rank, item.index) for rank, plan in enumerate(plans) for item in plan.items}
         self._metadata = metadata
-        step = 1 + max(plan.storage_data for plan in plans)
-        orders = _Orders(step, pickle.dumps(_Content(self._id, metadata)))
+        step = 1 + max(plan.storage_data.step for plan in plans)
+        orders = _Orders(step, encode_content(Content(self._id, metadata)))
         return [dataclasses.replace(plan, storage_data=orders) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -161,7 +168,9 @@ class MemoryReader(StorageReader):
     Images that the ranks together read as a whole are compared with the hash that they had. Errors arrive as torch's
     CheckpointException on all ranks, whose `failures` then have for each rank: StateLostError, more was lost than the redundancy
     bears or nothing was saved; CheckpointError, another checkpoint is in memory. The state is unchanged after these. After a
-    PeerLostError or any other error it has any content; `load` may be called again. Metadata is unpickled, as torch's own is.
+    PeerLostError or any other error it has any content; `load` may be called again. A save in another thread that is complete
+    while the checkpoint is read is RuntimeError. Metadata is read without pickle. Values that are not tensors are bytes that
+    torch has pickled; it unpickles them.
     """
 
     def __init__(self, snapshots: Snapshots | None = None, *, group: dist.ProcessGroup | None = None) -> None:
@@ -188,10 +197,17 @@ class MemoryReader(StorageReader):
 
     def _open(self) -> Metadata:
         group = _group(self._given)
-        self._opened = opened = _vault(group, self._snapshots).open(*_members(group), group._timeout)
+        problem: Exception | None = None
+        try:
+            vault = _vault(group, self._snapshots)
+        except ValueError as error:  # raised below, since the others wait for this rank
+            vault, problem = _vault(group, None), error
+        self._opened = opened = vault.open(*_members(group), group._timeout)
+        if problem is not None:
+            raise problem
         if opened is None:
             raise StateLostError("no rank has a checkpoint in memory")
-        content: _Content = pickle.loads(opened.values())
+        content = decode_content(opened.values())
         if self._id is not None and self._id != content.checkpoint_id:
             raise CheckpointError(f"checkpoint {self._id} is not in memory, where {content.checkpoint_id} is")
         self._names = content.metadata.storage_data

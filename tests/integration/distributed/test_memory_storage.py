@@ -135,3 +135,12 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(ranks
     ranks.group(two, 6)
     assert [one["step"].item() for one in ask(two, "load")] == [1, 1]
     ask(two, "leave")
+
+
+def test_ranks_that_give_different_copies_are_all_told(ranks):
+    two = [ranks.add() for _ in range(2)]
+    ranks.group(two, 5)
+    failures = ask(two, "save_with_copies_of_its_own")
+    assert failures[0] == failures[1]
+    text = "MemoryWriter: ranks give different copies or codes: (data, parity) is (1, 1) on rank 0 and (1, 2) on rank 1"
+    assert any(one == ("ValueError", f"{text}; pass the same Snapshots on all") for one in failures[0].values()), failures[0]
