@@ -144,3 +144,17 @@ def test_ranks_that_give_different_copies_are_all_told(ranks):
     assert failures[0] == failures[1]
     text = "MemoryWriter: ranks give different copies or codes: (data, parity) is (1, 1) on rank 0 and (1, 2) on rank 1"
     assert any(one == ("ValueError", f"{text}; pass the same Snapshots on all") for one in failures[0].values()), failures[0]
+
+
+def test_a_save_in_a_thread_is_complete_though_others_load_meanwhile(ranks):
+    three = [ranks.add() for _ in range(3)]
+    ranks.group(three, 5)
+    assert ask(three, "save", 1) == [None] * 3
+    for number in (2, 3):
+        told = ask(three, "save_beside_loads", number)
+        assert [last for _, last in told] == [number] * 3
+        assert told[1] == told[2] == told[0]
+        for one in told[0][0]:
+            texts = one if isinstance(one, list) else []
+            assert one in (number - 1, number) or all("another snapshot was taken" in text for _, text in texts), told
+    ask(three, "leave")
