@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -312,3 +313,41 @@ def test_what_was_opened_before_a_snapshot_is_not_restored_after_it():
     take_all(comms, list(map(own_state, range(2))), 2)
     ends = on_all(comms, lambda number, comm: opened[number].fill({}, {}))
     assert [str(end) for end in ends] == ["restore: another snapshot was taken since this one was opened; call it again"] * 2
+
+
+def test_a_snapshot_ends_only_when_it_is_complete_though_another_thread_has_begun_to_restore(monkeypatch):
+    _, comms = begin(2)
+    vaults = [vault_of(comm, CONFIG, "checkpoint") for comm in comms]
+    members = tuple(comms[0].world.ids)
+    begun, ended, joined = threading.Event(), threading.Event(), threading.Event()
+    take = vaults[0].keeper.take
+
+    def slowly(*given: Any) -> Any:
+        job = take(*given)
+        begun.set()
+        time.sleep(0.2)  # until the other thread is in `open`
+        return job
+
+    monkeypatch.setattr(vaults[0].keeper, "take", slowly)
+
+    def save(number: int) -> bool:
+        tensors = {own_name(str(number), "x"): torch.full((9,), 1.0)}
+        if number == 1:
+            begun.wait()
+            early = ended.wait(0.5)
+            joined.set()
+        vaults[number].take(1, tensors, {name: whole_slice(one) for name, one in tensors.items()}, b"", members, number)
+        if number == 0:
+            ended.set()
+            early = not joined.is_set()
+        return early
+
+    def load(number: int) -> int:
+        (begun if number == 0 else joined).wait()
+        opened = vaults[number].open(members, number)
+        return -1 if opened is None else opened.step
+
+    ends = run([partial(save, 0), partial(save, 1), partial(load, 0), partial(load, 1)])
+    assert ends[:2] == [False, False], ends
+    assert ends[2] == ends[3], ends
+    assert on_all(comms, lambda number, comm: vaults[number].open(members, number).step) == [1, 1]
