@@ -158,10 +158,10 @@ class Connection:
                 self.close()
                 for vault in kept.values():
                     vault.settle()
-            finally:
+            finally:  # after Ctrl-C too, `connect` goes on with the fresh one
                 self._vaults = kept
-            self._adopt(fresh, self._ip)
-            self._connected = False
+                self._adopt(fresh, self._ip)
+                self._connected = False
         self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master)
 
     def close(self) -> None:
