@@ -168,6 +168,16 @@ class JoinError(PCCLError, RuntimeError):
         super().__init__(Result.MASTER_CONNECTION_FAILED, func_name, detail)
 
 
+class StateLostError(PCCLError, RuntimeError):
+    """More members were lost than the redundancy of snapshots bears, so no state can be restored. The text names what is missing.
+
+    All members get it alike. `pccl.state.StateLostError` and `pccl.distributed.StateLostError` are the same class.
+    """
+
+    def __init__(self, detail: str, func_name: str = "restore") -> None:
+        super().__init__(Result.NO_SHARED_STATE_AVAILABLE, func_name, detail)
+
+
 class CallAgainError(PCCLError):
     """The vote or the round ended without a result on all peers alike, and nothing changed."""
 

@@ -33,6 +33,7 @@ PUBLIC = {
         "PCCLTimeoutError",
         "PeerLostError",
         "Result",
+        "StateLostError",
         "SystemRefusedError",
         "TooFewPeersError",
         "UsageError",

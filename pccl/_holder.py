@@ -201,8 +201,8 @@ class Holder:
 
 def _start(name: str, linger: float) -> subprocess.Popen[bytes]:
     """In a session of its own, so that no signal for the group of its starter, or for its terminal, reaches it."""
-    code = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from pccl._holder import main; main()"
-    command = [sys.executable, "-c", code, repr(sys.path), name, repr(linger)]
+    code = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from pccl._holder import main; main()"
+    command = [sys.executable, "-c", code, json.dumps(sys.path), name, repr(linger)]
     devnull = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True, cwd="/")
 

@@ -12,7 +12,7 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
-from pccl._errors import JoinError
+from pccl._errors import JoinError, StateLostError
 from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, is_joining, keys, masters
@@ -22,7 +22,7 @@ from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, Pe
 from pccl.distributed._group import Options, ProcessGroup
 from pccl.distributed._join import join
 from pccl.distributed._supervise import supervise
-from pccl.state import Snapshots, StateLostError
+from pccl.state import Snapshots
 
 __all__ = [
     "BootstrapError",

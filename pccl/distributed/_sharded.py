@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from pccl._communicator import Communicator, roll
-from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
+from pccl._errors import CallAgainError, JoinError, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import ProcessGroup
@@ -31,18 +31,7 @@ from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
 from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, Report, Snapshot, host_name
 from pccl.state._snapshots.placement import Redundancy
-from pccl.state._snapshots.restore import (
-    DamagedError,
-    Held,
-    Source,
-    StateLostError,
-    carry_out,
-    choose,
-    misfit,
-    plan,
-    require_whole,
-    verify,
-)
+from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, misfit, plan, require_whole, verify
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk
 

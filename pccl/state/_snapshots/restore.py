@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pccl._collectives import CollectiveOp
-from pccl._errors import PeerLostError
+from pccl._errors import PeerLostError, StateLostError
 from pccl.state._snapshots.boxes import (
     ALIGN,
     Box,
@@ -29,10 +29,6 @@ from pccl.state._snapshots.images import Sum, hash_slice, runs
 from pccl.state._snapshots.keeper import CHUNK_BYTES, IN_FLIGHT, Layout, Order, PieceName
 from pccl.state._snapshots.placement import lost_members
 from pccl.state._snapshots.talk import Talk
-
-
-class StateLostError(RuntimeError):
-    """More members were lost than the redundancy of snapshots bears: no state can be restored. The text names what is missing."""
 
 
 class DamagedError(RuntimeError):

@@ -10,10 +10,10 @@ from uuid import UUID
 import numpy as np
 import torch
 
-from pccl._errors import CallAgainError, PeerLostError, TooFewPeersError
+from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of
 from pccl.state._snapshots.config import Restored, Snapshots
-from pccl.state._snapshots.restore import DamagedError, StateLostError
+from pccl.state._snapshots.restore import DamagedError
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
 if TYPE_CHECKING:

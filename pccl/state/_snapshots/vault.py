@@ -13,13 +13,13 @@ from uuid import UUID
 import torch
 
 from pccl._calls import Deadline
-from pccl._errors import PCCLTimeoutError, Result
+from pccl._errors import PCCLTimeoutError, Result, StateLostError
 from pccl._holder import HolderError
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice, part_of, shards_from, shards_tree, uncovered
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory
 from pccl.state._snapshots.keeper import Job, Keeper, Layout, PieceName
-from pccl.state._snapshots.restore import DamagedError, Held, Source, StateLostError, carry_out, choose, plan, verify
+from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, plan, verify
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk
 from pccl.state._tree import decode, encode
