@@ -131,6 +131,10 @@ class SnapshotError(RuntimeError):
     """A snapshot was not taken; the one before it stays. The text says why."""
 
 
+class _SpoiledError(SnapshotError):
+    """Another member has failed."""
+
+
 @dataclass
 class Report:
     """What a member's last snapshot has cost, in bytes and seconds."""
@@ -303,14 +307,14 @@ class Keeper:
             problem = problem or error
         own_sum = snapshot.sums.get(job.own, Sum(0, 0)).signed()
         try:
-            rows = job.talk.gather([int(problem is None), *own_sum])
+            rows = job.talk.gather([0 if problem is None else 1 if isinstance(problem, _SpoiledError) else 2, *own_sum])
         except UsageError:  # this process has left the run
             raise problem or RuntimeError("the communicator was closed") from problem
-        if problem is not None:
+        if problem is not None and not isinstance(problem, _SpoiledError):
             raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
-        failed = [member for member, row in enumerate(rows) if not row[0]]
-        if failed:
-            raise SnapshotError(f"member {failed[0]} could not store its part: see its log")
+        failed = max(range(len(rows)), key=lambda member: rows[member][0])  # the cause before what follows from it
+        if rows[failed][0]:
+            raise SnapshotError(f"member {failed} could not store its part: see its log") from problem
         for member, (_, low, high) in enumerate(rows):
             snapshot.sums[member] = Sum.of_signed(low, high)
         snapshot.complete = True
@@ -667,7 +671,7 @@ class _Spread:
             if (stripe, row) not in spoiled:
                 self._snapshot.pieces[PieceName("parity", stripe, row)] = memory
         if spoiled and self._failure is None:
-            self._fail(SnapshotError("another member could not send its part: see its log"))
+            self._fail(_SpoiledError("another member could not send its part: see its log"))
 
     def _parity(
         self, key: tuple[int, int], memories: dict[tuple[int, int], Memory], spoiled: set[tuple[int, int]]
