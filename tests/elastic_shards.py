@@ -15,6 +15,7 @@ import torch
 import torch._dynamo  # the first optimizer imports it: here once, and not for seconds in each process
 import torch.distributed as dist
 from performers import PATIENCE, Performer, preload
+from sharded_trainers import Team
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -139,28 +140,12 @@ class Member:
         dist.destroy_process_group()
 
 
-class Job:
+class Job(Team):
     """Members, and what tests tell all of them."""
 
     def __init__(self, **snapshots: Any) -> None:
+        super().__init__()
         self._snapshots = snapshots
-        self.members: list[Performer] = []
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for member in self.members:
-            member.kill()
-
-    def start(self, size: int) -> list[Performer]:
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        made = [self.add() for _ in range(size)]
-        for rank, member in enumerate(made):
-            member.tell("start", self._store.port, rank, size)
-        for member in made:
-            member.answer()
-        return made
 
     def add(self) -> Performer:
         self.members.append(Performer(Member, len(self.members), (self._snapshots,), QUIET, Path("/dev/null")))
@@ -170,10 +155,3 @@ class Job:
         made = self.add()
         made.ask("join", *where)
         return made
-
-
-def ask(members: list[Performer], method: str, *arguments: Any) -> list[Any]:
-    """Tells all of them something; gives their answers."""
-    for member in members:
-        member.tell(method, *arguments)
-    return [member.answer() for member in members]

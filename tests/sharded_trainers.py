@@ -7,7 +7,7 @@ import signal
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 import torch
@@ -221,36 +221,46 @@ class Member:
         dist.destroy_process_group()
 
 
-class Job:
-    """Members, and what tests tell all of them."""
+class Team:
+    """Members that torch's store brings together; `add` makes the process of one, and puts it into `members`."""
 
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._store: Any = None
         self.members: list[Performer] = []
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         for member in self.members:
             member.kill()
 
+    def add(self) -> Performer:
+        raise NotImplementedError
+
     def start(self, size: int) -> list[Performer]:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        made = [self._add() for _ in range(size)]
+        made = [self.add() for _ in range(size)]
         for rank, member in enumerate(made):
             member.tell("start", self._store.port, rank, size)
         for member in made:
             member.answer()
         return made
 
+
+class Job(Team):
+    """Members, and what tests tell all of them."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self._kind = kind
+
     def join(self, at: Performer) -> Performer:
-        made = self._add()
+        made = self.add()
         made.ask("join", *at.ask("run"))
         return made
 
-    def _add(self) -> Performer:
+    def add(self) -> Performer:
         self.members.append(Performer(Member, len(self.members), (self._kind,), {"PCCL_LOG_LEVEL": "ERR"}))
         return self.members[-1]
 

@@ -31,14 +31,22 @@ from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
 from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, Report, Snapshot, host_name
 from pccl.state._snapshots.placement import Redundancy
-from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, misfit, plan, require_whole, verify
+from pccl.state._snapshots.restore import (
+    ATTEMPTS,
+    DamagedError,
+    Held,
+    Source,
+    carry_out,
+    choose,
+    misfit,
+    plan,
+    require_whole,
+    verify,
+)
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk
 
 _log = logging.getLogger("pccl.distributed")
-
-ATTEMPTS = 20
-"""To restore a state, while members die."""
 
 _ROLL = digest("Elastic.sync of a sharded model")
 
@@ -364,7 +372,7 @@ class Sharded:
             _settings(self._snapshots),
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
-        all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told))))]
+        all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told, stock))))]
         newest = max(one.revision for one in all_told)
         ranks = next((one.members for one in all_told if one.revision == newest and one.members), ())
         leaving = tuple(one for one, other in zip(here, all_told, strict=True) if other.leaves)
@@ -606,19 +614,15 @@ class _Live(NamedTuple):
     values: bytes
 
 
-def _tree_of(told: Told) -> dict[str, Any]:
-    held = [[*one[:4], list(one.piece), {str(slot): list(total) for slot, total in one.sums.items()}] for one in told.held]
+def _tree_of(told: Told, stock: Stock) -> dict[str, Any]:
     shards = None if told.shards is None else shards_tree(told.shards)
-    return {**told._asdict(), "members": list(told.members), "held": held, "shards": shards}
+    return {**told._asdict(), "members": list(told.members), "held": stock.infos, "shards": shards}
 
 
 def _told_of(tree: Any) -> Told:
     """ValueError: another member has told something malformed."""
     try:
-        held = [
-            Held(id_, era, step, layout, PieceName(*piece), {int(slot): Sum(*total) for slot, total in sums.items()})
-            for id_, era, step, layout, piece, sums in tree["held"]
-        ]
+        held = [Held.of(info) for info in tree["held"]]
         shards = None if tree["shards"] is None else shards_from(tree["shards"])
         known = {**tree, "members": tuple(tree["members"]), "version": tuple(tree["version"]), "held": held, "shards": shards}
         return Told(**known)

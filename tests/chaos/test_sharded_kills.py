@@ -43,9 +43,9 @@ pytestmark = pytest.mark.timeout(120 + 30 * ROUNDS)
 class Trial:
     """A training, and what its members are known to have reached."""
 
-    def __init__(self, job: Job, dice: random.Random) -> None:
+    def __init__(self, job: Job, chances: random.Random) -> None:
         self.job = job
-        self.dice = dice
+        self.chances = chances
         self.step: dict[int, int] = {}
         """The last step that each member has begun."""
         self.complete: dict[int, int] = {}
@@ -89,7 +89,7 @@ class Trial:
             time.sleep(0.01)
 
     def any_member(self) -> int:
-        return self.dice.choice(sorted(self.job.members))
+        return self.chances.choice(sorted(self.job.members))
 
     def kill(self, number: int) -> None:
         self.kills += 1
@@ -101,7 +101,7 @@ class Trial:
 
     def wait_for_death(self, number: int) -> None:
         """Of one that is armed; after a while it is killed."""
-        end = time.monotonic() + self.dice.uniform(1, 3)
+        end = time.monotonic() + self.chances.uniform(1, 3)
         while time.monotonic() < end and self.job.members[number]._process.is_alive():
             self.hear()
             time.sleep(0.005)
@@ -118,12 +118,12 @@ class Trial:
             assert self.lost_now == 0
 
     def _round(self, way: str) -> None:
-        time.sleep(self.dice.uniform(0, 0.4))
+        time.sleep(self.chances.uniform(0, 0.4))
         victim = self.any_member()
         if way == "at any time":
             self.kill(victim)
         elif way == "in a snapshot":
-            self.job.arm(victim, "snapshot", self.dice.randrange(14))
+            self.job.arm(victim, "snapshot", self.chances.randrange(14))
             self.wait_for_death(victim)
         elif way == "leaves":
             self.job.members[victim].signal(signal.SIGTERM)
@@ -131,8 +131,8 @@ class Trial:
             self.job.members.pop(victim).answer()
             return
         elif way.startswith("while"):
-            leaver = victim if "it" in way else self.dice.choice(sorted(self.job.members.keys() - {victim}))
-            self.job.arm(victim, "restore", self.dice.randrange(24))
+            leaver = victim if "it" in way else self.chances.choice(sorted(self.job.members.keys() - {victim}))
+            self.job.arm(victim, "restore", self.chances.randrange(24))
             self.job.members[leaver].signal(signal.SIGTERM)
             if leaver != victim:
                 self.job.members.pop(leaver).answer()
@@ -140,34 +140,34 @@ class Trial:
             self.wait_for_death(victim)
         elif way == "in the snapshot after a join":
             self.join()
-            self.job.arm(victim, "snapshot", 5 + self.dice.randrange(9))
+            self.job.arm(victim, "snapshot", 5 + self.chances.randrange(9))
             self.wait_for_death(victim)
             return
         elif way == "holder":
             assert kill_process(b"pccl._holder", self.job.name.encode()) == self.job.has_holder
-            time.sleep(self.dice.uniform(0, 0.2))
+            time.sleep(self.chances.uniform(0, 0.2))
             self.kill(victim)
         elif way == "in a restore":
-            other = self.dice.choice(sorted(self.job.members.keys() - {victim}))
-            self.job.arm(victim, "restore", self.dice.randrange(24))
+            other = self.chances.choice(sorted(self.job.members.keys() - {victim}))
+            self.job.arm(victim, "restore", self.chances.randrange(24))
             self.kill(other)
             self.wait_for_death(victim)
             self.join()
         elif way == "in a join":
-            self.job.arm(victim, "restore", self.dice.randrange(24))
+            self.job.arm(victim, "restore", self.chances.randrange(24))
             self.join()
             self.wait_for_death(victim)
             return
         elif way == "newcomer in its join":
-            self.join(f"restore {self.dice.randrange(24)}")
+            self.join(f"restore {self.chances.randrange(24)}")
             self.wait_for_death(max(self.job.members))
             return
         else:
             self.job.members[victim].signal(signal.SIGSTOP)
-            time.sleep(self.dice.uniform(0.1, 0.8))
+            time.sleep(self.chances.uniform(0.1, 0.8))
             self.job.members[victim].signal(signal.SIGCONT)
             self.kill(self.any_member())
-        time.sleep(self.dice.uniform(0, 0.3))
+        time.sleep(self.chances.uniform(0, 0.3))
         self.join()
 
 
@@ -188,10 +188,10 @@ TWO_LOSSES = {"copies": {"copies": 2, "holder": False}, "code": {"code": (2, 2),
 
 @pytest.mark.parametrize("redundancy", TWO_LOSSES.values(), ids=TWO_LOSSES)
 def test_members_are_killed_and_others_join(tmp_path, redundancy):
-    dice = random.Random(f"{SEED} {redundancy}")
+    chances = random.Random(f"{SEED} {redundancy}")
     name = f"test-{os.getpid()}-kills"
     with Job(tmp_path, every=EVERY, name=name, **redundancy) as job:
-        trial = Trial(job, dice)
+        trial = Trial(job, chances)
         job.start(SIZE)
         trial.settled = dict.fromkeys(job.members, (SIZE, 0))  # the first change has nothing before it
         end = time.monotonic() + PATIENCE
@@ -200,7 +200,7 @@ def test_members_are_killed_and_others_join(tmp_path, redundancy):
             trial.hear()
             trial.settled = dict.fromkeys(job.members, (SIZE, 0))
             time.sleep(0.01)
-        order = dice.sample(WAYS, len(WAYS))
+        order = chances.sample(WAYS, len(WAYS))
         ways = [order[number % len(WAYS)] for number in range(ROUNDS)]
         trial.wait_for_all()
         for number, way in enumerate(ways):

@@ -170,6 +170,8 @@ class Job:
     copied: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
     """Why it is not complete, when it has ended."""
+    thread: threading.Thread = field(init=False)
+    """Ends with the snapshot."""
 
 
 class Keeper:
@@ -194,7 +196,6 @@ class Keeper:
         self._spare: list[Memory] = []
         self._holder: Holder | None = None
         self._job: Job | None = None
-        self._thread: threading.Thread | None = None
         self._warned: set[str] = set()
 
     # ---- the program's side ----
@@ -219,9 +220,9 @@ class Keeper:
         talk = Talk(self._comm, members, own, self._topic, self._timeout, background=True)
         self.report = Report(step=step)
         job = Job(step, self.era, tensors, shards, values, members, own, talk, self.report, problem)
+        job.thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
         self._job = job
-        self._thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
-        self._thread.start()
+        job.thread.start()
         return job
 
     def fence(self) -> None:
@@ -231,10 +232,10 @@ class Keeper:
 
     def settle(self) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete. What went wrong is logged once."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
-        job, self._job = self._job, None
+        job = self._job
+        if job is not None:
+            job.thread.join()
+        self._job = None
         if job is not None and job.failure is not None and not isinstance(job.failure, PeerLostError):
             self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
         return self.report.complete

@@ -30,6 +30,9 @@ from pccl.state._snapshots.keeper import CHUNK_BYTES, IN_FLIGHT, Layout, Order, 
 from pccl.state._snapshots.placement import lost_members
 from pccl.state._snapshots.talk import Talk
 
+ATTEMPTS = 20
+"""To restore a state, while members die."""
+
 
 class DamagedError(RuntimeError):
     """What was restored has another hash than the snapshot."""

@@ -13,14 +13,11 @@ import torch
 from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of
 from pccl.state._snapshots.config import Restored, Snapshots
-from pccl.state._snapshots.restore import DamagedError
+from pccl.state._snapshots.restore import ATTEMPTS, DamagedError
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
-
-ATTEMPTS = 20
-"""To restore a state, while members die."""
 
 _TOPIC = "tensors"
 _TAG = int.from_bytes(hashlib.blake2b(b"Communicator.snapshot", digest_size=8).digest(), "little")
@@ -54,10 +51,10 @@ def snapshot(
         tensors, known = _described(state, shards, part or str(comm.uuid))
     except (TypeError, ValueError) as error:
         problem = problem or error
-    job, thread = vault.begin(step, tensors, known, b"", members, members.index(comm.uuid), problem)
+    job = vault.begin(step, tensors, known, b"", members, members.index(comm.uuid), problem)
     job.copied.wait()
     if problem is not None:
-        thread.join()
+        job.thread.join()
         raise problem
 
 

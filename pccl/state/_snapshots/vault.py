@@ -52,7 +52,7 @@ class Vault:
         self._topic = topic
         self._changed = threading.Condition()  # never held while others are waited for
         self._restoring = False
-        self._thread: threading.Thread | None = None  # of the last snapshot
+        self._job: Job | None = None  # the last snapshot
         self._begun = 0  # snapshots
         self.keeper = Keeper(comm, snapshots, f"{name} {topic}", topic=topic, timeout=timeout)
         # A restarted run that restores nothing counts as newer than what its predecessor has left.
@@ -74,8 +74,8 @@ class Vault:
 
         SnapshotError, PeerLostError: it is not complete.
         """
-        job, thread = self.begin(step, tensors, shards, values, members, own, problem)
-        thread.join()
+        job = self.begin(step, tensors, shards, values, members, own, problem)
+        job.thread.join()
         if problem is not None:
             raise problem
         if job.failure is not None:
@@ -90,26 +90,23 @@ class Vault:
         members: Sequence[UUID],
         own: int,
         problem: Exception | None = None,
-    ) -> tuple[Job, threading.Thread]:
-        """Begins a snapshot, after the one under way, and returns it with the thread that ends with it. See Keeper.take."""
+    ) -> Job:
+        """Begins a snapshot, after the one under way. See Keeper.take."""
         while True:
             self.settle()
             with self._changed:
                 self._changed.wait_for(lambda: not self._restoring)
                 if not self._busy():
-                    job = self.keeper.take(step, tensors, shards, values, members, own, problem)
-                    thread = self.keeper._thread
-                    assert thread is not None
-                    self._thread = thread
+                    self._job = job = self.keeper.take(step, tensors, shards, values, members, own, problem)
                     self._begun += 1
-                    return job, thread
+                    return job
 
     def settle(self, timeout: float | None = None) -> bool:
         """Waits for the end of a snapshot under way. Whether the last one is complete. PCCLTimeoutError: it goes on."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-            if thread.is_alive():
+        job = self._job
+        if job is not None:
+            job.thread.join(timeout)
+            if job.thread.is_alive():
                 text = "a snapshot is under way; repeat the call to wait on"
                 raise PCCLTimeoutError(Result.TIMED_OUT, "pcclSnapshot", text)
         with self._changed:
@@ -124,16 +121,16 @@ class Vault:
 
     def works_in(self, thread: threading.Thread) -> bool:
         """Whether this thread takes a snapshot of it."""
-        return self._thread is thread
+        return self._job is not None and self._job.thread is thread
 
     def release(self) -> bool:
         """Frees the memory here, and leaves what the holder keeps. Whether it did: it does not during a restore.
 
         The communicator is closed, so that a snapshot under way ends.
         """
-        thread = self._thread
-        if thread is not None:
-            thread.join()
+        job = self._job
+        if job is not None:
+            job.thread.join()
         with self._changed:
             if self._restoring or self._busy():
                 return False
@@ -143,7 +140,7 @@ class Vault:
             return True
 
     def _busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._job is not None and self._job.thread.is_alive()
 
     @contextlib.contextmanager
     def _reading(self, talk: Talk, timeout: float | None) -> Iterator[None]:
@@ -165,7 +162,7 @@ class Vault:
                     with self._changed:
                         self._restoring = False
                         self._changed.notify_all()
-            # Its own snapshot may need this member, so nobody keeps snapshots out meanwhile.
+            # Another member's snapshot may need this one, so nobody keeps snapshots out meanwhile.
             if deadline.passed():
                 raise PCCLTimeoutError(Result.TIMED_OUT, "pcclRestore", "a member's snapshot is under way; call again")
             time.sleep(pause)

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 import torch
-from elastic_shards import Job, ask
+from elastic_shards import Job
+from sharded_trainers import ask
 
 EVERY = 4
 
