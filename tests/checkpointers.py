@@ -152,6 +152,10 @@ class Checkpointer:
         holder: Any = self.writer._vault.keeper.holder(start=False)
         return int.from_bytes(holder._end.getsockopt(1, 17, 4), "little")
 
+    def end_group(self) -> None:
+        """This process is in no group until `start`."""
+        dist.destroy_process_group()
+
     def leave(self) -> None:
         self.writer.drop()
         dist.destroy_process_group()

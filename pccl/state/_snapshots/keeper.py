@@ -51,6 +51,9 @@ CHUNK_BYTES = 4 << 20
 IN_FLIGHT = 3
 """Messages of one member in one direction: as many hide the time of the master's answer."""
 
+_released: dict[str, Holder] = {}
+"""By name of the run: connections of communicators that were closed. While this process lives, the holder keeps its memory."""
+
 Order = tuple[int, int]
 """Era and step of a snapshot: the greater, the newer. An era ends when a state is restored."""
 
@@ -257,6 +260,17 @@ class Keeper:
             self._holder.close()
             self._holder = None
 
+    def release(self) -> None:
+        """Frees the memory here. The connection to the holder stays open: the next communicator may take any time to come."""
+        self.snapshots = []
+        self._spare.clear()
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            earlier = _released.pop(self._name, None)
+            _released[self._name] = holder
+            if earlier is not None:
+                earlier.close()
+
     # ---- the thread ----
 
     def _run(self, job: Job, pending: tuple[torch.Event, int] | None) -> None:
@@ -430,6 +444,9 @@ class Keeper:
             except HolderError:
                 if start:
                     raise
+            released = _released.pop(self._name, None)  # after the new connection: one of both is open all the time
+            if released is not None:
+                released.close()
         return self._holder
 
     def _keep_at_holder(self, snapshot: Snapshot) -> None:

@@ -135,8 +135,7 @@ class Vault:
             if self._restoring or self._busy():
                 return False
             self.keeper.settle()
-            self.keeper.snapshots = []
-            self.keeper.abandon()
+            self.keeper.release()
             return True
 
     def _busy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ class Ranks:
     """Processes with a holder each, as on hosts of their own."""
 
     def __init__(self, **snapshots: Any) -> None:
-        self._snapshots = {**snapshots, "linger": 5}
+        self._snapshots = {"linger": 5, **snapshots}
         self._run = uuid.uuid4().hex
         self.all: list[Performer] = []
 
@@ -97,6 +98,23 @@ def test_a_checkpoint_of_four_is_read_by_three_and_by_four_after_the_loss_of_a_h
     ranks.group(again, 7)
     loaded = ask(again, "load")
     all_same(loaded, expected)
+    ask(again, "leave")
+
+
+@pytest.mark.parametrize("ranks", [{"copies": 1, "linger": 0.1}], indirect=True)
+def test_memory_is_kept_while_its_process_lives_however_long_the_next_group_takes(ranks):
+    three = [ranks.add() for _ in range(3)]
+    ranks.group(three, 5)
+    assert ask(three, "save", 1) == [None] * 3
+    holders = ask(three, "holder")
+    lose(three[1])
+    two = [three[0], three[2]]
+    ask(two, "end_group")
+    time.sleep(1.5)  # a holder that nobody needs ends within 0.6 s
+    assert all(Path(f"/proc/{holder}").exists() for holder in (holders[0], holders[2]))
+    again = [two[0], ranks.add(), two[1]]
+    ranks.group(again, 6)
+    assert [one["step"].item() for one in ask(again, "load")] == [1] * 3
     ask(again, "leave")
 
 
