@@ -1,0 +1,301 @@
+"""`pccl doctor`: what on this machine, or between it and a run, will stop pccl or slow it down, and what to do."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import importlib.metadata
+import json
+import os
+import resource
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+import pccl
+from pccl._address import parse_endpoint
+from pccl._credentials import VARIABLES
+from pccl._errors import ConnectError, PCCLError
+from pccl._loader import load_native_module
+from pccl._reports import Diagnosis
+from pccl.cli import info, top
+
+_ffi, _C = load_native_module()
+
+DIAL_SECONDS = 3.0
+"""For a connection to a member: longer than a lost first packet of a connection takes to be sent again."""
+
+DIALS_AT_ONCE = 64
+
+DESCRIPTORS = 4096
+"""What a run of 1,024 members needs (docs/operations.md#ports)."""
+
+FIRST_PEER_PORT = 48149
+
+WINDOW_BYTES = 4 << 20
+"""Of one connection: with it, 64 of them fill 10 Gbit/s over 200 ms."""
+
+STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+class Finding(NamedTuple):
+    """What a check has found: `verdict` is "ok", "warning" or "problem"; `advice` is empty for "ok"."""
+
+    check: str
+    verdict: str
+    seen: str
+    advice: str = ""
+
+
+class Access(NamedTuple):
+    """How a run is reached."""
+
+    masters: str | None
+    keys: str | None
+    cert: str | None
+    key: str | None
+    ca: str | None
+    insecure: bool
+
+    @property
+    def credentials(self) -> bytes | None:
+        """As the core takes them."""
+        return top.options(self.keys, self.cert, self.key, self.ca)
+
+
+@click.command("doctor", short_help="Find what on this machine stops pccl or slows it down.")
+@click.option("--master", "address", metavar=top.MASTERS, help="also check the way to this run, and to each of its members")
+@top.credential_options()
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def command(
+    address: str | None, keys: str | None, cert: str | None, key: str | None, ca: str | None, insecure: bool, as_json: bool
+) -> None:
+    """Check this machine: the build, settings, keys, ports, limits, clock and network, and say what to do.
+
+    With --master it also asks the master and dials each member of the run, as a newcomer on this machine would. Exit status: 1
+    if there is a problem, 0 if there is none; warnings do not count.
+    """
+    if address is not None:
+        top.Masters(address)  # a wrong list ends the command here
+    access = Access(address, keys, cert, key, ca, insecure)
+    findings = [finding for check in CHECKS for finding in check(access)]
+    if as_json:
+        click.echo(json.dumps([finding._asdict() for finding in findings], indent=2))
+    else:
+        top.standard_output().print(_table(findings))
+    if any(finding.verdict == "problem" for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, header_style="bold")
+    table.add_column("check", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("seen, and what to do", overflow="fold")
+    for finding in findings:
+        text = Text(finding.seen)
+        if finding.advice:
+            text.append(f"\n{finding.advice}", "bold")
+        table.add_row(finding.check, Text(finding.verdict, STYLES[finding.verdict]), text)
+    return table
+
+
+def _build(_access: Access) -> Iterator[Finding]:
+    if _C.pccl_ext_has_tls():
+        yield Finding("build", "ok", f"pccl {pccl.__version__}, with encryption")
+    else:
+        advice = "install libssl-dev (Debian), openssl-devel (Fedora) or openssl (Arch), version 3, and build again"
+        yield Finding("build", "problem", f"pccl {pccl.__version__}, without encryption: keys cannot be used", advice)
+    lacking = info.lz4_missing()
+    if lacking:
+        yield Finding("build", "warning", "no LZ4: shared state travels unpacked over slow links", lacking.rpartition(". ")[2])
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding("torch", "ok", "not installed; pccl.distributed and pccl.diloco need it")
+        return
+    from pccl._torch_backend import TESTED
+
+    if ".".join(version.split(".")[:2]) in TESTED:
+        yield Finding("torch", "ok", version)
+    else:
+        yield Finding(
+            "torch", "warning", version, f"the backend of torch.distributed is tested with torch {' and '.join(TESTED)}"
+        )
+
+
+def _environment(_access: Access) -> Iterator[Finding]:
+    known = info.environment()
+    unknown = sorted(name for name in os.environ if name.startswith("PCCL_") and name not in known)
+    for name in unknown:
+        yield Finding("environment", "warning", f"{name} is no variable of pccl", "`pccl info` lists them")
+    if not unknown:
+        given = sorted(name for name in known if name in os.environ)
+        yield Finding("environment", "ok", ", ".join(given) or "no variable of pccl is set")
+
+
+def _keys(access: Access) -> Iterator[Finding]:
+    """By making a communicator, which reads what it is given and connects to nobody."""
+    options = (access.keys, access.cert, access.key, access.ca)
+    keys, cert, key, ca = options if any(options) else (os.environ.get(name) or None for name in VARIABLES)
+    if not (keys or cert):
+        trusts = access.insecure or os.environ.get("PCCL_INSECURE") == "1"
+        advice = "" if trusts else "between machines a run needs some: `pccl keys RUN`"
+        yield Finding("keys", "warning" if advice else "ok", "none", advice)
+        return
+    try:
+        pccl.Communicator("127.0.0.1:1", keys=keys, cert=cert, key=key, ca=ca).close()
+    except (PCCLError, ValueError, OSError) as error:
+        yield Finding("keys", "problem", getattr(error, "detail", str(error)), "docs/security.md has how to make and copy them")
+    else:
+        yield Finding("keys", "ok", "they can be read")
+
+
+def _ports(_access: Access) -> Iterator[Finding]:
+    master = int(_C.CCOIP_PROTOCOL_PORT_MASTER)
+    peer = next((port for port in range(FIRST_PEER_PORT, 1 << 16) if _is_free(port)), None)
+    low, high = (int(word) for word in _read("/proc/sys/net/ipv4/ip_local_port_range", "32768 60999").split())
+    if not _is_free(master):
+        advice = "good if a master runs here; else start it with another one: `pccl master --listen HOST:PORT`"
+        yield Finding("ports", "warning", f"{master}, that of masters, is in use", advice)
+    elif low <= master <= high and not _is_in(master, _read("/proc/sys/net/ipv4/ip_local_reserved_ports", "")):
+        advice = f"on the host of a master: sysctl -w net.ipv4.ip_local_reserved_ports={master}"
+        yield Finding("ports", "warning", f"outgoing connections may take {master}, which lies in {low} to {high}", advice)
+    else:
+        yield Finding("ports", "ok", f"{master}, that of masters, is free")
+    if peer is None:
+        yield Finding("ports", "problem", f"none from {FIRST_PEER_PORT} on is free for a peer", "end what listens there")
+    else:
+        yield Finding("ports", "ok", f"the next peer of this machine listens on {peer}: its firewall must let others reach it")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def _is_in(port: int, ranges: str) -> bool:
+    """Whether a list such as "8080,9000-9010" has it."""
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and int(first) <= port <= int(last or first):
+            return True
+    return False
+
+
+def _limits(_access: Access) -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < DESCRIPTORS:
+        advice = f"for runs of several hundred members: ulimit -n {DESCRIPTORS}"
+        yield Finding("limits", "warning", f"a process may have {soft} file descriptors, at most {hard}", advice)
+    else:
+        yield Finding("limits", "ok", f"{soft} file descriptors")
+    try:
+        os.close(os.memfd_create("pccl doctor", os.MFD_CLOEXEC))
+    except OSError as error:
+        advice = "snapshots need it, and peers of this host use TCP in place of shared memory; allow memfd_create"
+        yield Finding("limits", "problem", f"memory files are refused: {error.strerror}", advice)
+
+
+class _Timex(ctypes.Structure):
+    """`struct timex` up to what is read of it; the rest, which the kernel writes too, has more than enough room."""
+
+    _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_byte * 508))
+
+
+_CLOCK_ERROR = 5
+
+
+def _clock(_access: Access) -> Iterator[Finding]:
+    """By `adjtimex`, which tells whether a time service holds the clock."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    state = libc.adjtimex(ctypes.byref(_Timex())) if hasattr(libc, "adjtimex") else -1
+    if state == _CLOCK_ERROR:
+        advice = "run chrony, ntpd or systemd-timesyncd: certificates need the time, and logs of several hosts are compared by it"
+        yield Finding("clock", "warning", "no time service holds this machine's clock", advice)
+    elif state >= 0:
+        yield Finding("clock", "ok", "held by a time service")
+
+
+def _network(_access: Access) -> Iterator[Finding]:
+    wanted = os.environ.get("PCCL_CONGESTION_CONTROL", "system")
+    permitted = _read("/proc/sys/net/ipv4/tcp_allowed_congestion_control", "").split()
+    current = _read("/proc/sys/net/ipv4/tcp_congestion_control", "")
+    if wanted != "system" and permitted and wanted not in permitted:
+        advice = f"as root: modprobe tcp_{wanted}, and sysctl -w net.ipv4.tcp_allowed_congestion_control='{current} {wanted}'"
+        yield Finding("network", "problem", f"PCCL_CONGESTION_CONTROL={wanted}, and the kernel allows {permitted}", advice)
+    else:
+        yield Finding("network", "ok", f"congestion control {current if wanted == 'system' else wanted}")
+    for name, variable in (("receive", "tcp_rmem"), ("send", "tcp_wmem")):
+        largest = int((_read(f"/proc/sys/net/ipv4/{variable}", "").split() or ["0"])[-1])
+        if 0 < largest < WINDOW_BYTES:
+            advice = f"for fast links between sites: sysctl -w net.ipv4.{variable}='4096 131072 {2 * WINDOW_BYTES}'"
+            yield Finding("network", "warning", f"a connection may {name} {largest >> 10} KiB ahead", advice)
+    if _read("/proc/sys/net/ipv4/tcp_window_scaling", "1") == "0":
+        yield Finding("network", "problem", "windows are at most 64 KiB", "sysctl -w net.ipv4.tcp_window_scaling=1")
+
+
+def _run(access: Access) -> Iterator[Finding]:
+    """Asks each master by itself, and dials each member that the one that serves the run names."""
+    if access.masters is None:
+        return
+    for master in access.masters.split(","):
+        try:
+            told = top.Masters(master, access.credentials, access.insecure).ask()
+        except ConnectError as error:
+            advice = f"start `pccl master` there, or open TCP port {parse_endpoint(master).port} in its firewall"
+            yield Finding("master", "problem", error.detail, advice)
+        except PCCLError as error:
+            yield Finding("master", "problem", f"{master}: {error.detail}", "give the keys of this run: --keys, or PCCL_KEYS")
+        else:
+            yield from _members(master, told)
+
+
+def _members(master: str, told: Diagnosis) -> Iterator[Finding]:
+    if not told.members:
+        count = told.peer_count
+        yield Finding("master", "ok", f"{master} answers; members: {count}" if count else f"{master}: {top.NO_RUN}")
+        return
+    yield Finding("master", "ok", f"{master} answers; members: {len(told.members)}")
+    with concurrent.futures.ThreadPoolExecutor(DIALS_AT_ONCE) as pool:
+        failures = list(pool.map(_dial, (member.address for member in told.members)))
+    for member, failure in zip(told.members, failures, strict=True):
+        if failure:
+            advice = "open its port to this machine; every peer dials every other one (docs/operations.md#ports)"
+            yield Finding("member", "problem", f"{member.name or member.uuid} at {member.address}: {failure}", advice)
+    if not any(failures):
+        yield Finding("member", "ok", "all can be dialled from here")
+
+
+def _dial(address: str) -> str:
+    """Why it cannot be dialled; "" if it can."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), DIAL_SECONDS).close()
+    except TimeoutError:
+        return f"no answer within {DIAL_SECONDS:g} s, as behind a firewall"
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", None) or error).lower()
+    return ""
+
+
+def _read(path: str, otherwise: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return otherwise
+
+
+CHECKS: tuple[Callable[[Access], Iterator[Finding]], ...] = (
+    _build, _environment, _keys, _ports, _limits, _clock, _network, _run,
+)  # fmt: skip

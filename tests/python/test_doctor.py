@@ -1,0 +1,140 @@
+"""`pccl doctor`: it names what is wrong with this machine or the way to a run, and says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner
+from test_links_table import member
+
+import pccl
+from pccl import Diagnosis, Result
+from pccl.cli import doctor, main, top
+
+
+def findings(*arguments: str, status: int | None = None) -> dict[str, list[doctor.Finding]]:
+    """By check."""
+    result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
+    found: dict[str, list[doctor.Finding]] = {}
+    for one in json.loads(result.output):
+        found.setdefault(one["check"], []).append(doctor.Finding(**one))
+    assert result.exit_code == any(one.verdict == "problem" for some in found.values() for one in some)
+    assert status is None or result.exit_code == status
+    assert all(bool(one.advice) == (one.verdict != "ok") for some in found.values() for one in some)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch):
+    for name in ("PCCL_KEYS", "PCCL_CERT", "PCCL_KEY", "PCCL_CA", "PCCL_INSECURE", "PCCL_CONGESTION_CONTROL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_each_check_tells_something():
+    assert set(findings()) == {"build", "torch", "environment", "keys", "ports", "limits", "clock", "network"}
+    table = CliRunner().invoke(main, ["doctor"]).output
+    assert pccl.__version__ in table
+
+
+def test_a_variable_that_pccl_does_not_know(monkeypatch):
+    monkeypatch.setenv("PCCL_KEY_FILE", "run.peer")
+    assert any("PCCL_KEY_FILE is no variable of pccl" in one.seen for one in findings()["environment"])
+
+
+def test_a_congestion_control_that_the_kernel_refuses(monkeypatch):
+    monkeypatch.setenv("PCCL_CONGESTION_CONTROL", "nothing")
+    (one,) = (one for one in findings(status=1)["network"] if one.verdict == "problem")
+    assert "PCCL_CONGESTION_CONTROL=nothing" in one.seen
+    assert "modprobe tcp_nothing" in one.advice
+
+
+@pytest.mark.parametrize("given", ["option", "environment"])
+def test_keys_that_cannot_be_used(given, monkeypatch, tmp_path):
+    path = tmp_path / "run.peer"
+    path.write_text("no keys")
+    path.chmod(0o600)
+    arguments = ["--keys", str(path)] if given == "option" else []
+    if given == "environment":
+        monkeypatch.setenv("PCCL_KEYS", str(path))
+    (one,) = findings(*arguments, status=1)["keys"]
+    assert str(path) in one.seen
+
+
+def test_keys_that_can_be_used(tmp_path):
+    assert CliRunner().invoke(main, ["keys", str(tmp_path / "run")]).exit_code == 0
+    (one,) = findings("--keys", str(tmp_path / "run.peer"))["keys"]
+    assert one.verdict == "ok"
+
+
+def test_a_port_that_is_in_use():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert not doctor._is_free(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("ranges", "found"),
+    [("", False), ("48148", True), ("8080,48000-48150", True), ("48000-48147,48149", False), ("48148-48148", True)],
+)
+def test_reserved_ports(ranges, found):
+    assert doctor._is_in(48148, ranges) == found
+
+
+def test_a_file_that_is_not_there_is_as_its_default(tmp_path: Path):
+    assert doctor._read(str(tmp_path / "none"), "otherwise") == "otherwise"
+
+
+def test_a_master_that_is_not_there():
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        (one,) = findings("--master", f"127.0.0.1:{port}", status=1)["master"]
+    assert f"127.0.0.1:{port}" in one.seen
+    assert f"open TCP port {port}" in one.advice
+
+
+def test_a_master_without_members():
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        (one,) = findings("--master", f"127.0.0.1:{master.port}")["master"]
+    assert one.verdict == "ok"
+    assert top.NO_RUN in one.seen
+
+
+def test_members_that_can_and_that_cannot_be_dialled(monkeypatch):
+    with socket.socket() as listens, socket.socket() as closed:
+        for one in (listens, closed):
+            one.bind(("127.0.0.1", 0))
+        listens.listen()
+        good, bad = (
+            dataclasses.replace(member(number), address=f"127.0.0.1:{one.getsockname()[1]}", name=name)
+            for number, one, name in ((1, listens, "good"), (2, closed, "bad"))
+        )
+        monkeypatch.setattr(top, "diagnose_run", lambda *_, **__: Diagnosis((), (good, bad), (), 5.0))
+        found = findings("--master", "127.0.0.1:1", status=1)
+    assert "members: 2" in found["master"][0].seen
+    assert [one.seen for one in found["member"]] == [f"bad at {bad.address}: connection refused"]
+
+
+def test_a_master_that_refuses_the_keys(monkeypatch):
+    def refuses(*_arguments: object, **_named: object) -> Diagnosis:
+        raise pccl.UsageError(Result.INVALID_ARGUMENT, "diagnose", "the keys are those of another run")
+
+    monkeypatch.setattr(top, "diagnose_run", refuses)
+    (one,) = findings("--master", "127.0.0.1:1", status=1)["master"]
+    assert one.seen == "127.0.0.1:1: the keys are those of another run"
+    assert "--keys" in one.advice
+
+
+def test_a_wrong_list_of_masters():
+    result = CliRunner().invoke(main, ["doctor", "--master", "nowhere"])
+    assert result.exit_code == 2
+    assert "--master" in result.output
