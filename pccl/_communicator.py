@@ -405,12 +405,13 @@ class Communicator(NamedCollectives):
         found: Restored | None = _snapshots().restore(self, state, **arguments)
         return found
 
-    def drop_snapshots(self) -> None:
-        """Drops what this process has of snapshots, also outside of it. Without it a restarted process finds them.
+    def drop_snapshots(self, *, snapshots: Snapshots | None = None) -> None:
+        """Drops the snapshots that this process, and those that ended before it, have left on this host.
 
-        Does nothing before the first `snapshot` or `restore`.
+        Without it a restarted process finds them.
+        `snapshots`: as in `snapshot`; it may be left out after the first call that had it. ValueError: they are others.
         """
-        _snapshots().drop(self)
+        _snapshots().drop(self, snapshots)
 
     # ---- inside ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -11,6 +12,7 @@ from performers import PATIENCE, preload
 
 from pccl import Communicator, SharedState, TensorInfo
 from pccl.state import Snapshots, StateLostError
+from pccl.state._snapshots.talk import Talk
 
 preload(__name__)
 
@@ -80,6 +82,24 @@ class SnapshotPeer:
                 found.append(self.comm.wait_for_snapshot())
         return found
 
+    def late(self, step: int, rank: int, size: int, late: int, where: str) -> tuple[bool, str]:
+        """A snapshot for which one member is later than the others wait: whether it is complete, and why not."""
+        keeper = self.comm._vaults["tensors"].keeper
+        keeper._timeout = 0.5 if rank != late else PATIENCE
+        before: Any = getattr(Talk, where)
+
+        def slow(*arguments: Any) -> Any:
+            setattr(Talk, where, before)
+            time.sleep(2)
+            return before(*arguments)
+
+        if rank == late:
+            setattr(Talk, where, slow)
+        try:
+            return self.snapshot(step, rank, size), keeper.report.why
+        finally:
+            keeper._timeout = PATIENCE
+
     def differ(self, copies: int) -> str:
         try:
             self.comm.snapshot({"x": torch.zeros(2)}, step=1, snapshots=Snapshots(copies=copies, holder=False), timeout=PATIENCE)
@@ -101,6 +121,9 @@ class SnapshotPeer:
         """The process that keeps this one's memory."""
         holder: Any = self.comm._vaults["tensors"].keeper.holder(start=False)
         return int.from_bytes(holder._end.getsockopt(1, 17, 4), "little")
+
+    def drop(self) -> None:
+        self.comm.drop_snapshots(snapshots=self._snapshots)
 
     def leave(self) -> None:
         self.comm.drop_snapshots()

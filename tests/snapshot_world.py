@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -94,6 +95,7 @@ class FakeComm:
 
     def __init__(self, world: World, own: int) -> None:
         self.world, self.own = world, world.ids[own]
+        self._handle: Any = SimpleNamespace(closed=False)
 
     def group(self, members):
         return tuple(members)

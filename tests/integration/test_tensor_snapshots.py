@@ -116,6 +116,29 @@ def test_votes_and_syncs_wait_for_a_snapshot_under_way(peers):
     ask(three, "leave")
 
 
+@pytest.mark.parametrize("where", ["gather", "send", "recv"])
+def test_a_member_that_is_late_costs_one_snapshot_and_no_member(peers, where):
+    three = peers.begin([peers.add() for _ in range(3)])
+    assert ask(three, "snapshot", *ranks(3, 1)) == [True] * 3
+    ends = ask(three, "late", *((2, rank, 3, 1, where) for rank in range(3)))
+    assert [complete for complete, _ in ends] == [False] * 3, ends
+    assert all("has waited for more than" in why for _, why in ends), ends
+    assert ask(three, "snapshot", *ranks(3, 3)) == [True] * 3
+    assert ask(three, "restore", *ranks(3)) == [(3, True)] * 3
+    ask(three, "leave")
+
+
+def test_a_restarted_process_drops_what_those_before_it_have_left(peers):
+    two = peers.begin([peers.add() for _ in range(2)])
+    assert ask(two, "snapshot", *ranks(2, 1)) == [True] * 2
+    for member in two:
+        member.kill()
+    again = peers.begin([peers.add(number) for number in range(2)])
+    ask(again, "drop")
+    assert ask(again, "restore", *ranks(2)) == [None] * 2
+    ask(again, "leave")
+
+
 def test_different_redundancy_is_an_error_on_all(peers):
     three = peers.begin([peers.add() for _ in range(3)])
     texts = ask(three, "differ", (1,), (1,), (2,))

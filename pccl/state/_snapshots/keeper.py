@@ -14,8 +14,10 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -37,7 +39,7 @@ from pccl.state._snapshots.code import add, factors
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks, hash_image, write_image
 from pccl.state._snapshots.placement import Placement, Redundancy, place, unit_bytes
-from pccl.state._snapshots.talk import Talk
+from pccl.state._snapshots.talk import GarbledError, Talk
 from pccl.state._tree import TreeError, decode, encode
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ IN_FLIGHT = 3
 
 _released: dict[str, Holder] = {}
 """By name of the run: connections of communicators that were closed. While this process lives, the holder keeps its memory."""
+
+_keepers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Keeper]] = weakref.WeakKeyDictionary()
+"""By communicator and topic: those whose messages would be taken for each other's."""
 
 Order = tuple[int, int]
 """Era and step of a snapshot: the greater, the newer. An era ends when a state is restored."""
@@ -183,7 +188,14 @@ class Keeper:
     def __init__(
         self, comm: Communicator, config: Snapshots, name: str, *, topic: str = "snapshot", timeout: float | None = None
     ) -> None:
-        """`topic`: the same on all members; each Keeper of a communicator has another one."""
+        """`topic`: the same on all members. ValueError: another Keeper of the communicator has it, and is not closed."""
+        others = _keepers.setdefault(comm, weakref.WeakValueDictionary())
+        if topic in others:
+            raise ValueError(
+                "this process takes snapshots for another Elastic already: give all models to one Elastic, as a "
+                "torch.nn.ModuleList with a list of their optimizers, or call close() of the other one before"
+            )
+        others[topic] = self
         self._comm = comm
         self._config = config
         self._name = name
@@ -251,8 +263,10 @@ class Keeper:
             self._forget(snapshot)
         self.snapshots = []
         self._spare.clear()
-        self._clean_holder(lambda info: not os.path.exists(f"/proc/{info['pid']}"))
+        # The holder also has pieces of communicators that were closed here, and of processes that have ended.
+        self._clean_holder(lambda info: info["process"] == _process() or _is_over(*info["process"]))
         self.abandon()
+        self._give_topic_back()
 
     def abandon(self) -> None:
         """Closes the connection to the holder; what the holder keeps stays there."""
@@ -262,6 +276,7 @@ class Keeper:
 
     def release(self) -> None:
         """Frees the memory here. The connection to the holder stays open: the next communicator may take any time to come."""
+        self._give_topic_back()
         self.snapshots = []
         self._spare.clear()
         holder, self._holder = self._holder, None
@@ -270,6 +285,11 @@ class Keeper:
             _released[self._name] = holder
             if earlier is not None:
                 earlier.close()
+
+    def _give_topic_back(self) -> None:
+        topics = _keepers[self._comm]
+        if topics.get(self._topic) is self:
+            del topics[self._topic]
 
     # ---- the thread ----
 
@@ -506,7 +526,7 @@ def _pending(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Event, int] | N
     return torch.accelerator.current_stream(device).record_event(), device.index or 0
 
 
-_TOLD = (SnapshotError, PeerLostError, PCCLTimeoutError)
+_TOLD = (SnapshotError, PeerLostError, PCCLTimeoutError, GarbledError)
 """Failures of a snapshot that the other members hear of, or have as well."""
 
 
@@ -526,6 +546,25 @@ def host_name() -> str:
     return socket.gethostname()
 
 
+def _process() -> list[int]:
+    """Names this process among all of its host: its id, when it began, and the namespace that the id is from."""
+    return [os.getpid(), _began(os.getpid()), os.stat("/proc/self/ns/pid").st_ino]
+
+
+def _is_over(pid: int, began: int, namespace: int) -> bool:
+    """Whether a process has ended. One of another namespace cannot be seen, so it may live."""
+    return namespace == os.stat("/proc/self/ns/pid").st_ino and _began(pid) != began
+
+
+def _began(pid: int) -> int:
+    """When a process began, in ticks of the clock since the start of the host; 0: it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])  # a zombie keeps nothing
+
+
 def piece_info(snapshot: Snapshot, name: PieceName) -> dict[str, Any]:
     """What others are told of a piece."""
     return {
@@ -534,7 +573,7 @@ def piece_info(snapshot: Snapshot, name: PieceName) -> dict[str, Any]:
         "step": snapshot.step,
         "layout": snapshot.layout.id,
         "piece": list(name),
-        "pid": os.getpid(),
+        "process": _process(),
         "sums": {str(member): list(one) for member, one in snapshot.sums.items()},
     }
 
@@ -625,10 +664,13 @@ class _Spread:
             try:
                 self._send(message, window)
                 window.drain()
-            except PeerLostError as error:
+            except (PeerLostError, GarbledError) as error:
                 window.forget()
                 lost.add(message.receiver)
                 self._fail(error)
+            except PCCLTimeoutError:
+                window.give_up()
+                raise
 
     def _send(self, message: _Message, window: _Window) -> None:
         new, old = self._unit(self._snapshot, message), self._unit(self._base, message)
@@ -680,11 +722,14 @@ class _Spread:
                 target = self._parity(key, memories, spoiled)
                 if not self._receive(message, target if key not in spoiled else None, window, scratch):
                     spoiled.add(key)
-            except PeerLostError as error:
+            except (PeerLostError, GarbledError) as error:
                 window.forget()
                 lost.add(message.sender)
                 spoiled.add(key)
                 self._fail(error)
+            except PCCLTimeoutError:
+                window.give_up()
+                raise
         for (stripe, row), memory in memories.items():
             if (stripe, row) not in spoiled:
                 self._snapshot.pieces[PieceName("parity", stripe, row)] = memory
@@ -735,8 +780,11 @@ class _Spread:
                 self._job.report.received_bytes += total
             while flying:
                 self._add(flying.pop(0), target, factor, scratch)
-        except PeerLostError:
+        except (PeerLostError, GarbledError):
             self._talk.forget(op for op, _, _ in flying)
+            raise
+        except PCCLTimeoutError:
+            self._talk.give_up([op for op, _, _ in flying])
             raise
         return bool(head[_STATUS] == 0)
 
@@ -787,6 +835,11 @@ class _Window:
     def forget(self) -> None:
         """Waits for all, whose other side is lost."""
         self._talk.forget(self._ops)
+        self._ops = []
+
+    def give_up(self) -> None:
+        """Ends all."""
+        self._talk.give_up(self._ops)
         self._ops = []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -13,7 +14,8 @@ import torch
 
 from pccl._collectives import Collective, CollectiveOp
 from pccl._enums import DataType
-from pccl._errors import PeerLostError
+from pccl._errors import OperationCancelledError, PCCLTimeoutError, PeerLostError, Result, UsageError
+from pccl._operations import request_cancel
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -22,12 +24,19 @@ LIMIT_BYTES = 1 << 32
 """The largest tree that a member accepts from another one."""
 
 
+class GarbledError(ValueError):
+    """Members do not understand each other: one of them is broken, or has another version of the library."""
+
+
 class Talk:
     """One conversation among `members`, of which this process is the one at `own`.
 
     All of them make the same calls in the same order, but for `send` and `recv`, whose messages have names of their own. Each
-    call raises PeerLostError on all members if one of those it needs is lost, and PCCLTimeoutError after `timeout` seconds, if
-    given.
+    call raises PeerLostError on all members if one of those it needs is lost. PCCLTimeoutError: `timeout` seconds have passed, if
+    given, here or at another member; the call is then cancelled on all. GarbledError on all: their sizes differ.
+
+    The first call agrees on a number, which is in the tags of all later messages, so those that arrive late are not taken for
+    messages of the next conversation. A first call that was cancelled ends that of a late member, too, and no other one.
     """
 
     def __init__(
@@ -48,15 +57,20 @@ class Talk:
         self._background = background
         self._group: Any = comm.group(self.members) if len(self.members) > 1 else None
         self._numbers = itertools.count()
+        self._mark: int | None = None  # of this conversation
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """The numbers that each member gives, in their order; as many of each, of 64 bits with sign."""
         if self._group is None:
             return [list(numbers)]
-        send = torch.tensor(numbers, dtype=torch.int64)
-        recv = torch.zeros(len(self.members), len(numbers), dtype=torch.int64)
-        self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.INT64, count=len(numbers))
+        is_first = self._mark is None
+        send = torch.tensor([*numbers, *([int.from_bytes(os.urandom(7))] if is_first else ())], dtype=torch.int64)
+        recv = torch.zeros(len(self.members), len(send), dtype=torch.int64)
+        self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.INT64, count=len(send))
         found: list[list[int]] = recv.tolist()
+        if is_first:
+            marks = [row.pop() for row in found]
+            self._mark = marks[0]
         return found
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
@@ -99,13 +113,31 @@ class Talk:
 
     def wait(self, op: CollectiveOp) -> None:
         """Waits for the end of an op."""
-        op.wait(self._timeout)
+        try:
+            try:
+                op.wait(self._timeout)
+            except PCCLTimeoutError:
+                request_cancel(self._comm._handle, op)  # in flight it would block the next vote
+                op.wait(self._timeout)  # it may have ended well meanwhile, then it has on all
+        except OperationCancelledError:
+            text = f"a member has waited for more than {self._timeout or 0:g} s for another one"
+            raise PCCLTimeoutError(Result.TIMED_OUT, self._topic, text) from None
+        except UsageError as error:
+            if self._comm._handle.closed:
+                raise
+            raise GarbledError(f"members send each other messages of other sizes than expected: {error}") from error
 
     def forget(self, ops: Iterable[CollectiveOp]) -> None:
         """Waits for messages whose other side is lost: an op that nobody waits for would block the next vote."""
         for op in ops:
-            with contextlib.suppress(PeerLostError):
-                op.wait(self._timeout)
+            with contextlib.suppress(PeerLostError, PCCLTimeoutError, GarbledError):
+                self.wait(op)
+
+    def give_up(self, ops: Sequence[CollectiveOp]) -> None:
+        """Ends messages, on both sides, without waiting for the time that they may take."""
+        for op in ops:
+            request_cancel(self._comm._handle, op)
+        self.forget(ops)
 
     def _pair(self, sender: int, receiver: int, name: str, data: torch.Tensor, **where: Any) -> CollectiveOp:
         ends = [self.members[sender], self.members[receiver]]
@@ -118,10 +150,10 @@ class Talk:
         tag = self._tag(f"call {next(self._numbers)}")
         where: dict[str, Any] = {"send": send.data_ptr(), "recv": recv.data_ptr()}
         op = self._comm.launch(kind, group=self._group, tag=tag, keep=(send, recv), **where, **arguments)
-        op.wait(self._timeout)
+        self.wait(op)
 
     def _tag(self, name: str) -> int:
-        digest = hashlib.blake2b(f"{self._topic} {name}".encode(), digest_size=8)
+        digest = hashlib.blake2b(f"{self._topic} {self._mark} {name}".encode(), digest_size=8)
         if self._group is not None:
             digest.update(b"".join(member.bytes for member in self.members))
         return int.from_bytes(digest.digest(), "little")

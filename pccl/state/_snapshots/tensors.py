@@ -64,11 +64,12 @@ def wait(comm: Communicator) -> bool:
     return vault is not None and vault.settle()
 
 
-def drop(comm: Communicator) -> None:
+def drop(comm: Communicator, snapshots: Snapshots | None) -> None:
     """Drops all snapshots; see Communicator.drop_snapshots."""
-    vault: Vault | None = comm._vaults.get(_TOPIC)
-    if vault is not None:
-        vault.drop()
+    is_new = _TOPIC not in comm._vaults
+    vault_of(comm, snapshots, _TOPIC).drop()
+    if is_new:  # whose settings bind no later call
+        del comm._vaults[_TOPIC]
 
 
 def restore(

@@ -194,6 +194,17 @@ def test_only_blocks_that_have_changed_are_sent():
         assert 0 < member.keeper.report.sent_bytes < member.keeper.report.state_bytes
 
 
+def test_a_second_keeper_of_a_topic_is_refused_until_the_first_is_closed():
+    world = World(1)
+    comm: Any = FakeComm(world, 0)
+    first = Keeper(comm, Snapshots(holder=False), "test")
+    Keeper(comm, Snapshots(holder=False), "test", topic="another")
+    with pytest.raises(ValueError, match="another Elastic already: give all models to one Elastic"):
+        Keeper(comm, Snapshots(holder=False), "test")
+    first.close()
+    Keeper(comm, Snapshots(holder=False), "test")
+
+
 def test_members_at_different_steps_are_told_so():
     world = World(2)
     shards = [divided(own, 2) for own in range(2)]

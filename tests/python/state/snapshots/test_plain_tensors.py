@@ -241,7 +241,7 @@ def restored(config: Snapshots, _: int, comm: Comm) -> int:
 def test_before_the_first_snapshot_there_is_nothing_to_wait_for_or_to_drop():
     _, comms = begin(2)
     assert tensors.wait(comms[0]) is False
-    tensors.drop(comms[0])
+    tensors.drop(comms[0], None)
     config = Snapshots(copies=1, holder=False, every=7)
     assert on_all(comms, lambda number, comm: take(comm, own_state(number), 1, snapshots=config)) == [True, True]
 
