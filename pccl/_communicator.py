@@ -56,6 +56,11 @@ class Communicator(NamedCollectives):
     to each ring neighbour, 0 = the library decides: four, and more to one that is far away. Nothing touches the network
     before `connect`. In a `with` statement it is closed at the end, and connects not by itself.
 
+    `min_members` and `max_members` are how many members a run has, all groups together; 0: no limit. With fewer,
+    `are_peers_pending` is True and `update_topology` waits for more, at most for `min_members_timeout` seconds. Further newcomers
+    wait in `connect` as spares. All peers of a run give the same; the master refuses others. None: the environment variables
+    PCCL_MIN_MEMBERS, PCCL_MAX_MEMBERS and PCCL_MIN_MEMBERS_TIMEOUT_S, or 0, 0 and 600.
+
     `name` is what logs, errors and tables call this peer, beside its uuid: 1 to 63 bytes of printable UTF-8 (ValueError). None:
     the environment variable PCCL_PEER_NAME, or the host name. Peers may have the same name.
 

@@ -53,6 +53,9 @@ FORM_GRACE_SECONDS = 0.5
 
 STATE_BYTES = 256
 
+_UNSET = (1 << 32) - 1
+"""A limit of the number of members that the environment gives, or nobody."""
+
 SHOWN_TAGS = 8
 """In a text."""
 
@@ -67,6 +70,9 @@ class Connection:
         p2p_connection_pool_size: int = 0,
         *,
         master_recovery_limit: float | None = None,
+        min_members: int | None = None,
+        max_members: int | None = None,
+        min_members_timeout: float | None = None,
         name: str | None = None,
         keys: str | os.PathLike[str] | None = None,
         cert: str | os.PathLike[str] | None = None,
@@ -80,6 +86,11 @@ class Connection:
         self._recovery_ms: int | None = None
         if master_recovery_limit is not None:
             self._recovery_ms = milliseconds("master_recovery_limit", master_recovery_limit, 0, 3600)
+        self._limits = (
+            _UNSET if min_members is None else whole_number("min_members", min_members, 31),
+            _UNSET if max_members is None else whole_number("max_members", max_members, 31),
+            _UNSET if min_members_timeout is None else milliseconds("min_members_timeout", min_members_timeout, 0, 86400),
+        )
         self._name = None if name is None else check_name(name)
         self._keys = credentials(keys, cert, key, ca)
         self._insecure = insecure
@@ -309,12 +320,18 @@ class Connection:
     def update_topology(self, *, timeout: float | None = None) -> None:
         """Lets all newcomers in that wait and can be reached. A barrier of all accepted peers of all groups.
 
+        With `min_members` it waits until the run has so many, newcomers included. TooFewPeersError on all members: they were
+        too few for `min_members_timeout`. The membership is unchanged then; call it again to wait on.
+
         Waits first for snapshots of this communicator that are under way. PENDING_ASYNC_OPS while ops have not been awaited.
         """
         self._vote("pcclUpdateTopology", "pccl_begin_update", timeout)
 
     def are_peers_pending(self, *, timeout: float | None = None) -> bool:
-        """Whether a newcomer of any group waits: the same answer on all accepted peers, for whom it waits. Admits nobody."""
+        """Whether to call `update_topology`: a newcomer of any group waits for it, or the run has fewer than `min_members`.
+
+        The same answer on all accepted peers, for whom it waits. Admits nobody.
+        """
         alone = self._asking, "another such call of this communicator"
         return self._vote("pcclArePeersPending", "pccl_begin_pending", timeout, *alone) != 0
 
@@ -340,6 +357,8 @@ class Connection:
         try:
             if self._recovery_ms is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, self._recovery_ms), "pcclCreateCommunicator")
+            if self._limits != (_UNSET,) * 3:
+                PCCLError.check(_C.pccl_ext_comm_set_limits(pointer, *self._limits), "pcclCreateCommunicator")
             if self._name is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
             if self._keys is not None:

@@ -26,6 +26,17 @@ static void draw_later_traits(struct pccl_sim *s) {
     if (s->config.faults == 0 && (draw >> 40) % 6 == 0) s->faults |= PCCL_SIM_CANCEL;
 }
 
+// How many members the run has at least and at most. A changed HELLO would give the run others.
+static void draw_limits(struct pccl_sim *s) {
+    uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x6c696d697473));
+    s->limits = (struct wire_limits){0};
+    if (draw % 8 != 0 || s->config.faults != 0 || (s->faults & PCCL_SIM_FLIP) != 0) return;
+    s->limits.least = (uint16_t)((draw >> 8) % s->peers);
+    uint32_t more = s->peers - s->limits.least;
+    s->limits.most = (draw >> 16) % 4 == 0 ? 0 : (uint16_t)(s->limits.least + 1 + (draw >> 24) % more);
+    s->limits.wait_ms = (uint32_t)((int64_t)((draw >> 32) % 4) * s->limit_ns / MS_NS);
+}
+
 void sim_draw_faults(struct pccl_sim *s) {
     const struct pccl_sim_config *config = &s->config;
     s->peers = config->peers != 0 ? config->peers : 2 + (uint32_t)sim_below(s, 4) + (uint32_t)sim_below(s, 4);
@@ -57,6 +68,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     if (s->only_naps && s->recovery_ms == 0) s->recovery_ms = (uint32_t)(8 * s->limit_ns / MS_NS);
     s->nap_from = 0;
     s->only_apart = s->faults == PCCL_SIM_APART;
+    draw_limits(s);
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
     s->end_at = s->now + length * MS_NS;
 }

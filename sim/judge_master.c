@@ -114,6 +114,9 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         truth->groups[slot] = commit.epoch.members[i].group;
         if (commit.epoch.members[i].join_number < commit.quorum.newer) old_members |= 1U << slot;
     }
+    if (s->limits.most != 0 && commit.epoch.count > s->limits.most)
+        sim_fail(s, "agreement", "epoch %llu has %u members, and %u at most may be there",
+                 (unsigned long long)commit.epoch.number, commit.epoch.count, s->limits.most);
     if (taken_up) judge_quorum(s, truth);
     struct epoch_record *record = &s->truths->epochs[s->truths->epoch_count++ % EPOCHS_MOST];
     *record = (struct epoch_record){.run = truth->run,

@@ -261,6 +261,15 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
     }
     uint8_t kind = p->program->vote;
     judge_vote(s, slot, action);
+    bool is_short = kind == WIRE_VOTE_UPDATE && action->code == pcclTooFewPeers && s->limits.least > 0;
+    if (kind == WIRE_VOTE_UPDATE && action->code == 0 && action->view.global_world < s->limits.least && !p->tainted)
+        sim_fail(s, "agreement", "an update of peer %d ends with %u members, and there must be %u", slot + 1,
+                 action->view.global_world, s->limits.least);
+    if (is_short && p->program->step == STEP_VOTING) { // goes on with those who are there
+        s->counts[COUNT_SHORT]++;
+        after_update(s, slot);
+        return;
+    }
     if (p->program->step != STEP_VOTING || (action->code != 0 && kind != WIRE_VOTE_OPTIMIZE)) {
         if (!p->tainted)
             sim_fail(s, "agreement", "a vote of peer %d ends with code %d where it cannot", slot + 1, action->code);

@@ -68,6 +68,8 @@ static const char *const count_names[COUNTS] = {"events",
                                                 "torn states",
                                                 "syncs without a state",
                                                 "states begun anew",
+                                                "waits for members in vain",
+                                                "spares",
                                                 "rounds",
                                                 "calms",
                                                 "takeovers by crowds"};

@@ -29,11 +29,22 @@ void watch_calm(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++) s->watch->rounds_before[slot] = UINT32_MAX;
 }
 
+// Whether a newcomer has to wait, as long as no member ends, or for others that make the run large enough.
+static bool is_spare(const struct pccl_sim *s, int slot) {
+    uint32_t members = 0, all = 0;
+    if (s->processes[slot].program->step != STEP_JOINING) return false;
+    for (int other = 0; other < (int)s->peers; other++) {
+        all += s->processes[other].running;
+        members += s->processes[other].running && member_phase(s->processes[other].core) == MEMBER_ACCEPTED;
+    }
+    return (s->limits.most != 0 && members >= s->limits.most) || (members > 0 && all < s->limits.least);
+}
+
 bool watch_is_calm(struct pccl_sim *s) {
     bool calm = s->now > s->calm_from + (s->master_count > 1 ? (LEFT_LIMITS + 1) * s->limit_ns : 0);
     for (int slot = 0; slot < (int)s->peers && s->now > s->calm_from; slot++) {
         const struct process *p = &s->processes[slot];
-        if (!p->running) continue;
+        if (!p->running || is_spare(s, slot)) continue;
         if (s->watch->rounds_before[slot] == UINT32_MAX || s->watch->lives_before[slot] != p->life) {
             s->watch->rounds_before[slot] = p->program->rounds;
             s->watch->lives_before[slot] = p->life;
@@ -49,7 +60,7 @@ static void judge_progress(struct pccl_sim *s) {
     if (s->faulty || s->now <= s->calm_from + bound) return;
     for (int slot = 0; slot < (int)s->peers; slot++) {
         const struct process *p = &s->processes[slot];
-        if (p->running && p->program->rounds < s->watch->rounds_before[slot] + CALM_ROUNDS)
+        if (p->running && !is_spare(s, slot) && p->program->rounds < s->watch->rounds_before[slot] + CALM_ROUNDS)
             sim_fail(s, "progress", "peer %d has passed %u rounds in %lld ms without a fault", slot + 1,
                      p->program->rounds - s->watch->rounds_before[slot], (long long)((s->now - s->calm_from) / MS_NS));
     }
@@ -171,8 +182,12 @@ static void judge_calls(struct pccl_sim *s) {
     static const char *const steps[] = {"connect", "its own work", "a vote", "reduces", "a sync", "leaving"};
     int64_t bound = CALL_LIMITS * s->limit_ns;
     for (int slot = 0; slot < (int)s->peers; slot++) {
-        const struct program *program = s->processes[slot].program;
+        struct program *program = s->processes[slot].program;
         if (!s->processes[slot].running) continue;
+        if (is_spare(s, slot)) {
+            s->counts[COUNT_SPARES] += program->since != s->now;
+            program->since = s->now;
+        }
         if (program->step == STEP_VOTING && program->vote == WIRE_VOTE_OPTIMIZE) s->watch->measured_at = s->now;
         if (member_is_seeking(s->processes[slot].core)) s->watch->sought_at = s->now;
     }

@@ -68,6 +68,8 @@ enum count {
     COUNT_TORN,
     COUNT_NO_STATE,
     COUNT_RESUMED,
+    COUNT_SHORT,
+    COUNT_SPARES,
     COUNT_ROUNDS,
     COUNT_CALMS,
     COUNT_TAKEOVERS,
@@ -92,6 +94,7 @@ struct pccl_sim {
     uint32_t peers, master_count, faults;
     int64_t limit_ns, user_timeout_ns, fault_every_ns, end_at;
     uint32_t recovery_ms; // for which peers look for a master
+    struct wire_limits limits;
     bool naps, only_naps; // a single master stands still again and again; nothing else goes wrong
     int64_t nap_from;     // for the next one
     bool only_apart;      // pairs are apart; nothing else goes wrong

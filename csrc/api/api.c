@@ -60,6 +60,16 @@ pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t 
     return pcclSuccess;
 }
 
+pcclResult_t api_check_limits(uint32_t least, uint32_t most) {
+    if (least > WIRE_MAX_MEMBERS || most > WIRE_MAX_MEMBERS)
+        return detail_fail(pcclInvalidArgument, "min_members %u and max_members %u: a run has at most %d members",
+                           least, most, WIRE_MAX_MEMBERS);
+    if (most != 0 && least > most)
+        return detail_fail(pcclInvalidArgument, "min_members %u is more than max_members %u; give a smaller one", least,
+                           most);
+    return pcclSuccess;
+}
+
 // A name of the kernel may have capitals.
 static bool may_choose(const char *name, char *chosen, char *allowed) {
     snprintf(chosen, TRANSPORT_CONGESTION_BYTES, "%s", name);

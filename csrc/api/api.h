@@ -37,6 +37,8 @@ enum {
     API_IDLE_MOST_MS = 86400000,
     API_RECOVERY_DEFAULT_MS = 60000,
     API_RECOVERY_MOST_MS = 3600000,
+    API_SHORT_DEFAULT_S = 600, // wait for min_members
+    API_SHORT_MOST_S = 86400,
 };
 
 // False: of no known protocol. IPv4-mapped IPv6 addresses become IPv4.
@@ -80,6 +82,8 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
                           struct transport_context **out);
 // pcclInvalidArgument: these settings do not permit connections to the master at this address.
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master);
+// Checks how many members a run has at least and at most (pccl_ext_comm_set_limits). pcclInvalidArgument.
+pcclResult_t api_check_limits(uint32_t least, uint32_t most);
 // The entries of a shared state: pcclInvalidArgument, or pcclInternalError for want of memory.
 pcclResult_t api_check_state(const pcclSharedState_t *state);
 // Copies the caller's version of the struct into ours; NULL gives none. Returns pcclInvalidArgument if it has no size.

@@ -104,6 +104,17 @@ pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only) {
     return set(comm, COMMUNICATOR_SET_JOIN_ONLY, &params, "whether a peer may begin a run is set");
 }
 
+pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms) {
+    REQUIRE_COMM(comm);
+    struct communicator_params params = {.limits = communicator_limits(comm->communicator)};
+    if (least == UINT32_MAX) least = params.limits.least;
+    if (most == UINT32_MAX) most = params.limits.most;
+    if (wait_ms == UINT32_MAX) wait_ms = params.limits.wait_ms;
+    RETURN_IF_FAILED(api_check_limits(least, most));
+    params.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_ms};
+    return set(comm, COMMUNICATOR_SET_LIMITS, &params, "the numbers of members are set");
+}
+
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
     struct communicator_params params = {0};
     REQUIRE_COMM(comm);

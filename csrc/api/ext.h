@@ -72,6 +72,12 @@ pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms);
 // Whether the next connect fails where no run goes on, rather than begin one; before connect. pcclInvalidUsage:
 // connected or connecting.
 pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
+// How many members a run has, all groups together; before connect. While there are fewer than `least`, update_topology
+// waits for more, at most `wait_ms`; it ends with pcclTooFewPeers then. Newcomers beyond `most` wait in connect until a
+// member is gone. 0: no such limit. UINT32_MAX leaves a value as it is: that of PCCL_MIN_MEMBERS, PCCL_MAX_MEMBERS and
+// PCCL_MIN_MEMBERS_TIMEOUT_S, or 0, 0 and 10 min. All peers of a run have the same; the master refuses others.
+// pcclInvalidArgument: more than 1024, or `least` above `most`. pcclInvalidUsage: connected or connecting.
+pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms);
 // The name of this peer for logs, errors and tables; before connect. Unless set, it is that of PCCL_PEER_NAME, or the
 // host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
 // or connecting.

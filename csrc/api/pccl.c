@@ -112,6 +112,11 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     inside.master_count = 1;
     inside.recovery_limit_ms =
         environment_number("PCCL_MASTER_RECOVERY_MS", 0, API_RECOVERY_MOST_MS, API_RECOVERY_DEFAULT_MS);
+    uint32_t least = environment_number("PCCL_MIN_MEMBERS", 0, WIRE_MAX_MEMBERS, 0);
+    uint32_t most = environment_number("PCCL_MAX_MEMBERS", 0, WIRE_MAX_MEMBERS, 0);
+    uint32_t wait_s = environment_number("PCCL_MIN_MEMBERS_TIMEOUT_S", 0, API_SHORT_MOST_S, API_SHORT_DEFAULT_S);
+    RETURN_IF_FAILED(api_check_limits(least, most));
+    inside.limits = (struct wire_limits){(uint16_t)least, (uint16_t)most, wait_s * 1000};
     if (!api_take_address(&params->master_address, &inside.masters[0]))
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);

@@ -432,6 +432,7 @@ static int64_t next_deadline(const struct run *run) {
     if (run->phase == RUN_CANDIDATE && !run->candidate.judged)
         next = platform_earlier(next, run->candidate.deadline_ns);
     if (run->phase == RUN_SURVEY) next = platform_earlier(next, run->selection.survey.deadline_ns);
+    if (run->phase == RUN_IDLE) next = platform_earlier(next, run->short_until);
     return next;
 }
 

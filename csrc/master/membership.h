@@ -102,6 +102,7 @@ struct membership {
     int64_t survivors_until;  // members of a run that another master has left may still come
 
     struct run_identity run;
+    struct wire_limits limits;    // of the run: those of its first peer, which all others have too
     uint64_t generation, number;  // number: of the epoch in force, 0 = none yet
     struct run_identity last_run; // the one before this one; who resumes it has to know its secret
     uint64_t last_generation;     // of that: no member of it here need have heard of it

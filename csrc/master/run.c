@@ -94,6 +94,7 @@ static void end_vote(struct run *run) {
     for (uint32_t i = 0; i < run->table.count; i++) membership_set_vote(&run->table, run->table.order[i], 0);
     run->votes_ended++;
     run->phase = RUN_IDLE;
+    run->short_until = INT64_MAX;
 }
 
 static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t value) {
@@ -118,22 +119,65 @@ static void propose(struct run *run, uint8_t kind) {
     if (run->candidate.count == 1) commit_candidate(run); // nobody to make links to
 }
 
+// The first members need not wait behind others of their host.
 static bool may_come(struct run *run, const struct peer_record *peer) {
     return peer->used && !peer->accepted &&
-           membership_host_waits_until(&run->table, &peer->member.address) <= run->table.now_ns;
+           (run->table.count == 0 ||
+            membership_host_waits_until(&run->table, &peer->member.address) <= run->table.now_ns);
 }
 
+// Returns how many newcomers may become members.
+static uint32_t places(const struct membership *table) {
+    uint32_t most = table->limits.most;
+    return most == 0 ? WIRE_MAX_MEMBERS : most > table->count ? most - table->count : 0;
+}
+
+static bool is_short(const struct membership *table) { return table->count < table->limits.least; }
+
 static bool newcomers_wait(struct run *run) {
+    if (places(&run->table) == 0) return false;
     for (uint32_t i = 0; i < run->table.slots && run->table.peer_count > run->table.count; i++)
         if (may_come(run, &run->table.peers[i])) return true;
     return false;
 }
 
+// Invites the newcomers that there are places for, those first that came first.
+static void invite(struct run *run) {
+    struct membership *table = &run->table;
+    for (uint32_t i = 0; i < table->slots; i++) table->peers[i].invited = false;
+    for (uint32_t left = places(table); left > 0; left--) {
+        struct peer_record *first = NULL;
+        for (uint32_t i = 0; i < table->slots && table->peer_count > table->count; i++) {
+            struct peer_record *peer = &table->peers[i];
+            if (peer->invited || !may_come(run, peer)) continue;
+            if (first == NULL || peer->member.join_number < first->member.join_number) first = peer;
+        }
+        if (first == NULL) return;
+        first->invited = true;
+    }
+}
+
+// The update vote stays open until newcomers make the run large enough, or their time is over.
+static void wait_for_more(struct run *run) {
+    struct membership *table = &run->table;
+    if (run->short_until == INT64_MAX) {
+        run->short_until = table->now_ns + table->limits.wait_ms * MS_NS;
+        actions_log(&table->actions, LOG_NOTICE, "the run waits: %u of at least %u members are there", table->count,
+                    table->limits.least);
+    }
+    if (run->short_until > table->now_ns) return;
+    actions_log(&table->actions, LOG_ERR, "the run has waited %u s in vain: %u of at least %u members are there",
+                table->limits.wait_ms / 1000, table->count, table->limits.least);
+    answer_vote(run, WIRE_VOTE_UPDATE, pcclTooFewPeers, table->count);
+}
+
 // The update vote has passed. The first members need no vote.
 static void form_update(struct run *run) {
-    for (uint32_t i = 0; i < run->table.slots && run->table.count == 0; i++) run->table.peers[i].invited = true;
+    if (run->table.count == 0) invite(run);
     bool newcomers = candidate_form(&run->candidate, &run->table);
-    if (newcomers || selection_plan(&run->selection, &run->matrix, &run->table, &run->candidate))
+    if (run->table.count > 0 && run->candidate.count < run->table.limits.least)
+        wait_for_more(run);
+    else if (newcomers || selection_plan(&run->selection, &run->matrix, &run->table, &run->candidate))
         propose(run, WIRE_VOTE_UPDATE);
     else
         answer_vote(run, WIRE_VOTE_UPDATE, pcclSuccess, 0);
@@ -176,10 +220,10 @@ static void pass_votes(struct run *run) {
     if (table->count == 0) {
         if (table->peer_count > 0) form_update(run);
     } else if (all_voted(run, WIRE_VOTE_UPDATE)) {
-        for (uint32_t i = 0; i < table->slots; i++) table->peers[i].invited = may_come(run, &table->peers[i]);
+        invite(run);
         form_update(run);
     } else if (all_voted(run, WIRE_VOTE_PENDING)) {
-        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, newcomers_wait(run));
+        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, is_short(table) || newcomers_wait(run));
     } else if (all_voted(run, WIRE_VOTE_OPTIMIZE)) {
         optimise(run);
     }
@@ -267,6 +311,7 @@ static void start(struct run *run) {
     run->heard_number = run->lost_number = 0;
     run->yields_until = 0;
     run->phase = RUN_IDLE;
+    run->short_until = INT64_MAX;
     table->warn_at = INT64_MAX;
 }
 
@@ -367,6 +412,8 @@ static const char *reason_to_refuse(struct run *run, const struct wire_address *
     if (!here && table->loopback_count > 0)
         return "this peer reached the master over the network, others over loopback, so it cannot reach them; give "
                "them the master's network address";
+    if (table->peer_count > 0 && memcmp(&hello->limits, &table->limits, sizeof hello->limits) != 0)
+        return "its min_members, max_members or min_members_timeout is not that of the run; give all peers the same";
     return NULL;
 }
 
@@ -378,6 +425,7 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
         return;
     }
     if (table->peer_count == 0) run->completed = false;
+    if (table->peer_count == 0) table->limits = hello->limits;
     if (table->peer_count == 0) run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
     struct wire_member member = {.id = hello->id,
                                  .join_number = run->next_join++,

@@ -39,6 +39,7 @@ struct run {
     // The run, of newcomers alone, gives way to one that another master has left; 0: it was taken up, or there is none.
     int64_t yields_until;
     int64_t woken_until; // this master has stood still: until then its peers may find that they have left it
+    int64_t short_until; // the update vote, which has passed, waits for more members; INT64_MAX: it does not
     enum run_phase phase;
     struct breaks breaks[WIRE_MAX_MEMBERS];     // by the group's slot
     struct verdicts verdicts[WIRE_MAX_MEMBERS]; // by the group's slot

@@ -89,6 +89,7 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
         const struct survivor *survivor = survivors_member(t->survivors, t->config, i);
         if (survivor == NULL) continue;
         if (here++ == 0) group = membership_ensure_group(t->table, t->config->members[begin].group);
+        t->table->limits = survivor->resume.hello.limits; // all have the same
         struct peer_record *peer = membership_add(t->table, survivor->conn, &t->config->members[i]);
         peer->accepted = true;
         peer->masters = survivor->resume.hello.masters;

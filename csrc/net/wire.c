@@ -16,7 +16,7 @@ enum {
     FINGERPRINT = 8 + 4 + 5,
     OP_NAME = 8 + 8 + 4 + 2 + 4,
     HASH = 8 + 8,
-    HELLO = 2 + ID + 4 + 4 + 2 + 1 + 1,
+    HELLO = 2 + ID + 4 + 4 + 2 + 1 + 1 + 8,
     VERDICT = OP_NAME + 1 + ID + 2 + 2 + 4,
     SYNC_VOTE = 1 + 1 + 8 + HASH + HASH + 8,
     SYNC_PLAN = 8 + 8 + HASH + HASH + 4 + 4,

@@ -118,6 +118,14 @@ static void visit_ended_vote(struct cursor *c, struct wire_ended_vote *vote) {
     cursor_expect(c, none == (vote->kind == 0) && none == (vote->count == 0));
 }
 
+static void visit_limits(struct cursor *c, struct wire_limits *limits) {
+    cursor_u16(c, &limits->least);
+    cursor_u16(c, &limits->most);
+    cursor_u32(c, &limits->wait_ms);
+    cursor_expect(c, limits->least <= WIRE_MAX_MEMBERS && limits->most <= WIRE_MAX_MEMBERS);
+    cursor_expect(c, limits->most == 0 || limits->least <= limits->most);
+}
+
 static void visit_losses(struct cursor *c, uint32_t *count, struct wire_loss *losses) {
     cursor_count(c, count, WIRE_MAX_MEMBERS);
     EACH(c, i, *count) {
@@ -150,6 +158,7 @@ static void visit_identity(struct cursor *c, struct wire_hello *m) {
     cursor_u16(c, &m->port);
     cursor_range(c, &m->masters, 1, WIRE_MAX_MASTERS);
     cursor_range(c, &m->join_only, 0, 1);
+    visit_limits(c, &m->limits);
     cursor_expect(c, m->port != 0 && !wire_id_equal(&m->id, &nobody));
 }
 

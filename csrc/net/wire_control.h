@@ -21,6 +21,13 @@ struct wire_epoch {
     struct wire_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
 };
 
+// How many members a run has, all groups together. The same for all peers of a run.
+struct wire_limits {
+    uint16_t least;   // an update vote waits for so many; 0: for nobody
+    uint16_t most;    // further newcomers wait until a member is gone; 0: there is no limit
+    uint32_t wait_ms; // after which a vote that waits for `least` fails
+};
+
 struct wire_hello {
     uint16_t version;
     struct wire_id id; // never all zero
@@ -29,6 +36,7 @@ struct wire_hello {
     uint16_t port;     // where this peer listens for links
     uint8_t masters;   // in the peer's list, 1..WIRE_MAX_MASTERS
     uint8_t join_only; // 1: refuse this peer rather than begin a run with it
+    struct wire_limits limits;
     struct wire_name name;
 };
 

@@ -88,6 +88,7 @@ struct member *communicator_new_member(const struct communicator *c, const struc
     member_set_recovery(core, c->params.recovery_limit_ms, c->params.master_count);
     member_set_spare_lanes(core, c->params.spare_lanes);
     member_set_join_only(core, c->params.join_only);
+    member_set_limits(core, &c->params.limits);
     member_set_name(core, &c->params.name);
     return core;
 }
@@ -191,6 +192,7 @@ bool communicator_set(struct communicator *c, enum communicator_setting setting,
             break;
         case COMMUNICATOR_SET_RECOVERY: c->params.recovery_limit_ms = params->recovery_limit_ms; break;
         case COMMUNICATOR_SET_JOIN_ONLY: c->params.join_only = params->join_only; break;
+        case COMMUNICATOR_SET_LIMITS: c->params.limits = params->limits; break;
         case COMMUNICATOR_SET_NAME: c->params.name = params->name; break;
         case COMMUNICATOR_SET_KEYS:
             replaced = c->params.transport.keys;
@@ -202,6 +204,13 @@ bool communicator_set(struct communicator *c, enum communicator_setting setting,
     communicator_finish(c, pcclSuccess);
     keys_release(replaced);
     return may;
+}
+
+struct wire_limits communicator_limits(struct communicator *c) {
+    communicator_begin(c);
+    struct wire_limits limits = c->params.limits;
+    communicator_finish(c, pcclSuccess);
+    return limits;
 }
 
 // ---- members that were lost ----
@@ -349,6 +358,12 @@ static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *
                            "the communicator died in %s: %s; destroy it and create a new one (in Python: call "
                            "reconnect())",
                            name, why_dead(c));
+    if (c->ticket.code == pcclTooFewPeers)
+        return detail_fail(pcclTooFewPeers,
+                           "the run has %llu of at least %u members, and has waited for %u s; start more peers, or "
+                           "begin a run with a smaller min_members",
+                           (unsigned long long)c->ticket.value, c->params.limits.least,
+                           c->params.limits.wait_ms / 1000);
     return detail_fail(c->ticket.code, "%s ended without a new epoch, and the membership is unchanged; call it again",
                        name);
 }

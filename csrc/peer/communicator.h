@@ -29,6 +29,7 @@ struct communicator_params {
     uint32_t lanes;       // 1..WIRE_MAX_LANES
     uint32_t spare_lanes; // more of them, to far neighbours, for as long as they can be had
     bool join_only;       // refused where no run goes on
+    struct wire_limits limits;
     struct wire_name name;
     struct transport_options transport; // its keys are held
 };
@@ -38,6 +39,7 @@ enum communicator_setting {
     COMMUNICATOR_SET_MASTERS, // and how many
     COMMUNICATOR_SET_RECOVERY,
     COMMUNICATOR_SET_JOIN_ONLY,
+    COMMUNICATOR_SET_LIMITS,
     COMMUNICATOR_SET_NAME,     // which is clean
     COMMUNICATOR_SET_KEYS,     // of `transport`; it holds them; NULL: connections are plain
     COMMUNICATOR_SET_INSECURE, // of `transport`
@@ -59,6 +61,7 @@ void connect_free(struct communicator *c);
 // Takes one of the parameters for the next connect. False: the communicator is connecting, or was connected.
 bool communicator_set(struct communicator *c, enum communicator_setting setting,
                       const struct communicator_params *params);
+struct wire_limits communicator_limits(struct communicator *c);
 // Connected and alive: pcclSuccess, pcclInvalidUsage or pcclMasterConnectionFailed. The first check of every call.
 pcclResult_t communicator_usable(struct communicator *c);
 // The adopted snapshot; all ones when dead. pcclInvalidUsage: never connected.

@@ -458,6 +458,7 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
 
 void member_set_spare_lanes(struct member *m, uint32_t spare) { mesh_set_spare(&m->mesh, spare); }
 void member_set_join_only(struct member *m, bool join_only) { m->hello.join_only = join_only; }
+void member_set_limits(struct member *m, const struct wire_limits *limits) { m->hello.limits = *limits; }
 void member_set_name(struct member *m, const struct wire_name *name) { m->hello.name = *name; }
 
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {

@@ -38,6 +38,8 @@ void member_set_spare_lanes(struct member *member, uint32_t spare);
 void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t masters);
 // Whether it is refused where no run goes on, rather than begin one.
 void member_set_join_only(struct member *member, bool join_only);
+// How many members it wants its run to have; the same at all peers.
+void member_set_limits(struct member *member, const struct wire_limits *limits);
 // The name that it tells the master, which is clean; empty at first.
 void member_set_name(struct member *member, const struct wire_name *name);
 void member_free(struct member *member);

@@ -303,8 +303,8 @@ SIGNATURES = [
     (pccl.PCCLError.check, "(result, func_name)"),
     (
         C,
-        "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, name=None, "
-        "keys=None, cert=None, key=None, ca=None, insecure=False)",
+        "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, min_members=None, "
+        "max_members=None, min_members_timeout=None, name=None, keys=None, cert=None, key=None, ca=None, insecure=False)",
     ),
     (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None)"),
     (C.get_attribute, "(attribute)"),

@@ -62,7 +62,8 @@ static inline struct wire_header op_head(uint64_t group_epoch) {
     return (struct wire_header){.run = run, .generation = generation, .epoch = group_epoch};
 }
 
-static bool join_only; // of the hellos from now on
+static bool join_only;            // of the hellos from now on
+static struct wire_limits limits; // likewise
 
 static inline void hello_from(char peer, uint32_t group, struct wire_address address) {
     struct wire_hello hello = {.version = WIRE_VERSION,
@@ -71,7 +72,8 @@ static inline void hello_from(char peer, uint32_t group, struct wire_address add
                                .lanes = 2,
                                .port = 48149,
                                .masters = 1,
-                               .join_only = join_only};
+                               .join_only = join_only,
+                               .limits = limits};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
     act((inside = true, core_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));

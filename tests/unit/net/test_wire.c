@@ -104,6 +104,8 @@ static bool again_text(struct wire_buffer *out, enum wire_type type, const uint8
     return true;
 }
 
+enum { HELLO_BYTES = 38 }; // without a name
+
 static void write_hello(struct wire_buffer *out, uint32_t size) {
     struct wire_hello hello = {.version = WIRE_VERSION,
                                .group = (uint32_t)check_random(&seed),
@@ -111,6 +113,7 @@ static void write_hello(struct wire_buffer *out, uint32_t size) {
                                .port = (uint16_t)(1 + below(65535)),
                                .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS)),
                                .join_only = (uint8_t)below(2),
+                               .limits = {5, (uint16_t)(5 + below(1000)), (uint32_t)check_random(&seed)},
                                .name = a_name()};
     random_id(&hello.id);
     wire_encode_hello(out, random_header(), &hello);
@@ -583,7 +586,7 @@ static void test_wrong_lengths(void) {
         size_t length = frame.length - WIRE_HEADER_BYTES;
         for (size_t cut = 0; cut < length; cut++) {
             check_case("%s cut to %zu of %zu", wire_type_name((uint16_t)message->type), cut, length);
-            bool nameless = message->type == WIRE_HELLO && cut == 30;
+            bool nameless = message->type == WIRE_HELLO && cut == HELLO_BYTES;
             CHECK_EQ(again_exact(message, &out, frame.bytes + WIRE_HEADER_BYTES, cut), nameless);
         }
         check_case("%s with a trailing byte", wire_type_name((uint16_t)message->type));
@@ -603,7 +606,7 @@ static void test_bad_fields(void) {
         MEMBER = 56,    // without a name
         HELLO_NAME = 2, // with its length
         EPOCH = 60,
-        RESUME_VOTE = 30 + HELLO_NAME + 8 + 8 + 16,
+        RESUME_VOTE = HELLO_BYTES + HELLO_NAME + 8 + 8 + 16,
         RESUME_ACCEPTED = RESUME_VOTE + 1 + 50 + 5 * 4,
         RESUME_BARRIER = RESUME_ACCEPTED + 1 + 1 + 1 + 8
     };
@@ -619,12 +622,15 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 28, 0, false, "no masters"},
         {WIRE_HELLO, 28, WIRE_MAX_MASTERS + 1, false, "too many masters"},
         {WIRE_HELLO, 29, 2, false, "join only 2"},
-        {WIRE_HELLO, 30, 0, false, "a name of no bytes"},
-        {WIRE_HELLO, 30, WIRE_MAX_NAME + 1, false, "a name that is too long"},
-        {WIRE_HELLO, 31, 0x1b, false, "a control character in a name"},
-        {WIRE_HELLO, 31, 0xff, false, "a name that is not UTF-8"},
-        {WIRE_HELLO, 31, ' ', false, "a space at the end of a name"},
-        {WIRE_RESUME, 31, '\n', false, "a line end in a name"},
+        {WIRE_HELLO, 31, 5, false, "more members at least than there can be"},
+        {WIRE_HELLO, 33, 5, false, "more members at most than there can be"},
+        {WIRE_HELLO, 30, 5 << 16 | 6, true, "more members at least than at most"},
+        {WIRE_HELLO, HELLO_BYTES, 0, false, "a name of no bytes"},
+        {WIRE_HELLO, HELLO_BYTES, WIRE_MAX_NAME + 1, false, "a name that is too long"},
+        {WIRE_HELLO, HELLO_BYTES + 1, 0x1b, false, "a control character in a name"},
+        {WIRE_HELLO, HELLO_BYTES + 1, 0xff, false, "a name that is not UTF-8"},
+        {WIRE_HELLO, HELLO_BYTES + 1, ' ', false, "a space at the end of a name"},
+        {WIRE_RESUME, HELLO_BYTES + 1, '\n', false, "a line end in a name"},
         {WIRE_WELCOME, 24, 0, true, "no heartbeat limit"},
         {WIRE_WELCOME, 28, 5, false, "unknown family"},
         {WIRE_REFUSED, 0, 0xffff, true, "text length"},

@@ -1,0 +1,107 @@
+"""How many members a run has: at least, below which it waits, and at most, beyond which peers are spares."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from peers import PATIENCE, Background, PeerProcess, address_of, processes
+
+import pccl
+from pccl import Communicator, MasterNode
+
+
+def test_after_a_kill_the_run_waits_for_the_replacement(monkeypatch):
+    monkeypatch.setenv("PCCL_MIN_MEMBERS", "3")
+    with processes(3) as peers:
+        lost = peers.pop()
+        lost.kill()
+        for peer in peers:
+            assert peer.ask("sum", 1000) == "RANK_CONNECTION_LOST"
+        for peer in peers:
+            peer.tell("pending")
+        assert [peer.answer() for peer in peers] == [True, True]
+        for peer in peers:
+            peer.tell("update")
+            peer.await_begin("update")
+        fresh = PeerProcess(peers[0].address, value=8)
+        peers.append(fresh)
+        fresh.tell("connect", 1)
+        assert [peer.answer() for peer in peers[:2]] == [[3, 3, 1, 3]] * 2
+        assert fresh.answer() is None
+        for peer in peers:
+            peer.tell("sum", 1000)
+        assert [peer.answer() for peer in peers] == [1 + 2 + 8] * 3
+
+
+def test_a_spare_takes_the_place_of_a_killed_member(monkeypatch):
+    monkeypatch.setenv("PCCL_MAX_MEMBERS", "2")
+    with processes(2) as peers:
+        spare = PeerProcess(peers[0].address, value=4)
+        spare.tell("connect", 1)
+        spare.await_begin("connect")
+        for peer in peers:
+            peer.tell("update")
+        assert [peer.answer() for peer in peers] == [[2, 2, 1, 2]] * 2
+        peers.pop().kill()
+        assert peers[0].ask("sum", 1000) == "RANK_CONNECTION_LOST"
+        while not peers[0].ask("pending"):
+            pass
+        assert peers[0].ask("update") == [2, 2, 1, 2]
+        assert spare.answer() is None
+        peers.append(spare)
+        for peer in peers:
+            peer.tell("sum", 1000)
+        assert [peer.answer() for peer in peers] == [1 + 4] * 2
+
+
+def test_waiting_for_the_minimum_ends_with_an_error_on_all():
+    with MasterNode("127.0.0.1:0") as master:
+        with Communicator(address_of(master), min_members=2, min_members_timeout=0.1) as comm:
+            comm.connect()
+            assert comm.are_peers_pending()
+            text = "the run has 1 of at least 2 members, and has waited for 0 s; start more peers"
+            with pytest.raises(pccl.TooFewPeersError, match=text):
+                comm.update_topology(timeout=PATIENCE)
+            fresh = Background(Communicator(address_of(master), min_members=2, min_members_timeout=0.1).connect)
+            while comm.world_size == 1:
+                with contextlib.suppress(pccl.TooFewPeersError):
+                    comm.update_topology(timeout=PATIENCE)
+            fresh.result()
+            assert comm.world_size == 2
+
+
+def test_all_peers_have_the_limits_of_the_run():
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master), max_members=3) as comm:
+        comm.connect()
+        least, wait = {"max_members": 3, "min_members": 1}, {"max_members": 3, "min_members_timeout": 1}
+        for others in ({}, {"max_members": 4}, least, wait):
+            with (
+                Communicator(address_of(master), **others) as other,
+                pytest.raises(pccl.ConnectError, match="is not that of the run; give all peers the same"),
+            ):
+                other.connect(1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "text"),
+    [
+        ({"min_members": 3, "max_members": 2}, "min_members 3 is more than max_members 2"),
+        ({"min_members": 1025}, "a run has at most 1024 members"),
+        ({"max_members": 1025}, "a run has at most 1024 members"),
+    ],
+)
+def test_limits_that_cannot_be(limits, text, monkeypatch):
+    with pytest.raises(pccl.PCCLError, match=text):
+        Communicator("127.0.0.1:1", **limits)
+    for name, value in limits.items():
+        monkeypatch.setenv(f"PCCL_{name.upper()}", str(value))
+    if max(limits.values()) <= 1024:  # the environment's are ignored beyond that, with a line in the log
+        with pytest.raises(pccl.PCCLError, match=text):
+            Communicator("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("limits", [{"min_members": -1}, {"max_members": 2.5}, {"min_members_timeout": -1}])
+def test_limits_of_another_kind(limits):
+    with pytest.raises((ValueError, TypeError, AssertionError)):
+        Communicator("127.0.0.1:1", **limits)
