@@ -21,7 +21,7 @@ from pccl._named import CollectiveHandle, NamedCollectives
 from pccl._operations import contributors, request_cancel
 from pccl._reduces import AsyncReduceHandle, Multi, Op, OpArguments, op_arguments, reduce_info
 from pccl._reports import Diagnosis
-from pccl._results import Contributors, ReduceInfo
+from pccl._results import Contributors, ParityInfo, ReduceInfo
 from pccl._state import SharedState, SharedStateSyncInfo, SyncProgress, sync_info, sync_report, watcher
 from pccl._tensors import Buffers, plain_memory, reduce_buffers, require_kind
 from pccl._types import (
@@ -418,6 +418,46 @@ class Communicator(NamedCollectives):
         """
         _snapshots().drop(self, snapshots)
 
+    # ---- parity ----
+
+    def check_parity(self, state: Any, *, policy: str = "raise") -> ParityInfo:
+        """Compares a state that all members of the peer group should hold alike, bit for bit: NaNs too.
+
+        `state` is a SharedState, a torch module, whose parameters are compared (not its buffers), or a dict of tensors and arrays
+        by name, on the CPU or a GPU. All members call it at the same place, with the same entries in the same order and the same
+        `policy`; it waits for them. It hashes the state, and sends 64 bytes; more only where hashes differ. Nothing may write to
+        the state meanwhile, but another thread may call it beside a forward and backward pass. One call at a time. Needs torch.
+
+        If entries differ, the members that hold the same as more than half of all are the majority, and `policy` decides:
+
+        - "raise": ParityError on all members alike.
+        - "repair": the others receive the entries that differ from a member of the majority. ParityError on all if they differ
+          again after three repairs.
+        - "expel": the others close this communicator and raise ParityError; the majority goes on without them.
+
+        Without a majority every policy raises ParityError on all. A member that dies is left out, and the rest is compared.
+        UsageError on all members: their entries or policies differ. TypeError, ValueError, AssertionError: `state` cannot be
+        compared; the others wait then, so close the communicator. After an error the state is unchanged, but entries of a member
+        of the minority may be anything after a repair that was cut short.
+        """
+        found: ParityInfo = _parity().check_parity(self, state, policy)
+        return found
+
+    def replay(
+        self, compute: Callable[..., Any], inputs: Sequence[Tensor], *, root: int = 0, policy: str = "raise"
+    ) -> ParityInfo:
+        """Lets every member compute the same, and compares the results as `check_parity` does: a broken processor differs.
+
+        `compute(*inputs)` gets copies of the inputs of the member of rank `root`; the others pass tensors of the same shapes.
+        It returns a tensor or an array, or several in a list or a dict, such as the loss and the gradients of one micro-batch.
+        It has to be deterministic: with the same parameters, seeds, kernels and kinds of processor, and in torch under
+        `torch.use_deterministic_algorithms(True)`. Then a member that differs from a majority computes wrongly.
+
+        Raises what `check_parity` and `compute` raise, and PeerLostError if the root was lost.
+        """
+        found: ParityInfo = _parity().replay(self, compute, inputs, root, policy)
+        return found
+
     # ---- inside ----
 
     def _adopt(self, pointer: Any, ip: Any) -> None:
@@ -484,15 +524,22 @@ def _snapshots() -> Any:
     return importlib.import_module("pccl.state._snapshots.tensors")
 
 
-def roll(comm: Communicator, values: Any, tag: int, timeout: float | None = None) -> frozenset[UUID]:
+def _parity() -> Any:
+    """What needs torch, and is above this module."""
+    return importlib.import_module("pccl.state._parity")
+
+
+def roll(
+    comm: Communicator, values: Any, tag: int, timeout: float | None = None, *, op: ReduceOp = ReduceOp.SUM
+) -> frozenset[UUID]:
     """The members of the peer group who live, the same on all of them: those that one reduce has among its contributors.
 
     What a peer has heard of epochs may differ from that where members were lost together with a master. The reduce adopts the
-    losses. `values`, a tensor too small to be divided, is replaced by the sum of theirs. PCCLTimeoutError: call again with the
+    losses. `values`, a tensor too small to be divided, is replaced by the result of `op`. PCCLTimeoutError: call again with the
     same arguments.
     """
     try:
-        found = comm.all_reduce(values, op=ReduceOp.SUM, tag=tag, retry=True, timeout=timeout).contributors
+        found = comm.all_reduce(values, op=op, tag=tag, retry=True, timeout=timeout).contributors
     except TooFewPeersError:
         found = ()
     return found[0].peers if found else frozenset([comm.uuid])

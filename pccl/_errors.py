@@ -6,6 +6,8 @@ PCCLError                  any failure; `result` is the code, `detail` says what
 ├── ConnectionFailedError  no master, refused, expelled, or the other peers cannot be reached: connect again
 │   └── ConnectError       all attempts of `connect` failed
 ├── JoinError              this process could not join a run (also a RuntimeError): start it again, or give up
+├── StateLostError         more was lost than the redundancy of snapshots bears: begin from a checkpoint
+├── ParityError            members hold different bytes (also a RuntimeError): restart the one that differs
 ├── CallAgainError         the vote or the round had no result, on all peers alike: call again
 ├── OperationCancelledError  a member cancelled the operation: it ended so on all members
 ├── UsageError             the program is wrong: fix the call
@@ -29,6 +31,7 @@ from pccl._loader import load_native_module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+    from uuid import UUID
 
     from pccl._results import Contributors
 
@@ -176,6 +179,28 @@ class StateLostError(PCCLError, RuntimeError):
 
     def __init__(self, detail: str, func_name: str = "restore") -> None:
         super().__init__(Result.NO_SHARED_STATE_AVAILABLE, func_name, detail)
+
+
+class ParityError(PCCLError, RuntimeError):
+    """Members that should hold the same state hold different bytes. All members get it alike, or those that are expelled.
+
+    `entry` is the name of the first entry that differs. `minority` are the members that hold other bytes than the majority, and
+    `names` their names; both are empty if there is no majority.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        func_name: str = "check_parity",
+        *,
+        entry: str = "",
+        minority: tuple[UUID, ...] = (),
+        names: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(Result.NO_SHARED_STATE_AVAILABLE, func_name, detail)
+        self.entry = entry
+        self.minority = minority
+        self.names = names
 
 
 class CallAgainError(PCCLError):

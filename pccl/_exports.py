@@ -31,6 +31,7 @@ PUBLIC = {
         "OperationCancelledError",
         "PCCLError",
         "PCCLTimeoutError",
+        "ParityError",
         "PeerLostError",
         "Result",
         "StateLostError",
@@ -45,7 +46,7 @@ PUBLIC = {
     "_master": ("MasterNode",),
     "_named": ("CollectiveHandle",),
     "_reduces": ("AsyncReduceHandle",),
-    "_results": ("CollectiveInfo", "Contributors", "ReduceInfo"),
+    "_results": ("CollectiveInfo", "Contributors", "ParityInfo", "ReduceInfo"),
     "_state": ("SharedState", "SharedStateSyncInfo", "SyncProgress"),
     "_types": (
         "QuantizationOptions",

@@ -20,6 +20,7 @@ from pccl._errors import ConnectError as ConnectError
 from pccl._errors import ConnectionFailedError as ConnectionFailedError
 from pccl._errors import JoinError as JoinError
 from pccl._errors import OperationCancelledError as OperationCancelledError
+from pccl._errors import ParityError as ParityError
 from pccl._errors import PCCLError as PCCLError
 from pccl._errors import PCCLTimeoutError as PCCLTimeoutError
 from pccl._errors import PeerLostError as PeerLostError
@@ -42,6 +43,7 @@ from pccl._reports import FindingKind as FindingKind
 from pccl._reports import MemberReport as MemberReport
 from pccl._results import CollectiveInfo as CollectiveInfo
 from pccl._results import Contributors as Contributors
+from pccl._results import ParityInfo as ParityInfo
 from pccl._results import ReduceInfo as ReduceInfo
 from pccl._state import SharedState as SharedState
 from pccl._state import SharedStateSyncInfo as SharedStateSyncInfo

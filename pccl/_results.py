@@ -59,4 +59,16 @@ class CollectiveInfo(NamedTuple):
         return self.world_size
 
 
+class ParityInfo(NamedTuple):
+    """What `check_parity` found: `world_size` members hold the same state now.
+
+    If they did not before, `entry` is the name of the first entry that differed, and `minority` are the members that held other
+    bytes than the majority. They were repaired or expelled.
+    """
+
+    world_size: int
+    entry: str | None = None
+    minority: tuple[UUID, ...] = ()
+
+
 publish(globals())

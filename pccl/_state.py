@@ -111,11 +111,8 @@ class SharedState:
 
     def hash(self) -> str:
         """The parity hash of all contents that must be equal: 32 hex digits, the same for the same bytes on every peer."""
-        self._collect("SharedState.hash")
         low, high = _ffi.new("uint64_t *"), _ffi.new("uint64_t *")
-        result = _C.pccl_ext_state_hash(self._state, low, high)
-        if result != _C.pcclSuccess:
-            raise error_for(result, "SharedState.hash", last_detail())
+        self._hash_into("SharedState.hash", low, high, _ffi.NULL)
         return f"{high[0]:016x}{low[0]:016x}"
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,6 +164,13 @@ class SharedState:
         synchronize(info._owner for info in self._tensor_infos)
         for scalar in self._scalars:
             scalar.load()
+
+    def _hash_into(self, function: str, low: Any, high: Any, entries: Any) -> None:
+        """Hashes all contents that must be equal, and each entry into `entries`, a `uint64_t[]` of two for each, or NULL."""
+        self._collect(function)
+        result = _C.pccl_ext_state_hash(self._state, low, high, entries)
+        if result != _C.pcclSuccess:
+            raise error_for(result, function, last_detail())
 
     def _read_only(self) -> Any:
         """Which entries their owners do not want written, as a `bool[]`."""

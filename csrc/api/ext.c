@@ -210,7 +210,8 @@ pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_repor
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_out, uint64_t *high_out) {
+pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_out, uint64_t *high_out,
+                                 uint64_t *entries_out) {
     if (state == NULL || (state->count > 0 && state->infos == NULL)) return api_null("shared_state");
     if (low_out == NULL || high_out == NULL) return api_null("out");
     RETURN_IF_FAILED(api_check_state(state));
@@ -224,6 +225,14 @@ pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *state, uint64_t *low_o
     }
     *low_out = content->hash.low;
     *high_out = content->hash.high;
+    if (entries_out != NULL) {
+        memset(entries_out, 0, 2 * state->count * sizeof *entries_out);
+        for (size_t i = 0; i < content->layout.count; i++) {
+            const struct delta_entry *entry = &content->layout.entries[i];
+            struct hash128 hash = hash_root(content->leaves + entry->first_leaf, entry->leaf_count);
+            memcpy(entries_out + 2 * entry->info, &hash, sizeof hash);
+        }
+    }
     content_free(content);
     return pcclSuccess;
 }

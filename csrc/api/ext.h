@@ -200,8 +200,10 @@ struct pccl_sync_report {
 pcclResult_t pccl_ext_sync_report(const pcclComm_t *comm, struct pccl_sync_report *out);
 
 // The content hash of a state: low and high half. The same for the same bytes in the same entries, on every peer and
-// machine.
-pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out);
+// machine. `entries_out` gets both halves of each entry's own hash, in the order of the entries, 0 for one with
+// allow_content_inequality; NULL: they are not wanted.
+pcclResult_t pccl_ext_state_hash(const pcclSharedState_t *shared_state, uint64_t *low_out, uint64_t *high_out,
+                                 uint64_t *entries_out);
 
 // Like pcclGetMembers, for the snapshot. Returns pcclRankConnectionLost if the members are unknown because some were
 // lost together with a master; pcclUpdateTopology makes a new snapshot.

@@ -21,6 +21,7 @@ from pccl.distributed._elastic import Elastic, Left
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup
 from pccl.distributed._join import join
+from pccl.distributed._parity import check_parity
 from pccl.distributed._supervise import supervise
 from pccl.state import Snapshots
 
@@ -37,6 +38,7 @@ __all__ = [
     "ProcessGroup",
     "Snapshots",
     "StateLostError",
+    "check_parity",
     "is_joining",
     "join",
     "keys",

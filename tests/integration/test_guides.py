@@ -144,3 +144,20 @@ def test_sharded(tmp_path):
     done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=110, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("steps: 5") == 2
+
+
+def test_parity():
+    check, replay = blocks("parity.md")
+    with team([0, 0]) as comms:
+
+        def model(rank: int) -> dict[str, Any]:
+            made = torch.nn.Linear(3, 2)
+            torch.nn.init.ones_(made.weight)
+            torch.nn.init.zeros_(made.bias)
+            return {"model": made, "torch": torch, "inputs": torch.full((4, 3), float(rank)), "step": 100}
+
+        for names in on_both(comms, replay, model):
+            assert len(names["compute"](names["inputs"])) == 3
+        on_both(comms, check, lambda rank: {**model(rank), "state": {"x": np.zeros(3)}})
+        with pytest.raises(pccl.ParityError, match="entry 'x' differs, and no majority"):
+            on_both(comms, check, lambda rank: {**model(rank), "state": {"x": np.full(3, rank)}})

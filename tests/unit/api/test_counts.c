@@ -74,16 +74,16 @@ static void test_others(const struct run *run) {
         pcclTensorInfo_t info = {.name = "a", .data = &x, .count = counts[i], .datatype = pcclFloat};
         pcclSharedState_t state = {.count = 1, .infos = &info};
         uint64_t low, high;
-        CHECK_EQ(pccl_ext_state_hash(&state, &low, &high), pcclInvalidArgument);
+        CHECK_EQ(pccl_ext_state_hash(&state, &low, &high, NULL), pcclInvalidArgument);
     }
     pcclTensorInfo_t infos[3] = {{.name = "a", .data = &x, .count = PTRDIFF_MAX, .datatype = pcclUint8},
                                  {.name = "b", .data = &x, .count = PTRDIFF_MAX, .datatype = pcclUint8},
                                  {.name = "c", .data = &x, .count = 4, .datatype = pcclUint8}};
     pcclSharedState_t state = {.count = 3, .infos = infos};
     uint64_t low, high;
-    CHECK_EQ(pccl_ext_state_hash(&state, &low, &high), pcclInvalidArgument);
+    CHECK_EQ(pccl_ext_state_hash(&state, &low, &high, NULL), pcclInvalidArgument);
     state.count = SIZE_MAX;
-    CHECK_EQ(pccl_ext_state_hash(&state, &low, &high), pcclInvalidArgument);
+    CHECK_EQ(pccl_ext_state_hash(&state, &low, &high, NULL), pcclInvalidArgument);
     pcclReduceOpDescriptor_t op = {&x, &x, sum_of(1, 1)};
     struct pccl_ticket ticket;
     CHECK_EQ(pccl_begin_multi(&op, NULL, SIZE_MAX, run->comms[0], 1, &ticket), pcclInvalidArgument);

@@ -1,0 +1,141 @@
+"""Peers that compare their state, some of which differs, and are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # the first optimizer imports it: here once, and not for seconds in each process
+import torch.distributed as dist
+from performers import PATIENCE, preload
+from torch import nn
+
+import pccl.distributed
+from pccl import Communicator, ParityError, ParityInfo, SharedState, UsageError
+
+preload(__name__)
+
+
+class ParityPeer:
+    """A peer with a model, the same on all."""
+
+    IS_NO_MASTER = True
+
+    def __init__(self, pipe: Connection, address: str, name: str) -> None:
+        torch.set_num_threads(1)
+        self.comm = Communicator(address, name=name)
+        self.log: list[Any] = []
+
+    def join(self, world: int) -> None:
+        self.comm.connect(timeout=PATIENCE)
+        self.comm.wait_for_peers(world, timeout=PATIENCE)
+        torch.manual_seed(5)
+        self.model = nn.Sequential(nn.Linear(70, 50), nn.BatchNorm1d(50), nn.Linear(50, 3))
+        with torch.no_grad():
+            self.model[0].weight[3, 3] = float("nan")
+
+    def flip(self, name: str, bit: int = 0) -> None:
+        """Flips a bit of the last element of a parameter."""
+        memory = self.model.get_parameter(name).detach().view(torch.int32).view(-1)
+        memory[-1] ^= 1 << bit
+
+    def _told(self, check: Any, *arguments: Any, **named: Any) -> Any:
+        """What a check has returned or raised, with peers by their names."""
+        names = self.comm.peer_names
+        try:
+            found: ParityInfo = check(*arguments, **named)
+        except ParityError as error:
+            return "ParityError", error.entry, sorted(names[one] for one in error.minority), str(error)
+        except UsageError as error:
+            return "UsageError", str(error)
+        return found.world_size, found.entry, sorted(names[one] for one in found.minority)
+
+    def check(self, policy: str = "raise") -> Any:
+        return self._told(self.comm.check_parity, self.model, policy=policy)
+
+    def check_other(self, entries: dict[str, int]) -> Any:
+        """Arrays of zeros, of these sizes."""
+        return self._told(self.comm.check_parity, {name: np.zeros(size) for name, size in entries.items()})
+
+    def check_state(self, rate: float) -> Any:
+        """With the numbers of an optimizer. Those that it has afterwards."""
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=rate)
+        state = SharedState.from_module(self.model, optimizer, rng_state=False)
+        return self._told(self.comm.check_parity, state, policy="repair"), optimizer.param_groups[0]["lr"]
+
+    def check_transposed(self, value: float) -> Any:
+        """Of a tensor that is not contiguous. Its content afterwards."""
+        tensor = torch.full((3, 2), value).t()
+        return self._told(self.comm.check_parity, {"t": tensor}, policy="repair"), tensor.tolist()
+
+    def die_in_check(self, at: str) -> None:
+        """Is killed in a check: before the members gather their entries, or while it repairs the others."""
+        step = {"gather": "all_gather", "repair": "launch"}[at]
+        setattr(self.comm, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        self.check("repair")
+
+    def digest(self) -> bytes:
+        return b"".join(one.detach().numpy().tobytes() for one in self.model.parameters())
+
+    def replay(self, broken: bool) -> Any:
+        def compute(inputs: torch.Tensor) -> list[torch.Tensor]:
+            loss = self.model(inputs).nan_to_num().square().mean()
+            found = [loss, *torch.autograd.grad(loss, list(self.model[2].parameters()))]
+            if broken:
+                found[1][0, 0] += 1e-6
+            return found
+
+        inputs = torch.randn(4, 70, generator=torch.Generator().manual_seed(self.comm.rank))
+        return self._told(self.comm.replay, compute, [inputs], root=1)
+
+    def uuid(self) -> str:
+        return self.comm.uuid.hex
+
+    def reduce(self) -> float:
+        tensor = torch.ones(1)
+        self.comm.all_reduce(tensor, retry=True)
+        return float(tensor)
+
+    def alive(self) -> bool:
+        return self.comm.alive
+
+
+class ParityRank:
+    """A rank that trains with DistributedDataParallel."""
+
+    def __init__(self, pipe: Connection) -> None:
+        torch.set_num_threads(1)
+        self.log: list[Any] = []
+
+    def train(self, port: int, rank: int, size: int) -> None:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+        torch.manual_seed(5)
+        self.model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.step()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, 9, generator=torch.Generator().manual_seed(dist.get_rank()))).square().mean().backward()
+        self.optimizer.step()
+
+    def flip(self) -> None:
+        """Changes a moment, not a parameter."""
+        self.optimizer.state[self.model.module[0].weight]["exp_avg"][0, 0] += 1
+
+    def check(self, policy: str) -> Any:
+        try:
+            found = pccl.distributed.check_parity(self.model, self.optimizer, policy=policy)
+        except ParityError as error:
+            return error.entry
+        return found.world_size, found.entry
+
+    def size(self) -> int:
+        self.step()
+        return dist.get_world_size()
