@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.distributed.fsdp import fully_shard
 
 import pccl.distributed
 from pccl.distributed import Elastic, PeerLostError, Snapshots, StateLostError
+from pccl.state._snapshots.talk import Talk
 
 preload(__name__)
 
@@ -38,13 +40,18 @@ def batch(step: int, rank: int, size: int) -> torch.Tensor:
     return torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(step))[rank::size]
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Member:
     """A rank that trains, or a newcomer."""
 
-    def __init__(self, pipe: Connection, snapshots: dict[str, Any]) -> None:
+    def __init__(self, pipe: Connection, snapshots: dict[str, Any], shards: int) -> None:
         torch.set_num_threads(1)
         sys.dont_write_bytecode = True  # of what is imported late
         self._snapshots = snapshots
+        self._shards = shards
         self.log: list[Any] = []
         self.losses: dict[int, float] = {}
 
@@ -61,7 +68,11 @@ class Member:
     def _make(self) -> None:
         torch.manual_seed(5)
         self.model = nn.Sequential(nn.Linear(6, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 5), nn.LayerNorm(5), nn.Linear(5, 2))
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        size = dist.get_world_size()
+        mesh = init_device_mesh("cpu", (size,))
+        if self._shards:
+            shards = min(self._shards, size)
+            mesh = init_device_mesh("cpu", (size // shards, shards), mesh_dim_names=("replicate", "shard"))
         fully_shard(self.model[0], mesh=mesh)
         fully_shard(self.model, mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05, eps=0.1)  # which makes little of last bits
@@ -73,7 +84,32 @@ class Member:
     def where(self) -> tuple[str, str]:
         return pccl.distributed.masters(), pccl.distributed.keys()
 
-    def train(self, until: int, dies_at: int | None = None, pause: float = 0.0, size: int = 0) -> list[tuple[int, int]]:
+    def die_in(self, place: str) -> None:
+        """It kills itself when it comes there: in the backward pass, or between the agreement of all to step and its step."""
+        if place == "backward":
+            self.model[1].register_full_backward_pre_hook(lambda *_: die())
+        else:
+            self.optimizer.register_step_pre_hook(lambda *_: die())
+
+    def die_at_message(self, topic: str, number: int) -> None:
+        """It kills itself at that message of a conversation."""
+        left, call = iter(range(number)), Talk._all
+
+        def call_or_die(talk: Talk, *arguments: Any, **named: Any) -> None:
+            if talk._topic.startswith(topic) and next(left, None) is None:
+                die()
+            call(talk, *arguments, **named)
+
+        Talk._all = call_or_die  # type: ignore[method-assign]
+
+    def mesh(self) -> tuple[int, ...]:
+        shapes = {parameter.device_mesh.shape for parameter in self.model.parameters()}
+        assert len(shapes) == 1
+        return tuple(shapes.pop())
+
+    def train(
+        self, until: int, dies_at: int | None = None, pause: float = 0.0, size: int = 0, place: str = ""
+    ) -> list[tuple[int, int]]:
         """Trains until a step, and as long as there are fewer than `size` members; gives (step, world size) of each change."""
         while True:
             if self.run.sync():
@@ -82,32 +118,37 @@ class Member:
                 return self.changes
             if dies_at == self.run.step:
                 self.run.wait_for_snapshot()
-                os.kill(os.getpid(), signal.SIGKILL)
+                if not place:
+                    die()
+                self.die_in(place)
             try:
                 x = batch(self.run.step, dist.get_rank(), dist.get_world_size())
                 loss = self.model(x).square().mean()
                 self.optimizer.zero_grad()
                 loss.backward()
+                self.optimizer.step()
             except PeerLostError:
                 continue
-            self.optimizer.step()
             self.schedule.step()
             self.losses[self.run.step] = loss.item()
             self.run.step += 1
             time.sleep(pause)
 
-    def train_and_lose(self, until: int) -> str:
+    def train_and_lose(self, until: int, dies_at: int | None = None) -> str:
         """Trains until a StateLostError; gives its text."""
         try:
-            self.train(until)
+            self.train(until, dies_at)
         except StateLostError as error:
             return str(error)
         return ""
 
-    def half_a_step(self) -> None:
-        """Steps the optimizer, and does not count the step."""
+    def half_a_step(self, ranks: Sequence[int] | None = None) -> None:
+        """Steps the optimizers of these ranks, by default of all, and does not count the step."""
         self.model(batch(self.run.step, dist.get_rank(), dist.get_world_size())).square().mean().backward()
-        self.optimizer.step()
+        if ranks is None or dist.get_rank() in ranks:
+            self.optimizer.step()
+        else:
+            dist.barrier()  # as if others had stepped, too
 
     def whole(self) -> dict[str, torch.Tensor]:
         """The parameters and the optimizer's state, as in one process."""
@@ -143,12 +184,14 @@ class Member:
 class Job(Team):
     """Members, and what tests tell all of them."""
 
-    def __init__(self, **snapshots: Any) -> None:
+    def __init__(self, shards: int = 0, **snapshots: Any) -> None:
+        """`shards`: processes that have one replica of the state; 0: all, on a mesh of one dimension."""
         super().__init__()
         self._snapshots = snapshots
+        self._shards = shards
 
     def add(self) -> Performer:
-        self.members.append(Performer(Member, len(self.members), (self._snapshots,), QUIET, Path("/dev/null")))
+        self.members.append(Performer(Member, len(self.members), (self._snapshots, self._shards), QUIET, Path("/dev/null")))
         return self.members[-1]
 
     def join(self, where: tuple[str, str]) -> Performer:

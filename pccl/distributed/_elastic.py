@@ -75,11 +75,12 @@ class Elastic:
     `leaves_on`: a signal, such as SIGTERM, upon which this process leaves in order, as by `leave`. A second one does what the
     first would have done without. The constructor has to be called in the main thread then.
 
-    **Sharded models.** The model may be sharded with FSDP2 (`fully_shard`) over all members. A lost member takes its part of the
-    state along: `snapshots` keeps copies or a code of each part in the memory of others. Catch the PeerLostError of a step, and
-    call `sync` again: it divides the state among those who are there, and what was lost comes from the newest snapshot, to whose
-    step all go back. Where nothing was lost, as when somebody joins, the step stays. StateLostError on all members: more was lost
-    than the snapshots bear.
+    **Sharded models.** The model may be sharded with FSDP2 (`fully_shard`) over all members, also with replicas (HSDP). A lost
+    member takes its part of the state along: `snapshots` keeps copies or a code of each part in the memory of others. Catch the
+    PeerLostError of a step, and call `sync` again: it divides the state among those who are there, and what was lost comes from
+    the newest snapshot, to whose step all go back. Where nothing was lost, as when somebody joins, or when replicas have all
+    parts, the step stays. StateLostError on all members: more was lost than the snapshots bear. With replicas every call after
+    a loss raises PeerLostError until `sync`, as in strict mode, and so does `optimizer.step()`, in which all agree to step.
     """
 
     def __init__(

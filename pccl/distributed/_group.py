@@ -22,7 +22,7 @@ from pccl.distributed import _bootstrap
 from pccl.distributed._change import Change, tell
 from pccl.distributed._collectives import Coalescing
 from pccl.distributed._compile import untraced
-from pccl.distributed._launch import Launcher
+from pccl.distributed._launch import Guard, Launcher
 from pccl.distributed._p2p import PointToPoint
 from pccl.distributed._view import View, renumber
 from pccl.distributed._work import Completer, Work
@@ -155,6 +155,7 @@ class ProcessGroup(PointToPoint):
         self._made[key] += 1
         name = f"{self._made[key]} in {above.seed:x}"
         launcher = Launcher(above.communicator, name, view, strict=above.strict)
+        launcher.guard = above.guard
         made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
         (self._group_of_all or self)._subgroups.add(made)
         return made
@@ -170,6 +171,22 @@ class ProcessGroup(PointToPoint):
         self._launcher.begin(number)
         self._size_for_reducer = self._size_for_hooks = view.size
         _renumber(self)
+
+    def guard(self, members: Collection[UUID]) -> None:
+        """Makes this group of all and its subgroups strict: once one of `members` is lost, their calls raise PeerLostError.
+
+        A call in flight ends too, even if it needs none of the lost ones. All members call it alike, between two calls, and again
+        with others.
+        """
+        launcher = self._launcher
+        launcher.guard = launcher.guard or Guard(launcher.communicator)
+        launcher.guard.members = frozenset(members)
+        for group in (self, *self._subgroups):
+            group._launcher.guard, group._launcher.strict = launcher.guard, True
+
+    def end_broken_calls(self, timeout: float) -> None:
+        """Ends the calls that nobody awaited, if a member that `guard` was given is lost."""
+        self._launcher.end_broken_calls(timeout)
 
     # ---- what torch asks of it by name ----
 

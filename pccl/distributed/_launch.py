@@ -40,7 +40,8 @@ from pccl._collectives import Collective
 from pccl._communicator import Communicator
 from pccl._enums import DataType
 from pccl._errors import PCCLError, PCCLTimeoutError, Result
-from pccl._names import name_of
+from pccl._names import name_of, peer_label
+from pccl._operations import request_cancel
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
 from pccl.distributed._tensors import stream_of, synchronize
 from pccl.distributed._view import View
@@ -206,6 +207,22 @@ def made_under(origin: Origin | None) -> Iterator[None]:
         _making.origin, _making.calls = before
 
 
+class Guard:
+    """Members that all calls of all groups of this process need, also calls that these members take no part in.
+
+    Each process ends its own calls in flight once it hears of a loss. A call that is cancelled has ended well on no member, or on
+    all of them.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.members: frozenset[UUID] = frozenset()
+
+    def lost(self) -> frozenset[UUID]:
+        """Those of the members who are lost."""
+        return self.members.difference(self._communicator.members)
+
+
 class CoreCall:
     """An op of the core."""
 
@@ -246,7 +263,7 @@ class CoreCall:
         self._agreement: CoreCall | None = None
         self._repeated: Call | None = None
         self._lost: frozenset[UUID] = frozenset()
-        if again is not None or (self._agrees and not survivors):
+        if again is not None or (self._agrees and not survivors) or launcher.guard is not None:
             _unfinished[self] = None
 
     def wait(self, timeout: float | None) -> None:
@@ -268,6 +285,8 @@ class CoreCall:
         except _errors.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
+            if error.result is Result.CANCELLED and self._launcher.guard is not None:
+                raise self._launcher.broken(self._name, self._members) from error
             raise translated(error, self._name, self._members, self._launcher.names(self._members)) from error
 
     def _adopt(self, info: CollectiveInfo) -> None:
@@ -303,6 +322,7 @@ class CoreCall:
 
     def done(self) -> bool:
         """Whether the op has ended. One that is made again ends with its repetition."""
+        self._end_if_broken()
         if not self._op.done() or not (self._agrees and self._cut_short):
             return bool(self._op.done())
         self.advance()
@@ -320,6 +340,7 @@ class CoreCall:
 
     def advance(self) -> None:
         """Begins what follows after a loss, as far as it can be without waiting: the agreement, and the repetition."""
+        self._end_if_broken()
         with _advancing:
             if self._agreement is None and self._agrees and self._op.done() and self._cut_short:
                 assert self._number is not None
@@ -330,10 +351,18 @@ class CoreCall:
                 left = (place for place, member in enumerate(self._group.members) if member not in agreement._lost)
                 self._repeated = self._again(next(left))
 
+    def _end_if_broken(self) -> None:
+        """Asks to cancel the op if a member that the guard names is lost; repeated, it has no effect."""
+        guard = self._launcher.guard
+        if guard is not None and not self._op.done():
+            with contextlib.suppress(PCCLError):  # the communicator is closed
+                if guard.lost():
+                    request_cancel(self._launcher.communicator._handle, self._op)
+
 
 _unfinished: dict[CoreCall, None] = {}
-"""Calls that are not awaited yet, and need more of all members if they end with a loss. One table for all groups of the process:
-members may wait in another order for calls of groups that have communicators of their own."""
+"""Calls that are not awaited yet, and need more of all members if they end with a loss, or that a guard ends. One table for all
+groups of the process: members may wait in another order for calls of groups that have communicators of their own."""
 
 _advancing = threading.RLock()
 TURN_SECONDS = 0.05
@@ -378,6 +407,7 @@ class Launcher:
         self.name = name
         self.view = view
         self.strict = strict
+        self.guard: Guard | None = None
         self.on_loss: Callable[[Collection[UUID]], None] | None = None
         self.adopt: Callable[[Call], None] | None = None
         """Takes over a call that nobody waits for."""
@@ -435,6 +465,24 @@ class Launcher:
         for call in tuple(_unfinished):
             if call._launcher.communicator is self.communicator:
                 _unfinished.pop(call, None)
+
+    def end_broken_calls(self, timeout: float) -> None:
+        """Ends the calls of this communicator that nobody awaited, if a member that the guard names is lost."""
+        if self.guard is None or not self.guard.lost():
+            return
+        for call in tuple(_unfinished):
+            if call._launcher.communicator is self.communicator:
+                with contextlib.suppress(PCCLError):
+                    call.wait(timeout)
+
+    def broken(self, name: str, members: tuple[UUID, ...]) -> PeerLostError:
+        """The error of a call of this group that ended since a member that the guard names was lost."""
+        lost = self.guard.lost() if self.guard is not None else frozenset()
+        ranks = tuple(rank for rank, member in enumerate(members) if member in lost)
+        names = self.names(lost)
+        text = ", ".join(peer_label(names[member], member) for member in sorted(lost)) or "a member"
+        detail = f"{text} was lost, so all calls end until the next Elastic.sync"
+        return PeerLostError(name, detail, ranks, tuple(members[rank] for rank in ranks), names)
 
     def agree(self, name: str, number: int) -> CoreCall:
         """Begins to agree on who was lost in a call."""

@@ -233,16 +233,22 @@ def _tensors_in(container: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 @torch.no_grad()
-def remesh(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None = None, mesh_of: MeshOf | None = None) -> None:
+def remesh(
+    model: nn.Module,
+    optimizers: Optimizer | Iterable[Optimizer] | None = None,
+    mesh_of: MeshOf | None = None,
+    *,
+    shards: int | None = None,
+) -> None:
     """Puts a model and its optimizers on a new mesh. All members call it, after the group of all has got its new members.
 
     Afterwards sharded parameters, buffers and optimizer states are DTensors on the new mesh, and their content is undefined.
     Other tensors keep theirs. Parameters stay the same objects; DTensors of optimizer states are new ones under the same keys.
     Local tensors that the caller holds keep their content. Gradients are dropped. A step may have been cut short anywhere.
 
-    `mesh_of` makes the new mesh from an old one, once for each. Without it a mesh of one dimension becomes one over all members,
-    and one of two keeps the size of its last dimension, by which it shards, if the world size is a multiple of it; else it shards
-    over all members. Both keep the type of device and the names of dimensions.
+    `mesh_of` makes the new mesh from an old one, once for each. Without it a mesh of one dimension becomes one over all members.
+    The last dimension of one of two, by which it shards, gets the smallest size that is a divisor of the world size and at least
+    `shards`, by default the old size; if there is none, the world size. Both keep the type of device and the names of dimensions.
 
     A parameter that is sharded by a dimension other than 0, and that the new mesh cannot cut evenly, is sharded by dimension 0.
     An int `reshard_after_forward` that does not divide the new mesh becomes True. Both return with a mesh that allows them.
@@ -250,7 +256,7 @@ def remesh(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None 
     TypeError, ValueError: the model has something that this cannot do, which the error names; nothing has been changed.
     """
     states = _states(model)
-    meshes = _Meshes(mesh_of)
+    meshes = _Meshes(mesh_of or functools.partial(_default_mesh, shards=shards))
     names = {parameter: name for name, parameter in _parameters(model).items()}
     plans = [_Plan(names, state, group, meshes) for state in states for group in state._fsdp_param_groups]
     placements = {one.parameter: (one.old_placements, one.placements) for plan in plans for one in plan.parameters}
@@ -290,8 +296,8 @@ def _states(model: nn.Module) -> list[Any]:
 class _Meshes:
     """The new mesh of each old one."""
 
-    def __init__(self, mesh_of: MeshOf | None) -> None:
-        self._mesh_of = mesh_of or _default_mesh
+    def __init__(self, mesh_of: MeshOf) -> None:
+        self._mesh_of = mesh_of
         self._made: dict[DeviceMesh, DeviceMesh] = {}
         self._old: dict[int, DeviceMesh] = {}
         self._after_forward: dict[tuple[int, int], Any] = {}
@@ -353,13 +359,16 @@ class _Meshes:
         _torch().clear_redistribute_planner_cache()
 
 
-def _default_mesh(old: DeviceMesh) -> DeviceMesh:
+def _default_mesh(old: DeviceMesh, shards: int | None) -> DeviceMesh:
     whole = old._root_mesh or old
     if whole.size() != old.size() or sorted(whole.mesh.flatten().tolist()) != list(range(old.size())):
         raise ValueError(f"{old} has not all members; pass mesh_of, which makes the new mesh")
     size = dist.get_world_size()
-    shards = old.size(1) if old.ndim == 2 and size % old.size(1) == 0 else size
-    shape = (size,) if old.ndim == 1 else (size // shards, shards)
+    shape: tuple[int, ...] = (size,)
+    if old.ndim == 2:
+        least = min(shards or old.size(1), size)
+        last = next(count for count in range(least, size + 1) if size % count == 0)
+        shape = size // last, last
     mesh = init_device_mesh(old.device_type, shape, mesh_dim_names=old.mesh_dim_names)
     vars(mesh)[_OWN] = True
     return mesh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -38,9 +39,9 @@ from pccl.state._snapshots.restore import (
     Source,
     carry_out,
     choose,
+    is_whole,
     misfit,
     plan,
-    require_whole,
     verify,
 )
 from pccl.state._snapshots.stock import Stock
@@ -58,11 +59,19 @@ class ShardedState:
     """The tensors of a training by name, and what each member has of them."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.shards = 0
+        """The size of the last dimension of meshes of two (HSDP), as the run has begun with it; 0: meshes have one dimension."""
         for name, parameter in model.named_parameters():
-            mesh = getattr(parameter, "device_mesh", None)
-            if mesh is not None and mesh.ndim > 1:
-                # After a loss the complete replicas would wait for survivors of the others, which are in `sync`.
-                raise TypeError(f"parameter {name} is sharded over a mesh of {mesh.ndim} dimensions; Elastic takes one of 1")
+            mesh: Any = getattr(parameter, "device_mesh", None)
+            placements: Any = getattr(parameter, "placements", ())
+            if mesh is None or mesh.ndim == 1:
+                continue
+            if mesh.ndim > 2 or not placements[0].is_replicate():
+                text = f"a mesh of {mesh.ndim} dimensions, {mesh.mesh_dim_names}, with the placements {placements}"
+                raise TypeError(f"parameter {name} has {text}; Elastic takes one dimension, or replicas along the first of two")
+            if self.shards not in (0, mesh.size(1)):
+                raise TypeError(f"parameter {name} is sharded {mesh.size(1)} times, and others {self.shards} times; use one mesh")
+            self.shards = mesh.size(1)
         if not any(isinstance(module, FSDPModule) for module in model.modules()):
             raise TypeError("the model has sharded parameters, but not by fully_shard, which Elastic needs")
         self._model = model
@@ -170,7 +179,9 @@ class Told(NamedTuple):
     leaves: bool
     """It gives its part to the others, and is a member no longer."""
     settings: str
-    """Of its snapshots: the same on all members, since they take part in the same ones."""
+    """Of its snapshots and meshes: the same on all members, since they take part in the same ones."""
+    replica: int
+    """The size of a replica that the run has begun with, as this process knows it; 0: there are no replicas."""
 
 
 class Restored(NamedTuple):
@@ -208,16 +219,19 @@ class Sharded:
         self._revision = 0
         self._attached = 0
         self._era = 0
+        self._group: ProcessGroup | None = None
         self._optimizer_steps = 0
+        self._stepped = [0] * len(training.optimizers)  # steps of each optimizer since the last sync
+        self._votes = 0  # since the last sync
         self._at_sync = (0, 0)
         self._taken = 0  # the step of the last snapshot
         self._leaves = False
         self.left = False
         """Whether this process has left the run in order."""
         self.restored: Restored | None = None
-        for optimizer in training.optimizers:
-            optimizer.register_step_pre_hook(lambda *_: self.fence())
-            optimizer.register_step_post_hook(lambda *_: self._count_step())
+        for number, optimizer in enumerate(training.optimizers):
+            optimizer.register_step_pre_hook(functools.partial(self._before_step, number))
+            optimizer.register_step_post_hook(functools.partial(self._after_step, number))
 
     @property
     def report(self) -> Report | None:
@@ -238,8 +252,24 @@ class Sharded:
         if self._keeper is not None:
             self._keeper.close()
 
-    def _count_step(self) -> None:
+    def _before_step(self, number: int, *_: Any) -> None:
+        """With replicas, members agree to step: all survivors step, or none. So what they have are parts of one state.
+
+        The optimizers that step after one another need one agreement. PeerLostError: a member was lost in the step.
+        """
+        if self._state.shards and self._group is not None and self._stepped[number] == self._votes:
+            self._votes += 1
+            self._group.barrier().wait()
+        self.fence()
+
+    def _after_step(self, number: int, *_: Any) -> None:
+        self._stepped[number] += 1
         self._optimizer_steps += 1
+
+    def _begin_step(self) -> None:
+        self._at_sync = self._progress(), self._optimizer_steps
+        self._stepped = [0] * len(self._stepped)
+        self._votes = 0
 
     # ---- sync ----
 
@@ -261,7 +291,7 @@ class Sharded:
         living, leaving = self._agreed(comm, seconds)
         same = living == frozenset(self._members) and not leaving
         if same and not (looks and comm.are_peers_pending(timeout=seconds)):
-            self._at_sync = self._progress(), self._optimizer_steps
+            self._begin_step()
             if self._snapshots is not None and self._progress() - self._taken >= self._snapshots.every:
                 self.snapshot()
             return False
@@ -323,6 +353,7 @@ class Sharded:
         damaged: set[int] = set()
         self._spoiled = False
         try:
+            group.end_broken_calls(seconds)
             live = self._live(usable_anyway=first)
             for attempt in range(ATTEMPTS):
                 if self._keeper is not None:
@@ -369,7 +400,8 @@ class Sharded:
             stock.layouts,
             sorted(damaged),
             self._leaves,
-            _settings(self._snapshots),
+            _settings(self._snapshots, self._state.shards),
+            self._state.shards,
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
         all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told, stock))))]
@@ -385,11 +417,12 @@ class Sharded:
         wrong = {rank: f"this process has {one.settings}" for rank, one in enumerate(by_rank) if one.settings != first_settings}
         if _refused(wrong, talk.own, f"the others have {first_settings}; give all members the same"):
             return False
+        self._state.shards = next(one.replica for one in by_rank if one.revision == newest)
         layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
         source, root, is_live = self._source(by_rank, layouts, damaged, newest)
         era = max(one.era for one in by_rank) + 1
         if source is None and order == known:  # a run begins, with the tensors that each has
-            self._finish(order, talk.own, 1, era)
+            self._finish(group, order, talk.own, 1, era)
             if self._snapshots is not None:
                 self.snapshot()
             return True
@@ -407,15 +440,17 @@ class Sharded:
             return False
         if is_live:
             source = self._as_snapshot(talk, source, live, pieces, era)
-        content = decode(self._values_of(talk, source, root, pieces, live))
+        # A member that has stepped when others have not, or the other way round, takes their state.
+        stale = is_live and bool(known) and not any(talk.own in ranks for ranks in source.images.values())
+        content = decode(self._values_of(talk, source, root, pieces, None if stale else live))
         self._attached = max(one.attached for one in by_rank) + 1
         parts: dict[str, torch.Tensor] = {}
         shards: ShardMap = {}
         if not self._leaves:
-            self._spoiled |= not is_live  # from here on numbers beside the tensors are those of the snapshot
+            self._spoiled |= not is_live or stale  # from here on numbers beside the tensors are those of the snapshot
             group.attach(comm, members, self._attached)
             self._state.take_outline(content["outline"])
-            remesh(self._training.model, self._training.optimizers)
+            remesh(self._training.model, self._training.optimizers, shards=self._state.shards or None)
             parts, shards = self._state.local()
         maps = [shards_from(decode(one)) for one in talk.gather_bytes(bytes(encode(shards_tree(shards))))]
         if not _all_fit(dict(enumerate(maps[: len(members)])), known_slices, talk.own):
@@ -432,10 +467,10 @@ class Sharded:
             self._leave(talk)
             return True
         self._write_back(parts)
-        if not is_live or not known:
+        if not is_live or not known or stale:
             self._training.take_own(content["own"])
             self._take_values(content["values"])
-        self._finish(members, talk.own, newest + 1, era)
+        self._finish(group, members, talk.own, newest + 1, era)
         self.restored = Restored(self._progress(), not is_live, received, time.monotonic() - self._began)
         complete = len(members) == 1
         if self._snapshots is not None and len(members) > 1:
@@ -522,11 +557,14 @@ class Sharded:
                 if local.data_ptr() != parts[name].data_ptr():
                     local.copy_(parts[name])
 
-    def _finish(self, order: tuple[UUID, ...], own: int, revision: int, era: int) -> None:
+    def _finish(self, group: ProcessGroup, order: tuple[UUID, ...], own: int, revision: int, era: int) -> None:
         self._members, self._own = order, own
         self._revision = revision
         self._era = era
-        self._at_sync = self._progress(), self._optimizer_steps
+        self._begin_step()
+        if self._state.shards:
+            group.guard(order)
+            self._group = group
 
     def _source(
         self, told: Sequence[Told], layouts: Mapping[str, Layout], damaged: set[int], newest: int
@@ -552,25 +590,21 @@ class Sharded:
             _log.warning("%s", f"{text}; give Snapshots another name for a new run")
             return source, source.values[min(source.values)][0], False
         ranks = [rank for rank, one in enumerate(told) if one.revision == newest]
-        usable = [rank for rank in ranks if told[rank].version]
-        maps = [told[rank].shards for rank in ranks]
-        if usable == ranks and len({told[rank].version for rank in ranks}) == 1 and all(one is not None for one in maps):
-            live = [one for one in maps if one is not None]
-            try:
-                require_whole(live)
-                layout = Layout([told[rank].host for rank in ranks], live, Redundancy(1, 0))
-                images = {slot: [rank] for slot, rank in enumerate(ranks)}
-                return Source(LIVE, (0, 0), layout, images, {}, {}, Sum(0, 0)), ranks[0], True
-            except LookupError:
-                pass
+        for version in sorted({told[rank].version for rank in ranks if told[rank].version}, reverse=True):
+            having = [rank for rank in ranks if told[rank].version == version]
+            live = [one for rank in having if (one := told[rank].shards) is not None]
+            if len(live) == len(having) and is_whole(live):
+                layout = Layout([told[rank].host for rank in having], live, Redundancy(1, 0))
+                images = {slot: [rank] for slot, rank in enumerate(having)}
+                return Source(LIVE, (0, 0), layout, images, {}, {}, Sum(0, 0)), having[0], True
         source = choose(held, layouts, damaged)
         return source, source.values[min(source.values)][0], False
 
-    def _values_of(self, talk: Talk, source: Source, root: int, pieces: Mapping[PieceName, Memory], live: _Live) -> bytes:
-        """The own values of the time of the snapshot, or else those of one member."""
+    def _values_of(self, talk: Talk, source: Source, root: int, pieces: Mapping[PieceName, Memory], live: _Live | None) -> bytes:
+        """The own values of the time of the snapshot, or else those of one member. `live`: None if they are of another step."""
         own: bytes | None = None
         if source.id == LIVE:
-            own = live.values if self._revision else None
+            own = live.values if self._revision and live is not None else None
         else:
             names = sorted(name for name in pieces if name.kind == "values")
             kept = self._keeper.snapshots if self._keeper is not None else []
@@ -599,10 +633,11 @@ def _refused(found: Mapping[int, str], own: int, advice: str) -> bool:
     return bool(found)
 
 
-def _settings(snapshots: Snapshots | None) -> str:
+def _settings(snapshots: Snapshots | None, shards: int) -> str:
+    mesh = f"a mesh of {2 if shards else 1} dimension{'s'[: bool(shards)]}"
     if snapshots is None:
-        return "no snapshots"
-    return f"Snapshots of every={snapshots.every}, code={tuple(snapshots.redundancy)}"
+        return f"no snapshots, and {mesh}"
+    return f"Snapshots of every={snapshots.every}, code={tuple(snapshots.redundancy)}, and {mesh}"
 
 
 class _Live(NamedTuple):

@@ -120,6 +120,7 @@ def _source(id_: int, order: Order, layout: Layout, found: Sequence[tuple[int, H
     count = len(layout.maps)
     rows = [[(stripe, row) in parity for row in range(len(one.parity))] for stripe, one in enumerate(layout.placement.stripes)]
     lost = lost_members(layout.placement, [member in images for member in range(count)], rows)
+    lost = [member for member in lost if not _has_replicas(layout.maps[member], [layout.maps[other] for other in images])]
     if lost or not values:
         ranks = ", ".join(map(str, lost))
         asked = layout.redundancy
@@ -135,6 +136,14 @@ def _source(id_: int, order: Order, layout: Layout, found: Sequence[tuple[int, H
     for member in range(count):
         total += sums[member]
     return Source(id_, order, layout, images, parity, values, total, sums)
+
+
+def _has_replicas(shards: ShardMap, others: Sequence[ShardMap]) -> bool:
+    """Whether other images together have all that an image has."""
+    return all(
+        not one.box.numel or not uncovered(one.box, (other[name].box for other in others if name in other))
+        for name, one in shards.items()
+    )
 
 
 # ---- who sends what ----
@@ -474,9 +483,6 @@ def misfit(shards: ShardMap, known: Mapping[str, Slice], part: str = "") -> str:
     return ""
 
 
-def require_whole(maps: Sequence[ShardMap]) -> None:
-    """LookupError names a tensor of which no member has some part."""
-    for name, one in maps[0].items():
-        whole = Box((0,) * len(one.whole), one.whole)
-        if whole.numel and uncovered(whole, (shards[name].box for shards in maps if name in shards)):
-            raise LookupError(name)
+def is_whole(maps: Sequence[ShardMap]) -> bool:
+    """Whether members have all parts of the tensors of the first of them."""
+    return _has_replicas({name: one._replace(box=Box((0,) * len(one.whole), one.whole)) for name, one in maps[0].items()}, maps)
