@@ -19,7 +19,7 @@ from pccl.distributed._bootstrap import BootstrapError, is_joining, keys, master
 from pccl.distributed._change import Change, on_change
 from pccl.distributed._elastic import Elastic, Left
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
-from pccl.distributed._group import Options, ProcessGroup
+from pccl.distributed._group import Options, ProcessGroup, lost_ranks
 from pccl.distributed._join import join
 from pccl.distributed._parity import check_parity
 from pccl.distributed._supervise import supervise
@@ -42,6 +42,7 @@ __all__ = [
     "is_joining",
     "join",
     "keys",
+    "lost_ranks",
     "masters",
     "on_change",
     "supervise",

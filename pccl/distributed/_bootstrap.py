@@ -97,6 +97,7 @@ class Place:
     """PCCL_MASTER, or ""."""
     keys: bool
     """Whether the environment names keys or a certificate."""
+    membership: str = "elastic"
     token: str = field(default_factory=lambda: uuid4().hex)
     """Names this call of init_process_group: the store may hold what earlier ones wrote."""
 
@@ -176,7 +177,7 @@ def meant_to_join(addresses: str | None, *, begin: bool = False, keys: str = "")
 
 
 def connect(
-    store: dist.Store, rank: int, world_size: int, timeout: timedelta, name: str | None = None
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta, name: str | None = None, membership: str = "elastic"
 ) -> tuple[Communicator, tuple[UUID, ...]]:
     """Connects this process to its job; gives the communicator and the ids of all ranks, in the order of the ranks.
 
@@ -192,7 +193,7 @@ def connect(
         restore_environment()
         return made
     board = _Board(store, rank, world_size, Deadline(timeout.total_seconds()), timeout)
-    place = _own_place(store, world_size)
+    place = _own_place(store, world_size, membership)
     _warn_without_supervisor(rank)
     places = board.meet(place)
     given = next((one.masters for one in places if one.masters), "")
@@ -414,6 +415,9 @@ def _problem(places: Sequence[str], own: Place) -> str:
                 f"the ranks have different masters: PCCL_MASTER is {own.masters} for rank 0 and {other.masters} for rank {rank}; "
                 "give all of them the same"
             )
+        if other.membership != own.membership:
+            text = f'rank 0 has the membership "{own.membership}" and rank {rank} "{other.membership}"'
+            return f"{text}; give all ranks the same Options(membership=) or PCCL_MEMBERSHIP"
         if other.keys != own.keys:
             has, lacks = (0, rank) if own.keys else (rank, 0)
             return f"rank {has} has PCCL_KEYS, and rank {lacks} has not; give all ranks the keys of the run, or none"
@@ -427,7 +431,7 @@ def _disagree(own: int, rank: int, other: int, who: str) -> str:
 # ---- where this process is ----
 
 
-def _own_place(store: dist.Store, world_size: int) -> Place:
+def _own_place(store: dist.Store, world_size: int, membership: str) -> Place:
     given = os.environ.get("PCCL_MASTER", "")
     if given:
         parse_endpoints(given)  # what is wrong with it is said at once
@@ -438,6 +442,7 @@ def _own_place(store: dist.Store, world_size: int) -> Place:
         address=_own_address(_host_of(store)),
         masters=given,
         keys=environment_has_some(),
+        membership=membership,
     )
 
 

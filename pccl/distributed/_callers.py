@@ -8,6 +8,7 @@ averaging, which divides parameters in the same way, call from their own files.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -15,9 +16,13 @@ from types import FrameType
 
 import torch.autograd.graph
 import torch.distributed as dist
+from torch.autograd import function as autograd_function
+from torch.distributed import c10d_logger, utils
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.model_averaging import utils as model_averaging
+from torch.distributed.nn import functional as nn_functional
 from torch.nn.parallel import distributed as data_parallel
+from torch.utils import _contextlib as torch_contextlib
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _ALL_REDUCE = inspect.unwrap(dist.all_reduce).__code__
@@ -29,6 +34,31 @@ _DIVIDE_FIRST = (
     str(data_parallel.__file__),
 )
 """The files and folders of torch in Python that divide by the size of the group before they reduce."""
+
+_BUFFERS = (str(data_parallel.__file__), str(utils.__file__), os.path.join("accelerate", "utils", "random.py"))
+"""The files that broadcast, from rank 0, what all members have alike: parameters, buffers, states of random generators."""
+
+_SAMPLES = tuple(
+    os.path.join(*parts)
+    for parts in (
+        ("accelerate", "utils", "operations.py"),
+        ("transformers", "trainer_pt_utils.py"),
+        ("lightning", "fabric", "utilities", "distributed.py"),
+        ("lightning_fabric", "utilities", "distributed.py"),
+        ("torchmetrics", "utilities", "distributed.py"),
+    )
+)
+"""The files of frameworks that gather results of samples, of which each rank has its own."""
+
+_PASSING = (
+    _TORCH_DISTRIBUTED,
+    str(c10d_logger.__file__),
+    str(nn_functional.__file__),
+    str(autograd_function.__file__),
+    str(torch_contextlib.__file__),
+    str(contextlib.__file__),
+)
+"""The files through which a call passes on its way from such a file."""
 
 _WRAPPERS = 3
 """How many frames of torch.distributed lie between a collective and the program: its body and its decorators."""
@@ -74,3 +104,28 @@ def torch_all_reduce(frame: FrameType | None) -> bool:
 def program(frame: FrameType | None) -> bool:
     """Whether a broadcast comes from a program, through torch.distributed.broadcast."""
     return frame is not None and frame.f_code is _BROADCAST
+
+
+def object_list(frame: FrameType | None) -> bool:
+    """Whether a call is a part of torch.distributed.broadcast_object_list, in which only the root knows the sizes."""
+    while frame is not None and frame.f_code.co_filename in _PASSING:
+        if frame.f_code.co_name == "broadcast_object_list":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def gathers_samples(frame: FrameType | None) -> bool:
+    """Whether a gather comes from a function of a framework that gathers results of samples, not parts of a model."""
+    return _origin(frame).endswith(_SAMPLES)
+
+
+def broadcasts_equals(frame: FrameType | None) -> bool:
+    """Whether a broadcast comes from a function that broadcasts what all members have alike."""
+    return _origin(frame).endswith(_BUFFERS)
+
+
+def _origin(frame: FrameType | None) -> str:
+    while frame is not None and frame.f_code.co_filename in _PASSING:
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename

@@ -19,13 +19,15 @@ class Change:
     rank: int
     """The rank of this process from now on."""
     world_size: int
-    """The number of members from now on."""
+    """The number of members from now on; with fixed membership the number of ranks, which stays."""
     members: tuple[UUID, ...]
-    """Their uuids in the run, by rank."""
+    """Their uuids in the run, by rank. With fixed membership a lost rank has the uuid of the member that was lost."""
     lost: tuple[UUID, ...]
     """Members that were there before and are no more."""
     joined: tuple[UUID, ...]
     """Members that were not there before."""
+    lost_ranks: tuple[int, ...] = ()
+    """With fixed membership the ranks that have no member now."""
     names: dict[UUID, str] = field(default_factory=dict, hash=False)
     """What logs and errors call the members, the lost ones too: host names, unless the program sets others."""
 
@@ -56,7 +58,11 @@ def tell(change: Change) -> None:
     """Calls the callbacks."""
     if change.lost:
         lost = ", ".join(peer_label(change.names.get(one, ""), one) for one in change.lost)
-        _log.warning("peer %s lost; %d members continue, this one as rank %d", lost, change.world_size, change.rank)
+        living = change.world_size - len(change.lost_ranks)
+        _log.warning("peer %s lost; %d members continue, this one as rank %d", lost, living, change.rank)
+    if change.lost and change.lost_ranks:
+        ranks = ", ".join(map(str, change.lost_ranks))
+        _log.warning("ranks lost and kept for replacements: %s of %d; sums are scaled until then", ranks, change.world_size)
     for callback in list(_callbacks.values()):
         try:
             callback(change)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
+from uuid import UUID
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,8 @@ from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._compile import refuse_python_reducer
 from pccl.distributed._errors import CollectiveError, PeerLostError
-from pccl.distributed._launch import Call, Launcher, again_number
+from pccl.distributed._fixed import Parts
+from pccl.distributed._launch import ENDED, Again, Call, Followed, Launcher, again_number
 from pccl.distributed._tensors import (
     Finish,
     follow,
@@ -126,7 +128,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         tensors = listed(tensors)
         divisor = None
         frame = _callers.caller()
-        if not self._launcher.strict:
+        if not self._launcher.strict and not self._launcher.view.fixed:
             if _callers.reducer_of_ddp(frame):
                 divisor = self._size_for_reducer
             elif not _callers.torch_all_reduce(frame):
@@ -146,6 +148,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def _all_reduce(self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
         op = reduce_op(opts)
+        if self._launcher.view.fixed:
+            divisor = self._launcher.view.size
         if len(tensors) == 1:
             call, last = self._all_reduce_alike(tensors, op, self._reduced_as("all_reduce", tensors[0].dtype, op), divisor)
             return self._work([call], opts, timeout, tensors, last)
@@ -177,9 +181,20 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             count=memory.numel() * factor,
             op=op,
             keep=memory,
-            scaled=None if divisor is None or op is not ReduceOp.SUM else _scaled(memory, divisor),
+            scaled=self._scaled(memory, op, divisor),
         )
         return call, last
+
+    def _scaled(self, memory: Tensor, op: ReduceOp, divisor: int | None) -> tuple[Tensor, int] | None:
+        """What has to be rescaled where fewer than `divisor` members contributed; None: nothing.
+
+        Outside of fixed membership integers are numbers that nobody has divided.
+        """
+        if divisor is None or op is not ReduceOp.SUM:
+            return None
+        if memory.is_complex():
+            return torch.view_as_real(memory.detach()), divisor
+        return (memory, divisor) if memory.is_floating_point() or self._launcher.view.fixed else None
 
     def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
         """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""
@@ -201,7 +216,10 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         asked = reduce_op(opts if op is None and not isinstance(opts, int) else op)
         memory, finish = in_place(tensor)
         core_type, factor = self._reduced_as("reduce", tensor.dtype, asked)
-        at_root = self._launcher.view.rank == root
+        view = self._launcher.view
+        at_root = view.rank == root
+        if self._has_no_root("reduce", root):
+            return self._work([ENDED], opts, timeout, [tensor])
         call = self._launcher.launch(
             Collective.REDUCE,
             "reduce",
@@ -212,6 +230,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             op=asked,
             root=root,
             keep=memory,
+            scaled=self._scaled(memory, asked, view.size) if view.fixed and at_root else None,
+            again=_ended if view.fixed and root == 0 else None,
         )
         return self._work([call], opts, timeout, [tensor], finish if at_root else None)
 
@@ -225,6 +245,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     ) -> Work:
         """Reduces a list of tensors, of which each member gets the one at its rank. They may differ in size."""
         name = "reduce_scatter"
+        self._require_all(name)
         (output,) = listed(output_tensors)
         inputs = _inner(input_tensors)
         self._one_per_rank(name, "input", inputs)
@@ -243,6 +264,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """As `reduce_scatter_single`, of several tensors."""
         name = "reduce_scatter_tensor"
         self._launcher.plan(len(outputs))
+        self._require_all(name)
         self._check_whole(name, "input", inputs, "output", outputs)
         parts = [(output, readable(input), None) for output, input in zip(outputs, inputs, strict=True)]
         return self._reduce_scatter(name, parts, opts, None)
@@ -280,32 +302,40 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def broadcast(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Brings the tensors of the root to all members."""
         tensors = listed(tensors)
-        by_program = _callers.program(_callers.caller())
+        frame = _callers.caller()
+        by_program = _callers.program(frame)
+        view = self._launcher.view
         finish: list[Finish | None] = []
         with self._begun(len(tensors)) as calls:
             root = self._root("broadcast", opts)
+            if view.fixed:
+                takes_over = root == 0 and self._stands_in(_callers.broadcasts_equals(frame)) and not _callers.object_list(frame)
+                if takes_over and view.members[root] not in view.living:
+                    root = view.members.index(view.living[0])
+                self._require_living("broadcast", root)
             for tensor in tensors:
                 memory, last = in_place(tensor)
-                calls.append(self._broadcast(memory, root, kept=not by_program or memory.nbytes <= KEPT_BYTES))
+                kept = takes_over if view.fixed else root == 0 and (not by_program or memory.nbytes <= KEPT_BYTES)
+                calls.append(self._broadcast(memory, root, kept=kept))
                 finish.append(last)
         return self._work(calls, opts, timeout, tensors, *finish)
 
     def _broadcast(self, memory: Tensor, root: int, *, kept: bool, number: int | None = None, place: int | None = None) -> Call:
-        """Begins a broadcast. One from rank 0 whose holder dies is made again from the next rank 0, with its old content.
+        """Begins a broadcast. If `kept`, and its root dies, it is made again from the first one left, with its old content.
 
-        `place` is that of the root among the founders, where the view does not know yet who is rank 0.
+        `place` is that of the root among the founders, where the view does not know the losses yet.
         """
         launcher, view = self._launcher, self._launcher.view
-        again: Callable[[int], Call] | None = None
-        if root == 0 and kept and not launcher.strict and view.size > 1:
-            at_root = view.rank == 0 if place is None else view.founders[place] == view.own
+        again: Again | None = None
+        if kept and not launcher.strict and len(view.living) > 1:
+            at_root = view.rank == root if place is None else view.founders[place] == view.own
             content = memory if at_root else memory.detach().clone()
             marks = mark([content])
 
-            def again(place: int) -> Call:
+            def again(left: tuple[UUID, ...]) -> Call:
                 follow(marks)
                 memory.detach().copy_(content)
-                return self._broadcast(memory, 0, kept=True, number=again_number(named), place=place)
+                return self._broadcast(memory, root, kept=True, number=again_number(named), place=view.places[left[0]])
 
         core_type, factor = moved_as(memory.dtype)
         pointer = memory.data_ptr()
@@ -336,6 +366,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         name = "gather"
         (input,) = listed(input_tensors)
         root = self._root(name, opts)
+        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
         outputs: Tensors = _inner(output_tensors) if self._launcher.view.rank == root else ()
         memory: Tensor | None = None
         finish: Finish | None = None
@@ -344,18 +375,19 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             for output in outputs:
                 self._alike(name, output, input, "an output", "its input")
             memory, finish = spread(outputs)
-        return self._gather(name, root, memory, input, opts, timeout, outputs, finish)
+        return self._gather(name, root, memory, input, opts, timeout, outputs, finish, stands_in=stands_in)
 
     @announced
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """As `gather`, into one tensor of the root."""
         name = "gather_single"
         root = self._root(name, opts)
+        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
         at_root = self._launcher.view.rank == root
         if at_root:
             self._check_whole(name, "output", [output], "input", [input])
         memory, finish = writable(output) if at_root else (None, None)
-        return self._gather(name, root, memory, input, opts, timeout, output, finish)
+        return self._gather(name, root, memory, input, opts, timeout, output, finish, stands_in=stands_in)
 
     def _gather(
         self,
@@ -367,21 +399,44 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         timeout: timedelta | None,
         result: Any,
         finish: Finish | None,
+        *,
+        stands_in: bool,
     ) -> Work:
         """Begins a gather; `memory` is None at members other than the root."""
+        if self._has_no_root(name, root):
+            return self._work([ENDED], opts, timeout, [result])
+        if not stands_in:
+            self._require_all(name)
         core_type, factor = moved_as(input.dtype)
         source = readable(input)
-        call = self._launcher.launch(
-            Collective.GATHER,
-            name,
-            send=source.data_ptr(),
-            recv=0 if memory is None else memory.data_ptr(),
-            dtype=core_type,
-            count=input.numel() * factor,
-            root=root,
-            keep=(source, memory),
-        )
-        return self._work([call], opts, timeout, [result], finish)
+        view = self._launcher.view
+
+        def begin(living: tuple[UUID, ...], number: int) -> Call:
+            parts = Parts(view, living, memory, None)
+            call = self._launcher.launch(
+                Collective.GATHER,
+                name,
+                number=number,
+                among=living,
+                send=source.data_ptr(),
+                recv=0 if parts.memory is None else parts.memory.data_ptr(),
+                dtype=core_type,
+                count=input.numel() * factor,
+                root=root,
+                keep=(source, parts.memory),
+                again=again(number),
+            )
+            return parts.filled(call)
+
+        def again(number: int) -> Again | None:
+            def call(left: tuple[UUID, ...]) -> Call | None:
+                if view.members[root] not in left:
+                    return ENDED if root == 0 else None
+                return begin(left, again_number(number)) if stands_in else None
+
+            return call if view.fixed else None
+
+        return self._work([begin(view.living, self._launcher.next_number())], opts, timeout, [result], finish)
 
     @announced
     def scatter(
@@ -395,27 +450,39 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         name = "scatter"
         (output,) = listed(output_tensors)
         root = self._root(name, opts)
-        source: Tensor | None = None
-        last: Finish | None = None
-        if self._launcher.view.rank == root:
+        self._require_living(name, root)
+        view = self._launcher.view
+        inputs: Tensors = ()
+        if view.rank == root:
             inputs = _inner(input_tensors)
             self._one_per_rank(name, "input", inputs)
             for input in inputs:
                 self._alike(name, input, output, "an input", "its output")
-            source, last = gathered(inputs)
         memory, finish = writable(output)
         core_type, factor = moved_as(output.dtype)
-        call = self._launcher.launch(
-            Collective.SCATTER,
-            name,
-            send=0 if source is None else source.data_ptr(),
-            recv=memory.data_ptr(),
-            dtype=core_type,
-            count=memory.numel() * factor,
-            root=root,
-            keep=(source, memory),
-        )
-        return self._work([call], opts, timeout, [output], finish, last)
+
+        def begin(living: tuple[UUID, ...], number: int) -> Call:
+            parts = [part for part, member in zip(inputs, view.members, strict=True) if member in living] if inputs else []
+            source, last = gathered(parts) if parts else (None, None)
+            call = self._launcher.launch(
+                Collective.SCATTER,
+                name,
+                number=number,
+                among=living,
+                send=0 if source is None else source.data_ptr(),
+                recv=memory.data_ptr(),
+                dtype=core_type,
+                count=memory.numel() * factor,
+                root=root,
+                keep=(source, memory),
+                again=again(number) if view.fixed else None,
+            )
+            return call if last is None else Followed(call, last)
+
+        def again(number: int) -> Again:
+            return lambda left: begin(left, again_number(number)) if view.members[root] in left else None
+
+        return self._work([begin(view.living, self._launcher.next_number())], opts, timeout, [output], finish)
 
     # ---- all to all ----
 
@@ -430,20 +497,22 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """Brings the tensors of all members to all of them. They may differ in size."""
         (input,) = listed(input_tensors)
         outputs = _inner(output_tensors)
+        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
         self._check_all_gather(outputs, input)
-        call, finish = self._all_gather(outputs, input)
+        call, finish = self._all_gather(outputs, input, stands_in=stands_in)
         return self._work([call], opts, timeout, [outputs], finish)
 
     @announced
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
         finish: list[Finish | None] = []
+        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
         with self._begun(len(input_list)) as calls:
             by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
             for outputs, input in zip(by_input, input_list, strict=True):
                 self._check_all_gather(outputs, input)
             for outputs, input in zip(by_input, input_list, strict=True):
-                call, last = self._all_gather(outputs, input)
+                call, last = self._all_gather(outputs, input, stands_in=stands_in)
                 calls.append(call)
                 finish.append(last)
         return self._work(calls, opts, None, output_lists, *finish)
@@ -453,40 +522,65 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         self._one_per_rank(name, "output", outputs)
         self._alike(name, outputs[own], input, "the output at its own rank", "its input")
 
-    def _all_gather(self, outputs: Tensors, input: Tensor) -> tuple[Call, Finish | None]:
+    def _all_gather(self, outputs: Tensors, input: Tensor, *, stands_in: bool) -> tuple[Call, Finish | None]:
         memory, finish = spread(outputs)
-        return self._gather_into("all_gather", memory, input, [output.numel() for output in outputs]), finish
+        counts = [output.numel() for output in outputs]
+        return self._gather_into("all_gather", memory, input, counts, stands_in=stands_in), finish
 
     @announced
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Brings the tensors of all members, of one size, into one tensor on all of them."""
-        return self.all_gather_single_coalesced([output], [input], opts)
+        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        return self._all_gather_single([output], [input], opts, stands_in=stands_in)
 
     @announced
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `all_gather_single`, of several tensors."""
+        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        return self._all_gather_single(outputs, inputs, opts, stands_in=stands_in)
+
+    def _all_gather_single(self, outputs: Tensors, inputs: Tensors, opts: Any, *, stands_in: bool) -> Work:
         name = "all_gather_into_tensor"
         finish: list[Finish | None] = []
         with self._begun(len(inputs)) as calls:
             self._check_whole(name, "output", outputs, "input", inputs)
             for output, input in zip(outputs, inputs, strict=True):
                 memory, last = writable(output)
-                calls.append(self._gather_into(name, memory, input, None))
+                calls.append(self._gather_into(name, memory, input, None, stands_in=stands_in))
                 finish.append(last)
         return self._work(calls, opts, None, outputs, *finish)
 
-    def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: list[int] | None) -> Call:
+    def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: list[int] | None, *, stands_in: bool) -> Call:
+        if not stands_in:
+            self._require_all(name)
         core_type, factor = moved_as(input.dtype)
         source = readable(input)
-        return self._launcher.launch(
-            Collective.ALL_GATHER,
-            name,
-            send=source.data_ptr(),
-            recv=memory.data_ptr(),
-            dtype=core_type,
-            keep=(source, memory),
-            **_counts("recv_counts", counts, input.numel(), factor),
-        )
+        view = self._launcher.view
+
+        def begin(living: tuple[UUID, ...], number: int) -> Call | None:
+            parts = Parts(view, living, memory, counts)
+            if not parts.fit():
+                return None
+            assert parts.memory is not None
+            call = self._launcher.launch(
+                Collective.ALL_GATHER,
+                name,
+                number=number,
+                among=living,
+                send=source.data_ptr(),
+                recv=parts.memory.data_ptr(),
+                dtype=core_type,
+                keep=(source, parts.memory),
+                again=(lambda left: begin(left, again_number(number))) if view.fixed and stands_in else None,
+                **_counts("recv_counts", parts.sizes, input.numel(), factor),
+            )
+            return parts.filled(call)
+
+        if not Parts(view, view.living, memory, counts).fit():
+            self._require_all(name)
+        call = begin(view.living, self._launcher.next_number())
+        assert call is not None
+        return call
 
     @announced
     def alltoall(
@@ -498,6 +592,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     ) -> Work:
         """Brings each member the tensor at its place in the list of every other one. They may differ in size."""
         name = "all_to_all"
+        self._require_all(name)
         self._one_per_rank(name, "output", output_tensors)
         self._one_per_rank(name, "input", input_tensors)
         same_type(name, [*output_tensors, *input_tensors])
@@ -520,6 +615,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     ) -> Work:
         """Brings each member its part of the tensor of every other one: parts of the first dimension, equal or as given."""
         name = "all_to_all_single"
+        self._require_all(name)
         same_type(name, [output, input])
         received = self._split(name, "output", output, output_split_sizes)
         sent = self._split(name, "input", input, input_split_sizes)
@@ -626,6 +722,33 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}", size=before)
         return root
 
+    def _stands_in(self, known: bool) -> bool:
+        """Whether a living rank stands in for a lost one in a call. `known`: the caller is one whose result stays right."""
+        return self._launcher.view.fixed and (known or self._launcher.stands_in)
+
+    def _require_all(self, name: str) -> None:
+        """PeerLostError: a rank has no living member, and the result of the call would lack its part."""
+        for rank in self._launcher.view.lost_ranks:
+            self._require_living(name, rank)
+
+    def _require_living(self, name: str, rank: int) -> None:
+        """PeerLostError: a rank of a group of fixed membership has no living member."""
+        view = self._launcher.view
+        if view.members[rank] not in view.living:
+            ranks = view.lost_ranks
+            members = tuple(view.members[one] for one in ranks)
+            detail = f"it needs rank {rank}, which is lost and has no replacement yet"
+            raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
+
+    def _has_no_root(self, name: str, root: int) -> bool:
+        """Whether the root is rank 0, and lost: nobody gets a result. PeerLostError: another root is lost."""
+        view = self._launcher.view
+        if view.members[root] in view.living:
+            return False
+        if root != 0:
+            self._require_living(name, root)
+        return True
+
     def _check_whole(self, name: str, whole: str, wholes: Tensors, part: str, parts: Tensors) -> None:
         """Checks that each whole has as many elements as a part of every member."""
         size = self._launcher.view.size
@@ -664,6 +787,11 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return [count * row for count in sizes]
 
 
+def _ended(left: tuple[UUID, ...]) -> Call:
+    """Ends a call whose root is lost, and whose result nobody else gets."""
+    return ENDED
+
+
 def _inner(tensors: Any) -> Tensors:
     """The list of one device's tensors; torch allows it without the outer list."""
     if len(tensors) == 0:
@@ -672,18 +800,11 @@ def _inner(tensors: Any) -> Tensors:
     return found
 
 
-def _counts(name: str, counts: list[int] | None, count: int, factor: int) -> dict[str, Any]:
+def _counts(name: str, counts: Sequence[int] | None, count: int, factor: int) -> dict[str, Any]:
     """The sizes of the parts of a call: one number where they are equal."""
     if counts is None or all(other == counts[0] for other in counts):
         return {"count": count * factor}
     return {name: [other * factor for other in counts]}
-
-
-def _scaled(memory: Tensor, divisor: int) -> tuple[Tensor, int] | None:
-    """What has to be rescaled where fewer than `divisor` members contributed; None: numbers that nobody has divided."""
-    if memory.is_complex():
-        return torch.view_as_real(memory.detach()), divisor
-    return (memory, divisor) if memory.is_floating_point() else None
 
 
 def _make_sparse(tensor: Tensor, dense: Tensor) -> None:

@@ -27,6 +27,8 @@ from pccl.distributed._p2p import PointToPoint
 from pccl.distributed._view import View, renumber
 from pccl.distributed._work import Completer, Work
 
+ELASTIC, FIXED, STRICT = MEMBERSHIPS = ("elastic", "fixed", "strict")
+
 WORLD_NAME = "world"
 """What tags call the group of all members: torch's own name for it may differ in a process that joined later."""
 
@@ -41,8 +43,17 @@ _NO_BACKWARD = -1
 class Options:
     """What `init_process_group("pccl", pg_options=...)` takes."""
 
+    membership: str | None = None
+    """What a loss does, on all ranks alike; None: as PCCL_MEMBERSHIP says, or "elastic".
+
+    "elastic": the survivors close up, with new ranks and a smaller size. "fixed": ranks and sizes stay, sums are scaled, and a
+    replacement takes the lost rank. "strict": every call raises PeerLostError.
+    """
     strict: bool | None = None
-    """Whether a call raises PeerLostError after a loss, where it would go on among the survivors; None: as PCCL_STRICT says."""
+    """The former name: True is membership="strict", False is membership="elastic". PCCL_STRICT=1 is PCCL_MEMBERSHIP=strict."""
+    stands_in: bool = False
+    """With "fixed": whether the next living rank stands in for a lost one in each `all_gather` and `gather`, and in each
+    `broadcast` from rank 0. False: it does for DDP and for the gathers of frameworks, and other callers get PeerLostError."""
     name: str | None = None
     """What logs and errors call this process, as in `Communicator(name=)`. A group of some members shares that of all."""
 
@@ -65,9 +76,10 @@ def _block_of_caller() -> Any:
 class ProcessGroup(PointToPoint):
     """A process group over one communicator per process.
 
-    **After a loss** the survivors close up: they keep their order and have the ranks 0 to n - 1, in this group and in torch's
-    tables. Reductions, barriers and broadcasts from living roots go on among them; a call whose result would lack a part raises
-    PeerLostError on all of them. In strict mode all calls raise it, and nothing is numbered anew.
+    **After a loss**, with elastic membership, the survivors close up: they keep their order and have the ranks 0 to n - 1, in
+    this group and in torch's tables. Reductions, barriers and broadcasts from living roots go on among them; a call whose result
+    would lack a part raises PeerLostError on all of them. With strict membership all calls raise it, and nothing is numbered
+    anew. With fixed membership ranks and sizes stay, and docs/fixed.md says what each call does.
 
     `group_of_all` is the group that has the communicator; a group of some of its members shares it.
     """
@@ -95,7 +107,7 @@ class ProcessGroup(PointToPoint):
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
         self._block = _Block()
-        self._told = launcher.view.members  # to those who asked for changes
+        self._told = launcher.view.living  # to those who asked for changes
         itself = weakref.ref(self)
         launcher.on_loss = lambda lost: _after_loss(itself(), lost)
         launcher.adopt = lambda call: completer.adopt(Work(completer, [call], self._timeout, []))
@@ -103,7 +115,7 @@ class ProcessGroup(PointToPoint):
     # ---- who is in it ----
 
     def rank(self) -> int:
-        """The rank of this process among the living members."""
+        """The rank of this process: among the living members, unless the membership is fixed."""
         return self._seen().rank
 
     def getRank(self) -> int:  # noqa: N802 - what C++ calls
@@ -111,7 +123,7 @@ class ProcessGroup(PointToPoint):
         return self._seen().rank
 
     def size(self) -> int:
-        """The number of members that the last call has ended with."""
+        """The number of members that the last call has ended with; with fixed membership the number of ranks."""
         self._size_for_hooks = size = self._seen().size
         return size
 
@@ -126,7 +138,12 @@ class ProcessGroup(PointToPoint):
     @property
     def members(self) -> tuple[UUID, ...]:
         """The names in the run of the living members, in the order of their ranks."""
-        return self._seen().members
+        return self._seen().living
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """With fixed membership the ranks that are lost, and not replaced yet."""
+        return self._seen().lost_ranks
 
     def _seen(self) -> View:
         """The members, as the program sees them: within a backward pass, futures tell of a loss at its first look alone."""
@@ -142,20 +159,22 @@ class ProcessGroup(PointToPoint):
         return self._launcher.communicator
 
     @property
-    def strict(self) -> bool:
-        """Whether a loss is an error."""
-        return self._launcher.strict
+    def membership(self) -> str:
+        """What a loss does: "elastic", "fixed" or "strict"."""
+        return "strict" if self._launcher.strict else "fixed" if self._launcher.view.fixed else "elastic"
 
     def subgroup(self, store: dist.Store, ranks: Sequence[int], timeout: timedelta) -> ProcessGroup:
         """A group of some members, by their ranks in this one. Each of them calls it; nothing is sent."""
         above = self._launcher
-        view = View([above.view.members[rank] for rank in ranks], above.view.own)
+        members = [above.view.members[rank] for rank in ranks]
+        view = View(members, above.view.own, fixed=above.view.fixed, living=above.view.living)
         # torch's own names count all groups that a process has made, and a process that joined later has made fewer.
-        key = above.seed, view.founders
+        key = above.seed, tuple(members)
         self._made[key] += 1
         name = f"{self._made[key]} in {above.seed:x}"
         launcher = Launcher(above.communicator, name, view, strict=above.strict)
         launcher.guard = above.guard
+        launcher.stands_in = above.stands_in
         made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
         (self._group_of_all or self)._subgroups.add(made)
         return made
@@ -165,7 +184,10 @@ class ProcessGroup(PointToPoint):
 
         All of them call it between two calls, with the same `members` and with a `number` that they have not given before.
         """
-        view = View(members, communicator.uuid)
+        fixed = self._launcher.view.fixed
+        if fixed and frozenset(members) != frozenset(self._launcher.view.living):
+            raise RuntimeError("newcomers cannot join a group of fixed membership")
+        view = View(self._launcher.view.members if fixed else members, communicator.uuid, fixed=fixed, living=members)
         self._launcher.communicator = communicator
         self._launcher.view = view
         self._launcher.begin(number)
@@ -301,10 +323,10 @@ def _after_loss(group: ProcessGroup | None, lost: Collection[UUID]) -> None:
     """
     if group is None:
         return
-    living = frozenset(group._launcher.view.members)
+    living = frozenset(group._launcher.view.living)
     of_all = group._group_of_all or group
     for other in (of_all, *of_all._subgroups):
-        members = frozenset(other._launcher.view.members)
+        members = frozenset(other._launcher.view.living)
         if other is not group and members <= living.union(lost):
             (other._launcher.lose if other is of_all else other._launcher.hear)(members - living)
     _renumber(group)
@@ -321,16 +343,17 @@ def _renumber(group: ProcessGroup) -> None:
 
 def _tell(world: ProcessGroup) -> None:
     before, now = world._told, world._launcher.view
-    if before == now.members:
+    if before == now.living:
         return
-    world._told = now.members
+    world._told = now.living
     tell(
         Change(
             rank=now.rank,
             world_size=now.size,
             members=now.members,
-            lost=tuple(one for one in before if one not in now.members),
-            joined=tuple(one for one in now.members if one not in before),
+            lost=tuple(one for one in before if one not in now.living),
+            joined=tuple(one for one in now.living if one not in before),
+            lost_ranks=now.lost_ranks,
             names=world._launcher.names(dict.fromkeys((*now.members, *before))),
         )
     )
@@ -355,6 +378,34 @@ def _refuse_mixed_backends(frame: FrameType | None) -> None:
         )
 
 
+def _membership(options: Options) -> str:
+    """Returns what the options ask for, or the environment. ValueError: they contradict each other, or are unknown."""
+    older = None if options.strict is None else STRICT if options.strict else ELASTIC
+    chosen, what = options.membership or older, "Options"
+    if options.membership and older and (options.membership == STRICT) != (older == STRICT):
+        raise ValueError(f"Options: strict={options.strict} contradicts membership={options.membership!r}; leave strict out")
+    if chosen is None:
+        what = "PCCL_MEMBERSHIP"
+        older = STRICT if os.environ.get("PCCL_STRICT", "0") not in ("", "0") else None
+        chosen = os.environ.get("PCCL_MEMBERSHIP") or older or ELASTIC
+        if older and chosen != older:
+            raise ValueError(f"PCCL_STRICT=1 contradicts PCCL_MEMBERSHIP={chosen}; leave PCCL_STRICT out")
+    if chosen not in MEMBERSHIPS:
+        raise ValueError(f'{what}: the membership must be "elastic", "fixed" or "strict", not {chosen!r}')
+    return chosen
+
+
+def lost_ranks() -> tuple[int, ...]:
+    """Returns the ranks of the group of all that are lost, and not replaced yet; none unless the membership is fixed.
+
+    As `get_rank`, it is the same on all members at the same place of the program. RuntimeError: the group of all is none of pccl.
+    """
+    group: Any = dist.GroupMember.WORLD
+    if not isinstance(group, ProcessGroup):
+        raise RuntimeError('lost_ranks: there is no process group of the backend "pccl"; call init_process_group("pccl") first')
+    return group.lost_ranks
+
+
 def create(asked: Any, options: Any = None) -> ProcessGroup:
     """Makes the group that torch.distributed asks for: that of all members, or one of some of them."""
     if options is not None and not isinstance(options, Options):
@@ -364,9 +415,12 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
     above = dist.GroupMember.WORLD
     if isinstance(above, ProcessGroup):
         return above.subgroup(asked.store, asked.global_ranks_in_group, asked.timeout)
-    strict = os.environ.get("PCCL_STRICT", "0") not in ("", "0") if options.strict is None else options.strict
+    membership = _membership(options)
     name = WORLD_NAME if above is None else asked.group_id  # a group beside one of another backend
-    communicator, members = _bootstrap.connect(asked.store, asked.group_rank, asked.group_size, asked.timeout, options.name)
+    communicator, members = _bootstrap.connect(
+        asked.store, asked.group_rank, asked.group_size, asked.timeout, options.name, membership
+    )
     own = members[asked.group_rank if len(members) == asked.group_size else 0]  # else it joins a run, and is alone until then
-    launcher = Launcher(communicator, name, View(members, own), strict=strict)
+    launcher = Launcher(communicator, name, View(members, own, fixed=membership == FIXED), strict=membership == STRICT)
+    launcher.stands_in = options.stands_in
     return ProcessGroup(asked.store, launcher, Completer(), asked.timeout)

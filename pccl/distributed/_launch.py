@@ -4,6 +4,10 @@
 the group, so that a member that has not heard of a loss yet and one that has launch the same op; the core goes on among the
 survivors. All other kinds are launched over the living members, whose ranks their counts refer to.
 
+**Fixed membership.** Ranks and sizes stay after a loss. Sums are scaled by the size over the number of contributors. Calls over
+the living members whose result can do without the lost ones are repeated among the survivors, as `again` says. All members know
+the lost ranks alike, so all of them take the same decision at the same call.
+
 **Tags.** All members make the same calls of a group in the same order, so the number of a call names it. The tag is this number,
 mixed with a hash of the group. What a group calls alone (its one member is left) is completed here, without the core.
 
@@ -43,7 +47,7 @@ from pccl._errors import PCCLError, PCCLTimeoutError, Result
 from pccl._names import name_of, peer_label
 from pccl._operations import request_cancel
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
-from pccl.distributed._tensors import stream_of, synchronize
+from pccl.distributed._tensors import scale, stream_of, synchronize
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
@@ -92,6 +96,10 @@ class Call(Protocol):
         """That of calls in callbacks of its future; None: they are made as the program makes them."""
 
 
+Again = Callable[[tuple[UUID, ...]], "Call | None"]
+"""Makes a call again among the members that are left, in rank order; None: it cannot be, and its error is raised."""
+
+
 class Ended:
     """A call that was completed where it was made."""
 
@@ -106,6 +114,27 @@ class Ended:
 
 
 ENDED = Ended()
+
+
+class Followed:
+    """A call with something more to do at its end, once."""
+
+    def __init__(self, call: Call, finish: Callable[[], None]) -> None:
+        self._call = call
+        self._finish: Callable[[], None] | None = finish
+        self.done = call.done
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits for the call, and does the rest."""
+        self._call.wait(timeout)
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+    @property
+    def origin(self) -> Origin | None:
+        """That of the call."""
+        return self._call.origin
 
 
 class Later:
@@ -248,7 +277,7 @@ class CoreCall:
         group: Group,
         op: CollectiveOp,
         scaled: tuple[torch.Tensor, int] | None,
-        again: Callable[[int], Call] | None,
+        again: Again | None,
         *,
         survivors: bool,
     ) -> None:
@@ -282,6 +311,8 @@ class CoreCall:
             info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
             if info.world_size != len(self._group.members):
                 self._adopt(info)
+            if self._scaled is not None:
+                _rescale(*self._scaled, info)
         except _errors.PeerLostError as error:
             self._recover(error, timeout)
         except PCCLError as error:
@@ -295,8 +326,6 @@ class CoreCall:
         self._lost = frozenset(self._group.members).difference(frozenset.intersection(*living))
         if self._number is not None:
             self._launcher.lose(self._lost)
-        if self._scaled is not None:
-            _rescale(*self._scaled, info)
 
     def _recover(self, error: _errors.PeerLostError, timeout: float | None) -> None:
         """Makes the call again, or raises its error when all members know who was lost. May be repeated after a timeout."""
@@ -348,8 +377,9 @@ class CoreCall:
             agreement = self._agreement
             if self._again is not None and agreement is not None and self._repeated is None and agreement.done():
                 agreement.wait(None)
-                left = (place for place, member in enumerate(self._group.members) if member not in agreement._lost)
-                self._repeated = self._again(next(left))
+                self._repeated = self._again(tuple(member for member in self._group.members if member not in agreement._lost))
+                if self._repeated is None:
+                    self._again = None
 
     def _end_if_broken(self) -> None:
         """Asks to cancel the op if a member that the guard names is lost; repeated, it has no effect."""
@@ -385,11 +415,12 @@ def _wait_in_turns(op: CollectiveOp, timeout: float | None) -> CollectiveInfo:
 
 
 def _rescale(tensor: torch.Tensor, divisor: int, info: CollectiveInfo) -> None:
-    """Makes an average of what was divided by `divisor` before it was summed over the contributors."""
+    """Multiplies a sum by `divisor` over the number of its contributors, range by range."""
     flat = tensor.detach().view(-1)
-    for part in info.ranges:
-        if len(part.peers) != divisor:
-            flat[part.start : part.stop].mul_(divisor / len(part.peers))
+    whole = [(0, len(flat), info.world_size)]
+    for begin, end, peers in [(part.start, part.stop, len(part.peers)) for part in info.ranges] or whole:
+        if peers not in (0, divisor):
+            scale(flat[begin:end], divisor, peers)
 
 
 def _divided_alike(tensor: torch.Tensor, divisor: int, founders: int) -> tuple[torch.Tensor, int]:
@@ -408,6 +439,8 @@ class Launcher:
         self.view = view
         self.strict = strict
         self.guard: Guard | None = None
+        self.stands_in = False
+        """With fixed membership: whether a living rank stands in for a lost one, whoever calls."""
         self.on_loss: Callable[[Collection[UUID]], None] | None = None
         self.adopt: Callable[[Call], None] | None = None
         """Takes over a call that nobody waits for."""
@@ -451,7 +484,7 @@ class Launcher:
         """Keeps lost members until the program reads the view. Ignored in strict mode, and for others than members."""
         if not self.strict:
             with self._lock:
-                self._unpublished = self._unpublished.union(lost).intersection(self.view.members)
+                self._unpublished = self._unpublished.union(lost).intersection(self.view.living)
 
     def publish(self) -> None:
         """Takes members out that another group, or the thread that completes futures, has heard of."""
@@ -526,30 +559,31 @@ class Launcher:
         root: int | None = None,
         root_place: int | None = None,
         scaled: tuple[torch.Tensor, int] | None = None,
-        again: Callable[[int], Call] | None = None,
+        again: Again | None = None,
+        among: tuple[UUID, ...] | None = None,
         **arguments: Any,
     ) -> Call:
         """Begins an op; the rest of the arguments is what the core takes.
 
         What is at a GPU begins after the current stream of `keep`, the tensors, unless `stream` names another.
         `root` is a rank of the view, `root_place` a place among the founders. `scaled`: what was divided for a sum, and by what.
-        `again` makes the call again from a root at another place.
+        `again` makes the call again among those who are left. `among`: the living members, where the view does not know them yet.
         """
         number = self.next_number() if number is None else number
         view = self.view
-        if view.size == 1:
+        living = view.living if among is None else among
+        if len(living) == 1:
             if scaled is not None and scaled[1] != 1:
-                scaled[0].detach().mul_(scaled[1])
+                scale(scaled[0].detach(), scaled[1], 1)
             return _alone(arguments)
         survivors = kind in _ELASTIC and not self.strict
         tag = self._tag(number)
-        group = self._all() if kind in _ELASTIC else self._of_living()
+        group = self._all() if kind in _ELASTIC else self._of_living() if living is view.living else self._group(living)
         try:
-            if kind not in _ELASTIC:
-                root_place = root or 0
-            elif root_place is None:
-                root_place = 0 if root is None else view.places[view.members[root]]
-            if scaled is not None:
+            if root_place is None:
+                places = view.founders if kind in _ELASTIC else living
+                root_place = 0 if root is None else places.index(view.members[root])
+            if scaled is not None and not view.fixed:
                 scaled = _divided_alike(*scaled, len(view.founders))
             return self._begin(
                 name, number, group, scaled, again, kind, tag=tag, root=root_place, survivors=survivors, **arguments
@@ -561,7 +595,7 @@ class Launcher:
     def _of_living(self) -> Group:
         group = self._living
         if group is None:
-            group = self._living = self._group(self.view.members)
+            group = self._living = self._group(self.view.living)
         return group
 
     def launch_pair(self, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
@@ -631,7 +665,7 @@ class Launcher:
         number: int | None,
         group: Group,
         scaled: tuple[torch.Tensor, int] | None,
-        again: Callable[[int], Call] | None,
+        again: Again | None,
         kind: Collective,
         *,
         survivors: bool = False,

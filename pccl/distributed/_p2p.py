@@ -32,7 +32,7 @@ class FromAny(Later):
         launcher, view = self._launcher, self._launcher.view
         living = launcher.communicator.members  # before the look at what they have sent: a member may send, and leave
         for rank, member in enumerate(view.members):
-            if member != view.own and launcher.posted(member, self._tag):
+            if member != view.own and member in view.living and launcher.posted(member, self._tag):
                 self.source = rank
                 self._call = launcher.launch_pair("recv", member, view.own, self._tag, **self._arguments)
                 return True
@@ -115,6 +115,7 @@ class PointToPoint(Collectives):
             text = f"the other rank must be from 0 to {view.size - 1} and differ from the own rank, {view.rank}"
             before = min((size for size in view.before if size > rank >= 0), default=None) if rank != view.rank else None
             self._refuse(name, f"{text}: it is {rank}", size=before)
+        self._require_living(name, rank)
         return view.members[rank]
 
 

@@ -118,6 +118,20 @@ def _fill(tensor: torch.Tensor, source: torch.Tensor) -> None:
         source.record_stream(torch.cuda.current_stream(source.device))
 
 
+def scale(tensor: torch.Tensor, factor: int, divisor: int) -> None:
+    """Multiplies a tensor by `factor` over `divisor`, in place. Integers are exact before they are rounded to the nearest."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.mul_(factor / divisor)
+    elif tensor.dtype is torch.uint64:  # torch does not divide them
+        made = [(value * factor + divisor // 2) // divisor % (1 << 64) for value in tensor.flatten().tolist()]
+        tensor.copy_(torch.tensor(made, dtype=torch.uint64).view(tensor.shape))
+    elif tensor.dtype is not torch.bool:
+        values = tensor.to(torch.int64)
+        whole = values.div(divisor, rounding_mode="floor")
+        rest = values - whole * divisor
+        tensor.copy_(whole * factor + (rest * factor + divisor // 2).div(divisor, rounding_mode="floor"))
+
+
 # ---- streams ----
 
 Marks = list[tuple[torch.device, torch.cuda.Event]]

@@ -10,28 +10,36 @@ from torch.distributed import distributed_c10d as c10d
 
 
 class View:
-    """The living members of a group in the order of their ranks, as agreed by the ops that have ended.
+    """The members of a group in the order of their ranks, as agreed by the ops that have ended.
 
-    `founders` are the members that the group was made of: ranks inside the core refer to them as long as the group exists.
+    `living` are those that are not lost; `founders` are the living ones of the beginning: ranks inside the core refer to them as
+    long as the group exists. Usually `members` are the living ones. With `fixed`, lost members keep their ranks: `members` never
+    change, and its entry for a lost rank is the last member that had it, or one that never was.
     """
 
-    __slots__ = ("before", "founders", "members", "own", "places", "rank", "size")
+    __slots__ = ("before", "fixed", "founders", "living", "members", "own", "places", "rank", "size")
 
-    def __init__(self, founders: Sequence[UUID], own: UUID) -> None:
+    def __init__(
+        self, members: Sequence[UUID], own: UUID, *, fixed: bool = False, living: Collection[UUID] | None = None
+    ) -> None:
         self.own = own
-        self.founders = tuple(founders)
+        self.fixed = fixed
         self.before: dict[int, tuple[UUID, ...]] = {}
-        """The members before each loss, by their number."""
+        """The members before each loss, by their number. Empty with `fixed`."""
+        left = [member for member in members if living is None or member in living]
+        self.founders = tuple(left)
         self.places = {member: place for place, member in enumerate(self.founders)}
-        self._set(self.founders)
+        self._set(tuple(members) if fixed else self.founders, self.founders)
 
     def lose(self, lost: Collection[UUID]) -> bool:
-        """Takes lost members out; the survivors close up and keep their order. Whether that changed anything."""
-        left = tuple(member for member in self.members if member not in lost)
-        changed = len(left) < self.size
-        if changed:
+        """Takes lost members out. The survivors close up and keep their order, unless `fixed`. Whether that changed anything."""
+        left = tuple(member for member in self.living if member not in lost)
+        changed = len(left) < len(self.living)
+        if changed and self.fixed:
+            self._set(self.members, left)
+        elif changed:
             self.before[self.size] = self.members
-            self._set(left)
+            self._set(left, left)
         return changed
 
     def lost_of(self, size: int) -> tuple[tuple[int, ...], tuple[UUID, ...]]:
@@ -42,8 +50,16 @@ class View:
         lost = [(rank, member) for rank, member in enumerate(self.before.get(size, ())) if member not in self.members]
         return tuple(rank for rank, _ in lost), tuple(member for _, member in lost)
 
-    def _set(self, members: tuple[UUID, ...]) -> None:
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """The ranks that have no living member; none unless `fixed`."""
+        if len(self.living) == self.size:
+            return ()
+        return tuple(rank for rank, member in enumerate(self.members) if member not in self.living)
+
+    def _set(self, members: tuple[UUID, ...], living: tuple[UUID, ...]) -> None:
         self.members = members
+        self.living = living
         self.size = len(members)
         self.rank = members.index(self.own)
 
