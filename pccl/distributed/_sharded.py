@@ -27,13 +27,14 @@ from pccl.distributed._training import Training
 from pccl.state import decode, encode
 from pccl.state._entries import COMPILED
 from pccl.state._objects import groups_of, load_groups
-from pccl.state._snapshots.boxes import Box, ShardMap, Slice, shards_from, shards_tree
+from pccl.state._snapshots.boxes import Box, ShardMap, Slice, list_of, shards_from, shards_tree, text_of, whole_number
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
-from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, Report, Snapshot, host_name
+from pccl.state._snapshots.keeper import ERA_MAX, ID_MAX, PLACE_MAX, Keeper, Layout, PieceName, Report, Snapshot, host_name
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import (
     ATTEMPTS,
+    STEP_MAX,
     DamagedError,
     Held,
     Source,
@@ -44,8 +45,8 @@ from pccl.state._snapshots.restore import (
     plan,
     verify,
 )
-from pccl.state._snapshots.stock import Stock
-from pccl.state._snapshots.talk import Talk
+from pccl.state._snapshots.stock import Stock, layouts_from
+from pccl.state._snapshots.talk import Talk, understood
 
 _log = logging.getLogger("pccl.distributed")
 
@@ -404,7 +405,7 @@ class Sharded:
             self._state.shards,
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
-        all_told = [_told_of(decode(one)) for one in talk.gather_bytes(bytes(encode(_tree_of(told, stock))))]
+        all_told = understood(talk.gather_bytes(bytes(encode(_tree_of(told, stock)))), _told_of, "inventory")
         newest = max(one.revision for one in all_told)
         ranks = next((one.members for one in all_told if one.revision == newest and one.members), ())
         leaving = tuple(one for one, other in zip(here, all_told, strict=True) if other.leaves)
@@ -452,7 +453,7 @@ class Sharded:
             self._state.take_outline(content["outline"])
             remesh(self._training.model, self._training.optimizers, shards=self._state.shards or None)
             parts, shards = self._state.local()
-        maps = [shards_from(decode(one)) for one in talk.gather_bytes(bytes(encode(shards_tree(shards))))]
+        maps = understood(talk.gather_bytes(bytes(encode(shards_tree(shards)))), shards_from, "shard map")
         if not _all_fit(dict(enumerate(maps[: len(members)])), known_slices, talk.own):
             return False
         received = carry_out(plan(source, maps), source, talk, lambda name: pieces[name].bytes, parts, shards)
@@ -655,11 +656,21 @@ def _tree_of(told: Told, stock: Stock) -> dict[str, Any]:
 
 
 def _told_of(tree: Any) -> Told:
-    """ValueError: another member has told something malformed."""
-    try:
-        held = [Held.of(info) for info in tree["held"]]
-        shards = None if tree["shards"] is None else shards_from(tree["shards"])
-        known = {**tree, "members": tuple(tree["members"]), "version": tuple(tree["version"]), "held": held, "shards": shards}
-        return Told(**known)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"a member has told a malformed inventory: {error}") from None
+    """Raises any error for a tree that is malformed."""
+    members, version = tuple(tree["members"]), tuple(whole_number(one, STEP_MAX, -STEP_MAX) for one in tree["version"])
+    if len(set(members)) != len(members) or not all(type(one) is UUID for one in members):
+        raise ValueError("its members are not a list of uuids")
+    return Told(
+        text_of(tree["host"]),
+        members,
+        whole_number(tree["revision"], ERA_MAX),
+        whole_number(tree["attached"], ERA_MAX),
+        whole_number(tree["era"], ERA_MAX),
+        version,
+        None if tree["shards"] is None else shards_from(tree["shards"]),
+        [Held.of(info) for info in list_of(tree["held"], PLACE_MAX)],
+        layouts_from(tree["layouts"]),
+        [whole_number(one, ID_MAX) for one in list_of(tree["damaged"], PLACE_MAX)],
+        tree["leaves"] is True,
+        text_of(tree["settings"]),
+    )

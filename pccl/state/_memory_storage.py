@@ -36,10 +36,11 @@ from torch.futures import Future
 from pccl._errors import StateLostError
 from pccl.state._checkpoint import CheckpointError
 from pccl.state._memory_metadata import Content, decode_content, encode_content
-from pccl.state._snapshots.boxes import Box, ShardMap, Slice, own_name
+from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, own_name
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
+from pccl.state._tree import TreeError
 
 _TOPIC = "checkpoint"
 
@@ -207,7 +208,10 @@ class MemoryReader(StorageReader):
             raise problem
         if opened is None:
             raise StateLostError("no rank has a checkpoint in memory")
-        content = decode_content(opened.values())
+        try:
+            content = decode_content(opened.values())
+        except TreeError as error:
+            raise CheckpointError(f"rank {opened.values_from} has sent metadata that cannot be read: {error}") from error
         if self._id is not None and self._id != content.checkpoint_id:
             raise CheckpointError(f"checkpoint {self._id} is not in memory, where {content.checkpoint_id} is")
         self._names = content.metadata.storage_data
@@ -229,11 +233,15 @@ class MemoryReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """All ranks at once."""
         boxes: dict[str, Box] = {}
-        for item in plan.items:
-            name = self._names[item.storage_index]
-            box = self._box(name, item)
-            boxes[name] = _around(boxes[name], box) if name in boxes else box
-        found = self._read(boxes)
+        problem: Exception | None = None
+        try:
+            for item in plan.items:
+                name = self._names[item.storage_index]
+                box = self._box(name, item)
+                boxes[name] = _around(boxes[name], box) if name in boxes else box
+        except (LookupError, ValueError) as error:  # the others are told
+            problem = CheckpointError(f"the metadata of the checkpoint does not fit its content: {error!r}")
+        found = self._read(boxes, problem)
         for item in plan.items:
             name = self._names[item.storage_index]
             tensor = found[name]
@@ -256,16 +264,17 @@ class MemoryReader(StorageReader):
         assert self._opened is not None
         return self._opened.slices[name]
 
-    def _read(self, boxes: Mapping[str, Box]) -> dict[str, torch.Tensor]:
-        """These ranges of items; all ranks call it."""
+    def _read(self, boxes: Mapping[str, Box], problem: Exception | None = None) -> dict[str, torch.Tensor]:
+        """These ranges of items; all ranks call it. `problem` is raised, and told to the others."""
         assert self._opened is not None
-        shards = {name: self._known(name)._replace(box=box) for name, box in boxes.items()}
+        shards: ShardMap = {}
         found: dict[str, torch.Tensor] = {}
-        problem: Exception | None = None
-        try:
-            found = {name: torch.empty(one.box.shape, dtype=getattr(torch, one.dtype)) for name, one in shards.items()}
-        except (MemoryError, RuntimeError) as error:  # the others are told
-            problem = error
+        if problem is None:
+            try:
+                shards = {name: self._known(name)._replace(box=box) for name, box in boxes.items()}
+                found = {name: torch.empty(one.box.shape, dtype=DTYPES[one.dtype]) for name, one in shards.items()}
+            except (LookupError, MemoryError, RuntimeError) as error:
+                problem, shards = error, {}
         self._opened.fill(found, shards, problem)
         self._opened = None
         return found

@@ -192,10 +192,11 @@ _MAPPINGS: dict[type, str] = {
 # ---- decode ----
 
 
-def decode(content: bytes | bytearray | memoryview) -> Any:
+def decode(content: bytes | bytearray | memoryview, *, numbers_and_text: bool = False) -> Any:
     """Returns the tree that `encode` was given. Tensors are on the CPU, in memory of their own.
 
-    TreeError: the bytes are no tree, or the tree has a class that `allow` was not called for in this process.
+    TreeError: the bytes are no tree, or the tree has a class that `allow` was not called for in this process. With
+    `numbers_and_text`, tensors, arrays, bytes and objects are refused, so the tree takes no more memory than its text.
     """
     view = memoryview(content).cast("B")
     if len(view) < _HEAD.size or len(view) > LIMIT_BYTES:
@@ -207,7 +208,7 @@ def decode(content: bytes | bytearray | memoryview) -> Any:
         tree = json.loads(bytes(view[_HEAD.size : _HEAD.size + length]), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise TreeError(f"the state is malformed: {error}") from None
-    return _Reader(view[_aligned(_HEAD.size + length) :]).value(tree, 0)
+    return _Reader(view[_aligned(_HEAD.size + length) :], _LARGE_KINDS if numbers_and_text else frozenset()).value(tree, 0)
 
 
 def _refuse_constant(text: str) -> Any:
@@ -215,8 +216,9 @@ def _refuse_constant(text: str) -> Any:
 
 
 class _Reader:
-    def __init__(self, raw: memoryview) -> None:
+    def __init__(self, raw: memoryview, refused: frozenset[str]) -> None:
         self._raw = raw
+        self._refused = refused
 
     def value(self, tree: Any, depth: int) -> Any:
         if depth > DEPTH:
@@ -229,13 +231,13 @@ class _Reader:
             raise TreeError("the state is malformed: an object has one key")
         ((kind, content),) = tree.items()
         make = _KINDS.get(kind)
-        if make is None:
+        if make is None or kind in self._refused:
             raise TreeError(f"the state is malformed: kind {kind!r}")
         try:
             return make(self, content, depth)
         except TreeError:
             raise
-        except (TypeError, ValueError, KeyError, IndexError, OverflowError, RuntimeError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RuntimeError) as error:
             raise TreeError(f"the state is malformed: cannot make a {kind}: {error}") from None
 
     def sequence(self, content: Any, depth: int) -> list[Any]:
@@ -309,3 +311,6 @@ _KINDS: dict[str, Callable[[_Reader, Any, int], Any]] = {
     "scalar": lambda reader, content, depth: reader.numpy(content)[()],
     "object": lambda reader, content, depth: reader.object(content, depth),
 }
+
+_LARGE_KINDS = frozenset({"bytes", "bytearray", "tensor", "array", "scalar", "object"})
+"""What stands for more bytes than its text has, or runs code of the program."""

@@ -6,8 +6,25 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 ALIGN = 64
 """Bytes. Each slice of an image begins at a multiple."""
+
+IMAGE_BYTES_MAX = 1 << 42
+"""Of one member's part of a state."""
+
+RUNS_MAX = 1 << 24
+"""Ranges of memory that a slice consists of in its whole tensor."""
+
+DIMENSIONS_MAX = 64
+
+DTYPES = {
+    name: one
+    for one in vars(torch).values()
+    if isinstance(one, torch.dtype) and not (name := str(one).removeprefix("torch.")).startswith("q")  # quantized
+}
+"""Types of tensors that can be kept, by name."""
 
 
 class Box(NamedTuple):
@@ -83,15 +100,77 @@ def shards_tree(shards: ShardMap) -> dict[str, Any]:
     return {name: [*part[:3], *part.box] for name, part in sorted(shards.items())}
 
 
+def whole_number(value: Any, most: int, least: int = 0) -> int:
+    """A number that another process has told. ValueError: it is none from `least` to `most`."""
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{_short(value)} is not a number from {least} to {most}")
+    return value
+
+
+def text_of(value: Any) -> str:
+    """A text that another process has told. ValueError: it is none."""
+    if type(value) is not str:
+        raise ValueError(f"{_short(value)} is not a text")
+    value.encode()  # a lone surrogate is no text
+    return value
+
+
+def list_of(value: Any, most: int) -> list[Any]:
+    """A list or tuple that another process has told. ValueError: it is none, or longer than `most`."""
+    if type(value) not in (list, tuple) or len(value) > most:
+        raise ValueError(f"{_short(value)} is not a list of at most {most}")
+    return list(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value!r:.60}" if type(value) in (bool, int, float, str, type(None)) else f"a {type(value).__name__}"
+
+
 def shards_from(tree: Any) -> ShardMap:
-    """From what `shards_tree` gave. ValueError: it is malformed."""
-    try:
-        return {
-            name: Slice(str(dtype), int(size), tuple(whole), Box(tuple(offset), tuple(shape)))
-            for name, (dtype, size, whole, offset, shape) in tree.items()
-        }
-    except (TypeError, AttributeError) as error:
-        raise ValueError(f"a member has told a malformed shard map: {error}") from None
+    """From what `shards_tree` gave. ValueError: it is malformed, or larger than any state is."""
+    if type(tree) is not dict:
+        raise ValueError(f"{_short(tree)} is not a shard map")
+    found: ShardMap = {}
+    for name, part in tree.items():
+        try:
+            found[text_of(name)] = _slice_from(part)
+        except ValueError as error:
+            raise ValueError(f"tensor {_short(name)}: {error}") from None
+    if image_offsets(found)[1] > IMAGE_BYTES_MAX:
+        raise ValueError(f"it has {image_offsets(found)[1]} bytes, and a member keeps at most {IMAGE_BYTES_MAX}")
+    return found
+
+
+def _slice_from(part: Any) -> Slice:
+    if type(part) not in (list, tuple) or len(part) != 5:
+        raise ValueError(f"{_short(part)} is not a slice")
+    dtype = DTYPES.get(text_of(part[0]))
+    if dtype is None:
+        raise ValueError(f"{_short(part[0])} is not a data type of torch")
+    whole, offset, shape = (
+        tuple(whole_number(one, IMAGE_BYTES_MAX) for one in list_of(numbers, DIMENSIONS_MAX)) for numbers in part[2:]
+    )
+    box = Box(offset, shape)
+    if part[1] != dtype.itemsize or not len(whole) == len(offset) == len(shape):
+        raise ValueError(f"elements of {_short(part[1])} bytes in {len(whole)}, {len(offset)} and {len(shape)} dimensions")
+    if any(begin + size > end for begin, size, end in zip(offset, shape, whole, strict=True)):
+        raise ValueError(f"the part {shape} at {offset} is not inside the shape {whole}")
+    if run_count(whole, box) > RUNS_MAX:
+        raise ValueError(f"the part {shape} of the shape {whole} consists of more than {RUNS_MAX} ranges of memory")
+    return Slice(part[0], dtype.itemsize, whole, box)
+
+
+def split_of(whole: tuple[int, ...], box: Box) -> int:
+    """The dimensions from this one on lie one behind the other in the memory of the whole tensor."""
+    split = len(whole)
+    while split > 0 and box.shape[split - 1] == whole[split - 1]:
+        split -= 1
+    return max(0, split - 1)
+
+
+def run_count(whole: tuple[int, ...], box: Box) -> int:
+    """Of how many ranges of the memory of the whole tensor a box consists."""
+    return math.prod(box.shape[: split_of(whole, box)]) if box.numel else 0
 
 
 def image_offsets(shards: ShardMap) -> tuple[dict[str, int], int]:
@@ -209,4 +288,18 @@ def first_holders(maps: Sequence[ShardMap]) -> list[list[str]]:
                 raise ValueError(f"tensor {name}: members have parts of it that overlap and are not the same")
             boxes.append(one.box)
             found[member].append(name)
+    return found
+
+
+def replicas(maps: Sequence[ShardMap]) -> dict[tuple[int, ...], list[str]]:
+    """By members that have some slices alike: the names of these."""
+    holders: dict[tuple[str, Box], list[int]] = {}
+    for member, shards in enumerate(maps):
+        for name, one in shards.items():
+            if one.box.numel:
+                holders.setdefault((name, one.box), []).append(member)
+    found: dict[tuple[int, ...], list[str]] = {}
+    for (name, _), members in sorted(holders.items()):
+        if len(members) > 1:
+            found.setdefault(tuple(members), []).append(name)
     return found

@@ -13,7 +13,7 @@ import torch
 
 from pccl._holder import memory_file
 from pccl._loader import load_snapshot_kernels
-from pccl.state._snapshots.boxes import Box, ShardMap, Slice, image_offsets
+from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, image_offsets, split_of
 
 _ffi, _kernels = load_snapshot_kernels()
 
@@ -93,7 +93,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def slice_of(image: torch.Tensor, offset: int, part: Slice) -> torch.Tensor:
     """A slice in an image, as a tensor of its data type and shape."""
-    dtype: torch.dtype = getattr(torch, part.dtype)
+    dtype = DTYPES[part.dtype]
     return image[offset : offset + part.nbytes].view(dtype).view(part.box.shape)
 
 
@@ -135,10 +135,7 @@ def runs(whole: tuple[int, ...], box: Box) -> tuple[int, list[int]]:
     which each begins."""
     if box.numel == 0:
         return 0, []
-    split = len(whole)
-    while split > 0 and box.shape[split - 1] == whole[split - 1]:
-        split -= 1
-    split = max(0, split - 1)
+    split = split_of(whole, box)
     strides = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
     starts = [sum(at * stride for at, stride in zip(box.offset, strides, strict=True))]
     for dim in range(split):

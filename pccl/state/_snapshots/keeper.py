@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,15 +31,19 @@ from pccl.state._snapshots.boxes import (
     ShardMap,
     first_holders,
     image_offsets,
+    list_of,
+    replicas,
     require_same_tensors,
     shards_from,
     shards_tree,
+    text_of,
+    whole_number,
 )
-from pccl.state._snapshots.code import add, factors
+from pccl.state._snapshots.code import MEMBERS_MAX, add, factors
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks, hash_image, write_image
 from pccl.state._snapshots.placement import Placement, Redundancy, place, unit_bytes
-from pccl.state._snapshots.talk import GarbledError, Talk
+from pccl.state._snapshots.talk import GarbledError, Talk, understood
 from pccl.state._tree import TreeError, decode, encode
 
 if TYPE_CHECKING:
@@ -59,6 +63,15 @@ _released: dict[str, Holder] = {}
 _keepers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Keeper]] = weakref.WeakKeyDictionary()
 """By communicator and topic: those whose messages would be taken for each other's."""
 
+ERA_MAX = 1 << 60
+"""Of a snapshot, and more than there ever are."""
+
+ID_MAX = (1 << 56) - 1
+"""Of a snapshot."""
+
+PLACE_MAX = 1 << 20
+"""Of members, stripes and rows."""
+
 Order = tuple[int, int]
 """Era and step of a snapshot: the greater, the newer. An era ends when a state is restored."""
 
@@ -73,6 +86,12 @@ class Layout:
         self.redundancy = redundancy
         self.sizes = [image_offsets(shards)[1] for shards in maps]
         self.first = first_holders(maps)
+        self.replicas = replicas(maps)
+        self.replicas_of: list[list[tuple[int, ...]]] = [[] for _ in maps]
+        """By member: the keys of `replicas` that it is in."""
+        for members in self.replicas:
+            for member in members:
+                self.replicas_of[member].append(members)
         self.placement: Placement = place(hosts, redundancy)
         self.id = hashlib.blake2b(self.encoded(), digest_size=7).hexdigest()
 
@@ -83,16 +102,34 @@ class Layout:
 
     @classmethod
     def decoded(cls, content: bytes) -> Layout:
-        """What `encoded` gave. TreeError, ValueError: it is damaged."""
-        tree = decode(content)
+        """What `encoded` gave. ValueError: it is damaged."""
+        tree = decode(content, numbers_and_text=True)
         try:
-            return cls(tree["hosts"], list(map(shards_from, tree["maps"])), Redundancy(*tree["redundancy"]))
-        except (TypeError, KeyError, AttributeError) as error:
+            hosts = [text_of(host) for host in list_of(tree["hosts"], PLACE_MAX)]
+            maps = list(map(shards_from, list_of(tree["maps"], PLACE_MAX)))
+            redundancy = Redundancy(*(whole_number(one, MEMBERS_MAX) for one in tree["redundancy"]))
+            if not 0 < len(hosts) == len(maps):
+                raise ValueError(f"{len(hosts)} hosts of {len(maps)} members")
+            return cls(hosts, maps, redundancy)
+        except (TypeError, LookupError, AttributeError) as error:
             raise TreeError(f"the layout of a snapshot is malformed: {error}") from None
 
     def unit(self, stripe: int) -> int:
         """The bytes of each unit of a stripe."""
         return unit_bytes(self.sizes, self.placement, self.placement.stripes[stripe], ALIGN)
+
+    def has(self, piece: PieceName) -> bool:
+        """Whether it is a piece of a snapshot of this layout."""
+        if piece.kind != "parity":
+            return piece.place < len(self.maps)
+        stripes = self.placement.stripes
+        return piece.place < len(stripes) and piece.row < len(stripes[piece.place].parity)
+
+    def size_of(self, piece: PieceName) -> int | None:
+        """The bytes of a piece; None: any number."""
+        if piece.kind == "values":
+            return None
+        return self.sizes[piece.place] if piece.kind == "image" else self.unit(piece.place)
 
     def range_of(self, stripe: int, column: int) -> tuple[int, int]:
         """Where a unit lies in its member's image; it is shorter than the others where the image ends, or empty."""
@@ -203,6 +240,8 @@ class Keeper:
         self._timeout = timeout
         self.snapshots: list[Snapshot] = []
         """From the oldest to the newest; those that this process has pieces of."""
+        self.unusable: set[tuple[int, PieceName]] = set()
+        """Pieces, by snapshot, of another size than they should have."""
         self.era = 0
         self.report = Report()
         self.broken: BaseException | None = None
@@ -328,9 +367,11 @@ class Keeper:
         # From here on each member takes part in all messages, whatever fails: others wait for them.
         snapshot = Snapshot(number, job.era, job.step, layout, pieces)
         self.snapshots.append(snapshot)
+        alike: list[Sum] = []
         try:
             image = pieces[PieceName("image", job.own)].bytes
             snapshot.sums[job.own] = hash_image(job.shards, image, layout.first[job.own])
+            alike = [hash_image(job.shards, image, layout.replicas[one]) for one in layout.replicas_of[job.own]]
         except Exception as error:
             problem = error
         try:
@@ -342,7 +383,8 @@ class Keeper:
             problem = problem or error
         own_sum = snapshot.sums.get(job.own, Sum(0, 0)).signed()
         try:
-            rows = job.talk.gather([0 if problem is None else 1 if isinstance(problem, _SpoiledError) else 2, *own_sum])
+            status = 0 if problem is None else 1 if isinstance(problem, _SpoiledError) else 2
+            rows = job.talk.gather([status, *own_sum, *_flat(alike, max(map(len, layout.replicas_of)))])
         except UsageError:  # this process has left the run
             raise problem or RuntimeError("the communicator was closed") from problem
         if problem is not None and not isinstance(problem, _SpoiledError):
@@ -350,11 +392,38 @@ class Keeper:
         failed = max(range(len(rows)), key=lambda member: rows[member][0])  # the cause before what follows from it
         if rows[failed][0]:
             raise SnapshotError(f"member {failed} could not store its part: see its log") from problem
-        for member, (_, low, high) in enumerate(rows):
-            snapshot.sums[member] = Sum.of_signed(low, high)
+        self._require_alike(job, snapshot, [row[3:] for row in rows])
+        for member, row in enumerate(rows):
+            snapshot.sums[member] = Sum.of_signed(*row[1:3])
         snapshot.complete = True
         job.report.complete = True
         self._drop_before(snapshot)
+
+    def _require_alike(self, job: Job, snapshot: Snapshot, rows: Sequence[Sequence[int]]) -> None:
+        """SnapshotError, on all alike, names the first tensor that several members have as the same part, with other content.
+
+        `rows[member]`: the hashes of its parts that others have too, in the order of `replicas_of`.
+        """
+        layout = snapshot.layout
+        for members, names in layout.replicas.items():
+            at = [2 * layout.replicas_of[member].index(members) for member in members]
+            if len({tuple(rows[member][begin : begin + 2]) for member, begin in zip(members, at, strict=True)}) == 1:
+                continue
+            self.snapshots.remove(snapshot)
+            own: list[Sum] = []
+            if job.own in members:
+                image = snapshot.pieces[PieceName("image", job.own)].bytes
+                own = [hash_image(job.shards, image, [name]) for name in names]
+            self._forget(snapshot)
+            told = job.talk.gather(_flat(own, len(names)))
+            for number, name in enumerate(names):
+                contents = {member: tuple(told[member][2 * number : 2 * number + 2]) for member in members}
+                others = [member for member in members if contents[member] != contents[members[0]]]
+                if others:
+                    raise SnapshotError(
+                        f"tensor {name} has another content at member {', '.join(map(str, others))} than at member {members[0]}, "
+                        "and both have all of it, or the same part; make it the same, such as by a broadcast from one of them"
+                    )
 
     def _copy(self, job: Job) -> dict[PieceName, Memory]:
         _, size = image_offsets(job.shards)
@@ -412,10 +481,13 @@ class Keeper:
             self._config.redundancy.data << 16 | self._config.redundancy.parity,
             int(known),
             base.id if base is not None and known else 0,
-            int.from_bytes(os.urandom(7), "little"),
+            int.from_bytes(os.urandom(7), "little") or 1,
             self.era,
         ]
         rows = job.talk.gather(numbers)
+        for member, row in enumerate(rows):
+            if not 0 <= row[6] < ERA_MAX or not 0 < row[5] <= ID_MAX:
+                raise GarbledError(f"member {member} tells of era {row[6]} and of snapshot {row[5]}")
         job.era = self.era = max(row[6] for row in rows)
         if problem is not None:
             raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
@@ -437,9 +509,8 @@ class Keeper:
     def _exchange(self, job: Job) -> Layout:
         told = job.talk.gather_bytes(bytes(encode({"host": host_name(), "map": shards_tree(job.shards)})))
         try:
-            trees = [decode(one) for one in told]
-            maps = [shards_from(one["map"]) for one in trees]
-            return Layout([one["host"] for one in trees], maps, self._config.redundancy)
+            parts = understood(told, lambda tree: (text_of(tree["host"]), shards_from(tree["map"])), "shard map")
+            return Layout([host for host, _ in parts], [one for _, one in parts], self._config.redundancy)
         except ValueError as error:
             raise SnapshotError(str(error)) from error  # on all alike
 
@@ -516,6 +587,12 @@ class Keeper:
         if text not in self._warned:
             self._warned.add(text)
             _log.warning("%s", f"snapshots: {text}")
+
+
+def _flat(sums: Sequence[Sum], count: int) -> list[int]:
+    """As numbers, filled up to those of `count` sums."""
+    numbers = [number for one in sums for number in one.signed()]
+    return numbers + [0] * (2 * count - len(numbers))
 
 
 def _pending(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Event, int] | None:
@@ -863,8 +940,3 @@ def _chunks(blocks: torch.Tensor, size: int) -> Iterator[list[tuple[int, int]]]:
         total += end - begin
     if runs:
         yield runs
-
-
-def pieces_of(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
-    """What a process tells the others of all that it holds."""
-    return [piece_info(one, name) for one in snapshots for name in one.pieces]

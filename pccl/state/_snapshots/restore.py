@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,27 +11,38 @@ from typing import Any, NamedTuple
 import torch
 
 from pccl._collectives import CollectiveOp
-from pccl._errors import PeerLostError, StateLostError
+from pccl._errors import PCCLTimeoutError, PeerLostError, StateLostError
 from pccl.state._snapshots.boxes import (
     ALIGN,
+    DTYPES,
     Box,
     Move,
     ShardMap,
     Slice,
     first_holders,
     image_offsets,
+    list_of,
     part_of,
     plan_moves,
+    text_of,
     uncovered,
+    whole_number,
 )
 from pccl.state._snapshots.code import rebuild
 from pccl.state._snapshots.images import Sum, hash_slice, runs
-from pccl.state._snapshots.keeper import CHUNK_BYTES, IN_FLIGHT, Layout, Order, PieceName
+from pccl.state._snapshots.keeper import CHUNK_BYTES, ERA_MAX, ID_MAX, IN_FLIGHT, PLACE_MAX, Layout, Order, PieceName
 from pccl.state._snapshots.placement import lost_members
-from pccl.state._snapshots.talk import Talk
+from pccl.state._snapshots.talk import GarbledError, Talk
+
+_log = logging.getLogger("pccl.state")
 
 ATTEMPTS = 20
 """To restore a state, while members die."""
+
+STEP_MAX = (1 << 63) - 1
+
+KINDS = ("image", "parity", "values")
+"""Of pieces."""
 
 
 class DamagedError(RuntimeError):
@@ -52,11 +63,18 @@ class Held(NamedTuple):
     def of(cls, info: Mapping[str, Any]) -> Held:
         """From a tree. ValueError: it is malformed."""
         try:
-            sums = {int(member): Sum(*one) for member, one in info["sums"].items()}
-            numbers = int(info["snapshot"]), int(info["era"]), int(info["step"])
-            return cls(*numbers, str(info["layout"]), PieceName(*info["piece"]), sums)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"a member tells of a malformed piece: {error}") from None
+            snapshot, era, step = whole_number(info["snapshot"], ID_MAX, 1), whole_number(info["era"], ERA_MAX), info["step"]
+            kind, *place = list_of(info["piece"], 3)
+            if kind not in KINDS or len(place) != 2:
+                raise ValueError(f"{info['piece']!r:.60} is not a piece")
+            name = PieceName(kind, *(whole_number(one, PLACE_MAX) for one in place))
+            sums = {
+                whole_number(int(member), PLACE_MAX): Sum(*(whole_number(number, (1 << 64) - 1) for number in one))
+                for member, one in info["sums"].items()
+            }
+            return cls(snapshot, era, whole_number(step, STEP_MAX, -STEP_MAX), text_of(info["layout"]), name, sums)
+        except (TypeError, LookupError, AttributeError) as error:
+            raise ValueError(f"a piece lacks {error}") from None
 
 
 class Source(NamedTuple):
@@ -109,8 +127,11 @@ def _source(id_: int, order: Order, layout: Layout, found: Sequence[tuple[int, H
     values: dict[int, list[int]] = {}
     sums: dict[int, Sum] = {}
     for member, one in found:
-        sums.update(one.sums)
         kind, place, row = one.piece
+        if not layout.has(one.piece):
+            _log.warning("%s", f"snapshots: member {member} tells of {kind} {place}.{row}, which the snapshot does not have")
+            continue
+        sums.update(one.sums)
         if kind == "image":
             images.setdefault(place, []).append(member)
         elif kind == "parity":
@@ -320,8 +341,7 @@ def carry_out(
                 image = rebuilt[move.image] if move.image in rebuilt else pieces(PieceName("image", move.image))
                 content = _gathered(image, _ranges(layout, move))
             part = shards[move.name]
-            dtype: torch.dtype = getattr(torch, part.dtype)
-            box = _typed(content, dtype).view(move.box.shape)
+            box = _typed(content, DTYPES[part.dtype]).view(move.box.shape)
             targets[move.name].view(part.box.shape)[move.box.inside(part.box)].copy_(box)
     return received
 
@@ -382,27 +402,38 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
         pair = fetch.source, fetch.target
         sizes[pair] = sizes.get(pair, 0) + fetch.nbytes
     come = {source: torch.empty(size, dtype=torch.uint8) for (source, target), size in sizes.items() if target == own}
-    losses: list[PeerLostError] = []
+    losses: list[PeerLostError | PCCLTimeoutError] = []
     failures: list[BaseException] = []
+    garbled: list[int] = []
 
-    def pass_on(content: torch.Tensor, begin: Callable[[str, torch.Tensor], CollectiveOp]) -> None:
+    def pass_on(content: torch.Tensor, other: int, begin: Callable[[int, str, torch.Tensor], CollectiveOp]) -> None:
         flying: list[CollectiveOp] = []
+
+        def wait() -> None:
+            try:
+                talk.wait(flying.pop(0))
+            except GarbledError:  # the others are told when all is through
+                garbled.append(other)
+
         try:
             for number, part in enumerate(_split(content)):
-                flying.append(begin(f"fetch {number}", part))
+                flying.append(begin(other, f"fetch {number}", part))
                 if len(flying) > IN_FLIGHT:
-                    talk.wait(flying.pop(0))
+                    wait()
             while flying:
-                talk.wait(flying.pop(0))
+                wait()
         except PeerLostError as error:
             talk.forget(flying)
+            losses.append(error)
+        except PCCLTimeoutError as error:
+            talk.give_up(flying)
             losses.append(error)
 
     def receive() -> None:
         try:
             for source, target in sorted(sizes):
                 if target == own:
-                    pass_on(come[source], functools.partial(talk.recv, source))
+                    pass_on(come[source], source, talk.recv)
         except BaseException as error:
             failures.append(error)
             talk.abandon()
@@ -418,13 +449,16 @@ def _exchange(work: Plan, talk: Talk, pieces: Pieces) -> dict[int, torch.Tensor]
                     if (fetch.source, fetch.target) == (own, target)
                     for begin, end in fetch.ranges
                 ]
-                pass_on(torch.cat(parts), functools.partial(talk.send, target))
+                pass_on(torch.cat(parts), target, talk.send)
     except BaseException as error:
         failures.append(error)
         talk.abandon()  # else two that have failed would wait for each other
     receiver.join()
     for cause in (*failures, *losses):  # what the other thread has later may follow from the first
         raise cause
+    for member, (other,) in enumerate(talk.gather([1 + garbled[0] if garbled else 0])):
+        if other:
+            raise GarbledError(f"members {member} and {other - 1} have sent each other other numbers of bytes than planned")
     return come
 
 

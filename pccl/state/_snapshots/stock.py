@@ -8,12 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pccl._holder import HolderError
+from pccl.state._snapshots.boxes import list_of, text_of
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, pieces_of
+from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, piece_info
 from pccl.state._snapshots.restore import Held
 from pccl.state._snapshots.talk import Talk
 
 _log = logging.getLogger("pccl.state")
+
+
+LAYOUTS_MAX = 256
+"""That a member may tell of: each costs a message to all."""
+
+
+def layouts_from(tree: Any) -> list[str]:
+    """What another member tells of `Stock.layouts`. ValueError: it is malformed."""
+    return [text_of(one) for one in list_of(tree, LAYOUTS_MAX)]
 
 
 class Stock:
@@ -24,20 +34,26 @@ class Stock:
         self._keeper = keeper
         self.infos: list[dict[str, Any]] = []
         """What others are told of each piece: a tree, and what `Held.of` takes."""
+        self._layouts: dict[str, Layout] = {}
         self._places: dict[tuple[int, PieceName], Callable[[], Memory]] = {}
         if keeper is None:
             return
-        self.infos += pieces_of(keeper.snapshots)
         for snapshot in keeper.snapshots:
             for name, memory in snapshot.pieces.items():
-                self._places[snapshot.id, name] = functools.partial(_itself, memory)
+                if (snapshot.id, name) not in keeper.unusable:
+                    self.infos.append(piece_info(snapshot, name))
+                    self._places[snapshot.id, name] = functools.partial(_itself, memory)
         try:
             holder = keeper.holder(start=False)
             for kept in holder.kept() if holder is not None else []:
                 if "piece" not in kept.info:
                     continue
-                one = Held.of(kept.info)
-                if (one.snapshot, one.piece) not in self._places:
+                try:
+                    one = Held.of(kept.info)
+                except ValueError as error:  # of another version of the library
+                    _log.warning("%s", f"snapshots: the holder of this host keeps what cannot be read: {error}")
+                    continue
+                if (one.snapshot, one.piece) not in {*self._places, *keeper.unusable}:
                     self.infos.append(kept.info)
                     self._places[one.snapshot, one.piece] = _Opened(keeper, kept.key, kept.nbytes)
         except HolderError as error:
@@ -55,23 +71,36 @@ class Stock:
         return sorted({str(info["layout"]) for info in self.infos})
 
     def pieces(self, snapshot: int) -> dict[PieceName, Memory]:
-        """The pieces of a snapshot. HolderError, KeyError, MemoryError: the holder cannot give one."""
-        return {name: place() for (id_, name), place in self._places.items() if id_ == snapshot}
+        """The pieces of a snapshot. HolderError, KeyError, MemoryError: the holder cannot give one, or gives another size."""
+        found = {name: place() for (id_, name), place in self._places.items() if id_ == snapshot}
+        layouts = {str(info["layout"]) for info in self.infos if info["snapshot"] == snapshot} & self._layouts.keys()
+        wrong = [
+            name
+            for name, memory in found.items()
+            for one in layouts
+            if self._layouts[one].has(name) and self._layouts[one].size_of(name) not in (memory.nbytes, None)
+        ]
+        if wrong and self._keeper is not None:
+            self._keeper.unusable.update((snapshot, name) for name in wrong)  # nobody is told of them any more
+            raise HolderError(
+                f"{wrong[0].kind} {wrong[0].place}.{wrong[0].row} of snapshot {snapshot} has another size than told"
+            )
+        return found
 
     def exchange_layouts(self, talk: Talk, told: Sequence[Sequence[str]]) -> dict[str, Layout]:
         """The layouts of all snapshots that somebody holds a piece of. `told[member]`: the ids that it has."""
-        found: dict[str, Layout] = {}
         for wanted in sorted({name for one in told for name in one}):
-            root = next(rank for rank, one in enumerate(told) if wanted in one)
-            content = talk.broadcast(root, self._layout(wanted) if root == talk.own else None)
-            try:
-                layout = Layout.decoded(content) if content else None
-            except ValueError as error:
-                _log.error("%s", f"snapshots: {error}")
-                continue
-            if layout is not None and layout.id == wanted:
-                found[wanted] = layout
-        return found
+            for root in [rank for rank, one in enumerate(told) if wanted in one]:
+                content = talk.broadcast(root, self._layout(wanted) if root == talk.own else None)
+                try:
+                    layout = Layout.decoded(content) if content else None
+                except ValueError as error:
+                    _log.error("%s", f"snapshots: member {root} has told a malformed layout: {error}")
+                    continue
+                if layout is not None and layout.id == wanted:
+                    self._layouts[wanted] = layout
+                    break
+        return self._layouts
 
     def _layout(self, name: str) -> bytes:
         """As bytes; none if the holder cannot give it."""

@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import torch
@@ -16,12 +16,18 @@ from pccl._collectives import Collective, CollectiveOp
 from pccl._enums import DataType
 from pccl._errors import OperationCancelledError, PCCLTimeoutError, PeerLostError, Result, UsageError
 from pccl._operations import request_cancel
+from pccl.state._tree import decode
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
 
 LIMIT_BYTES = 1 << 32
-"""The largest tree that a member accepts from another one."""
+"""What a member accepts at once from one other member, or from all together."""
+
+LIMIT_BYTES_EACH = 1 << 28
+"""What a member accepts from each where all tell something."""
+
+T = TypeVar("T")
 
 
 class GarbledError(ValueError):
@@ -74,12 +80,16 @@ class Talk:
         return found
 
     def gather_bytes(self, content: bytes) -> list[bytes]:
-        """The bytes that each member gives, in their order. ValueError: a member announces more than LIMIT_BYTES."""
+        """The bytes that each member gives, in their order."""
         if self._group is None:
             return [content]
         counts = [row[0] for row in self.gather([len(content)])]
-        if not all(0 <= count <= LIMIT_BYTES for count in counts):
-            raise ValueError(f"members announce {max(counts)} bytes, and at most {LIMIT_BYTES} are accepted")
+        for member, count in enumerate(counts):
+            if not 0 <= count <= LIMIT_BYTES_EACH or sum(counts[: member + 1]) > LIMIT_BYTES:
+                raise GarbledError(
+                    f"member {member} announces {count} bytes; {LIMIT_BYTES_EACH} of each member are accepted, "
+                    f"and {LIMIT_BYTES} of all"
+                )
         send = _tensor(content)
         recv = torch.zeros(max(1, sum(counts)), dtype=torch.uint8)
         self._all(Collective.ALL_GATHER, send, recv, dtype=DataType.UINT8, count=len(content), recv_counts=counts)
@@ -94,7 +104,7 @@ class Talk:
             return content
         size = self.gather([len(content) if content is not None else 0])[root][0]
         if not 0 <= size <= LIMIT_BYTES:
-            raise ValueError(f"a member announces {size} bytes, and at most {LIMIT_BYTES} are accepted")
+            raise GarbledError(f"member {root} announces {size} bytes, and at most {LIMIT_BYTES} are accepted")
         data = _tensor(content) if content is not None else torch.zeros(max(1, size), dtype=torch.uint8)
         self._all(Collective.BROADCAST, data, data, dtype=DataType.UINT8, count=size, root=root)
         return data[:size].numpy().tobytes()
@@ -157,6 +167,20 @@ class Talk:
         if self._group is not None:
             digest.update(b"".join(member.bytes for member in self.members))
         return int.from_bytes(digest.digest(), "little")
+
+
+def understood(told: Sequence[bytes], make: Callable[[Any], T], what: str) -> list[T]:
+    """What `make` returns for the tree that each member has told. It must check all of the tree.
+
+    GarbledError, on all alike, names the first member of which it cannot be made.
+    """
+    found = []
+    for member, content in enumerate(told):
+        try:
+            found.append(make(decode(content, numbers_and_text=True)))
+        except Exception as error:
+            raise GarbledError(f"member {member} has told a malformed {what}: {error or type(error).__name__}") from error
+    return found
 
 
 def _tensor(content: bytes) -> torch.Tensor:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
 import torch
@@ -15,14 +15,25 @@ import torch
 from pccl._calls import Deadline
 from pccl._errors import PCCLTimeoutError, Result, StateLostError
 from pccl._holder import HolderError
-from pccl.state._snapshots.boxes import Box, ShardMap, Slice, part_of, shards_from, shards_tree, uncovered
+from pccl.state._snapshots.boxes import (
+    Box,
+    ShardMap,
+    Slice,
+    list_of,
+    part_of,
+    shards_from,
+    shards_tree,
+    text_of,
+    uncovered,
+    whole_number,
+)
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import Job, Keeper, Layout, PieceName
+from pccl.state._snapshots.keeper import ERA_MAX, ID_MAX, PLACE_MAX, Job, Keeper, Layout, PieceName
 from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, plan, verify
-from pccl.state._snapshots.stock import Stock
-from pccl.state._snapshots.talk import Talk
-from pccl.state._tree import decode, encode
+from pccl.state._snapshots.stock import Stock, layouts_from
+from pccl.state._snapshots.talk import Talk, understood
+from pccl.state._tree import encode
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
@@ -180,14 +191,14 @@ class Vault:
         for _ in range(OPENINGS):
             stock = Stock(self.keeper)
             tree = {"era": self.keeper.era, "held": stock.infos, "layouts": stock.layouts, "damaged": sorted(self.damaged)}
-            told = [decode(one) for one in talk.gather_bytes(bytes(encode(tree)))]
-            held = [[Held.of(info) for info in one["held"]] for one in told]
-            self.damaged.update(*(one["damaged"] for one in told))
-            eras = [one["era"] for one in told] + [piece.era for pieces in held for piece in pieces]
+            told = understood(talk.gather_bytes(bytes(encode(tree))), _Inventory.of, "inventory")
+            held = [one.held for one in told]
+            self.damaged.update(*(one.damaged for one in told))
+            eras = [one.era for one in told] + [piece.era for pieces in held for piece in pieces]
             self.keeper.era = 1 + max(eras)
             if not any(held):
                 return None
-            source = choose(held, stock.exchange_layouts(talk, [one["layouts"] for one in told]), self.damaged)
+            source = choose(held, stock.exchange_layouts(talk, [one.layouts for one in told]), self.damaged)
             pieces: dict[PieceName, Memory] | None = None
             try:
                 pieces = stock.pieces(source.id)
@@ -198,6 +209,32 @@ class Vault:
                 assert pieces is not None
                 return Opened(self, talk, source, pieces, timeout)
         raise StateLostError(f"the state is lost: {OPENINGS} attempts to open the pieces of a snapshot have failed; see the log")
+
+
+class _Inventory(NamedTuple):
+    """What a member tells of all that it has."""
+
+    era: int
+    held: list[Held]
+    layouts: list[str]
+    damaged: list[int]
+
+    @classmethod
+    def of(cls, tree: Any) -> Self:
+        held = [Held.of(one) for one in list_of(tree["held"], PLACE_MAX)]
+        damaged = [whole_number(one, ID_MAX) for one in list_of(tree["damaged"], PLACE_MAX)]
+        return cls(whole_number(tree["era"], ERA_MAX), held, layouts_from(tree["layouts"]), damaged)
+
+
+class _Asked(NamedTuple):
+    """Which tensors a member wants, or why it has failed."""
+
+    shards: ShardMap
+    problem: str
+
+    @classmethod
+    def of(cls, tree: Any) -> Self:
+        return cls(shards_from(tree["shards"]), text_of(tree["problem"]))
 
 
 class Opened:
@@ -220,10 +257,14 @@ class Opened:
             for number, name in enumerate(sorted(shards))
         }
 
+    @property
+    def values_from(self) -> int:
+        """The member that sends `values`."""
+        return self._source.values[min(self._source.values)][0]
+
     def values(self) -> bytes:
         """What the first member whose values are there told beside its tensors."""
-        slot = min(self._source.values)
-        root = self._source.values[slot][0]
+        slot, root = min(self._source.values), self.values_from
         with self._vault._reading(self._talk, self._timeout):
             self._require_current()
             own = self._pieces[PieceName("values", slot)].bytes.numpy().tobytes() if root == self._talk.own else None
@@ -246,14 +287,14 @@ class Opened:
             self._fill(targets, shards, problem)
 
     def _fill(self, targets: Mapping[str, torch.Tensor], shards: ShardMap, problem: Exception | None) -> None:
-        tree = {"shards": shards_tree(shards), "problem": None if problem is None else str(problem)}
-        told = [decode(one) for one in self._talk.gather_bytes(bytes(encode(tree)))]
+        tree = {"shards": shards_tree(shards), "problem": "" if problem is None else str(problem) or type(problem).__name__}
+        told = understood(self._talk.gather_bytes(bytes(encode(tree))), _Asked.of, "shard map")
         if problem is not None:
             raise problem
         for member, one in enumerate(told):
-            if one["problem"] is not None:
-                raise ValueError(f"restore: member {member} has failed: {one['problem']}")
-        maps = [shards_from(one["shards"]) for one in told]
+            if one.problem:
+                raise ValueError(f"restore: member {member} has failed: {one.problem}")
+        maps = [one.shards for one in told]
         _require_fit(self._source.layout, self.slices, maps)
         try:
             work = plan(self._source, maps)

@@ -17,7 +17,9 @@ from pccl.state._snapshots.boxes import (
     image_offsets,
     moved_bytes,
     plan_moves,
+    replicas,
     require_same_tensors,
+    shards_from,
     uncovered,
 )
 
@@ -156,3 +158,38 @@ def test_slices_begin_at_multiples_of_64_bytes():
     }
     assert image_offsets(shards) == ({"a": 0, "b": 64, "c": 192}, 256)
     assert math.prod(()) == 1
+
+
+GOOD = ["float32", 4, [6, 2], [1, 0], [3, 2]]
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (["Tensor", *GOOD[1:]], "'Tensor' is not a data type"),
+        (["__name__", *GOOD[1:]], "is not a data type"),
+        ([7, *GOOD[1:]], "7 is not a text"),
+        (["float32", 8, *GOOD[2:]], "elements of 8 bytes"),
+        (["float32", 4, [6], [1, 0], [3, 2]], "in 1, 2 and 2 dimensions"),
+        (["float32", 4, [6, 2], [4, 0], [3, 2]], "is not inside"),
+        (["float32", 4, [6, 2], [-1, 0], [3, 2]], "-1 is not a number"),
+        (["float32", 4, [6, 2], [True, 0], [3, 2]], "True is not a number"),
+        (["float32", 4, [6, 2], [0, 0], [3.0, 2]], "3.0 is not a number"),
+        (["float32", 4, [1 << 41], [0], [1 << 41]], "it has 8796093022208 bytes"),
+        (["float32", 4, [1 << 33, 2], [0, 0], [1 << 33, 1]], "ranges of memory"),
+        (["float32", 4, [1] * 65, [0] * 65, [1] * 65], "a list is not a list of at most 64"),
+        (["float32", 4, [6, 2]], "is not a slice"),
+        (None, "None is not a slice"),
+    ],
+)
+def test_shard_maps_of_others_are_checked(part, text):
+    assert shards_from({"w": GOOD}) == {"w": Slice("float32", 4, (6, 2), Box((1, 0), (3, 2)))}
+    with pytest.raises(ValueError, match=text):
+        shards_from({"w": part})
+
+
+def test_replicas_are_told_by_the_members_that_have_them():
+    whole, half = Slice("float32", 4, (4,), Box((0,), (4,))), Slice("float32", 4, (4,), Box((0,), (2,)))
+    none = Slice("float32", 4, (4,), Box((0,), (0,)))
+    maps = [{"a": whole, "b": half, "c": none}, {"a": whole, "b": none, "c": none}, {"a": whole, "b": half, "c": whole}]
+    assert replicas(maps) == {(0, 1, 2): ["a"], (0, 2): ["b"]}

@@ -13,7 +13,7 @@ from pccl._errors import PeerLostError
 from pccl.state._snapshots import keeper as keepers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.keeper import Keeper, Layout, SnapshotError, pieces_of
+from pccl.state._snapshots.keeper import Keeper, Layout, SnapshotError, piece_info
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import DamagedError, Held, StateLostError, carry_out, choose, plan, verify
 from pccl.state._snapshots.talk import Talk
@@ -86,7 +86,7 @@ class Member:
     def restore(self, living: list[int]) -> tuple[int, dict[str, torch.Tensor]]:
         """The step that is restored among those who live, and the own part of the state."""
         talk = Talk(self.comm, [self.world.ids[one] for one in living], living.index(self.own), "restore", None)
-        held = [Held.of(info) for info in pieces_of(self.keeper.snapshots)]
+        held = [Held.of(piece_info(one, name)) for one in self.keeper.snapshots for name in one.pieces]
         pieces = {(one.id, name): memory.bytes for one in self.keeper.snapshots for name, memory in one.pieces.items()}
         self.world.told[self.own] = held
         talk.gather([0])

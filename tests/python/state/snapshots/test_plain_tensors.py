@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from functools import partial
@@ -17,7 +18,11 @@ from snapshot_world import Dead, FakeComm, World, run
 from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
 from pccl.state._snapshots.boxes import own_name
+from pccl.state._snapshots.images import Memory
+from pccl.state._snapshots.keeper import PieceName
+from pccl.state._snapshots.talk import Talk
 from pccl.state._snapshots.vault import vault_of, whole_slice
+from pccl.state._tree import decode, encode
 
 CONFIG = Snapshots(copies=1, holder=False)
 
@@ -351,3 +356,135 @@ def test_a_snapshot_ends_only_when_it_is_complete_though_another_thread_has_begu
     assert ends[:2] == [False, False], ends
     assert ends[2] == ends[3], ends
     assert on_all(comms, lambda number, comm: vaults[number].open(members, number).step) == [1, 1]
+
+
+def test_a_tensor_that_differs_where_it_should_be_the_same_is_named_with_its_members(caplog):
+    world, comms = begin(4)
+
+    def state(number: int, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        part, shards = rows(number, 4, step)
+        whole = {name: torch.full((2, 3), float(step)) for name in ("a", "b", "c")}
+        return {**part, **whole}, {**shards, **dict.fromkeys(whole, ((2, 3), (0, 0)))}
+
+    def at(step: int, spoil: Any = None) -> list[Any]:
+        states = [state(number, step) for number in range(4)]
+        if spoil is not None:
+            spoil(states)
+        return on_all(comms, lambda number, comm: take(comm, states[number][0], step, shards=states[number][1]))
+
+    def differ(states: list[Any]) -> None:
+        states[2][0]["b"][1, 2] += 1
+        states[3][0]["c"][0, 0] += 1
+
+    assert at(1) == at(2) == [True] * 4
+    caplog.clear()
+    assert at(3, differ) == [False] * 4
+    text = "tensor b has another content at member 2 than at member 0"
+    assert [text in record.message for record in caplog.records if "no snapshot of step 3" in record.message] == [True] * 4
+    kill(world, 0)
+    targets = [{name: one * 0 - 1 for name, one in rows(number, 3, 0)[0].items()} for number in range(3)]
+    ends = on_all(
+        comms[1:],
+        lambda number, comm: get(
+            comm,
+            {**targets[number], **{name: torch.zeros(2, 3) for name in ("a", "b", "c")}},
+            shards={**rows(number, 3, 0)[1], **dict.fromkeys(("a", "b", "c"), ((2, 3), (0, 0)))},
+        ),
+    )
+    assert [end.step for end in ends] == [2] * 3
+
+
+def test_a_piece_of_another_size_than_told_is_done_without(monkeypatch):
+    _, comms = begin(3)
+    states = [rows(number, 3, 1) for number in range(3)]
+    take_all(comms, [state for state, _ in states], 1, [{"shards": shards} for _, shards in states])
+    (kept,) = comms[1]._vaults["tensors"].keeper.snapshots
+    name = PieceName("image", 1)
+    kept.pieces[name] = Memory.new(kept.pieces[name].nbytes // 2)
+    ends = on_all(comms, lambda number, comm: get(comm, states[number][0], shards=states[number][1]))
+    assert [end.step for end in ends] == [1] * 3
+    assert all(torch.equal(states[number][0]["w"], rows(number, 3, 1)[0]["w"]) for number in range(3))
+
+
+# ---- a member that lies ----
+
+LIAR = 1
+JUNK: list[Any] = [None, True, -1, 1 << 70, 1 << 50, 1e300, "x", "\ud800", [], {}, [[1]], torch.float32, UUID(int=5)]
+NUMBERS = [-1, 1 << 62, (1 << 63) - 1, -(1 << 63)]
+
+
+def with_junk(tree: Any, at: list[int], junk: Any) -> Any:
+    """A copy of the tree with junk in place of the node of this number."""
+    at[0] -= 1
+    if at[0] == -1:
+        return junk
+    if isinstance(tree, dict):
+        return {key: with_junk(one, at, junk) for key, one in tree.items()}
+    return type(tree)(with_junk(one, at, junk) for one in tree) if isinstance(tree, (list, tuple)) else tree
+
+
+def nodes(tree: Any) -> int:
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return 1 + sum(map(nodes, children))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_member_tells_wrongly_is_the_same_clear_error_on_all_others(monkeypatch, seed):
+    rng = random.Random(seed)
+    lies: dict[str, int] = {}
+    told = {name: getattr(Talk, name) for name in ("gather", "gather_bytes", "broadcast")}
+
+    def lie(name: str, spoil: Any) -> None:
+        def telling(talk: Talk, *arguments: Any) -> Any:
+            if talk.members[talk.own].int == LIAR + 1 and name in lies:
+                lies[name] -= 1
+                if lies[name] < 0:
+                    del lies[name]
+                    arguments = spoil(*arguments)
+            return told[name](talk, *arguments)
+
+        monkeypatch.setattr(Talk, name, telling)
+
+    def spoiled_numbers(numbers: Any) -> Any:
+        found = list(numbers)
+        found[rng.randrange(len(found))] = rng.choice(NUMBERS)
+        return (found,)
+
+    def spoiled_tree(content: bytes) -> Any:
+        tree = decode(content)
+        return (bytes(encode(with_junk(tree, [rng.randrange(nodes(tree))], rng.choice(JUNK)))),)
+
+    def spoiled_bytes(root: int, content: bytes | None) -> Any:
+        return root, None if content is None else bytes(rng.randrange(256) for _ in content)
+
+    lie("gather", spoiled_numbers)
+    lie("gather_bytes", spoiled_tree)
+    lie("broadcast", spoiled_bytes)
+    names: set[bool] = set()
+    for round_ in range(60):
+        _, comms = begin(3)
+        take_all(comms, [rows(number, 3, 1)[0] for number in range(3)], 1, [{"shards": rows(n, 3, 1)[1]} for n in range(3)])
+        kind = rng.choice(list(told))
+        lies[kind] = rng.randrange({"gather": 9, "gather_bytes": 3, "broadcast": 2}[kind])
+        targets = [{"w": one["w"] * 0 - 1} for one in (rows(number, 3, 1)[0] for number in range(3))]
+
+        def work(number: int, comm: Comm, targets: Any = targets, again: bool = bool(round_ % 3)) -> Any:
+            if not again:
+                parts, shards = rows(number, 3, 2)
+                take(comm, parts, 2, shards=shards)
+            found = get(comm, targets[number], shards=rows(number, 3, 1)[1])
+            return found.step
+
+        ends = on_all(comms, work)
+        lies.clear()
+        honest = [ends[0], ends[2]]
+        assert type(honest[0]) is type(honest[1]), honest
+        if isinstance(honest[0], int):
+            assert honest[0] == honest[1]
+            for number, target in enumerate(targets):
+                assert torch.equal(target["w"], rows(number, 3, honest[0])[0]["w"])
+            continue
+        assert all(isinstance(end, (ValueError, RuntimeError)) for end in honest), honest
+        assert str(honest[0]) == str(honest[1])
+        names.add(f"member {LIAR}" in str(honest[0]))
+    assert True in names
