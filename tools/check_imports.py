@@ -36,7 +36,7 @@ LAYERS = [
     ("torchft", "_pccl"),
     ("__init__",),
     ("lab",),
-    ("integrations", "demo", "stress"),
+    ("integrations", "demo", "stress", "monitor"),
     ("cli", "__main__"),
 ]
 #: Imports between rooms of one line: the backend that torch finds by itself is a part of `distributed`.

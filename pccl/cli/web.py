@@ -1,0 +1,155 @@
+"""`pccl web`: a page with the members, links and history of a run. `pccl replay`: the same of a file of events."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import hmac
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import IO
+
+import click
+
+from pccl import _keys
+from pccl._address import parse_endpoint
+from pccl._errors import ConnectError, PCCLError
+from pccl.cli import top
+from pccl.lab.ranges import Range
+from pccl.monitor.history import Log, Recorder, create_file, read_file
+from pccl.monitor.server import Page, is_loopback, new_token
+
+LISTEN = "127.0.0.1:8080"
+
+PR_SET_PDEATHSIG = 1
+
+
+listen_option = click.option(
+    "--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="where browsers connect; port 0: any free one"
+)
+public_option = click.option(
+    "--public", is_flag=True, help="listen beyond this host all the same: the token and the page travel unencrypted"
+)
+
+
+@click.command("web", short_help="Show a run in a browser, with its history and metrics.")
+@click.option(
+    "--master", "address", required=True, metavar=top.MASTERS, help="master of the run, or all masters, as the peers name them"
+)
+@listen_option
+@click.option("--interval", type=Range(0.2, 3600), default=1.0, show_default=True, help="seconds between two questions")
+@click.option("--events", metavar="FILE", help="also write the events there, for `pccl replay`; it must not exist")
+@public_option
+@top.credential_options()
+@click.option("--parent", type=int, hidden=True, help="end when this process ends")
+def command(
+    address: str,
+    listen: str,
+    interval: float,
+    events: str | None,
+    public: bool,
+    keys: str | None,
+    cert: str | None,
+    key: str | None,
+    ca: str | None,
+    insecure: bool,
+    parent: int | None,
+) -> None:
+    """Show a run in a browser: its members, links, findings and history, and metrics for Prometheus at /metrics.
+
+    It prints an address with a token; whoever has it sees the page. With a file of keys the token is made from them and stays the
+    same, else it is a new one each time. docs/monitoring.md explains the page, the metrics and the events.
+    """
+    from pccl.monitor.metrics import Metrics  # of an optional package
+
+    if parent is not None:
+        _end_with(parent)
+    masters = top.Masters(address, top.options(keys, cert, key, ca), insecure)
+    log, recorder, metrics = Log(), Recorder(), Metrics()
+    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), _token(keys, cert), public)
+    with contextlib.nullcontext() if events is None else _created(events) as log.file:
+        click.echo(page.url)
+        while True:
+            at = time.time()
+            try:
+                told = masters.ask()
+            except ConnectError as error:
+                found = recorder.silence(at, error.detail)
+                metrics.observe(None, found)
+            except PCCLError as error:  # the keys: they cannot be used, or are missing
+                raise click.UsageError(error.detail) from None
+            else:
+                found = recorder.observe(at, told)
+                metrics.observe(told, found)
+            log.add(found)
+            time.sleep(max(0.0, at + interval - time.time()))
+
+
+@click.command("replay", short_help="Show a run that has ended in a browser, from a file of events.")
+@click.argument("file")
+@listen_option
+@public_option
+def replay(file: str, listen: str, public: bool) -> None:
+    """Show what `pccl web --events FILE` has written, as the page showed it then."""
+    log = Log(most_bytes=1 << 40)
+    try:
+        log.add(read_file(file))
+    except OSError as error:
+        raise click.UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    page = _serve(listen, log, None, new_token(), public)
+    click.echo(page.url)
+    while True:
+        time.sleep(3600)
+
+
+def _created(path: str) -> IO[bytes]:
+    try:
+        return create_file(path)
+    except FileExistsError:
+        raise click.UsageError(f"--events: {path} exists; name a new file") from None
+    except OSError as error:
+        raise click.UsageError(f"--events: {path} cannot be written: {error.strerror}") from None
+
+
+def _serve(listen: str, log: Log, metrics: Callable[[], tuple[bytes, str]] | None, token: str, public: bool) -> Page:
+    try:
+        endpoint = parse_endpoint(listen)
+    except (AssertionError, ValueError) as error:
+        raise click.BadParameter(str(error), param_hint="--listen") from None
+    if not public and not is_loopback(endpoint.host):
+        raise click.UsageError(
+            f"--listen {listen} is reached from other hosts, and the page is not encrypted: listen on 127.0.0.1 and use "
+            "`ssh -L`, or give --public"
+        )
+    try:
+        page = Page((endpoint.host, endpoint.port), log, metrics, token)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {listen}: {error.strerror or error}") from None
+    threading.Thread(target=page.serve_forever, daemon=True).start()
+    return page
+
+
+def _token(keys: str | None, cert: str | None) -> str:
+    """Made from the keys, if there is a file of them: each who has it can make it."""
+    path = keys or (None if cert else os.environ.get("PCCL_KEYS"))
+    if not path:
+        return new_token()
+    try:
+        _, found = _keys.read_file(path)
+    except (OSError, PCCLError, _keys.KeysError) as error:
+        raise click.UsageError(str(error)) from None
+    return hmac.new(found.secrets[0], b"pccl web", hashlib.sha256).hexdigest()[:40]
+
+
+def _end_with(parent: int) -> None:
+    """This process gets SIGTERM when the master that has started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit()

@@ -1,0 +1,230 @@
+"""The history of a run as a list of events: made from what the master tells about once a second, kept in memory and in a file.
+
+An event is a dictionary that JSON can write, with `at` (seconds since 1970) and `kind` (docs/monitoring.md#events). Samples name
+only what has changed, and now and then all, so that a reader may begin anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import IO, Any
+from uuid import UUID
+
+from pccl._reports import Diagnosis, EdgeReport, Finding, MemberReport
+
+Event = dict[str, Any]
+
+MEMBER_VALUES = ("operations", "operation_ms", "busy", "live", "oldest", "late_ms", "silent", "processor")
+"""Of a member, in the order of a sample: operations a second; mean time of one; share of the time in operations; in flight; age
+of the oldest in seconds; how much later than the first it begins them; seconds without news; share of a processor."""
+
+LINK_VALUES = ("bytes", "busy", "repeated", "round_trip_ms", "queue_ms")
+"""Of a link: bytes a second; share of the time with bytes under way; share of segments sent again; shortest round trip; queue."""
+
+WHOLE_SECONDS = 60.0
+"""Between two samples that name all members and links."""
+
+BYTES_PER_SECOND = 4000
+"""What samples of a large run may take: an hour then has less than 20 MB. They come less often the more members there are."""
+
+BYTES_PER_MEMBER = 60
+
+LINKS_MOST = 64
+"""The busiest ones of a sample."""
+
+FORMAT = 1
+
+
+def short(uuid: UUID) -> str:
+    """As logs write it."""
+    return str(uuid)[:8]
+
+
+class Recorder:
+    """Turns what a master tells into events. It is pure: the caller has the clock."""
+
+    def __init__(self) -> None:
+        self._answers: bool | None = None
+        self._epoch: int | None = None
+        self._members: dict[str, MemberReport] = {}
+        self._findings: dict[str, Event] = {}
+        self._values: dict[str, list[float]] = {}
+        self._links: dict[str, list[float]] = {}
+        self._sample_at = float("-inf")
+        self._whole_at = float("-inf")
+
+    def silence(self, at: float, text: str) -> list[Event]:
+        """No master has answered."""
+        changed, self._answers = self._answers is not False, False
+        return [{"at": at, "kind": "master", "answers": False, "text": text}] if changed else []
+
+    def observe(self, at: float, told: Diagnosis) -> list[Event]:
+        """What is new in an answer."""
+        events: list[Event] = []
+        if self._answers is not True:
+            self._answers = True
+            events.append({"at": at, "kind": "master", "answers": True, "text": ""})
+        members = {short(member.uuid): member for member in told.members}
+        for name in self._members.keys() - members.keys():
+            events.append({"at": at, "kind": "left", "member": name})
+            self._values.pop(name, None)
+        kind = "member" if self._epoch is None else "joined"  # those of the first answer have been there before
+        events += [_member(kind, at, name, members[name]) for name in members if name not in self._members]
+        count = len(members) or told.peer_count
+        if told.epoch != self._epoch:
+            self._epoch = told.epoch
+            events.append({"at": at, "kind": "epoch", "epoch": told.epoch, "members": count})
+        self._members = members
+        events += self._compare_findings(at, told.findings)
+        if at - self._sample_at >= max(0.5, count * BYTES_PER_MEMBER / BYTES_PER_SECOND) and members:
+            events += self._sample(at, told)
+        return events
+
+    def _compare_findings(self, at: float, findings: Iterable[Finding]) -> list[Event]:
+        now = {}
+        for finding in findings:
+            other = short(finding.other) if finding.other else ""
+            kind = finding.kind.name.lower()
+            event = {"kind": "finding", "finding": kind, "member": short(finding.member), "other": other}
+            now[f"{kind} {event['member']} {other}"] = {**event, "cost": round(finding.cost, 3), "text": finding.text}
+        over = [{"at": at, **event, "kind": "over"} for key, event in self._findings.items() if key not in now]
+        new = [{"at": at, **event} for key, event in now.items() if key not in self._findings]
+        self._findings = now
+        return over + new
+
+    def _sample(self, at: float, told: Diagnosis) -> list[Event]:
+        whole = at - self._whole_at >= WHOLE_SECONDS
+        events: list[Event] = []
+        had_links = list(self._links)
+        if whole:
+            self._whole_at = at
+            events = [_member("member", at, name, member) for name, member in self._members.items()]
+            events += [{"at": at, **event} for event in self._findings.values()]
+            self._values, self._links = {}, {}
+        values = {name: _member_values(member) for name, member in self._members.items()}
+        spans = {member.uuid: member.recent_seconds for member in told.members}
+        busiest = sorted(told.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:LINKS_MOST]
+        links = {
+            f"{short(edge.member)} {short(edge.other)}": _link_values(edge, spans.get(edge.member, 0.0))
+            for edge in busiest
+            if edge.acked_bytes > 0
+        }
+        sample: Event = {"at": at, "kind": "sample"}
+        sample["members"] = {name: one for name, one in values.items() if one != self._values.get(name)}
+        sample["links"] = {name: one for name, one in links.items() if one != self._links.get(name)}
+        sample["quiet"] = [name for name in had_links if name not in links]
+        self._values, self._links, self._sample_at = values, links, at
+        return [*events, sample] if whole or any(sample[part] for part in ("members", "links", "quiet")) else events
+
+
+def _member(kind: str, at: float, name: str, member: MemberReport) -> Event:
+    return {"at": at, "kind": kind, "member": name, "name": member.name, "address": member.address, "group": member.group}
+
+
+def _rounded(value: float) -> float:
+    """To two digits, so that what hardly changes is no change."""
+    return float(f"{value:.2g}")
+
+
+def _member_values(member: MemberReport) -> list[float]:
+    span = member.span_seconds or 1.0
+    return [
+        _rounded(value)
+        for value in (
+            member.ops / span,
+            1000 * member.op_seconds / member.ops if member.ops else 0.0,
+            member.op_seconds / span,
+            member.live,
+            member.oldest_seconds,
+            1000 * member.begins_seconds,
+            member.silent_seconds if member.silent_seconds > 1 else 0.0,
+            member.processor_seconds / span,
+        )
+    ]
+
+
+def _link_values(edge: EdgeReport, span: float) -> list[float]:
+    return [
+        _rounded(value)
+        for value in (
+            edge.acked_bytes / (span or 1.0),
+            edge.busy_seconds / (span or 1.0),
+            edge.retransmits / edge.segments if edge.segments else 0.0,
+            1000 * edge.round_trip_seconds,
+            1000 * edge.queue_seconds,
+        )
+    ]
+
+
+class Log:
+    """The newest events in memory, numbered from 0, and all of them in a file if there is one. Many threads may use it."""
+
+    def __init__(self, most_bytes: int = 32 << 20) -> None:
+        """`most_bytes`: of the events in memory, as JSON."""
+        self.file: IO[bytes] | None = None
+        self._lines: deque[bytes] = deque()
+        self._first = 0
+        self._bytes = 0
+        self._most = most_bytes
+        self._news = threading.Condition()
+
+    def add(self, events: Iterable[Event]) -> None:
+        """OSError: the file cannot be written; then they are not in memory either."""
+        lines = [json.dumps(event, separators=(",", ":"), allow_nan=False).encode() for event in events]
+        if not lines:
+            return
+        if self.file is not None:
+            self.file.write(b"".join(line + b"\n" for line in lines))
+            self.file.flush()
+        with self._news:
+            for line in lines:
+                self._lines.append(line)
+                self._bytes += len(line)
+            while self._bytes > self._most and len(self._lines) > 1:
+                self._bytes -= len(self._lines.popleft())
+                self._first += 1
+            self._news.notify_all()
+
+    def after(self, number: int, patience: float, most: int = 5000) -> tuple[list[bytes], int]:
+        """Events from this number on, at most so many, and the number of the next. Waits `patience` seconds for the first."""
+        with self._news:
+            self._news.wait_for(lambda: self._first + len(self._lines) > number, patience)
+            begin = max(number, self._first)
+            lines = list(islice(self._lines, begin - self._first, begin - self._first + most))
+            return lines, begin + len(lines)
+
+
+def create_file(path: str) -> IO[bytes]:
+    """Opens a file for a Log, which nobody else may read: names and addresses are in it. FileExistsError: it is there."""
+    opened = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb")
+    opened.write(json.dumps({"kind": "pccl-events", "format": FORMAT}).encode() + b"\n")
+    return opened
+
+
+def read_file(path: str) -> Iterator[Event]:
+    """The events of a file; a last line that is cut off is left out. ValueError: it has no events of pccl; OSError."""
+    with open(path, "rb") as opened:
+        lines = iter(opened)
+        head = None
+        with contextlib.suppress(ValueError):
+            head = json.loads(next(lines, b"null"))
+        if not isinstance(head, dict) or head.get("kind") != "pccl-events":
+            raise ValueError(f"{path} has no events of a run: `pccl web --events FILE` writes them")
+        if head.get("format") != FORMAT:
+            raise ValueError(f"{path} is of another version of pccl")
+        for number, line in enumerate(lines, 2):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                event = json.loads(line)
+                if not isinstance(event["at"], (int, float)) or not isinstance(event["kind"], str):
+                    raise TypeError
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{path}, line {number}: this is no event") from None
+            yield event

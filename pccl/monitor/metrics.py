@@ -1,0 +1,91 @@
+"""What a master tells of a run, for Prometheus and whatever else reads OpenMetrics (docs/monitoring.md#metrics)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+import pccl
+from pccl._reports import Diagnosis
+from pccl.monitor.history import MEMBER_VALUES, Event, _member_values, short
+
+MEMBER_METRICS = {
+    "operations": ("operations_per_second", "Operations that ended, per second, over the last seconds.", 1.0),
+    "operation_ms": ("operation_seconds", "Mean time of an operation from launch to end.", 1e-3),
+    "busy": ("operations_busy_ratio", "Share of the time in operations; above 1 with several at once.", 1.0),
+    "live": ("operations_in_flight", "Operations that have not ended.", 1.0),
+    "oldest": ("oldest_operation_seconds", "Age of the oldest operation in flight.", 1.0),
+    "late_ms": ("late_seconds", "How much later than the first member it begins operations, on average.", 1e-3),
+    "silent": ("silent_seconds", "Since the master has heard anything of it; 0 up to a second.", 1.0),
+    "processor": ("data_thread_ratio", "Share of a processor that its data thread uses.", 1.0),
+}
+"""By the name of a value: the name of the metric behind "pccl_member_", its meaning, and the factor to seconds."""
+
+
+class Metrics(Collector):
+    """The newest answer, as metrics; many threads may use it."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._told: Diagnosis | None = None
+        self._counts = {"joined": 0, "left": 0, "epoch": 0}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def observe(self, told: Diagnosis | None, events: Iterable[Event]) -> None:
+        """`told`: the answer, None: there was none; `events`: what was made of it."""
+        with self._lock:
+            self._told = told
+            for event in events:
+                if event["kind"] in self._counts:
+                    self._counts[event["kind"]] += 1
+
+    def text(self) -> bytes:
+        """What a scrape gets, in the format of OpenMetrics."""
+        return bytes(generate_latest(self._registry))  # type: ignore[no-untyped-call]
+
+    def describe(self) -> list[Metric]:
+        """None: they are made when they are asked for."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        with self._lock:
+            told, counts = self._told, dict(self._counts)
+        yield InfoMetricFamily("pccl", "The program that exports this.", {"version": pccl.__version__})
+        yield GaugeMetricFamily("pccl_master_up", "1 if a master has answered the last question.", float(told is not None))
+        texts = {"joined": "Members that have joined", "left": "Members that have left or were lost", "epoch": "Epochs"}
+        names = {"joined": "joins", "left": "losses", "epoch": "epochs"}
+        for kind, count in counts.items():
+            yield CounterMetricFamily(f"pccl_{names[kind]}", f"{texts[kind]} since this program has begun.", count)
+        if told is None:
+            return
+        yield GaugeMetricFamily("pccl_members", "Members of the run.", len(told.members) or told.peer_count)
+        yield GaugeMetricFamily("pccl_epoch", "The epoch in force.", told.epoch)
+        labels = {short(member.uuid): [short(member.uuid), member.name] for member in told.members}
+        values = {short(member.uuid): _member_values(member) for member in told.members}
+        for place, name in enumerate(MEMBER_VALUES):
+            suffix, meaning, factor = MEMBER_METRICS[name]
+            gauge = GaugeMetricFamily(f"pccl_member_{suffix}", meaning, labels=["member", "name"])
+            for id_, one in values.items():
+                gauge.add_metric(labels[id_], one[place] * factor)
+            yield gauge
+        sent = GaugeMetricFamily("pccl_member_sent_bytes_per_second", "Acknowledged by other members.", labels=["member", "name"])
+        for member in told.members:
+            total = sum(edge.acked_bytes for edge in told.edges if edge.member == member.uuid)
+            sent.add_metric(labels[short(member.uuid)], total / (member.recent_seconds or 1.0))
+        yield sent
+        cost = GaugeMetricFamily(
+            "pccl_finding_cost_ratio", "Share of an operation's time that a finding explains.", labels=["kind", "member", "other"]
+        )
+        for finding in told.findings:
+            other = short(finding.other) if finding.other else ""
+            cost.add_metric([finding.kind.name.lower(), short(finding.member), other], finding.cost)
+        yield cost

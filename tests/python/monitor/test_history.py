@@ -1,0 +1,224 @@
+"""The history of a run: what a reader of its events knows is what the master told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl import Diagnosis, EdgeReport, Finding, FindingKind, MemberReport
+from pccl.monitor import history
+from pccl.monitor.history import Log, Recorder, create_file, read_file
+
+
+def member(number: int, **values: Any) -> MemberReport:
+    given = {"ops": 20.0, "op_seconds": 1.0, "processor_seconds": 0.5, **values}
+    return MemberReport(
+        uuid=UUID(int=number << 96),
+        group=0,
+        address=f"10.0.0.{number}:48149",
+        silent_seconds=0.1,
+        told_seconds=0.5,
+        span_seconds=10.0,
+        recent_seconds=2.0,
+        live=1,
+        oldest_seconds=0.2,
+        still_seconds=0.0,
+        begins_seconds=0.0,
+        name=f"host-{number}",
+        **given,
+    )
+
+
+def edge(of: MemberReport, to: MemberReport, acked: float) -> EdgeReport:
+    return EdgeReport(
+        member=of.uuid,
+        other=to.uuid,
+        awaited=0,
+        acked_bytes=acked,
+        busy_seconds=1.0,
+        window_seconds=0.0,
+        segments=1000.0,
+        retransmits=20.0,
+        samples=20.0,
+        backlogged=5.0,
+        loaded_seconds=0.09,
+        entries=3.0,
+        late_seconds=0.0,
+        early_seconds=0.0,
+        round_trip_seconds=0.08,
+        queue_seconds=0.0,
+        by_memory=False,
+        lanes=16,
+        reason="",
+    )
+
+
+def straggler(of: MemberReport) -> Finding:
+    return Finding(
+        kind=FindingKind.STRAGGLER, member=of.uuid, other=None, value=1.0, usual=0.1, cost=0.5, confidence=0.9, text="it is late"
+    )
+
+
+def told(
+    *members: MemberReport, epoch: int = 1, findings: tuple[Finding, ...] = (), edges: tuple[EdgeReport, ...] = ()
+) -> Diagnosis:
+    return Diagnosis(findings, members, edges, 5.0, epoch=epoch)
+
+
+def kinds(events: list[history.Event]) -> list[str]:
+    return [event["kind"] for event in events]
+
+
+def test_members_come_and_go():
+    recorder = Recorder()
+    first = recorder.observe(1.0, told(member(1), member(2)))
+    assert kinds(first) == ["master", "member", "member", "epoch", "member", "member", "sample"]
+    assert [event for event in first if event["kind"] == "epoch"] == [{"at": 1.0, "kind": "epoch", "epoch": 1, "members": 2}]
+    later = recorder.observe(2.0, told(member(1), member(3), epoch=2))
+    assert [(event["kind"], event.get("member")) for event in later[:3]] == [
+        ("left", "00000002"),
+        ("joined", "00000003"),
+        ("epoch", None),
+    ]
+    assert later[1]["name"] == "host-3"
+    assert later[1]["address"] == "10.0.0.3:48149"
+
+
+def test_a_finding_is_told_once_and_when_it_is_over():
+    recorder = Recorder()
+    recorder.observe(1.0, told(member(1)))
+    found = told(member(1), findings=(straggler(member(1)),))
+    assert recorder.observe(2.0, found) == [
+        {
+            "at": 2.0,
+            "kind": "finding",
+            "finding": "straggler",
+            "member": "00000001",
+            "other": "",
+            "cost": 0.5,
+            "text": "it is late",
+        }
+    ]
+    assert recorder.observe(3.0, found) == []
+    (over,) = recorder.observe(4.0, told(member(1)))
+    assert (over["kind"], over["finding"], over["member"]) == ("over", "straggler", "00000001")
+
+
+def test_a_master_that_does_not_answer_is_told_once():
+    recorder = Recorder()
+    assert kinds(recorder.silence(1.0, "refused")) == ["master"]
+    assert recorder.silence(2.0, "refused") == []
+    (event,) = [one for one in recorder.observe(3.0, told()) if one["kind"] == "master"]
+    assert event["answers"] is True
+    assert recorder.silence(4.0, "gone") == [{"at": 4.0, "kind": "master", "answers": False, "text": "gone"}]
+
+
+def test_values_are_those_of_the_names():
+    (sample,) = [one for one in Recorder().observe(1.0, told(member(1))) if one["kind"] == "sample"]
+    values = dict(zip(history.MEMBER_VALUES, sample["members"]["00000001"], strict=True))
+    assert values == {
+        "operations": 2.0, "operation_ms": 50.0, "busy": 0.1, "live": 1.0, "oldest": 0.2, "late_ms": 0.0, "silent": 0.0,
+        "processor": 0.05,
+    }  # fmt: skip
+    one, other = member(1), member(2)
+    (sample,) = [e for e in Recorder().observe(1.0, told(one, other, edges=(edge(one, other, 4e6),))) if e["kind"] == "sample"]
+    values = dict(zip(history.LINK_VALUES, sample["links"]["00000001 00000002"], strict=True))
+    assert values == {"bytes": 2e6, "busy": 0.5, "repeated": 0.02, "round_trip_ms": 80.0, "queue_ms": 0.0}
+
+
+@given(st.lists(st.dictionaries(st.integers(1, 4), st.integers(0, 3), max_size=4), min_size=1, max_size=80))
+def test_samples_that_tell_changes_only_lead_to_the_newest_values(steps):
+    """Each step: by member how many operations it has made; all of it goes through JSON."""
+    recorder = Recorder()
+    known: dict[str, list[float]] = {}
+    links: dict[str, list[float]] = {}
+    there: set[str] = set()
+    for second, counts in enumerate(steps):
+        members = [member(number, ops=float(count)) for number, count in sorted(counts.items())]
+        edges = tuple(edge(a, b, a.ops * 1e6) for a in members for b in members if a is not b)
+        for event in json.loads(json.dumps(recorder.observe(2.0 * second, told(*members, edges=edges)))):
+            if event["kind"] in ("member", "joined"):
+                there.add(event["member"])
+            elif event["kind"] == "left":
+                there.discard(event["member"])
+                known.pop(event["member"], None)
+            elif event["kind"] == "sample":
+                known.update(event["members"])
+                links.update(event["links"])
+                for name in event["quiet"]:
+                    links.pop(name)
+        assert there == {history.short(one.uuid) for one in members}
+        if members:
+            assert {name: known[name] for name in there} == {history.short(m.uuid): history._member_values(m) for m in members}
+            assert set(links) == {f"{history.short(e.member)} {history.short(e.other)}" for e in edges if e.acked_bytes}
+
+
+def test_an_hour_of_a_large_run_has_less_than_20_megabytes():
+    recorder, size = Recorder(), 0
+    members = [member(number) for number in range(1, 201)]
+    for second in range(600):
+        changed = [replace(one, ops=float(1 + (second * number) % 97)) for number, one in enumerate(members)]
+        size += sum(len(json.dumps(event)) + 1 for event in recorder.observe(float(second), told(*changed)))
+    assert 6 * size < 20e6
+
+
+def test_the_newest_events_stay_in_memory():
+    log = Log(most_bytes=1000)
+    log.add({"at": float(number), "kind": "epoch"} for number in range(100))
+    lines, number = log.after(0, 0.0)
+    assert number == 100
+    assert len(b"".join(lines)) <= 1000
+    assert json.loads(lines[-1])["at"] == 99.0
+    assert log.after(100, 0.0) == ([], 100)
+    assert log.after(10**6, 0.0) == ([], 10**6)
+    assert len(log.after(0, 0.0, most=3)[0]) == 3
+
+
+def test_a_reader_waits_for_the_next_event():
+    log = Log()
+    found = []
+    reader = threading.Thread(target=lambda: found.append(log.after(0, 30.0)))
+    reader.start()
+    log.add([{"at": 1.0, "kind": "epoch"}])
+    reader.join(30)
+    assert found == [([b'{"at":1.0,"kind":"epoch"}'], 1)]
+
+
+def test_a_file_is_read_back_but_for_a_last_line_that_is_cut_off(tmp_path):
+    path = tmp_path / "run.events"
+    events = [{"at": float(number), "kind": "epoch", "epoch": number} for number in range(5)]
+    log = Log()
+    with create_file(str(path)) as log.file:
+        log.add(events)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(read_file(str(path))) == events
+    path.write_bytes(path.read_bytes()[:-4])
+    assert list(read_file(str(path))) == events[:-1]
+    with pytest.raises(FileExistsError):
+        create_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "has no events"),
+        ("{}\n", "has no events"),
+        ("\xff\n", "has no events"),
+        ('{"kind": "pccl-events", "format": 99}\n', "another version"),
+        ('{"kind": "pccl-events", "format": 1}\n{"at": 1}\n', "line 2: this is no event"),
+        ('{"kind": "pccl-events", "format": 1}\nnothing\n', "line 2: this is no event"),
+        ('{"kind": "pccl-events", "format": 1}\n[1]\n', "line 2: this is no event"),
+    ],
+)
+def test_a_file_that_has_no_events(content, words, tmp_path):
+    path = tmp_path / "wrong"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=words):
+        list(read_file(str(path)))

@@ -1,0 +1,238 @@
+"""The page and the metrics of a run: who may see them, and what they have; `pccl web` and `pccl replay`."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("prometheus_client")
+
+from click.testing import CliRunner
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from test_history import member, straggler, told
+
+import pccl
+from pccl.cli import main
+from pccl.cli.web import _token
+from pccl.monitor.history import Log, Recorder, create_file
+from pccl.monitor.metrics import Metrics
+from pccl.monitor.server import COOKIE, FILES, STATIC, Page, is_loopback
+
+TOKEN = "right"
+PATIENCE = 30
+
+
+@pytest.fixture
+def page():
+    log, metrics = Log(), Metrics()
+    made = Page(("127.0.0.1", 0), log, lambda: (metrics.text(), metrics.content_type), TOKEN)
+    thread = threading.Thread(target=made.serve_forever)
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def get(page: Page, path: str, **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(*page.server_address[:2], timeout=PATIENCE)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+@pytest.mark.parametrize("path", [*FILES, "/events", "/metrics", "/nothing"])
+def test_without_the_token_nothing_is_seen(page, path):
+    cookie = COOKIE.format(port=page.server_address[1])
+    for query, headers in (
+        ("", {}),
+        ("?token=wrong", {}),
+        ("", {"Authorization": "Bearer wrong"}),
+        ("", {"Cookie": f"{cookie}=wrong"}),
+        ("", {"Cookie": "\x01=;;"}),
+    ):
+        answer = get(page, path + query, **headers)
+        assert answer.status == 403
+        assert b"token" in answer.read()
+
+
+def test_the_token_opens_the_page_in_three_ways(page):
+    page.log.add([{"at": 1.0, "kind": "epoch"}])
+    answer = get(page, f"/?token={TOKEN}")
+    assert answer.status == 200
+    cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    assert "HttpOnly" in answer.headers["Set-Cookie"]
+    for headers in ({"Cookie": cookie}, {"Authorization": f"Bearer {TOKEN}"}):
+        answer = get(page, "/events", **headers)
+        assert answer.status == 200
+        assert json.load(answer) == {"next": 1, "live": True, "events": [{"at": 1.0, "kind": "epoch"}]}
+
+
+def test_files_are_small_and_ask_nobody_else(page):
+    assert sum(path.stat().st_size for path in STATIC.iterdir()) < 200_000
+    for path in FILES:
+        body = get(page, f"{path}?token={TOKEN}").read().decode()
+        assert "://" not in body.replace("http://www.w3.org/2000/svg", "")
+    answer = get(page, f"/?token={TOKEN}")
+    assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/../server.py", 404), ("/nothing", 404), ("/events?after=-1", 400), ("/events?after=x", 400)]
+)
+def test_wrong_paths(page, path, status):
+    assert get(page, path, Authorization=f"Bearer {TOKEN}").status == status
+
+
+def test_what_is_no_request_leaves_the_page_as_it_is(page):
+    for rubbish in (b"\x16\x03\x01\x00\xff" * 100, b"GET " + b"x" * 70000, b"POST / HTTP/1.1\r\n\r\n"):
+        with socket.create_connection(page.server_address[:2], PATIENCE) as end:
+            end.sendall(rubbish)
+            end.shutdown(socket.SHUT_WR)
+            while end.recv(4096):
+                pass
+    assert get(page, f"/?token={TOKEN}").status == 200
+
+
+def test_metrics():
+    metrics, recorder = Metrics(), Recorder()
+    (up,) = [one for one in text_string_to_metric_families(metrics.text().decode()) if one.name == "pccl_master_up"]
+    assert up.samples[0].value == 0
+    for second, answer in enumerate([told(member(1)), told(member(1), member(2), epoch=2, findings=(straggler(member(2)),))]):
+        metrics.observe(answer, recorder.observe(float(second), answer))
+    families = {one.name: one for one in text_string_to_metric_families(metrics.text().decode())}
+    assert len(families) <= 40
+    assert families["pccl_members"].samples[0].value == 2
+    assert families["pccl_joins"].samples[0].value == 1
+    assert families["pccl_losses"].samples[0].value == 0
+    found = families["pccl_member_operation_seconds"].samples
+    assert {one.labels["name"]: one.value for one in found} == {"host-1": pytest.approx(0.05), "host-2": pytest.approx(0.05)}
+    (finding,) = families["pccl_finding_cost_ratio"].samples
+    assert finding.labels == {"kind": "straggler", "member": "00000002", "other": ""}
+    assert finding.value == 0.5
+    metrics.observe(None, recorder.silence(3.0, "gone"))
+    families = {one.name: one for one in text_string_to_metric_families(metrics.text().decode())}
+    assert families["pccl_master_up"].samples[0].value == 0
+    assert "pccl_members" not in families
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["web", "--master", "127.0.0.1:1", "--listen", "0.0.0.0:0"], "ssh -L"),
+        (["web", "--master", "127.0.0.1:1", "--listen", "nowhere"], "--listen"),
+        (["web", "--master", "nowhere"], "--master"),
+        (["web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--events", "/dev/null/x"], "--events"),
+        (["web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--keys", "/nowhere"], "/nowhere"),
+        (["replay", "/nowhere"], "/nowhere"),
+        (["replay", __file__], "has no events"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("a", False)],
+)
+def test_loopback(host, found):
+    assert is_loopback(host) == found
+
+
+def test_the_token_of_keys_is_the_same_for_both_roles_and_tells_no_secret(tmp_path):
+    run = tmp_path / "run"
+    assert CliRunner().invoke(main, ["keys", str(run)]).exit_code == 0
+    tokens = {_token(f"{run}.{role}", None) for role in ("master", "peer")}
+    assert len(tokens) == 1
+    assert tokens.pop() not in Path(f"{run}.peer").read_text()
+
+
+class Command:
+    """A command that prints the address of its page."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "pccl", *arguments, "--listen", "127.0.0.1:0"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    def events(self, number: int) -> list[dict]:
+        """The first ones, as soon as there are so many."""
+        url = urlsplit(self.url)
+        found: list[dict] = []
+        while len(found) < number:
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+            connection.request("GET", f"/events?after={len(found)}&{url.query}")
+            answer = json.load(connection.getresponse())
+            assert answer["events"]
+            found += answer["events"]
+        return found
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(PATIENCE)
+
+
+@pytest.mark.timeout(90)
+def test_a_run_is_recorded_and_shown_again(tmp_path):
+    path = tmp_path / "run.events"
+    with pccl.MasterNode("127.0.0.1:0") as master, pccl.Communicator(f"127.0.0.1:{master.port}", name="only") as comm:
+        comm.connect()
+        with Command("web", "--master", f"127.0.0.1:{master.port}", "--events", str(path)) as web:
+            seen = web.events(3)
+    assert [event["kind"] for event in seen[:2]] == ["master", "member"]
+    assert seen[1]["name"] == "only"
+    with Command("replay", str(path)) as again:
+        assert again.events(3)[:3] == seen[:3]
+
+
+@pytest.mark.timeout(120)
+def test_a_browser_shows_findings_and_losses(tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium here")
+    path, log, recorder = tmp_path / "run.events", Log(), Recorder()
+    begin = time.time()
+    with create_file(str(path)) as log.file:
+        for second in range(30):
+            members = [member(number) for number in range(1, 5) if number != 3 or second < 10]
+            findings = (straggler(member(2)),) if second >= 20 else ()
+            log.add(recorder.observe(begin + second, told(*members, epoch=1 + (second >= 10), findings=findings)))
+    with Command("replay", str(path)) as replay, playwright.sync_playwright() as browsers:
+        quiet = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+                 "--disable-component-update", "--disable-sync")  # fmt: skip
+        browser = browsers.chromium.launch(executable_path=chromium, args=list(quiet))
+        shown = browser.new_page()
+        problems: list[str] = []
+        shown.on("pageerror", lambda error: problems.append(str(error)))
+        shown.goto(replay.url)
+        shown.wait_for_selector("#members tr:nth-child(4)")
+        assert shown.inner_text("#state").startswith("3 members")
+        assert shown.inner_text("#finding") == "it is late"
+        assert "host-2" in shown.inner_text("tr.named")
+        assert any("host-3 (00000003) was lost, or left" in one for one in shown.locator("#events li").all_inner_texts())
+        assert "token" not in shown.url
+        line = shown.locator("#line")
+        box = line.bounding_box()
+        assert box is not None
+        line.click(position={"x": 160, "y": 5})  # the beginning: the third was there, and nothing was found
+        assert shown.inner_text("#state").startswith("4 members")
+        assert shown.inner_text("#finding") == "Nothing slows operations down."
+        assert problems == []
