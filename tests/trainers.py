@@ -173,7 +173,7 @@ class Trainer:
         if moment == "before":
             die()
         before = self.group.members
-        own = before[dist.get_rank()]
+        own = self.group.ranks[dist.get_rank()]
         with self._dying(moment):
             self.optimizer.zero_grad()
             loss = self.ddp(batch(step, own)).square().mean()
@@ -264,7 +264,9 @@ class Job:
         hook: str = "",
         environment: dict[str, str] | None = None,
         timeout: float = PATIENCE,
+        role: type[Trainer] = Trainer,
     ) -> None:
+        self._role = role
         self._folder = folder
         self._arguments = width, options or {}, hook
         self._environment = environment or {}
@@ -283,7 +285,7 @@ class Job:
     def _add(self, **environment: str) -> Performer:
         log = str(self._folder / f"log {len(self.trainers)}")
         environment = {"PCCL_LOG_LEVEL": "ERR", **self._environment, **environment}
-        self.trainers.append(Performer(Trainer, len(self.trainers), (log, *self._arguments), environment))
+        self.trainers.append(Performer(self._role, len(self.trainers), (log, *self._arguments), environment))
         return self.trainers[-1]
 
     def start(self, size: int, nodes: list[str] | None = None) -> list[Performer]:
@@ -296,9 +298,9 @@ class Job:
         self._keys = made[0].ask("keys")
         return made
 
-    def join(self, masters: str) -> Performer:
+    def join(self, masters: str, **environment: str) -> Performer:
         """A newcomer, which has everything but a part in the run."""
-        made = self._add()
+        made = self._add(**environment)
         made.ask("join", masters, self._keys, self._timeout)
         return made
 

@@ -140,6 +140,16 @@ def is_joining() -> bool:
     return bool(_to_join)
 
 
+def launched_rank() -> int:
+    """Returns the rank that the launcher gave this process; -1 without one."""
+    return int(text) if (text := os.environ.get("RANK", "")).isdecimal() else -1
+
+
+def launched_size() -> int:
+    """Returns the world size that the launcher gave this process; -1 without one."""
+    return int(text) if (text := os.environ.get("WORLD_SIZE", "")).isdecimal() else -1
+
+
 def require_joined(call: str) -> None:
     """RuntimeError: this process has yet to join a run, so that a collective would be one of itself alone."""
     if _to_join:

@@ -46,9 +46,10 @@ _SAMPLES = tuple(
         ("lightning", "fabric", "utilities", "distributed.py"),
         ("lightning_fabric", "utilities", "distributed.py"),
         ("torchmetrics", "utilities", "distributed.py"),
+        (str(utils.__file__),),
     )
 )
-"""The files of frameworks that gather results of samples, of which each rank has its own."""
+"""The files of frameworks that gather results of samples, of which each rank has its own; of torch one that compares shapes."""
 
 _PASSING = (
     _TORCH_DISTRIBUTED,

@@ -724,7 +724,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     def _stands_in(self, known: bool) -> bool:
         """Whether a living rank stands in for a lost one in a call. `known`: the caller is one whose result stays right."""
-        return self._launcher.view.fixed and (known or self._launcher.stands_in)
+        launcher = self._launcher
+        return launcher.view.fixed and (known or launcher.stands_in or _bootstrap.is_joining())
 
     def _require_all(self, name: str) -> None:
         """PeerLostError: a rank has no living member, and the result of the call would lack its part."""

@@ -20,10 +20,11 @@ from pccl._communicator import Communicator
 from pccl._enums import DataType
 from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError, UsageError
 from pccl.distributed import _bootstrap
-from pccl.distributed._group import ProcessGroup
+from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._launch import digest
 from pccl.distributed._sharded import Restored, Sharded
 from pccl.distributed._training import Training
+from pccl.distributed._view import arrange
 from pccl.state import decode, encode, load, save, warn_if_overridden
 from pccl.state._entries import Entries
 from pccl.state._module import require_same_names
@@ -129,6 +130,8 @@ class Elastic:
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
         if self._sharded is not None:
+            if group.membership == FIXED:
+                raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
             changed = self._sharded.sync(group, seconds, looks=looks, leaves=self._leaves)
             if self._sharded.left:
                 raise Left
@@ -220,7 +223,8 @@ class Elastic:
             "revision": self._revision,
             "round": self._round,
             "steps": self._steps,
-            "members": group.members,
+            "members": group.ranks,
+            "membership": group.membership,
             "training": self._training.outline(),
             "own": skeleton,
             "large": large.layout(),
@@ -287,7 +291,8 @@ class Elastic:
         for attempt in range(ATTEMPTS):
             try:
                 here = comm.members
-                standing = _Standing(told is not None, self._revision, self._loaded is not None, self._progress(), new)
+                loaded, wanted = self._loaded is not None, _bootstrap.launched_rank()
+                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted)
                 all_here = _gather(comm, here, standing, seconds)
                 if not any(one.revision or one.loaded or one.new for one in all_here):
                     return  # a run begins, and nobody has loaded a checkpoint
@@ -299,6 +304,13 @@ class Elastic:
                 if content["revision"] == 0 and touched:
                     raise JoinError("all members that had the state have left")
                 touched = new and content["revision"] > 0
+                if content["membership"] != group.membership:
+                    text = f'it has the membership "{group.membership}", and the members "{content["membership"]}"'
+                    raise JoinError(f"{text}; give all of them the same Options(membership=) or PCCL_MEMBERSHIP")
+                asked = {member: one.wanted for member, one in zip(here, all_here, strict=True)}
+                members = arrange(content["members"], here, asked, fixed=group.membership == FIXED)
+                if comm.uuid not in members:
+                    raise JoinError(f"none of the {len(members)} ranks is free, and the membership is fixed")
                 is_root = here[root] == comm.uuid
                 behind = not is_root and (new or standing.order() != best.order())
                 self._share(comm, here, content, seconds, is_root=is_root, behind=behind)
@@ -312,8 +324,7 @@ class Elastic:
         self._loaded = None
         self._revision = content["revision"] or 1
         self._calls = 0
-        before = [member for member in content["members"] if member in here]
-        group.attach(comm, [*before, *(member for member in here if member not in before)], self._revision)
+        group.attach(comm, members, self._revision, living=here)
         self._training.make_buckets_anew()
 
     def _share(
@@ -418,6 +429,8 @@ class _Standing(NamedTuple):
     loaded: bool
     step: int
     new: bool
+    wanted: int
+    """The rank that its launcher gave it, or -1."""
 
     def order(self) -> tuple[bool, int, bool, int]:
         """The one with the highest tells the others its state; the first of these if there are several.
@@ -435,7 +448,7 @@ def _gather(comm: Communicator, here: Sequence[UUID], own: _Standing, seconds: f
     send = torch.tensor([int(one) for one in own], dtype=torch.int64)
     rows = torch.zeros(len(here), len(own), dtype=torch.int64)
     _call(comm, comm.group(here), Collective.ALL_GATHER, send, rows, 0, _TAG, seconds)
-    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4])) for row in rows.tolist()]
+    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), row[5]) for row in rows.tolist()]
 
 
 def _broadcast(comm: Communicator, here: Sequence[UUID], root: int, told: Callable[[], bytes] | None, seconds: float) -> bytes:

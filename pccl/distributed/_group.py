@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import torch
 import torch.distributed as dist
@@ -98,7 +98,7 @@ class ProcessGroup(PointToPoint):
         self._timeout = timeout.total_seconds()
         self._group_of_all = group_of_all
         self._subgroups: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
-        self._made: Counter[tuple[int, tuple[UUID, ...]]] = Counter()
+        self._made: Counter[tuple[int, tuple[UUID, ...] | tuple[int, ...]]] = Counter()
         self._store = store
         self._name = ""
         self._desc = ""
@@ -107,6 +107,7 @@ class ProcessGroup(PointToPoint):
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
         self._block = _Block()
+        self._places: tuple[int, ...] = ()  # of a group of some members: their ranks in the group of all
         self._told = launcher.view.living  # to those who asked for changes
         itself = weakref.ref(self)
         launcher.on_loss = lambda lost: _after_loss(itself(), lost)
@@ -141,6 +142,11 @@ class ProcessGroup(PointToPoint):
         return self._seen().living
 
     @property
+    def ranks(self) -> tuple[UUID, ...]:
+        """The names in the run of the members by rank; with fixed membership a lost rank has the name of its last member."""
+        return self._seen().members
+
+    @property
     def lost_ranks(self) -> tuple[int, ...]:
         """With fixed membership the ranks that are lost, and not replaced yet."""
         return self._seen().lost_ranks
@@ -169,29 +175,38 @@ class ProcessGroup(PointToPoint):
         members = [above.view.members[rank] for rank in ranks]
         view = View(members, above.view.own, fixed=above.view.fixed, living=above.view.living)
         # torch's own names count all groups that a process has made, and a process that joined later has made fewer.
-        key = above.seed, tuple(members)
+        # With fixed membership one that takes a lost rank makes the same groups from the beginning.
+        key = (0, tuple(ranks)) if view.fixed else (above.seed, tuple(members))
         self._made[key] += 1
-        name = f"{self._made[key]} in {above.seed:x}"
+        name = f"{self._made[key]} of ranks {list(ranks)}" if view.fixed else f"{self._made[key]} in {above.seed:x}"
         launcher = Launcher(above.communicator, name, view, strict=above.strict)
         launcher.guard = above.guard
         launcher.stands_in = above.stands_in
         made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
+        made._places = tuple(ranks)
         (self._group_of_all or self)._subgroups.add(made)
         return made
 
-    def attach(self, communicator: Communicator, members: Sequence[UUID], number: int) -> None:
+    def attach(
+        self, communicator: Communicator, members: Sequence[UUID], number: int, living: Collection[UUID] | None = None
+    ) -> None:
         """Makes this the group of `members`, in rank order, of a run.
 
-        All of them call it between two calls, with the same `members` and with a `number` that they have not given before.
+        All of them call it between two calls, with the same `members` and with a `number` that they have not given before. With
+        fixed membership some of `members` may not be among the `living`; groups of some members are filled up, too.
         """
         fixed = self._launcher.view.fixed
-        if fixed and frozenset(members) != frozenset(self._launcher.view.living):
-            raise RuntimeError("newcomers cannot join a group of fixed membership")
-        view = View(self._launcher.view.members if fixed else members, communicator.uuid, fixed=fixed, living=members)
+        view = View(members, communicator.uuid, fixed=fixed, living=living)
+        if view.own != self._launcher.view.own:  # it has joined, and had another name before
+            self._told = ()
         self._launcher.communicator = communicator
         self._launcher.view = view
         self._launcher.begin(number)
         self._size_for_reducer = self._size_for_hooks = view.size
+        for group in self._subgroups if fixed else ():
+            launcher = group._launcher
+            launcher.view = View([members[rank] for rank in group._places], view.own, fixed=True, living=view.living)
+            launcher.begin(number)
         _renumber(self)
 
     def guard(self, members: Collection[UUID]) -> None:
@@ -406,6 +421,15 @@ def lost_ranks() -> tuple[int, ...]:
     return group.lost_ranks
 
 
+def _expected(own: UUID) -> View:
+    """The view of a process that is to take a lost rank: it has its rank and the size already, and nobody else is there yet."""
+    rank, size = _bootstrap.launched_rank(), _bootstrap.launched_size()
+    if not 0 <= rank < size:
+        return View([own], own, fixed=True)
+    members = [own if one == rank else uuid4() for one in range(size)]
+    return View(members, own, fixed=True, living=[own])
+
+
 def create(asked: Any, options: Any = None) -> ProcessGroup:
     """Makes the group that torch.distributed asks for: that of all members, or one of some of them."""
     if options is not None and not isinstance(options, Options):
@@ -421,6 +445,9 @@ def create(asked: Any, options: Any = None) -> ProcessGroup:
         asked.store, asked.group_rank, asked.group_size, asked.timeout, options.name, membership
     )
     own = members[asked.group_rank if len(members) == asked.group_size else 0]  # else it joins a run, and is alone until then
-    launcher = Launcher(communicator, name, View(members, own, fixed=membership == FIXED), strict=membership == STRICT)
+    view = View(members, own, fixed=membership == FIXED)
+    if view.fixed and _bootstrap.is_joining():
+        view = _expected(own)
+    launcher = Launcher(communicator, name, view, strict=membership == STRICT)
     launcher.stands_in = options.stands_in
     return ProcessGroup(asked.store, launcher, Completer(), asked.timeout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -65,6 +65,30 @@ class View:
 
     def __repr__(self) -> str:
         return f"<View rank {self.rank} of {self.size}, founded by {len(self.founders)}>"
+
+
+def arrange(
+    members: Sequence[UUID], here: Sequence[UUID], wanted: Mapping[UUID, int], *, fixed: bool = False
+) -> tuple[UUID, ...]:
+    """Returns the members by rank, once newcomers have joined.
+
+    `members` are those of before, `here` all who are there. Usually the members who are there close up, and newcomers follow.
+    With `fixed`, members keep their ranks. A newcomer takes the rank that it wants if that is free, or else the lowest free one.
+    Newcomers without a free rank are left out.
+    """
+    newcomers = [one for one in here if one not in members]
+    if not fixed:
+        return (*(one for one in members if one in here), *newcomers)
+    made = list(members)
+    free = [rank for rank, one in enumerate(members) if one not in here]
+    for one in newcomers:
+        if wanted.get(one, -1) in free:
+            free.remove(wanted[one])
+            made[wanted[one]] = one
+    rest = (one for one in newcomers if one not in made)
+    for rank, one in zip(free, rest, strict=False):
+        made[rank] = one
+    return tuple(made)
 
 
 def renumber(group: Any, view: View, world: View) -> None:

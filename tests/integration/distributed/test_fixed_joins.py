@@ -1,0 +1,118 @@
+"""Replacements with fixed membership: they take the lost rank, and the averages are those over the contributors."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import trainers
+from performers import PATIENCE, Performer
+from trainers import Job
+
+import pccl.distributed
+
+ENDLESS = 1_000_000
+
+FIXED = {"PCCL_MEMBERSHIP": "fixed"}
+
+
+class Grouped(trainers.Trainer):
+    """A trainer with groups that it makes at the start, as frameworks do."""
+
+    def _make(self) -> None:
+        self.numbers = dist.get_rank(), dist.get_world_size()  # a framework reads them once, at the start
+        self.groups: list[Any] = [dist.new_group([0, 1]), dist.new_group([1, 2])]
+        super()._make()
+
+    def seen(self) -> tuple[Any, ...]:
+        """The rank and size at the start and now, the lost ranks, and sums in the groups; all members call it."""
+        sums = []
+        for group in self.groups:
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                tensor = torch.tensor([1.0 + dist.get_rank()])
+                dist.all_reduce(tensor, group=group)
+                sums.append((dist.get_rank(group), dist.get_process_group_ranks(group), tensor.item()))
+        return self.numbers, (dist.get_rank(), dist.get_world_size()), pccl.distributed.lost_ranks(), sums
+
+
+def all_of(members: list[Performer], method: str, *arguments: Any) -> list[Any]:
+    for member in members:
+        member.tell(method, *arguments)
+    return [member.answer() for member in members]
+
+
+GROUPS = [[(0, [0, 1], 3.0)], [(1, [0, 1], 3.0), (0, [1, 2], 5.0)], [(1, [1, 2], 5.0)]]
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(0, "backward"), (1, "forward")])
+def test_a_replacement_takes_the_lost_rank(tmp_path, victim, moment):
+    with Job(tmp_path, environment=FIXED, options={"bucket_cap_mb": 0.01}, role=Grouped) as job:
+        members = job.start(3)
+        assert all_of(members, "seen") == [((rank, 3), (rank, 3), (), GROUPS[rank]) for rank in range(3)]
+        left = [member for rank, member in enumerate(members) if rank != victim]
+        members[victim].tell("train", 9, (2, moment))
+        assert all_of(left, "train", 4) == [3, 3]
+        seen = all_of(left, "seen")
+        assert [one[:3] for one in seen] == [((rank, 3), (rank, 3), (victim,)) for rank in range(3) if rank != victim]
+        masters = left[0].ask("masters")
+        members[victim] = job.join(masters, RANK=str(victim), WORLD_SIZE="3")
+        for member in members:
+            member.tell("train", 9, None, 0.02)
+        assert [member.answer() for member in members] == [3, 3, 3]
+        assert all_of(members, "seen") == [((rank, 3), (rank, 3), (), GROUPS[rank]) for rank in range(3)]
+        steps = job.steps()
+        assert list(steps) == list(range(9))
+        for told in steps.values():
+            assert {one["size"] for one in told} == {3}
+        assert sorted(one["rank"] for one in steps[3]) == [rank for rank in range(3) if rank != victim]
+        assert sorted(one["rank"] for one in steps[8]) == [0, 1, 2]
+        assert steps[8][0]["contributors"] == [3] * 8
+        assert [told[0]["loss"] for told in steps.values()] == pytest.approx(trainers.reference(64, steps), rel=1e-4)
+        all_of(members, "leave")
+
+
+def wait_for(job: Job, ranks: list[int], count: int) -> None:
+    """Waits until `count` steps were made by these ranks."""
+    end = time.monotonic() + PATIENCE
+    while sum(sorted(one["rank"] for one in told) == ranks for told in job.steps().values()) < count:
+        assert time.monotonic() < end, job.steps()
+        time.sleep(0.02)
+
+
+def test_two_replacements_take_the_ranks_of_their_launcher_or_the_lowest(tmp_path):
+    with Job(tmp_path, environment=FIXED) as job:
+        members = job.start(4)
+        all_of(members, "train", 2)
+        for rank in (0, 3):
+            members[rank].kill()
+        left = members[1:3]
+        assert all_of(left, "train", 4) == [4, 4]
+        masters = left[0].ask("masters")
+        joins = [job.join(masters), job.join(masters, RANK="3", WORLD_SIZE="4")]
+        for member in [*left, *joins]:
+            member.tell("train", ENDLESS, None, 0.02)
+        wait_for(job, [0, 1, 2, 3], 1)
+        stranger = job.join(masters, RANK="1", WORLD_SIZE="4")  # nobody is lost any more
+        stranger.tell("train", ENDLESS)
+        with pytest.raises(AssertionError, match="none of the 4 ranks is free"):
+            stranger.answer()
+        before = len(job.steps())
+        wait_for(job, [0, 1, 2, 3], before)
+        ranks = [{json.loads(line)["rank"] for line in (tmp_path / f"log {at}").read_text().splitlines()[:-1]} for at in (4, 5)]
+        assert ranks == [{0}, {3}]
+
+
+def test_a_replacement_with_another_membership_is_refused(tmp_path):
+    with Job(tmp_path, environment=FIXED) as job:
+        members = job.start(2)
+        stranger = job.join(job.masters(), PCCL_MEMBERSHIP="elastic")
+        stranger.tell("train", ENDLESS)
+        for member in members:
+            member.tell("train", ENDLESS, None, 0.02)
+        with pytest.raises(AssertionError, match='it has the membership "elastic", and the members "fixed"'):
+            stranger.answer()
+        wait_for(job, [0, 1], len(job.steps()) + 3)
