@@ -17,7 +17,10 @@ void snapshot_hash(const void *elements, size_t count, size_t size, uint64_t fir
 size_t snapshot_changed(const void *one, const void *other, size_t bytes, size_t block, uint8_t *changed);
 
 // target[i] ^= products[source[i]]: adds a multiple of a unit to a row of parity. `products` has the multiples of all
-// 256 bytes; NULL: those by 1. ISA-L does the same several times faster, where it is installed.
+// 256 bytes in a field of characteristic 2, so that of a sum is the sum of the multiples; NULL: those by 1.
 void snapshot_add(uint8_t *target, const uint8_t *source, size_t bytes, const uint8_t *products);
+
+// The same with the least instructions, for any table.
+void snapshot_add_bytes(uint8_t *target, const uint8_t *source, size_t bytes, const uint8_t *products);
 
 #endif

@@ -9,13 +9,11 @@ and a code with one unit makes copies. Every square part of it can be inverted, 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from cffi import FFI
 
 from pccl._loader import load_snapshot_kernels
 
@@ -23,8 +21,6 @@ _ffi, _kernels = load_snapshot_kernels()
 
 MEMBERS_MAX = 256
 """Units and rows of one stripe."""
-
-LIBRARIES = ("libisal.so.2",)
 
 
 def _powers() -> tuple[list[int], list[int]]:
@@ -76,54 +72,16 @@ def inverse(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
     return [row[size:] for row in rows]
 
 
-@functools.cache
-def _isal() -> Any:
-    """The cffi pair of ISA-L, whose kernels multiply faster; None: it is not installed."""
-    ffi = FFI()
-    ffi.cdef("""
-        void ec_init_tables(int k, int rows, unsigned char *a, unsigned char *gftbls);
-        void ec_encode_data_update(int len, int k, int rows, int vec_i, unsigned char *g_tbls, unsigned char *data,
-                                   unsigned char **coding);
-    """)
-    for name in LIBRARIES:
-        with contextlib.suppress(OSError):
-            return ffi, ffi.dlopen(name)
-    return None
-
-
-@functools.lru_cache(maxsize=256)
-def _table(factor: int) -> Any:
-    """What ISA-L needs to multiply by a factor; None: it is not installed."""
-    if _isal() is None:
-        return None
-    ffi, library = _isal()
-    table = ffi.new("unsigned char[32]")
-    library.ec_init_tables(1, 1, ffi.new("unsigned char[1]", [factor]), table)
-    return table
-
-
 @functools.lru_cache(maxsize=256)
 def _products(factor: int) -> Any:
     return _ffi.NULL if factor == 1 else _ffi.new("uint8_t[256]", [multiply(factor, byte) for byte in range(256)])
 
 
-PIECE = 1 << 30
-"""Bytes that one call of ISA-L takes at most: it counts in `int`."""
-
-
 def add(target: torch.Tensor, source: torch.Tensor, factor: int) -> None:
-    """Adds `factor` times `source` to `target`: uint8 tensors of equal size, contiguous, on the CPU; a multiple of 64 bytes."""
-    table = _table(factor) if factor > 1 else None
-    for begin in range(0, target.numel() if factor else 0, PIECE):
-        part, other = target[begin : begin + PIECE], source[begin : begin + PIECE]
-        if table is None:
-            into, data = (_ffi.cast("uint8_t *", one.data_ptr()) for one in (part, other))
-            _kernels.snapshot_add(into, data, part.numel(), _products(factor))
-        else:
-            ffi, library = _isal()
-            coding = ffi.new("unsigned char *[1]", [ffi.cast("unsigned char *", part.data_ptr())])
-            data = ffi.cast("unsigned char *", other.data_ptr())
-            library.ec_encode_data_update(part.numel(), 1, 1, 0, table, data, coding)
+    """Adds `factor` times `source` to `target`: uint8 tensors of equal size, contiguous, on the CPU."""
+    if factor:
+        into, data = (_ffi.cast("uint8_t *", one.data_ptr()) for one in (target, source))
+        _kernels.snapshot_add(into, data, target.numel(), _products(factor))
 
 
 def rebuild(
