@@ -673,4 +673,5 @@ def _told_of(tree: Any) -> Told:
         [whole_number(one, ID_MAX) for one in list_of(tree["damaged"], PLACE_MAX)],
         tree["leaves"] is True,
         text_of(tree["settings"]),
+        whole_number(tree["replica"], PLACE_MAX),
     )
