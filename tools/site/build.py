@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Builds the documentation as a site: tools/site/build.py OUT
+
+It copies the pages and what they link to, makes the reference pages from the sources, and runs Sphinx, to which each warning is
+an error. It needs the package as `make build` installs it, and `pip install 'pccl[docs]'`.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).parent
+LINK = re.compile(r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+COMMENT = re.compile(r"// ?(.*)")
+MODULES = {"pccl.distributed": "distributed", "pccl.diloco": "diloco", "pccl.state": "checkpoints", "pccl.cuda": "cuda"}
+"""Public modules beside `pccl`, and the guide of each."""
+
+
+def main() -> int:
+    """Returns the exit status of Sphinx."""
+    out = Path(sys.argv[1] if len(sys.argv) == 2 else "build/site").resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder)
+        copy_pages(source)
+        (source / "reference").mkdir()
+        (source / "reference" / "c.md").write_text(c_page(ROOT / "csrc" / "include" / "pccl.h"))
+        (source / "reference" / "python.md").write_text(python_page())
+        (source / "reference" / "commands.md").write_text(commands_page())
+        (source / "index.md").write_text(index_page((ROOT / "docs" / "README.md").read_text()))
+        command = ["-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-j", "2", "-c", str(HERE), str(source), str(out)]
+        status = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
+    if status == 0:
+        print(out / "index.html")
+    return status
+
+
+def copy_pages(to: Path) -> None:
+    """All pages of the project, and the files that they link to, each at its place."""
+    waiting = {ROOT / name for name in ("README.md", "CHANGELOG.md")} | set((ROOT / "docs").rglob("*.md"))
+    done: set[Path] = set()
+    while waiting:
+        path = waiting.pop()
+        done.add(path)
+        target = to / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix != ".md":
+            shutil.copy(path, target)
+            continue
+        text, linked = rewrite(path)
+        target.write_text(text)
+        waiting |= linked - done
+
+
+def rewrite(path: Path) -> tuple[str, set[Path]]:
+    """The text of a page, in which each link leads to a file, and these files. A link to a folder without a page is left out."""
+    linked = set()
+
+    def link(match: re.Match[str]) -> str:
+        target = (path.parent / match[2]).resolve()
+        if target.is_dir() and not (target / "README.md").is_file():
+            return match[1].removesuffix("](").removeprefix("[")
+        if target.is_dir():
+            linked.add(target / "README.md")
+            return f"{match[1]}{match[2].rstrip('/')}/README.md{match[3] or ''})"
+        if not target.is_file() or not target.is_relative_to(ROOT):
+            raise SystemExit(f"{path}: there is no {match[2]}")
+        linked.add(target)
+        return match[0]
+
+    return LINK.sub(link, path.read_text()), linked
+
+
+def index_page(contents: str) -> str:
+    """The first page: the README, and beside each page the groups of docs/README.md."""
+    page = ["```{include} README.md", "```", ""]
+    listed = set()
+    for caption, entries in re.findall(r"^([A-Z][^\n:]*):?\n\n((?:- [^\n]*\n)+)", contents, re.M):
+        links = [link for link in re.findall(r"\]\(([\w-]+)\.md\)", entries) if link not in listed]
+        listed |= set(links)
+        page += toctree(caption, [f"docs/{link}" for link in links])
+    others = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem not in {*listed, "README"})
+    page += toctree("Reference", ["reference/python", "reference/c", "reference/commands", "CHANGELOG"])
+    page += toctree("More", ["docs/README", *(f"docs/{name}" for name in others)])
+    page += toctree(
+        "Decisions and measurements", ["docs/decisions/*", "bench/*", "bench/*/*", "examples/*/README", "CONTRIBUTING"]
+    )
+    return "\n".join(page)
+
+
+def toctree(caption: str, entries: list[str]) -> list[str]:
+    """Pages in the bar beside each page."""
+    return ["```{toctree}", f":caption: {caption}", ":maxdepth: 1", ":glob:", ":hidden:", "", *entries, "```", ""]
+
+
+def c_page(header: Path) -> str:
+    """The reference of the C library: its declarations, with the comments before them."""
+    head, *declarations = c_declarations(header.read_text().splitlines())
+    page = ["# C", "", "`#include <pccl.h>`, and link with `-lpccl`.", "", *head[0], ""]
+    for comment, code in declarations:
+        names = re.findall(
+            r"\b(pccl\w+|PCCL_[A-Z_]+)\b(?=\s*(?:\(|;$))", code[-1] if code[-1].startswith("}") else " ".join(code)
+        )
+        if not names or code[0].startswith("#"):
+            continue
+        page += [f"## {names[0]}", "", "```c", *(line.removeprefix("PCCL_EXPORT ") for line in code), "```", "", *comment, ""]
+    return "\n".join(page)
+
+
+def c_declarations(lines: list[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """The comment and the lines of each declaration. The first has the comment of the file, and no lines."""
+    comment: list[str] = []
+    code: list[str] = []
+    begun = False
+    for line in lines:
+        text = COMMENT.fullmatch(line)
+        if text and not code:
+            comment.append(text[1].replace("<", "\\<").replace("*", "\\*").replace("_", "\\_"))
+            continue
+        if not line.strip() and not code:
+            continue
+        if not begun:
+            begun = True
+            yield comment, []
+            comment = []
+        if line.startswith("#"):
+            comment = []
+            continue
+        code.append(line)
+        if (
+            line.rstrip().partition("//")[0].rstrip().endswith(";")
+            and sum(part.count("{") - part.count("}") for part in code) == 0
+        ):
+            yield comment, code
+            comment, code = [], []
+        elif line.startswith("extern") or line.strip() in ("}", "};"):
+            comment, code = [], []
+
+
+def python_page() -> str:
+    """The reference of the Python package: first what programs make, last the errors."""
+    names = [name for names in runpy.run_path(str(ROOT / "pccl" / "_exports.py"))["PUBLIC"].values() for name in names]
+    errors = {name for name in names if name.endswith("Error")}
+    first = ["Communicator", "MasterNode", "SharedState", "Group", "CollectiveHandle", "AsyncReduceHandle"]
+    page = ["# Python", "", "## pccl", ""]
+    for name in sorted(names, key=lambda name: (name in errors, first.index(name) if name in first else len(first), name)):
+        inherited = [] if name in errors else ["   :inherited-members: object, tuple, int"]
+        page += [f"### {name}", "", "```{eval-rst}", f".. autoclass:: pccl.{name}", "   :members:", *inherited, "```", ""]
+    for module, guide in MODULES.items():
+        page += [f"## {module}", "", f"[Guide](../docs/{guide}.md)", ""]
+        page += ["```{eval-rst}", f".. automodule:: {module}", "   :members:", "   :imported-members:", "```", ""]
+    return "\n".join(page)
+
+
+def commands_page() -> str:
+    """The reference of the commands."""
+    rst = ["```{eval-rst}", ".. click:: pccl.cli:main", "   :prog: pccl", "   :nested: full", "```"]
+    return "\n".join(["# Commands", "", *rst, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
