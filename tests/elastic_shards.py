@@ -85,9 +85,20 @@ class Member:
         return pccl.distributed.masters(), pccl.distributed.keys()
 
     def die_in(self, place: str) -> None:
-        """It kills itself when it comes there: in the backward pass, or between the agreement of all to step and its step."""
+        """It kills itself when it comes there.
+
+        "backward": between the gradients of two groups of FSDP. "last call": before the all-reduce among replicas of the last
+        gradients, for which members of its replica do not need it any more. "step": when all have agreed to step.
+        """
         if place == "backward":
             self.model[1].register_full_backward_pre_hook(lambda *_: die())
+        elif place == "last call":
+            left, all_reduce = iter(range(1)), dist.all_reduce
+
+            def call_or_die(*arguments: Any, **named: Any) -> Any:
+                return die() if next(left, None) is None else all_reduce(*arguments, **named)
+
+            dist.all_reduce = call_or_die
         else:
             self.optimizer.register_step_pre_hook(lambda *_: die())
 
@@ -106,6 +117,16 @@ class Member:
         shapes = {parameter.device_mesh.shape for parameter in self.model.parameters()}
         assert len(shapes) == 1
         return tuple(shapes.pop())
+
+    def sum_in_replica(self) -> int:
+        ranks = torch.tensor(dist.get_rank())
+        mesh: Any = next(self.model.parameters())
+        dist.all_reduce(ranks, group=mesh.device_mesh.get_group("shard"))
+        return int(ranks)
+
+    def members_left(self) -> int:
+        group: Any = dist.GroupMember.WORLD
+        return len(group.communicator.members)
 
     def train(
         self, until: int, dies_at: int | None = None, pause: float = 0.0, size: int = 0, place: str = ""

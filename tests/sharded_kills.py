@@ -95,8 +95,9 @@ class WrongStateError(AssertionError):
 class Member:
     """A rank that trains, or a newcomer. What happens to it is in the file of its number."""
 
-    def __init__(self, pipe: Connection, folder: Path, number: int, snapshots: dict[str, Any], pause: float) -> None:
+    def __init__(self, pipe: Connection, folder: Path, number: int, snapshots: dict[str, Any], pause: float, shards: int) -> None:
         torch.set_num_threads(1)
+        self._shards = shards
         self._folder, self._number, self._snapshots, self._pause = folder, number, snapshots, pause
         self._log = os.open(folder / f"log.{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._traces = (folder / f"traces.{number}").open("w")
@@ -167,7 +168,12 @@ class Member:
 
     def _make(self, more: int = 0) -> None:
         self.model = Model(more)
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        size = dist.get_world_size()
+        shape: tuple[int, ...] = (size,)
+        if self._shards:
+            shards = min(self._shards, size)
+            shape = size // shards, shards
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         fully_shard(self.model.first, mesh=mesh)
         fully_shard(self.model.second, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -203,14 +209,14 @@ class Member:
                 self.tell("step", step=self.run.step, complete=report.step if report.complete else -1)
                 try:
                     loss = self.model(self.run.step)
+                    wanted = sum((weight(name, self.run.step) * gradient(name, self.run.step)).sum().item() for name in SHAPES)
+                    if loss.item() != wanted:
+                        raise WrongStateError(f"the loss of step {self.run.step} is {loss.item()}, not {wanted}")
                     self.optimizer.zero_grad()
                     loss.backward()
+                    self.optimizer.step()
                 except PeerLostError:
                     continue
-                wanted = sum((weight(name, self.run.step) * gradient(name, self.run.step)).sum().item() for name in SHAPES)
-                if loss.item() != wanted:
-                    raise WrongStateError(f"the loss of step {self.run.step} is {loss.item()}, not {wanted}")
-                self.optimizer.step()
                 self.run.step += 1
                 self.run.thrice = 3 * self.run.step
                 time.sleep(self._pause)
@@ -263,8 +269,10 @@ PLACES: dict[str, tuple[Any, str]] = {
 class Job:
     """Members, and what has happened to them."""
 
-    def __init__(self, folder: Path, pause: float = 0.01, **snapshots: Any) -> None:
+    def __init__(self, folder: Path, pause: float = 0.01, shards: int = 0, **snapshots: Any) -> None:
+        """`shards`: processes that have one replica of the state; 0: all, on a mesh of one dimension."""
         self._folder = folder
+        self._shards = shards
         self._pause = pause
         self._snapshots = snapshots
         self.name = snapshots.get("name", "")
@@ -291,7 +299,7 @@ class Job:
 
     def add(self) -> int:
         number, self._count = self._count, self._count + 1
-        arguments = self._folder, number, self._snapshots, self._pause
+        arguments = self._folder, number, self._snapshots, self._pause, self._shards
         stderr = self._folder / f"stderr.{number}"
         self.members[number] = Performer(Member, number, arguments, QUIET, stderr)
         self._all.append(self.members[number])

@@ -209,15 +209,16 @@ class ProcessGroup(PointToPoint):
             launcher.begin(number)
         _renumber(self)
 
-    def guard(self, members: Collection[UUID]) -> None:
-        """Makes this group of all and its subgroups strict: once one of `members` is lost, their calls raise PeerLostError.
+    def guard(self, members: Collection[UUID], tag: int) -> None:
+        """Makes this group of all and its subgroups strict, and ends their calls that wait while a step is broken.
 
-        A call in flight ends too, even if it needs none of the lost ones. All members call it alike, between two calls, and again
-        with others.
+        A step is broken if one of `members` is lost and another one has begun the op of this tag, with which each ends a step.
+        Calls raise PeerLostError then, even those that need none of the lost ones, or have ended well, on all members alike. All
+        call this alike, between two calls, and again with other members.
         """
         launcher = self._launcher
         launcher.guard = launcher.guard or Guard(launcher.communicator)
-        launcher.guard.members = frozenset(members)
+        launcher.guard.members, launcher.guard.tag = frozenset(members), tag
         for group in (self, *self._subgroups):
             group._launcher.guard, group._launcher.strict = launcher.guard, True
 

@@ -237,19 +237,27 @@ def made_under(origin: Origin | None) -> Iterator[None]:
 
 
 class Guard:
-    """Members that all calls of all groups of this process need, also calls that these members take no part in.
+    """Members that a training needs, and the tag of the op with which each of them ends a step.
 
-    Each process ends its own calls in flight once it hears of a loss. A call that is cancelled has ended well on no member, or on
-    all of them.
+    If one of them is lost, those who need it go to that op, and others may wait for them in calls that do not need it. So a
+    process ends its calls in flight once it hears of a loss, and that somebody has begun that op. A call that is cancelled has
+    ended well on no member, or on all of them. Without the second condition a member that leaves after its last step would end
+    last calls of others.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self.members: frozenset[UUID] = frozenset()
+        self.tag = 0
 
     def lost(self) -> frozenset[UUID]:
         """Those of the members who are lost."""
         return self.members.difference(self._communicator.members)
+
+    def is_broken(self) -> bool:
+        """Whether one of the members is lost, and another one has ended the step."""
+        lost = self.lost()
+        return bool(lost) and any(self._communicator.posted(self.tag, member) for member in self.members - lost)
 
 
 class CoreCall:
@@ -382,11 +390,11 @@ class CoreCall:
                     self._again = None
 
     def _end_if_broken(self) -> None:
-        """Asks to cancel the op if a member that the guard names is lost; repeated, it has no effect."""
+        """Asks to cancel the op if the step is broken; repeated, it has no effect."""
         guard = self._launcher.guard
         if guard is not None and not self._op.done():
             with contextlib.suppress(PCCLError):  # the communicator is closed
-                if guard.lost():
+                if guard.is_broken():
                     request_cancel(self._launcher.communicator._handle, self._op)
 
 
@@ -506,6 +514,7 @@ class Launcher:
         for call in tuple(_unfinished):
             if call._launcher.communicator is self.communicator:
                 with contextlib.suppress(PCCLError):
+                    request_cancel(self.communicator._handle, call._op)
                     call.wait(timeout)
 
     def broken(self, name: str, members: tuple[UUID, ...]) -> PeerLostError:
@@ -514,7 +523,7 @@ class Launcher:
         ranks = tuple(rank for rank, member in enumerate(members) if member in lost)
         names = self.names(lost)
         text = ", ".join(peer_label(names[member], member) for member in sorted(lost)) or "a member"
-        detail = f"{text} was lost, so all calls end until the next Elastic.sync"
+        detail = f"{text} was lost, so this call was ended before the next Elastic.sync"
         return PeerLostError(name, detail, ranks, tuple(members[rank] for rank in ranks), names)
 
     def agree(self, name: str, number: int) -> CoreCall:

@@ -50,7 +50,8 @@ from pccl.state._snapshots.talk import Talk, understood
 
 _log = logging.getLogger("pccl.distributed")
 
-_ROLL = digest("Elastic.sync of a sharded model")
+_ROLL = digest("Elastic.sync of a sharded model") & (1 << 64) - 1
+"""The tag of the first op of each sync."""
 
 LIVE = -1
 """Stands for the id of a snapshot: the tensors of the training themselves."""
@@ -307,7 +308,7 @@ class Sharded:
     def _agreed(self, comm: Communicator, seconds: float) -> tuple[frozenset[UUID], int]:
         """Who lives, and how many leave: the same at all members, whatever each has heard."""
         leaving = torch.tensor([int(self._leaves)], dtype=torch.int64)
-        return roll(comm, leaving, _ROLL & (1 << 64) - 1, seconds), int(leaving.item())
+        return roll(comm, leaving, _ROLL, seconds), int(leaving.item())
 
     def _enter(self, group: ProcessGroup, seconds: float) -> None:
         """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""
@@ -564,7 +565,7 @@ class Sharded:
         self._era = era
         self._begin_step()
         if self._state.shards:
-            group.guard(order)
+            group.guard(order, _ROLL)
             self._group = group
 
     def _source(

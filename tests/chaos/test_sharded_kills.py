@@ -37,14 +37,17 @@ WAYS = (
     "while another leaves",
 )
 
+ONE_LOSS = ("at any time", "in a snapshot", "stopped", "holder")
+
 pytestmark = pytest.mark.timeout(120 + 30 * ROUNDS)
 
 
 class Trial:
     """A training, and what its members are known to have reached."""
 
-    def __init__(self, job: Job, chances: random.Random) -> None:
+    def __init__(self, job: Job, chances: random.Random, *, has_replicas: bool) -> None:
         self.job = job
+        self.has_replicas = has_replicas
         self.chances = chances
         self.step: dict[int, int] = {}
         """The last step that each member has begun."""
@@ -114,6 +117,7 @@ class Trial:
         self.wait_for_all()
         if self.kills > kills:
             self.lost.append(self.lost_now)
+            assert not (self.has_replicas and way in ONE_LOSS and self.lost_now), f"{self.lost_now} steps are lost"
         elif way == "leaves":
             assert self.lost_now == 0
 
@@ -183,7 +187,12 @@ def kill_process(*words: bytes) -> int:
     return count
 
 
-TWO_LOSSES = {"copies": {"copies": 2, "holder": False}, "code": {"code": (2, 2), "holder": False}, "holder": {"copies": 2}}
+TWO_LOSSES = {
+    "copies": {"copies": 2, "holder": False},
+    "code": {"code": (2, 2), "holder": False},
+    "holder": {"copies": 2},
+    "replicas": {"copies": 2, "holder": False, "shards": 2},
+}
 
 
 @pytest.mark.parametrize("redundancy", TWO_LOSSES.values(), ids=TWO_LOSSES)
@@ -191,7 +200,7 @@ def test_members_are_killed_and_others_join(tmp_path, redundancy):
     chances = random.Random(f"{SEED} {redundancy}")
     name = f"test-{os.getpid()}-kills"
     with Job(tmp_path, every=EVERY, name=name, **redundancy) as job:
-        trial = Trial(job, chances)
+        trial = Trial(job, chances, has_replicas="shards" in redundancy)
         job.start(SIZE)
         trial.settled = dict.fromkeys(job.members, (SIZE, 0))  # the first change has nothing before it
         end = time.monotonic() + PATIENCE

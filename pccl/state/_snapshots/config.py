@@ -18,7 +18,7 @@ class Snapshots:
     """How often the state is copied into the memory of peers, and how many losses it survives.
 
     `every`: a snapshot when the value `step` of Elastic has grown by so many since the last one, or without such a value after so
-    many calls of `sync`. A loss costs at most as many steps, and those that the snapshot under way has taken so far.
+    many calls of `sync`. A loss costs at most as many steps and those that a snapshot takes, which are at most as many, too.
 
     `copies`: each member's part is kept by so many others. `code=(k, m)`: members form groups of k + m or more, and each group
     survives the loss of any m of its members; each keeps about m / k times its own part for the others. One of both; by default
