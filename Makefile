@@ -28,7 +28,7 @@ ADDRESS_BUILD := build/address-$(notdir $(ADDRESS_CC))
 FUZZ_BUILD := $(if $(findstring clang,$(ADDRESS_CC)),$(ADDRESS_BUILD),build/fuzz)
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup build wheels try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench site clean
+.PHONY: help setup build wheels try-wheels test test-frameworks mutants test-c test-compat test-python check lint format check-symbols check-address check-thread check-fuzz check-model check-sim sim address-build fuzz-build thread-build fuzz bench demo stress soak jitter jitter-small far test-keys test-keys-small test-fakes test-fakes-small gpu-test gpu-bench site release clean
 
 help:
 	@echo 'make demo    train a small model with three peers, kill one of them, and let another one in'
@@ -51,6 +51,7 @@ help:
 	@echo 'make wheels  wheels in dist/ for old and new systems (docs/installing.md); WHEELS="manylinux_2_28_x86_64" for some'
 	@echo 'make try-wheels  as root: an all-reduce with these wheels on systems that they are for; SYSTEMS="debian-12-amd64" for some'
 	@echo 'make site    the documentation as a site, in build/site'
+	@echo 'make release  source archive, wheels, checksums and a bill of materials, in dist'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
 
@@ -247,6 +248,10 @@ gpu-bench: .venv/built
 site: .venv/built
 	$(PIP) 'sphinx>=8' 'furo>=2025.7' 'myst-parser>=4' 'sphinx-click>=6'
 	$(BIN)/python tools/site/build.py build/site
+
+release: .venv/built
+	$(PIP) ziglang auditwheel abi3audit wheel build
+	$(BIN)/python tools/release.py
 
 clean:
 	rm -rf build dist gpu-out demo-out stress-out pccl/*.so sim/*.so pccl/spawned_master
