@@ -291,6 +291,12 @@ def first_holders(maps: Sequence[ShardMap]) -> list[list[str]]:
     return found
 
 
+def same_images(maps: Sequence[ShardMap]) -> list[tuple[int, ...]]:
+    """By member: the others that have all that it has."""
+    parts = [frozenset((name, one.box) for name, one in shards.items() if one.box.numel) for shards in maps]
+    return [tuple(other for other, its in enumerate(parts) if other != member and own <= its) for member, own in enumerate(parts)]
+
+
 def replicas(maps: Sequence[ShardMap]) -> dict[tuple[int, ...], list[str]]:
     """By members that have some slices alike: the names of these."""
     holders: dict[tuple[str, Box], list[int]] = {}

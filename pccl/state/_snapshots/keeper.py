@@ -34,6 +34,7 @@ from pccl.state._snapshots.boxes import (
     list_of,
     replicas,
     require_same_tensors,
+    same_images,
     shards_from,
     shards_tree,
     text_of,
@@ -92,7 +93,7 @@ class Layout:
         for members in self.replicas:
             for member in members:
                 self.replicas_of[member].append(members)
-        self.placement: Placement = place(hosts, redundancy)
+        self.placement: Placement = place(hosts, redundancy, same_images(maps))
         self.id = hashlib.blake2b(self.encoded(), digest_size=7).hexdigest()
 
     def encoded(self) -> bytes:

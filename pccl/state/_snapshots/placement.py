@@ -28,8 +28,11 @@ class Placement(NamedTuple):
     units: tuple[int, ...]
 
 
-def place(hosts: Sequence[Hashable], redundancy: Redundancy) -> Placement:
+def place(hosts: Sequence[Hashable], redundancy: Redundancy, same: Sequence[Sequence[int]] = ()) -> Placement:
     """The stripes for members on these hosts (or sites), by rank.
+
+    `same[member]`: the others whose images have all that the member's image has. Each on a host of its own counts as a copy, and
+    none keeps one. With a code they do not count.
 
     Members of one stripe are on different hosts as far as there are enough. Copies of a member's image lie at the members behind
     it. With a code, members form groups of `data + parity` or more; the units of a group rotate through its stripes, so that
@@ -42,7 +45,7 @@ def place(hosts: Sequence[Hashable], redundancy: Redundancy) -> Placement:
     if parity == 0:
         return Placement((), (1,) * members)
     if redundancy.data == 1:
-        return Placement(_copies(hosts, order, parity), (1,) * members)
+        return Placement(_copies(hosts, order, parity, same or [()] * members), (1,) * members)
     wanted = redundancy.data + redundancy.parity
     count = max(1, members // wanted)
     stripes: list[Stripe] = []
@@ -56,20 +59,28 @@ def place(hosts: Sequence[Hashable], redundancy: Redundancy) -> Placement:
     return Placement(tuple(stripes), tuple(units))
 
 
-def _copies(hosts: Sequence[Hashable], order: Sequence[int], count: int) -> tuple[Stripe, ...]:
+def _copies(hosts: Sequence[Hashable], order: Sequence[int], count: int, same: Sequence[Sequence[int]]) -> tuple[Stripe, ...]:
     """Each member's copies at others: on other hosts first, then where the fewest lie, then at the next in order."""
     kept = dict.fromkeys(order, 0)
+    one_host = len(set(hosts)) == 1
     stripes = []
     for at, member in enumerate(order):
         others = [*order[at + 1 :], *order[:at]]
+        near = {hosts[member]}
+        there = 0
+        for other in same[member]:
+            there += one_host or hosts[other] not in near
+            near.add(hosts[other])
         used: list[int] = []
-        for _ in range(count):
-            near = {hosts[member], *(hosts[one] for one in used)}
-            left = [one for one in others if one not in used]
-            keeper = min(left, key=lambda one: (hosts[one] in near, hosts[one] == hosts[member], kept[one]))
-            kept[keeper] += 1
-            used.append(keeper)
-        stripes.append(Stripe(((member, 0),), tuple(used)))
+        for _ in range(count - there):
+            left = [one for one in others if one not in used and one not in same[member]]
+            if left:
+                keeper = min(left, key=lambda one: (hosts[one] in near, hosts[one] == hosts[member], kept[one]))
+                kept[keeper] += 1
+                used.append(keeper)
+                near.add(hosts[keeper])
+        if used:
+            stripes.append(Stripe(((member, 0),), tuple(used)))
     return tuple(stripes)
 
 
@@ -101,7 +112,7 @@ def unit_bytes(sizes: Sequence[int], placement: Placement, stripe: Stripe, align
 
 
 def lost_members(placement: Placement, images: Sequence[bool], parity: Sequence[Sequence[bool]]) -> list[int]:
-    """The members whose image cannot be had: it is not there, and some stripe of it lacks more units than it has rows of parity.
+    """The members whose image is not there, and is in no stripe, or in one that lacks more units than it has rows of parity.
 
     `images[member]`: whether the member's image is there. `parity[stripe][row]`: whether that row is.
     """
@@ -110,6 +121,6 @@ def lost_members(placement: Placement, images: Sequence[bool], parity: Sequence[
         missing = [member for member, _ in stripe.data if not images[member]]
         if len(missing) > sum(rows):
             lost.update(missing)
-    if not placement.stripes:
-        lost.update(member for member, there in enumerate(images) if not there)
+    kept = {member for stripe in placement.stripes for member, _ in stripe.data}
+    lost.update(member for member, there in enumerate(images) if not there and member not in kept)
     return sorted(lost)

@@ -106,7 +106,8 @@ def test_a_member_that_has_stepped_when_others_have_not_takes_their_state(undist
 
 
 def test_without_all_parts_the_last_snapshot_counts(undisturbed):
-    with Job(shards=2, every=4, copies=1, holder=False) as job:
+    """One copy of each part is that of the other replica, so the second one is at a member with another part."""
+    with Job(shards=2, every=4, copies=2, holder=False) as job:
         four = job.start(4)
         for rank, member in enumerate(four):
             member.tell("train", 14, 10 if rank in (0, 2) else None)

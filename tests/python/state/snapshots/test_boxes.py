@@ -19,6 +19,7 @@ from pccl.state._snapshots.boxes import (
     plan_moves,
     replicas,
     require_same_tensors,
+    same_images,
     shards_from,
     uncovered,
 )
@@ -193,3 +194,11 @@ def test_replicas_are_told_by_the_members_that_have_them():
     none = Slice("float32", 4, (4,), Box((0,), (0,)))
     maps = [{"a": whole, "b": half, "c": none}, {"a": whole, "b": none, "c": none}, {"a": whole, "b": half, "c": whole}]
     assert replicas(maps) == {(0, 1, 2): ["a"], (0, 2): ["b"]}
+
+
+def test_members_that_have_all_that_another_one_has():
+    def part(begin: int, size: int) -> Slice:
+        return Slice("float32", 4, (4,), Box((begin,), (size,)))
+
+    maps = [{"a": part(0, 2)}, {"a": part(2, 2)}, {"a": part(0, 2), "b": part(0, 4)}, {"a": part(4, 0), "b": part(0, 0)}]
+    assert same_images(maps) == [(2,), (), (), (0, 1, 2)]

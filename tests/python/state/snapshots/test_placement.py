@@ -87,3 +87,24 @@ def test_the_loss_of_a_host_is_survived_where_there_are_enough(hosts, redundancy
 def test_units_are_as_long_as_the_longest_and_aligned():
     placement = place("abcd", Redundancy(3, 1))
     assert unit_bytes([100, 200, 1000, 0], placement, placement.stripes[0], 64) == 384
+
+
+def test_members_with_the_same_image_on_other_hosts_count_as_copies():
+    same = [(2,), (3,), (0,), (1,)]
+    assert place("aabb", Redundancy(1, 1), same).stripes == ()
+    assert place("aaaa", Redundancy(1, 1), same).stripes == ()
+    for hosts in ("aaaa", "abcd"):
+        two = place(hosts, Redundancy(1, 2), same)
+        assert [len(stripe.parity) for stripe in two.stripes] == [1] * 4
+        for stripe in two.stripes:
+            member = stripe.data[0][0]
+            assert not set(stripe.parity) & {member, *same[member]}
+        assert [lost_with(two, (member, *same[member])) for member in range(4)] == [[]] * 4
+    apart = place("abab", Redundancy(1, 1), same)  # the others that have it are on the same host
+    assert {stripe.data[0][0]: stripe.parity for stripe in apart.stripes} == {0: (1,), 2: (3,), 1: (2,), 3: (0,)}
+
+
+def test_with_the_same_image_at_all_there_are_no_copies_and_what_is_gone_is_told():
+    placement = place("abc", Redundancy(1, 2), [(1, 2), (0, 2), (0, 1)])
+    assert placement.stripes == ()
+    assert lost_with(placement, (1,)) == [1]
