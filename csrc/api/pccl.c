@@ -121,6 +121,9 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);
     add_masters_of_environment(&inside);
+    char why[CARDS_WHY_BYTES];
+    if (!cards_read(&inside.cards, getenv("PCCL_INTERFACE"), getenv("PCCL_ADDRESS"), why))
+        return detail_fail(pcclInvalidArgument, "%s", why);
     pthread_once(&segmented_min_once, read_segmented_min);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->communicator = connect_new(&inside);

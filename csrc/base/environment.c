@@ -16,6 +16,7 @@ enum { NAME_MOST = 64, ALIKE_MOST = 6 }; // a name that takes more changes resem
 static const char prefix[] = "PCCL_";
 
 static const struct environment_variable variables[] = {
+    {"PCCL_ADDRESS", "addresses at which other peers dial this one, 10.0.1.5,10.0.2.5; none: they cannot"},
     {"PCCL_CA", "file with the authorities whose certificates are trusted"},
     {"PCCL_CERT", "file with the certificate of this process, in place of PCCL_KEYS"},
     {"PCCL_CONGESTION_CONTROL", "congestion control of connections to other hosts"},
@@ -33,6 +34,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_HASH_THREADS", "threads that hash a shared state"},
     {"PCCL_HEARTBEAT_LIMIT_MS", "silence in ms after which a master expels a peer"},
     {"PCCL_INSECURE", "1: without keys, masters and peers talk beyond this host, too"},
+    {"PCCL_INTERFACE", "network cards over which connections are spread, eth0,eth1"},
     {"PCCL_JOIN", "1: this process joins a run; pccl sets it for restarted workers"},
     {"PCCL_KEY", "file with the private key of PCCL_CERT"},
     {"PCCL_KEYS", "file with the keys of the run, which encrypt its connections"},

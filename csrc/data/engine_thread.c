@@ -344,13 +344,21 @@ void engine_free(struct engine *engine) {
 }
 
 // ---- the control side: links ----
+// The addresses that a member of the newest epoch announces; NULL: it is none.
+static const struct wire_reach *reach_of(const struct engine *engine, const struct wire_id *id) {
+    const struct epoch *epoch = engine->pending != NULL ? engine->pending : engine->call_table.now;
+    for (uint32_t i = 0; i < epoch->ring.count; i++)
+        if (wire_id_equal(&epoch->ring.members[i].id, id)) return &epoch->ring.members[i].reach;
+    return NULL;
+}
+
 uint64_t engine_add_link(struct engine *engine, const struct wire_id *id, uint32_t index, struct transport *stream) {
     if (stream == NULL) return 0;
     bool from_elsewhere = false;
     transport_apply_congestion(stream);
     engine_lock(engine);
     bool open = index <= WIRE_MAX_LANES && engine_is_open(engine);
-    uint64_t serial = open ? lanes_add(engine->lanes, id, index, stream, &from_elsewhere) : 0;
+    uint64_t serial = open ? lanes_add(engine->lanes, id, index, stream, reach_of(engine, id), &from_elsewhere) : 0;
     struct peer_label label = {.chars = ""};
     if (from_elsewhere) label = neighbour_label(neighbour_find(engine->lanes, id));
     engine_unlock(engine);

@@ -302,10 +302,11 @@ static inline int64_t lanes_silence_limit_ns(const struct lanes *all) {
 
 // ---- any thread, lock held ----
 // Takes an authenticated connection and returns its serial number, which grows with each. Closes an older one of the
-// same member and index if both have the same address at the other end. 0: the stream stays the caller's, because the
+// same member and index if both have the same address at the other end, or the new one has one of `reach` (NULL: none),
+// or has proved who it is. 0: the stream stays the caller's, because the
 // older one lives and has another address (`from_elsewhere`), or memory was refused.
 uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, struct transport *stream,
-                   bool *from_elsewhere);
+                   const struct wire_reach *reach, bool *from_elsewhere);
 // Closes all connections to a member that is gone.
 void lanes_drop(struct lanes *all, const struct wire_id *id);
 // Sends a frame with or without a payload over the direct link, at once if the kernel takes it. Returns false if there

@@ -10,7 +10,10 @@
 #include "link/frame.h"
 #include "net/socket.h"
 
-enum { LANES_LEAST = 16 };
+enum {
+    LANES_LEAST = 16,
+    HEARD_CHECKS = 3, // a lane that was heard is not checked more often after it; a silent one is
+};
 
 // ---- all lanes ----
 struct lanes *lanes_new(const struct lanes_options *options) {
@@ -60,21 +63,23 @@ static void retire(struct neighbour *peer, uint32_t index) {
     transport_hang_up(lane->stream); // the thread sees the end of the stream and closes
 }
 
-// The secret of a run is told to everybody who registers, so a hello in a member's name proves little. A member makes
-// its links from one address.
-static bool is_from_elsewhere(const struct lane *lane, const struct transport *stream) {
+// The secret of a run is told to everybody who registers, so without keys a hello in a member's name proves little. A
+// member makes its links from one address, or from those that it announces.
+static bool is_from_elsewhere(const struct lane *lane, const struct transport *stream, const struct wire_reach *reach) {
     struct wire_address known, fresh;
-    return lane != NULL && transport_remote_address(lane->stream, &known) && transport_remote_address(stream, &fresh) &&
-           !socket_address_same_host(&known, &fresh);
+    if (lane == NULL || stream->type->proves || !transport_remote_address(stream, &fresh)) return false;
+    for (uint32_t i = 0; reach != NULL && i < reach->count; i++)
+        if (socket_address_same_host(&reach->addresses[i], &fresh)) return false;
+    return transport_remote_address(lane->stream, &known) && !socket_address_same_host(&known, &fresh);
 }
 
 uint64_t lanes_add(struct lanes *all, const struct wire_id *id, uint32_t index, struct transport *stream,
-                   bool *from_elsewhere) {
+                   const struct wire_reach *reach, bool *from_elsewhere) {
     lanes_assert_locked(all);
     *from_elsewhere = false;
     struct neighbour *peer = neighbour_get(all, id);
     if (peer == NULL) return 0;
-    *from_elsewhere = is_from_elsewhere(peer->lanes[index], stream);
+    *from_elsewhere = is_from_elsewhere(peer->lanes[index], stream, reach);
     if (*from_elsewhere) return 0;
     struct lane *lane = lane_new(peer, index, stream);
     if (lane == NULL) {
@@ -232,6 +237,35 @@ static bool is_heard_beside(const struct lane *lane, int64_t limit_ns, int64_t n
            now_ns - direct->detector.arrivals.at_ns < limit_ns;
 }
 
+static bool is_same_way(const struct lane *a, const struct lane *b) {
+    struct wire_address ends[4];
+    return transport_local_address(a->stream, &ends[0]) && transport_local_address(b->stream, &ends[1]) &&
+           transport_remote_address(a->stream, &ends[2]) && transport_remote_address(b->stream, &ends[3]) &&
+           socket_address_same_host(&ends[0], &ends[1]) && socket_address_same_host(&ends[2], &ends[3]);
+}
+
+static bool is_heard(const struct lane *lane, int64_t limit_ns, int64_t now_ns) {
+    return now_ns - lane->detector.arrivals.at_ns < limit_ns * HEARD_CHECKS / FAILURE_DETECTOR_CHECKS;
+}
+
+// Breaks a silent lane, and with it those to the same neighbour by the same cards that were not heard either: one
+// failure is told at once, not once per lane. If the neighbour is heard by other cards, a card has failed.
+static void break_silent(struct lane *lane, const char *why, int64_t limit_ns, int64_t now_ns) {
+    struct lanes *all = lane->all;
+    enum wire_link_reason reason = WIRE_LINK_SILENT;
+    for (size_t i = 0; i < all->count; i++) {
+        const struct lane *other = all->list[i];
+        bool heard = other->peer == lane->peer && !other->broken && is_heard(other, limit_ns, now_ns);
+        if (heard && !is_same_way(lane, other)) reason = WIRE_LINK_CARD;
+    }
+    for (size_t i = 0; i < all->count; i++) {
+        struct lane *other = all->list[i];
+        bool silent = other->peer == lane->peer && !other->broken && !is_heard(other, limit_ns, now_ns);
+        if (other != lane && silent && is_same_way(lane, other)) lane_break(other, reason, why);
+    }
+    lane_break(lane, reason, why);
+}
+
 // Breaks the lane if it has been silent for longer than about `limit_ns`; else sends a heartbeat if the lane is quiet.
 // `excused`: this process was stopped. Lock not held.
 static void watch(struct lane *lane, int64_t limit_ns, bool excused) {
@@ -248,7 +282,10 @@ static void watch(struct lane *lane, int64_t limit_ns, bool excused) {
     if (why == NULL) return;
     LOG(LOG_DEBUG, "link %u: %llu bytes are not acknowledged, %u segments were sent again", lane->index,
         (unsigned long long)lane->pace.gauge.queued, lane->pace.gauge.retransmits);
-    lane_break(lane, ahead ? WIRE_LINK_BROKEN : WIRE_LINK_SILENT, why);
+    if (ahead)
+        lane_break(lane, WIRE_LINK_BROKEN, why);
+    else
+        break_silent(lane, why, limit_ns, now_ns);
 }
 
 void lanes_check_silence(struct lanes *all) {

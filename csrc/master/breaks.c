@@ -53,6 +53,12 @@ void breaks_add(struct breaks *breaks, struct membership *table, struct peer_rec
     uint16_t from = (uint16_t)membership_slot(table, reporter), to = (uint16_t)membership_slot(table, reported);
     struct breaks_pair *pair = pair_of(breaks, table, from, to);
     if (pair == NULL) return;
+    if (reason == WIRE_LINK_CARD) { // new links by other cards cure it, and it speaks against nobody
+        pair->pending = true;
+        reporter->linked = false;
+        hear(breaks, table, true);
+        return;
+    }
     bool *reports = from < to ? &pair->a_reports : &pair->b_reports;
     if (!pair->pending) {
         actions_log(&table->actions, LOG_WARN, "link between %s and %s is down", membership_label(reporter).chars,

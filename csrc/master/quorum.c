@@ -110,9 +110,15 @@ enum quorum_verdict quorum_watch(struct quorum *quorum, struct membership *table
 
 // ---- signatures ----
 
+static void add_address(struct cursor *c, struct wire_address *address) {
+    cursor_u8(c, &address->family);
+    cursor_bytes(c, address->bytes, sizeof address->bytes);
+    cursor_u16(c, &address->port);
+}
+
 static bool encode_epoch(struct wire_buffer *out, uint64_t run, uint64_t generation, struct wire_epoch epoch,
                          struct wire_quorum quorum) {
-    static char purpose[] = "pccl epoch 1"; // no other signature of this key begins so
+    static char purpose[] = "pccl epoch 2"; // no other signature of this key begins so
     uint16_t sorted[WIRE_MAX_MEMBERS];
     struct cursor c = cursor_append(out);
     cursor_bytes(&c, purpose, sizeof purpose);
@@ -129,9 +135,10 @@ static bool encode_epoch(struct wire_buffer *out, uint64_t run, uint64_t generat
         cursor_bytes(&c, member.id.bytes, sizeof member.id.bytes);
         cursor_u64(&c, &member.join_number);
         cursor_u32(&c, &member.group);
-        cursor_u8(&c, &member.address.family);
-        cursor_bytes(&c, member.address.bytes, sizeof member.address.bytes);
-        cursor_u16(&c, &member.address.port);
+        add_address(&c, &member.address);
+        cursor_u8(&c, &member.reach.closed);
+        cursor_u8(&c, &member.reach.count);
+        for (uint32_t k = 0; k < member.reach.count; k++) add_address(&c, &member.reach.addresses[k]);
     }
     return cursor_finish(&c);
 }

@@ -432,8 +432,12 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
                                  .group = hello->group,
                                  .lanes = hello->lanes,
                                  .address = *source,
-                                 .name = hello->name};
+                                 .name = hello->name,
+                                 .reach = hello->reach};
     member.address.port = hello->port;
+    // NAT translates its address, and it names none that others could dial.
+    if (member.reach.count == 0 && hello->local.family != 0 && !socket_address_same_host(&hello->local, source))
+        member.reach.closed = 1;
     struct peer_record *peer = membership_add(table, conn, &member);
     peer->masters = hello->masters;
     peer->join_only = hello->join_only;

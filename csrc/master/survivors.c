@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "net/socket.h"
 #include "net/wire_control.h"
 
 void survivors_init(struct survivors *survivors, uint64_t key) {
@@ -49,20 +50,32 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
         const struct wire_member *member = &epoch->members[i];
         uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes,
                               (uint64_t)member->address.family << 16 | member->address.port,
-                              (uint64_t)member->weight << 16 | member->site};
+                              (uint64_t)member->reach.closed << 40 | (uint64_t)member->reach.count << 32 |
+                                  (uint64_t)member->weight << 16 | member->site};
         digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
         digest = mix(digest, numbers, sizeof numbers);
         digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
         digest = mix(digest, (const uint8_t *)member->name.chars, sizeof member->name.chars);
+        for (uint32_t k = 0; k < member->reach.count; k++)
+            digest = mix(digest, member->reach.addresses[k].bytes, sizeof member->reach.addresses[k].bytes);
     }
     return digest;
+}
+
+static bool is_same_address(const struct wire_address *a, const struct wire_address *b) {
+    return a->port == b->port && socket_address_same_host(a, b);
+}
+
+static bool is_same_reach(const struct wire_reach *a, const struct wire_reach *b) {
+    bool same = a->closed == b->closed && a->count == b->count;
+    for (uint32_t i = 0; same && i < a->count; i++) same = is_same_address(&a->addresses[i], &b->addresses[i]);
+    return same;
 }
 
 static bool is_same_member(const struct wire_member *a, const struct wire_member *b) {
     return wire_id_equal(&a->id, &b->id) && a->join_number == b->join_number && a->group == b->group &&
            a->lanes == b->lanes && a->weight == b->weight && a->site == b->site &&
-           a->address.family == b->address.family && a->address.port == b->address.port &&
-           memcmp(a->address.bytes, b->address.bytes, sizeof a->address.bytes) == 0 &&
+           is_same_address(&a->address, &b->address) && is_same_reach(&a->reach, &b->reach) &&
            memcmp(a->name.chars, b->name.chars, sizeof a->name.chars) == 0;
 }
 

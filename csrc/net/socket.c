@@ -261,11 +261,29 @@ int socket_accept(int listener, struct wire_address *from) {
     return fd;
 }
 
-int socket_dial(const struct wire_address *address) {
+// Without the right to choose a device, the routes of the system decide.
+static bool bind_to_card(int fd, const struct card *card) {
+    struct sockaddr_storage from;
+    socklen_t length = socket_address_to_sockaddr(&from, &card->address);
+    if (card->device[0] != 0)
+        setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, card->device, (socklen_t)strlen(card->device));
+    set_option(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
+    return bind(fd, (struct sockaddr *)&from, length) == 0;
+}
+
+int socket_dial(const struct wire_address *address) { return socket_dial_from(NULL, address); }
+
+int socket_dial_from(const struct card *card, const struct wire_address *address) {
     int fd = open_socket(address);
     if (fd < 0) return fd;
     set_connection_options(fd);
-    if (is_within_host(address)) set_congestion(fd, within_host);
+    bool within = is_within_host(address);
+    if (within) set_congestion(fd, within_host);
+    if (card != NULL && !within && (card->address.family != address->family || !bind_to_card(fd, card))) {
+        int error = card->address.family != address->family ? EAFNOSUPPORT : errno;
+        descriptor_close(fd);
+        return -error;
+    }
     struct sockaddr_storage to;
     socklen_t length = socket_address_to_sockaddr(&to, address);
     if (connect(fd, (struct sockaddr *)&to, length) != 0 && errno != EINPROGRESS) {

@@ -2,12 +2,19 @@
 #ifndef PCCL_NET_SOCKET_H
 #define PCCL_NET_SOCKET_H
 
+#include <net/if.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
 #include "net/wire.h"
+
+// A network card of this host.
+struct card {
+    struct wire_address address; // port 0
+    char device[IF_NAMESIZE];    // "": unknown
+};
 
 // Conversions. IPv4-mapped IPv6 addresses become IPv4. False: a family we do not speak.
 bool socket_address_from_sockaddr(struct wire_address *out, const struct sockaddr *in);
@@ -39,6 +46,8 @@ bool socket_is_of_user(int fd);
 int socket_accept(int listener, struct wire_address *from);
 // Begins to connect; poll for writable, then ask socket_connect_result: 0, -EINPROGRESS or -errno.
 int socket_dial(const struct wire_address *address);
+// The same from a card of this host. An address of this host is dialled as without one. NULL: the system chooses.
+int socket_dial_from(const struct card *card, const struct wire_address *address);
 int socket_connect_result(int fd);
 bool socket_local_address(int fd, struct wire_address *out);
 bool socket_remote_address(int fd, struct wire_address *out);

@@ -147,12 +147,19 @@ struct transport *transport_new_local(struct transport_context *context, int fd,
     return stream_new(context, context->type->proves ? &transport_plain : context->type, fd, role);
 }
 
-int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out) {
+int transport_dial_from(struct transport_context *context, const struct card *card, const struct wire_address *address,
+                        struct transport **out) {
     if (!transport_permits(&context->options, address, TRANSPORT_DIALS)) return -ENONET;
-    int fd = socket_dial(address);
+    int fd = socket_dial_from(card, address);
     if (fd < 0) return fd;
     *out = transport_new(context, fd, TRANSPORT_DIALS);
-    return *out != NULL ? 0 : -ENOMEM;
+    if (*out == NULL) return -ENOMEM;
+    (*out)->card = card;
+    return 0;
+}
+
+int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out) {
+    return transport_dial_from(context, NULL, address, out);
 }
 
 int transport_dial_local(struct transport_context *context, const struct wire_address *address,

@@ -90,6 +90,7 @@ struct transport {
     enum transport_role role;
     struct transport_identity peer; // set by `step`
     int fd;                         // of net/ alone
+    const struct card *card;        // that it was dialled from; NULL: the system chose
     int poller;                     // that watches it, and tells `data`; -1: none
     epoll_data_t data;
     uint32_t awaits; // events without which the next step can do nothing
@@ -139,6 +140,9 @@ struct transport *transport_new_local(struct transport_context *context, int fd,
 // Begins to connect: to be watched for EPOLLOUT, and carried on by steps. 0 or -errno; -ENONET: the settings of the
 // context do not permit this address.
 int transport_dial(struct transport_context *context, const struct wire_address *address, struct transport **out);
+// The same from a card of this host (socket_dial_from), which the caller keeps while the stream lives.
+int transport_dial_from(struct transport_context *context, const struct card *card, const struct wire_address *address,
+                        struct transport **out);
 // The same to the local socket of the master at `address` (net/rendezvous). -errno: there is none that this user may
 // use.
 int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);

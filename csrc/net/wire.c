@@ -10,13 +10,14 @@
 enum {
     ADDRESS = 1 + 16 + 2,
     ID = WIRE_ID_BYTES,
-    NAME = 1, // with a name of no bytes
-    MEMBER = ID + 8 + 4 + 4 + ADDRESS + 2 + 2 + NAME,
+    NAME = 1,      // with a name of no bytes
+    REACH = 1 + 1, // without an address
+    MEMBER = ID + 8 + 4 + 4 + ADDRESS + 2 + 2 + NAME + REACH,
     EPOCH = 6 * 8 + 3 * 4,
     FINGERPRINT = 8 + 4 + 5,
     OP_NAME = 8 + 8 + 4 + 2 + 4,
     HASH = 8 + 8,
-    HELLO = 2 + ID + 4 + 4 + 2 + 1 + 1 + 8,
+    HELLO = 2 + ID + 4 + 4 + 2 + 1 + 1 + 8 + ADDRESS + REACH,
     VERDICT = OP_NAME + 1 + ID + 2 + 2 + 4,
     SYNC_VOTE = 1 + 1 + 8 + HASH + HASH + 8,
     SYNC_PLAN = 8 + 8 + HASH + HASH + 4 + 4,
@@ -36,17 +37,18 @@ enum {
 
 // Bytes of the longest lists.
 enum {
-    FOREIGN_HELLO = 256, // a hello of another version may be longer; it gets an answer, not silence
+    FOREIGN_HELLO = 512, // a hello of another version may be longer; it gets an answer, not silence
+    ADDRESSES = WIRE_MAX_ADDRESSES * ADDRESS,
     IDS = WIRE_MAX_MEMBERS * ID,
-    MEMBERS = WIRE_MAX_MEMBERS * (MEMBER + WIRE_MAX_NAME),
-    MATRIX_MEMBERS = WIRE_MAX_MEMBERS * (MATRIX_MEMBER + WIRE_MAX_NAME),
+    MEMBERS = WIRE_MAX_MEMBERS * (MEMBER + WIRE_MAX_NAME + ADDRESSES),
+    MATRIX_MEMBERS = WIRE_MAX_MEMBERS * (MATRIX_MEMBER + WIRE_MAX_NAME + ADDRESSES),
     REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 2),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
     SOURCES = WIRE_MAX_MEMBERS * (ID + 8),
     SIZES = WIRE_MAX_MEMBERS * (4 + 4),
     PAST = WIRE_MAX_PAST * (OP_NAME + 1 + 2),
     LOSSES = WIRE_MAX_MEMBERS * (8 + 4 * 4),
-    RESUME_LISTS = WIRE_MAX_NAME + OUTLINE + SIZES + MEMBERS + PAST + LOSSES,
+    RESUME_LISTS = WIRE_MAX_NAME + ADDRESSES + OUTLINE + SIZES + MEMBERS + PAST + LOSSES,
 };
 
 // The lengths that a body of each type can have, so that a header alone tells how much must be buffered.

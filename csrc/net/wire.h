@@ -29,6 +29,7 @@ enum {
     WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_LIVE_OPS = 4096, // per communicator
     WIRE_MAX_LANES = 256,
+    WIRE_MAX_ADDRESSES = 4, // that a peer announces
     WIRE_MAX_CONTROL_BYTES = 1 << 19,
     WIRE_MAX_DATA_BYTES = 1 << 20,
     WIRE_MAX_MEASURE_MS = 10000,
@@ -135,6 +136,13 @@ struct wire_address {
     uint16_t port;
 };
 
+// Addresses at which other peers dial a peer.
+struct wire_reach {
+    uint8_t closed; // 1: nobody can dial it, so it dials all that can be dialled
+    uint8_t count;  // of the addresses that it announces; 0: it is dialled where the master sees it
+    struct wire_address addresses[WIRE_MAX_ADDRESSES]; // with their ports, in the order of its cards
+};
+
 struct wire_hash { // 128 bits, as struct hash128
     uint64_t low, high;
 };
@@ -188,6 +196,7 @@ struct wire_member {
     uint16_t weight; // part of large tensors that this member reduces, relative to the others; all 0: even parts
     uint16_t site;   // members of a group with one number, not 0, are near each other
     struct wire_name name;
+    struct wire_reach reach;
 };
 
 void wire_header_encode(uint8_t out[WIRE_HEADER_BYTES], const struct wire_header *header);

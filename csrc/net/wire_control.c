@@ -20,11 +20,26 @@ static void visit_lanes(struct cursor *c, uint32_t *lanes) {
     cursor_expect(c, *lanes >= 1 && *lanes <= WIRE_MAX_LANES);
 }
 
-static void visit_address(struct cursor *c, struct wire_address *address) {
+// An address, or none.
+static void visit_address_or_none(struct cursor *c, struct wire_address *address) {
     cursor_u8(c, &address->family);
     cursor_bytes(c, address->bytes, sizeof address->bytes);
     cursor_u16(c, &address->port);
-    cursor_expect(c, address->family == 4 || address->family == 6);
+    cursor_expect(c, address->family == 0 || address->family == 4 || address->family == 6);
+}
+
+static void visit_address(struct cursor *c, struct wire_address *address) {
+    visit_address_or_none(c, address);
+    cursor_expect(c, address->family != 0);
+}
+
+static void visit_reach(struct cursor *c, struct wire_reach *reach) {
+    cursor_range(c, &reach->closed, 0, 1);
+    cursor_range(c, &reach->count, 0, WIRE_MAX_ADDRESSES);
+    EACH(c, i, reach->count) {
+        visit_address(c, &reach->addresses[i]);
+        cursor_expect(c, reach->addresses[i].port != 0);
+    }
 }
 
 static void visit_hash(struct cursor *c, struct wire_hash *hash) {
@@ -72,6 +87,7 @@ static void visit_member(struct cursor *c, struct wire_member *member) {
     cursor_u16(c, &member->weight);
     cursor_u16(c, &member->site);
     visit_name(c, &member->name);
+    visit_reach(c, &member->reach);
 }
 
 static void visit_epoch(struct cursor *c, struct wire_epoch *epoch) {
@@ -159,6 +175,8 @@ static void visit_identity(struct cursor *c, struct wire_hello *m) {
     cursor_range(c, &m->masters, 1, WIRE_MAX_MASTERS);
     cursor_range(c, &m->join_only, 0, 1);
     visit_limits(c, &m->limits);
+    visit_address_or_none(c, &m->local);
+    visit_reach(c, &m->reach);
     cursor_expect(c, m->port != 0 && !wire_id_equal(&m->id, &nobody));
 }
 
@@ -251,7 +269,7 @@ static void visit_link_down(struct cursor *c, struct wire_link_down *m) {
     visit_id(c, &m->id);
     cursor_u32(c, &m->index);
     cursor_expect(c, m->index <= WIRE_MAX_LANES);
-    cursor_range(c, &m->reason, WIRE_LINK_BROKEN, WIRE_LINK_MALFORMED);
+    cursor_range(c, &m->reason, WIRE_LINK_BROKEN, WIRE_LINK_CARD);
 }
 
 static void visit_measure(struct cursor *c, struct wire_measure *m) {

@@ -37,6 +37,8 @@ struct wire_hello {
     uint8_t masters;   // in the peer's list, 1..WIRE_MAX_MASTERS
     uint8_t join_only; // 1: refuse this peer rather than begin a run with it
     struct wire_limits limits;
+    struct wire_address local; // of its end of the connection to the master; family 0: not told
+    struct wire_reach reach;
     struct wire_name name;
 };
 
@@ -168,6 +170,8 @@ enum wire_link_reason {
     WIRE_LINK_BROKEN,    // its connection ended, or could not be made in time
     WIRE_LINK_SILENT,    // the connection stands, but nothing comes or goes on it
     WIRE_LINK_MALFORMED, // a data frame came on it that no member of this version sends
+    // silent, while the other end is heard by other cards: a card has failed, and neither of the two is at fault
+    WIRE_LINK_CARD,
 };
 
 struct wire_link_down {

@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "net/cards.h"
 #include "net/transport.h"
 #include "ops/call.h"
 #include "pccl.h"
@@ -31,6 +32,7 @@ struct communicator_params {
     bool join_only;       // refused where no run goes on
     struct wire_limits limits;
     struct wire_name name;
+    struct cards cards;
     struct transport_options transport; // its keys are held
 };
 

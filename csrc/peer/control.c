@@ -168,7 +168,7 @@ static bool try_next_master(struct control *t, int64_t now) {
 static void seek_master(struct control *t, bool anew, int64_t now) {
     const struct member *core = t->c->core;
     bool lost_now = !master_link_seeks(t->c->master);
-    if (lost_now &&
+    if (lost_now && t->c->params.cards.count < 2 &&
         master_link_is_open(t->c->master)) { // silent: should it wake up, it is not to take this for a death
         struct wire_buffer moved = {0};
         wire_encode_empty(&moved, member_header(core), WIRE_MOVED);
@@ -222,7 +222,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     if (needs_links && t->wireup == NULL) return; // the connection has ended
     switch (action->kind) {
     case MEMBER_DIAL: // nobody waits for a spare one, and if its other end is up already, ops begin anew where it fails
-        wireup_dial(t->wireup, &action->id, action->index, &action->address,
+        wireup_dial(t->wireup, &action->id, action->index, &action->reach,
                     now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
         break;
     case MEMBER_DROP_PEER:
@@ -237,8 +237,7 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_LINKS_READY: engine_links_ready(c->engine, action->group_epoch); break;
     case MEMBER_VERDICT: engine_verdict(c->engine, action->verdict); break;
     case MEMBER_PROBE:
-        wireup_probe(t->wireup, &action->id, &action->address, action->duration_ms,
-                     now + member_link_limit_ns(c->core));
+        wireup_probe(t->wireup, &action->id, &action->reach, action->duration_ms, now + member_link_limit_ns(c->core));
         break;
     case MEMBER_CONNECT_END:
         if (action->code != pcclMasterConnectionFailed || !try_next_master(t, now))
@@ -358,6 +357,8 @@ static void lose_links(struct control *t, int64_t now) {
     if (t->wireup == NULL) return;
     if (!take_lost(t, &lost, &count)) die_of(t, t->why[0] != 0 ? t->why : no_memory);
     for (size_t i = 0; i < count && t->wireup != NULL; i++) {
+        if (lost[i].reason == WIRE_LINK_CARD || lost[i].reason == WIRE_LINK_SILENT)
+            wireup_avoid(t->wireup, &lost[i].id, lost[i].index, now);
         struct member *member = event_begin(t);
         member_link_lost(member, &lost[i].id, lost[i].index, lost[i].serial, lost[i].reason, now, &t->actions);
         event_end(t, now);
@@ -372,6 +373,7 @@ static void join(struct control *t, int64_t now) {
     t->wireup = wireup_new(t->c->transport, t->epoll, DATA_LINKS, member_id(t->c->core), judge, t);
     int error = t->wireup == NULL ? ENOMEM : 0;
     if (error == 0 && !master_link_local(t->c->master, &local)) error = errno;
+    if (error == 0) wireup_set_cards(t->wireup, &t->c->params.cards);
     if (error == 0) error = -wireup_listen(t->wireup, &local, &t->links_port);
     if (error != 0) {
         wireup_free(t->wireup);
@@ -385,7 +387,9 @@ static void join(struct control *t, int64_t now) {
     t->failed = false;
     pthread_mutex_unlock(&t->c->lock);
     master_link_use(t->c->master, NULL);
-    member_join(event_begin(t), t->links_port, now, &t->actions);
+    struct member *core = event_begin(t);
+    member_set_local(core, &local);
+    member_join(core, t->links_port, now, &t->actions);
     event_end(t, now);
 }
 
@@ -514,6 +518,7 @@ struct control *control_new(struct communicator *c) {
     t->loss_log = (struct log_limit){.lines = 8, .seconds = 10};
     t->epoll = descriptor_epoll();
     t->c->master = master_link_new(t->epoll, DATA_MASTER);
+    if (t->c->master != NULL) master_link_set_cards(t->c->master, &c->params.cards);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = DATA_WAKE};
     if (t->epoll >= 0 && t->c->master != NULL && epoll_ctl(t->epoll, EPOLL_CTL_ADD, c->wake, &event) == 0) return t;
     control_free(t);

@@ -24,14 +24,14 @@ struct member_view {
 struct member_view member_view_of(const struct wire_epoch *epoch, const struct epoch_ring *ring);
 
 enum member_action_kind {
-    MEMBER_DIAL,      // make link (id, index) to address, then member_link_up or member_link_failed
+    MEMBER_DIAL,      // make link (id, index) by reach, then member_link_up or member_link_failed
     MEMBER_DROP_PEER, // id is gone: close its links
     // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
     MEMBER_MISSED_LOSS,
     MEMBER_ENTER_EPOCH, // own group changed: epoch; borrowed until the next event
     MEMBER_LINKS_READY, // all links of group_epoch are there
     MEMBER_VERDICT,     // verdict; borrowed until the next event
-    MEMBER_PROBE,       // flood id at address for duration_ms
+    MEMBER_PROBE,       // flood id by reach for duration_ms
     MEMBER_CONNECT_END, // code (pcclResult_t), view; text when it failed
     MEMBER_VOTE_END,    // code, value, view; text when it failed; `end` when SYNC_END ended it
     MEMBER_SYNC_PLAN,   // plan; borrowed until the next event
@@ -47,7 +47,7 @@ enum member_action_kind {
 struct member_action {
     enum member_action_kind kind;
     struct wire_id id;
-    struct wire_address address;
+    struct wire_reach reach; // at least one address
     uint32_t index, duration_ms;
     bool anew, spare;
     uint64_t group_epoch;

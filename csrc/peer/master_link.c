@@ -26,6 +26,7 @@ struct master_link {
     pthread_mutex_t lock;
     enum link_state state;
     struct transport *stream; // NULL: closed
+    struct transport *silent; // the connection before, while another card dials; NULL: there is none
     struct conn_out out;
     bool waits_to_send; // the kernel did not take all of it
 
@@ -35,13 +36,18 @@ struct master_link {
     uint64_t data;
     int64_t dial_deadline;
     struct recovery_seek seek;
-    bool seeking; // the master is lost
+    const struct cards *cards; // borrowed
+    uint32_t card;             // that is dialled from
+    uint32_t cards_left;       // of a join, to be tried
+    bool seeking;              // the master is lost
     int64_t lost_at;
     bool readable;
     bool unreachable;          // to be told, as
     struct master_event ended; // MASTER_UNREACHABLE
     struct conn_in in;
 };
+
+static const struct cards no_cards;
 
 struct master_link *master_link_new(int epoll, uint64_t data) {
     struct master_link *m = calloc(1, sizeof *m);
@@ -50,8 +56,11 @@ struct master_link *master_link_new(int epoll, uint64_t data) {
     m->epoll = epoll;
     m->data = data;
     m->dial_deadline = INT64_MAX;
+    m->cards = &no_cards;
     return m;
 }
+
+void master_link_set_cards(struct master_link *m, const struct cards *cards) { m->cards = cards; }
 
 void master_link_free(struct master_link *m) {
     if (m == NULL) return;
@@ -65,7 +74,14 @@ static bool watch(const struct master_link *m, uint32_t events) {
     return transport_watch(m->stream, m->epoll, events, (epoll_data_t){.u64 = m->data});
 }
 
-static void leave(struct master_link *m) {
+static void forget_silent(struct master_link *m) {
+    transport_free(m->silent);
+    m->silent = NULL;
+}
+
+// Ends the connection. `keeps`: where there are other cards, it stays open while the master is dialled by another one,
+// for its end would be taken for the end of this peer.
+static void leave(struct master_link *m, bool keeps) {
     pthread_mutex_lock(&m->lock);
     struct transport *stream = m->stream;
     m->stream = NULL;
@@ -73,14 +89,20 @@ static void leave(struct master_link *m) {
     conn_out_clear(&m->out);
     m->waits_to_send = false;
     pthread_mutex_unlock(&m->lock);
-    transport_free(stream);
+    if (stream != NULL && !m->seeking && m->cards->count > 1 && keeps) {
+        transport_unwatch(stream);
+        m->silent = stream;
+    } else {
+        transport_free(stream);
+    }
     m->readable = false;
     m->dial_deadline = INT64_MAX;
     conn_in_clear(&m->in);
 }
 
 void master_link_close(struct master_link *m) {
-    leave(m);
+    leave(m, false);
+    forget_silent(m);
     m->seeking = false;
 }
 
@@ -125,13 +147,26 @@ void master_link_send(struct master_link *m, const struct wire_buffer *frames) {
 
 static void dial(struct master_link *m, int64_t now);
 
+// Each round through the list of masters leaves by another card.
+static void change_card(struct master_link *m) {
+    if (m->cards->count > 0) m->card = (m->card + 1) % m->cards->count;
+}
+
 static void fail_dial(struct master_link *m, bool internal, const char *what, int error, int64_t now) {
     char address[64];
     struct master_event ended = {.kind = MASTER_UNREACHABLE, .internal = internal};
     snprintf(ended.text, sizeof ended.text, "%s %s: %s", what, master_link_address(m, address),
              transport_why(m->stream, error));
-    leave(m);
+    leave(m, false);
     bool more = recovery_seek_failed(&m->seek, now);
+    if (!m->seeking && !more && m->cards_left > 0) {
+        m->cards_left--;
+        recovery_seek_begin(&m->seek, false, now);
+        more = true;
+        change_card(m);
+    } else if (m->seeking && m->seek.at == 0) {
+        change_card(m);
+    }
     if (m->seeking) {
         if (recovery_seek_tells(&m->seek, now)) LOG(LOG_ERR, "still seeks a master: %s", ended.text);
     } else if (more) {
@@ -144,7 +179,8 @@ static void fail_dial(struct master_link *m, bool internal, const char *what, in
 
 static void dial(struct master_link *m, int64_t now) {
     struct transport *stream;
-    int error = transport_dial(m->transport, recovery_seek_master(&m->seek), &stream);
+    const struct card *card = m->cards->count > 0 ? &m->cards->list[m->card] : NULL;
+    int error = transport_dial_from(m->transport, card, recovery_seek_master(&m->seek), &stream);
     if (error != 0) {
         fail_dial(m, false, "cannot connect to the master at", -error, now);
         return;
@@ -153,13 +189,16 @@ static void dial(struct master_link *m, int64_t now) {
     m->state = DIALLING;
     m->stream = stream;
     pthread_mutex_unlock(&m->lock);
-    m->dial_deadline = now + (m->seeking || m->seek.count > 1 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
+    m->dial_deadline =
+        now + (m->seeking || m->seek.count > 1 || m->cards_left > 0 ? SEEK_DIAL_MS : MEMBER_JOIN_LIMIT_MS) * MS_NS;
     if (!watch(m, EPOLLOUT)) fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
 }
 
 void master_link_join(struct master_link *m, struct transport_context *transport, const struct wire_address *masters,
                       uint32_t count, int64_t now) {
     m->transport = transport;
+    m->card = 0;
+    m->cards_left = m->cards->count > 0 ? m->cards->count - 1 : 0;
     m->seek.masters = masters;
     m->seek.count = count;
     m->unreachable = false;
@@ -175,7 +214,7 @@ bool master_link_join_next(struct master_link *m, int64_t now) {
 }
 
 void master_link_seek(struct master_link *m, bool anew, int64_t now) {
-    leave(m);
+    leave(m, true);
     if (m->seeking) {
         if (anew)
             recovery_seek_anew(&m->seek, now);
@@ -185,6 +224,7 @@ void master_link_seek(struct master_link *m, bool anew, int64_t now) {
     }
     m->seeking = true;
     m->lost_at = now;
+    change_card(m);
     recovery_seek_begin(&m->seek, true, now);
 }
 
@@ -193,6 +233,7 @@ void master_link_found(struct master_link *m, int64_t now) {
     LOG(LOG_NOTICE, "continues with the master at %s, after %lld ms", master_link_address(m, address),
         (long long)((now - m->lost_at) / MS_NS));
     m->seeking = false;
+    forget_silent(m);
 }
 
 void master_link_use(struct master_link *m, const struct wire_buffer *first) {

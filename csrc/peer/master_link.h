@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "net/cards.h"
 #include "net/transport.h"
 #include "net/wire_control.h"
 
@@ -41,6 +42,8 @@ void master_link_free(struct master_link *link);
 // is no connection.
 void master_link_send(struct master_link *link, const struct wire_buffer *frames);
 
+// The cards that it dials from, one after the other; none at first. Borrows them.
+void master_link_set_cards(struct master_link *link, const struct cards *cards);
 // Dials `masters` in their order, once each, for a newcomer. Borrows `transport` and `masters` until the next call.
 void master_link_join(struct master_link *link, struct transport_context *transport, const struct wire_address *masters,
                       uint32_t count, int64_t now_ns);

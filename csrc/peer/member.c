@@ -17,7 +17,8 @@
 struct member {
     enum member_phase phase;
     struct wire_id id;
-    struct wire_hello hello;  // what masters are told; `port` and `masters` are set then
+    struct wire_hello hello; // what masters are told; `port`, ports of 0, and `masters` are set then
+    uint32_t cards;
     uint64_t run, generation; // of the epoch in force
     struct wire_welcome welcome;
     char text[MEMBER_TEXT];
@@ -236,14 +237,14 @@ static void take_welcome(struct member *m, const struct wire_header *header, int
 }
 
 static void take_measure(struct member *m, const struct wire_measure *measure, struct member_output *out) {
-    const struct wire_address *address = mesh_address(&m->mesh, &measure->target);
-    if (address == NULL) {
+    const struct wire_reach *reach = mesh_reach(&m->mesh, &measure->target);
+    if (reach == NULL) {
         member_measured(m, &m->id, &measure->target, 0, out);
         return;
     }
     struct member_action *action = member_act(out, MEMBER_PROBE);
     action->id = measure->target;
-    action->address = *address;
+    action->reach = *reach;
     action->duration_ms = measure->duration_ms;
 }
 
@@ -287,6 +288,8 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
     struct wire_hello hello = m->hello;
     hello.port = port;
     hello.masters = (uint8_t)m->recovery.masters;
+    for (uint32_t i = 0; i < hello.reach.count; i++)
+        if (hello.reach.addresses[i].port == 0) hello.reach.addresses[i].port = port;
     return hello;
 }
 
@@ -461,6 +464,17 @@ void member_set_join_only(struct member *m, bool join_only) { m->hello.join_only
 void member_set_limits(struct member *m, const struct wire_limits *limits) { m->hello.limits = *limits; }
 void member_set_name(struct member *m, const struct wire_name *name) { m->hello.name = *name; }
 
+void member_set_reach(struct member *m, const struct wire_reach *reach, uint32_t cards) {
+    m->hello.reach = *reach;
+    m->cards = cards;
+}
+
+void member_set_local(struct member *m, const struct wire_address *local) { m->hello.local = *local; }
+
+const struct wire_reach *member_reach(const struct member *m, const struct wire_id *id) {
+    return mesh_reach(&m->mesh, id);
+}
+
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
     m->recovery.limit_ms = limit_ms;
     m->recovery.masters = masters;
@@ -506,7 +520,9 @@ void member_leave(struct member *m, struct member_output *out) {
 
 static int64_t silent_at(const struct member *m) {
     if (m->recovery.state == RECOVERY_SEEKING) return INT64_MAX;
-    return m->recovery.answer_by != 0 ? m->recovery.answer_by : arrival_deadline_ns(&m->master, limit_ns(m));
+    if (m->recovery.answer_by != 0) return m->recovery.answer_by;
+    // With another card it can be back before the master takes its silence for its death.
+    return arrival_deadline_ns(&m->master, m->cards > 1 ? limit_ns(m) / 2 : limit_ns(m));
 }
 
 int64_t member_deadline(const struct member *m) {

@@ -42,6 +42,12 @@ void member_set_join_only(struct member *member, bool join_only);
 void member_set_limits(struct member *member, const struct wire_limits *limits);
 // The name that it tells the master, which is clean; empty at first.
 void member_set_name(struct member *member, const struct wire_name *name);
+// Sets where it can be dialled, with ports of 0 where it listens, and from how many cards it dials. Nothing at first.
+void member_set_reach(struct member *member, const struct wire_reach *reach, uint32_t cards);
+// Sets its end of the connection to the master, before HELLO or RESUME.
+void member_set_local(struct member *member, const struct wire_address *local);
+// Returns where a member of its group is dialled; NULL: it is none.
+const struct wire_reach *member_reach(const struct member *member, const struct wire_id *id);
 void member_free(struct member *member);
 
 // ---- events ----

@@ -14,6 +14,7 @@ enum {
     SPARE_PART = 8,           // of the spare lanes that there may be, one more of so many is dialled at first
     SPARE_EACH = 4,           // and so many more with each that is made
     SPARE_MAKING = 24,        // at once
+    EXCUSE_LIMITS = 8,        // between two silences that are excused
 };
 
 enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
@@ -29,18 +30,19 @@ struct mesh_link {
 struct mesh_peer {
     struct wire_id id;
     uint64_t join_number;
-    struct wire_address address;
+    struct wire_reach reach; // at least one address
     bool in[MESH_MEMBERSHIPS];
     bool lanes[MESH_MEMBERSHIPS]; // tensors go there, or come from there: links beyond the direct one are required
     uint64_t reported_in;         // number of the epoch in which the master was told
     uint64_t malformed_in;        // the same, of malformed frames
     uint32_t latency_us;
-    uint32_t link_count; // direct link and lanes of the pair
-    uint32_t link_end;   // and spare lanes
-    uint32_t spare_end;  // and those of them that are made in the epoch in force
-    bool refuses;        // spare lanes
-    bool narrow;         // large packets seem to be lost on the way
-    uint64_t spare_lost; // number of the epoch in which one of them was lost; 0: none was
+    uint32_t link_count;                // direct link and lanes of the pair
+    uint32_t link_end;                  // and spare lanes
+    uint32_t spare_end;                 // and those of them that are made in the epoch in force
+    bool refuses;                       // spare lanes
+    bool narrow;                        // large packets seem to be lost on the way
+    int64_t excuse_ends, excused_until; // silence of old links counts for nothing; is not excused again
+    uint64_t spare_lost;                // number of the epoch in which one of them was lost; 0: none was
     struct mesh_link *links;
 };
 
@@ -80,10 +82,11 @@ static struct mesh_peer *add(struct mesh *mesh, const struct wire_member *from) 
     struct mesh_peer *added = &mesh->peers[mesh->count++];
     *added = (struct mesh_peer){.id = from->id,
                                 .join_number = from->join_number,
-                                .address = from->address,
                                 .link_count = lanes + 1,
                                 .link_end = lanes + 1 + spare,
+                                .reach = from->reach,
                                 .links = links};
+    if (added->reach.count == 0) added->reach.addresses[added->reach.count++] = from->address;
     return added;
 }
 
@@ -127,6 +130,8 @@ static bool has_weights(const struct epoch_ring *ring) {
 static bool enter(struct mesh *mesh, enum mesh_membership membership, const struct epoch_ring *ring) {
     bool weighted = has_weights(ring); // tensors go from all to all
     leave(mesh, membership);
+    mesh->closed = ring->members[ring->rank].reach.closed;
+    mesh->several = ring->members[ring->rank].reach.count > 1;
     for (uint32_t i = 0; i < ring->count; i++) {
         if (i == ring->rank) continue;
         struct mesh_peer *n = find(mesh, &ring->members[i].id);
@@ -196,12 +201,18 @@ void mesh_join(struct mesh *mesh, uint64_t join_number, struct member_output *ou
     mesh->join_number = join_number;
 }
 
+// Returns whether this peer dials: the one of the two that cannot be dialled, or else the later joined. Both know it
+// from the records of both.
+static bool dials(const struct mesh *mesh, const struct mesh_peer *n) {
+    return n->reach.closed != mesh->closed ? mesh->closed : n->join_number < mesh->join_number;
+}
+
 static void dial(struct mesh_peer *n, uint32_t index, struct member_output *out) {
     n->links[index].state = LINK_MAKING;
     struct member_action *action = member_act(out, MEMBER_DIAL);
     action->id = n->id;
     action->index = index;
-    action->address = n->address;
+    action->reach = n->reach;
     action->spare = index >= n->link_count;
 }
 
@@ -213,7 +224,7 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
             if (!required(n, index) || link->state == LINK_UP || link->state == LINK_MAKING) continue;
             link->state = LINK_ABSENT;
             link->dialled_again = false;
-            if (n->join_number < mesh->join_number) dial(n, index, out);
+            if (dials(mesh, n)) dial(n, index, out);
         }
     }
 }
@@ -223,8 +234,7 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
 static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct mesh_peer *n,
                        struct member_output *out) {
     uint32_t up = 0, making = 0;
-    if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || n->join_number >= mesh->join_number)
-        return;
+    if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || !dials(mesh, n)) return;
     for (uint32_t i = n->link_count; i < n->link_end; i++) {
         up += n->links[i].state == LINK_UP;
         making += n->links[i].state == LINK_MAKING;
@@ -356,6 +366,16 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
     if (mesh->candidate.open && required_in(n, index, MESH_CANDIDATE)) answer_candidate(mesh, at, true, out);
 }
 
+// With several cards, an old link that is found silent right after its pair was mended was silent then: the other end
+// has found it first. Once in a while only, so that links to a hung thread end.
+static bool excuses_silence(const struct mesh *mesh, const struct mesh_event *at, struct mesh_peer *n) {
+    if (at->now_ns >= n->excused_until && (mesh->several || n->reach.count > 1)) {
+        n->excuse_ends = at->now_ns + MESH_GRACE_MS * MS_NS; // its other links, too
+        n->excused_until = at->now_ns + EXCUSE_LIMITS * at->limit_ns;
+    }
+    return at->now_ns < n->excuse_ends;
+}
+
 void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                     uint64_t serial, enum wire_link_reason reason, struct member_output *out) {
     if (wire_id_equal(id, &mesh->self)) {
@@ -370,8 +390,8 @@ void mesh_link_lost(struct mesh *mesh, const struct mesh_event *at, const struct
     if (at->accepted && required_in(n, index, MESH_EPOCH)) {
         if (mesh->linked) mesh->linked_deadline = at->now_ns + at->limit_ns;
         mesh->linked = false;
-        if (reason == WIRE_LINK_BROKEN && at->now_ns < mesh->relinked_until &&
-            n->links[index].made_in < at->header.epoch)
+        bool older = at->now_ns < mesh->relinked_until && n->links[index].made_in < at->header.epoch;
+        if (older && (reason == WIRE_LINK_BROKEN || (reason == WIRE_LINK_SILENT && excuses_silence(mesh, at, n))))
             want_fresh_epoch(mesh, at->now_ns);
         else
             report(at, n, index, reason, out);
@@ -414,15 +434,15 @@ int64_t mesh_deadline(const struct mesh *mesh, bool accepted) {
 
 // ---- state ----
 
-const struct wire_address *mesh_address(const struct mesh *mesh, const struct wire_id *id) {
+const struct wire_reach *mesh_reach(const struct mesh *mesh, const struct wire_id *id) {
     const struct mesh_peer *n = find(mesh, id);
-    return n == NULL || !n->in[MESH_EPOCH] ? NULL : &n->address;
+    return n == NULL ? NULL : &n->reach;
 }
 
 enum member_judgement mesh_judge(const struct mesh *mesh, const struct wire_link_hello *hello) {
     const struct mesh_peer *n = find(mesh, &hello->from);
     if (n == NULL) return MEMBER_PARK;
     if (hello->kind == WIRE_LINK_PROBE) return n->in[MESH_EPOCH] ? MEMBER_ACCEPT : MEMBER_PARK;
-    if (n->join_number < mesh->join_number || hello->index >= n->link_end) return MEMBER_REJECT;
+    if (dials(mesh, n) || hello->index >= n->link_end) return MEMBER_REJECT;
     return required(n, hello->index) || is_spare(n, hello->index) ? MEMBER_ACCEPT : MEMBER_PARK;
 }

@@ -32,7 +32,9 @@ struct mesh_peer;
 struct mesh {
     struct wire_id self;
     uint32_t lanes, spare; // of this peer
-    uint64_t join_number;  // likewise: the later joined of a pair dials
+    uint64_t join_number;  // likewise: the later joined of a pair dials, unless
+    bool closed;           // one of the two alone cannot be dialled
+    bool several;          // this peer announces several addresses
     struct mesh_peer *peers;
     size_t count, room;
 
@@ -94,8 +96,8 @@ void mesh_tick(struct mesh *mesh, const struct mesh_event *at, struct member_out
 int64_t mesh_deadline(const struct mesh *mesh, bool accepted); // of the next tick; INT64_MAX = never
 
 // ---- state ----
-// Where a neighbour of the epoch in force listens; NULL: it is none.
-const struct wire_address *mesh_address(const struct mesh *mesh, const struct wire_id *id);
+// Where a neighbour is dialled; NULL: it is none.
+const struct wire_reach *mesh_reach(const struct mesh *mesh, const struct wire_id *id);
 // Whether a link or probe of a peer that knows the run's secret is let in.
 enum member_judgement mesh_judge(const struct mesh *mesh, const struct wire_link_hello *hello);
 

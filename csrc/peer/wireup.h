@@ -18,6 +18,7 @@
 #include "net/transport.h"
 #include "net/wire_data.h"
 #include "peer/member.h"
+#include "peer/routes.h"
 
 enum {
     WIREUP_FIRST_PORT = 48149,
@@ -60,14 +61,20 @@ typedef enum member_judgement wireup_judge_fn(void *context, const struct wire_l
 struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64_t first_data,
                           const struct wire_id *self, wireup_judge_fn *judge, void *context);
 void wireup_free(struct wireup *w); // closes what is left, also the streams of events not taken
-// Listens on the first free port from WIREUP_FIRST_PORT. 0 or -errno.
+// Before it listens.
+void wireup_set_cards(struct wireup *w, const struct cards *cards);
+// Listens at `local` and at the address of each card, on the first port from WIREUP_FIRST_PORT that is free at all of
+// them. 0 or -errno.
 int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *port);
 void wireup_identify(struct wireup *w, const struct wireup_identity *identity);
 
-void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_address *address,
+// Dials one address of `reach` after the other, from one card after the other (peer/routes), until one answers.
+void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_reach *reach,
                  int64_t deadline_ns);
-void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_address *address, uint32_t duration_ms,
+void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
                   int64_t deadline_ns);
+// A link was silent: the cards that it used come last for a while.
+void wireup_avoid(struct wireup *w, const struct wire_id *id, uint32_t index, int64_t now_ns);
 void wireup_cancel(struct wireup *w, const struct wire_id *id); // what is under way with a peer that is gone
 void wireup_recheck(struct wireup *w);                          // judges parked hellos again
 

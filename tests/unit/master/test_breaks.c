@@ -1,6 +1,8 @@
 // Links that break between living members: when they are made again, and who is expelled.
 #include "master/breaks.h"
 
+#include <string.h>
+
 #include "seats.h"
 
 static struct breaks breaks;
@@ -16,14 +18,16 @@ static void end(void) {
     close_membership();
 }
 
-// "ab" means that a misses its link to b; '!' behind it, that the link is silent, '?' that it is malformed.
+// "ab" means that a misses its link to b; '!' behind it, that the link is silent, '?' that it is malformed, '#' that a
+// card has failed.
 static void miss(const char *words) {
-    for (; *words; words += words[2] == '!' || words[2] == '?' ? 3 : 2) {
+    for (; *words; words += strchr("!?#", words[2]) != NULL && words[2] != 0 ? 3 : 2) {
         while (*words == ' ') words++;
         if (words[2] == '?') breaks_malformed(&breaks, &table, peer(words[0]), peer(words[1]));
         breaks_add(&breaks, &table, peer(words[0]), peer(words[1]),
                    words[2] == '!'   ? WIRE_LINK_SILENT
                    : words[2] == '?' ? WIRE_LINK_MALFORMED
+                   : words[2] == '#' ? WIRE_LINK_CARD
                                      : WIRE_LINK_BROKEN);
     }
 }
@@ -54,6 +58,18 @@ static void test_first(void) {
     CHECK_EQ(breaks.due_ns, INT64_MAX);
     mend("abc");
     CHECK_EQ(breaks.count, 0);
+    end();
+}
+
+static void test_card(void) {
+    begin("a card that fails costs nobody, however often", "abc");
+    for (int i = 0; i < 5; i++) {
+        miss("ab# ba# ca#");
+        tick();
+        CHECK(table.changed);
+        mend(i % 2 == 0 ? "" : "abc");
+    }
+    CHECK_STR(gone(), "");
     end();
 }
 
@@ -183,6 +199,7 @@ static void test_malformed(void) {
 }
 
 int main(void) {
+    test_card();
     test_first();
     test_second();
     test_word();

@@ -81,6 +81,13 @@ static struct wire_epoch random_epoch(uint32_t count) {
                                           .site = (uint16_t)check_random(&seed),
                                           .name = random_member_name()};
         random_id(&members[i].id);
+        members[i].reach.closed = (uint8_t)below(2);
+        if (i < 6) continue; // test_bad_fields knows where their fields are
+        members[i].reach.count = (uint8_t)below(WIRE_MAX_ADDRESSES + 1);
+        for (uint32_t k = 0; k < members[i].reach.count; k++) {
+            members[i].reach.addresses[k] = random_address();
+            members[i].reach.addresses[k].port |= 1;
+        }
     }
     return epoch;
 }
@@ -104,7 +111,7 @@ static bool again_text(struct wire_buffer *out, enum wire_type type, const uint8
     return true;
 }
 
-enum { HELLO_BYTES = 38 }; // without a name
+enum { HELLO_BYTES = 38 + 19 + 2 }; // without a name
 
 static void write_hello(struct wire_buffer *out, uint32_t size) {
     struct wire_hello hello = {.version = WIRE_VERSION,
@@ -603,7 +610,7 @@ static void test_wrong_lengths(void) {
 static void test_bad_fields(void) {
     enum {
         MATRIX = 25,    // without members and edges
-        MEMBER = 56,    // without a name
+        MEMBER = 58,    // without a name and addresses
         HELLO_NAME = 2, // with its length
         EPOCH = 60,
         RESUME_VOTE = HELLO_BYTES + HELLO_NAME + 8 + 8 + 16,
@@ -625,6 +632,9 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 31, 5, false, "more members at least than there can be"},
         {WIRE_HELLO, 33, 5, false, "more members at most than there can be"},
         {WIRE_HELLO, 30, 5 << 16 | 6, true, "more members at least than at most"},
+        {WIRE_HELLO, 38, 5, false, "an unknown family of its own address"},
+        {WIRE_HELLO, HELLO_BYTES - 2, 2, false, "closed 2"},
+        {WIRE_HELLO, HELLO_BYTES - 1, WIRE_MAX_ADDRESSES + 1, false, "too many addresses"},
         {WIRE_HELLO, HELLO_BYTES, 0, false, "a name of no bytes"},
         {WIRE_HELLO, HELLO_BYTES, WIRE_MAX_NAME + 1, false, "a name that is too long"},
         {WIRE_HELLO, HELLO_BYTES + 1, 0x1b, false, "a control character in a name"},
@@ -658,7 +668,7 @@ static void test_bad_fields(void) {
         {WIRE_REPORT, 4 + 26, 4, false, "state 4"},
         {WIRE_REPORT, 4 + 27, 2, false, "small 2"},
         {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
-        {WIRE_LINK_DOWN, 20, WIRE_LINK_MALFORMED + 1, false, "reason 3"},
+        {WIRE_LINK_DOWN, 20, WIRE_LINK_CARD + 1, false, "reason 4"},
         {WIRE_MEASURE, 20, 0, true, "no duration"},
         {WIRE_MEASURE, 20, WIRE_MAX_MEASURE_MS + 1, true, "long duration"},
         {WIRE_SYNC_VOTE, 0, 3, false, "strategy 3"},

@@ -272,7 +272,7 @@ static void test_candidate_dialer(void) {
     candidate(&bed, 1, "2 3 4 1 | 5");
     // ring neighbours 4 and 2 with lanes, 3 with the direct link only, 5 is of another group
     CHECK_EQ(count_actions(&bed, MEMBER_DIAL), 2 * (1 + LANES) + 1);
-    CHECK_EQ(first_action(&bed, MEMBER_DIAL)->address.port, 6002);
+    CHECK_EQ(first_action(&bed, MEMBER_DIAL)->reach.addresses[0].port, 6002);
     CHECK_EQ(next_type(&bed), 0);
     up(&bed, 3, 0);
     for (uint32_t index = 0; index <= LANES; index++) up(&bed, 2, index);

@@ -91,10 +91,10 @@ static void test_requirements(void) {
     CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_REJECT); // it is this peer that dials
     hello.from = id_of(8);
     CHECK_EQ(mesh_judge(&mesh, &hello), MEMBER_PARK);
-    CHECK_EQ(mesh_address(&mesh, &hello.from) == NULL, true);
+    CHECK_EQ(mesh_reach(&mesh, &hello.from) == NULL, true);
     hello.from = id_of(4);
-    REQUIRE(mesh_address(&mesh, &hello.from) != NULL);
-    CHECK_EQ(mesh_address(&mesh, &hello.from)->port, 4);
+    REQUIRE(mesh_reach(&mesh, &hello.from) != NULL);
+    CHECK_EQ(mesh_reach(&mesh, &hello.from)->addresses[0].port, 4);
     for (uint32_t index = 0; index < 3; index++) {
         up(3, index);
         up(9, index);
@@ -125,6 +125,35 @@ static void test_losses(void) {
     mesh_tick(&mesh, &at, &out);
     CHECK(says(WIRE_LINK_DOWN)); // again, for the master did nothing about it
     end();
+}
+
+// Of a pair the one dials that nobody can dial.
+static void test_closed(void) {
+    static const struct {
+        const char *name;
+        uint8_t self, other;
+        bool self_closed, other_closed, dials;
+    } rows[] = {
+        {"the later joined", SELF, 3, false, false, true},
+        {"both closed: the later joined too", SELF, 3, true, true, true},
+        {"it cannot be dialled", SELF, 9, true, false, true},
+        {"the other cannot", SELF, 3, false, true, false},
+        {"neither has to", SELF, 9, false, false, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("%s", rows[i].name);
+        begin();
+        struct epoch epoch = {
+            .number = 7, .group_epoch = 7, .ring = ring_of((const uint8_t[]){SELF, rows[i].other}, 2)};
+        members[0].reach.closed = rows[i].self_closed;
+        members[1].reach.closed = rows[i].other_closed;
+        CHECK(mesh_begin_epoch(&mesh, &at, NULL, &epoch, false));
+        mesh_make(&mesh, &at, true, &out);
+        CHECK_EQ(count(MEMBER_DIAL), rows[i].dials ? 3 : 0);
+        struct wire_link_hello hello = {.from = id_of(rows[i].other), .kind = WIRE_LINK_DATA};
+        CHECK_EQ(mesh_judge(&mesh, &hello), rows[i].dials ? MEMBER_REJECT : MEMBER_ACCEPT);
+        end();
+    }
 }
 
 // A lane that was made for another ring carries bytes still.
@@ -352,6 +381,7 @@ static void test_old_news(void) {
 
 int main(void) {
     test_old_news();
+    test_closed();
     test_weights();
     test_spare();
     test_requirements();

@@ -218,7 +218,7 @@ static void test_dialled_links(void) {
         int epoll = descriptor_epoll();
         struct wireup *wireup = wireup_new(own, epoll, 100, tls_context_id(own), accept_all, NULL);
         REQUIRE(wireup != NULL);
-        wireup_dial(wireup, wanted, 0, &impostor.address, INT64_MAX);
+        wireup_dial(wireup, wanted, 0, &(struct wire_reach){.count = 1, .addresses = {impostor.address}}, INT64_MAX);
         while (!wireup_next(wireup, &event)) {
             impostor_turn(&impostor);
             turn(wireup, epoll, 1);

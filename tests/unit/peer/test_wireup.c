@@ -79,7 +79,8 @@ static void test_shortage(struct wireup *wireup, const struct wire_address *nobo
     REQUIRE(log != NULL && stderr_before >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
     limit->rlim_cur = 3;
     setrlimit(RLIMIT_NOFILE, limit);
-    for (int i = 0; i < 20; i++) wireup_dial(wireup, &other, 0, nobody, INT64_MAX);
+    for (int i = 0; i < 20; i++)
+        wireup_dial(wireup, &other, 0, &(struct wire_reach){.count = 1, .addresses = {*nobody}}, INT64_MAX);
     limit->rlim_cur = LIMIT;
     setrlimit(RLIMIT_NOFILE, limit);
     dup2(stderr_before, STDERR_FILENO);
@@ -170,7 +171,8 @@ static void test_narrow_to_dialer(void) {
         struct wireup *wireup = wireup_new(far_end_context(), epoll, 100, &self, judge, NULL);
         REQUIRE(wireup != NULL);
         wireup_identify(wireup, &(struct wireup_identity){.self = self, .run = 7});
-        wireup_dial(wireup, &other, 0, &address, platform_now_ns() + 3600 * SECOND_NS);
+        wireup_dial(wireup, &other, 0, &(struct wire_reach){.count = 1, .addresses = {address}},
+                    platform_now_ns() + 3600 * SECOND_NS);
         turn(wireup, epoll);
         int fd = socket_accept(listener, &from);
         REQUIRE(fd >= 0);

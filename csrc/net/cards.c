@@ -1,0 +1,140 @@
+#define _GNU_SOURCE
+#include "net/cards.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "net/socket.h"
+
+static const char none[] = "none";
+
+// Whether this is an address to be dialled: link-local ones need a scope, which they cannot carry to another host.
+static bool is_usable(const struct wire_address *address) {
+    return !socket_address_is_any(address) &&
+           (address->family == 4 || address->bytes[0] != 0xfe || (address->bytes[1] & 0xc0) != 0x80);
+}
+
+// Finds the address of an interface: its first of IPv4, or else of IPv6.
+static bool find_address(const struct ifaddrs *all, const char *device, struct wire_address *out) {
+    out->family = 0;
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        struct wire_address found;
+        if (at->ifa_addr == NULL || strcmp(at->ifa_name, device) != 0) continue;
+        if (!socket_address_from_sockaddr(&found, at->ifa_addr) || !is_usable(&found)) continue;
+        if (out->family == 0 || (out->family == 6 && found.family == 4)) *out = found;
+    }
+    return out->family != 0;
+}
+
+// Finds the interface that has an address. False: none of this host has.
+static bool find_device(const struct ifaddrs *all, const struct wire_address *address, char device[IF_NAMESIZE]) {
+    device[0] = 0;
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        struct wire_address found;
+        if (at->ifa_addr == NULL || !socket_address_from_sockaddr(&found, at->ifa_addr)) continue;
+        if (!socket_address_same_host(&found, address)) continue;
+        snprintf(device, IF_NAMESIZE, "%s", at->ifa_name);
+        return true;
+    }
+    return socket_address_is_loopback(address); // all of 127.0.0.0/8
+}
+
+static bool parse(const char *text, struct wire_address *out) {
+    *out = (struct wire_address){.family = 4};
+    if (inet_pton(AF_INET, text, out->bytes) == 1) return true;
+    out->family = 6;
+    if (inet_pton(AF_INET6, text, out->bytes) == 1) return true;
+    return socket_address_parse(text, strlen(text), out);
+}
+
+static void list_interfaces(const struct ifaddrs *all, char *out, size_t capacity) {
+    size_t at = 0;
+    out[0] = 0;
+    for (const struct ifaddrs *one = all; one != NULL && at + IF_NAMESIZE + 2 < capacity; one = one->ifa_next)
+        if (one->ifa_addr != NULL && one->ifa_addr->sa_family == AF_PACKET)
+            at += (size_t)snprintf(out + at, capacity - at, "%s%s", at > 0 ? ", " : "", one->ifa_name);
+}
+
+static bool has(const struct cards *cards, const struct wire_address *address) {
+    for (uint32_t i = 0; i < cards->count; i++)
+        if (socket_address_same_host(&cards->list[i].address, address)) return true;
+    return false;
+}
+
+static void add_card(struct cards *out, const struct wire_address *address, const char *device) {
+    if (has(out, address)) return;
+    struct card *card = &out->list[out->count++];
+    card->address = *address;
+    card->address.port = 0;
+    snprintf(card->device, sizeof card->device, "%s", device);
+}
+
+static bool take_interface(struct cards *out, const struct ifaddrs *all, const char *name, char *why) {
+    struct wire_address address;
+    char names[CARDS_WHY_BYTES / 2];
+    if (out->count == WIRE_MAX_ADDRESSES) {
+        snprintf(why, CARDS_WHY_BYTES, "PCCL_INTERFACE names more than %d interfaces", WIRE_MAX_ADDRESSES);
+        return false;
+    }
+    if (!find_address(all, name, &address)) {
+        list_interfaces(all, names, sizeof names);
+        snprintf(why, CARDS_WHY_BYTES, "PCCL_INTERFACE: no interface %.32s with an address; this host has %s", name,
+                 names);
+        return false;
+    }
+    add_card(out, &address, name);
+    return true;
+}
+
+static bool take_address(struct cards *out, const struct ifaddrs *all, const char *text, bool makes_cards, char *why) {
+    struct wire_address address;
+    char device[IF_NAMESIZE];
+    if (out->reach.count == WIRE_MAX_ADDRESSES) {
+        snprintf(why, CARDS_WHY_BYTES, "PCCL_ADDRESS has more than %d addresses", WIRE_MAX_ADDRESSES);
+        return false;
+    }
+    if (!parse(text, &address) || !is_usable(&address)) {
+        snprintf(why, CARDS_WHY_BYTES,
+                 "PCCL_ADDRESS: %.64s is not an address that others can dial; give numbers such as 10.0.1.5 or "
+                 "203.0.113.7:48149, or none",
+                 text);
+        return false;
+    }
+    out->reach.addresses[out->reach.count++] = address;
+    if (makes_cards && find_device(all, &address, device)) add_card(out, &address, device);
+    return true;
+}
+
+// Takes the items of a list between commas.
+static bool each(struct cards *out, const struct ifaddrs *all, const char *list, bool interfaces, bool makes_cards,
+                 char *why) {
+    while (*list != 0) {
+        char item[80];
+        size_t length = strcspn(list, ",");
+        snprintf(item, sizeof item, "%.*s", (int)length, list);
+        if (!(interfaces ? take_interface(out, all, item, why) : take_address(out, all, item, makes_cards, why)))
+            return false;
+        list += length + (list[length] == ',');
+    }
+    return true;
+}
+
+bool cards_read(struct cards *out, const char *interfaces, const char *addresses, char why[CARDS_WHY_BYTES]) {
+    struct ifaddrs *all = NULL;
+    *out = (struct cards){0};
+    why[0] = 0;
+    bool named = interfaces != NULL && *interfaces != 0;
+    if (addresses == NULL) addresses = "";
+    if (!named && *addresses == 0) return true;
+    if (getifaddrs(&all) != 0) all = NULL;
+    bool good = !named || each(out, all, interfaces, true, false, why);
+    out->reach.closed = strcmp(addresses, none) == 0;
+    if (good && !out->reach.closed) good = each(out, all, addresses, false, !named, why);
+    for (uint32_t i = 0; good && !out->reach.closed && *addresses == 0 && i < out->count; i++)
+        out->reach.addresses[out->reach.count++] = out->list[i].address;
+    if (all != NULL) freeifaddrs(all);
+    return good;
+}

@@ -1,0 +1,186 @@
+// Dialling peers, and the measurement of links, which begins as a dial does.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/platform.h"
+#include "peer/wireup_private.h"
+
+// ---- dialing ----
+
+static void push_failure(struct wireup *w, const struct wire_link_hello *hello) {
+    bool probe = hello->kind == WIRE_LINK_PROBE;
+    struct wireup_event event = {
+        .kind = probe ? WIREUP_MEASURED : WIREUP_FAILED, .id = hello->to, .index = hello->index, .outgoing = probe};
+    wireup_push(w, &event);
+}
+
+// Dials by the next pair of cards that is left for a link. Each has its share of the time.
+static void dial_next(struct wireup *w, const struct connection *from) {
+    struct route route;
+    uint32_t tried = from->tried;
+    int64_t now = platform_now_ns();
+    while (routes_next(&w->routes, &from->reach, from->hello.index, &tried, now, &route)) {
+        struct transport *stream;
+        int64_t share = (from->last_deadline - now) / (1 + routes_left(&w->routes, &from->reach, tried));
+        int error = transport_dial_from(w->transport, route.card, route.to, &stream);
+        wireup_tell_shortage(w, error);
+        struct connection *c = error != 0 ? NULL : wireup_connection_new(w, stream, DIALING, EPOLLOUT, now + share);
+        if (c == NULL) {
+            LOG(LOG_DEBUG, "cannot dial a peer: %s", transport_error(error != 0 ? error : ENOMEM));
+            continue;
+        }
+        c->hello = from->hello;
+        c->duration_ms = from->duration_ms;
+        c->reach = from->reach;
+        c->tried = tried;
+        c->last_deadline = from->last_deadline;
+        c->card = route.card;
+        c->to = *route.to;
+        return;
+    }
+    push_failure(w, &from->hello);
+}
+
+static void dial(struct wireup *w, enum wire_link_kind kind, const struct wire_id *to, uint32_t index,
+                 const struct wire_reach *reach, uint32_t duration_ms, int64_t deadline) {
+    struct connection first = {.duration_ms = duration_ms, .reach = *reach, .last_deadline = deadline};
+    first.hello = (struct wire_link_hello){
+        .version = WIRE_VERSION, .kind = (uint8_t)kind, .from = w->identity.self, .to = *to, .index = index};
+    memcpy(first.hello.secret, w->identity.secret, sizeof first.hello.secret);
+    dial_next(w, &first);
+}
+
+void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_reach *reach,
+                 int64_t deadline) {
+    dial(w, WIRE_LINK_DATA, to, index, reach, 0, deadline);
+}
+
+void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
+                  int64_t deadline) {
+    uint32_t most = WIREUP_PROBE_MS / 2;
+    dial(w, WIRE_LINK_PROBE, to, 0, reach, duration_ms < most ? duration_ms : most, deadline);
+}
+
+// Remembers how a link was made, should it fall silent.
+static void note_dialled(struct wireup *w, const struct connection *c) {
+    size_t i = 0;
+    while (i < w->dialled_count &&
+           (w->dialled[i].index != c->hello.index || !wire_id_equal(&w->dialled[i].id, &c->hello.to)))
+        i++;
+    if (i == w->dialled_count && !GROW(w->dialled, w->dialled_room, i, 16)) return;
+    if (i == w->dialled_count) w->dialled_count++;
+    w->dialled[i] = (struct dialled){.id = c->hello.to, .index = c->hello.index, .to = c->to};
+    if (c->card != NULL) w->dialled[i].from = c->card->address;
+}
+
+void wireup_avoid(struct wireup *w, const struct wire_id *id, uint32_t index, int64_t now) {
+    for (size_t i = 0; i < w->dialled_count; i++) {
+        const struct dialled *link = &w->dialled[i];
+        if (link->index == index && wire_id_equal(&link->id, id))
+            routes_avoid(&w->routes, link->from.family == 0 ? NULL : &link->from, &link->to, now);
+    }
+}
+
+void wireup_dial_failed(struct wireup *w, struct connection *c, const char *why) {
+    LOG(LOG_DEBUG, "cannot dial a peer, link %u: %s", c->hello.index, why);
+    push_failure(w, &c->hello);
+    wireup_connection_free(w, c);
+}
+
+void wireup_dial_fail_route(struct wireup *w, struct connection *c, const char *why) {
+    char address[64];
+    LOG(LOG_DEBUG, "cannot dial %s, link %u: %s", socket_address_format(address, sizeof address, &c->to),
+        c->hello.index, why);
+    routes_avoid(&w->routes, c->card == NULL ? NULL : &c->card->address, &c->to, platform_now_ns());
+    struct connection from = *c;
+    wireup_connection_free(w, c);
+    dial_next(w, &from);
+}
+
+const char wireup_cannot_send[] = "cannot send the hello";
+
+void wireup_dial_step(struct wireup *w, struct connection *c) {
+    int error = transport_step(c->stream);
+    if (error == -EAGAIN) return;
+    if (error == 0 && !transport_may_be(c->stream, TRANSPORT_PEER, &c->hello.to)) error = -EBADE;
+    if (error != 0) {
+        transport_log_refusal(c->stream, error, &w->refusal_log);
+        (transport_refused(error) ? wireup_dial_failed : wireup_dial_fail_route)(w, c, transport_why(c->stream, error));
+        return;
+    }
+    c->state = AWAIT_ACK;
+    c->deadline = c->last_deadline;
+    wire_encode_link_hello(&c->output.bytes, wireup_header(w), &c->hello);
+    wire_encode_link_padding(&c->output.bytes, wireup_header(w));
+    if (!wireup_connection_flush(w, c)) wireup_dial_failed(w, c, wireup_cannot_send);
+}
+
+static bool is_answer(const struct wire_header *header) {
+    return header->type == WIRE_LINK_HEARD || header->type == WIRE_LINK_PADDING || header->type == WIRE_LINK_ACK;
+}
+
+void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now) {
+    struct wire_header header;
+    const uint8_t *body;
+    enum conn_next next = CONN_MORE;
+    while (next == CONN_MORE || (next == CONN_FRAME && header.type != WIRE_LINK_ACK)) {
+        // Bytes after the ACK belong to the data plane.
+        ptrdiff_t got = conn_in_receive(&c->input, c->stream, 0);
+        if (got == -EAGAIN) return;
+        if (got <= 0) {
+            wireup_dial_failed(w, c, got == 0 ? "the other side closed" : transport_error((int)got));
+            return;
+        }
+        next = conn_in_next(&c->input, is_answer, &header, &body);
+        if (next == CONN_FRAME && header.type == WIRE_LINK_HEARD) wireup_await_padding(c, now);
+        if (next == CONN_FRAME && header.type == WIRE_LINK_PADDING) c->padded = true;
+    }
+    if (next == CONN_MALFORMED || !c->padded) {
+        wireup_dial_failed(w, c, "the answer is not a LINK_ACK after padding");
+    } else if (c->hello.kind == WIRE_LINK_PROBE) {
+        c->state = FLOODING;
+        c->deadline = now + (int64_t)c->duration_ms * MS_NS;
+        if (!wireup_connection_watch(w, c, EPOLLOUT)) wireup_dial_failed(w, c, strerror(errno));
+    } else {
+        note_dialled(w, c);
+        wireup_hand_over(w, c, &c->hello.to);
+    }
+}
+
+// ---- measuring ----
+
+void wireup_dial_flood(struct wireup *w, struct connection *c) {
+    for (size_t sent = 0; sent < TURN_BYTES;) {
+        ptrdiff_t now_sent = transport_send(c->stream, w->scratch, SCRATCH_BYTES);
+        if (now_sent == -EAGAIN) return;
+        if (now_sent <= 0) {
+            wireup_connection_free(w, c); // the receiver reports what it got
+            return;
+        }
+        sent += (size_t)now_sent;
+    }
+}
+
+void wireup_dial_end_measurement(struct wireup *w, struct connection *c) {
+    struct wireup_event event = {
+        .kind = WIREUP_MEASURED, .id = c->hello.from, .bytes_per_s = measurement_rate(c->measurement)};
+    wireup_connection_free(w, c);
+    wireup_push(w, &event);
+}
+
+void wireup_dial_measure(struct wireup *w, struct connection *c) {
+    struct measurement *m = c->measurement;
+    for (size_t total = 0; total < TURN_BYTES || c->stream->buffered;) {
+        ptrdiff_t got = transport_receive(c->stream, w->scratch, SCRATCH_BYTES);
+        if (got == -EAGAIN) return;
+        if (got <= 0) {
+            wireup_dial_end_measurement(w, c);
+            return;
+        }
+        total += (size_t)got;
+        measurement_add(m, (uint64_t)got, platform_now_ns());
+    }
+}
