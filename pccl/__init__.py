@@ -12,7 +12,7 @@ QuantizationAlgorithm; descriptors: ReduceDescriptor, ReduceOpDescriptor, Reduce
 **What happens**: Attribute, Diagnosis, Finding, FindingKind, MemberReport, EdgeReport, Link.
 **Errors**: PCCLError (a tree, docs/troubleshooting.md) with PeerLostError, TooFewPeersError, ConnectionFailedError, ConnectError,
 JoinError, StateLostError, CallAgainError, UsageError, SystemRefusedError, PCCLTimeoutError; ArgumentError; Result has the codes.
-**Packages**: pccl.cuda, pccl.diloco, pccl.distributed, pccl.state, pccl.torchft.
+**Packages**: pccl.cuda, pccl.data, pccl.diloco, pccl.distributed, pccl.state, pccl.torchft.
 
 `from pccl import *` takes the names that PCCL 1.0 has. Each name is imported when it is first used.
 """
@@ -27,6 +27,7 @@ from pccl._version import __version__ as __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pccl import cuda as cuda
+    from pccl import data as data
     from pccl import diloco as diloco
     from pccl import distributed as distributed
     from pccl import state as state

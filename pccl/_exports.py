@@ -59,7 +59,7 @@ PUBLIC = {
 
 MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
 
-PACKAGES = ("cuda", "diloco", "distributed", "state", "torchft")
+PACKAGES = ("cuda", "data", "diloco", "distributed", "state", "torchft")
 
 
 def rehome(namespace: dict[str, Any], names: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ LAYERS = [
     ("_communicator",),
     ("state", "_sparse"),
     ("diloco", "distributed", "_torch_backend"),
-    ("torchft", "_pccl"),
+    ("torchft", "_pccl", "data"),
     ("__init__",),
     ("lab",),
     ("integrations", "demo", "stress", "monitor"),

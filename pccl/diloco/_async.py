@@ -31,6 +31,8 @@ class AsyncDiLoCo(Trainer):
     applied. What the inner steps began with takes another 4 bytes for each parameter than in `DiLoCo`.
     """
 
+    _lag = 1
+
     def __init__(
         self,
         model: nn.Module,

@@ -109,6 +109,8 @@ class Arguments(TypedDict, total=False):
 class Trainer(ABC):
     """A part in a run in which members average their models by outer steps. The base of all methods."""
 
+    _lag = 0
+    """After how many outer steps all averages have what the inner steps before one of them have learned."""
     _one_of_both = True
     """Whether `sync_seconds` makes `sync_every` meaningless."""
 
@@ -197,6 +199,8 @@ class Trainer(ABC):
         self._shards = shards
         self._callbacks: list[Callable[[Round], object]] = []
         self._inside = self._closes = self._warned_of_batch_norm = False
+        if self.state.data:
+            inner_optimizer.register_step_post_hook(lambda *_: self.state.seal())
         self._loaded: int | None = None  # the outer step of a checkpoint
         self._begin_round()
 
@@ -397,6 +401,7 @@ class Trainer(ABC):
                 outer.read_model()
         try:
             self._closes = self._membership.enter(self._settings[SETTINGS.index("peers")], self._begin)
+            self._deal_data()  # as the members do after the meeting that has let this peer in
             self._tell_if_overridden()
             self._adopt()
         except BaseException:
@@ -526,10 +531,18 @@ class Trainer(ABC):
     def _meet(self, *, finishes: bool = False) -> Meeting:
         """Ends an outer step: all members get to the same state, those that come in here, too. `finishes`: nobody comes in."""
         self._outer_step += 1
+        lost = [one.commit_step(self.communicator, lag=self._lag) for one in self.state.data]  # before anybody is let in
         meeting = self._membership.part() if finishes else self._membership.meet()
+        if any(lost) or meeting.admitted:
+            self._deal_data()
         if meeting.rx_bytes:
             _log.warning("%d bytes of the state differed from those of most members and were replaced", meeting.rx_bytes)
         return meeting
+
+    def _deal_data(self) -> None:
+        """Deals out the samples that are left among the members who are there now."""
+        for one in self.state.data:
+            one.sync(self.communicator)
 
     def _report(self, averaged: Averaged, meeting: Meeting, *, began: float, reduce_seconds: float, meet_seconds: float) -> Round:
         """What an outer step has done that began at a moment of the monotonic clock, and ends now."""

@@ -37,6 +37,16 @@ class State(MutableMapping[str, Any]):
                 kinds = "a tensor, an array, a number, or an object with state_dict and load_state_dict"
                 raise TypeError(f"state {name!r} must be {kinds}, not {type(value).__name__}") from None
 
+    @property
+    def data(self) -> list[Any]:
+        """The objects that hand out samples (`pccl.data`), in the same order on all members."""
+        return [value for _, value in sorted(self.objects.items()) if hasattr(value, "commit_step")]
+
+    def seal(self) -> None:
+        """Notes that an inner step was made, with the samples that the program has got by now."""
+        for one in self.data:
+            one.seal()
+
     def entries(self) -> Iterator[TensorInfo]:
         """Those that are shared."""
         for name, tensor in self._shared._tensors.items():

@@ -64,6 +64,7 @@ class StreamingDiLoCo(Trainer):
     as on all members.
     """
 
+    _lag = 1
     _one_of_both = False  # overlap is a share of sync_every
 
     def __init__(

@@ -42,7 +42,10 @@ _TAG = digest("Elastic.sync")
 
 
 _OWN = frozenset(
-    {"_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded", "_leaves"}
+    {
+        *("_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded"),
+        *("_leaves", "_deals"),
+    }
 )
 """Attributes of an Elastic that are no values."""
 
@@ -115,6 +118,10 @@ class Elastic:
         self._known: tuple[UUID, ...] = ()
         self._loaded: int | None = None
         self._leaves = False
+        self._deals = False
+        for one in optimizers if self._data() else ():
+            inner = getattr(one, "optimizer", one)  # of a wrapper, such as accelerate's, which takes no hooks
+            (inner if isinstance(inner, Optimizer) else one).register_step_post_hook(lambda *_: self._seal())
         if leaves_on is not None:
             self._leave_on(leaves_on)
 
@@ -129,6 +136,7 @@ class Elastic:
         group = _group_of_all()
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
+        lost = self._commit_data(group, seconds)
         if self._sharded is not None:
             if group.membership == FIXED:
                 raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
@@ -137,6 +145,8 @@ class Elastic:
                 raise Left
             self._calls = 1 if changed else self._calls + 1
             self._steps += 1
+            if changed or lost:
+                self._deal_data(group, seconds, keeps_open=not (self._deals and changed))
             return changed
         if _bootstrap.to_join():
             self._join(group, _bootstrap.to_join(), seconds)
@@ -147,9 +157,13 @@ class Elastic:
         elif group not in _begun:
             self._begin(group, seconds)
         _begun.add(group)
+        anew = lost or not self._deals
         if looks:
             while group.communicator.are_peers_pending(timeout=seconds):
                 self._admit(group, seconds)
+                anew = True
+        if anew:
+            self._deal_data(group, seconds)
         self._calls += 1
         self._steps += 1
         changed = group.members != self._known
@@ -200,6 +214,32 @@ class Elastic:
         """Drops the snapshots of this process, at the end of the training; a process that ends without it leaves them."""
         if self._sharded is not None:
             self._sharded.close()
+
+    # ---- data ----
+
+    def _data(self) -> list[Any]:
+        """The values that hand out samples (`pccl.data`), in the same order on all members."""
+        return [value for _, value in sorted(self._values.items()) if hasattr(value, "commit_step")]
+
+    def _seal(self) -> None:
+        """The optimizer has made a step: with the samples that the program has got by now."""
+        for one in self._data():
+            one.seal()
+
+    def _commit_data(self, group: ProcessGroup, seconds: float) -> bool:
+        """Commits the samples of the steps since the last sync; whether a member was lost. In the first sync nothing."""
+        if not self._deals:
+            return False
+        if not self._training.optimizers:
+            self._seal()
+        lost = [one.commit_step(group.communicator, seconds) for one in self._data()]
+        return any(lost)
+
+    def _deal_data(self, group: ProcessGroup, seconds: float, *, keeps_open: bool = True) -> None:
+        """Deals out the samples that are left among the members who are there now."""
+        for one in self._data():
+            one.sync(group.communicator, seconds, keeps_open=keeps_open)
+        self._deals = True
 
     # ---- at members ----
 

@@ -1,0 +1,50 @@
+"""How members tell each other numbers: by small all-reduces whose contributors all of them know."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from uuid import UUID
+
+import torch
+
+from pccl._communicator import Communicator
+from pccl._enums import ReduceOp
+from pccl._errors import TooFewPeersError
+
+TAG = int.from_bytes(hashlib.blake2b(b"pccl.data", digest_size=8).digest(), "little") & ~7
+"""Of the commit; the next numbers are those of an exchange. Members make all of them in the same order."""
+
+
+def sum_over(comm: Communicator, values: torch.Tensor, tag: int, timeout: float | None) -> frozenset[UUID] | None:
+    """Replaces a tensor by the sum over the members who live. Returns who is in it, or None if ranges of it differ in that.
+
+    The answer is the same on all of them.
+    """
+    try:
+        found = comm.all_reduce(values, op=ReduceOp.SUM, tag=tag, survivors=True, timeout=timeout).contributors
+    except TooFewPeersError:
+        return frozenset([comm.uuid])
+    peers = {one.peers for one in found}
+    return peers.pop() if len(peers) == 1 else None
+
+
+def tell_all(comm: Communicator, numbers: Sequence[int], timeout: float | None) -> dict[UUID, list[int]]:
+    """Returns what each member who lives tells, the same on all of them. A round that loses a member is repeated."""
+    while True:
+        ones = torch.ones(1, dtype=torch.int64)
+        living = sum_over(comm, ones, TAG + 1, timeout)
+        assert living is not None
+        here = sorted(living)
+        own = here.index(comm.uuid)
+        lengths = torch.zeros(len(here), dtype=torch.int64)
+        lengths[own] = len(numbers)
+        if sum_over(comm, lengths, TAG + 2, timeout) != living:
+            continue
+        ends = lengths.cumsum(0).tolist()
+        content = torch.zeros(max(ends[-1], 1), dtype=torch.int64)
+        content[ends[own] - len(numbers) : ends[own]] = torch.tensor(numbers, dtype=torch.int64)
+        if sum_over(comm, content, TAG + 3, timeout) != living:
+            continue
+        told = content.tolist()
+        return {member: told[end - size : end] for member, end, size in zip(here, ends, lengths.tolist(), strict=True)}

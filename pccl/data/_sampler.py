@@ -1,0 +1,423 @@
+"""A sampler whose samples are each in exactly one committed step of an epoch, whoever is lost or joins."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from array import array
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import torch
+import torch.distributed as dist
+from torch.utils.data.distributed import DistributedSampler
+
+from pccl._communicator import Communicator
+from pccl.data import _reader
+from pccl.data._exchange import TAG, sum_over, tell_all
+from pccl.data._ledger import Ledger
+
+_log = logging.getLogger("pccl.data")
+
+_ORDERS = 3
+"""How many epochs have their order in memory."""
+
+
+class ElasticSampler(DistributedSampler[Any]):
+    """Takes the place of `torch.utils.data.DistributedSampler` where members may be lost or join.
+
+        sampler = ElasticSampler(dataset)
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
+        run = pccl.distributed.Elastic(model, optimizer, step=0, sampler=sampler)
+
+    Each sample of an epoch is in exactly one committed step. A step is committed by one small all-reduce over the members: the
+    samples that they have trained with since the last one are committed, and those of a member that is not among the contributors
+    are read again, by the others. `Elastic.sync` and outer steps of DiLoCo commit by themselves; elsewhere call `commit`.
+
+    Undisturbed it gives each rank the indices that DistributedSampler gives. After a change of the members it deals out what is
+    neither committed nor read ahead by a survivor. A running iterator of a DataLoader stays valid: it goes on with what its
+    workers have read ahead. All members have equally many samples left: the rest is padded by repeated samples (see `mask`),
+    or, with `drop_last`, left out.
+
+    `dataset`, `num_replicas`, `rank`, `shuffle`, `seed`, `drop_last`: as of DistributedSampler. `num_replicas` and `rank` count
+    only where the process group is not of the backend "pccl".
+    `communicator`: commits by its collectives; else by those of the process group. `global_batch_size`: see `micro_batches`.
+
+    Not to be drawn from by two loaders at once; give each loader a sampler of its own.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        *,
+        communicator: Communicator | None = None,
+        global_batch_size: int | None = None,
+    ) -> None:
+        if not dist.is_initialized() and (communicator is not None or num_replicas is None):
+            num_replicas, rank = 1, 0
+        super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
+        if global_batch_size is not None and global_batch_size < 1:
+            raise ValueError(f"global_batch_size must be 1 or more samples, not {global_batch_size}")
+        self.global_batch_size = global_batch_size
+        self._comm = communicator
+        self._ledger = Ledger(len(dataset), drop_last=drop_last)
+        self._lock = threading.RLock()  # of all below: some loaders draw in a thread of their own
+        self._place = 0
+        self._drawn = 0
+        self._given = 0
+        self._sealed = 0
+        self._marks: deque[int] = deque(maxlen=8)
+        self._reader: _reader.Reader | None = None
+        self._pass = 0
+        self._pass_start = 0
+        self._pass_end = 0
+        self._in_pass = False
+        self._is_new = True
+        self._synced = False
+        self._ended = False
+        self._joins_end = False
+        self._kept: list[int] = []
+        self._orders: dict[int, Sequence[int]] = {}
+
+    # ---- as DistributedSampler ----
+
+    def __iter__(self) -> Iterator[int]:
+        number = self._begin_pass()
+        while (index := self._draw(number)) is not None:
+            yield index
+
+    def __len__(self) -> int:
+        """The number of samples of this rank in the pass under way, or in the next one."""
+        with self._lock:
+            if self._in_pass:
+                return self._pass_end - self._pass_start
+            self._note()
+            if self._ledger.members:
+                left = self._ledger.end(self.epoch, self._given) - self._given
+            else:
+                left = self._share(len(self._ledger.left))
+            return left or self._share(self._ledger.size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, on all members. One that has begun already is no change.
+
+        What is left of the epochs before, since a step of theirs was lost, is read first. ValueError: epochs are left out.
+        """
+        with self._lock:
+            ledger = self._ledger
+            if epoch > ledger.epoch:
+                if self._is_new:
+                    ledger.start_at(epoch)
+                elif epoch == ledger.epoch + 1:
+                    ledger.extend(epoch)
+                else:
+                    raise ValueError(f"set_epoch({epoch}): epoch {ledger.epoch} is under way; {ledger.epoch + 1} is the next one")
+            self.epoch = max(self.epoch, epoch)
+
+    def epochs(self, stop: int) -> Iterator[int]:
+        """Gives the epoch of each pass through the loader, until all samples of the epochs before `stop` are committed.
+
+        Samples of a lost step that came too late for a pass are read in the next one. All members call it alike, and each step
+        is committed by the end of a pass.
+        """
+        while True:
+            if self._ended or not self.remaining:
+                if self.epoch + 1 < stop:
+                    self.set_epoch(self.epoch + 1)
+                elif not self.remaining:
+                    return
+            yield self.epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is not committed, as plain numbers. It is the same on all members, and of any number of them."""
+        with self._lock:
+            return {**self._ledger.state(), "seed": self.seed, "shuffle": self.shuffle}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Loads what `state_dict` returned, of any number of members. Members load the same one, and call `sync` then.
+
+        Batches that a loader has read ahead, and not given to the program, stay valid. ValueError: the state is of another
+        number of samples, seed or order. RuntimeError: samples were handed out before the first `sync`.
+        """
+        if self._drawn and not self._synced:
+            raise RuntimeError("samples were handed out before this process has joined; call iter(loader) after the first sync")
+        for name in ("seed", "shuffle"):
+            if state_dict[name] != getattr(self, name):
+                raise ValueError(f"the state is of a sampler with {name}={state_dict[name]}, not {getattr(self, name)}")
+        with self._lock:
+            self._note()
+            kept = self._in_flight(self._given)
+            self._ledger.load(state_dict)
+            self._is_new = False
+            self._kept = kept
+            self._rebase(self._given, len(kept))
+            self.epoch = self._ledger.epoch
+
+    # ---- commits ----
+
+    @property
+    def remaining(self) -> int:
+        """Samples of the epochs that have begun that are not committed. 0: all of them are in a committed step."""
+        with self._lock:
+            return len(self._ledger.left)
+
+    def mask(self, count: int) -> torch.Tensor:
+        """Returns which of the last `count` samples that the program has got are to be learned from: bool, of shape (count,).
+
+        The others are repeated, to fill up the last batches of a pass, since all members make equally many steps. Call it for
+        each batch, with its size, and give the others the weight 0. ValueError: the program has got fewer.
+        """
+        with self._lock:
+            self._note()
+            if not 0 <= count <= self._given:
+                raise ValueError(f"mask: {count} samples, but the program has got {self._given}")
+            numbers = range(self._given - count, self._given)
+            return torch.tensor([self._ledger.at(self._place, number) >= 0 for number in numbers], dtype=torch.bool)
+
+    def micro_batches(self, batch_size: int) -> int:
+        """Returns how many batches this rank accumulates in the coming step, so that all together read `global_batch_size`.
+
+        Multiply the loss of each batch by `world_size * batch_size / global_batch_size`, since gradients are averaged over ranks.
+        Members take turns where the batches do not divide. At the end of an epoch some may have fewer batches, or none; they
+        take part in the step with a gradient of zero. ValueError: `global_batch_size` is no multiple of `batch_size`.
+        """
+        if self.global_batch_size is None or batch_size < 1 or self.global_batch_size % batch_size:
+            raise ValueError(f"global_batch_size must be a multiple of batch_size={batch_size}, not {self.global_batch_size}")
+        with self._lock:
+            self._require_members()
+            quotient, rest = divmod(self.global_batch_size // batch_size, len(self._ledger.members))
+            order = sorted(range(len(self._ledger.members)), key=lambda place: (self._ledger.taken[place], place))
+            return quotient + (order.index(self._place) < rest)
+
+    def seal(self) -> None:
+        """Notes that the step under way is made with all samples that were given to the program. Optimizers of an Elastic or of
+        a DiLoCo do so by themselves."""
+        with self._lock:
+            self._note()
+            self._sealed = max(self._sealed, self._given)
+
+    def commit(self, samples: int | None = None, *, timeout: float | None = None) -> bool:
+        """Commits the samples of a step, on all members, after its last collective. Returns True if a member was lost.
+
+        `samples`: how many this rank has used since the last commit; None: all that were given to the program. Not needed with
+        Elastic or DiLoCo. `timeout` in seconds; PCCLTimeoutError: nothing was committed, and the run cannot go on.
+        """
+        with self._lock:
+            if samples is None:
+                self.seal()
+            else:
+                own = self._ledger.taken[self._place] if self._ledger.members else 0
+                if not 0 <= samples <= self._drawn - own:
+                    raise ValueError(f"commit: {samples} samples, but {self._drawn - own} were handed out since the last commit")
+                self._sealed = own + samples
+                self._given = max(self._given, self._sealed)
+            comm = self._communicator()
+            lost = self.commit_step(comm, timeout)
+            if lost and comm is not None:
+                self.sync(comm, timeout)
+            return lost
+
+    def commit_step(self, comm: Communicator | None, timeout: float | None = None, *, lag: int = 0) -> bool:
+        """Commits what is sealed. Returns True if a member was lost; then all have to call `sync`.
+
+        `lag`: commits what was sealed so many calls before, since later samples are in no average yet.
+        """
+        with self._lock:
+            own = self._told_at_commit(lag)
+            members = self._ledger.members
+            if comm is None:
+                return self._take_commit(dict.fromkeys(members, own))
+            told = torch.zeros(len(members), len(own), dtype=torch.int64)
+            told[self._place] = torch.tensor(own, dtype=torch.int64)
+            living = sum_over(comm, told.view(-1), TAG, timeout)
+            assert living is not None, "a small all-reduce is not divided"
+            rows = zip(members, told.tolist(), strict=True)
+            return self._take_commit({member: row for member, row in rows if member in living})
+
+    def sync(self, comm: Communicator | None = None, timeout: float | None = None, *, keeps_open: bool = True) -> None:
+        """Deals out the rest of the samples among those who are members now. All call it; newcomers load the state before.
+
+        `keeps_open`: samples that were given to the program, and are in no finished step, stay those of this rank; else the step
+        was lost, and they are dealt out again. RuntimeError, on all: members have different states.
+        """
+        comm = comm or self._communicator()
+        if comm is None:
+            return
+        with self._lock:
+            standing = tell_all(comm, self._told_at_sync(self._rank(comm), keeps_open=keeps_open), timeout)
+            flights = tell_all(comm, self._told_in_flight(standing), timeout)
+            self._take_sync(comm.uuid, standing, flights)
+
+    # ---- what members tell each other; with the lock ----
+
+    def _told_at_commit(self, lag: int) -> list[int]:
+        """How many samples this member commits, and its epoch."""
+        self._require_members()
+        taken = self._ledger.taken[self._place]
+        self._marks.append(self._sealed)
+        upto = self._marks[-1 - lag] if lag < len(self._marks) else taken
+        return [max(upto - taken, 0), self.epoch]
+
+    def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
+        self._ledger.extend(max(epoch for _, epoch in rows.values()))
+        self._ledger.commit({member: count for member, (count, _) in rows.items()})
+        return len(rows) < len(self._ledger.members)
+
+    def _told_at_sync(self, rank: int, *, keeps_open: bool) -> list[int]:
+        """Its place among the members, its epoch, and whether its pass has ended."""
+        self._note()
+        if self._ledger.members:
+            taken = self._ledger.taken[self._place]
+            kept = self._in_flight(taken)
+            dropped = 0 if keeps_open else self._given - self._sealed
+            del kept[self._sealed - taken : self._sealed - taken + dropped]
+            self._rebase(taken, len(kept))
+            self._given -= dropped
+            if self._reader is not None:
+                self._reader.origin -= dropped
+            self._kept = kept
+        return [rank, self._ledger.epoch, self._ended and self._reader is not None and self._reader.is_alive]
+
+    def _told_in_flight(self, standing: Mapping[Any, Sequence[int]]) -> list[int]:
+        """A number that tells ledgers apart, what this member has in flight, and how much of that its program has got."""
+        self._ledger.extend(max(epoch for _, epoch, _ in standing.values()))
+        return [self._ledger.digest(), self._given, *self._kept]
+
+    def _take_sync(self, own: Hashable, standing: Mapping[Any, Sequence[int]], flights: Mapping[Any, Sequence[int]]) -> None:
+        if len({digest for digest, _, *_ in flights.values()}) > 1:
+            raise RuntimeError(
+                "members have different positions in the data: pass the sampler to Elastic(...) or to the state of DiLoCo, "
+                "or load the same state on all members"
+            )
+        order = sorted(flights, key=lambda member: (standing[member][0], member))
+        ended = any(standing[member][2] for member in order)
+        given = [flights[member][1] for member in order]
+        self._ledger.begin(order, [flights[member][2:] for member in order], given, ended=ended)
+        self._enter(own)
+        self._synced = True
+        if ended:
+            self._pass_end = self._ledger.pause
+            self._joins_end = not self._in_pass and not self._ended
+
+    # ---- inside; all with the lock ----
+
+    def _communicator(self) -> Communicator | None:
+        if self._comm is not None:
+            return self._comm
+        return getattr(dist.GroupMember.WORLD, "communicator", None) if dist.is_initialized() else None
+
+    def _rank(self, comm: Communicator) -> int:
+        group: Any = dist.GroupMember.WORLD if dist.is_initialized() else None
+        return int(group.rank()) if getattr(group, "communicator", None) is comm else comm.rank
+
+    def _share(self, count: int) -> int:
+        members = len(self._ledger.members) or self.num_replicas
+        if not self._ledger.members and self._communicator() is not None and self._comm is None:
+            members = int(os.environ.get("WORLD_SIZE", members)) if self._joins() else dist.get_world_size()
+        return count // members if self.drop_last else -(-count // members)
+
+    def _joins(self) -> bool:
+        from pccl import distributed  # which imports much
+
+        return distributed.is_joining()
+
+    def _require_members(self) -> None:
+        """Begins an era with the members that the process group was made with, where no `sync` has done so."""
+        if self._ledger.members:
+            return
+        members: tuple[Hashable, ...] = tuple(range(self.num_replicas))
+        own: Hashable = self.rank
+        if self._comm is not None:
+            members, own = (self._comm.uuid,), self._comm.uuid
+        elif self._communicator() is not None:
+            view = dist.GroupMember.WORLD._launcher.view  # type: ignore[union-attr]  # founders, which no loss changes
+            members, own = view.founders, view.own
+        kept, self._kept = self._kept, []
+        self._ledger.begin(members, [kept if member == own else [] for member in members])
+        self._enter(own)
+
+    def _enter(self, own: UUID | Hashable) -> None:
+        self._place = self._ledger.members.index(own)
+        self._rebase(-self._ledger.taken[self._place], self._drawn + self._ledger.taken[self._place])
+        self._kept = []
+        self._pass_end = self._ledger.end(self.epoch, self._given)
+
+    def _note(self) -> None:
+        """Asks the loader how much it has given to the program."""
+        if self._reader is None:
+            self._given = self._drawn
+        else:
+            self._given = max(self._given, self._reader.given(self._drawn))
+
+    def _in_flight(self, start: int) -> list[int]:
+        """What this member has drawn from a place of its sequence on, and is still to train with."""
+        if not self._ledger.members:
+            return self._kept[start:] if self._kept else []
+        stop = self._drawn
+        if self._reader is not None and not self._reader.is_alive:
+            stop = self._given
+        elif self._reader is not None and self._ended:
+            stop = max(self._given, self._reader.whole(stop))
+        return [self._ledger.at(self._place, number) for number in range(start, stop)]
+
+    def _rebase(self, start: int, drawn: int) -> None:
+        """Counts from a place of the sequence on, which becomes the first of the next era's."""
+        self._given = max(self._given - start, 0)
+        self._sealed = max(self._sealed - start, 0)
+        self._marks = deque((max(mark - start, 0) for mark in self._marks), maxlen=self._marks.maxlen)
+        self._drawn = drawn
+        self._pass_start -= start
+        if self._reader is not None:
+            self._reader.origin -= start
+
+    def _begin_pass(self) -> int:
+        with self._lock:
+            self._require_members()
+            if self._reader is not None or self._in_pass:
+                self._note()
+            if not self._ended:
+                self._given = self._sealed  # the pass before was left, and its last batches are in no step
+            self._drawn = self._given
+            self._reader = _reader.find(self._drawn)
+            self._pass += 1
+            self._pass_start = self._drawn
+            self._pass_end = self._ledger.pause if self._joins_end else self._ledger.end(self.epoch, self._drawn)
+            self._joins_end = False
+            self._in_pass, self._ended, self._is_new = True, False, False
+            if self._pass_end <= self._drawn and self._ledger.size and not self._ledger.left:
+                _log.warning("epoch %d is complete; call set_epoch(%d) to begin the next one", self.epoch, self.epoch + 1)
+            return self._pass
+
+    def _draw(self, number: int) -> int | None:
+        with self._lock:
+            if number != self._pass:
+                raise RuntimeError("another iterator of this sampler has begun; give each loader a sampler of its own")
+            self._require_members()
+            if self._drawn >= self._pass_end:
+                self._in_pass, self._ended = False, True
+                return None
+            at = self._drawn
+            self._drawn += 1
+            entry = self._ledger.at(self._place, at)
+            epoch, place = divmod(entry, self._ledger.size) if entry >= 0 else (self._ledger.epoch_of(at), -1 - entry)
+            return self._order(epoch)[place % self._ledger.size]
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        """The indices of an epoch in their order, as DistributedSampler has them."""
+        if not self.shuffle:
+            return range(self._ledger.size)
+        if epoch not in self._orders:
+            generator = torch.Generator()
+            generator.manual_seed(self.seed + epoch)
+            if len(self._orders) >= _ORDERS:
+                del self._orders[min(self._orders)]
+            self._orders[epoch] = array("q", torch.randperm(self._ledger.size, generator=generator).tolist())
+        return self._orders[epoch]

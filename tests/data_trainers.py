@@ -1,0 +1,228 @@
+"""Processes that train with samples of `pccl.data`, while some are killed and others join.
+
+The model has a weight for each sample, which only a step with that sample changes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer imports it: here once, and not for seconds in each process
+import torch.distributed as dist
+from fake_loaders import FakeLoader
+from performers import PATIENCE, Performer, preload
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import pccl
+import pccl.diloco
+import pccl.distributed
+from pccl.data import ElasticSampler
+from pccl.distributed import Elastic, PeerLostError, Snapshots
+
+preload(__name__)
+
+EPOCHS = 2
+
+
+class Counts(nn.Module):
+    """A model that learns which samples it has seen."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return -self.weight[batch].sum()
+
+
+class Account:
+    """What is committed, as one member hears of it."""
+
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
+        self._ledger = sampler._ledger
+        self.committed: list[int] = []
+        self._commit, self._load = self._ledger.commit, self._ledger.load
+        self._ledger.commit = self.commit  # type: ignore[method-assign]
+        self._ledger.load = self.load  # type: ignore[method-assign]
+
+    def commit(self, counts: Any) -> None:
+        ledger = self._ledger
+        for place, member in enumerate(ledger.members):
+            entries = (ledger.at(place, ledger.taken[place] + number) for number in range(counts.get(member, 0)))
+            self.committed += [entry for entry in entries if entry >= 0]
+        self._commit(counts)
+
+    def load(self, state: Any) -> None:
+        """The state of the others, or of an older step."""
+        self._load(state)
+        begun = range((self._ledger.epoch + 1) * self._ledger.size)
+        left = set(self._ledger.left)
+        self.committed = [one for one in self.committed if one in begun and one not in left]
+        self.committed += sorted(set(begun) - left - set(self.committed))
+
+
+class Reader:
+    """In the process."""
+
+    def __init__(self, pipe: Connection, kind: str, size: int, options: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        self.kind, self.size = kind, size
+        self.options = options
+        self.log: list[Any] = []
+        self.steps = 0
+
+    def start(self, port: int, rank: int, size: int) -> None:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        limit = timedelta(seconds=PATIENCE)
+        dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=limit)
+
+    def join(self, masters: str, keys: str) -> None:
+        pccl.distributed.join(masters, timeout=timedelta(seconds=PATIENCE), keys=keys)
+
+    def run(self) -> tuple[str, str]:
+        return pccl.distributed.masters(), pccl.distributed.keys()
+
+    def _loader(self, **arguments: Any) -> None:
+        self.sampler = ElasticSampler(range(self.size), seed=3, **arguments)
+        self.account = Account(self.sampler)
+        self.ahead = self.options.get("ahead", 0)
+
+    def train(self, die_at: int | None, where: str, until: int) -> dict[str, Any]:
+        """Trains to the end; kills itself at a step. The first steps go on until there are so many members."""
+        self._loader()
+        plain = Counts(self.size)
+        if self.kind == "fsdp":
+            fully_shard(plain, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+            snapshots: Any = Snapshots(every=3, copies=1)
+            model: Any = plain
+        else:
+            model, snapshots = DistributedDataParallel(plain), None
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = Elastic(model, optimizer, step=0, sampler=self.sampler, snapshots=snapshots)
+        run.sync()
+        while dist.get_world_size() < until:
+            run.sync()
+        for _ in self.sampler.epochs(EPOCHS):
+            for indices in FakeLoader(self.sampler, 4, self.ahead):
+                batch = torch.tensor(indices)
+                dies = run.step == die_at
+                try:
+                    optimizer.zero_grad()
+                    loss = model(batch[self.sampler.mask(len(batch))])
+                    if dies and where == "forward":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    loss.backward()
+                    if dies and where == "backward":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    optimizer.step()
+                    run.step += 1
+                except PeerLostError:
+                    assert self.kind == "fsdp"
+                if dies and where == "step":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                run.sync()
+        weight = plain.weight.full_tensor() if isinstance(plain.weight, DTensor) else plain.weight
+        return self._told(run.step, weight)
+
+    def outer(self, address: str, name: str, peers: int, rounds: int | None, die_at: int | None, where: str) -> dict[str, Any]:
+        """The same with DiLoCo."""
+        comm = pccl.Communicator(address)
+        self._loader(communicator=comm)
+        model = Counts(self.size)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        kind = getattr(pccl.diloco, name)
+        diloco = kind(
+            model, comm, optimizer, sync_every=2, outer_lr=1.0, outer_momentum=0.0, state={"data": self.sampler}, peers=peers
+        )
+
+        def die(moment: str) -> None:
+            if where == moment and diloco.outer_step == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        meet = diloco._membership.meet
+
+        def meet_or_die(**arguments: Any) -> Any:
+            die("meeting")
+            return meet(**arguments)
+
+        diloco._membership.meet = meet_or_die
+        with diloco:
+            while comm.world_size < (rounds or 0):
+                diloco.synchronize()
+            for _ in self.sampler.epochs(EPOCHS):
+                for indices in FakeLoader(self.sampler, 4, self.ahead):
+                    batch = torch.tensor(indices)
+                    optimizer.zero_grad()
+                    model(batch[self.sampler.mask(len(batch))]).backward()
+                    optimizer.step()
+                    die("inner")
+                    diloco.step()
+                diloco.synchronize()
+            return self._told(diloco.outer_step, model.weight)
+
+    def _told(self, step: int, weight: torch.Tensor) -> dict[str, Any]:
+        counts = Counter(self.account.committed)
+        return {
+            "step": step,
+            "twice": sum(count > 1 for count in counts.values()),
+            "missing": EPOCHS * self.size - len(counts),
+            "unlearned": int((weight == 0).sum()),
+            "weights": sorted({round(one, 6) for one in weight.tolist()}),
+        }
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Job:
+    """Members that torch's store brings together."""
+
+    def __init__(self, kind: str, size: int, **options: Any) -> None:
+        self._arguments = kind, size, options
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.members: list[Performer] = []
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for member in self.members:
+            member.kill()
+
+    def add(self) -> Performer:
+        self.members.append(Performer(Reader, len(self.members), self._arguments, {"PCCL_LOG_LEVEL": "ERR"}))
+        return self.members[-1]
+
+    def start(self, size: int) -> list[Performer]:
+        made = [self.add() for _ in range(size)]
+        for rank, member in enumerate(made):
+            member.tell("start", self._store.port, rank, size)
+        for member in made:
+            member.answer()
+        return made
+
+    def join(self, at: Performer) -> Performer:
+        made = self.add()
+        made.ask("join", *at.ask("run"))
+        return made
+
+
+def check(told: list[dict[str, Any]]) -> None:
+    """All survivors have the same account, in which each sample of each epoch is once, and has changed the model."""
+    assert told
+    for one in told:
+        assert (one["twice"], one["missing"], one["unlearned"]) == (0, 0, 0), told
+    assert len({one["step"] for one in told}) == 1, told
+    assert len({str(one["weights"]) for one in told}) == 1, told

@@ -1,0 +1,60 @@
+"""Real trainings whose processes are killed and joined: each sample of two epochs is in one committed step."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from data_trainers import Job, Performer, Reader, check
+from performers import MasterProcess
+
+SIZE = 61
+
+
+@pytest.mark.parametrize(("where", "ahead"), [("forward", 0), ("backward", 2), ("step", 3)])
+def test_data_parallel_with_a_kill_and_a_join(where, ahead):
+    with Job("ddp", SIZE, ahead=ahead) as job:
+        first = job.start(3)
+        newcomer = job.join(first[0])
+        for rank, member in enumerate(first):
+            member.tell("train", 3 if rank == 1 else None, where, 4)
+        newcomer.tell("train", None, "", 4)
+        check([member.answer() for member in (first[0], first[2], newcomer)])
+
+
+@pytest.mark.parametrize("where", ["forward", "step"])
+def test_a_sharded_model_goes_back_with_its_data(where):
+    """A gradient is averaged over the ranks. A sample in two steps of an epoch would have the sum of their numbers."""
+    with Job("fsdp", SIZE, ahead=2) as job:
+        members = job.start(3)
+        for rank, member in enumerate(members):
+            member.tell("train", 7 if rank == 2 else None, where, 3)
+        told = [member.answer() for member in members[:2]]
+        check(told)
+        allowed = {round(one + other, 6) for one in (1 / 2, 1 / 3) for other in (1 / 2, 1 / 3)}
+        assert set(told[0]["weights"]) <= allowed
+
+
+def test_a_newcomer_reads_for_a_sharded_model():
+    with Job("fsdp", SIZE) as job:
+        first = job.start(2)
+        newcomer = job.join(first[0])
+        for member in (*first, newcomer):
+            member.tell("train", None, "", 3)
+        told = [member.answer() for member in (*first, newcomer)]
+        check(told)
+        assert told[0]["weights"] == [round(2 / 3, 6)]
+
+
+@pytest.mark.parametrize(("kind", "where"), [("DiLoCo", "inner"), ("DiLoCo", "meeting"), ("AsyncDiLoCo", "inner")])
+def test_outer_steps_commit_with_a_kill_and_a_join(kind, where):
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(MasterProcess(heartbeat_limit=30))
+        peers = []
+        for number in range(4):
+            peers.append(Performer(Reader, number, ("diloco", SIZE, {"ahead": 2})))
+            stack.callback(peers[-1].kill)
+        for number, peer in enumerate(peers[:3]):
+            peer.tell("outer", master.address, kind, 3, 4, 4 if number == 1 else None, where)
+        peers[3].tell("outer", master.address, kind, 1, 4, None, "")
+        check([peer.answer() for number, peer in enumerate(peers) if number != 1])
