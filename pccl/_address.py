@@ -18,6 +18,8 @@ _ffi, _C = load_native_module()
 
 _NAME = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?"
 
+RUN_NAME = r"[A-Za-z0-9._-]{1,64}"
+
 MASTERS_MAX = 16
 """Masters of one run."""
 
@@ -25,14 +27,18 @@ IP = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Endpoint:
-    """`host:port` as it was given: a literal address, or a name that is looked up when it is needed."""
+    """`host:port/run` as it was given: a literal address, or a name that is looked up when it is needed.
 
-    __slots__ = ("host", "literal", "port")
+    `run` is the name of one of the master's runs; "": the run without a name. Endpoints of one master are equal.
+    """
 
-    def __init__(self, host: str, port: int, literal: IP | None) -> None:
+    __slots__ = ("host", "literal", "port", "run")
+
+    def __init__(self, host: str, port: int, literal: IP | None, run: str = "") -> None:
         self.host = host
         self.port = port
         self.literal = literal
+        self.run = run
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Endpoint) and (self.host, self.port) == (other.host, other.port)
@@ -41,27 +47,38 @@ class Endpoint:
         return hash((self.host, self.port))
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        run = f"/{self.run}" if self.run else ""
+        return f"[{self.host}]:{self.port}{run}" if ":" in self.host else f"{self.host}:{self.port}{run}"
 
 
 def parse_endpoint(address: str) -> Endpoint:
-    """Reads `host:port`, `1.2.3.4:port` or `[ipv6]:port`. No colon: AssertionError; other bad syntax: ValueError."""
+    """Reads `host:port`, `1.2.3.4:port` or `[ipv6]:port`, and the name of a run behind it, as in `host:port/run`.
+
+    No colon: AssertionError; other bad syntax: ValueError.
+    """
     _require_text(address)
     if "://" in address:
         raise ValueError(f"address {address!r} is a URL; write only host:port")
-    if re.fullmatch(r"[0-9]{1,5}", address, re.ASCII):
-        raise ArgumentError(f"address {address!r} has no host; write 0.0.0.0:{address} to listen, or host:{address} to connect")
-    if ":" not in address:
+    place, slash, run = address.partition("/")
+    if slash and not re.fullmatch(RUN_NAME, run, re.ASCII):
+        text = f"address {address!r} has an invalid name of a run, {run!r}"
+        raise ValueError(f"{text}; write 1 to 64 letters, digits, dots, lines and underscores behind host:port/")
+    if re.fullmatch(r"[0-9]{1,5}", place, re.ASCII):
+        raise ArgumentError(f"address {address!r} has no host; write 0.0.0.0:{place} to listen, or host:{place} to connect")
+    if ":" not in place:
         raise ArgumentError(f"address {address!r} has no port; write it as host:port, 1.2.3.4:port or [ipv6]:port")
-    host, _, port_text = address.rpartition(":")
+    host, _, port_text = place.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65535:
         raise ValueError(f"address {address!r} has the invalid port {port_text!r}; write a number from 0 to 65535")
     literal = _parse_literal(host, address)
-    return Endpoint(str(literal) if literal else host, int(port_text), literal)
+    return Endpoint(str(literal) if literal else host, int(port_text), literal, run)
 
 
 def parse_endpoints(addresses: str) -> list[Endpoint]:
-    """Reads a list as in `a:48148,b:48148`: at most 16, none twice, each with the port it listens on."""
+    """Reads a list as in `a:48148,b:48148`: at most 16, none twice, each with the port it listens on.
+
+    The name of a run stands behind the last one, or behind each of them: `a:48148,b:48148/run`.
+    """
     _require_text(addresses)
     if "," in addresses and not all(address.strip() for address in addresses.split(",")):
         raise ValueError(f"the list of masters {addresses!r} has an entry without host and port; write host:port,host:port")
@@ -71,6 +88,20 @@ def parse_endpoints(addresses: str) -> list[Endpoint]:
             raise ValueError(f"address {str(endpoint)!r} has port 0; write the port on which the master listens")
     if len(endpoints) > MASTERS_MAX or len(set(endpoints)) < len(endpoints):
         raise ValueError(f"addresses {addresses!r} must name at most {MASTERS_MAX} masters, each once")
+    named = endpoints[-1].run
+    if any(endpoint.run not in ("", named) for endpoint in endpoints):
+        raise ValueError(f"addresses {addresses!r} name several runs; write one name behind the last address: a:1,b:1/run")
+    for endpoint in endpoints:
+        endpoint.run = named
+    return endpoints
+
+
+def without_run(endpoints: list[Endpoint]) -> list[Endpoint]:
+    """Returns these addresses of masters. ValueError: they name a run."""
+    for endpoint in endpoints:
+        if endpoint.run:
+            text = f"address '{endpoint}' names a run, and a master serves runs of all names"
+            raise ValueError(f"{text}; give the name to the peers only")
     return endpoints
 
 

@@ -19,7 +19,7 @@ _ffi, _C = load_native_module()
 
 
 def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | None = None, insecure: bool = False) -> Diagnosis:
-    """Asks the master at this address. No peers: it serves no run. ConnectError: no master answers there.
+    """Asks the master at this address about its run. No peers: there is none. ConnectError: no master answers there.
 
     `keys` is a file of keys, or what `credentials` returns; None: what the environment names, if anything. PCCLError
     (INVALID_ARGUMENT): it cannot be used, or there are no keys, the master is beyond loopback, and neither `insecure` nor
@@ -37,7 +37,8 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
         address = _ffi.new("ccoip_socket_address_t *")
         fill_socket_address(address, ip, endpoint.port)
         query = _ffi.new("struct pccl_status_query **")
-        PCCLError.check(_C.pccl_ext_diagnose_begin_run(address, path, insecure, int(timeout * 1000), query), "pcclDiagnose")
+        arguments = address, endpoint.run.encode(), path, insecure, int(timeout * 1000), query
+        PCCLError.check(_C.pccl_ext_diagnose_begin_run(*arguments), "pcclDiagnose")
         try:
             return _await(query[0])
         except PCCLError as error:

@@ -9,7 +9,16 @@ import weakref
 from enum import Enum
 
 from pccl import _log
-from pccl._address import IP, Endpoint, fill_socket_address, fill_socket_addresses, parse_endpoint, parse_endpoints, resolve
+from pccl._address import (
+    IP,
+    Endpoint,
+    fill_socket_address,
+    fill_socket_addresses,
+    parse_endpoint,
+    parse_endpoints,
+    resolve,
+    without_run,
+)
 from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, Ticket, call, milliseconds
 from pccl._credentials import credentials
 from pccl._errors import PCCLError, Result
@@ -70,12 +79,12 @@ class MasterNode:
         ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
-        self._endpoint = parse_endpoint(listen_address)
+        (self._endpoint,) = without_run([parse_endpoint(listen_address)])
         self._running = False
         named = credentials(keys, cert, key, ca)
         limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, *HEARTBEAT_SECONDS)
         idle = None if until_empty is None else milliseconds("until_empty", until_empty, *IDLE_SECONDS)
-        listed = parse_endpoints(masters) if masters is not None else []
+        listed = without_run(parse_endpoints(masters)) if masters is not None else []
         if advertise is not None and parse_endpoint(advertise) not in listed:
             raise ValueError(
                 f"the masters {masters or '(none)'} do not contain {advertise}, the address that this one advertises"
@@ -214,7 +223,7 @@ class RunState(Enum):
 
 
 def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
-    """Asks these masters, `host:port,host:port`. One that does not answer within `limit` seconds has no run.
+    """Asks these masters, `host:port,host:port/run`. One that does not answer within `limit` seconds has no run.
 
     `keys` is a file of keys; "": that of PCCL_KEYS, if any.
     """
@@ -226,7 +235,8 @@ def run_state(masters: str, limit: float = 1.0, keys: str = "") -> RunState:
             for ip in resolve(endpoint, Deadline(limit)):
                 address = _ffi.new("ccoip_socket_address_t *")
                 fill_socket_address(address, ip, endpoint.port)
-                if _C.pccl_ext_master_has_run(address, path, False, int(limit * 1000), served, completed) == SUCCESS:
+                run = endpoint.run.encode()
+                if _C.pccl_ext_master_has_run(address, run, path, False, int(limit * 1000), served, completed) == SUCCESS:
                     if served[0]:
                         return RunState.SERVED
                     if completed[0]:

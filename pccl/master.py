@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 
-from pccl._address import parse_endpoints
+from pccl._address import parse_endpoints, without_run
 from pccl._calls import call
 from pccl._errors import PCCLError
 from pccl._files import open_log
@@ -39,7 +39,7 @@ PRIVILEGED_PORTS = 1024
 def check_masters(masters: str) -> None:
     """ValueError: what is wrong with a list of masters, by the name of the option."""
     try:
-        parse_endpoints(masters)
+        without_run(parse_endpoints(masters))
     except (ValueError, AssertionError) as error:
         raise ValueError(f"--masters: {error}") from None
 

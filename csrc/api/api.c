@@ -155,3 +155,14 @@ pcclResult_t api_check_state(const pcclSharedState_t *state) {
     }
     return check_names(state);
 }
+
+pcclResult_t api_take_run(const char *name, struct wire_run *out) {
+    REQUIRE_NOT_NULL(name);
+    size_t length = strnlen(name, WIRE_MAX_RUN + 1);
+    *out = (struct wire_run){{0}};
+    if (length > 0 && !wire_is_run_name(name, length))
+        return detail_fail(pcclInvalidArgument, "the name of a run has 1 to %d letters, digits, '.', '_' and '-'",
+                           WIRE_MAX_RUN);
+    memcpy(out->chars, name, length);
+    return pcclSuccess;
+}

@@ -99,4 +99,7 @@ pcclResult_t api_await(const pcclComm_t *comm, uint64_t tag, int64_t deadline_ns
 pcclResult_t api_retry_new(const pcclReduceOpDescriptor_t *descriptors, const pcclReduceOptions_t *options,
                            size_t count, const pcclComm_t *comm, int max_in_flight, struct ops_retry **out);
 
+// Takes the name of a run; "": the one without a name. pcclInvalidArgument: it cannot be one.
+pcclResult_t api_take_run(const char *name, struct wire_run *out);
+
 #endif

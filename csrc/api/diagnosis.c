@@ -35,9 +35,10 @@ static pcclRankUuid_t uuid_of(const struct wire_id *id) {
 struct pccl_status_query {
     struct transport_context *transport; // held
     struct wire_address masters[WIRE_MAX_MASTERS];
-    uint32_t count, at;         // of them; asked now
-    bool own;                   // of a communicator: the run that has this member
-    struct wire_diagnose self;  // likewise
+    uint32_t count, at;        // of them; asked now
+    bool own;                  // of a communicator: the run that has this member
+    struct wire_diagnose self; // likewise
+    struct wire_run run;
     int64_t end_ns;             // of all of it
     int64_t turn_ns;            // of the master that is asked now: each has a part of the time left
     struct status_query *asked; // NULL: nobody yet
@@ -73,6 +74,7 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     RETURN_IF_FAILED(communicator_access(comm->communicator, &access));
     RETURN_IF_FAILED(status_query_new(access.transport, limit_ms, &query));
     query->count = access.master_count;
+    query->run = access.run;
     memcpy(query->masters, access.masters, sizeof query->masters);
     query->self.id = access.id;
     memcpy(query->self.secret, access.secret, sizeof query->self.secret);
@@ -81,17 +83,20 @@ pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, 
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
-                                         uint32_t limit_ms, struct pccl_status_query **out) {
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                         bool insecure, uint32_t limit_ms, struct pccl_status_query **out) {
     struct wire_address master;
+    struct wire_run named;
     struct transport_context *transport;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
+    RETURN_IF_FAILED(api_take_run(run, &named));
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
     RETURN_IF_FAILED(status_query_new(transport, limit_ms, out));
     (*out)->masters[0] = master;
+    (*out)->run = named;
     (*out)->count = 1;
     return pcclSuccess;
 }
@@ -100,7 +105,7 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
 static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
     struct wire_matrix *matrix = &query->answer.matrix;
     *matrix = (struct wire_matrix){.members = query->answer.members, .edges = query->answer.edges};
-    query->error = query->asked == NULL ? status_query_begin(query->transport, &query->masters[query->at],
+    query->error = query->asked == NULL ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
                                                              query->own ? &query->self : NULL, &query->asked)
                                         : 0;
     if (query->error == 0) query->error = status_query_wait(query->asked, until_ns, matrix);

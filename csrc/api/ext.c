@@ -42,18 +42,20 @@ pcclResult_t pccl_ext_keys_check(const char *path, bool *master) {
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
-                                     uint32_t limit_ms, bool *out, bool *completed) {
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed) {
     struct wire_address master;
+    struct wire_run named;
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(out);
     REQUIRE_NOT_NULL(completed);
+    RETURN_IF_FAILED(api_take_run(run, &named));
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     struct wire_status_is status;
     struct transport_context *transport;
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
-    int error = status_query_ask(transport, &master, platform_now_ns() + limit_ms * MS_NS, &status);
+    int error = status_query_ask(transport, &master, &named, platform_now_ns() + limit_ms * MS_NS, &status);
     transport_context_release(transport);
     if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
     *out = status.activity != WIRE_IDLE;
@@ -126,6 +128,13 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
                            WIRE_MAX_NAME);
     memcpy(params.name.chars, name, length);
     return set(comm, COMMUNICATOR_SET_NAME, &params, "the name of a peer is set");
+}
+
+pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run) {
+    struct communicator_params params = {0};
+    REQUIRE_COMM(comm);
+    RETURN_IF_FAILED(api_take_run(run, &params.run));
+    return set(comm, COMMUNICATOR_SET_RUN, &params, "the run is set");
 }
 
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity) {

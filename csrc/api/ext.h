@@ -55,13 +55,13 @@ pcclResult_t pccl_ext_master_check_command(pcclMasterInstance_t *master);
 // Needs no pcclInit.
 pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char *keys, bool insecure);
 
-// Asks a master of any process whether it has a run: peers, or members that have come to resume theirs. `completed`: it
-// has none, and a member of its last run left that run by itself. Waits for at most `limit_ms`. `keys` as for
-// pccl_ext_comm_set_keys, `insecure` as for pccl_ext_comm_set_insecure. pcclInvalidArgument: the keys cannot be used,
-// or are missing for a master beyond loopback.
+// Asks a master of any process whether it has the run of this name ("": the one without a name): peers, or members
+// that have come to resume theirs. `completed`: it has none, and a member of its last run left that run by itself.
+// Waits for at most `limit_ms`. `keys` as for pccl_ext_comm_set_keys, `insecure` as for pccl_ext_comm_set_insecure.
+// pcclInvalidArgument: the keys cannot be used, or are missing for a master beyond loopback.
 // pcclMasterConnectionFailed: no master answers there. Needs no pcclInit.
-pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
-                                     uint32_t limit_ms, bool *out, bool *completed);
+pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                     bool insecure, uint32_t limit_ms, bool *out, bool *completed);
 
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
@@ -82,6 +82,11 @@ pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t
 // host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
 // or connecting.
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
+// Sets the name of the run that the communicator is in, of those of its masters; before connect. Unless set, it is the
+// run without a name.
+// pcclInvalidArgument: not 1 to 64 letters, digits, dots, lines and underscores. pcclInvalidUsage: connected or
+// connecting.
+pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run);
 // Encrypts all connections of the communicator with the keys in this file; before connect. Three paths with line breaks
 // between them name a certificate, its private key, and the authorities that are trusted, all in PEM. These files are
 // read again when they have changed. NULL: what PCCL_KEYS, or PCCL_CERT, PCCL_KEY and PCCL_CA name, if anything; so
@@ -234,11 +239,11 @@ struct pccl_status_query;
 // Asks the master of this communicator's run, which has `limit_ms` to answer. Like pcclDiagnose. Any thread; the
 // communicator may be destroyed meanwhile.
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out);
-// Asks the master at `address` about the run that it serves; no peers: it serves none. A master of the same user on
-// this host tells everything, and so does one whose run has the same keys; any other one only counts. `keys` and
-// `insecure` as for pccl_ext_master_has_run. Needs no pcclInit.
-pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *keys, bool insecure,
-                                         uint32_t limit_ms, struct pccl_status_query **out);
+// Asks the master at `address` about its run of this name ("": the one without a name); no peers: there is none. A
+// master of the same user on this host tells everything, and so does one whose run has the same keys; any other one
+// only counts. `keys` and `insecure` as for pccl_ext_master_has_run. Needs no pcclInit.
+pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                         bool insecure, uint32_t limit_ms, struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.
 pcclResult_t pccl_ext_diagnose_wait(struct pccl_status_query *query, uint32_t milliseconds, pcclDiagnosis_t **out);
 void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed

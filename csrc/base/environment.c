@@ -41,7 +41,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
     {"PCCL_LOG_LEVEL", "lowest level that is logged"},
     {"PCCL_LZ4", "0: shared state is never compressed"},
-    {"PCCL_MASTER", "masters of the run, host:port,host:port"},
+    {"PCCL_MASTER", "masters of the run, host:port,host:port, and its name, /run"},
     {"PCCL_MASTERS", "further masters, tried after the one that the program names"},
     {"PCCL_MASTER_LOG", "log file of a master that torch.distributed starts"},
     {"PCCL_MASTER_ON_SIGTERM", "detach or end: what SIGTERM does to the run of a master"},

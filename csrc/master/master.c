@@ -31,6 +31,58 @@ static void sign_epochs(const struct keys *keys, struct master_core *core) {
     if (keys != NULL) core_set_signer(core, &signer);
 }
 
+// ---- runs ----
+
+struct master_run *master_find_run(struct master *master, const struct wire_run *name) {
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+        struct master_run *run = &master->runs[i];
+        if (run->core != NULL && strcmp(run->name.chars, name->chars) == 0) return run;
+    }
+    return NULL;
+}
+
+bool master_run_has_ended(const struct master *master, const struct master_run *run) {
+    if (run->question.asked || core_activity(run->core) != WIRE_IDLE) return false;
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
+        if (master->conns[i].run == run) return false;
+    return true;
+}
+
+// NULL: all runs are under way.
+static struct master_run *free_place(struct master *master) {
+    struct master_run *found = NULL;
+    for (uint32_t i = 1; i < MASTER_MAX_RUNS; i++) {
+        struct master_run *run = &master->runs[i];
+        if (run->core == NULL) return run;
+        if ((found == NULL || run->begun < found->begun) && master_run_has_ended(master, run)) found = run;
+    }
+    return found;
+}
+
+static int make_run(struct master *master, struct master_run *run, const struct wire_run *name) {
+    uint8_t random[CORE_RANDOM_BYTES];
+    if (!platform_random(random, sizeof random)) return -EIO;
+    struct master_core *core = core_new(master->heartbeat_limit_ms, random, master->now_ns);
+    if (core == NULL) return -ENOMEM;
+    core_free(run->core);
+    *run = (struct master_run){.name = *name,
+                               .core = core,
+                               .known_until_ns = master->new_until_ns,
+                               .looks_ns = INT64_MAX,
+                               .begun = master->runs_begun++};
+    core_set_standby(core, master->standby);
+    sign_epochs(master->transport->options.keys, core);
+    core_expect_survivors(core, master->survivors_until_ns);
+    return 0;
+}
+
+struct master_run *master_open_run(struct master *master, const struct wire_run *name) {
+    struct master_run *run = master_find_run(master, name);
+    if (run != NULL) return run;
+    run = free_place(master);
+    return run != NULL && make_run(master, run, name) == 0 ? run : NULL;
+}
+
 // ---- life ----
 
 static void make_listeners(struct master *master) {
@@ -40,7 +92,7 @@ static void make_listeners(struct master *master) {
 }
 
 static void free_parts(struct master *master) {
-    core_free(master->core);
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) core_free(master->runs[i].core);
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);
     transport_context_release(master->transport);
@@ -58,7 +110,6 @@ static struct master *make(const struct master_options *options) {
     master->idle_limit_ms = options->idle_limit_ms;
     master->poller = -1;
     master->transport = tls_context_new(options->transport);
-    master->looks_ns = INT64_MAX;
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
@@ -81,18 +132,15 @@ static int open_all(struct master *master, const struct master_options *options)
                             rendezvous_listen_master(master_port(master))); // else counts only here
     struct epoll_event woken = {.events = EPOLLIN, .data.u64 = MASTER_TOKEN_WAKE};
     if (epoll_ctl(master->poller, EPOLL_CTL_ADD, master->wake, &woken) != 0) return -ENOMEM;
-    uint8_t random[CORE_RANDOM_BYTES];
-    if (!platform_random(random, sizeof random)) return -EIO;
     master->now_ns = platform_now_ns();
-    master->core = core_new(options->heartbeat_limit_ms, random, master->now_ns);
-    if (master->core == NULL) return -ENOMEM;
+    master->heartbeat_limit_ms = options->heartbeat_limit_ms;
     master->standby = options->master_count > 0 && options->self > 0;
-    core_set_standby(master->core, master->standby);
-    sign_epochs(master->transport->options.keys, master->core);
     if (options->new)
-        master->known_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
+        master->new_until_ns = master->now_ns + MASTER_BUSY_MS * MS_NS; // the others are new, too
     else
-        core_expect_survivors(master->core, master->now_ns + MASTER_YOUNG_MS * MS_NS);
+        master->survivors_until_ns = master->now_ns + MASTER_YOUNG_MS * MS_NS;
+    error = make_run(master, &master->runs[0], &(struct wire_run){{0}});
+    if (error != 0) return error;
     return platform_thread_start(&master->thread, "pccl:master", master_loop, master) ? 0 : -EAGAIN;
 }
 

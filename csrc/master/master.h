@@ -1,6 +1,11 @@
 // The master's driver: one thread (`pccl:master`) with one loop over the listening socket and all connections. It
 // decides nothing: what it reads goes to the state machine (master/core), what the state machine says is carried out.
 //
+// A master serves several runs, each with a state machine of its own: a connection names its run before its first
+// frame, and what it says reaches that one alone. The runs share the thread, the listeners, the keys and the limit of
+// connections. A run of a new name is made for the first peer that says HELLO or RESUME in it. One that has ended
+// keeps its place, with what is known of its end, until another name needs it.
+//
 // Whatever bytes arrive, at worst the connection that they came on is closed.
 #ifndef PCCL_MASTER_MASTER_H
 #define PCCL_MASTER_MASTER_H
@@ -20,6 +25,7 @@ enum {
     MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here
     MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost
     MASTER_MAX_LISTENS = 3,       // addresses at which it listens
+    MASTER_MAX_RUNS = 64,         // that it serves at once
     // of the other masters of the list
     MASTER_ASK_MS = 300,   // for an answer; who has not given one by then counts as idle
     MASTER_BUSY_MS = 1000, // for so long it is known that one gathers or serves
@@ -63,17 +69,17 @@ void master_free(struct master *master);
 
 // ---- asking a master from outside of its run: status_query.c ----
 
-// Asks what it does, and waits for the answer until `deadline_ns` (monotonic). Returns 0, or without an answer
-// -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno.
-int status_query_ask(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
-                     struct wire_status_is *out);
+// Asks what it does in this run (NULL: the one without a name), and waits for the answer until `deadline_ns`
+// (monotonic). Returns 0, or without an answer -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno.
+int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
+                     int64_t deadline_ns, struct wire_status_is *out);
 
 // Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct status_query;
 
 // 0 or -errno. Waits for nothing. `proof` is that of a member. NULL: of somebody else, who is told everything by a
 // master of the same user on this host, and counts by any other one.
-int status_query_begin(struct transport_context *context, const struct wire_address *master,
+int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
                        const struct wire_diagnose *proof, struct status_query **out);
 // Like status_query_ask; after -ETIMEDOUT you may wait again. The caller owns `members` and `edges` of `out`.
 int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out);

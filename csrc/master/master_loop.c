@@ -21,7 +21,7 @@ static bool has_limit(const struct conn *conn) {
 }
 
 // Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
-// asks; and as the first frame of a stranger.
+// asks; and as the first frame of a stranger. The name of a run may come before the first frame.
 static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
 static bool conn_carries_question(const struct wire_header *header) {
     return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE;
@@ -29,10 +29,18 @@ static bool conn_carries_question(const struct wire_header *header) {
 static bool conn_carries_first(const struct wire_header *header) {
     return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
 }
+static bool conn_carries_named_question(const struct wire_header *header) {
+    return header->type == WIRE_RUN || conn_carries_question(header);
+}
+static bool conn_carries_named_first(const struct wire_header *header) {
+    return header->type == WIRE_RUN || conn_carries_first(header);
+}
 static conn_carries_fn *conn_carries(const struct conn *conn) {
     if (conn->state == CONN_KNOWN) return conn_carries_control;
     if (conn->state == CONN_ASKED) return conn_carries_answer;
-    return conn->source.family == 0 ? conn_carries_question : conn_carries_first;
+    bool local = conn->source.family == 0, named = conn->named.chars[0] != 0;
+    if (named) return local ? conn_carries_question : conn_carries_first;
+    return local ? conn_carries_named_question : conn_carries_named_first;
 }
 
 // Reads at most one frame of a stranger, and holds only the memory that the frame takes. What is not heard is dropped.
@@ -69,6 +77,7 @@ static void set_state(struct master *master, struct conn *conn, enum conn_state 
 }
 
 static void conn_close(struct master *master, struct conn *conn) {
+    if (conn->question != NULL) conn->question->open--;
     transport_free(conn->stream);
     conn_in_fini(&conn->in);
     conn_out_fini(&conn->out);
@@ -122,6 +131,7 @@ static void conn_end(struct master *master, struct conn *conn) {
 
 static void conn_start_closing(struct master *master, struct conn *conn) {
     set_state(master, conn, CONN_CLOSING);
+    conn->run = NULL;
     conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
     conn_in_clear(&conn->in);
     conn_end(master, conn);
@@ -129,18 +139,18 @@ static void conn_start_closing(struct master *master, struct conn *conn) {
 
 // ---- what the state machine says ----
 
-static void carry_out(struct master *master, const struct actions *actions) {
+static void carry_out(struct master *master, struct master_run *run, const struct actions *actions) {
+    const char *name = run->name.chars;
     for (size_t i = 0; i < actions->log_count; i++)
         LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level,
-                    "%s", actions->logs[i].text);
+                    "%s%s%s%s", *name ? "run " : "", name, *name ? ": " : "", actions->logs[i].text);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct actions_send *send = &actions->sends[i];
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
     }
     for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
     uint8_t random[CORE_RANDOM_BYTES];
-    if (core_wants_random(master->core) && platform_random(random, sizeof random))
-        core_set_random(master->core, random);
+    if (core_wants_random(run->core) && platform_random(random, sizeof random)) core_set_random(run->core, random);
 }
 
 static void conn_lose(struct master *master, struct conn *conn, const char *why) {
@@ -153,14 +163,24 @@ static void conn_lose(struct master *master, struct conn *conn, const char *why)
     master->lost[master->lost_count++] = (struct core_loss){index_of(master, conn), why};
 }
 
-// Many that end together, as with a rack, are one epoch and not one each.
+// Many of a run that end together, as with a rack, are one epoch and not one each.
 static void tell_lost(struct master *master) {
-    size_t count = 0;
-    for (size_t i = 0; i < master->lost_count; i++) // the state machine may have forgotten some since
-        if (master->conns[master->lost[i].conn].state == CONN_LOST) master->lost[count++] = master->lost[i];
-    master->lost_count = 0;
-    for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->lost[i].conn]);
-    if (count > 0) carry_out(master, core_peers_lost(master->core, master->now_ns, master->lost, count));
+    while (master->lost_count > 0) {
+        struct master_run *run = NULL;
+        size_t count = 0, left = 0;
+        for (size_t i = 0; i < master->lost_count; i++) {
+            struct conn *conn = &master->conns[master->lost[i].conn];
+            if (conn->state != CONN_LOST) continue; // the state machine has forgotten it since
+            if (run == NULL) run = conn->run;
+            if (conn->run == run)
+                master->batch[count++] = master->lost[i];
+            else
+                master->lost[left++] = master->lost[i];
+        }
+        master->lost_count = left;
+        for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->batch[i].conn]);
+        if (count > 0) carry_out(master, run, core_peers_lost(run->core, master->now_ns, master->batch, count));
+    }
 }
 
 // ---- accepting and dialling ----
@@ -200,51 +220,73 @@ static void tell_shortage(struct master *master, int error) {
 // ---- the other masters of the list ----
 
 // All at once, and nothing waits for them.
-static void ask_others(struct master *master) {
-    if (master->asks) return;
-    master->asks = true;
-    master->most = WIRE_IDLE;
+static void ask_others(struct master *master, struct question *question, const char *run) {
+    if (question->asked) return;
+    question->asked = true;
+    question->most = WIRE_IDLE;
+    struct wire_run name = {{0}};
+    memcpy(name.chars, run, strlen(run));
     for (uint32_t i = 0; i < master->other_count; i++) {
         struct transport *stream;
         if (transport_dial(master->transport, &master->others[i], &stream) != 0) continue;
         struct conn *conn = conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
-        if (conn != NULL) wire_encode_empty(&conn->out.bytes, (struct wire_header){0}, WIRE_STATUS);
+        if (conn == NULL) continue;
+        conn->question = question;
+        question->open++;
+        if (name.chars[0] != 0) wire_encode_run(&conn->out.bytes, (struct wire_header){0}, &name);
+        wire_encode_empty(&conn->out.bytes, (struct wire_header){0}, WIRE_STATUS);
     }
 }
 
 // Asks the other masters while this one gathers: a peer that missed a takeover dials the first master of its list.
-static void look_elsewhere(struct master *master) {
-    if (master->other_count == 0 || core_activity(master->core) != WIRE_GATHERS) {
-        master->looks_ns = INT64_MAX;
+static void look_elsewhere(struct master *master, struct master_run *run) {
+    if (master->other_count == 0 || core_activity(run->core) != WIRE_GATHERS) {
+        run->looks_ns = INT64_MAX;
         return;
     }
-    if (master->looks_ns <= master->now_ns) ask_others(master);
-    if (master->looks_ns <= master->now_ns || master->looks_ns == INT64_MAX)
-        master->looks_ns = master->now_ns + MASTER_LOOK_MS * MS_NS;
+    if (run->looks_ns <= master->now_ns) ask_others(master, &run->question, run->name.chars);
+    if (run->looks_ns <= master->now_ns || run->looks_ns == INT64_MAX)
+        run->looks_ns = master->now_ns + MASTER_LOOK_MS * MS_NS;
 }
 
-// All have answered, or had their time.
-static void hear_others(struct master *master) {
-    if (!master->asks || master->conn_count[CONN_ASKED] > 0) return;
-    master->asks = false;
-    master->known_until_ns = master->now_ns + (master->most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
-    carry_out(master, core_others_are(master->core, master->now_ns, master->most));
-    if (master->ends_ns > master->now_ns) return;
-    if (master->most == WIRE_IDLE)
-        master_interrupt(master);
-    else
-        master->ends_ns = INT64_MAX;
+// Whether all have answered, or had their time.
+static bool is_answered(struct question *question) {
+    if (!question->asked || question->open > 0) return false;
+    question->asked = false;
+    return true;
+}
+
+static void hear_others(struct master *master, struct master_run *run) {
+    if (!is_answered(&run->question)) return;
+    enum wire_activity most = run->question.most;
+    run->known_until_ns = master->now_ns + (most == WIRE_IDLE ? MASTER_IDLE_MS : MASTER_BUSY_MS) * MS_NS;
+    carry_out(master, run, core_others_are(run->core, master->now_ns, most));
+}
+
+// Returns what this master does in the busiest of its runs.
+static enum wire_activity activity_of_all(const struct master *master) {
+    enum wire_activity most = WIRE_IDLE;
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+        const struct master_core *core = master->runs[i].core;
+        if (core != NULL && core_activity(core) > most) most = core_activity(core);
+    }
+    return most;
 }
 
 // Ends when its limit has passed without a peer, unless another master of the list has a run.
 static void end_if_idle(struct master *master) {
-    bool idle = master->conn_count[CONN_KNOWN] == 0 && core_activity(master->core) == WIRE_IDLE;
+    bool idle = master->conn_count[CONN_KNOWN] == 0 && activity_of_all(master) == WIRE_IDLE;
     if (!idle || master->idle_limit_ms == 0)
         master->ends_ns = INT64_MAX;
     else if (master->ends_ns == INT64_MAX)
         master->ends_ns = master->now_ns + master->idle_limit_ms * MS_NS;
     else if (master->ends_ns <= master->now_ns)
-        ask_others(master);
+        ask_others(master, &master->every_run, WIRE_EVERY_RUN);
+    if (!is_answered(&master->every_run) || master->ends_ns > master->now_ns) return;
+    if (master->every_run.most == WIRE_IDLE)
+        master_interrupt(master);
+    else
+        master->ends_ns = INT64_MAX;
 }
 
 // ---- reading ----
@@ -258,20 +300,49 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
 }
 
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
-    struct wire_status_is status = {.activity = (uint8_t)core_activity(master->core),
-                                    .completed = core_completed(master->core)};
+    struct wire_status_is status = {.activity = WIRE_IDLE};
+    const struct wire_matrix nothing = {.heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
+    struct master_run *run = master_find_run(master, &conn->named);
+    if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
+    if (run != NULL) status = (struct wire_status_is){(uint8_t)core_activity(run->core), core_completed(run->core)};
     if (header->type == WIRE_STATUS)
         wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
+    else if (run != NULL)
+        core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
     else
-        core_describe(master->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
+        wire_encode_matrix(&conn->out.bytes, (struct wire_header){0}, &nothing);
     conn_flush(master, conn);
     conn_start_closing(master, conn);
+}
+
+// The run that a connection wants to be in. NULL: it was refused; who has lost a master seeks on.
+static struct master_run *enter_run(struct master *master, struct conn *conn, bool resumes) {
+    bool full = master->conn_count[CONN_KNOWN] >= CORE_MAX_KNOWN;
+    bool named = strcmp(conn->named.chars, WIRE_EVERY_RUN) != 0;
+    struct master_run *run = full || !named ? NULL : master_open_run(master, &conn->named);
+    if (run != NULL) return run;
+    LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused a peer of run %s: %s", conn->named.chars,
+                full ? "there are too many connections" : "there are too many runs");
+    if (resumes) {
+        conn_close(master, conn);
+        return NULL;
+    }
+    wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REFUSED,
+                     full ? "the master has its maximum number of connections; use another master"
+                          : "the master serves its maximum number of runs; use another master");
+    conn_flush(master, conn);
+    conn_start_closing(master, conn);
+    return NULL;
 }
 
 static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     uint32_t index = index_of(master, conn);
     if (conn->state == CONN_KNOWN) {
-        carry_out(master, core_message(master->core, master->now_ns, index, header, body));
+        carry_out(master, conn->run, core_message(conn->run->core, master->now_ns, index, header, body));
+        return;
+    }
+    if (header->type == WIRE_RUN) {
+        if (!wire_decode_run(body, header->length, &conn->named)) conn_refuse(master, conn, -EPROTO);
         return;
     }
     struct wire_hello hello;
@@ -283,21 +354,26 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
             answer(master, conn, header, body);
         return;
     }
-    bool resumes = header->type == WIRE_RESUME, serves = core_activity(master->core) == WIRE_SERVES;
+    bool resumes = header->type == WIRE_RESUME;
+    struct master_run *run = enter_run(master, conn, resumes);
+    if (run == NULL) return;
+    bool serves = core_activity(run->core) == WIRE_SERVES;
     bool may_begin = !resumes && !master->standby && master->other_count > 0 && !serves;
-    if (may_begin && master->now_ns >= master->known_until_ns) {
-        ask_others(master);
-        core_await_others(master->core);
+    if (may_begin && master->now_ns >= run->known_until_ns) {
+        ask_others(master, &run->question, run->name.chars);
+        core_await_others(run->core);
     }
     set_state(master, conn, CONN_KNOWN);
-    carry_out(master, resumes ? core_peer_resumed(master->core, master->now_ns, index, &conn->source, header, body)
-                              : core_peer_connected(master->core, master->now_ns, index, &conn->source, &hello));
+    conn->run = run;
+    carry_out(master, run,
+              resumes ? core_peer_resumed(run->core, master->now_ns, index, &conn->source, header, body)
+                      : core_peer_connected(run->core, master->now_ns, index, &conn->source, &hello));
 }
 
 static void on_answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status;
-    if (wire_decode_status_is(body, header->length, &status) && status.activity > master->most)
-        master->most = status.activity;
+    if (wire_decode_status_is(body, header->length, &status) && status.activity > conn->question->most)
+        conn->question->most = status.activity;
     conn_close(master, conn);
 }
 
@@ -334,7 +410,7 @@ static void conn_read(struct master *master, struct conn *conn) {
         // A broken connection must end soon, whatever it has sent. TELEMETRY comes from the data plane and goes on even
         // if the peer's control thread hangs.
         if (conn->state == CONN_KNOWN && !conn->broken && conn_in_type(&conn->in) != WIRE_TELEMETRY)
-            core_heard(master->core, master->now_ns, index_of(master, conn));
+            core_heard(conn->run->core, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;
         more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
@@ -380,9 +456,14 @@ static bool some_have_limits(const struct master *m) {
 }
 
 static int64_t next_deadline(struct master *master) {
-    int64_t next = platform_earlier(core_next_deadline(master->core), master->looks_ns);
+    int64_t next = INT64_MAX;
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+        const struct master_run *run = &master->runs[i];
+        if (run->core == NULL) continue;
+        next = platform_earlier(next, platform_earlier(core_next_deadline(run->core), run->looks_ns));
+    }
     for (uint32_t i = 0; i < MASTER_LISTENERS; i++) next = platform_earlier(next, master->listeners[i].resumes_ns);
-    if (!master->asks) next = platform_earlier(next, master->ends_ns);
+    if (!master->every_run.asked) next = platform_earlier(next, master->ends_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i])) next = platform_earlier(next, master->conns[i].deadline_ns);
     return next;
@@ -393,7 +474,14 @@ static void act_on_time(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
             conn_close(master, &master->conns[i]);
-    if (core_next_deadline(master->core) <= master->now_ns) carry_out(master, core_tick(master->core, master->now_ns));
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+        struct master_run *run = &master->runs[i];
+        if (run->core == NULL) continue;
+        if (core_next_deadline(run->core) <= master->now_ns)
+            carry_out(master, run, core_tick(run->core, master->now_ns));
+        look_elsewhere(master, run);
+        hear_others(master, run);
+    }
 }
 
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
@@ -429,15 +517,15 @@ static void serve(struct master *master) {
         overslept = !overslept && platform_overslept(began, wait_ms, platform_now_ns());
         if (overslept) continue;
         act_on_time(master);
-        look_elsewhere(master);
         end_if_idle(master);
-        hear_others(master);
     }
 }
 
 // Reads what still arrives, since a reset would destroy the last frames.
 static void say_farewell(struct master *master) {
-    carry_out(master, core_farewell(master->core, master->now_ns));
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++)
+        if (master->runs[i].core != NULL)
+            carry_out(master, &master->runs[i], core_farewell(master->runs[i].core, master->now_ns));
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
         struct conn *conn = &master->conns[i];
         if (conn->state != CONN_KNOWN) continue;
@@ -460,7 +548,10 @@ void *master_loop(void *context) {
     bool detached = atomic_load(&master->ending) == ENDING_DETACHED;
     if (!detached) say_farewell(master);
     master_close_all(master);
-    LOG(LOG_NOTICE, "stopped, %u peers: %s", core_peer_count(master->core),
+    uint32_t peers = 0;
+    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++)
+        if (master->runs[i].core != NULL) peers += core_peer_count(master->runs[i].core);
+    LOG(LOG_NOTICE, "stopped, %u peers: %s", peers,
         detached ? "the run waits for another master, or for this one to return" : "the run has ended");
     pthread_mutex_lock(&master->lock);
     master->ended = true;

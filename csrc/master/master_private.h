@@ -40,8 +40,28 @@ enum conn_state {
     CONN_STATES,
 };
 
+// A question to all other masters of the list, at once.
+struct question {
+    bool asked;
+    uint32_t open;           // connections on which an answer may still come
+    enum wire_activity most; // of the answers
+};
+
+// A run that this master serves, or has served.
+struct master_run {
+    struct wire_run name;
+    struct master_core *core; // NULL: the place is free
+    struct question question; // what the others do in this run
+    int64_t known_until_ns;   // the answer holds
+    int64_t looks_ns;         // for a run of another master; INT64_MAX: nobody waits here
+    uint64_t begun;           // grows from run to run: the lowest is the oldest
+};
+
 struct conn {
     enum conn_state state;
+    struct wire_run named;     // ANONYMOUS: the run that it has named
+    struct master_run *run;    // KNOWN, LOST
+    struct question *question; // ASKED: what it asks
     struct transport *stream;
     bool opens;          // its handshake is under way: nothing can be sent or received yet
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
@@ -68,23 +88,34 @@ struct master {
     int poller;
     struct transport_listener listeners[MASTER_LISTENERS];
     int64_t now_ns;
-    struct master_core *core;
+    uint32_t heartbeat_limit_ms;
+    int64_t survivors_until_ns, new_until_ns; // of each run that is made: see MASTER_YOUNG_MS, and `new` in the options
+    struct master_run runs[MASTER_MAX_RUNS];  // the first is the one without a name, which is always there
+    uint64_t runs_begun;
     struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list; set before the thread begins
     uint32_t other_count;
-    bool asks;               // all of them, at once
-    enum wire_activity most; // of the answers
-    int64_t known_until_ns;  // `most` holds
-    int64_t looks_ns;        // for a run of another master; INT64_MAX: nobody waits here
-    uint32_t idle_limit_ms;  // after which it ends; 0: never
-    int64_t ends_ns;         // unless somebody comes; INT64_MAX: somebody is here
+    struct question every_run; // what the others do in any run
+    uint32_t idle_limit_ms;    // after which it ends; 0: never
+    int64_t ends_ns;           // unless somebody comes; INT64_MAX: somebody is here
     struct log_limit run_log, strangers_log, shortage_log;
     struct conn conns[ACTIONS_MAX_CONNS];
     uint32_t conn_count[CONN_STATES];
     struct core_loss lost[ACTIONS_MAX_CONNS]; // in this turn
     size_t lost_count;
+    struct core_loss batch[ACTIONS_MAX_CONNS]; // of these, those of one run
     uint8_t chunk[MASTER_CHUNK_BYTES];
     struct epoll_event events[MASTER_EVENTS];
 };
+
+// ---- master.c ----
+
+// The run of this name; NULL: there is none.
+struct master_run *master_find_run(struct master *master, const struct wire_run *name);
+// The same, and makes one: in a free place, or in that of the oldest run that has ended. NULL: there is no place, or
+// memory is refused.
+struct master_run *master_open_run(struct master *master, const struct wire_run *name);
+// Nobody is there, and nobody is expected.
+bool master_run_has_ended(const struct master *master, const struct master_run *run);
 
 // ---- master_loop.c ----
 

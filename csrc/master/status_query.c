@@ -69,10 +69,13 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
 }
 
 static int dial(struct status_query *query, struct transport_context *context, const struct wire_address *master,
-                bool local) {
+                const struct wire_run *run, bool local) {
     *query = (struct status_query){0};
-    if (local && transport_dial_local(context, master, &query->stream) == 0) return 0;
-    return transport_dial(context, master, &query->stream);
+    bool near = local && transport_dial_local(context, master, &query->stream) == 0;
+    int error = near ? 0 : transport_dial(context, master, &query->stream);
+    if (error == 0 && run != NULL && run->chars[0] != 0)
+        wire_encode_run(&query->out.bytes, (struct wire_header){0}, run);
+    return error;
 }
 
 static int carry_on(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
@@ -86,10 +89,10 @@ static void end(struct status_query *query) {
     transport_free(query->stream);
 }
 
-int status_query_ask(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
-                     struct wire_status_is *out) {
+int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
+                     int64_t deadline_ns, struct wire_status_is *out) {
     struct status_query query;
-    int error = dial(&query, context, master, false);
+    int error = dial(&query, context, master, run, false);
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
     error = carry_on(&query, WIRE_STATUS_IS, deadline_ns, out);
@@ -97,10 +100,10 @@ int status_query_ask(struct transport_context *context, const struct wire_addres
     return error;
 }
 
-int status_query_begin(struct transport_context *context, const struct wire_address *master,
+int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
                        const struct wire_diagnose *proof, struct status_query **out) {
     struct status_query *query = malloc(sizeof *query);
-    int error = query == NULL ? -ENOMEM : dial(query, context, master, proof == NULL);
+    int error = query == NULL ? -ENOMEM : dial(query, context, master, run, proof == NULL);
     if (error != 0) {
         free(query);
         return error;

@@ -70,6 +70,13 @@ static void visit_name(struct cursor *c, struct wire_name *name) {
     if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(name->chars, length));
 }
 
+bool wire_is_run_name(const char *chars, size_t length) {
+    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    for (size_t i = 0; i < length; i++)
+        if (chars[i] == 0 || strchr(good, chars[i]) == NULL) return false;
+    return length >= 1 && length <= WIRE_MAX_RUN;
+}
+
 static bool names_twice(const struct wire_epoch *epoch) {
     uint16_t sorted[WIRE_MAX_MEMBERS];
     wire_sort_members(epoch->members, epoch->count, sorted);
@@ -450,6 +457,15 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
 }
 
 // ---- both ways of each of them ----
+
+static void visit_run(struct cursor *c, struct wire_run *m) {
+    uint8_t length = c->writes ? (uint8_t)strnlen(m->chars, WIRE_MAX_RUN) : 0;
+    if (!c->writes) *m = (struct wire_run){{0}};
+    cursor_range(c, &length, 1, WIRE_MAX_RUN);
+    if (!c->bad) cursor_bytes(c, m->chars, length);
+    bool every = length == 1 && m->chars[0] == WIRE_EVERY_RUN[0];
+    if (cursor_judges(c)) cursor_expect(c, every || wire_is_run_name(m->chars, length));
+}
 
 WIRE_CONTROL_MESSAGES(WIRE_DEFINE)
 

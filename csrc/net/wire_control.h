@@ -345,6 +345,14 @@ enum wire_activity {
     WIRE_SERVES
 };
 
+// The name of the run that a connection is about. Empty: the run without a name, which is not sent. WIRE_EVERY_RUN, in
+// a STATUS alone: the most active one.
+struct wire_run {
+    char chars[WIRE_MAX_RUN + 1];
+};
+
+#define WIRE_EVERY_RUN "*"
+
 struct wire_status_is {
     uint8_t activity;  // wire_activity
     uint8_t completed; // idle, and a member of the last run left it by itself
@@ -454,10 +462,13 @@ struct wire_matrix {
     X(status_is, STATUS_IS) \
     X(telemetry, TELEMETRY) \
     X(diagnose, DIAGNOSE) \
-    X(matrix, MATRIX)
+    X(matrix, MATRIX) \
+    X(run, RUN)
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 
+// Whether these bytes are the name of a run: 1 to WIRE_MAX_RUN letters, digits, dots, lines and underscores.
+bool wire_is_run_name(const char *chars, size_t length);
 // Decodes what HELLO and RESUME begin with, except the name. In another version than ours the id is all 0.
 bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out);
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);

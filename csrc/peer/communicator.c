@@ -174,6 +174,7 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
     if (code != pcclSuccess) return communicator_finish(c, code);
     *out = (struct communicator_access){.transport = transport_context_hold(c->transport),
                                         .master_count = c->params.master_count,
+                                        .run = c->params.run,
                                         .id = *member_id(c->core)};
     memcpy(out->masters, c->params.masters, sizeof out->masters);
     memcpy(out->secret, member_welcome(c->core)->secret, sizeof out->secret);
@@ -195,6 +196,7 @@ bool communicator_set(struct communicator *c, enum communicator_setting setting,
         case COMMUNICATOR_SET_JOIN_ONLY: c->params.join_only = params->join_only; break;
         case COMMUNICATOR_SET_LIMITS: c->params.limits = params->limits; break;
         case COMMUNICATOR_SET_NAME: c->params.name = params->name; break;
+        case COMMUNICATOR_SET_RUN: c->params.run = params->run; break;
         case COMMUNICATOR_SET_KEYS:
             replaced = c->params.transport.keys;
             c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);

@@ -33,6 +33,7 @@ struct communicator_params {
     struct wire_limits limits;
     struct wire_name name;
     struct cards cards;
+    struct wire_run run;                // of the masters', the one to be in; empty: the one without a name
     struct transport_options transport; // its keys are held
 };
 
@@ -43,6 +44,7 @@ enum communicator_setting {
     COMMUNICATOR_SET_JOIN_ONLY,
     COMMUNICATOR_SET_LIMITS,
     COMMUNICATOR_SET_NAME,     // which is clean
+    COMMUNICATOR_SET_RUN,      // likewise
     COMMUNICATOR_SET_KEYS,     // of `transport`; it holds them; NULL: connections are plain
     COMMUNICATOR_SET_INSECURE, // of `transport`
 };
@@ -90,6 +92,7 @@ struct communicator_access {
     struct transport_context *transport;
     struct wire_address masters[WIRE_MAX_MASTERS];
     uint32_t master_count;
+    struct wire_run run;
     struct wire_id id;
     uint8_t secret[16];
 };

@@ -461,8 +461,10 @@ static bool take_wishes(struct control *t, int64_t now) {
     bool wanted = t->wanted, closing = t->c->closing;
     t->wanted = false;
     pthread_mutex_unlock(&t->c->lock);
-    if (wanted && !closing)
+    if (wanted && !closing) {
+        master_link_set_run(t->c->master, &t->c->params.run);
         master_link_join(t->c->master, t->c->transport, t->c->params.masters, t->c->params.master_count, now);
+    }
     return !closing;
 }
 

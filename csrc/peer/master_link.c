@@ -32,6 +32,7 @@ struct master_link {
 
     // the control thread's
     struct transport_context *transport;
+    struct wire_run run;
     int epoll;
     uint64_t data;
     int64_t dial_deadline;
@@ -194,6 +195,8 @@ static void dial(struct master_link *m, int64_t now) {
     if (!watch(m, EPOLLOUT)) fail_dial(m, true, "cannot watch the connection to the master at", errno, now);
 }
 
+void master_link_set_run(struct master_link *m, const struct wire_run *run) { m->run = *run; }
+
 void master_link_join(struct master_link *m, struct transport_context *transport, const struct wire_address *masters,
                       uint32_t count, int64_t now) {
     m->transport = transport;
@@ -237,10 +240,14 @@ void master_link_found(struct master_link *m, int64_t now) {
 }
 
 void master_link_use(struct master_link *m, const struct wire_buffer *first) {
+    struct wire_buffer named = {0};
+    if (m->run.chars[0] != 0) wire_encode_run(&named, (struct wire_header){0}, &m->run);
     pthread_mutex_lock(&m->lock);
     m->state = OPEN;
+    if (named.length > 0 || named.failed) send_frames(m, &named);
     if (first != NULL) send_frames(m, first);
     pthread_mutex_unlock(&m->lock);
+    wire_buffer_fini(&named);
     m->dial_deadline = INT64_MAX;
 }
 

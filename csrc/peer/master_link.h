@@ -44,6 +44,8 @@ void master_link_send(struct master_link *link, const struct wire_buffer *frames
 
 // The cards that it dials from, one after the other; none at first. Borrows them.
 void master_link_set_cards(struct master_link *link, const struct cards *cards);
+// Every connection from the next one on names this run first, unless it is empty.
+void master_link_set_run(struct master_link *link, const struct wire_run *run);
 // Dials `masters` in their order, once each, for a newcomer. Borrows `transport` and `masters` until the next call.
 void master_link_join(struct master_link *link, struct transport_context *transport, const struct wire_address *masters,
                       uint32_t count, int64_t now_ns);

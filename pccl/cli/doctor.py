@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pccl
-from pccl._address import parse_endpoint
+from pccl._address import parse_endpoints
 from pccl._credentials import VARIABLES
 from pccl._errors import ConnectError, PCCLError
 from pccl._loader import load_native_module
@@ -249,11 +249,12 @@ def _run(access: Access) -> Iterator[Finding]:
     """Asks each master by itself, and dials each member that the one that serves the run names."""
     if access.masters is None:
         return
-    for master in access.masters.split(","):
+    for endpoint in parse_endpoints(access.masters):
+        master = str(endpoint)
         try:
             told = top.Masters(master, access.credentials, access.insecure).ask()
         except ConnectError as error:
-            advice = f"start `pccl master` there, or open TCP port {parse_endpoint(master).port} in its firewall"
+            advice = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
             yield Finding("master", "problem", error.detail, advice)
         except PCCLError as error:
             yield Finding("master", "problem", f"{master}: {error.detail}", "give the keys of this run: --keys, or PCCL_KEYS")

@@ -27,7 +27,7 @@ from pccl.lab.ranges import Range
 EDGES_SHOWN = 16
 NARROW = 110
 PIPE_WIDTH = 160
-MASTERS = "HOST:PORT[,HOST:PORT...]"
+MASTERS = "HOST:PORT[,HOST:PORT...][/RUN]"
 NO_RUN = "the master serves no run: it has no members yet, or it is a standby"
 
 Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)

@@ -714,7 +714,7 @@ def _begin_run(comm: Communicator, board: _Board, job: _Job) -> str:
     except PCCLTimeoutError as error:
         return (
             f"rank 0 cannot begin a run at the master {addresses}: {error.detail}. Start one there with `pccl master`, or leave "
-            "PCCL_MASTER out. One that serves another run cannot serve this job as well"
+            "PCCL_MASTER out. If it serves another job, name a run of its own: PCCL_MASTER=host:port/name"
         )
     except PCCLError as error:
         return f"rank 0 cannot connect to the master {addresses}: {error}"
@@ -722,6 +722,6 @@ def _begin_run(comm: Communicator, board: _Board, job: _Job) -> str:
     if there == 1:
         return ""
     return (
-        f"the master {addresses} serves another run (members: {there - 1}); give each job a master of its own. "
+        f"the master {addresses} serves another job (members: {there - 1}); name a run of its own: PCCL_MASTER=host:port/name. "
         "A process joins a run that goes on by pccl.distributed.join()"
     )

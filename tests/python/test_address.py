@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pccl
-from pccl._address import parse_endpoint, resolve
+from pccl._address import parse_endpoint, parse_endpoints, resolve
 from pccl._calls import Deadline
 
 GOOD = [
@@ -21,6 +21,8 @@ GOOD = [
     ("localhost:48148", "localhost", 48148),
     ("node-3.train.example.org:48148", "node-3.train.example.org", 48148),
     ("master_1:48148", "master_1", 48148),
+    ("master_1:48148/run-1.a_B", "master_1", 48148),
+    ("[::1]:65535/" + 64 * "r", "::1", 65535),
 ]
 
 BAD = [
@@ -44,6 +46,10 @@ BAD = [
     ("-a:48148", ValueError, "invalid host"),
     ("a..b:48148", ValueError, "invalid host"),
     ("http://host:48148", ValueError, "URL"),
+    ("host:48148/", ValueError, "invalid name of a run"),
+    ("host:48148/two words", ValueError, "invalid name of a run"),
+    ("host:48148/one/two", ValueError, "invalid name of a run"),
+    ("host:48148/" + 65 * "r", ValueError, "1 to 64 letters"),
     (None, TypeError, "must be a str"),
     (("127.0.0.1", 48148), TypeError, "must be a str"),
 ]
@@ -62,6 +68,23 @@ def test_bad(made, text, kind, words):
     with pytest.raises(kind, match=words) as caught:
         made(text)
     assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["a:1,b:2/run", "a:1/run,b:2/run", "a:1/run, [::1]:2/run"])
+def test_a_list_of_masters_has_one_run(text):
+    assert [endpoint.run for endpoint in parse_endpoints(text)] == ["run"] * 2
+
+
+@pytest.mark.parametrize("text", ["a:1/run,b:2", "a:1/run,b:2/other"])
+def test_a_list_with_several_runs_is_refused(text):
+    with pytest.raises(ValueError, match="name several runs"):
+        pccl.Communicator(text)
+
+
+def test_a_master_has_no_run_of_its_own():
+    for arguments in (("127.0.0.1:1/run", None), ("127.0.0.1:1", "127.0.0.1:1/run")):
+        with pytest.raises(ValueError, match="a master serves runs of all names"):
+            pccl.MasterNode(arguments[0], masters=arguments[1])
 
 
 @given(st.text(alphabet=string.printable, max_size=40))

@@ -482,7 +482,7 @@ def test_another_job_at_the_same_master_is_told():
                 pass
             other.update_topology(timeout=PATIENCE)
             for rank in ranks:
-                assert "serves another run (members: 1)" in rank.answer()
+                assert "serves another job (members: 1)" in rank.answer()
 
 
 def test_a_store_that_dies_is_told():

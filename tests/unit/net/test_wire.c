@@ -771,7 +771,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_CANCEL) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_RUN) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
@@ -785,6 +785,31 @@ static void test_headers(void) {
         CHECK_EQ(frame.length, WIRE_HEADER_BYTES);
         CHECK(wire_header_decode(frame.bytes, &out));
         CHECK_EQ(out.type, empty[i]);
+        wire_buffer_fini(&frame);
+    }
+}
+
+static void test_names_of_runs(void) {
+    check_case("names of runs");
+    static const struct {
+        const char *name;
+        bool good;
+    } table[] = {{"a", true},    {"bert-large_2.x", true}, {"*", false},       {"", false},
+                 {"a b", false}, {"a/b", false},           {"\303\244", false}};
+    char longest[WIRE_MAX_RUN + 2];
+    memset(longest, 'r', sizeof longest);
+    CHECK(wire_is_run_name(longest, WIRE_MAX_RUN));
+    CHECK(!wire_is_run_name(longest, WIRE_MAX_RUN + 1));
+    CHECK(!wire_is_run_name("a\0b", 3));
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        struct wire_buffer frame = {0};
+        struct wire_run run = {{0}}, told;
+        memcpy(run.chars, table[i].name, strlen(table[i].name));
+        CHECK_EQ(wire_is_run_name(run.chars, strlen(run.chars)), table[i].good);
+        wire_encode_run(&frame, (struct wire_header){0}, &run);
+        bool decoded = wire_decode_run(frame.bytes + WIRE_HEADER_BYTES, frame.length - WIRE_HEADER_BYTES, &told);
+        CHECK_EQ(decoded, table[i].good || strcmp(run.chars, WIRE_EVERY_RUN) == 0);
+        if (decoded) CHECK_MEM(told.chars, run.chars, sizeof run.chars);
         wire_buffer_fini(&frame);
     }
 }
@@ -950,6 +975,7 @@ int main(void) {
     test_wrong_lengths();
     test_bad_fields();
     test_noise();
+    test_names_of_runs();
     test_headers();
     test_heads();
     test_bad_heads();

@@ -110,14 +110,14 @@ static void test_master(void) {
     struct wire_status_is status;
     for (int i = 0; i < 3; i++) {
         check_case("STATUS of party %d", i);
-        CHECK_EQ(status_query_ask(contexts[i], &address, platform_now_ns() + PATIENCE_MS * MS_NS, &status), 0);
+        CHECK_EQ(status_query_ask(contexts[i], &address, NULL, platform_now_ns() + PATIENCE_MS * MS_NS, &status), 0);
     }
     check_case("a question without keys");
     int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
-    CHECK_EQ(status_query_ask(far_end_context(), &address, until_ns, &status), -ENOKEY);
+    CHECK_EQ(status_query_ask(far_end_context(), &address, NULL, until_ns, &status), -ENOKEY);
     check_case("a question with other keys");
     struct transport_context *stranger = context_of(key_files_load(false, 1, 2, 0), TRANSPORT_OBSERVER);
-    CHECK_EQ(status_query_ask(stranger, &address, until_ns, &status), -EKEYREJECTED);
+    CHECK_EQ(status_query_ask(stranger, &address, NULL, until_ns, &status), -EKEYREJECTED);
     transport_context_release(stranger);
     for (int i = 0; i < 3; i++) transport_context_release(contexts[i]);
     master_free(master);
