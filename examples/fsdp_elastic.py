@@ -2,6 +2,7 @@
 
     torchrun --nproc_per_node 4 examples/fsdp_elastic.py --kill 1                 # rank 1 kills itself, three go on
     torchrun --nproc_per_node 4 examples/fsdp_elastic.py --kill 1 --restarts 1    # it comes back, and four go on
+    torchrun --nproc_per_node 4 examples/fsdp_elastic.py --kill 1 --replica 2     # two replicas (HSDP): no step is lost
     PCCL_KEYS=... python examples/fsdp_elastic.py --join 127.0.0.1:40123    # from another shell: rank 0 prints the whole command
 
 The lines marked with (1) are the change to an ordinary script.
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="steps between two snapshots")
     parser.add_argument("--kill", type=int, metavar="RANK", help="this rank kills itself in the middle")
     parser.add_argument("--restarts", default="0", help="how often a process that was killed is started anew")
+    parser.add_argument("--replica", type=int, help="so many processes have the whole state together; by default all")
     parser.add_argument("--join", metavar="MASTERS", help="join the training whose masters are these")
     arguments = parser.parse_args()
 
@@ -51,7 +53,11 @@ def main() -> None:
         dist.init_process_group("pccl")  # (1) instead of "gloo"
 
     model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    if arguments.replica:
+        replica = min(arguments.replica, size)  # a newcomer is alone until its first sync
+        mesh = init_device_mesh("cpu", (size // replica, replica), mesh_dim_names=("replicate", "shard"))
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     run = Elastic(model, optimizer, step=0, snapshots=Snapshots(every=arguments.every, copies=1))  # (1)
@@ -74,9 +80,9 @@ def main() -> None:
             loss = nn.functional.mse_loss(model(x), y)
             optimizer.zero_grad()
             loss.backward()
-        except PeerLostError:  # (1) the next sync goes back to the last snapshot, and on without the lost
+            optimizer.step()
+        except PeerLostError:  # (1) the next sync goes back to the last snapshot, or stays with replicas, without the lost
             continue
-        optimizer.step()
         run.step += 1
         time.sleep(arguments.pause)
 

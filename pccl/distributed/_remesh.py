@@ -366,12 +366,16 @@ def _default_mesh(old: DeviceMesh, shards: int | None) -> DeviceMesh:
     size = dist.get_world_size()
     shape: tuple[int, ...] = (size,)
     if old.ndim == 2:
-        least = min(shards or old.size(1), size)
-        last = next(count for count in range(least, size + 1) if size % count == 0)
+        last = replica_size(size, shards or old.size(1))
         shape = size // last, last
     mesh = init_device_mesh(old.device_type, shape, mesh_dim_names=old.mesh_dim_names)
     vars(mesh)[_OWN] = True
     return mesh
+
+
+def replica_size(size: int, least: int) -> int:
+    """Returns of how many of `size` members a replica consists: the smallest divisor of at least `least`, else all of them."""
+    return next(count for count in range(min(least, size), size + 1) if size % count == 0)
 
 
 def _sharded_by(dim: int, mesh: DeviceMesh) -> tuple[Placement, ...]:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from pccl.distributed._remesh import entries, local_part, remesh, slices
+from pccl.distributed._remesh import entries, local_part, remesh, replica_size, slices
 
 KINDS = [
     Kind("sgd", ends="forward"),
@@ -343,3 +343,10 @@ def cut_short_everywhere() -> int:
 def test_a_step_may_be_cut_short_anywhere() -> None:
     first, second = ranks.run(cut_short_everywhere, 2)
     assert first == second > 10
+
+
+def test_a_replica_has_no_fewer_members_than_asked_for_if_there_are_so_many():
+    found = {
+        (size, least): replica_size(size, least) for size, least in ((7, 2), (6, 2), (15, 4), (14, 4), (8, 8), (3, 8), (1, 2))
+    }
+    assert found == {(7, 2): 7, (6, 2): 2, (15, 4): 5, (14, 4): 7, (8, 8): 8, (3, 8): 3, (1, 2): 1}
