@@ -7,6 +7,7 @@ all-gather, which is the same on all survivors. A piece is shown to others, and 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import logging
@@ -198,7 +199,7 @@ class Report:
     """Why it is not complete."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """A snapshot under way."""
 
@@ -218,6 +219,22 @@ class Job:
     """Why it is not complete, when it has ended."""
     thread: threading.Thread = field(init=False)
     """Ends with the snapshot."""
+
+
+_jobs: weakref.WeakSet[Job] = weakref.WeakSet()
+
+EXIT_SECONDS = 10.0
+"""For the end of a snapshot whose communicator was closed."""
+
+
+@atexit.register
+def _end_jobs() -> None:
+    """Ends snapshots under way before Python stops their threads: one that it stops inside of torch aborts the process."""
+    under_way = [job for job in _jobs if job.thread.is_alive()]
+    for job in under_way:
+        job.talk.abandon()
+    for job in under_way:
+        job.thread.join(EXIT_SECONDS)
 
 
 class Keeper:
@@ -277,6 +294,7 @@ class Keeper:
         job = Job(step, self.era, tensors, shards, values, members, own, talk, self.report, problem)
         job.thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
         self._job = job
+        _jobs.add(job)
         job.thread.start()
         return job
 
@@ -291,7 +309,7 @@ class Keeper:
         if job is not None:
             job.thread.join()
         self._job = None
-        if job is not None and job.failure is not None and not isinstance(job.failure, PeerLostError):
+        if job is not None and job.failure is not None and not isinstance(job.failure, (PeerLostError, UsageError)):
             self._warn(f"no snapshot of step {job.step} was taken, the one before it stays: {job.failure}")
         return self.report.complete
 
@@ -344,7 +362,8 @@ class Keeper:
         except BaseException as error:  # told by `settle`
             job.failure = error
             job.report.why = str(error) or type(error).__name__
-            if not isinstance(error, _TOLD):
+            is_closed = isinstance(error, UsageError) and self._comm._handle.closed  # by the program
+            if not is_closed and not isinstance(error, _TOLD):
                 self.broken = error
                 _log.error("%s", f"this process leaves the run, since its snapshot failed: {job.report.why}")
                 job.talk.abandon()

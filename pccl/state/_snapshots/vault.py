@@ -29,7 +29,7 @@ from pccl.state._snapshots.boxes import (
 )
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import ERA_MAX, ID_MAX, PLACE_MAX, Job, Keeper, Layout, PieceName
+from pccl.state._snapshots.keeper import ERA_MAX, EXIT_SECONDS, ID_MAX, PLACE_MAX, Job, Keeper, Layout, PieceName
 from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, plan, verify
 from pccl.state._snapshots.stock import Stock, layouts_from
 from pccl.state._snapshots.talk import Talk, understood
@@ -141,7 +141,7 @@ class Vault:
         """
         job = self._job
         if job is not None:
-            job.thread.join()
+            job.thread.join(EXIT_SECONDS)
         with self._changed:
             if self._restoring or self._busy():
                 return False
