@@ -6,7 +6,9 @@ The launchers in examples/slurm, examples/kubernetes and examples/ray start it. 
 there. One that comes later gets the state of the others from their memory and goes on with them.
 """
 
+import functools
 import os
+import signal
 import sys
 import time
 import zlib
@@ -22,13 +24,23 @@ PATIENCE = 120.0
 """Seconds to wait for the other workers before the first step."""
 
 
-def train(masters: str, steps: int, workers: int, report: Callable[[str], None], keys: str | None = None) -> str:
-    """Trains up to step `steps`; returns a checksum of the parameters, the same on all workers that end together."""
+def train(
+    masters: str,
+    steps: int,
+    workers: int,
+    report: Callable[[str], None],
+    keys: str | None = None,
+    leaves_on: signal.Signals | None = None,
+) -> str:
+    """Trains up to step `steps`; returns a checksum of the parameters, the same on all workers that end together.
+
+    `leaves_on`: a signal on which this worker leaves between two steps; in the main thread only.
+    """
     pccl.distributed.join(masters, begin=True, keys=keys)
     data = torch.randn(1000, 10, generator=torch.Generator().manual_seed(0))
     model = DistributedDataParallel(torch.nn.Linear(10, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    state = pccl.distributed.Elastic(model, optimizer, step=0)
+    state = pccl.distributed.Elastic(model, optimizer, leaves_on=leaves_on, step=0)
 
     def checksum() -> str:
         return f"{zlib.crc32(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).numpy()):08x}"
@@ -62,7 +74,9 @@ def train(masters: str, steps: int, workers: int, report: Callable[[str], None],
 if __name__ == "__main__":
     torch.set_num_threads(1)
     try:
-        parameters = train(os.environ["PCCL_MASTER"], int(sys.argv[1]), int(sys.argv[2]), lambda line: print(line, flush=True))
+        steps, workers = int(sys.argv[1]), int(sys.argv[2])
+        report = functools.partial(print, flush=True)
+        parameters = train(os.environ["PCCL_MASTER"], steps, workers, report, leaves_on=signal.SIGTERM)
     except (pccl.PCCLError, pccl.distributed.JoinError, TimeoutError) as error:
         sys.exit(f"stopped: {error}")
     print(f"finished: parameters {parameters}", flush=True)

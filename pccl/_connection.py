@@ -7,6 +7,7 @@ import functools
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +28,7 @@ from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandl
 from pccl._collectives import CollectiveOp, Tags
 from pccl._credentials import credentials
 from pccl._enums import Attribute
-from pccl._errors import ConnectError, PCCLError, PCCLTimeoutError, Result, error_for
+from pccl._errors import ConnectError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for
 from pccl._groups import Group, members_of, uuid_of
 from pccl._handle import Events
 from pccl._loader import load_native_module
@@ -36,6 +37,12 @@ from pccl._operations import OpTicket, stop
 from pccl._reduces import Multi, Op, Reaper
 from pccl._tensors import RoomPool, require_kind
 from pccl._waits import WaitLog, master_patience, may_begin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+
+    from pccl.notice import Notice
 
 _ffi, _C = load_native_module()
 PCCLError.check(_C.pcclInit(), "pcclInit")
@@ -102,6 +109,7 @@ class Connection:
         self._live_ops: set[OpTicket] = set()
         self._pool = RoomPool()
         self._vaults: dict[str, Any] = {}  # snapshots, by what is in them
+        self._notices: list[Notice] = []
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
         self._asking = threading.Lock()  # likewise, of are_peers_pending, which may run beside all others
         self._adopt(self._create(self._endpoint.literal), self._endpoint.literal)
@@ -315,6 +323,62 @@ class Connection:
         call(self._handle, "pccl_ext_posted", tag, uuid, out)
         return bool(out[0])
 
+    # ---- leaving ----
+
+    def leave(self, *, within: float | None = None) -> None:
+        """Announces that this peer leaves at the next `update_topology` of all members, which raises Left here.
+
+        Until then it takes part as before; `are_peers_pending` is True on all members, so programs that admit newcomers call
+        `update_topology` by themselves. No operation is under way then, so nobody's is aborted. Returns at once, in any thread.
+        `within`: in how many seconds it has to be gone, for `leaving` on all members; None: that is not known. UsageError: not
+        connected.
+        """
+        self._announce(within, at_update=True)
+        self._leaves = True
+
+    def leaves_on(self, notice: Notice | signal.Signals) -> Notice:
+        """Makes a notice, or a signal, call `leave`; see `pccl.notice`. Returns the notice.
+
+        One that comes before `connect`, or while the run is joined, takes effect afterwards.
+        """
+        from pccl.notice import as_notice
+
+        found = as_notice(notice)
+        self._notices.append(found)
+        itself = weakref.ref(self)
+
+        def on_notice(given: Notice) -> None:
+            comm = itself()
+            if comm is not None:
+                comm._on_notice(given)
+
+        found.listen(on_notice)
+        return found
+
+    @property
+    def leaving(self) -> dict[UUID, float | None]:
+        """The members that have announced that they leave, and in how many seconds each has to be gone; None: not known.
+
+        For information: other members may hear of it a moment later. UsageError: not connected.
+        """
+        room, count = len(self.members) + 1, _ffi.new("size_t *")
+        while True:
+            uuids, within = _ffi.new("pcclRankUuid_t[]", room), _ffi.new("int64_t[]", room)
+            call(self._handle, "pccl_ext_comm_leaving", uuids, within, room, count, name="leaving")
+            if count[0] <= room:
+                break
+            room = count[0]
+        seconds = [None if within[i] < 0 else within[i] / 1000 for i in range(count[0])]
+        return {UUID(bytes=bytes(uuids[i].data)): seconds[i] for i in range(count[0])}
+
+    def _announce(self, within: float | None, *, at_update: bool) -> None:
+        limit = _UNSET if within is None else milliseconds("within", within, 0, 4_000_000)
+        call(self._handle, "pccl_ext_comm_leave", limit, at_update, name="leave")
+
+    def _on_notice(self, notice: Notice) -> None:
+        with contextlib.suppress(PCCLError):  # not connected yet, or not any more
+            self.leave(within=notice.seconds_left)
+
     # ---- topology ----
 
     def update_topology(self, *, timeout: float | None = None) -> None:
@@ -323,12 +387,21 @@ class Connection:
         With `min_members` it waits until the run has so many, newcomers included. TooFewPeersError on all members: they were
         too few for `min_members_timeout`. The membership is unchanged then; call it again to wait on.
 
+        Left, after `leave` on this peer: it is out of the run, and the communicator is closed.
+
         Waits first for snapshots of this communicator that are under way. PENDING_ASYNC_OPS while ops have not been awaited.
         """
-        self._vote("pcclUpdateTopology", "pccl_begin_update", timeout)
+        try:
+            self._vote("pcclUpdateTopology", "pccl_begin_update", timeout)
+        except ConnectionFailedError as error:
+            if error.result is not Result.LEFT and not self._leaves:  # one that leaves is out in either case
+                raise
+            self.close()
+            raise Left from None
 
     def are_peers_pending(self, *, timeout: float | None = None) -> bool:
-        """Whether to call `update_topology`: a newcomer of any group waits for it, or the run has fewer than `min_members`.
+        """Whether to call `update_topology`: a newcomer of any group waits for it, a member leaves, or the run has fewer members
+        than `min_members`.
 
         The same answer on all accepted peers, for whom it waits. Admits nobody.
         """
@@ -378,6 +451,7 @@ class Connection:
         self._ip = ip
         self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, functools.partial(stop, self._live_ops))
         self._events = Events(self._handle)
+        self._leaves = False
         self._reaper = Reaper(self._handle, self._unfinished)
         self._tags = Tags()
 
@@ -450,6 +524,9 @@ class Connection:
         self._connected = True
         self._tags.restart()
         self._forget("pcclConnect", ticket)
+        for notice in self._notices:
+            if notice.given:
+                self._on_notice(notice)
 
     @contextlib.contextmanager
     def _alone(
@@ -505,6 +582,8 @@ class Connection:
     def _vote(self, name: str, begin: str, timeout: float | None, *alone: Any) -> int:
         """Makes a vote; `alone` is for `_alone`."""
         deadline = Deadline(timeout)
+        for notice in self._notices:  # so that one which was given before this step boundary counts here
+            notice.given  # noqa: B018
         if name != "pcclArePeersPending":  # which operations may run beside
             self._settle_snapshots(deadline)
         with self._alone(name, *alone):

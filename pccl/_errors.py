@@ -14,6 +14,8 @@ PCCLError                  any failure; `result` is the code, `detail` says what
 ├── SystemRefusedError     no memory, threads or descriptors: nothing was started
 └── PCCLTimeoutError       the caller's own `timeout` ran out (also a TimeoutError): repeat the call to wait on
 
+Left, a SystemExit, is no error: this process has left the run, and the program ends.
+
 ArgumentError is no PCCLError: an argument is wrong in itself (a ValueError, and an AssertionError as in PCCL 1.0).
 
 Texts have one form, `all_reduce: the communicator is not connected; call connect first (INVALID_USAGE)`: the Python name of the
@@ -56,6 +58,7 @@ class Result(Enum):
     TOPOLOGY_OPTIMIZATION_FAILED = _C.pcclTopologyOptimizationFailed
     TIMED_OUT = _C.pcclTimedOut
     CANCELLED = _C.pcclCancelled
+    LEFT = _C.pcclLeft
 
 
 _IRREGULAR = {
@@ -223,6 +226,18 @@ class PCCLTimeoutError(PCCLError, TimeoutError):
     """The `timeout` of the call ran out; the text says for whom it waits, where that is known. Repeat the call to wait on."""
 
 
+class Left(SystemExit):
+    """This process has left the run in order. If nobody catches it, the program ends with status 0, or PCCL_LEFT_STATUS.
+
+    `pccl launch` and the supervisor of pccl.distributed set that, and start a replacement where they may.
+    """
+
+    def __init__(self) -> None:
+        from pccl._waits import left_status
+
+        super().__init__(left_status())
+
+
 class ArgumentError(ValueError, AssertionError):
     """An argument is wrong in itself: nothing was launched. PCCL 1.0 raises AssertionError; new programs catch ValueError."""
 
@@ -247,6 +262,7 @@ _MEANINGS: dict[int, str] = {
     _C.pcclTopologyOptimizationFailed: "the vote ended without a new order; call again",
     _C.pcclTimedOut: "the timeout ran out; call again to wait on",
     _C.pcclCancelled: "a member cancelled the operation; the input is unchanged",
+    _C.pcclLeft: "this peer has left the run, as it announced",
 }
 """What a code means, for errors of which nothing else is known."""
 
@@ -265,6 +281,7 @@ _CLASSES: dict[int, type[PCCLError]] = {
     _C.pcclTopologyOptimizationFailed: CallAgainError,
     _C.pcclTimedOut: PCCLTimeoutError,
     _C.pcclCancelled: OperationCancelledError,
+    _C.pcclLeft: ConnectionFailedError,
 }
 
 

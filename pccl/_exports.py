@@ -28,6 +28,7 @@ PUBLIC = {
         "ConnectError",
         "ConnectionFailedError",
         "JoinError",
+        "Left",
         "OperationCancelledError",
         "PCCLError",
         "PCCLTimeoutError",
@@ -59,7 +60,7 @@ PUBLIC = {
 
 MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
 
-PACKAGES = ("cuda", "data", "diloco", "distributed", "state", "torchft")
+PACKAGES = ("cuda", "data", "diloco", "distributed", "notice", "state", "torchft")
 
 
 def rehome(namespace: dict[str, Any], names: Iterable[str]) -> None:

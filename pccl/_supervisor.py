@@ -6,6 +6,8 @@
 - A child that was killed, that fails after it was stopped, or that was to join and fails before it has, is *lost*. With
   PCCL_RESTARTS=N it is started anew up to N times, as a process that joins the run. A loss that is left is status 0 if the
   others go on, and the child's otherwise.
+- A child that has left on a notice (`pccl.Left`) ends with status 75, since PCCL_LEFT_STATUS is set for it. It is replaced like a
+  lost one, unless this process was asked to end.
 - When it is killed itself, the kernel kills the child.
 """
 
@@ -24,6 +26,7 @@ from typing import NamedTuple
 
 from pccl._master import RunState, run_state
 from pccl._processes import ENDING, SUPERVISED, how_ended, prepare_child
+from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, left_status
 
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 _KEPT = "PCCL_LAUNCHER_ENVIRONMENT"
@@ -59,19 +62,22 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         told = child.told()
         masters, keys = told.masters or masters, told.keys or keys
         joined_in_vain = joins and not told.joined and child.status > 0
-        if child.status == 0 or child.asked or not (child.status < 0 or child.stopped or joined_in_vain):
+        left = child.status == LEFT_STATUS
+        if left and child.asked:
+            return left_status()
+        if child.status == 0 or child.asked or not (left or child.status < 0 or child.stopped or joined_in_vain):
             return child.status
-        how = how_ended(child.status)
+        how = "has left" if left else how_ended(child.status)
         state = _state_of_run(masters, keys)
         if state is RunState.NONE:
             _say(f"{how}; no run is under way")
-            return 0 if joined_in_vain else child.status
+            return left_status() if left else 0 if joined_in_vain else child.status
         if state is RunState.COMPLETED:
             _say(f"{how}; the others have completed the run")
             return 0
         if restarts == 0:
             _say(f"{how}; the others continue without it")
-            return 0
+            return left_status() if left else 0
         restarts -= 1
         _say(f"{how}; it is restarted and joins the others ({restarts} restarts left)")
         environment = joining(os.environ, masters, keys)
@@ -111,6 +117,7 @@ class Child:
         """Starts it."""
         told, tells = os.pipe()
         environment = {**environment, "PCCL_SUPERVISED": "1", "PCCL_SUPERVISOR_PIPE": str(tells)}
+        environment[LEFT_STATUS_VARIABLE] = str(LEFT_STATUS)
         supervisor = os.getpid()
         sys.stderr.flush()
         pid = os.fork()

@@ -11,6 +11,10 @@ FIRST_SECONDS = 10.0
 AGAIN_SECONDS = 60.0
 
 JOIN_VARIABLE = "PCCL_JOIN"
+LEFT_STATUS_VARIABLE = "PCCL_LEFT_STATUS"
+LEFT_STATUS = 75
+"""With which a process that has left ends under a launcher of pccl: EX_TEMPFAIL, which asks for another try."""
+
 PATIENCE_VARIABLE = "PCCL_CONNECT_TIMEOUT_S"
 
 
@@ -34,6 +38,12 @@ class WaitLog:
             import logging
 
             logging.getLogger("pccl").warning("%s: has waited for %.0f s: %s", self._call, now - self._began, text)
+
+
+def left_status() -> int:
+    """The status of a program that has left its run: what the launcher has set, else 0."""
+    text = os.environ.get(LEFT_STATUS_VARIABLE, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def may_begin(begin: bool | None) -> bool:

@@ -26,6 +26,13 @@ static void draw_later_traits(struct pccl_sim *s) {
     if (s->config.faults == 0 && (draw >> 40) % 6 == 0) s->faults |= PCCL_SIM_CANCEL;
 }
 
+static void draw_notices(struct pccl_sim *s) {
+    uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x6e6f74696365));
+    if (s->config.faults == 0 && !s->only_naps && !s->only_apart && draw % 8 == 0)
+        s->faults = (draw >> 8) % 4 == 0 ? PCCL_SIM_NOTICE : s->faults | PCCL_SIM_NOTICE;
+    s->only_notice = s->faults == PCCL_SIM_NOTICE;
+}
+
 // How many members the run has at least and at most. A changed HELLO would give the run others.
 static void draw_limits(struct pccl_sim *s) {
     uint64_t draw = sim_mix(s->config.seed ^ UINT64_C(0x6c696d697473));
@@ -68,6 +75,7 @@ void sim_draw_faults(struct pccl_sim *s) {
     if (s->only_naps && s->recovery_ms == 0) s->recovery_ms = (uint32_t)(8 * s->limit_ns / MS_NS);
     s->nap_from = 0;
     s->only_apart = s->faults == PCCL_SIM_APART;
+    draw_notices(s);
     draw_limits(s);
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
     s->end_at = s->now + length * MS_NS;
@@ -159,17 +167,26 @@ static void late_fault(struct pccl_sim *s, int slot) {
         end_held(s, slot);
 }
 
+static void give_notice(struct pccl_sim *s, int slot) {
+    if (!s->processes[slot].running) return;
+    SIM_TRACE(s, "fault: peer %d has to go", slot + 1);
+    sim_push_for(s, slot, EVENT_NOTICE, s->now);
+}
+
 void sim_fault(struct pccl_sim *s) {
     int slot = (int)sim_below(s, s->peers);
     uint32_t kind = 1U << sim_below(s, 12);
     bool late = (s->faults & LATE_FAULTS) != 0 && sim_chance(s, 2);
     bool apart = (s->faults & PCCL_SIM_APART) != 0 && sim_chance(s, 4);
-    bool naps = !late && !apart && s->naps && sim_chance(s, 4);
+    bool notice = !late && !apart && (s->faults & PCCL_SIM_NOTICE) != 0 && sim_chance(s, s->only_notice ? 1 : 3);
+    bool naps = !late && !apart && !notice && s->naps && sim_chance(s, 4);
     effect_until(s, s->now);
     if (apart)
         partition_pair(s);
     else if (late)
         late_fault(s, slot);
+    else if (notice)
+        give_notice(s, slot);
     else if (naps)
         nap(s);
     else if ((s->faults & kind) != 0 && !s->only_naps)

@@ -179,6 +179,9 @@ void judge_ended(struct pccl_sim *s, int slot, const struct judged_op *op) {
     if (mine == OUTCOME_LOST && s->only_naps)
         sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although only the master stood still",
                  (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
+    if (mine == OUTCOME_LOST && s->only_notice)
+        sim_fail(s, "progress", "op (%llu, %llu, %u) is lost at peer %d although members left in order",
+                 (unsigned long long)op->name.epoch, (unsigned long long)op->name.tag, op->name.sequence, slot + 1);
     if (!judge_alive_member(s, instance->run, slot, p->life)) return;
     for (int other = 0; other < (int)s->peers; other++) {
         uint8_t theirs = instance->outcomes[other];

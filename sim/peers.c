@@ -131,6 +131,12 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
         return;
     case MEMBER_WAITING: SIM_TRACE(s, "peer %d: hears that the master %s", slot + 1, member_waits_why(p->core)); return;
     case MEMBER_DIE:
+        if (member_leaving(p->core)->left) {
+            SIM_TRACE(s, "peer %d: has left in order", slot + 1);
+            s->counts[COUNT_LEFT]++;
+            sim_end(s, slot, true);
+            return;
+        }
         s->counts[COUNT_EXPELLED]++;
         judge_dies(s, slot, member_text(p->core), "dead");
         sim_end(s, slot, true);
@@ -333,6 +339,11 @@ void sim_peer_event(struct pccl_sim *s, struct event *event, bool *kept) {
     case EVENT_SEEK: sim_seek_master(s, slot, event->flag); break;
     case EVENT_RECHECK: judge_parked(s, slot); break;
     case EVENT_PROGRAM: on_program(s, slot); break;
+    case EVENT_NOTICE:
+        if (member_phase(p->core) != MEMBER_ACCEPTED || p->program->step == STEP_JOINING) break;
+        s->counts[COUNT_NOTICES]++;
+        member_announce(p->core, (uint32_t)sim_below(s, 10000), true, s->now, &p->out);
+        break;
     case EVENT_SYNC_TICK: state_model_tick(s, slot); break;
     default: break;
     }

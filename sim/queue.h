@@ -33,6 +33,7 @@ enum event_kind {
     EVENT_SEEK,    // a master is looked for; `flag`: it did not answer
     EVENT_ENGINE,  // the engine's thread looks at what it was told
     EVENT_PROGRAM,
+    EVENT_NOTICE, // it has to go
     EVENT_SYNC_TICK,
     EVENT_PEER_GOES_ON, // its control thread no longer blocks
     // for nobody

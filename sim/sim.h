@@ -28,10 +28,11 @@ enum pccl_sim_fault {
     PCCL_SIM_FORK = 4096,     // a process ends, a master too, while a child that it forked holds its connections open
     // the thread of a master, or the control thread of a peer, blocks in the middle of an event
     PCCL_SIM_BLOCK = 8192,
-    PCCL_SIM_MEMORY = 16384, // memory is refused to a state machine
-    PCCL_SIM_APART = 32768,  // two peers that reach everybody else cannot reach each other
-    PCCL_SIM_CANCEL = 65536, // programs cancel operations, at any time
-    PCCL_SIM_ALL = 131071,
+    PCCL_SIM_MEMORY = 16384,  // memory is refused to a state machine
+    PCCL_SIM_APART = 32768,   // two peers that reach everybody else cannot reach each other
+    PCCL_SIM_CANCEL = 65536,  // programs cancel operations, at any time
+    PCCL_SIM_NOTICE = 131072, // a member has to go, and leaves in order
+    PCCL_SIM_ALL = 262143,
 };
 
 struct pccl_sim_config {

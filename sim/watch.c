@@ -121,6 +121,8 @@ void judge_dies(struct pccl_sim *s, int slot, const char *text, const char *what
     }
     if (s->only_naps)
         sim_fail(s, "progress", "peer %d is %s although only the master stood still: %s", slot + 1, what, text);
+    if (s->only_notice)
+        sim_fail(s, "progress", "peer %d is %s although members left in order: %s", slot + 1, what, text);
     if (s->only_apart) judge_apart(s, slot, text, what);
     if (strstr(text, "no master took over the run") != NULL) {
         s->counts[COUNT_GIVEN_UP]++;

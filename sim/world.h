@@ -68,6 +68,8 @@ enum count {
     COUNT_TORN,
     COUNT_NO_STATE,
     COUNT_RESUMED,
+    COUNT_NOTICES,
+    COUNT_LEFT,
     COUNT_SHORT,
     COUNT_SPARES,
     COUNT_ROUNDS,
@@ -98,6 +100,7 @@ struct pccl_sim {
     bool naps, only_naps; // a single master stands still again and again; nothing else goes wrong
     int64_t nap_from;     // for the next one
     bool only_apart;      // pairs are apart; nothing else goes wrong
+    bool only_notice;     // members leave in order; nothing else goes wrong
     bool prompt;          // who dials a process that has ended is refused at once
     bool in_part;         // of what a master said that ends some hear the first part
     struct wire_address addresses[MASTERS_MOST];

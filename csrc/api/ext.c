@@ -137,6 +137,30 @@ pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run) {
     return set(comm, COMMUNICATOR_SET_RUN, &params, "the run is set");
 }
 
+pcclResult_t pccl_ext_comm_leave(pcclComm_t *comm, uint32_t within_ms, bool at_update) {
+    REQUIRE_COMM(comm);
+    return communicator_announce(comm->communicator, within_ms, at_update);
+}
+
+pcclResult_t pccl_ext_comm_leaving(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, int64_t *within_ms_out,
+                                   size_t capacity, size_t *count_out) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(uuids_out);
+    REQUIRE_NOT_NULL(within_ms_out);
+    REQUIRE_NOT_NULL(count_out);
+    struct leaving_member *members = calloc(capacity + 1, sizeof *members);
+    if (members == NULL) return detail_fail(pcclInternalError, "the system refused memory for the members");
+    pcclResult_t code = communicator_leaving(comm->communicator, members, capacity, count_out);
+    int64_t now = platform_now_ns();
+    for (size_t i = 0; code == pcclSuccess && i < *count_out && i < capacity; i++) {
+        int64_t left = (members[i].at_ns - now) / MS_NS;
+        memcpy(&uuids_out[i], &members[i].id, sizeof uuids_out[i]);
+        within_ms_out[i] = members[i].at_ns == INT64_MAX ? -1 : left > 0 ? left : 0;
+    }
+    free(members);
+    return code;
+}
+
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity) {
     struct wire_name name = {{0}};
     REQUIRE_COMM(comm);

@@ -95,6 +95,16 @@ pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
 // Whether connect takes masters beyond loopback without keys; before connect. False, and so without this call: only if
 // PCCL_INSECURE=1. pcclInvalidUsage: connected or connecting.
 pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure);
+// Announces that this member leaves, within `within_ms`; UINT32_MAX: that is not known. All members are told
+// (pccl_ext_comm_leaving). `at_update`: the next update_topology that all call takes it out and ends here with
+// pcclLeft; no operation is under way then, so none is aborted. Otherwise it is up to the caller to leave. It may be
+// called again. Waits for nothing; while the master is lost, the next one is told. Errors are those of a communicator
+// that is not connected.
+pcclResult_t pccl_ext_comm_leave(pcclComm_t *comm, uint32_t within_ms, bool at_update);
+// Writes who has announced that it leaves, up to `capacity` members, this one too, and in how many ms each has to be
+// gone: -1: not known. `count_out`: how many there are.
+pcclResult_t pccl_ext_comm_leaving(const pcclComm_t *comm, pcclRankUuid_t *uuids_out, int64_t *within_ms_out,
+                                   size_t capacity, size_t *count_out);
 // The name of a peer: of a member of the run, of one that was lost not long ago, or of this one. Writes "" for a peer
 // that is not known or has no name. Always ends with a zero, cut to `capacity`; 64 bytes hold every name.
 pcclResult_t pccl_ext_peer_name(const pcclComm_t *comm, const pcclRankUuid_t *uuid, char *out, size_t capacity);

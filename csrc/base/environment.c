@@ -39,6 +39,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_KEY", "file with the private key of PCCL_CERT"},
     {"PCCL_KEYS", "file with the keys of the run, which encrypt its connections"},
     {"PCCL_LAUNCHER_ENVIRONMENT", "the launcher's variables for a restarted worker; pccl sets it"},
+    {"PCCL_LEFT_STATUS", "exit status of a program that has left its run on a notice"},
     {"PCCL_LOG_LEVEL", "lowest level that is logged"},
     {"PCCL_LZ4", "0: shared state is never compressed"},
     {"PCCL_MASTER", "masters of the run, host:port,host:port, and its name, /run"},

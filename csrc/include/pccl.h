@@ -76,7 +76,8 @@ typedef enum pcclResult_t {
     pcclTopologyOptimizationFailed = 12, // the vote passed, but the old order stands: call again
     // the caller's own bound on the wait ran out; the call goes on, repeat it to wait on
     pcclTimedOut = 13,
-    pcclCancelled = 14 // a member cancelled the operation, and it ended so on all members
+    pcclCancelled = 14, // a member cancelled the operation, and it ended so on all members
+    pcclLeft = 15       // this peer has left the run, as it had announced (pccl_ext_comm_leave)
 } pcclResult_t;
 
 typedef enum pcclDataType_t {

@@ -215,6 +215,7 @@ union message {
     struct wire_report report;
     struct wire_mismatch mismatch;
     struct wire_cancel cancel;
+    struct wire_leaving leaving;
     struct wire_link_down link_down;
     struct wire_measured measured;
     struct wire_sync_vote sync_vote;
@@ -231,6 +232,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     case WIRE_REPORT: out->report.ops = run->reported; return wire_decode_report(body, length, &out->report);
     case WIRE_MISMATCH: return wire_decode_mismatch(body, length, &out->mismatch);
     case WIRE_CANCEL: return wire_decode_cancel(body, length, &out->cancel);
+    case WIRE_LEAVING: return wire_decode_leaving(body, length, &out->leaving);
     case WIRE_LINK_DOWN: return wire_decode_link_down(body, length, &out->link_down);
     case WIRE_MEASURED: return wire_decode_measured(body, length, &out->measured);
     case WIRE_SYNC_VOTE: return wire_decode_sync_vote(body, length, &out->sync_vote);
@@ -255,6 +257,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
     case WIRE_REPORT: verdicts_report(verdicts, table, peer, header, &message->report); return;
     case WIRE_MISMATCH: verdicts_mismatch(table, peer, header, &message->mismatch); return;
     case WIRE_CANCEL: verdicts_cancel(table, peer, header, &message->cancel); return;
+    case WIRE_LEAVING: run_leaving(run, peer, &message->leaving); return;
     case WIRE_LINK_DOWN: on_link_down(run, peer, header, &message->link_down); return;
     case WIRE_MEASURED:
         if (run->phase == RUN_SURVEY) selection_measured(&run->selection, table, peer, &message->measured); // else late

@@ -104,6 +104,57 @@ static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t va
     end_vote(run);
 }
 
+// ---- members that leave ----
+
+static void tell_leaving(struct membership *table, const struct peer_record *peer) {
+    int64_t left = peer->leaves_ns == INT64_MAX ? INT64_MAX : (peer->leaves_ns - table->now_ns) / MS_NS;
+    struct wire_leaving message = {.id = peer->member.id, .at_update = peer->leaves_at_update};
+    message.within_ms = left >= WIRE_WITHIN_UNKNOWN ? WIRE_WITHIN_UNKNOWN : left > 0 ? (uint32_t)left : 0;
+    wire_encode_leaving(membership_frame(table), membership_header(table), &message);
+    for (uint32_t i = 0; i < table->count; i++) membership_send(table, table->order[i]);
+}
+
+static void tell_all_leaving(struct membership *table) {
+    for (uint32_t i = 0; i < table->count; i++)
+        if (table->order[i]->leaving) tell_leaving(table, table->order[i]);
+}
+
+void run_leaving(struct run *run, struct peer_record *peer, const struct wire_leaving *leaving) {
+    struct membership *table = &run->table;
+    if (!wire_id_equal(&leaving->id, &peer->member.id)) {
+        membership_expel(table, peer, "it announced that another member leaves");
+        return;
+    }
+    if (!peer->leaving)
+        actions_log(&table->actions, LOG_NOTICE, "%s announces that it leaves", membership_label_at(peer).chars);
+    peer->leaving = true;
+    peer->leaves_at_update = leaving->at_update;
+    peer->leaves_ns =
+        leaving->within_ms == WIRE_WITHIN_UNKNOWN ? INT64_MAX : table->now_ns + leaving->within_ms * MS_NS;
+    tell_leaving(table, peer);
+}
+
+static bool some_leave(const struct membership *table) {
+    for (uint32_t i = 0; i < table->count; i++)
+        if (table->order[i]->leaves_at_update) return true;
+    return false;
+}
+
+// All members are in the update vote, so no operation is under way: a member that goes now harms nobody. False: nobody
+// leaves.
+static bool release_leaving(struct run *run) {
+    struct membership *table = &run->table;
+    for (uint32_t i = 0; i < table->count; i++) {
+        struct peer_record *peer = table->order[i];
+        if (!peer->leaves_at_update) continue;
+        quorum_ended(&run->quorum, peer);
+        wire_encode_empty(membership_frame(table), membership_header(table), WIRE_LEFT);
+        membership_send(table, peer);
+        membership_drop(table, peer, LOG_INFO, "it left, as announced");
+    }
+    return table->gone_count > 0;
+}
+
 static void commit_candidate(struct run *run) {
     uint32_t before = run->table.count;
     uint8_t kind = run->candidate.kind;
@@ -111,6 +162,7 @@ static void commit_candidate(struct run *run) {
     if (run->table.count > before) quorum_admits(&run->quorum, &run->table, before, newer);
     end_vote(run);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
+    if (run->table.count > before) tell_all_leaving(&run->table); // to those who are new
 }
 
 static void propose(struct run *run, uint8_t kind) {
@@ -220,10 +272,11 @@ static void pass_votes(struct run *run) {
     if (table->count == 0) {
         if (table->peer_count > 0) form_update(run);
     } else if (all_voted(run, WIRE_VOTE_UPDATE)) {
+        if (release_leaving(run)) return; // the vote passes again without them
         invite(run);
         form_update(run);
     } else if (all_voted(run, WIRE_VOTE_PENDING)) {
-        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, is_short(table) || newcomers_wait(run));
+        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, is_short(table) || some_leave(table) || newcomers_wait(run));
     } else if (all_voted(run, WIRE_VOTE_OPTIMIZE)) {
         optimise(run);
     }

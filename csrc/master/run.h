@@ -72,6 +72,8 @@ static inline struct verdicts *run_verdicts(struct run *run, const struct peer_g
 // A newcomer said HELLO: it is registered, or refused. The owner settles after it.
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);
 void run_settle(struct run *run);
+// A member has announced that it leaves: all members are told.
+void run_leaving(struct run *run, struct peer_record *peer, const struct wire_leaving *leaving);
 // Gives the run up as if this master had restarted: its members come with RESUME.
 void run_give_up(struct run *run);
 // The members have been taken over from another master: a new group epoch for every group.

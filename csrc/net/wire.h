@@ -88,6 +88,8 @@ enum wire_type {
     WIRE_CANCEL, // peer -> master: end this op on all members, unless all have completed it
     // anybody -> master, before the first frame of a connection: the name of the run that it is about
     WIRE_RUN,
+    WIRE_LEAVING, // peer -> master: I leave; master -> peer: this member leaves
+    WIRE_LEFT,    // master -> peer, empty body: you have left; the master closes
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted

@@ -272,6 +272,12 @@ static void visit_mismatch(struct cursor *c, struct wire_mismatch *m) {
 
 static void visit_cancel(struct cursor *c, struct wire_cancel *m) { visit_op_name(c, &m->name); }
 
+static void visit_leaving(struct cursor *c, struct wire_leaving *m) {
+    visit_id(c, &m->id);
+    cursor_u32(c, &m->within_ms);
+    cursor_range(c, &m->at_update, 0, 1);
+}
+
 static void visit_link_down(struct cursor *c, struct wire_link_down *m) {
     visit_id(c, &m->id);
     cursor_u32(c, &m->index);

@@ -435,6 +435,14 @@ struct wire_matrix {
     struct wire_matrix_edge *edges;     // decode: caller's array of WIRE_MAX_EDGES
 };
 
+enum { WIRE_WITHIN_UNKNOWN = UINT32_MAX };
+
+struct wire_leaving {
+    struct wire_id id;  // to the master: the sender
+    uint32_t within_ms; // when it has to be gone, counted from now; WIRE_WITHIN_UNKNOWN
+    uint8_t at_update;  // 1: the next update vote that passes takes it out; 0: it leaves by itself, with LEAVE
+};
+
 // Messages with a body of their own.
 #define WIRE_CONTROL_MESSAGES(X) \
     X(hello, HELLO) \
@@ -449,6 +457,7 @@ struct wire_matrix {
     X(report, REPORT) \
     X(mismatch, MISMATCH) \
     X(cancel, CANCEL) \
+    X(leaving, LEAVING) \
     X(link_down, LINK_DOWN) \
     X(measure, MEASURE) \
     X(measured, MEASURED) \

@@ -356,6 +356,8 @@ static pcclResult_t communicator_collect_vote(struct communicator *c, uint64_t *
         engine_voted(c->engine, c->ticket.view.group_epoch);
         return pcclSuccess;
     }
+    if (c->ticket.code == pcclLeft)
+        return detail_fail(pcclLeft, "this peer has left the run, as it announced; destroy the communicator");
     if (communicator_is_dead(c))
         return detail_fail(c->ticket.code,
                            "the communicator died in %s: %s; destroy it and create a new one (in Python: call "
@@ -391,6 +393,33 @@ static pcclResult_t begin_vote(struct communicator *c, enum wire_vote_kind kind,
 pcclResult_t communicator_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket) {
     communicator_begin(c);
     return communicator_finish(c, begin_vote(c, kind, ticket));
+}
+
+// ---- leaving ----
+pcclResult_t communicator_announce(struct communicator *c, uint32_t within_ms, bool at_update) {
+    communicator_begin(c);
+    pcclResult_t code = communicator_check_usable(c);
+    if (code != pcclSuccess) return communicator_finish(c, code);
+    struct member_output out = {0};
+    member_announce(c->core, within_ms, at_update, platform_now_ns(), &out);
+    bool failed = out.frames.failed;
+    pthread_mutex_unlock(&c->lock);
+    if (!failed) master_link_send(c->master, &out.frames);
+    member_output_fini(&out);
+    pthread_mutex_lock(&c->lock);
+    if (failed) code = detail_fail(pcclInternalError, "the system refused memory for the message");
+    return communicator_finish(c, code);
+}
+
+pcclResult_t communicator_leaving(struct communicator *c, struct leaving_member *out, size_t capacity,
+                                  size_t *count_out) {
+    communicator_begin(c);
+    pcclResult_t code = communicator_check_usable(c);
+    if (code != pcclSuccess) return communicator_finish(c, code);
+    const struct leaving *leaving = member_leaving(c->core);
+    *count_out = leaving->count;
+    for (size_t i = 0; i < leaving->count && i < capacity; i++) out[i] = leaving->others[i];
+    return communicator_finish(c, pcclSuccess);
 }
 
 // ---- life ----

@@ -17,6 +17,7 @@
 #include "ops/call.h"
 #include "pccl.h"
 #include "peer/decision.h"
+#include "peer/leaving.h"
 #include "state/sync.h"
 
 struct communicator;
@@ -112,6 +113,12 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
 // pcclTimedOut: it goes on, and the detail says what is known of whom it waits for. Any other result ends it, and its
 // ticket is void (pcclInvalidUsage). `value` is the answer of are_peers_pending, or the revision of a round.
 pcclResult_t communicator_wait(struct communicator *c, uint64_t ticket, int64_t deadline_ns, uint64_t *value);
+
+// Announces that this peer leaves (member_announce).
+pcclResult_t communicator_announce(struct communicator *c, uint32_t within_ms, bool at_update);
+// Writes up to `capacity` members that have announced that they leave.
+pcclResult_t communicator_leaving(struct communicator *c, struct leaving_member *out, size_t capacity,
+                                  size_t *count_out);
 
 // Begins a vote other than that of a round of shared state. Update and optimise adopt when they succeed.
 pcclResult_t communicator_begin_vote(struct communicator *c, enum wire_vote_kind kind, uint64_t *ticket);

@@ -106,7 +106,10 @@ static void end_vote(struct control *t, const struct member_action *action) {
 
 static void die(struct control *t, const char *text) {
     struct communicator *c = t->c;
-    LOG(LOG_ERR, "the communicator is dead: %s", text);
+    if (member_leaving(c->core)->left)
+        LOG(LOG_NOTICE, "this peer has left the run, as it announced");
+    else
+        LOG(LOG_ERR, "the communicator is dead: %s", text);
     hang_up(t);
     pthread_mutex_lock(&c->lock);
     // Nobody has heard yet that connect has succeeded: then it has failed, and may be called again.

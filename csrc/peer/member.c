@@ -35,6 +35,7 @@ struct member {
     // From here on nothing is read before it is written, so that nobody pays for clearing it.
     struct mesh mesh;
     struct recovery recovery;
+    struct leaving leaving;
     // decoding
     struct wire_member members[WIRE_MAX_MEMBERS];
     struct wire_verdict verdict;
@@ -141,7 +142,7 @@ static void end_sync(struct member *m, struct member_output *out) {
 }
 
 // The first epoch of the new generation is in force: now what the old one had ended can end here.
-static void recovered(struct member *m, struct member_output *out) {
+static void recovered(struct member *m, int64_t now, struct member_output *out) {
     struct recovery *r = &m->recovery;
     if (r->state != RECOVERY_RESUMED) return;
     const struct wire_ended_vote *vote = &r->resumed.last_vote;
@@ -155,6 +156,7 @@ static void recovered(struct member *m, struct member_output *out) {
         end_sync(m, out);
     }
     recovery_end(r);
+    leaving_tell(&m->leaving, &m->id, member_header(m), now, &out->frames);
     if (m->vote.kind == 0 || !m->vote.unsent) return;
     m->vote.unsent = false;
     decision_vote_cast(&m->vote, member_header(m), &out->frames);
@@ -194,6 +196,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     m->phase = MEMBER_ACCEPTED;
     m->view = view;
     recovery_note_epoch(&m->recovery, commit, m->epoch);
+    leaving_enter(&m->leaving, m->epoch);
     if (epoch->group_epoch > (before == NULL ? 0 : before->group_epoch))
         enter_group_epoch(m, commit->reason, before, now, out);
     epoch_put(before);
@@ -205,7 +208,7 @@ static void enter_epoch(struct member *m, const struct wire_epoch_commit *commit
     if (newcomer) member_act(out, MEMBER_CONNECT_END)->view = m->recovery.late.vote ? m->recovery.late.view : m->view;
     if (m->vote.kind == WIRE_VOTE_UPDATE && commit->reason == WIRE_REASON_UPDATE) end_vote(m, pcclSuccess, 0, out);
     if (m->vote.kind == WIRE_VOTE_OPTIMIZE && commit->reason == WIRE_REASON_ORDER) end_vote(m, pcclSuccess, 0, out);
-    recovered(m, out);
+    recovered(m, now, out);
 }
 
 static void take_candidate(struct member *m, const struct wire_candidate *candidate, int64_t now,
@@ -371,6 +374,12 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         recovery_note_verdict(&m->recovery, &m->verdict);
         member_act(out, MEMBER_VERDICT)->verdict = &m->verdict;
         return true;
+    case WIRE_LEAVING: return m->phase == MEMBER_ACCEPTED && leaving_take(&m->leaving, body, length, m->epoch, now);
+    case WIRE_LEFT:
+        if (m->phase != MEMBER_ACCEPTED || !m->leaving.announced) return false;
+        m->leaving.left = true;
+        die_of(m, pcclLeft, out, "it left, as announced");
+        return true;
     case WIRE_BYE:
         if (m->recovery.masters > 1)
             member_disconnected(m, stopped, now, out);
@@ -454,6 +463,7 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     memset(m, 0, offsetof(struct member, mesh));
     mesh_init(&m->mesh, id, lanes);
     recovery_init(&m->recovery);
+    leaving_init(&m->leaving);
     m->id = *id;
     m->hello = (struct wire_hello){.version = WIRE_VERSION, .id = *id, .group = group, .lanes = m->mesh.lanes};
     return m;
@@ -509,6 +519,12 @@ void member_vote(struct member *m, enum wire_vote_kind kind, struct member_outpu
 
 void member_sync(struct member *m, const struct wire_sync_vote *vote, struct member_output *out) {
     open_vote(m, WIRE_VOTE_SYNC, vote, out);
+}
+
+void member_announce(struct member *m, uint32_t within_ms, bool at_update, int64_t now, struct member_output *out) {
+    leaving_announce(&m->leaving, within_ms, at_update, now);
+    if (m->phase == MEMBER_ACCEPTED && !member_is_seeking(m)) // else the next master is told
+        leaving_tell(&m->leaving, &m->id, member_header(m), now, &out->frames);
 }
 
 void member_leave(struct member *m, struct member_output *out) {
@@ -570,6 +586,7 @@ const struct member_view *member_adopted(const struct member *m) { return &m->re
 const struct epoch_ring *member_members(const struct member *m) { return recovery_members(&m->recovery); }
 enum member_phase member_phase(const struct member *m) { return m->phase; }
 const char *member_text(const struct member *m) { return m->text; }
+const struct leaving *member_leaving(const struct member *m) { return &m->leaving; }
 const struct wire_id *member_id(const struct member *m) { return &m->id; }
 const struct wire_welcome *member_welcome(const struct member *m) { return &m->welcome; }
 const struct epoch *member_epoch(const struct member *m) { return m->epoch; }

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "peer/decision.h"
+#include "peer/leaving.h"
 
 enum {
     MEMBER_JOIN_LIMIT_MS = 5000, // from the first dial to WELCOME
@@ -90,6 +91,10 @@ void member_measured(struct member *member, const struct wire_id *from, const st
 void member_vote(struct member *member, enum wire_vote_kind kind, struct member_output *out);
 // Opens the vote of a round of shared state; ends with MEMBER_VOTE_END. Likewise.
 void member_sync(struct member *member, const struct wire_sync_vote *vote, struct member_output *out);
+// Announces that it leaves, in `within_ms` if that is known. `at_update`: the next update vote that passes takes it
+// out, which ends that vote here with pcclLeft; otherwise all are only told. Its phase is ACCEPTED.
+void member_announce(struct member *member, uint32_t within_ms, bool at_update, int64_t now_ns,
+                     struct member_output *out);
 void member_leave(struct member *member, struct member_output *out);
 
 // ---- adoption ----
@@ -105,6 +110,8 @@ const struct epoch_ring *member_members(const struct member *member);
 enum member_phase member_phase(const struct member *member);
 const char *member_text(const struct member *member); // why it died or was refused; "" before
 const struct wire_id *member_id(const struct member *member);
+// The members that have announced that they leave. Valid until the next event.
+const struct leaving *member_leaving(const struct member *member);
 const struct wire_welcome *member_welcome(const struct member *member); // valid from REGISTERED on
 // Returns where the own list of entries begins to differ from the group's, as the master said in the last round of
 // shared state; NULL if it said nothing.

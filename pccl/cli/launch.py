@@ -21,7 +21,7 @@ from pccl._credentials import VARIABLES, environment_has_some
 from pccl._errors import PCCLError
 from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl._processes import Fleet, Process, how_ended
-from pccl._waits import JOIN_VARIABLE, PATIENCE_VARIABLE
+from pccl._waits import JOIN_VARIABLE, LEFT_STATUS, LEFT_STATUS_VARIABLE, PATIENCE_VARIABLE
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -219,6 +219,7 @@ class Launch:
     ) -> None:
         self._command = command
         self._environment = {**os.environ, **run, "PCCL_PEERS": str(nproc), "PYTHONUNBUFFERED": "1"}
+        self._environment[LEFT_STATUS_VARIABLE] = str(LEFT_STATUS)
         self._environment.pop(JOIN_VARIABLE, None)
         if patience is not None:
             self._environment[PATIENCE_VARIABLE] = str(patience)
@@ -260,12 +261,13 @@ class Launch:
         if status != 0:
             again = self._restarts[number] > 0 and self._told is None and bool(self._fleet.processes)
             then = "; restarting it" if again else ""
-            self._stderr.print(f"pccl launch: peer {number} {how_ended(status)}{then}\n".encode())
+            how = "has left" if status == LEFT_STATUS else how_ended(status)
+            self._stderr.print(f"pccl launch: peer {number} {how}{then}\n".encode())
             if again:
                 self._restarts[number] -= 1
                 self._start(number, {JOIN_VARIABLE: "1"})
                 return
-        self._statuses.append(status)
+        self._statuses.append(0 if status == LEFT_STATUS else status)
 
     def _tell(self, number: signal.Signals) -> None:
         """Passes a signal on that ends the command; the second one kills."""

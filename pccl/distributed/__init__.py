@@ -12,12 +12,12 @@ try:
 except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(f"pccl.distributed needs torch: pip install 'pccl[torch]' ({_error})", name=_error.name) from None
 
-from pccl._errors import JoinError, StateLostError
+from pccl._errors import JoinError, Left, StateLostError
 from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
 from pccl.distributed._bootstrap import BootstrapError, is_joining, keys, masters
 from pccl.distributed._change import Change, on_change
-from pccl.distributed._elastic import Elastic, Left
+from pccl.distributed._elastic import Elastic
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
 from pccl.distributed._group import Options, ProcessGroup, lost_ranks
 from pccl.distributed._join import join

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import weakref
@@ -18,13 +19,14 @@ from torch.optim import Optimizer
 from pccl._collectives import Collective
 from pccl._communicator import Communicator
 from pccl._enums import DataType
-from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError, UsageError
+from pccl._errors import CallAgainError, JoinError, Left, PCCLError, PeerLostError, TooFewPeersError, UsageError
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._launch import digest
 from pccl.distributed._sharded import Restored, Sharded
 from pccl.distributed._training import Training
 from pccl.distributed._view import arrange
+from pccl.notice import Notice, as_notice
 from pccl.state import decode, encode, load, save, warn_if_overridden
 from pccl.state._entries import Entries
 from pccl.state._module import require_same_names
@@ -44,7 +46,7 @@ _TAG = digest("Elastic.sync")
 _OWN = frozenset(
     {
         *("_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded"),
-        *("_leaves", "_deals"),
+        *("_leaves", "_deals", "_notice"),
     }
 )
 """Attributes of an Elastic that are no values."""
@@ -55,10 +57,6 @@ _LARGE_BYTES = 1 << 16
 
 _begun: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 """Groups whose first sync is over."""
-
-
-class Left(SystemExit):
-    """This process has left the run in order (`Elastic.leave`). Nobody who catches it: the program ends with status 0."""
 
 
 class Elastic:
@@ -76,8 +74,8 @@ class Elastic:
 
     `every`: only each so many calls of `sync` look whether somebody waits.
 
-    `leaves_on`: a signal, such as SIGTERM, upon which this process leaves in order, as by `leave`. A second one does what the
-    first would have done without. The constructor has to be called in the main thread then.
+    `leaves_on`: a signal, such as SIGTERM, or a `pccl.notice.Notice`, upon which this process leaves in order, as by `leave`. A
+    second signal does what the first would have done without. With signals the constructor has to be called in the main thread.
 
     **Sharded models.** The model may be sharded with FSDP2 (`fully_shard`) over all members, also with replicas (HSDP). A lost
     member takes its part of the state along: `snapshots` keeps copies or a code of each part in the memory of others. Catch the
@@ -94,7 +92,7 @@ class Elastic:
         *,
         every: int = 1,
         snapshots: Snapshots | None = None,
-        leaves_on: signal.Signals | None = None,
+        leaves_on: Notice | signal.Signals | None = None,
         **values: Any,
     ) -> None:
         if every < 1:
@@ -122,8 +120,9 @@ class Elastic:
         for one in optimizers if self._data() else ():
             inner = getattr(one, "optimizer", one)  # of a wrapper, such as accelerate's, which takes no hooks
             (inner if isinstance(inner, Optimizer) else one).register_step_post_hook(lambda *_: self._seal())
-        if leaves_on is not None:
-            self._leave_on(leaves_on)
+        self._notice = None if leaves_on is None else as_notice(leaves_on)
+        if self._notice is not None:
+            self._leave_on(self._notice)
 
     def sync(self, timeout: timedelta | None = None) -> bool:
         """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
@@ -136,6 +135,8 @@ class Elastic:
         group = _group_of_all()
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
+        if self._notice is not None and self._notice.given and not self._leaves:
+            self.leave()
         lost = self._commit_data(group, seconds)
         if self._sharded is not None:
             if group.membership == FIXED:
@@ -151,12 +152,11 @@ class Elastic:
         if _bootstrap.to_join():
             self._join(group, _bootstrap.to_join(), seconds)
             looks = True  # as the members do after they have let it in
-        elif self._leaves:
-            group.communicator.close()
-            raise Left
         elif group not in _begun:
             self._begin(group, seconds)
         _begun.add(group)
+        if self._leaves:
+            self._announce(group)
         anew = lost or not self._deals
         if looks:
             while group.communicator.are_peers_pending(timeout=seconds):
@@ -173,22 +173,32 @@ class Elastic:
     def leave(self) -> None:
         """Makes the next `sync` of this process the last one: it raises Left, and the others go on without it at the same step.
 
-        What this process has of a sharded state is divided among the others before. If all members leave at once, a last snapshot
-        stays in the memory of their hosts for a run of the same name.
+        With `every` it is the next one that looks. What this process has of a sharded state is divided among the others before.
+        If all members leave at once, a last snapshot stays in the memory of their hosts for a run of the same name.
         """
         self._leaves = True
+        group = dist.GroupMember.WORLD if dist.is_initialized() else None
+        if isinstance(group, ProcessGroup) and not _bootstrap.to_join():
+            self._announce(group)
 
-    def _leave_on(self, number: signal.Signals) -> None:
+    def _leave_on(self, notice: Notice) -> None:
         itself = weakref.ref(self)
-        before = signal.getsignal(number)
 
-        def leave(*_: object) -> None:
-            signal.signal(number, before if before is not None else signal.SIG_DFL)
+        def leave(_: Notice) -> None:
             run = itself()
             if run is not None:
                 run.leave()
 
-        signal.signal(number, leave)
+        notice.listen(leave)
+
+    def _announce(self, group: ProcessGroup) -> None:
+        """Tells all members that this one leaves. It hands its part of a sharded state over first, and leaves by itself then."""
+        within = None if self._notice is None else self._notice.seconds_left
+        with contextlib.suppress(PCCLError):  # the call that follows says it
+            if self._sharded is not None:
+                group.communicator._announce(within, at_update=False)
+            else:
+                group.communicator.leave(within=within)
 
     @property
     def snapshot_report(self) -> SnapshotReport | None:

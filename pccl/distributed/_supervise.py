@@ -7,6 +7,7 @@ import signal
 import sys
 
 from pccl._processes import SUPERVISED, prepare_child
+from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE
 
 
 def supervise() -> None:
@@ -31,6 +32,7 @@ def supervise() -> None:
     prepare_child(supervisor)
     os.environ["PCCL_SUPERVISED"] = "1"
     os.environ["PCCL_SUPERVISOR_PIPE"] = str(tells)
+    os.environ[LEFT_STATUS_VARIABLE] = str(LEFT_STATUS)
 
 
 def become_supervisor(command: list[str], restarts: str) -> None:

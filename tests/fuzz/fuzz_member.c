@@ -58,6 +58,7 @@ static void check_frame(const struct wire_header *header, const uint8_t *body) {
     struct wire_hello hello;
     struct wire_vote pending_vote;
     struct wire_link_down down;
+    struct wire_leaving leaving;
     struct wire_measured measured;
     struct wire_sync_vote sync;
     static struct wire_linked linked;
@@ -65,6 +66,7 @@ static void check_frame(const struct wire_header *header, const uint8_t *body) {
     case WIRE_HELLO: MUST(wire_decode_hello(body, length, &hello) && wire_id_equal(&hello.id, &self)); return;
     case WIRE_LINKED: MUST(wire_decode_linked(body, length, &linked)); return;
     case WIRE_VOTE: MUST(wire_decode_vote(body, length, &pending_vote)); return;
+    case WIRE_LEAVING: MUST(wire_decode_leaving(body, length, &leaving)); return;
     case WIRE_LINK_DOWN: MUST(wire_decode_link_down(body, length, &down)); return;
     case WIRE_MEASURED: MUST(wire_decode_measured(body, length, &measured)); return;
     case WIRE_SYNC_VOTE: MUST(wire_decode_sync_vote(body, length, &sync)); return;

@@ -137,6 +137,10 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     case WIRE_MISMATCH: {
         AGAIN(wire_mismatch, mismatch);
     }
+    case WIRE_LEAVING: {
+        AGAIN(wire_leaving, leaving);
+        break;
+    }
     case WIRE_LINK_DOWN: {
         AGAIN(wire_link_down, link_down);
     }

@@ -107,6 +107,7 @@ static void write_frames(void) {
     FRAME(linked, {.attempt = 1, .latency_us = 50, .count = 1, .unreachable = {two}});
     FRAME(vote, {.kind = WIRE_VOTE_UPDATE});
     FRAME(outcome, {.kind = WIRE_VOTE_PENDING, .value = 1});
+    FRAME(leaving, {.id = two, .within_ms = 5, .at_update = 1});
     FRAME(link_down, {.id = two, .index = 1});
     FRAME(measure, {.round = 1, .target = two, .duration_ms = 100});
     FRAME(measured, {.from = one, .to = two, .bytes_per_s = 1000000});

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -36,6 +37,30 @@ def on_both(comms: list[pccl.Communicator], code: str, names: Callable[[int], di
     return together(
         *(lambda rank=rank, comm=comm: run(code, comm=comm, pccl=pccl, **names(rank)) for rank, comm in enumerate(comms))
     )
+
+
+def test_leaving(monkeypatch, tmp_path):
+    sources, limits = blocks("leaving.md")
+    asked: list[Any] = []
+    answers = {"token": "T", "instance-action": "{}", "preempted": "TRUE", "scheduledevents": '{"EventType": "Preempt"}'}
+
+    def urlopen(request, timeout):
+        asked.append((request.get_method(), request.full_url, request.headers, timeout))
+        path = tmp_path / "answer"
+        path.write_text(next(answer for part, answer in answers.items() if part in request.full_url))
+        return path.open("rb")
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    names = run(sources.replace("poll=aws, every=5", "poll=gcp, every=60"))
+    names["notice"].close()
+    assert {number: signal.getsignal(number) for number in before} == before
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    assert [names[cloud]() for cloud in ("aws", "gcp", "azure")] == [True] * 3
+    assert [method for method, *_ in asked] == ["PUT", "GET", "GET", "GET"]
+    assert asked[1][2] == {"X-aws-ec2-metadata-token": "T"}
+    answers.update({"instance-action": "", "preempted": "FALSE", "scheduledevents": '{"Events": []}'})
+    assert [names[cloud]() for cloud in ("aws", "gcp", "azure")] == [False] * 3
+    run(limits, pccl=pccl)["comm"].close()
 
 
 def test_collectives():

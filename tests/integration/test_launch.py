@@ -111,6 +111,22 @@ def test_status(launch, program, status):
     assert launch(program).end() in (status if isinstance(status, tuple) else (status,))
 
 
+def test_a_peer_that_has_left_is_replaced_and_has_not_failed(launch, tmp_path):
+    program = """
+        if number == 1:
+            if os.environ.get("PCCL_JOIN") == "1":
+                open(sys.argv[1], "w")
+            sys.exit(int(os.environ["PCCL_LEFT_STATUS"]))
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.02)
+    """
+    one = launch(program, str(tmp_path / "there"), options=("--nproc", "2", "--restart", "1"))
+    assert one.end() == 0
+    text = "".join(one.lines)
+    assert text.count("peer 1 has left; restarting it") == 1
+    assert text.count("peer 1 has left") == 2
+
+
 @pytest.mark.parametrize("restart", [["--restart", "1"], ["--restart=1"], ["--restart"]])
 def test_a_peer_is_started_anew(launch, tmp_path, restart):
     program = """

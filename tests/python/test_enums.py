@@ -56,6 +56,7 @@ VALUES = {
         "TOPOLOGY_OPTIMIZATION_FAILED": 12,
         "TIMED_OUT": 13,
         "CANCELLED": 14,
+        "LEFT": 15,
     },
 }
 

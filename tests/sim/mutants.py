@@ -40,7 +40,7 @@ SOURCES = [
     *sorted(
         str(path.relative_to(ROOT))
         for pattern in (
-            *(f"peer/{name}.c" for name in ("decision", "member", "mesh", "recovery")),
+            *(f"peer/{name}.c" for name in ("decision", "leaving", "member", "mesh", "recovery")),
             "master/*.c",
             "ops/*.c",
         )
@@ -62,7 +62,7 @@ FLAGS = [
     "-ffunction-sections",
 ]
 BREAK, MISUSE, MASTER, FORK, BLOCK, MEMORY = 16, 512, 2048, 4096, 8192, 16384  # as in sim/sim.h
-APART, CANCEL = 32768, 65536
+APART, CANCEL, NOTICE = 32768, 65536, 131072
 TEST_SECONDS = 30
 LINK = ["-Wl,--gc-sections", "-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc", "-pthread", "-lm"]
 
@@ -596,6 +596,29 @@ MUTANTS: list[Mutant] = [
         old="if (cancel->name.epoch != header->epoch) {",
         new="if (cancel->name.epoch > UINT64_MAX - 1) {",
         test="master/test_verdicts.c",
+    ),
+    # ---- members that leave, and how many there are ----
+    Mutant(
+        name="leaves_at_once",  # in the middle of operations, and not between two
+        file="master/run.c",
+        old="peer->leaving = true;",
+        new='membership_drop(table, peer, LOG_INFO, "it leaves");\n    peer->leaving = true;',
+        faults=NOTICE,
+        seeds=500,
+    ),
+    Mutant(
+        name="more_than_most",
+        file="master/run.c",
+        old="most > table->count ? most - table->count : 0",
+        new="most > table->count ? most - table->count + 1 : 0",
+        seeds=500,
+    ),
+    Mutant(
+        name="fewer_than_least",
+        file="master/run.c",
+        old="run->candidate.count < run->table.limits.least",
+        new="run->candidate.count + 1 < run->table.limits.least",
+        seeds=500,
     ),
     # ---- members that send malformed frames, and RESUME ----
     Mutant(

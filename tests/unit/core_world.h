@@ -125,6 +125,13 @@ static inline void simple(char peer, enum wire_type type) {
     say(peer, &out);
 }
 
+static inline void leaving(char peer, uint32_t within_ms, bool at_update) {
+    struct wire_buffer out = {0};
+    struct wire_leaving message = {.id = id_of(peer), .within_ms = within_ms, .at_update = at_update};
+    wire_encode_leaving(&out, head(peer), &message);
+    say(peer, &out);
+}
+
 static inline void die(char peer) { act((inside = true, core_peer_lost(m, now, (uint32_t)(peer - 'a'), "test"))); }
 
 static inline void report_link(char peer, char reported, enum wire_link_reason reason) {
@@ -244,6 +251,19 @@ static inline void outcome_at(int line, const char *peers, uint8_t kind, uint8_t
         check_equal((int64_t)outcome.value, (int64_t)value, __FILE__, line, "value");
     }
 }
+static inline void leaving_at(int line, const char *peers, char who, uint32_t within_ms, bool at_update) {
+    for (; *peers; peers++) {
+        const struct frame *frame = take_at(line, *peers, WIRE_LEAVING);
+        struct wire_leaving told = {.within_ms = 0};
+        struct wire_id id = id_of(who);
+        check_that(wire_decode_leaving(frame->body, frame->header.length, &told), __FILE__, line, "LEAVING decodes");
+        check_that(wire_id_equal(&told.id, &id), __FILE__, line, "who leaves");
+        check_equal(told.within_ms, within_ms, __FILE__, line, "within");
+        check_equal(told.at_update, at_update, __FILE__, line, "at an update");
+    }
+}
+#define LEAVING(peers, who, within_ms, at_update) leaving_at(__LINE__, peers, who, within_ms, at_update)
+
 #define OUTCOME(peers, kind, code, value) outcome_at(__LINE__, peers, WIRE_VOTE_##kind, code, value)
 
 static inline struct wire_verdict verdict_at(int line, const char *peers, uint64_t header_epoch, uint64_t epoch,

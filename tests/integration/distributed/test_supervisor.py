@@ -223,3 +223,29 @@ def test_supervise_goes_on_in_a_child(tmp_path):
     assert begun.stdout == "begins None ['an argument']\ngoes on 1\n", begun.stderr
     alone = subprocess.run([sys.executable, str(script)], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE)
     assert alone.stdout == "begins None []\ngoes on None\n"
+
+
+LEAVES = f"""{TELL} print('began', os.environ.get('PCCL_JOIN'))
+sys.exit(0 if 'PCCL_JOIN' in os.environ else int(os.environ['PCCL_LEFT_STATUS']))"""
+
+
+def test_a_program_that_has_left_is_replaced(run_of_others):
+    status, said, errors = end_of(supervisor(LEAVES, run_of_others, PCCL_RESTARTS="1"))
+    assert (status, said) == (0, "began None\nbegan 1\n")
+    assert "has left; it is restarted and joins the others (0 restarts left)" in errors
+
+
+@pytest.mark.parametrize("outer", ["", "75", "3"])
+def test_a_program_that_has_left_ends_as_its_launcher_wants(outer, run_of_others):
+    status, _, errors = end_of(supervisor(LEAVES, run_of_others, PCCL_LEFT_STATUS=outer))
+    assert status == int(outer or 0)
+    assert "has left; the others continue without it" in errors
+
+
+def test_a_program_that_has_left_when_all_were_told_to_end(run_of_others):
+    code = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(int(os.environ['PCCL_LEFT_STATUS'])))"
+    process = supervisor(f"{code}; print('here'); time.sleep(600)", PCCL_RESTARTS="3")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    process.send_signal(signal.SIGTERM)
+    assert end_of(process) == (0, "", "")

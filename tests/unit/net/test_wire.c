@@ -207,6 +207,12 @@ static void write_mismatch(struct wire_buffer *out, uint32_t size) {
     wire_encode_mismatch(out, random_header(), &mismatch);
 }
 
+static void write_leaving(struct wire_buffer *out, uint32_t size) {
+    struct wire_leaving leaving = {.within_ms = (uint32_t)check_random(&seed), .at_update = (uint8_t)(size % 2)};
+    random_id(&leaving.id);
+    wire_encode_leaving(out, random_header(), &leaving);
+}
+
 static void write_link_down(struct wire_buffer *out, uint32_t size) {
     struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .reason = (uint8_t)(size % 3)};
     random_id(&down.id);
@@ -408,6 +414,7 @@ AGAIN(op_done)
 AGAIN(verdict)
 AGAIN(mismatch)
 AGAIN(cancel)
+AGAIN(leaving)
 AGAIN(link_down)
 AGAIN(measure)
 AGAIN(measured)
@@ -535,6 +542,7 @@ static const struct message {
     {WIRE_REPORT, 2 * WIRE_MAX_LIVE_OPS, write_report, again_report},
     {WIRE_MISMATCH, 0, write_mismatch, again_mismatch},
     {WIRE_CANCEL, 0, write_cancel, again_cancel},
+    {WIRE_LEAVING, 1, write_leaving, again_leaving},
     {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
     {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
     {WIRE_MEASURED, 0, write_measured, again_measured},
@@ -667,6 +675,7 @@ static void test_bad_fields(void) {
         {WIRE_REPORT, 4 + 26, 0, false, "state 0"},
         {WIRE_REPORT, 4 + 26, 4, false, "state 4"},
         {WIRE_REPORT, 4 + 27, 2, false, "small 2"},
+        {WIRE_LEAVING, 20, 2, false, "at update 2"},
         {WIRE_LINK_DOWN, 16, WIRE_MAX_LANES + 1, true, "index"},
         {WIRE_LINK_DOWN, 20, WIRE_LINK_CARD + 1, false, "reason 4"},
         {WIRE_MEASURE, 20, 0, true, "no duration"},
@@ -771,7 +780,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_RUN) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_LEFT) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};

@@ -1,0 +1,180 @@
+"""Notices that this process has to go soon: signals, a file, or a callable that asks the cloud (docs/leaving.md).
+
+A member that has a notice leaves between two steps: `Communicator.leaves_on`, `pccl.distributed.Elastic(leaves_on=)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from types import TracebackType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+_log = logging.getLogger("pccl")
+
+
+class Notice:
+    """Whether this process has to go soon. It is given once, by the first of its sources.
+
+    `signals`: the first one gives the notice, a second one does what it would have done without. In a process that was forked
+    since, such as a worker of a DataLoader, they do what they would have done without. With signals the constructor has to be
+    called in the main thread (ValueError).
+
+    `file`: the notice is given when this file exists. `poll`: a callable that returns False or None while there is no notice;
+    then True, or in how many seconds the process has to be gone. It may block. An exception counts as no notice; the first one
+    is logged. Both are looked at every `every` seconds, in a thread.
+
+    `within`: how many seconds there are after a signal or the file; None: that is not known.
+    """
+
+    def __init__(
+        self,
+        *signals: signal.Signals,
+        file: str | os.PathLike[str] | None = None,
+        poll: Callable[[], float | bool | None] | None = None,
+        every: float = 1.0,
+        within: float | None = None,
+    ) -> None:
+        if not every > 0:
+            raise ValueError(f"every must be a positive number of seconds, not {every!r}")
+        if within is not None and not 0 <= within < math.inf:
+            raise ValueError(f"within must be a number of seconds, not {within!r}")
+        self._file = None if file is None else os.fspath(file)
+        self._poll = poll
+        self._every = every
+        self._within = within
+        self._lock = threading.Lock()
+        self._listeners: list[Callable[[Notice], None]] = []
+        self._given = threading.Event()
+        self._closed = threading.Event()
+        self._at: float | None = None
+        self._reason = ""
+        self._poll_failed = False
+        self._signal = 0
+        self._pid = os.getpid()
+        self._before = {number: signal.getsignal(number) for number in signals}
+        # A handler may interrupt whoever holds a lock, so it does no more than wake a thread. Nobody closes the pipe, as a signal
+        # may come late.
+        told, self._tells = os.pipe()
+        os.set_blocking(self._tells, False)
+        for number in signals:
+            signal.signal(number, self._on_signal)
+        threading.Thread(target=self._watch_signals, args=(told,), name="pccl:notice", daemon=True).start()
+        if file is not None or poll is not None:
+            threading.Thread(target=self._look, name="pccl:notice-poll", daemon=True).start()
+
+    @property
+    def given(self) -> bool:
+        """Whether the process has to go. A signal counts from the moment when it has interrupted the main thread."""
+        if self._signal and not self._given.is_set():
+            self.give(signal.Signals(self._signal).name, self._within)
+        return self._given.is_set()
+
+    def __bool__(self) -> bool:
+        return self.given
+
+    @property
+    def reason(self) -> str:
+        """What has given it, such as "SIGTERM"; "" before."""
+        return self._reason
+
+    @property
+    def seconds_left(self) -> float | None:
+        """In how many seconds the process has to be gone, 0 at least; None: not known, or no notice was given."""
+        return None if self._at is None else max(0.0, self._at - time.monotonic())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it is given, at most `timeout` seconds. Whether it was."""
+        return self._given.wait(timeout)
+
+    def give(self, reason: str, within: float | None = None) -> None:
+        """Gives it, unless it was given: the process has to be gone in `within` seconds, if that is known."""
+        with self._lock:
+            if self._given.is_set():
+                return
+            self._reason = reason
+            self._at = None if within is None else time.monotonic() + within
+            self._given.set()
+            listeners, self._listeners = self._listeners, []
+        _log.warning("notice: %s: this process leaves at the next step boundary", reason)
+        for listener in listeners:
+            listener(self)
+
+    def listen(self, listener: Callable[[Notice], None]) -> None:
+        """Calls `listener` with this notice once it is given, in a thread; at once, in this one, if it was."""
+        with self._lock:
+            if not self._given.is_set():
+                self._listeners.append(listener)
+                return
+        listener(self)
+
+    def close(self) -> None:
+        """Stops looking, and gives the signals their handlers back. Idempotent. In the main thread if there are signals."""
+        self._closed.set()
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, _or_default(before))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Notice: {self._reason or 'not given'}>"
+
+    # ---- sources ----
+
+    def _on_signal(self, number: int, _: object) -> None:
+        before = _or_default(self._before[signal.Signals(number)])
+        signal.signal(number, before)
+        if os.getpid() != self._pid:
+            os.kill(os.getpid(), number)  # of a forked process, whose end nobody has to know of
+            return
+        self._signal = number
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._tells, b"1")
+
+    def _watch_signals(self, told: int) -> None:
+        while os.read(told, 1) and not self.given:
+            pass
+
+    def _look(self) -> None:
+        while not self.given and not self._closed.wait(self._every):
+            if self._file is not None and os.path.exists(self._file):
+                self.give(f"file {self._file}", self._within)
+            elif self._poll is not None:
+                self._ask(self._poll)
+
+    def _ask(self, poll: Callable[[], float | bool | None]) -> None:
+        try:
+            answer = poll()
+        except Exception as error:
+            if not self._poll_failed:
+                _log.warning("notice: the query failed, which counts as no notice: %s: %s", type(error).__name__, error)
+            self._poll_failed = True
+            return
+        if answer is True:
+            self.give("the query", self._within)
+        elif answer is not None and answer is not False:
+            self.give("the query", max(0.0, float(answer)))
+
+
+def _or_default(handler: signal.Handlers | Callable[..., object] | int | None) -> signal.Handlers | Callable[..., object] | int:
+    """The handler to restore; that of a program in C cannot be."""
+    return signal.SIG_DFL if handler is None else handler
+
+
+def as_notice(source: Notice | signal.Signals) -> Notice:
+    """A notice as it is, or one of a signal."""
+    return source if isinstance(source, Notice) else Notice(signal.Signals(source))

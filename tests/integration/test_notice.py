@@ -1,0 +1,187 @@
+"""Members that have to go leave between two steps: no operation of the others is aborted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from leavers import KINDS, Team
+from peers import PATIENCE, Background, MasterProcess, address_of, on_all, team
+
+import pccl
+from pccl import Communicator, MasterNode
+from pccl.notice import Notice
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sigterm_to_one_of_four(kind):
+    steps, last = 40, 12  # of DiLoCo two inner steps before an outer one
+    with Team(kind, pause=0.002) as trainers:
+        for rank, trainer in enumerate(trainers):
+            trainer.tell("train", steps, last if rank == 1 else -1)
+        told = [trainer.answer() for trainer in trainers]
+    left = told.pop(1)
+    assert left["left"]
+    assert left["steps"] == (15 if kind == "diloco" else last + 1)
+    for one in told:
+        assert (one["left"], one["lost"], one["steps"]) == (False, 0, steps)
+        together = 3 if kind == "diloco" else last + 1
+        assert one["log"] == [4] * together + [3] * (len(one["log"]) - together)
+
+
+# ---- loops of one's own ----
+
+
+def vote(comm):
+    """The members after a step boundary; 0: this one is none any more."""
+    try:
+        while comm.are_peers_pending(timeout=PATIENCE):
+            comm.update_topology(timeout=PATIENCE)
+    except pccl.Left:
+        return 0
+    return comm.world_size
+
+
+def test_all_hear_who_leaves_and_when():
+    with team([0, 0, 1]) as comms:
+        comms[1].leave(within=60)
+        for comm in comms:
+            while not comm.leaving:
+                time.sleep(0.001)
+            [(uuid, seconds)] = comm.leaving.items()
+            assert uuid == comms[1].uuid
+            assert seconds is not None
+            assert 0 < seconds <= 60
+        comms[1].leave()
+        while list(comms[2].leaving.values()) != [None]:
+            time.sleep(0.001)
+        assert on_all(comms, lambda comm, _: vote(comm)) == [1, 0, 1]
+        assert [comm.leaving for comm in (comms[0], comms[2])] == [{}, {}]
+        with pytest.raises(pccl.UsageError):
+            comms[1].leave()
+
+
+def test_all_leave_at_once():
+    with team([0, 0, 0]) as comms:
+        for comm in comms:
+            comm.leave()
+        assert on_all(comms, lambda comm, _: vote(comm)) == [0, 0, 0]
+
+
+def test_the_next_master_hears_of_it():
+    with MasterProcess(heartbeat_limit=1.0) as master:
+        comms = [Communicator(master.address) for _ in range(3)]
+        on_all(comms, lambda comm, _: (comm.connect(), comm.wait_for_peers(3, timeout=PATIENCE)))
+        comms[0].leave(within=50)
+        while not comms[1].leaving:
+            time.sleep(0.001)
+        master.kill()
+        master.start()
+        worlds = [3, 3, 3]
+        while worlds == [3, 3, 3]:  # a vote that was open when the master was lost may pass before the announcement comes
+            worlds = on_all(comms, lambda comm, _: vote(comm))
+        assert worlds == [0, 2, 2]
+        for comm in comms:
+            comm.close()
+
+
+def test_a_notice_before_connect():
+    notice = Notice(file="/proc/self/status", every=0.001, within=30)
+    assert notice.wait(PATIENCE)
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master)) as comm:
+        comm.leaves_on(notice)
+        comm.connect()
+        assert vote(comm) == 0
+
+
+# ---- notices ----
+
+
+def test_a_file(tmp_path):
+    with Notice(file=tmp_path / "go", every=0.001, within=100) as notice:
+        assert not notice
+        assert notice.seconds_left is None
+        assert notice.reason == ""
+        heard = threading.Event()
+        notice.listen(lambda given: heard.set() if given is notice else None)
+        (tmp_path / "go").touch()
+        assert notice.wait(PATIENCE)
+        assert heard.wait(PATIENCE)
+        assert notice.given
+        assert notice.reason == f"file {tmp_path / 'go'}"
+        assert 0 < notice.seconds_left <= 100
+        again = threading.Event()
+        notice.listen(lambda _: again.set())
+        assert again.is_set()
+
+
+@pytest.mark.parametrize(("answer", "least", "most"), [(True, None, None), (45, 0, 45), (0.0, 0, 0), (-3, 0, 0)])
+def test_a_query(answer, least, most, caplog):
+    answers = iter([None, False, OSError("no metadata"), OSError("again"), answer])
+
+    def poll():
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    notice = Notice(poll=poll, every=0.001)
+    assert notice.wait(PATIENCE)
+    assert notice.reason == "the query"
+    if least is None:
+        assert notice.seconds_left is None
+    else:
+        assert least <= notice.seconds_left <= most
+    assert caplog.text.count("the query failed, which counts as no notice: OSError: no metadata") == 1
+
+
+def test_a_signal_once():
+    first = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: first.append("before"))
+    try:
+        with Notice(signal.SIGUSR1, within=9) as notice:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert notice.wait(PATIENCE)
+            assert notice.reason == "SIGUSR1"
+            assert not first
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert first == ["before"]
+        with Notice(signal.SIGUSR1):
+            assert signal.getsignal(signal.SIGUSR1) is not before
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert first == ["before"] * 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_forked_process_ends_as_without():
+    with Notice(signal.SIGTERM) as notice:
+        told, tells = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tells, b"1")
+            time.sleep(PATIENCE)
+            os._exit(0)
+        assert os.read(told, 1) == b"1"
+        os.close(told)
+        os.close(tells)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert not notice
+
+
+def test_wrong_arguments():
+    for arguments in ({"every": 0}, {"every": float("nan")}, {"within": -1}, {"within": float("inf")}):
+        with pytest.raises(ValueError, match="must be a"):
+            Notice(**arguments)
+    with pytest.raises(ValueError, match="main thread"):
+        Background(Notice, signal.SIGTERM).result()
+
+
+def test_left_has_the_status_of_the_launcher(monkeypatch):
+    assert pccl.Left().code == 0
+    monkeypatch.setenv("PCCL_LEFT_STATUS", "75")
+    assert pccl.Left().code == 75

@@ -1,0 +1,150 @@
+// The master's state machine: members that announce that they leave.
+#include "core_world.h"
+#include "pccl.h"
+
+// Told that it has left, and the connection is closed.
+static void left_at(int line, char peer) {
+    take_at(line, peer, WIRE_LEFT);
+    check_that(boxes[peer - 'a'].closed, __FILE__, line, "closed");
+}
+#define LEFT(peer) left_at(__LINE__, peer)
+
+static void test_leaving(void) {
+    begin("all are told, and the next update takes it out");
+    form("abc", 0);
+    leaving('b', 2000, true);
+    LEAVING("abc", 'b', 2000, true);
+    vote("abc", WIRE_VOTE_PENDING);
+    OUTCOME("abc", PENDING, pcclSuccess, 1);
+    vote("ab", WIRE_VOTE_UPDATE);
+    CHECK(quiet("abc"));
+    vote("c", WIRE_VOTE_UPDATE);
+    LEFT('b');
+    EPOCH("ac", LOSS, 3, 3, "ac");
+    OUTCOME("ac", UPDATE, pcclSuccess, 0);
+    vote("ac", WIRE_VOTE_PENDING);
+    OUTCOME("ac", PENDING, pcclSuccess, 0);
+    CHECK(!core_completed(m));
+    end();
+
+    begin("a newcomer takes its place in the same update");
+    limits = (struct wire_limits){.least = 2, .most = 2, .wait_ms = 60000};
+    form("ab", 0);
+    join('c', 0);
+    leaving('a', WIRE_WITHIN_UNKNOWN, true);
+    LEAVING("ab", 'a', WIRE_WITHIN_UNKNOWN, true);
+    vote("ab", WIRE_VOTE_UPDATE);
+    LEFT('a');
+    EPOCH("b", LOSS, 3, 3, "b");
+    linked("bc", CANDIDATE("bc", "bc"), "");
+    EPOCH("bc", UPDATE, 4, 4, "bc");
+    leaving('b', 5, true); // the others wait for a replacement
+    LEAVING("bc", 'b', 5, true);
+    vote("bc", WIRE_VOTE_UPDATE);
+    LEFT('b');
+    EPOCH("c", LOSS, 5, 5, "c");
+    CHECK(quiet("c"));
+    limits.most = 0;
+    end();
+    limits = (struct wire_limits){0};
+
+    begin("the announcement comes while the others wait in the update");
+    form("abc", 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    leaving('c', 0, true);
+    LEAVING("abc", 'c', 0, true);
+    vote("c", WIRE_VOTE_UPDATE);
+    LEFT('c');
+    EPOCH("ab", LOSS, 3, 3, "ab");
+    OUTCOME("ab", UPDATE, pcclSuccess, 0);
+    end();
+
+    begin("while a candidate is made: it leaves at the next update");
+    form("ab", 0);
+    join('c', 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    uint32_t attempt = CANDIDATE("abc", "abc");
+    leaving('a', 700, true);
+    LEAVING("ab", 'a', 700, true);
+    now += 100 * MS_NS;
+    linked("abc", attempt, "");
+    EPOCH("abc", UPDATE, 3, 3, "abc");
+    LEAVING("abc", 'a', 600, true); // for the newcomer
+    vote("abc", WIRE_VOTE_PENDING);
+    OUTCOME("abc", PENDING, pcclSuccess, 1);
+    vote("abc", WIRE_VOTE_UPDATE);
+    LEFT('a');
+    EPOCH("bc", LOSS, 4, 4, "bc");
+    OUTCOME("bc", UPDATE, pcclSuccess, 0);
+    end();
+
+    begin("several at once, of several groups, and then all");
+    form("abCD", 0);
+    leaving('a', 1, true);
+    LEAVING("abcd", 'a', 1, true);
+    leaving('c', 1, true);
+    LEAVING("abcd", 'c', 1, true);
+    vote("abcd", WIRE_VOTE_UPDATE);
+    LEFT('a');
+    LEFT('c');
+    EPOCH("b", LOSS, 3, 3, "bd");
+    EPOCH("d", LOSS, 3, 3, "bd");
+    OUTCOME("bd", UPDATE, pcclSuccess, 0);
+    leaving('b', 1, true);
+    leaving('d', 1, true);
+    drain("bd");
+    vote("bd", WIRE_VOTE_UPDATE);
+    LEFT('b');
+    LEFT('d');
+    CHECK_EQ(core_peer_count(m), 0);
+    CHECK(!core_completed(m)); // a replacement may come
+    end();
+
+    begin("one that dies before is lost, and one that stays harms nobody");
+    form("abc", 0);
+    leaving('b', 0, true);
+    leaving('c', 0, true);
+    drain("abc");
+    die('b');
+    EPOCH("ac", LOSS, 3, 3, "ac");
+    pass(5000, "ac");
+    CHECK(quiet("ac"));
+    end();
+}
+
+static void test_told(void) {
+    begin("one that leaves by itself is in no hurry to be taken out");
+    form("ab", 0);
+    leaving('a', 9, false);
+    LEAVING("ab", 'a', 9, false);
+    vote("ab", WIRE_VOTE_PENDING);
+    OUTCOME("ab", PENDING, pcclSuccess, 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    OUTCOME("ab", UPDATE, pcclSuccess, 0);
+    leaving('a', 8, true); // the last one counts
+    LEAVING("ab", 'a', 8, true);
+    vote("ab", WIRE_VOTE_UPDATE);
+    LEFT('a');
+    EPOCH("b", LOSS, 3, 3, "b");
+    OUTCOME("b", UPDATE, pcclSuccess, 0);
+    end();
+
+    begin("nobody announces that another one leaves, nor a newcomer anything");
+    form("abc", 0);
+    struct wire_buffer out = {0};
+    struct wire_leaving message = {.id = id_of('b')};
+    wire_encode_leaving(&out, head('a'), &message);
+    say('a', &out);
+    EXPELLED('a', "another member leaves");
+    EPOCH("bc", LOSS, 3, 3, "bc");
+    join('d', 0);
+    leaving('d', 1, true);
+    REFUSED('d', "before it was admitted");
+    end();
+}
+
+int main(void) {
+    test_leaving();
+    test_told();
+    return check_status();
+}
