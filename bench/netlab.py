@@ -21,6 +21,7 @@ from typing import Any, Self
 from harness import ROOT, BenchError, Fleet, Master, require_program
 
 NETWORK = "10.213.0"
+SECOND_NETWORK = "10.213.1"
 TBF_BURST_BYTES = 128 * 1024
 TBF_LATENCY_MS = 50
 
@@ -78,6 +79,17 @@ class Lab:
         for place in (one, two):
             self._address(place)
         return one, two
+
+    def second_cards(self, one: Place, two: Place) -> tuple[Place, Place]:
+        """Another veth pair between two namespaces, in a network of its own."""
+        cards = [
+            Place(namespace=place.namespace, device=f"w{self._mark}{side}", address=f"{SECOND_NETWORK}.{side}")
+            for side, place in enumerate((one, two), start=1)
+        ]
+        run(f"ip -n {one.namespace} link add {cards[0].device} type veth peer name {cards[1].device} netns {two.namespace}")
+        for card in cards:
+            self._address(card)
+        return cards[0], cards[1]
 
     def long_pair(self, link: Link, seed: int = 1) -> tuple[Place, Place]:
         """Two namespaces joined by the emulator of a long link (bench/wan)."""

@@ -19,6 +19,7 @@ BENCHMARKS = [
     "distributed",
     "concurrent_ops",
     "lanes",
+    "cards",
     "longlink",
     "ways",
     "clouds",
@@ -32,7 +33,7 @@ BENCHMARKS = [
     "diloco_costs",
     "sync",
 ]
-AS_ROOT = {"clouds", "diloco_costs", "lanes", "longlink", "quantised", "resume", "ways"}
+AS_ROOT = {"cards", "clouds", "diloco_costs", "lanes", "longlink", "quantised", "resume", "ways"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 

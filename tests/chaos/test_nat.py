@@ -1,0 +1,205 @@
+"""Peers behind a translator of addresses (NAT), which nobody can dial."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import select
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from actors import Actor, Ops, Reduce, all_follow, check_agreement, contributors, losses
+from performers import enter_network
+from test_cards import master_in, run
+
+from pccl import MasterNode
+
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+STEPS = [Ops("plain", (Reduce(10), Reduce(100_000)))] * 3
+TCP = 6
+FIRST_PORT = 20000
+
+
+def in_network(namespace: str, act: Callable[[], Any]) -> Any:
+    """What `act` returns in a thread that has entered the namespace."""
+    results: list[Any] = []
+
+    def enter() -> None:
+        enter_network(namespace)
+        results.append(act())
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def open_tun(name: str) -> int:
+    opened = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(opened, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI))
+    return opened
+
+
+def checksum(data: bytes) -> bytes:
+    if len(data) % 2:
+        data += b"\0"
+    return (0xFFFF - int.from_bytes(data, "big") % 0xFFFF).to_bytes(2, "big")
+
+
+class Translator:
+    """Lets TCP connections of one host out under a public address, and nothing in that does not belong to one of them."""
+
+    def __init__(self, inside: int, outside: int, public: bytes) -> None:
+        self._inside, self._outside, self._public = inside, outside, public
+        self._ports: dict[bytes, int] = {}
+        self._hosts: dict[int, bytes] = {}
+        self._known: set[tuple[int, bytes]] = set()
+        self._stops = threading.Event()
+        self._thread = threading.Thread(target=self._carry, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stops.set()
+        self._thread.join()
+        os.close(self._inside)
+        os.close(self._outside)
+
+    def _carry(self) -> None:
+        while not self._stops.is_set():
+            for opened in select.select([self._inside, self._outside], [], [], 0.05)[0]:
+                packet = bytearray(os.read(opened, 1 << 16))
+                if packet[0] >> 4 != 4 or packet[9] != TCP:
+                    continue
+                length = (packet[0] & 15) * 4
+                if opened == self._inside:
+                    self._go_out(packet, length)
+                else:
+                    self._come_in(packet, length)
+
+    def _go_out(self, packet: bytearray, length: int) -> None:
+        host = bytes(packet[12:16] + packet[length : length + 2])
+        port = self._ports.setdefault(host, FIRST_PORT + len(self._ports))
+        self._hosts[port] = host
+        self._known.add((port, bytes(packet[16:20] + packet[length + 2 : length + 4])))
+        packet[12:16] = self._public
+        packet[length : length + 2] = port.to_bytes(2, "big")
+        self._send(self._outside, packet, length)
+
+    def _come_in(self, packet: bytearray, length: int) -> None:
+        port = int.from_bytes(packet[length + 2 : length + 4], "big")
+        if (port, bytes(packet[12:16] + packet[length : length + 2])) not in self._known:
+            return
+        host = self._hosts[port]
+        packet[16:20] = host[:4]
+        packet[length + 2 : length + 4] = host[4:]
+        self._send(self._inside, packet, length)
+
+    def _send(self, opened: int, packet: bytearray, length: int) -> None:
+        packet[10:12] = b"\0\0"
+        packet[10:12] = checksum(bytes(packet[:length]))
+        packet[length + 16 : length + 18] = b"\0\0"
+        pseudo = packet[12:20] + bytes([0, TCP]) + (len(packet) - length).to_bytes(2, "big")
+        packet[length + 16 : length + 18] = checksum(bytes(pseudo + packet[length:]))
+        os.write(opened, packet)
+
+
+class Internet:
+    """A namespace with public addresses, hosts on it, and hosts behind translators of their own."""
+
+    def __init__(self) -> None:
+        self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
+        self._undo = contextlib.ExitStack()
+        self._count = 0
+        self.hub = self._namespace("hub")
+        self.address = "10.214.0.1"
+        try:
+            in_network(self.hub, lambda: run("sysctl -qw net.ipv4.ip_forward=1"))
+            run(f"ip -n {self.hub} addr add {self.address}/32 dev lo")
+        except BaseException:
+            self.close()
+            raise
+
+    def host(self) -> str:
+        """A host with a public address."""
+        name, address = self._next()
+        run(f"ip -n {name} link add eth type veth peer name p{self._count} netns {self.hub}")
+        run(f"ip -n {name} addr add {address}/32 dev eth")
+        run(f"ip -n {name} link set eth up")
+        run(f"ip -n {self.hub} link set p{self._count} up")
+        run(f"ip -n {self.hub} route add {address}/32 dev p{self._count}")
+        run(f"ip -n {name} route add default via {self.address} dev eth onlink src {address}")
+        return name
+
+    def hidden_host(self) -> str:
+        """A host that has a private address, and a public one for connections that it makes."""
+        name, address = self._next()
+        inside, outside = in_network(name, lambda: open_tun("nat")), in_network(self.hub, lambda: open_tun(f"n{self._count}"))
+        run(f"ip -n {name} addr add 192.168.7.2/32 dev nat")
+        run(f"ip -n {name} link set nat mtu 1500 up")
+        run(f"ip -n {name} route add default dev nat src 192.168.7.2")
+        run(f"ip -n {self.hub} link set n{self._count} mtu 1500 up")
+        run(f"ip -n {self.hub} route add {address}/32 dev n{self._count}")
+        translator = Translator(inside, outside, bytes(map(int, address.split("."))))
+        self._undo.callback(translator.close)
+        return name
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def _next(self) -> tuple[str, str]:
+        self._count += 1
+        return self._namespace(str(self._count)), f"203.0.113.{self._count}"
+
+    def _namespace(self, name: str) -> str:
+        full = f"pccl-{self._mark}-{name}"
+        run(f"ip netns add {full}")
+        self._undo.callback(subprocess.run, ["ip", "netns", "del", full], check=False)
+        run(f"ip -n {full} link set lo up")
+        return full
+
+
+@pytest.fixture
+def internet() -> Iterator[tuple[Internet, MasterNode]]:
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    with contextlib.ExitStack() as undo:
+        try:
+            network = Internet()
+            undo.callback(network.close)
+            os.close(in_network(network.hub, lambda: open_tun("probe")))
+        except (subprocess.CalledProcessError, OSError, IndexError) as error:
+            pytest.skip(f"no network namespaces or TUN devices here: {error}")
+        yield network, undo.enter_context(master_in(network.hub))
+
+
+def join(network: Internet, master: MasterNode, places: list[str], undo: contextlib.ExitStack, **environment: str) -> list[Actor]:
+    """Peers at these places, which join in this order."""
+    actors = []
+    for number, place in enumerate(places):
+        variables = {"NETNS": place, "PCCL_INSECURE": "1", **environment}
+        actor = Actor(f"{network.address}:{master.port}", number, environment=variables)
+        undo.callback(actor.kill)
+        actors.append(actor)
+    for actor in actors:
+        actor.tell("join", len(places))
+    assert [actor.answer() for actor in actors] == [None] * len(places)
+    return actors
+
+
+@pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
+def test_one_that_nobody_can_dial(internet):
+    """It dials all others, whoever joined first: newcomers that come one by one, and all at once."""
+    network, master = internet
+    with contextlib.ExitStack() as undo:
+        places = [network.hidden_host(), network.host(), network.host()]
+        actors = join(network, master, places, undo)
+        logs = all_follow(actors, STEPS)
+        check_agreement(logs)
+        assert losses(logs[0]) == []
+        assert contributors(logs[0])[-1] == 7
