@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import pccl
 import pccl.diloco
 import pccl.distributed
-from pccl.data import ElasticSampler
+from pccl.data import ElasticSampler, ElasticShards
 from pccl.distributed import Elastic, PeerLostError, Snapshots
 
 preload(__name__)
@@ -72,6 +72,33 @@ class Account:
         self.committed += sorted(set(begun) - left - set(self.committed))
 
 
+class StreamAccount:
+    """The same of shards, which are ranges of indices."""
+
+    def __init__(self, shards: ElasticShards, ranges: list[range], size: int) -> None:
+        self._ranges, self._size = ranges, size
+        self._progress = shards._progress
+        self._commit, self._load = self._progress.commit, self._progress.load
+        self._progress.commit = self.commit  # type: ignore[method-assign]
+        self._progress.load = self.load  # type: ignore[method-assign]
+        self.committed: list[int] = []
+
+    def commit(self, rows: Any) -> bool:
+        for mark in (mark for marks in rows.values() for mark in marks):
+            self._take(mark.shard, self._progress.mark(mark.shard).records, mark.records)
+        return self._commit(rows)
+
+    def _take(self, shard: int, first: int, last: int) -> None:
+        begin = self._progress.epoch * self._size
+        self.committed += [begin + index for index in self._ranges[shard][first:last]]
+
+    def load(self, state: Any) -> None:
+        self._load(state)
+        self.committed = list(range(self._progress.epoch * self._size))
+        for mark in self._progress.marks.values():
+            self._take(mark.shard, 0, mark.records)
+
+
 class Reader:
     """In the process."""
 
@@ -80,7 +107,8 @@ class Reader:
         self.kind, self.size = kind, size
         self.options = options
         self.log: list[Any] = []
-        self.steps = 0
+        self.together = -1 << 30
+        """The outer step at which all had come."""
 
     def start(self, port: int, rank: int, size: int) -> None:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
@@ -95,12 +123,24 @@ class Reader:
 
     def _loader(self, **arguments: Any) -> None:
         self.sampler = ElasticSampler(range(self.size), seed=3, **arguments)
-        self.account = Account(self.sampler)
+        self.account: Any = Account(self.sampler)
         self.ahead = self.options.get("ahead", 0)
+
+    def _batch(self, indices: list[int] | None) -> torch.Tensor:
+        """What is to be learned from."""
+        batch = torch.tensor(indices or [], dtype=torch.int64)
+        return batch if self.kind == "stream" else batch[self.sampler.mask(len(batch))]
 
     def train(self, die_at: int | None, where: str, until: int) -> dict[str, Any]:
         """Trains to the end; kills itself at a step. The first steps go on until there are so many members."""
-        self._loader()
+        data: Any
+        if self.kind == "stream":
+            ranges = [range(first, min(first + 7, self.size)) for first in range(0, self.size, 7)]
+            data = ElasticShards(ranges, iter, 4, collate=list, seed=3)
+            self.account = StreamAccount(data, ranges, self.size)
+        else:
+            self._loader()
+            data = self.sampler
         plain = Counts(self.size)
         if self.kind == "fsdp":
             fully_shard(plain, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -109,17 +149,17 @@ class Reader:
         else:
             model, snapshots = DistributedDataParallel(plain), None
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = Elastic(model, optimizer, step=0, sampler=self.sampler, snapshots=snapshots)
+        run = Elastic(model, optimizer, step=0, data=data, snapshots=snapshots)
         run.sync()
         while dist.get_world_size() < until:
             run.sync()
-        for _ in self.sampler.epochs(EPOCHS):
-            for indices in FakeLoader(self.sampler, 4, self.ahead):
-                batch = torch.tensor(indices)
+        for _ in data.epochs(EPOCHS):
+            for indices in data.batches() if self.kind == "stream" else FakeLoader(data, 4, self.ahead):
+                batch = self._batch(indices)
                 dies = run.step == die_at
                 try:
                     optimizer.zero_grad()
-                    loss = model(batch[self.sampler.mask(len(batch))])
+                    loss = model(batch)
                     if dies and where == "forward":
                         os.kill(os.getpid(), signal.SIGKILL)
                     loss.backward()
@@ -135,7 +175,7 @@ class Reader:
         weight = plain.weight.full_tensor() if isinstance(plain.weight, DTensor) else plain.weight
         return self._told(run.step, weight)
 
-    def outer(self, address: str, name: str, peers: int, rounds: int | None, die_at: int | None, where: str) -> dict[str, Any]:
+    def outer(self, address: str, name: str, peers: int, members: int, die_at: int | None, where: str) -> dict[str, Any]:
         """The same with DiLoCo."""
         comm = pccl.Communicator(address)
         self._loader(communicator=comm)
@@ -147,7 +187,7 @@ class Reader:
         )
 
         def die(moment: str) -> None:
-            if where == moment and diloco.outer_step == die_at:
+            if where == moment and die_at is not None and diloco.outer_step == self.together + die_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         meet = diloco._membership.meet
@@ -158,13 +198,13 @@ class Reader:
 
         diloco._membership.meet = meet_or_die
         with diloco:
-            while comm.world_size < (rounds or 0):
+            while comm.world_size < members:
                 diloco.synchronize()
+            self.together = diloco.outer_step
             for _ in self.sampler.epochs(EPOCHS):
                 for indices in FakeLoader(self.sampler, 4, self.ahead):
-                    batch = torch.tensor(indices)
                     optimizer.zero_grad()
-                    model(batch[self.sampler.mask(len(batch))]).backward()
+                    model(self._batch(indices)).backward()
                     optimizer.step()
                     die("inner")
                     diloco.step()

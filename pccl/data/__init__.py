@@ -7,7 +7,8 @@ except ModuleNotFoundError as _error:
 
 from pccl._exports import rehome as _rehome
 from pccl.data._sampler import ElasticSampler
+from pccl.data._shards import ElasticShards
 
-__all__ = ["ElasticSampler"]
+__all__ = ["ElasticSampler", "ElasticShards"]
 
 _rehome(globals(), __all__)

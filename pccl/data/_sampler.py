@@ -19,6 +19,7 @@ from pccl._communicator import Communicator
 from pccl.data import _reader
 from pccl.data._exchange import TAG, sum_over, tell_all
 from pccl.data._ledger import Ledger
+from pccl.data._members import communicator_of, founders, rank_in
 
 _log = logging.getLogger("pccl.data")
 
@@ -252,7 +253,7 @@ class ElasticSampler(DistributedSampler[Any]):
         if comm is None:
             return
         with self._lock:
-            standing = tell_all(comm, self._told_at_sync(self._rank(comm), keeps_open=keeps_open), timeout)
+            standing = tell_all(comm, self._told_at_sync(rank_in(comm), keeps_open=keeps_open), timeout)
             flights = tell_all(comm, self._told_in_flight(standing), timeout)
             self._take_sync(comm.uuid, standing, flights)
 
@@ -310,13 +311,7 @@ class ElasticSampler(DistributedSampler[Any]):
     # ---- inside; all with the lock ----
 
     def _communicator(self) -> Communicator | None:
-        if self._comm is not None:
-            return self._comm
-        return getattr(dist.GroupMember.WORLD, "communicator", None) if dist.is_initialized() else None
-
-    def _rank(self, comm: Communicator) -> int:
-        group: Any = dist.GroupMember.WORLD if dist.is_initialized() else None
-        return int(group.rank()) if getattr(group, "communicator", None) is comm else comm.rank
+        return communicator_of(self._comm)
 
     def _share(self, count: int) -> int:
         members = len(self._ledger.members) or self.num_replicas
@@ -335,11 +330,7 @@ class ElasticSampler(DistributedSampler[Any]):
             return
         members: tuple[Hashable, ...] = tuple(range(self.num_replicas))
         own: Hashable = self.rank
-        if self._comm is not None:
-            members, own = (self._comm.uuid,), self._comm.uuid
-        elif self._communicator() is not None:
-            view = dist.GroupMember.WORLD._launcher.view  # type: ignore[union-attr]  # founders, which no loss changes
-            members, own = view.founders, view.own
+        members, own = founders(self._comm) or (members, own)
         kept, self._kept = self._kept, []
         self._ledger.begin(members, [kept if member == own else [] for member in members])
         self._enter(own)

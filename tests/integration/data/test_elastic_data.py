@@ -11,9 +11,11 @@ from performers import MasterProcess
 SIZE = 61
 
 
-@pytest.mark.parametrize(("where", "ahead"), [("forward", 0), ("backward", 2), ("step", 3)])
-def test_data_parallel_with_a_kill_and_a_join(where, ahead):
-    with Job("ddp", SIZE, ahead=ahead) as job:
+@pytest.mark.parametrize(
+    ("kind", "where", "ahead"), [("ddp", "forward", 0), ("ddp", "backward", 2), ("ddp", "step", 3), ("stream", "backward", 0)]
+)
+def test_data_parallel_with_a_kill_and_a_join(kind, where, ahead):
+    with Job(kind, SIZE, ahead=ahead) as job:
         first = job.start(3)
         newcomer = job.join(first[0])
         for rank, member in enumerate(first):
@@ -55,6 +57,6 @@ def test_outer_steps_commit_with_a_kill_and_a_join(kind, where):
             peers.append(Performer(Reader, number, ("diloco", SIZE, {"ahead": 2})))
             stack.callback(peers[-1].kill)
         for number, peer in enumerate(peers[:3]):
-            peer.tell("outer", master.address, kind, 3, 4, 4 if number == 1 else None, where)
+            peer.tell("outer", master.address, kind, 3, 4, 2 if number == 1 else None, where)
         peers[3].tell("outer", master.address, kind, 1, 4, None, "")
         check([peer.answer() for number, peer in enumerate(peers) if number != 1])
