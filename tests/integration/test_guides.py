@@ -140,7 +140,7 @@ def test_diloco(tmp_path, monkeypatch):
 
 @pytest.mark.timeout(120)
 def test_sharded(tmp_path):
-    block = blocks("sharded.md")[0]
+    block, replicas = blocks("sharded.md")[:2]
     before = """
         import torch
         import torch.distributed as dist
@@ -153,9 +153,10 @@ def test_sharded(tmp_path):
             model(torch.ones(1, 3)).sum().backward()
             optimizer.step()
     """
-    after = "print('steps:', run.step)\ndist.destroy_process_group()\n"
+    between = "print('steps:', run.step)\nmodel = torch.nn.Linear(3, 2)\n"
+    after = "run.close()\nprint('steps:', run.step)\ndist.destroy_process_group()\n"
     program = tmp_path / "train.py"
-    program.write_text(textwrap.dedent(before) + block + after)
+    program.write_text(textwrap.dedent(before) + block + between + replicas + after)
     command = [
         sys.executable,
         "-m",
@@ -168,7 +169,7 @@ def test_sharded(tmp_path):
     ]
     done = subprocess.run([*command, str(program)], capture_output=True, text=True, timeout=110, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("steps: 5") == 2
+    assert done.stdout.count("steps: 5") == 4
 
 
 def test_parity():
