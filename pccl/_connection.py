@@ -434,8 +434,7 @@ class Connection:
                 PCCLError.check(_C.pccl_ext_comm_set_limits(pointer, *self._limits), "pcclCreateCommunicator")
             if self._name is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
-            if self._endpoint.run:
-                PCCLError.check(_C.pccl_ext_comm_set_run(pointer, self._endpoint.run.encode()), "pcclCreateCommunicator")
+            PCCLError.check(_C.pccl_ext_comm_set_run(pointer, self._endpoint.run.encode()), "pcclCreateCommunicator")
             if self._keys is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_keys(pointer, self._keys), "pcclCreateCommunicator")
             if self._insecure:

@@ -46,6 +46,28 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
     raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text)
 
 
+RUNS_BYTES = 8192
+"""Of the list of a master's runs."""
+
+
+def runs_at(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | None = None, insecure: bool = False) -> dict[str, int]:
+    """Asks the master at this address for its runs: the number of peers by name, "" for the run without a name.
+
+    A master names none to a process without its keys on another host or of another user. Otherwise as `diagnose_run`.
+    """
+    address, text = _ffi.new("ccoip_socket_address_t *"), _ffi.new("char[]", RUNS_BYTES)
+    path = _ffi.NULL if keys is None else os.fsencode(keys)
+    try:
+        ip = permitted(endpoint, resolve(endpoint, Deadline(timeout)), path, insecure, "pcclDiagnose")[0]
+    except OSError as error:
+        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", f"{endpoint.host}: {error}") from None
+    fill_socket_address(address, ip, endpoint.port)
+    arguments = address, path, insecure, int(timeout * 1000), text, RUNS_BYTES
+    PCCLError.check(_C.pccl_ext_master_runs(*arguments), "pcclDiagnose")
+    lines = _ffi.string(text).decode().splitlines()
+    return {name: int(peers) for peers, _, name in (line.partition(" ") for line in lines)}
+
+
 def diagnose(handle: NativeHandle, limit_ms: int) -> Diagnosis:
     """Asks the master of a communicator's run."""
     query = _ffi.new("struct pccl_status_query **")

@@ -63,6 +63,25 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
+                                  uint32_t limit_ms, char *out, size_t capacity) {
+    struct wire_address master;
+    REQUIRE_NOT_NULL(address);
+    REQUIRE_NOT_NULL(out);
+    if (capacity == 0 || !api_take_address(address, &master))
+        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6, or there is no room");
+    struct wire_runs_are told = {0};
+    struct transport_context *transport;
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
+    int error = status_query_runs(transport, &master, platform_now_ns() + limit_ms * MS_NS, &told);
+    transport_context_release(transport);
+    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
+    out[0] = 0;
+    for (uint32_t i = 0, at = 0; i < told.count && at < capacity; i++)
+        at += (uint32_t)snprintf(out + at, capacity - at, "%u %s\n", told.runs[i].peers, told.runs[i].run.chars);
+    return pcclSuccess;
+}
+
 static pcclResult_t set(const pcclComm_t *comm, enum communicator_setting setting,
                         const struct communicator_params *params, const char *what) {
     if (communicator_set(comm->communicator, setting, params)) return pcclSuccess;

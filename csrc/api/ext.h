@@ -63,6 +63,12 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
 pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
                                      bool insecure, uint32_t limit_ms, bool *out, bool *completed);
 
+// Asks a master of any process which runs it serves: a line for each into `out`, the number of its peers, a space, and
+// its name, "" for the run without one. Always ends with a zero, cut to `capacity`; 8,192 bytes hold every list. A
+// master that does not trust this process names none. Otherwise as pccl_ext_master_has_run.
+pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
+                                  uint32_t limit_ms, char *out, size_t capacity);
+
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count);

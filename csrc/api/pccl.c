@@ -89,6 +89,15 @@ static struct wire_name default_name(void) {
     return clean.chars[0] != 0 ? clean : peer_name_of_host();
 }
 
+// PCCL_RUN, or the run without a name.
+static pcclResult_t default_run(struct wire_run *out) {
+    const char *name = getenv("PCCL_RUN");
+    if (api_take_run(name == NULL ? "" : name, out) == pcclSuccess) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument,
+                       "PCCL_RUN=%.80s: the name of a run has 1 to %d letters, digits, '.', '_', '-'", name,
+                       WIRE_MAX_RUN);
+}
+
 // Two neighbours at most take an eighth of the descriptors that the process may have.
 static uint32_t spare_lanes(void) {
     uint64_t part = descriptor_limit() / SPARE_PART;
@@ -121,6 +130,7 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
         return detail_fail(pcclInvalidArgument, "master_address: protocol %d is neither IPv4 nor IPv6",
                            (int)params->master_address.inet.protocol);
     add_masters_of_environment(&inside);
+    RETURN_IF_FAILED(default_run(&inside.run));
     char why[CARDS_WHY_BYTES];
     if (!cards_read(&inside.cards, getenv("PCCL_INTERFACE"), getenv("PCCL_ADDRESS"), why))
         return detail_fail(pcclInvalidArgument, "%s", why);

@@ -59,6 +59,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_PEER_NAME", "name of this peer in logs, errors and tables; the host name unless set"},
     {"PCCL_PORT", "port of the masters in examples/slurm"},
     {"PCCL_RESTARTS", "how often a lost worker is restarted"},
+    {"PCCL_RUN", "name of the run at its masters, for programs in C"},
     {"PCCL_SAME_HOST_MEMORY", "0: peers on one host do not share memory"},
     {"PCCL_SEGMENTED_MIN_BYTES", "bytes from which an all-reduce with retry is divided into segments"},
     {"PCCL_STRICT", "1: the same as PCCL_MEMBERSHIP=strict"},

@@ -34,7 +34,7 @@ static void sign_epochs(const struct keys *keys, struct master_core *core) {
 // ---- runs ----
 
 struct master_run *master_find_run(struct master *master, const struct wire_run *name) {
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         struct master_run *run = &master->runs[i];
         if (run->core != NULL && strcmp(run->name.chars, name->chars) == 0) return run;
     }
@@ -51,7 +51,7 @@ bool master_run_has_ended(const struct master *master, const struct master_run *
 // NULL: all runs are under way.
 static struct master_run *free_place(struct master *master) {
     struct master_run *found = NULL;
-    for (uint32_t i = 1; i < MASTER_MAX_RUNS; i++) {
+    for (uint32_t i = 1; i < WIRE_MAX_RUNS; i++) {
         struct master_run *run = &master->runs[i];
         if (run->core == NULL) return run;
         if ((found == NULL || run->begun < found->begun) && master_run_has_ended(master, run)) found = run;
@@ -92,7 +92,7 @@ static void make_listeners(struct master *master) {
 }
 
 static void free_parts(struct master *master) {
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) core_free(master->runs[i].core);
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) core_free(master->runs[i].core);
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);
     transport_context_release(master->transport);

@@ -25,7 +25,6 @@ enum {
     MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here
     MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost
     MASTER_MAX_LISTENS = 3,       // addresses at which it listens
-    MASTER_MAX_RUNS = 64,         // that it serves at once
     // of the other masters of the list
     MASTER_ASK_MS = 300,   // for an answer; who has not given one by then counts as idle
     MASTER_BUSY_MS = 1000, // for so long it is known that one gathers or serves
@@ -73,6 +72,9 @@ void master_free(struct master *master);
 // (monotonic). Returns 0, or without an answer -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno.
 int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
                      int64_t deadline_ns, struct wire_status_is *out);
+// Asks which runs it serves. A master that does not trust this process names none. Otherwise as status_query_ask.
+int status_query_runs(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
+                      struct wire_runs_are *out);
 
 // Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct status_query;

@@ -24,7 +24,7 @@ static bool has_limit(const struct conn *conn) {
 // asks; and as the first frame of a stranger. The name of a run may come before the first frame.
 static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
 static bool conn_carries_question(const struct wire_header *header) {
-    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE;
+    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE || header->type == WIRE_RUNS;
 }
 static bool conn_carries_first(const struct wire_header *header) {
     return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
@@ -266,7 +266,7 @@ static void hear_others(struct master *master, struct master_run *run) {
 // Returns what this master does in the busiest of its runs.
 static enum wire_activity activity_of_all(const struct master *master) {
     enum wire_activity most = WIRE_IDLE;
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         const struct master_core *core = master->runs[i].core;
         if (core != NULL && core_activity(core) > most) most = core_activity(core);
     }
@@ -299,13 +299,27 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     conn_close(master, conn);
 }
 
+static void tell_runs(const struct master *master, struct wire_buffer *out) {
+    struct wire_runs_are told = {0};
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
+        const struct master_run *run = &master->runs[i];
+        if (run->core == NULL || core_activity(run->core) == WIRE_IDLE) continue;
+        told.runs[told.count++] = (struct wire_run_is){.run = run->name, .peers = core_peer_count(run->core)};
+    }
+    wire_encode_runs_are(out, (struct wire_header){0}, &told);
+}
+
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status = {.activity = WIRE_IDLE};
     const struct wire_matrix nothing = {.heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
     struct master_run *run = master_find_run(master, &conn->named);
     if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
     if (run != NULL) status = (struct wire_status_is){(uint8_t)core_activity(run->core), core_completed(run->core)};
-    if (header->type == WIRE_STATUS)
+    if (header->type == WIRE_RUNS && conn_is_trusted(conn))
+        tell_runs(master, &conn->out.bytes);
+    else if (header->type == WIRE_RUNS)
+        wire_encode_runs_are(&conn->out.bytes, (struct wire_header){0}, &(struct wire_runs_are){0});
+    else if (header->type == WIRE_STATUS)
         wire_encode_status_is(&conn->out.bytes, (struct wire_header){0}, &status);
     else if (run != NULL)
         core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
@@ -457,7 +471,7 @@ static bool some_have_limits(const struct master *m) {
 
 static int64_t next_deadline(struct master *master) {
     int64_t next = INT64_MAX;
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         const struct master_run *run = &master->runs[i];
         if (run->core == NULL) continue;
         next = platform_earlier(next, platform_earlier(core_next_deadline(run->core), run->looks_ns));
@@ -474,7 +488,7 @@ static void act_on_time(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
             conn_close(master, &master->conns[i]);
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++) {
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         struct master_run *run = &master->runs[i];
         if (run->core == NULL) continue;
         if (core_next_deadline(run->core) <= master->now_ns)
@@ -523,7 +537,7 @@ static void serve(struct master *master) {
 
 // Reads what still arrives, since a reset would destroy the last frames.
 static void say_farewell(struct master *master) {
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++)
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++)
         if (master->runs[i].core != NULL)
             carry_out(master, &master->runs[i], core_farewell(master->runs[i].core, master->now_ns));
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
@@ -549,7 +563,7 @@ void *master_loop(void *context) {
     if (!detached) say_farewell(master);
     master_close_all(master);
     uint32_t peers = 0;
-    for (uint32_t i = 0; i < MASTER_MAX_RUNS; i++)
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++)
         if (master->runs[i].core != NULL) peers += core_peer_count(master->runs[i].core);
     LOG(LOG_NOTICE, "stopped, %u peers: %s", peers,
         detached ? "the run waits for another master, or for this one to return" : "the run has ended");

@@ -90,7 +90,7 @@ struct master {
     int64_t now_ns;
     uint32_t heartbeat_limit_ms;
     int64_t survivors_until_ns, new_until_ns; // of each run that is made: see MASTER_YOUNG_MS, and `new` in the options
-    struct master_run runs[MASTER_MAX_RUNS];  // the first is the one without a name, which is always there
+    struct master_run runs[WIRE_MAX_RUNS];    // the first is the one without a name, which is always there
     uint64_t runs_begun;
     struct wire_address others[WIRE_MAX_MASTERS]; // masters of the list; set before the thread begins
     uint32_t other_count;

@@ -45,7 +45,7 @@ static int ask(struct status_query *query, int64_t deadline_ns) {
 }
 
 static bool is_answer(const struct wire_header *header) {
-    return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX;
+    return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX || header->type == WIRE_RUNS_ARE;
 }
 
 // An answer of this type, decoded.
@@ -55,8 +55,9 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
         const uint8_t *body;
         enum conn_next next = conn_in_next(&query->in, is_answer, &header, &body);
         if (next == CONN_FRAME && header.type == answer) {
-            bool good = answer == WIRE_MATRIX ? wire_decode_matrix(body, header.length, out)
-                                              : wire_decode_status_is(body, header.length, out);
+            bool good = answer == WIRE_MATRIX     ? wire_decode_matrix(body, header.length, out)
+                        : answer == WIRE_RUNS_ARE ? wire_decode_runs_are(body, header.length, out)
+                                                  : wire_decode_status_is(body, header.length, out);
             return good ? 0 : -EPROTO;
         }
         if (next != CONN_MORE) return -EPROTO;
@@ -96,6 +97,17 @@ int status_query_ask(struct transport_context *context, const struct wire_addres
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
     error = carry_on(&query, WIRE_STATUS_IS, deadline_ns, out);
+    end(&query);
+    return error;
+}
+
+int status_query_runs(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
+                      struct wire_runs_are *out) {
+    struct status_query query;
+    int error = dial(&query, context, master, NULL, true);
+    if (error != 0) return error;
+    wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_RUNS);
+    error = carry_on(&query, WIRE_RUNS_ARE, deadline_ns, out);
     end(&query);
     return error;
 }

@@ -99,6 +99,8 @@ static const struct {
     RANGE(RUN, 1 + 1, WIRE_MAX_RUN - 1),
     EXACT(LEAVING, ID + 4 + 1),
     EXACT(LEFT, 0),
+    EXACT(RUNS, 0),
+    RANGE(RUNS_ARE, 4, WIRE_MAX_RUNS * (1 + WIRE_MAX_RUN + 4)),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
     DATA(READY),

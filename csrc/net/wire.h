@@ -28,6 +28,7 @@ enum {
     WIRE_MAX_TEXT = 500,
     WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_RUN = 64,        // bytes of the name of a run
+    WIRE_MAX_RUNS = 64,       // of a master
     WIRE_MAX_LIVE_OPS = 4096, // per communicator
     WIRE_MAX_LANES = 256,
     WIRE_MAX_ADDRESSES = 4, // that a peer announces
@@ -88,8 +89,10 @@ enum wire_type {
     WIRE_CANCEL, // peer -> master: end this op on all members, unless all have completed it
     // anybody -> master, before the first frame of a connection: the name of the run that it is about
     WIRE_RUN,
-    WIRE_LEAVING, // peer -> master: I leave; master -> peer: this member leaves
-    WIRE_LEFT,    // master -> peer, empty body: you have left; the master closes
+    WIRE_LEAVING,  // peer -> master: I leave; master -> peer: this member leaves
+    WIRE_LEFT,     // master -> peer, empty body: you have left; the master closes
+    WIRE_RUNS,     // anybody -> master, the first frame of a connection, empty body: which runs do you serve?
+    WIRE_RUNS_ARE, // the answer
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted

@@ -464,13 +464,28 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
 
 // ---- both ways of each of them ----
 
+// The length, and the bytes. Returns the length.
+static uint8_t visit_run_name(struct cursor *c, struct wire_run *run, uint8_t least) {
+    uint8_t length = c->writes ? (uint8_t)strnlen(run->chars, WIRE_MAX_RUN) : 0;
+    if (!c->writes) *run = (struct wire_run){{0}};
+    cursor_range(c, &length, least, WIRE_MAX_RUN);
+    if (!c->bad) cursor_bytes(c, run->chars, length);
+    return length;
+}
+
 static void visit_run(struct cursor *c, struct wire_run *m) {
-    uint8_t length = c->writes ? (uint8_t)strnlen(m->chars, WIRE_MAX_RUN) : 0;
-    if (!c->writes) *m = (struct wire_run){{0}};
-    cursor_range(c, &length, 1, WIRE_MAX_RUN);
-    if (!c->bad) cursor_bytes(c, m->chars, length);
+    uint8_t length = visit_run_name(c, m, 1);
     bool every = length == 1 && m->chars[0] == WIRE_EVERY_RUN[0];
     if (cursor_judges(c)) cursor_expect(c, every || wire_is_run_name(m->chars, length));
+}
+
+static void visit_runs_are(struct cursor *c, struct wire_runs_are *m) {
+    cursor_count(c, &m->count, WIRE_MAX_RUNS);
+    EACH(c, i, m->count) {
+        uint8_t length = visit_run_name(c, &m->runs[i].run, 0);
+        cursor_u32(c, &m->runs[i].peers);
+        if (cursor_judges(c)) cursor_expect(c, length == 0 || wire_is_run_name(m->runs[i].run.chars, length));
+    }
 }
 
 WIRE_CONTROL_MESSAGES(WIRE_DEFINE)

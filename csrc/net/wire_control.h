@@ -353,6 +353,15 @@ struct wire_run {
 
 #define WIRE_EVERY_RUN "*"
 
+// The runs that have peers, or wait for their members.
+struct wire_runs_are {
+    uint32_t count;
+    struct wire_run_is {
+        struct wire_run run;
+        uint32_t peers;
+    } runs[WIRE_MAX_RUNS];
+};
+
 struct wire_status_is {
     uint8_t activity;  // wire_activity
     uint8_t completed; // idle, and a member of the last run left it by itself
@@ -472,7 +481,8 @@ struct wire_leaving {
     X(telemetry, TELEMETRY) \
     X(diagnose, DIAGNOSE) \
     X(matrix, MATRIX) \
-    X(run, RUN)
+    X(run, RUN) \
+    X(runs_are, RUNS_ARE)
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 

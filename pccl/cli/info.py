@@ -10,6 +10,7 @@ import platform
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 import pccl
 from pccl._loader import load_native_module
@@ -55,6 +56,7 @@ def command(
     console.print(variables)
     if masters is not None:
         console.print(links.render(masters.ask_once()))
+        console.print(Text(f"{top.RUNS}{masters.runs() or 'none, or none is told'}"))
 
 
 def environment() -> dict[str, str]:

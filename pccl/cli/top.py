@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import sys
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from pccl._address import parse_endpoints
 from pccl._credentials import credentials
-from pccl._diagnosis import diagnose_run
+from pccl._diagnosis import diagnose_run, runs_at
 from pccl._errors import ConnectError, PCCLError
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
@@ -28,6 +29,8 @@ EDGES_SHOWN = 16
 NARROW = 110
 PIPE_WIDTH = 160
 MASTERS = "HOST:PORT[,HOST:PORT...][/RUN]"
+RUNS = "runs of these masters: "
+
 NO_RUN = "the master serves no run: it has no members yet, or it is a standby"
 
 Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
@@ -82,6 +85,9 @@ def command(
     console = standard_output()
     if once or as_json or not console.is_terminal:
         _print(console, newest, as_json)
+        runs = "" if newest.members or as_json else masters.runs()
+        if runs:
+            console.print(Text(f"{RUNS}{runs}"))
         while not once:
             time.sleep(interval)
             try:
@@ -163,6 +169,14 @@ class Masters:
             return idle
         detail = "; ".join(error.detail for error in failures) + ("; the others serve no run" if idle is not None else "")
         raise ConnectError(failures[0].result, failures[0].func_name, detail)
+
+    def runs(self) -> str:
+        """The runs that these masters serve, in words; "" if they name none."""
+        found: dict[str, int] = {}
+        for endpoint in self._endpoints:
+            with contextlib.suppress(PCCLError):
+                found |= runs_at(endpoint, keys=self._keys, insecure=self._insecure)
+        return ", ".join(f"{f'/{name}' if name else 'without a name'} (peers: {found[name]})" for name in sorted(found))
 
     def ask_once(self) -> Diagnosis:
         """The same; the error is click's."""

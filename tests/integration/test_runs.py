@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import signal
@@ -19,6 +20,9 @@ from performers import PATIENCE, MasterProcess, Performer, keys_of_peers
 from run_peers import RunPeer
 
 import pccl
+from pccl._address import fill_socket_address, parse_endpoint
+from pccl._diagnosis import runs_at
+from pccl._loader import load_native_module
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.timeout(120)
@@ -61,11 +65,14 @@ def runs() -> Iterator[Runs]:
 
 def members_of(address: str) -> int:
     """Of the run, as `pccl top` shows it."""
-    environment = {**os.environ, **keys_of_peers()}
-    command = [sys.executable, "-m", "pccl", "top", "--once", "--json", "--master", address]
-    told = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    return len(json.loads(command("top", address, "--once", "--json"))["members"])
+
+
+def command(name: str, address: str, *options: str) -> str:
+    words = [sys.executable, "-m", "pccl", name, "--master", address, *options]
+    told = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **keys_of_peers()}, timeout=PATIENCE)
     assert told.returncode == 0, told.stderr
-    return len(json.loads(told.stdout)["members"])
+    return told.stdout
 
 
 def test_runs_know_nothing_of_each_other(runs):
@@ -80,6 +87,9 @@ def test_runs_know_nothing_of_each_other(runs):
         assert ask(alpha[1:], "reduce") == [2.0] * 2
         assert [member.answer() for member in (*plain, *beta)] == [2.0] * 4
         assert [one.ask("members") for one in (plain[0], alpha[1], beta[0])] == [2, 2, 2]
+        told = command("info", master.address)
+        assert "runs of these masters: without a name (peers: 2), /alpha (peers: 2), /beta-2.x (peers: 2)" in told
+        assert "/alpha (peers: 2)" in command("top", f"{master.address}/none", "--once")
         ask(alpha[1:], "leave")
         assert (members_of(f"{master.address}/alpha"), members_of(f"{master.address}/beta-2.x")) == (0, 2)
         assert ask(runs.start(f"{master.address}/alpha", 1), "vote") == ["SUCCESS"]  # another run of this name
@@ -141,6 +151,24 @@ def test_places_of_runs_that_have_ended_are_used_again():
         finally:
             for one in made:
                 one.close()
+
+
+def test_programs_in_c_take_the_name_from_the_environment(monkeypatch):
+    ffi, library = load_native_module()
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        monkeypatch.setenv("PCCL_RUN", "of-c")
+        params, out = ffi.new("pcclCommCreateParams_t *"), ffi.new("pcclComm_t **")
+        fill_socket_address(params.master_address, ipaddress.ip_address("127.0.0.1"), master.port)
+        assert library.pcclCreateCommunicator(params, out) == library.pcclSuccess
+        try:
+            assert library.pcclConnect(out[0]) == library.pcclSuccess
+            with join(f"127.0.0.1:{master.port}"):  # that of Python is in its address
+                assert runs_at(parse_endpoint(f"127.0.0.1:{master.port}")) == {"": 1, "of-c": 1}
+        finally:
+            library.pcclDestroyCommunicator(out[0])
+        monkeypatch.setenv("PCCL_RUN", "of c")
+        with pytest.raises(pccl.PCCLError, match="PCCL_RUN=of c: the name of a run has 1 to 64 letters"):
+            pccl.Communicator("127.0.0.1:1")
 
 
 def join(address: str) -> pccl.Communicator:

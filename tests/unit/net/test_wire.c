@@ -780,14 +780,14 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_LEFT) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_RUNS_ARE) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
     wire_header_encode(bytes, &in);
     CHECK(wire_header_decode(bytes, &out));
-    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE,  WIRE_GENERATION, WIRE_PROMISE, WIRE_BYE,
-                                           WIRE_MOVED,     WIRE_STATUS, WIRE_DIAGNOSE,   WIRE_LINK_ACK};
+    static const enum wire_type empty[] = {WIRE_HEARTBEAT, WIRE_LEAVE, WIRE_GENERATION, WIRE_PROMISE,  WIRE_BYE,
+                                           WIRE_MOVED,     WIRE_RUNS,  WIRE_STATUS,     WIRE_DIAGNOSE, WIRE_LINK_ACK};
     for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
         struct wire_buffer frame = {0};
         write_empty(&frame, empty[i]);
@@ -819,6 +819,30 @@ static void test_names_of_runs(void) {
         bool decoded = wire_decode_run(frame.bytes + WIRE_HEADER_BYTES, frame.length - WIRE_HEADER_BYTES, &told);
         CHECK_EQ(decoded, table[i].good || strcmp(run.chars, WIRE_EVERY_RUN) == 0);
         if (decoded) CHECK_MEM(told.chars, run.chars, sizeof run.chars);
+        wire_buffer_fini(&frame);
+    }
+}
+
+static void test_lists_of_runs(void) {
+    check_case("lists of runs");
+    static struct wire_runs_are told, again;
+    for (uint32_t count = 0; count <= WIRE_MAX_RUNS; count += 21) {
+        struct wire_buffer frame = {0};
+        memset(&told, 0, sizeof told);
+        told.count = count;
+        for (uint32_t i = 0; i < count; i++) {
+            memset(told.runs[i].run.chars, 'a' + (int)(i % 26), i); // the first is the run without a name
+            told.runs[i].peers = i * 1000003;
+        }
+        wire_encode_runs_are(&frame, (struct wire_header){0}, &told);
+        uint8_t *body = frame.bytes + WIRE_HEADER_BYTES;
+        size_t length = frame.length - WIRE_HEADER_BYTES;
+        REQUIRE(wire_decode_runs_are(body, length, &again));
+        CHECK_EQ(again.count, count);
+        CHECK_MEM(again.runs, told.runs, count * sizeof told.runs[0]);
+        CHECK(!wire_decode_runs_are(body, length - 1, &again));
+        body[0] = WIRE_MAX_RUNS + 1;
+        CHECK(!wire_decode_runs_are(body, length, &again));
         wire_buffer_fini(&frame);
     }
 }
@@ -985,6 +1009,7 @@ int main(void) {
     test_bad_fields();
     test_noise();
     test_names_of_runs();
+    test_lists_of_runs();
     test_headers();
     test_heads();
     test_bad_heads();
