@@ -34,10 +34,8 @@ def take_the_place_of(name: str) -> None:
     dist.init_process_group = distributed_c10d.init_process_group = init_process_group
 
 
-def main(arguments: list[str]) -> None:
-    """Runs a script, or with -m a module."""
-    name, *arguments = arguments
-    take_the_place_of(name)
+def run_program(arguments: list[str]) -> None:
+    """Runs a script, or with -m a module, in this process."""
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
@@ -45,6 +43,13 @@ def main(arguments: list[str]) -> None:
         sys.argv = arguments
         sys.path[0] = str(Path(arguments[0]).resolve().parent)
         runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a script, or with -m a module, with pccl in the place of a backend."""
+    name, *arguments = arguments
+    take_the_place_of(name)
+    run_program(arguments)
 
 
 if __name__ == "__main__":

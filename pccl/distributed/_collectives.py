@@ -309,7 +309,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         with self._begun(len(tensors)) as calls:
             root = self._root("broadcast", opts)
             if view.fixed:
-                takes_over = root == 0 and self._stands_in(_callers.broadcasts_equals(frame)) and not _callers.object_list(frame)
+                takes_over = root == 0 and self._stands_in(_callers.broadcasts_equals, frame) and not _callers.object_list(frame)
                 if takes_over and view.members[root] not in view.living:
                     root = view.members.index(view.living[0])
                 self._require_living("broadcast", root)
@@ -366,7 +366,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         name = "gather"
         (input,) = listed(input_tensors)
         root = self._root(name, opts)
-        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         outputs: Tensors = _inner(output_tensors) if self._launcher.view.rank == root else ()
         memory: Tensor | None = None
         finish: Finish | None = None
@@ -382,7 +382,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """As `gather`, into one tensor of the root."""
         name = "gather_single"
         root = self._root(name, opts)
-        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         at_root = self._launcher.view.rank == root
         if at_root:
             self._check_whole(name, "output", [output], "input", [input])
@@ -497,7 +497,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         """Brings the tensors of all members to all of them. They may differ in size."""
         (input,) = listed(input_tensors)
         outputs = _inner(output_tensors)
-        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         self._check_all_gather(outputs, input)
         call, finish = self._all_gather(outputs, input, stands_in=stands_in)
         return self._work([call], opts, timeout, [outputs], finish)
@@ -506,7 +506,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
         finish: list[Finish | None] = []
-        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         with self._begun(len(input_list)) as calls:
             by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
             for outputs, input in zip(by_input, input_list, strict=True):
@@ -530,13 +530,13 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     @announced
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Brings the tensors of all members, of one size, into one tensor on all of them."""
-        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         return self._all_gather_single([output], [input], opts, stands_in=stands_in)
 
     @announced
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `all_gather_single`, of several tensors."""
-        stands_in = self._stands_in(_callers.gathers_samples(_callers.caller()))
+        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         return self._all_gather_single(outputs, inputs, opts, stands_in=stands_in)
 
     def _all_gather_single(self, outputs: Tensors, inputs: Tensors, opts: Any, *, stands_in: bool) -> Work:
@@ -722,10 +722,10 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}", size=before)
         return root
 
-    def _stands_in(self, known: bool) -> bool:
-        """Whether a living rank stands in for a lost one in a call. `known`: the caller is one whose result stays right."""
+    def _stands_in(self, knows: Callable[[FrameType | None], bool], frame: FrameType | None) -> bool:
+        """Whether a living rank stands in for a lost one. `knows` tells of a caller, the `frame`, that its result stays right."""
         launcher = self._launcher
-        return launcher.view.fixed and (known or launcher.stands_in or _bootstrap.is_joining())
+        return launcher.view.fixed and (launcher.stands_in or _bootstrap.is_joining() or knows(frame))
 
     def _require_all(self, name: str) -> None:
         """PeerLostError: a rank has no living member, and the result of the call would lack its part."""

@@ -29,9 +29,15 @@ from pccl.distributed._supervise import become_supervisor
     help="take the place of the backend NAME, such as gloo: a script or "
     "framework that asks for NAME, or for no backend, gets pccl",
 )
+@click.option(
+    "--adapt",
+    "framework",
+    type=click.Choice(["transformers"]),
+    help="attach ElasticCallback to each transformers Trainer of the script, so that a restarted process joins the others",
+)
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a Python module, as in python -m")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")
-def main(restarts: int | None, replaced: str, module: bool, script: tuple[str, ...]) -> None:
+def main(restarts: int | None, replaced: str, framework: str | None, module: bool, script: tuple[str, ...]) -> None:
     """Run a script under a supervisor, so that the launcher does not end the job if the script is killed.
 
     If the script is killed and other ranks continue, the exit status is 0. Signals such as SIGINT and SIGTERM go to the script.
@@ -41,6 +47,7 @@ def main(restarts: int | None, replaced: str, module: bool, script: tuple[str, .
     if replaced and not replaced.isidentifier():
         raise click.BadParameter(f"{replaced!r} is not a backend", param_hint="--as")
     runner = ["-m", "pccl.distributed._as", replaced] if replaced else []
+    runner += ["-m", "pccl.integrations._adapt", framework] if framework else []
     command = [sys.executable, "-u", *runner, *(["-m"] if module else []), *script]
     become_supervisor(command, os.environ.get("PCCL_RESTARTS", "") if restarts is None else str(restarts))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_pt_utils
 from transformers import trainer as trainer_module
 
@@ -79,6 +81,20 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]  # without types
         if self._get_batch_samples is not None:
             self._trainer.get_batch_samples = self._get_batch_samples
             self._get_batch_samples = self._elastic = None
+
+
+def adapt() -> None:
+    """Attaches an ElasticCallback to each Trainer that is made from now on, where the process group is of pccl."""
+    made = Trainer.__init__
+
+    @functools.wraps(made)
+    def init(self: Trainer, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        attached = any(isinstance(one, ElasticCallback) for one in self.callback_handler.callbacks)
+        if not attached and isinstance(dist.GroupMember.WORLD, pccl.distributed.ProcessGroup):
+            self.add_callback(ElasticCallback(self))
+
+    Trainer.__init__ = init
 
 
 class _State:

@@ -41,11 +41,14 @@ def run(
     steps: int = 12,
     wrap: tuple[str, ...] = (),
     launcher: str = "torchrun",
+    membership: str = "elastic",
+    adapted: bool = True,
 ) -> Job:
     """Runs a program with `members` ranks.
 
     Rank `kill` kills itself with SIGKILL in the middle of a step. With `join`, its supervisor starts it again, and it joins.
-    `wrap`: options of `pccl.distributed.run`. AssertionError: the job did not end within LIMIT.
+    `wrap`: options of `pccl.distributed.run`. Without `adapted` the program calls nothing of pccl.
+    AssertionError: the job did not end within LIMIT.
     """
     folder.mkdir(parents=True)
     environment = {
@@ -55,6 +58,8 @@ def run(
         "MEMBERS": str(members),
         "KILL_RANK": str(-1 if kill is None else kill),
         "JOINS": str(int(join)),
+        "PCCL_MEMBERSHIP": membership,
+        "ADAPTED": str(int(adapted)),
         "REPORTS": str(folder),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",

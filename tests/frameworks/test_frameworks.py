@@ -114,6 +114,71 @@ def test_a_killed_process_comes_back(case, tmp_path):
         assert len({str(report["rate"]) for report in job.reports}) == 1, show(job)
 
 
+FIXED = {
+    "accelerate": ("accelerate_data.py", ("--as", "gloo")),
+    "transformers": ("trainer.py", ("--as", "gloo")),
+    "deepspeed": ("deepspeed_zero0.py", ()),
+}
+"""Programs of frameworks that run with fixed membership, by module."""
+
+
+@pytest.mark.parametrize("module", FIXED)
+def test_unmodified_programs_survive_a_kill_with_fixed_membership(module, tmp_path):
+    """Nothing in them calls pccl. The losses are those of an undisturbed run within noise."""
+    if util.find_spec(module) is None:
+        pytest.skip("not installed")
+    program, wrap = FIXED[module]
+    undisturbed: dict[int, list[float]] = {}
+    for kill in (None, 1, 0):
+        folder = tmp_path / str(kill)
+        job = jobs.run(program, folder, "pccl", members=3, kill=kill, wrap=wrap, membership="fixed", adapted=False)
+        assert job.status == 0, show(job)
+        assert {report["rank"] for report in job.reports} == {0, 1, 2} - {kill}, show(job)
+        assert {report["world_size"] for report in job.reports} == {3}, show(job)
+        assert len(job.weights()) == 1, show(job)
+        for report in job.reports:
+            assert all(mean == 1.0 for mean in report.get("means", ())), show(job)
+            assert report.get("count", 7 * 16) == 7 * 16, show(job)
+            last = undisturbed.setdefault(report["rank"], report["losses"])[-4:]
+            assert sum(report["losses"][-4:]) == pytest.approx(sum(last), rel=0.1), show(job)
+
+
+@pytest.mark.parametrize("kill", [1, 0])
+@pytest.mark.parametrize("program", ["plain_ddp.py", "accelerate_loop.py", "trainer.py", "deepspeed_zero0.py"])
+def test_a_replacement_takes_the_lost_rank_with_fixed_membership(program, kill, tmp_path):
+    case = next(case for case in CASES if case.program == program)
+    if util.find_spec(case.module) is None:
+        pytest.skip("not installed")
+    job = jobs.run(program, tmp_path / "job", "pccl", members=3, kill=kill, join=True, wrap=case.wrap, membership="fixed")
+    assert job.status == 0, show(job)
+    assert {report["rank"]: report["newcomer"] for report in job.reports} == {rank: rank == kill for rank in range(3)}, show(job)
+    assert {report["world_size"] for report in job.reports} == {3}, show(job)
+    assert len(job.weights()) == 1, show(job)
+    check_roles(case, job)
+
+
+@pytest.mark.skipif(util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("kill", [1, 0])
+def test_an_unmodified_trainer_takes_a_replacement(kill, tmp_path):
+    wrap = ("--as", "gloo", "--adapt", "transformers")
+    job = jobs.run(
+        "trainer.py", tmp_path / "job", "pccl", members=3, kill=kill, join=True, wrap=wrap, membership="fixed", adapted=False
+    )
+    assert job.status == 0, show(job)
+    assert {report["rank"]: report["newcomer"] for report in job.reports} == {rank: rank == kill for rank in range(3)}, show(job)
+    assert len(job.weights()) == 1, show(job)
+    assert len({report["evaluation"] for report in job.reports}) == 1, show(job)
+
+
+@pytest.mark.skipif(util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_zero_stage_1_loses_parts_of_its_state_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZERO_STAGE", "1")
+    job = jobs.run("deepspeed_zero0.py", tmp_path / "job", "pccl", members=3, kill=1, membership="fixed", adapted=False)
+    assert job.status != 0, show(job)
+    assert "it needs rank 1, which is lost" in job.output, show(job)
+    assert not job.reports, show(job)
+
+
 def check_roles(case: Case, job: jobs.Job) -> None:
     """What the adapters promise: sizes and means of the members that are left, and one process that writes checkpoints."""
     for report in job.reports:
@@ -139,4 +204,4 @@ def test_torchft_trains_by_its_own_tests(tmp_path):
 
 def test_each_program_is_in_the_table():
     programs = {path.name for path in Path(jobs.PROGRAMS).glob("*.py")} - {"common.py", "torchft_plugin.py"}
-    assert programs == {case.program for case in CASES}
+    assert programs == {case.program for case in CASES}.union(program for program, _ in FIXED.values())

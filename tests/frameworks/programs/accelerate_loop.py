@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 def main() -> None:
     accelerator = Accelerator(cpu=True)
-    if common.BACKEND == "pccl":
+    if common.ADAPTED:
         from pccl.integrations.accelerate import follow
 
         follow(accelerator)

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 BACKEND = os.environ.get("BACKEND", "gloo")
+ADAPTED = BACKEND == "pccl" and os.environ.get("ADAPTED", "1") == "1"
+"""Whether the program calls pccl; otherwise it is what a user of the framework writes without it."""
 STEPS = int(os.environ.get("STEPS", "12"))
 KILL_STEP = 4
 JOIN_STEP = 7
@@ -42,16 +44,22 @@ def admit_newcomer(step: int, sync: Any) -> None:
     """At the step where a newcomer is due, calls `sync` until it has joined."""
     if JOINS and not NEWCOMER and step >= JOIN_STEP:
         limit = time.monotonic() + 120
-        while dist.get_world_size() < MEMBERS:
+        while _members() < MEMBERS:
             if time.monotonic() > limit:
                 raise TimeoutError("no newcomer joined within 120 s")
             sync()
             time.sleep(0.02)
 
 
+def _members() -> int:
+    import pccl.distributed
+
+    return dist.get_world_size() - len(pccl.distributed.lost_ranks())
+
+
 def steps(model: torch.nn.Module, optimizer: Any, **values: Any) -> Iterator[int]:
     """Yields the number of each step to make. Under pccl, Elastic lets newcomers in before each of them."""
-    if BACKEND != "pccl":
+    if not ADAPTED:
         yield from range(STEPS)
         return
     import pccl.distributed

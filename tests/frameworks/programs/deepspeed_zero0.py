@@ -1,5 +1,7 @@
 """DeepSpeed with ZeRO-0: its engine reduces the gradients."""
 
+import os
+
 import common
 import deepspeed
 import torch
@@ -13,7 +15,7 @@ def main() -> None:
         "train_micro_batch_size_per_gpu": 16,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "gradient_clipping": 1.0,
-        "zero_optimization": {"stage": 0},
+        "zero_optimization": {"stage": int(os.environ.get("ZERO_STAGE", "0"))},
     }
     engine, optimizer, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
     for step in common.steps(engine.module, getattr(optimizer, "optimizer", optimizer)):

@@ -6,6 +6,8 @@ import common
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+import pccl.distributed
+
 
 class Sequences(torch.utils.data.Dataset):
     """Arithmetic sequences modulo 64."""
@@ -29,8 +31,20 @@ class Watch(TrainerCallback):
             common.step_ends(state.global_step - 1, logs["loss"])
 
 
+class EndsWhenReplaced(TrainerCallback):
+    """Ends the training at the third step that all ranks have made after the kill."""
+
+    def __init__(self) -> None:
+        self._left = 3
+
+    def on_step_end(self, args, state, control, **more):
+        self._left -= state.global_step > common.KILL_STEP + 2 and not pccl.distributed.lost_ranks()
+        control.should_training_stop = control.should_training_stop or self._left == 0
+
+
 def main() -> None:
     set_seed(0)
+    endless = common.JOINS and not common.ADAPTED
     shape = GPT2Config(
         vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.1, bos_token_id=0, eos_token_id=0
     )
@@ -39,7 +53,7 @@ def main() -> None:
         output_dir=str(common.REPORTS / "out"),
         use_cpu=True,
         per_device_train_batch_size=8,
-        max_steps=common.STEPS,
+        max_steps=1_000_000 if endless else common.STEPS,
         logging_steps=1,
         eval_strategy="steps",
         eval_steps=6,
@@ -51,7 +65,9 @@ def main() -> None:
         ddp_backend="gloo",
     )
     trainer = Trainer(model, arguments, train_dataset=Sequences(512), eval_dataset=Sequences(32), callbacks=[Watch()])
-    if common.BACKEND == "pccl":
+    if endless:
+        trainer.add_callback(EndsWhenReplaced())
+    if common.ADAPTED:
         from pccl.integrations.transformers import ElasticCallback
 
         class Admit(ElasticCallback):

@@ -10,6 +10,9 @@ import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.distributed
@@ -326,3 +329,28 @@ def test_ranks_that_disagree_are_told():
     places = [json.dumps(dataclasses.asdict(place)) for place in (own, other)]
     assert 'rank 0 has the membership "fixed" and rank 1 "elastic"' in _bootstrap._problem(places, own)
     assert _bootstrap._problem(places[:1] * 2, own) == ""
+
+
+def sharded() -> object:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    for layer in [*model, model]:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (3,)))
+    model(torch.ones(2, 6)).sum().backward()
+    if rank == 1:
+        ranks.die()
+    for _ in range(2):
+        with pytest.raises(pccl.distributed.PeerLostError), torch.no_grad():
+            model(torch.ones(2, 6))
+    whole = distribute_tensor(torch.arange(6.0), init_device_mesh("cpu", (3,)), [Shard(0)], src_data_rank=None)
+    with pytest.raises(pccl.distributed.PeerLostError):
+        whole.full_tensor()
+    with pytest.raises(ValueError, match="a sharded model cannot have fixed membership"):
+        pccl.distributed.Elastic(model, torch.optim.SGD(model.parameters()), step=0).sync()
+    return numbers()
+
+
+def test_a_sharded_model_has_no_stand_in() -> None:
+    results = ranks.run(sharded, 3, environment=FIXED, dead=(1,))
+    assert results == [(0, 3, [0, 1, 2], (1,)), None, (2, 3, [0, 1, 2], (1,))]
