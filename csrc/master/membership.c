@@ -315,11 +315,23 @@ static int64_t waits_since(const struct membership *table, const struct peer_rec
     return waits ? peer->waits_since : INT64_MAX;
 }
 
+// All members are in update_topology, and there are too few of them.
+static void describe_short(const struct membership *table, const char *who, unsigned seconds,
+                           char text[WIRE_MAX_TEXT]) {
+    snprintf(text, WIRE_MAX_TEXT, "%s has waited for more peers for %u s: %u of at least %u are there", who, seconds,
+             table->peer_count, table->limits.least);
+}
+
 // False: there is nothing to tell.
 static bool describe_newcomer(struct membership *table, const struct peer_record *peer, const struct missing *missing,
                               unsigned seconds, char text[WIRE_MAX_TEXT]) {
     int64_t behind_ns = membership_host_waits_until(table, &peer->member.address) - table->now_ns;
-    if (behind_ns > 0)
+    bool is_spare = table->limits.most != 0 && table->count >= table->limits.most;
+    bool is_short = table->count < table->limits.least;
+    if (is_spare)
+        snprintf(text, WIRE_MAX_TEXT, "waiting as a spare for %u s: the run has its maximum of %u members", seconds,
+                 table->limits.most);
+    else if (behind_ns > 0)
         snprintf(text, WIRE_MAX_TEXT,
                  "waiting to be admitted: newcomers from this address failed to connect to members before, so others "
                  "come first for %u s more",
@@ -328,14 +340,18 @@ static bool describe_newcomer(struct membership *table, const struct peer_record
         snprintf(text, WIRE_MAX_TEXT,
                  "waiting to be admitted: %u of %u members %s not called update_topology for %u s: %.380s",
                  missing->count, missing->of, missing->count == 1 ? "has" : "have", seconds, missing->names);
-    return behind_ns > 0 || missing->count > 0;
+    else if (is_short)
+        describe_short(table, "the run", seconds, text);
+    return is_spare || behind_ns > 0 || missing->count > 0 || is_short;
 }
 
 static bool describe_member(const struct membership *table, const struct peer_record *peer, unsigned seconds,
                             char text[WIRE_MAX_TEXT]) {
     struct missing missing;
     find_missing(table, peer->vote, peer->vote == WIRE_VOTE_SYNC ? peer->group : NULL, &missing);
-    if (missing.count == 0) return false;
+    bool is_short = peer->vote == WIRE_VOTE_UPDATE && table->count < table->limits.least;
+    if (missing.count == 0 && is_short) describe_short(table, call_of(peer->vote), seconds, text);
+    if (missing.count == 0) return is_short;
     snprintf(text, WIRE_MAX_TEXT, "%s has waited for %u of %u members for %u s: %.380s", call_of(peer->vote),
              missing.count, missing.of, seconds, missing.names);
     return true;

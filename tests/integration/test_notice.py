@@ -19,10 +19,10 @@ from pccl.notice import Notice
 @pytest.mark.parametrize("kind", KINDS)
 def test_sigterm_to_one_of_four(kind):
     steps, last = 40, 12  # of DiLoCo two inner steps before an outer one
-    with Team(kind, pause=0.002) as trainers:
-        for rank, trainer in enumerate(trainers):
+    with Team(kind, pause=0.002) as job:
+        for rank, trainer in enumerate(job.trainers):
             trainer.tell("train", steps, last if rank == 1 else -1)
-        told = [trainer.answer() for trainer in trainers]
+        told = [trainer.answer() for trainer in job.trainers]
     left = told.pop(1)
     assert left["left"]
     assert left["steps"] == (15 if kind == "diloco" else last + 1)
@@ -30,6 +30,27 @@ def test_sigterm_to_one_of_four(kind):
         assert (one["left"], one["lost"], one["steps"]) == (False, 0, steps)
         together = 3 if kind == "diloco" else last + 1
         assert one["log"] == [4] * together + [3] * (len(one["log"]) - together)
+
+
+def test_a_spare_takes_part_after_a_kill(monkeypatch):
+    """With the state of the step: the model has one more step for each that it has made, and so has the spare's."""
+    monkeypatch.setenv("PCCL_MAX_MEMBERS", "3")
+    steps = 60
+    with Team("ddp", 3, 0.01, "elastic") as job:
+        where = job.trainers[0].ask("where")
+        spare = job.add().tell("join", *where).tell("train", steps)
+        assert spare.answer() is None
+        for trainer in job.trainers[:2]:
+            trainer.tell("train", steps)
+        job.trainers[2].tell("train", 10)
+        assert job.trainers[2].answer()["steps"] == 10
+        job.trainers[2].kill()
+        told = [trainer.answer() for trainer in (*job.trainers[:2], spare)]
+        sums = [trainer.ask("checksum") for trainer in (*job.trainers[:2], spare)]
+    assert [one["steps"] for one in told] == [steps] * 3
+    assert 10 <= told[2]["first"] < steps
+    assert sums[0] == sums[1] == sums[2]
+    assert all(set(one["log"]) <= {2, 3} and one["log"][-1] == 3 for one in told)
 
 
 # ---- loops of one's own ----

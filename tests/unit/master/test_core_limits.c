@@ -130,6 +130,30 @@ static void test_most(void) {
     limits = (struct wire_limits){0};
 }
 
+static void test_told(void) {
+    begin("who waits for more peers is told how many there are");
+    limits = (struct wire_limits){.least = 3, .wait_ms = 60000};
+    form("a", 0);
+    vote("a", WIRE_VOTE_UPDATE);
+    join('b', 0);
+    pass(9900, "ab");
+    CHECK(quiet("ab"));
+    pass(200, "ab");
+    text_at(__LINE__, 'a', WIRE_WAITING,
+            "update_topology has waited for more peers for 10 s: 2 of at least 3 are there");
+    text_at(__LINE__, 'b', WIRE_WAITING, "the run has waited for more peers for 10 s: 2 of at least 3 are there");
+    end();
+
+    begin("a spare is told that it is one");
+    limits = (struct wire_limits){.most = 2};
+    form("ab", 0);
+    join('c', 0);
+    pass(10100, "abc");
+    text_at(__LINE__, 'c', WIRE_WAITING, "waiting as a spare for 10 s: the run has its maximum of 2 members");
+    end();
+    limits = (struct wire_limits){0};
+}
+
 static void test_equal(void) {
     begin("a peer with other limits than the run is refused");
     limits = (struct wire_limits){.least = 1, .most = 3, .wait_ms = 5};
@@ -152,6 +176,7 @@ static void test_equal(void) {
 int main(void) {
     test_least();
     test_most();
+    test_told();
     test_equal();
     return check_status();
 }
