@@ -105,6 +105,18 @@ def test_a_member_that_has_stepped_when_others_have_not_takes_their_state(undist
         ask(three, "leave")
 
 
+def test_a_call_in_flight_that_nobody_waits_for_is_ended(undisturbed):
+    with Job(shards=2) as job:
+        four = job.start(4)
+        ask(four, "train", 10)
+        ask(four, "begin_alone")
+        four[1].kill()
+        three = [four[0], four[2], four[3]]
+        assert [changes[-1] for changes in ask(three, "train", 14)] == [(10, 3)] * 3
+        close(ask(three, "whole")[0], undisturbed[14])
+        ask(three, "leave")
+
+
 def test_without_all_parts_the_last_snapshot_counts(undisturbed):
     """One copy of each part is that of the other replica, so the second one is at a member with another part."""
     with Job(shards=2, every=4, copies=2, holder=False) as job:
