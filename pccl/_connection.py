@@ -35,6 +35,7 @@ from pccl._loader import load_native_module
 from pccl._names import check_name, name_of
 from pccl._operations import OpTicket, stop
 from pccl._reduces import Multi, Op, Reaper
+from pccl._state import SharedState
 from pccl._tensors import RoomPool, require_kind
 from pccl._waits import WaitLog, master_patience, may_begin
 
@@ -108,6 +109,7 @@ class Connection:
         self._unfinished: dict[object, Ticket] = {}
         self._live_ops: set[OpTicket] = set()
         self._pool = RoomPool()
+        self._state_to_copy: SharedState | None = None  # C reads it until the communicator is freed
         self._vaults: dict[str, Any] = {}  # snapshots, by what is in them
         self._notices: list[Notice] = []
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
@@ -123,6 +125,7 @@ class Connection:
         timeout: float | None = None,
         begin: bool | None = None,
         wait_for_master: float | None = None,
+        state: SharedState | None = None,
     ) -> None:
         """Joins the run: returns once this peer is accepted and all attributes are valid.
 
@@ -133,8 +136,17 @@ class Connection:
         `begin=False`: the peer never begins a run. ConnectError if no run goes on. None: True, unless PCCL_JOIN=1 is set, as it
         is for a restarted process. `wait_for_master`: attempts go on for at least so many seconds, for machines that start
         before their master; None: as the environment variable PCCL_CONNECT_TIMEOUT_S says, else 0.
+
+        `state`: what the members sync. A newcomer copies it from a member that has passed one, while the members go on, and is
+        admitted when that is done; `sync_shared_state` then fetches only what has changed since. From its first sync on, this
+        peer gives its own state to newcomers, until it is closed. After an error of `connect` the tensors are unspecified.
+        INVALID_ARGUMENT: a tensor was replaced since the state was made.
         """
         deadline = Deadline(timeout)
+        if state is not None:
+            require_kind("state", state, SharedState)
+            state._collect("pcclConnect")
+            self._state_to_copy = state
         patience = Deadline(master_patience(wait_for_master))
         join_only = not may_begin(begin)
         failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
@@ -160,11 +172,12 @@ class Connection:
         timeout: float | None = None,
         begin: bool | None = None,
         wait_for_master: float | None = None,
+        state: SharedState | None = None,
     ) -> None:
         """Joins again, as a new peer, after this one was expelled or has lost its master. Else it leaves first.
 
         Ops in flight are cancelled, as by `close`. Connects as `connect` does, with the same arguments; cut short or failed, it
-        is `connect` that goes on.
+        is `connect` that goes on. Without a `state`, the one that was passed before is copied and given again.
         A SharedState keeps its tensors and revision, and the next sync brings it up to date. Snapshots stay as well.
         INVALID_USAGE after `close`.
         """
@@ -181,7 +194,7 @@ class Connection:
                 self._vaults = kept
                 self._adopt(fresh, self._ip)
                 self._connected = False
-        self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master)
+        self.connect(n_attempts, timeout=timeout, begin=begin, wait_for_master=wait_for_master, state=state)
 
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
@@ -469,7 +482,7 @@ class Connection:
                 self._handle.close()
                 self._adopt(fresh, ip)
             try:
-                self._set_join_only(join_only)
+                self._set_up(join_only)
                 self._connect_once(deadline)
                 return
             except ConnectError:
@@ -490,7 +503,7 @@ class Connection:
         masters = fill_socket_addresses(found[:MASTERS_MAX])
         with self._handle as pointer:
             PCCLError.check(_C.pccl_ext_comm_set_masters(pointer, masters, len(masters)), "pcclConnect")
-        self._set_join_only(join_only)
+        self._set_up(join_only)
         self._connect_once(deadline)
 
     def _resolve(self, endpoint: Endpoint, deadline: Deadline) -> list[IP]:
@@ -505,8 +518,11 @@ class Connection:
         keys = _ffi.NULL if self._keys is None else self._keys
         return permitted(endpoint, addresses, keys, self._insecure, "pcclConnect")
 
-    def _set_join_only(self, join_only: bool) -> None:
+    def _set_up(self, join_only: bool) -> None:
         call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
+        if self._state_to_copy is not None:
+            arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only())
+            call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
 
     def _connect_once(self, deadline: Deadline) -> None:
         try:

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/descriptor.h"
@@ -112,6 +113,11 @@ bool memory_can_be_read(const void *bytes, size_t length) {
     bool can = file < 0 || (is_read(file, at) && is_read(file, at + length - 1));
     descriptor_close(file);
     return can;
+}
+
+bool memory_copy_checked(void *to, const void *from, size_t bytes) {
+    struct iovec there = {(void *)(uintptr_t)from, bytes}, here = {to, bytes};
+    return bytes == 0 || process_vm_readv(getpid(), &here, 1, &there, 1, 0) == (ssize_t)bytes;
 }
 
 bool memory_can_be_written(void *bytes, size_t length) {

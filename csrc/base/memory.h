@@ -36,6 +36,9 @@ void memory_copy(void *to, const void *from, size_t bytes);
 
 // Returns false if this process cannot read the first or last byte.
 bool memory_can_be_read(const void *bytes, size_t length);
+// Copies memory of this process that may be unmapped at any moment. False: some of it cannot be read, or the system
+// lacks process_vm_readv, which other errors than a crash need.
+bool memory_copy_checked(void *to, const void *from, size_t bytes);
 // Returns false if the first or last byte is mapped read-only. Writes both bytes back as they are.
 bool memory_can_be_written(void *bytes, size_t length);
 

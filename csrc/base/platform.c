@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -73,6 +74,8 @@ bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *
     pthread_setname_np(*out, name);
     return true;
 }
+
+void platform_thread_lower_priority(void) { setpriority(PRIO_PROCESS, (id_t)gettid(), 10); }
 
 bool platform_cond_init(pthread_cond_t *cond) {
     pthread_condattr_t attributes;

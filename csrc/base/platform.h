@@ -41,6 +41,9 @@ unsigned platform_cpu_count(void);
 // host program's handlers never run on our threads. False when the system refuses.
 bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *), void *arg);
 
+// Lets other threads of the machine go first, from now on, where they want the processor of the calling one.
+void platform_thread_lower_priority(void);
+
 // A condition variable that waits on the monotonic clock.
 bool platform_cond_init(pthread_cond_t *cond);
 // Waits until signalled or `deadline_ns` (monotonic; INT64_MAX = for ever). False on time-out.

@@ -221,6 +221,7 @@ union message {
     struct wire_sync_vote sync_vote;
     struct wire_sync_done sync_done;
     struct wire_telemetry telemetry;
+    struct wire_precopy precopy;
 };
 
 static bool decode(struct run *run, const struct wire_header *header, const uint8_t *body, union message *out) {
@@ -238,6 +239,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     case WIRE_SYNC_VOTE: return wire_decode_sync_vote(body, length, &out->sync_vote);
     case WIRE_SYNC_DONE: return wire_decode_sync_done(body, length, &out->sync_done);
     case WIRE_TELEMETRY: return wire_decode_telemetry(body, length, &out->telemetry);
+    case WIRE_PRECOPY: return wire_decode_precopy(body, length, &out->precopy);
     default: return true;
     }
 }
@@ -291,12 +293,14 @@ static void on_message(struct run *run, struct peer_record *peer, const struct w
         quorum_ended(&run->quorum, peer);
         run->completed = run->completed || peer->accepted;
         membership_drop(table, peer, LOG_INFO, "it left");
-    } else if (header->type != WIRE_LINKED && !peer->accepted) {
+    } else if (header->type != WIRE_LINKED && header->type != WIRE_PRECOPY && !peer->accepted) {
         membership_expel(table, peer, "it sent %s before it was admitted", wire_type_name(header->type));
     } else if (!decode(run, header, body, &message)) {
         membership_expel(table, peer, "it sent a malformed %s", wire_type_name(header->type));
     } else if (header->type == WIRE_LINKED) {
         on_linked(run, peer, header, &message.linked);
+    } else if (header->type == WIRE_PRECOPY) {
+        run_precopy(run, peer, &message.precopy);
     } else {
         on_member_message(run, peer, header, &message);
     }

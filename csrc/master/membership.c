@@ -326,6 +326,7 @@ static void describe_short(const struct membership *table, const char *who, unsi
 static bool describe_newcomer(struct membership *table, const struct peer_record *peer, const struct missing *missing,
                               unsigned seconds, char text[WIRE_MAX_TEXT]) {
     int64_t behind_ns = membership_host_waits_until(table, &peer->member.address) - table->now_ns;
+    if (peer->copies) return false;
     bool is_spare = table->limits.most != 0 && table->count >= table->limits.most;
     bool is_short = table->count < table->limits.least;
     if (is_spare)

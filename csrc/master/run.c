@@ -173,7 +173,7 @@ static void propose(struct run *run, uint8_t kind) {
 
 // The first members need not wait behind others of their host.
 static bool may_come(struct run *run, const struct peer_record *peer) {
-    return peer->used && !peer->accepted &&
+    return peer->used && !peer->accepted && !peer->copies &&
            (run->table.count == 0 ||
             membership_host_waits_until(&run->table, &peer->member.address) <= run->table.now_ns);
 }
@@ -185,6 +185,25 @@ static uint32_t places(const struct membership *table) {
 }
 
 static bool is_short(const struct membership *table) { return table->count < table->limits.least; }
+
+void run_precopy(struct run *run, struct peer_record *peer, const struct wire_precopy *precopy) {
+    struct membership *table = &run->table;
+    struct wire_donors donors = {0};
+    peer->copies = false;
+    if (precopy->copies == 0 || peer->accepted) return;
+    // Newcomers that come one after another begin with different members.
+    uint32_t first = table->count == 0 ? 0 : (uint32_t)(peer->member.join_number % table->count);
+    for (uint32_t i = 0; i < table->count && donors.count < WIRE_MAX_DONORS; i++) {
+        const struct wire_member *member = &table->order[(first + i) % table->count]->member;
+        struct wire_donor donor = {member->id, member->reach};
+        if (member->group != peer->member.group || member->reach.closed) continue;
+        if (donor.reach.count == 0) donor.reach.addresses[donor.reach.count++] = member->address;
+        donors.donors[donors.count++] = donor;
+    }
+    peer->copies = donors.count > 0;
+    wire_encode_donors(membership_frame(table), membership_header(table), &donors);
+    membership_send(table, peer);
+}
 
 static bool newcomers_wait(struct run *run) {
     if (places(&run->table) == 0) return false;
@@ -420,8 +439,11 @@ static void restart(struct run *run) {
     start(run);
     run->next_join = next_join;
     run->yields_until = table->now_ns + RUN_YOUNG_MS * MS_NS;
-    for (uint32_t i = 0; i < table->slots; i++)
-        if (table->peers[i].used) welcome(table, &table->peers[i]);
+    for (uint32_t i = 0; i < table->slots; i++) {
+        if (!table->peers[i].used) continue;
+        table->peers[i].copies = false; // whoever it copied from is gone
+        welcome(table, &table->peers[i]);
+    }
 }
 
 // Without members, the newcomers begin the next run: refuses them if none of them may begin one.

@@ -101,6 +101,8 @@ static const struct {
     EXACT(LEFT, 0),
     EXACT(RUNS, 0),
     RANGE(RUNS_ARE, 4, WIRE_MAX_RUNS * (1 + WIRE_MAX_RUN + 4)),
+    EXACT(PRECOPY, 1),
+    RANGE(DONORS, 4, WIRE_MAX_DONORS *(ID + REACH + ADDRESSES)),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
     DATA(READY),

@@ -42,6 +42,7 @@ enum {
     WIRE_PADDING_BYTES = 12 << 10, // of LINK_PADDING: more than a jumbo frame, less than TCP sends at first
     WIRE_MAX_MASTERS = 16,         // in a peer's or a master's list
     WIRE_MAX_SEEN = 32,            // other members that one TELEMETRY speaks of
+    WIRE_MAX_DONORS = 16,          // in one DONORS
     WIRE_MAX_EDGES = 992,          // in one MATRIX: all of 32 members
 };
 
@@ -93,6 +94,8 @@ enum wire_type {
     WIRE_LEFT,     // master -> peer, empty body: you have left; the master closes
     WIRE_RUNS,     // anybody -> master, the first frame of a connection, empty body: which runs do you serve?
     WIRE_RUNS_ARE, // the answer
+    WIRE_PRECOPY,  // newcomer -> master: I copy the state before I am admitted, or have done so
+    WIRE_DONORS,   // master -> newcomer: the members that it may copy the state from
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted

@@ -225,6 +225,17 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     cursor_bytes(c, m->signature, sizeof m->signature);
 }
 
+static void visit_precopy(struct cursor *c, struct wire_precopy *m) { cursor_range(c, &m->copies, 0, 1); }
+
+static void visit_donors(struct cursor *c, struct wire_donors *m) {
+    cursor_count(c, &m->count, WIRE_MAX_DONORS);
+    EACH(c, i, m->count) {
+        visit_id(c, &m->donors[i].id);
+        visit_reach(c, &m->donors[i].reach);
+        cursor_expect(c, m->donors[i].reach.count > 0);
+    }
+}
+
 static void visit_vote(struct cursor *c, struct wire_vote *m) {
     cursor_range(c, &m->kind, WIRE_VOTE_UPDATE, WIRE_VOTE_OPTIMIZE);
 }

@@ -427,6 +427,18 @@ struct wire_matrix_edge {
     struct wire_seen seen;
 };
 
+struct wire_precopy {
+    uint8_t copies; // 1: admit me later, and tell me whom to copy from; 0: I am up to date
+};
+
+struct wire_donors {
+    uint32_t count; // 0: there is nobody to copy from, and this newcomer is admitted as others are
+    struct wire_donor {
+        struct wire_id id;
+        struct wire_reach reach; // at least one address
+    } donors[WIRE_MAX_DONORS];
+};
+
 // Proves that the sender is a member: strangers know no id of a member.
 struct wire_diagnose {
     struct wire_id id;  // of the sender
@@ -467,6 +479,8 @@ struct wire_leaving {
     X(mismatch, MISMATCH) \
     X(cancel, CANCEL) \
     X(leaving, LEAVING) \
+    X(precopy, PRECOPY) \
+    X(donors, DONORS) \
     X(link_down, LINK_DOWN) \
     X(measure, MEASURE) \
     X(measured, MEASURED) \

@@ -156,7 +156,7 @@ void wire_slot_decode(const uint8_t in[WIRE_SLOT_BYTES], uint64_t *first, uint64
 
 static void visit_link_hello(struct cursor *c, struct wire_link_hello *m) {
     cursor_u16(c, &m->version);
-    cursor_range(c, &m->kind, WIRE_LINK_DATA, WIRE_LINK_PROBE);
+    cursor_range(c, &m->kind, WIRE_LINK_DATA, WIRE_LINK_PRECOPY);
     cursor_bytes(c, m->secret, sizeof m->secret);
     cursor_bytes(c, m->from.bytes, WIRE_ID_BYTES);
     cursor_bytes(c, m->to.bytes, WIRE_ID_BYTES);

@@ -4,7 +4,11 @@
 
 #include "net/wire.h"
 
-enum wire_link_kind { WIRE_LINK_DATA = 1, WIRE_LINK_PROBE };
+enum wire_link_kind {
+    WIRE_LINK_DATA = 1,
+    WIRE_LINK_PROBE,
+    WIRE_LINK_PRECOPY, // of a newcomer to a member: state/precopy
+};
 
 struct wire_link_hello {
     uint16_t version;

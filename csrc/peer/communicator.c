@@ -11,6 +11,7 @@
 #include "net/keys.h"
 #include "net/peer_name.h"
 #include "peer/master_link.h"
+#include "state/precopy.h"
 
 void communicator_begin(struct communicator *c) {
     pthread_mutex_lock(&c->lock);
@@ -87,6 +88,7 @@ struct member *communicator_new_member(const struct communicator *c, const struc
     if (core == NULL) return NULL;
     member_set_recovery(core, c->params.recovery_limit_ms, c->params.master_count);
     member_set_spare_lanes(core, c->params.spare_lanes);
+    member_set_precopy(core, precopy_has_state(c->precopy));
     member_set_join_only(core, c->params.join_only);
     member_set_limits(core, &c->params.limits);
     member_set_name(core, &c->params.name);

@@ -19,6 +19,7 @@ struct ticket_type;
 struct control;
 struct master_link;
 struct shared_state;
+struct precopy;
 struct kept_contributors;
 
 enum communicator_phase {
@@ -74,6 +75,7 @@ struct communicator {
     atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
     struct ticket ticket;
     struct shared_state *shared_state;      // of shared_state.c
+    struct precopy *precopy;                // of the state that newcomers copy; lives as long as the communicator
     struct kept_contributors *contributors; // of ops.c; made at first use
     struct control *control;                // of control.c
 };

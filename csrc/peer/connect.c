@@ -5,6 +5,7 @@
 #include "base/platform.h"
 #include "net/tls.h"
 #include "net/socket.h"
+#include "state/precopy.h"
 
 #include <stdlib.h>
 
@@ -30,6 +31,9 @@ static bool renew(struct communicator *c) {
 
 static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
     (void)value;
+    pthread_mutex_unlock(&c->lock);
+    precopy_end_receiving(c->precopy);
+    pthread_mutex_lock(&c->lock);
     if (!c->ticket.done)
         return detail_fail(pcclMasterConnectionFailed, "the communicator was destroyed during connect");
     if (c->ticket.code != pcclSuccess) {
@@ -92,6 +96,7 @@ pcclResult_t connect_begin(struct communicator *c, uint64_t *ticket) {
 // ---- life ----
 
 static void free_all(struct communicator *c) {
+    precopy_free(c->precopy);
     shared_state_free(c);
     engine_free(c->engine);
     member_free(c->core);
@@ -104,8 +109,9 @@ struct communicator *connect_new(const struct communicator_params *params) {
     struct communicator *c = communicator_new(params);
     if (c == NULL) return NULL;
     c->shared_state = shared_state_new();
+    c->precopy = precopy_new();
     c->control = control_new(c);
-    if (c->shared_state != NULL && c->control != NULL) return c;
+    if (c->shared_state != NULL && c->precopy != NULL && c->control != NULL) return c;
     free_all(c);
     return NULL;
 }

@@ -16,6 +16,7 @@
 #include "net/socket.h"
 #include "peer/wireup.h"
 #include "peer/master_link.h"
+#include "state/precopy.h"
 
 enum {
     DATA_WAKE = 0, // epoll data
@@ -53,6 +54,9 @@ struct control {
     struct member_output actions;
     struct log_limit waiting_log; // what a master says of waiting
     struct log_limit loss_log;
+    struct wire_donors donors; // to copy the state from, of a newcomer
+    uint32_t donors_tried;
+    bool copied;               // the master is to be told
     const struct epoch *known; // the last that changed the own group; NULL: none yet
     struct {
         char text[MEMBER_TEXT];
@@ -84,6 +88,7 @@ static void log_failure(struct control *t, const char *text) {
 static void end_attempt(struct control *t, pcclResult_t code, const struct member_view *view, const char *text) {
     struct communicator *c = t->c;
     char address[64];
+    precopy_hurry(c->precopy);
     if (code != pcclSuccess) {
         log_failure(t, text);
         hang_up(t);
@@ -218,6 +223,23 @@ static void note_epoch(struct control *t, const struct epoch *epoch) {
     epoch_put(known);
 }
 
+// Has the next donor of the list dialled. Without one, the newcomer is as far as it gets.
+static void try_donor(struct control *t, int64_t now) {
+    t->copied = t->donors_tried == t->donors.count;
+    if (t->copied || t->wireup == NULL) return;
+    const struct wire_donor *donor = &t->donors.donors[t->donors_tried++];
+    wireup_dial_precopy(t->wireup, &donor->id, &donor->reach, now + member_link_limit_ns(t->c->core));
+}
+
+static void take_precopy(struct control *t, const struct wireup_event *event, int64_t now) {
+    if (event->stream != NULL && event->stream->role == TRANSPORT_ACCEPTS)
+        precopy_give(t->c->precopy, event->stream);
+    else if (member_phase(t->c->core) != MEMBER_REGISTERED)
+        transport_free(event->stream); // too late
+    else if (event->stream == NULL || !precopy_receive(t->c->precopy, event->stream, t->c->wake))
+        try_donor(t, now);
+}
+
 static void perform(struct control *t, const struct member_action *action, int64_t now) {
     struct communicator *c = t->c;
     bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER ||
@@ -255,6 +277,11 @@ static void perform(struct control *t, const struct member_action *action, int64
     case MEMBER_SEEK: seek_master(t, action->anew, now); break;
     case MEMBER_FOUND: master_link_found(t->c->master, now); break;
     case MEMBER_WAITING: tell_waiting(t); break;
+    case MEMBER_DONORS:
+        t->donors = *action->donors;
+        t->donors_tried = 0;
+        try_donor(t, now);
+        break;
     case MEMBER_DIE: die(t, member_text(c->core)); break;
     }
 }
@@ -287,6 +314,10 @@ static void take_link_events(struct control *t, int64_t now) {
     struct wireup_event event;
     while (t->wireup != NULL && wireup_next(t->wireup, &event)) {
         uint64_t serial = 0;
+        if (event.kind == WIREUP_PRECOPY) {
+            take_precopy(t, &event, now);
+            continue;
+        }
         if (event.kind == WIREUP_UP) {
             LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
             serial = engine_add_link(t->c->engine, &event.id, event.index, event.stream);
@@ -367,6 +398,17 @@ static void lose_links(struct control *t, int64_t now) {
         event_end(t, now);
     }
     free(lost);
+}
+
+// Takes the news of the thread that copies the state.
+static void take_news(struct control *t, int64_t now) {
+    if (t->wireup == NULL || member_phase(t->c->core) != MEMBER_REGISTERED) return;
+    enum precopy_news news = precopy_take_news(t->c->precopy);
+    if (news == PRECOPY_LOST) try_donor(t, now);
+    if (!t->copied && news != PRECOPY_UP_TO_DATE) return;
+    t->copied = false;
+    member_copied(event_begin(t), &t->actions);
+    event_end(t, now);
 }
 
 // ---- the master ----
@@ -501,6 +543,7 @@ static void *run(void *control) {
         lose_links(t, now);
         take_master_events(t, now);
         take_link_events(t, now);
+        take_news(t, now);
         int64_t began = platform_now_ns();
         int wait_ms = platform_wait_ms(began, next_deadline(t));
         int count = epoll_wait(t->epoll, events, EVENTS_PER_TURN, wait_ms);

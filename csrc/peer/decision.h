@@ -41,6 +41,7 @@ enum member_action_kind {
     MEMBER_SEEK,
     MEMBER_FOUND,   // the run goes on with the master of that connection
     MEMBER_WAITING, // the master has no run for this peer yet, or says for whom it waits: member_waits_why
+    MEMBER_DONORS,  // newcomer: donors to copy the state from; then member_copied. Borrowed until the next event
     MEMBER_DIE,     // the communicator is dead: text
 };
 
@@ -55,6 +56,7 @@ struct member_action {
     const struct wire_verdict *verdict;
     const struct wire_sync_plan *plan;
     const struct wire_sync_end *end;
+    const struct wire_donors *donors;
     pcclResult_t code;
     uint64_t value;
     struct member_view view;

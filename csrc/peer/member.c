@@ -1,8 +1,6 @@
 // Keeps what a peer knows of its run and decides on each event. Its parts are pure, and each has a state of its own:
 // the links (peer/mesh), and what outlives a master (peer/recovery).
 #define _GNU_SOURCE
-#include "peer/member.h"
-
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,37 +9,7 @@
 #include "base/platform.h"
 #include "net/arrival.h"
 #include "pccl.h"
-#include "peer/mesh.h"
-#include "peer/recovery.h"
-
-struct member {
-    enum member_phase phase;
-    struct wire_id id;
-    struct wire_hello hello; // what masters are told; `port`, ports of 0, and `masters` are set then
-    uint32_t cards;
-    uint64_t run, generation; // of the epoch in force
-    struct wire_welcome welcome;
-    char text[MEMBER_TEXT];
-
-    // the epoch in force
-    struct epoch *epoch; // NULL before the first
-    struct member_view view;
-
-    struct pending_vote vote;
-
-    int64_t join_deadline, beat_at;
-    struct arrival master; // what was heard of it
-
-    // From here on nothing is read before it is written, so that nobody pays for clearing it.
-    struct mesh mesh;
-    struct recovery recovery;
-    struct leaving leaving;
-    // decoding
-    struct wire_member members[WIRE_MAX_MEMBERS];
-    struct wire_verdict verdict;
-    struct wire_sync_plan plan;
-    struct wire_sync_end end;
-};
+#include "peer/member_private.h"
 
 struct wire_header member_header(const struct member *m) {
     uint64_t generation = m->recovery.state == RECOVERY_RESUMED ? m->recovery.promised : m->generation;
@@ -116,6 +84,7 @@ void member_link_lost(struct member *m, const struct wire_id *id, uint32_t index
 }
 
 enum member_judgement member_judge_hello(const struct member *m, const struct wire_link_hello *hello) {
+    if (hello->kind == WIRE_LINK_PRECOPY && m->phase != MEMBER_ACCEPTED) return MEMBER_REJECT;
     if (m->phase == MEMBER_JOINING || m->phase == MEMBER_IDLE) return MEMBER_PARK; // the secret is not known yet
     if (m->phase == MEMBER_DEAD || hello->version != WIRE_VERSION) return MEMBER_REJECT;
     if (!wire_id_equal(&hello->to, &m->id)) return MEMBER_REJECT;
@@ -123,6 +92,7 @@ enum member_judgement member_judge_hello(const struct member *m, const struct wi
     // A newcomer may be let in to another run than it waits in, of which its neighbour hears first.
     if (m->phase == MEMBER_REGISTERED && (!known || member_is_seeking(m))) return MEMBER_PARK;
     if (!known) return MEMBER_REJECT;
+    if (hello->kind == WIRE_LINK_PRECOPY) return MEMBER_ACCEPT; // of a newcomer, which no epoch has
     return mesh_judge(&m->mesh, hello);
 }
 
@@ -237,6 +207,12 @@ static void take_welcome(struct member *m, const struct wire_header *header, int
     m->phase = MEMBER_REGISTERED;
     m->beat_at = now + limit_ns(m) / 5;
     member_act(out, MEMBER_RECHECK);
+    if (m->precopy) wire_encode_precopy(&out->frames, member_header(m), &(struct wire_precopy){.copies = 1});
+}
+
+void member_copied(struct member *m, struct member_output *out) {
+    if (m->phase == MEMBER_REGISTERED && !member_is_seeking(m))
+        wire_encode_precopy(&out->frames, member_header(m), &(struct wire_precopy){.copies = 0});
 }
 
 static void take_measure(struct member *m, const struct wire_measure *measure, struct member_output *out) {
@@ -392,6 +368,10 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         take_measure(m, &measure, out);
         return true;
     }
+    case WIRE_DONORS:
+        if (!joined || !wire_decode_donors(body, length, &m->donors)) return false;
+        if (m->phase == MEMBER_REGISTERED) member_act(out, MEMBER_DONORS)->donors = &m->donors;
+        return true;
     case WIRE_SYNC_DIFFERS: return joined && decision_vote_take_differs(&m->vote, body, length);
     case WIRE_SYNC_PLAN:
         if (!joined || !wire_decode_sync_plan(body, length, &m->plan)) return false;
@@ -467,27 +447,6 @@ struct member *member_new(const struct wire_id *id, uint32_t group, uint32_t lan
     m->id = *id;
     m->hello = (struct wire_hello){.version = WIRE_VERSION, .id = *id, .group = group, .lanes = m->mesh.lanes};
     return m;
-}
-
-void member_set_spare_lanes(struct member *m, uint32_t spare) { mesh_set_spare(&m->mesh, spare); }
-void member_set_join_only(struct member *m, bool join_only) { m->hello.join_only = join_only; }
-void member_set_limits(struct member *m, const struct wire_limits *limits) { m->hello.limits = *limits; }
-void member_set_name(struct member *m, const struct wire_name *name) { m->hello.name = *name; }
-
-void member_set_reach(struct member *m, const struct wire_reach *reach, uint32_t cards) {
-    m->hello.reach = *reach;
-    m->cards = cards;
-}
-
-void member_set_local(struct member *m, const struct wire_address *local) { m->hello.local = *local; }
-
-const struct wire_reach *member_reach(const struct member *m, const struct wire_id *id) {
-    return mesh_reach(&m->mesh, id);
-}
-
-void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
-    m->recovery.limit_ms = limit_ms;
-    m->recovery.masters = masters;
 }
 
 void member_free(struct member *m) {

@@ -41,6 +41,8 @@ void member_set_recovery(struct member *member, uint32_t limit_ms, uint32_t mast
 void member_set_join_only(struct member *member, bool join_only);
 // How many members it wants its run to have; the same at all peers.
 void member_set_limits(struct member *member, const struct wire_limits *limits);
+// Whether it copies the state before it is admitted, from donors that it is told (MEMBER_DONORS).
+void member_set_precopy(struct member *member, bool precopy);
 // The name that it tells the master, which is clean; empty at first.
 void member_set_name(struct member *member, const struct wire_name *name);
 // Sets where it can be dialled, with ports of 0 where it listens, and from how many cards it dials. Nothing at first.
@@ -70,6 +72,9 @@ void member_tick(struct member *member, int64_t now_ns, struct member_output *ou
 void member_round_trip(struct member *member, int64_t round_trip_ns);
 // The next time at which member_tick has something to do; INT64_MAX = never.
 int64_t member_deadline(const struct member *member);
+
+// The copy of the state is up to date, or nobody gives one any more: the newcomer may be admitted.
+void member_copied(struct member *member, struct member_output *out);
 
 // An incoming link or measurement. ACCEPT of a data link must be followed by member_link_up.
 enum member_judgement member_judge_hello(const struct member *member, const struct wire_link_hello *hello);

@@ -10,6 +10,7 @@
 #include "compute/kernels.h"
 #include "peer/master_link.h"
 #include "state/content.h"
+#include "state/precopy.h"
 
 // Guarded by the communicator's lock.
 struct shared_state {
@@ -79,7 +80,7 @@ static pcclResult_t vote(struct communicator *c) {
         .content = content->hash,
         .outline = content->outline,
     };
-    if (vote.incomplete)
+    if (vote.incomplete && !precopy_is_new(c->precopy))
         LOG(LOG_WARN,
             "shared state is incomplete after an interrupted transfer: it only receives until a sync succeeds");
     // Before the vote is sent: the plan may be here at once.
@@ -148,6 +149,7 @@ static pcclResult_t shared_state_collect(struct communicator *c, uint64_t *revis
     bool success = c->ticket.done && c->ticket.code == pcclSuccess;
     pthread_mutex_unlock(&c->lock);
     end_transfers(c, success, &report);
+    if (success) precopy_note_sync(c->precopy, &c->shared_state->content->mask);
     pthread_mutex_lock(&c->lock);
     c->shared_state->report = report_of(c->shared_state, &report, platform_now_ns());
     const char *read_only = report.read_only == NULL ? NULL : state->infos[report.read_only->info].name;
@@ -213,6 +215,19 @@ pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t 
                                 int strategy, uint64_t *ticket) {
     communicator_begin(c);
     return communicator_finish(c, begin(c, state, read_only, strategy, ticket));
+}
+
+pcclResult_t shared_state_set_precopy(struct communicator *c, const pcclSharedState_t *state, const bool *read_only) {
+    struct content *content = NULL;
+    if (state != NULL) RETURN_IF_FAILED(content_new(state, read_only, &content));
+    communicator_begin(c);
+    if (c->phase == COMMUNICATOR_CONNECTING || c->closing) {
+        pcclResult_t code = detail_fail(pcclInvalidUsage, "the communicator is connecting, or being closed");
+        content_free(content);
+        return communicator_finish(c, code);
+    }
+    precopy_set_state(c->precopy, content);
+    return communicator_finish(c, pcclSuccess);
 }
 
 bool shared_state_is_left(struct communicator *c) {

@@ -60,7 +60,7 @@ static void make_room(struct wireup *w, enum connection_state state, uint32_t mo
 static void answer(struct wireup *w, struct connection *c) {
     bool sent = wireup_connection_flush(w, c);
     if (sent && conn_out_waiting(&c->output) > 0) return;
-    if (sent && c->hello.kind == WIRE_LINK_DATA) {
+    if (sent && c->hello.kind != WIRE_LINK_PROBE) {
         wireup_hand_over(w, c, &c->hello.from);
         return;
     }
@@ -240,7 +240,7 @@ void wireup_set_park_limit(struct wireup *w, int64_t limit) { w->park_limit = li
 void wireup_cancel(struct wireup *w, const struct wire_id *id) {
     for (uint32_t i = 0; i < w->slot_count; i++) {
         struct connection *c = w->slots[i];
-        if (c == NULL || c->state == AWAIT_HELLO) continue;
+        if (c == NULL || c->state == AWAIT_HELLO || c->hello.kind == WIRE_LINK_PRECOPY) continue;
         if (wire_id_equal(&c->hello.from, id) || wire_id_equal(&c->hello.to, id)) wireup_connection_free(w, c);
     }
 }

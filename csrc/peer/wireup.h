@@ -34,6 +34,7 @@ struct wireup;
 enum wireup_event_kind {
     WIREUP_UP,       // `stream` now belongs to the receiver of the event
     WIREUP_FAILED,   // a dial
+    WIREUP_PRECOPY,  // as UP, a stream of that kind; NULL: the dial failed
     WIREUP_NARROW,   // small frames pass between this peer and `id`, but padding seems to be lost
     WIREUP_MEASURED, // bytes_per_s from `id` to this peer; or 0 because a probe to `id` failed, then `outgoing`
 };
@@ -71,6 +72,9 @@ void wireup_identify(struct wireup *w, const struct wireup_identity *identity);
 // Dials one address of `reach` after the other, from one card after the other (peer/routes), until one answers.
 void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_reach *reach,
                  int64_t deadline_ns);
+// Ends with WIREUP_PRECOPY. Only its end cancels it.
+void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach,
+                         int64_t deadline_ns);
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
                   int64_t deadline_ns);
 // A link was silent: the cards that it used come last for a while.

@@ -85,8 +85,9 @@ void wireup_hand_over(struct wireup *w, struct connection *c, const struct wire_
     uint32_t latency_us = transport_gauge(c->stream).round_trip_us / 2;
     // A longer one is the load of the host, which is not far from itself.
     if (latency_us > WITHIN_HOST_US && transport_is_within_host(c->stream)) latency_us = WITHIN_HOST_US;
+    enum wireup_event_kind kind = c->hello.kind == WIRE_LINK_PRECOPY ? WIREUP_PRECOPY : WIREUP_UP;
     struct wireup_event event = {
-        .kind = WIREUP_UP, .id = *id, .index = c->hello.index, .stream = c->stream, .latency_us = latency_us};
+        .kind = kind, .id = *id, .index = c->hello.index, .stream = c->stream, .latency_us = latency_us};
     transport_unwatch(c->stream);
     c->stream = NULL;
     wireup_connection_free(w, c);

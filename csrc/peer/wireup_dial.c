@@ -11,9 +11,8 @@
 // ---- dialing ----
 
 static void push_failure(struct wireup *w, const struct wire_link_hello *hello) {
-    bool probe = hello->kind == WIRE_LINK_PROBE;
-    struct wireup_event event = {
-        .kind = probe ? WIREUP_MEASURED : WIREUP_FAILED, .id = hello->to, .index = hello->index, .outgoing = probe};
+    static const enum wireup_event_kind kinds[] = {0, WIREUP_FAILED, WIREUP_MEASURED, WIREUP_PRECOPY}; // by kind
+    struct wireup_event event = {.kind = kinds[hello->kind], .id = hello->to, .index = hello->index, .outgoing = true};
     wireup_push(w, &event);
 }
 
@@ -56,6 +55,10 @@ static void dial(struct wireup *w, enum wire_link_kind kind, const struct wire_i
 void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, const struct wire_reach *reach,
                  int64_t deadline) {
     dial(w, WIRE_LINK_DATA, to, index, reach, 0, deadline);
+}
+
+void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, int64_t deadline) {
+    dial(w, WIRE_LINK_PRECOPY, to, 0, reach, 0, deadline);
 }
 
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
@@ -145,7 +148,7 @@ void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now) {
         c->deadline = now + (int64_t)c->duration_ms * MS_NS;
         if (!wireup_connection_watch(w, c, EPOLLOUT)) wireup_dial_failed(w, c, strerror(errno));
     } else {
-        note_dialled(w, c);
+        if (c->hello.kind == WIRE_LINK_DATA) note_dialled(w, c);
         wireup_hand_over(w, c, &c->hello.to);
     }
 }

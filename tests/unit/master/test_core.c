@@ -17,6 +17,85 @@ void *realloc(void *old, size_t size) { return refused() ? NULL : __libc_realloc
 
 // ---- joining ----
 
+static void precopy(char peer, uint8_t copies) {
+    struct wire_buffer out = {0};
+    wire_encode_precopy(&out, head(peer), &(struct wire_precopy){.copies = copies});
+    say(peer, &out);
+}
+
+static void check_donors(char peer, const char *want) {
+    struct wire_donors donors;
+    const struct frame *frame = TAKE(peer, WIRE_DONORS);
+    CHECK(wire_decode_donors(frame->body, frame->header.length, &donors));
+    CHECK_EQ(donors.count, strlen(want));
+    for (uint32_t i = 0; i < donors.count; i++) {
+        struct wire_id id = id_of(want[i]);
+        struct wire_address address = address_of(want[i]);
+        CHECK(wire_id_equal(&donors.donors[i].id, &id));
+        CHECK_MEM(donors.donors[i].reach.addresses[0].bytes, address.bytes, sizeof address.bytes);
+        CHECK_EQ(donors.donors[i].reach.addresses[0].port, 48149);
+    }
+}
+
+static void test_precopy(void) {
+    begin("a newcomer that copies the state is not admitted before it is up to date");
+    form("abC", 0);
+    join('d', 0);
+    precopy('d', 1);
+    check_donors('d', "ba"); // of its group, from another one than the next newcomer on
+    vote("abc", WIRE_VOTE_PENDING);
+    OUTCOME("abc", PENDING, 0, 0);
+    vote("abc", WIRE_VOTE_UPDATE);
+    OUTCOME("abc", UPDATE, 0, 0);
+    pass(2 * MEMBERSHIP_WARN_MS, "abcd");
+    CHECK(quiet("d")); // it waits for nobody's call
+    precopy('d', 0);
+    vote("abc", WIRE_VOTE_PENDING);
+    OUTCOME("abc", PENDING, 0, 1);
+    vote("abc", WIRE_VOTE_UPDATE);
+    linked("abcd", CANDIDATE("abcd", "abdc"), "");
+    EPOCH("abd", UPDATE, 3, 3, "abdc");
+    EPOCH("c", UPDATE, 3, 2, "abdc");
+    check_case("a member that says it too changes nothing");
+    precopy('d', 1);
+    CHECK(quiet("d"));
+    vote("abcd", WIRE_VOTE_PENDING);
+    OUTCOME("abcd", PENDING, 0, 0);
+    end();
+
+    begin("without a donor it waits as others do");
+    form("a", 0);
+    join('b', 1);
+    precopy('b', 1);
+    check_donors('b', "");
+    vote("a", WIRE_VOTE_PENDING);
+    OUTCOME("a", PENDING, 0, 1);
+    end();
+
+    begin("the members are lost while a newcomer copies: it begins the next run");
+    form("ab", 0);
+    join('c', 0);
+    precopy('c', 1);
+    check_donors('c', "ba");
+    die('a');
+    drain("bc");
+    die('b');
+    welcomed('c');
+    precopy('c', 1);
+    EPOCH("c", UPDATE, 1, 1, "c");
+    end();
+
+    begin("it is lost while it copies");
+    form("ab", 0);
+    join('c', 0);
+    precopy('c', 1);
+    check_donors('c', "ba");
+    die('c');
+    vote("ab", WIRE_VOTE_PENDING);
+    OUTCOME("ab", PENDING, 0, 0);
+    end();
+}
+
 static void test_first_peer(void) {
     begin("the first peer is accepted at once");
     CHECK_EQ(join('a', 7), 1);
@@ -900,6 +979,7 @@ static void test_memory(void) {
 
 int main(void) {
     test_first_peer();
+    test_precopy();
     test_join();
     test_bad_candidates();
     test_loss_while_joining();

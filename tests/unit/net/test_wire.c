@@ -199,6 +199,20 @@ static void write_cancel(struct wire_buffer *out, uint32_t size) {
     wire_encode_cancel(out, random_header(), &cancel);
 }
 
+static void write_precopy(struct wire_buffer *out, uint32_t size) {
+    wire_encode_precopy(out, random_header(), &(struct wire_precopy){.copies = (uint8_t)size});
+}
+
+static void write_donors(struct wire_buffer *out, uint32_t size) {
+    struct wire_donors donors = {.count = size};
+    for (uint32_t i = 0; i < size; i++) {
+        random_id(&donors.donors[i].id);
+        donors.donors[i].reach = (struct wire_reach){.count = 1, .addresses = {random_address()}};
+        donors.donors[i].reach.addresses[0].port |= 1;
+    }
+    wire_encode_donors(out, random_header(), &donors);
+}
+
 static void write_mismatch(struct wire_buffer *out, uint32_t size) {
     (void)size;
     struct wire_mismatch mismatch = {
@@ -413,6 +427,8 @@ AGAIN(outcome)
 AGAIN(op_done)
 AGAIN(verdict)
 AGAIN(mismatch)
+AGAIN(precopy)
+AGAIN(donors)
 AGAIN(cancel)
 AGAIN(leaving)
 AGAIN(link_down)
@@ -558,6 +574,8 @@ static const struct message {
     {WIRE_MATRIX, WIRE_MAX_MEMBERS, write_matrix, again_matrix},
     {WIRE_WAITING, WIRE_MAX_TEXT, write_waiting, again_waiting},
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
+    {WIRE_PRECOPY, 1, write_precopy, again_precopy},
+    {WIRE_DONORS, WIRE_MAX_DONORS, write_donors, again_donors},
 };
 enum { MESSAGES = sizeof messages / sizeof messages[0] };
 
@@ -711,8 +729,12 @@ static void test_bad_fields(void) {
         {WIRE_MATRIX, 5, 4, true, "another number of members"},
         {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 84), WIRE_MAX_EDGES + 1, true, "too many edges"},
         {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
+        {WIRE_PRECOPY, 0, 2, false, "copies 2"},
+        {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
+        {WIRE_DONORS, 4 + 16 + 1, 0, false, "no address"},
+        {WIRE_DONORS, 4 + 16 + 2, 5, false, "unknown family"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
-        {WIRE_LINK_HELLO, 2, 3, false, "kind 3"},
+        {WIRE_LINK_HELLO, 2, 4, false, "kind 4"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
     };
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
@@ -780,7 +802,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_RUNS_ARE) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_DONORS) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};

@@ -558,6 +558,9 @@ static void test_hellos(void) {
         {"for somebody else", WIRE_LINK_DATA, 9, 2, 4, 0, MEMBER_REJECT},
         {"unknown peer", WIRE_LINK_DATA, 9, 8, 1, 0, MEMBER_PARK},
         {"measurement", WIRE_LINK_PROBE, 9, 3, 1, 0, MEMBER_ACCEPT},
+        {"newcomer that copies the state", WIRE_LINK_PRECOPY, 9, 8, 1, 0, MEMBER_ACCEPT},
+        {"the same with a wrong secret", WIRE_LINK_PRECOPY, 8, 8, 1, 0, MEMBER_REJECT},
+        {"the same for somebody else", WIRE_LINK_PRECOPY, 9, 8, 4, 0, MEMBER_REJECT},
         {"other group", WIRE_LINK_DATA, 9, 6, 1, 0, MEMBER_PARK},
     };
     accepted(&bed, 10, "1 2 3 4 | 6", "2c4");

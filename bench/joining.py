@@ -1,0 +1,127 @@
+"""How long members wait for a newcomer, by the size of the state and the part of it that each step changes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import harness
+from harness import MIB, Master, Peer, Row
+
+import pccl
+
+METHOD = """Two members train: a step sleeps 50 ms, sums 1 MiB, and adds 1 to the first part of the state, one tensor of
+random float32. A third peer joins, in turn without and with `connect(state=)`. `pause_ms` is the time that a member spends in
+`are_peers_pending`, `update_topology` and `sync_shared_state` at the step that admits it; `beyond_hash_ms` the same without the
+hash of its own state; `copy_s` the newcomer's `connect`; `step_ms` and `step_beside_ms` the median step before it came and
+while it was in `connect`. Medians over the blocks, of the slower member."""
+
+MEMBERS = 2
+STEP_SECONDS = 0.05
+STEPS_BEFORE, STEPS_AFTER = 10, 3
+BAR_MS, BAR_MIB, BAR_PART = 100.0, 1024, 0.01
+
+
+def worker(peer: Peer, address: str, size: int, part: float, precopy: bool) -> Row:
+    import numpy as np
+
+    array = np.random.default_rng(peer.rank).random(size // 4, dtype=np.float32)
+    state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, "a")])
+    newcomer = peer.rank == MEMBERS
+    with pccl.Communicator(address) as comm:
+        if newcomer:
+            peer.barrier.wait()
+        start = time.perf_counter()
+        comm.connect(state=state if precopy else None)
+        row: Row = {"copy": time.perf_counter() - start}
+        comm.wait_for_peers(2, timeout=60)
+        comm.sync_shared_state(state)
+        row |= train(peer, comm, state, array[: int(array.size * part)], newcomer)
+        row["hash"] = state.hash()
+    return row
+
+
+def train(peer: Peer, comm: pccl.Communicator, state: pccl.SharedState, changed: Any, newcomer: bool) -> Row:
+    import numpy as np
+
+    ones = np.ones(MIB // 4, np.float32)
+    steps: list[float] = []
+    row: Row = {}
+    after = STEPS_AFTER
+    while after > 0:
+        start = time.perf_counter()
+        while comm.are_peers_pending():
+            comm.update_topology()
+            state.push_revision()
+            info = comm.sync_shared_state(state)
+            row = {"pause": time.perf_counter() - start, "hashing": info.hash_seconds, "steps": list(steps)}
+        after -= comm.world_size > MEMBERS
+        time.sleep(STEP_SECONDS)
+        comm.all_reduce(ones, op=pccl.ReduceOp.AVG)
+        changed += 1
+        steps.append(time.perf_counter() - start)
+        if not newcomer and len(steps) == STEPS_BEFORE:
+            peer.barrier.wait()
+    return row
+
+
+def join(size: int, part: float, precopy: bool) -> Row:
+    """One newcomer comes."""
+    with (
+        Master() as master,
+        harness.Fleet(worker, MEMBERS + 1, address=master.address, size=size, part=part, precopy=precopy) as fleet,
+    ):
+        *members, newcomer = fleet.results()
+    if len({row["hash"] for row in (*members, newcomer)}) != 1:
+        raise harness.BenchError("the contents differ after the newcomer has joined")
+    slower = max(members, key=lambda row: row["pause"])
+    return {
+        "pause": slower["pause"],
+        "beyond_hash": slower["pause"] - slower["hashing"],
+        "copy": newcomer["copy"],
+        "step": statistics.median(slower["steps"][:STEPS_BEFORE]),
+        "step_beside": statistics.median(slower["steps"][STEPS_BEFORE:] or [slower["pause"]]),
+    }
+
+
+def measure(size: int, part: float, blocks: int) -> list[Row]:
+    """Without and with a copy before, in turn."""
+    found: dict[bool, list[Row]] = {False: [], True: []}
+    for block in range(blocks):
+        for precopy in sorted(found, reverse=block % 2 == 1):
+            found[precopy].append(join(size, part, precopy))
+    rows = []
+    for precopy, made in found.items():
+        median = {name: statistics.median(row[name] for row in made) for name in made[0]}
+        row: Row = {"MiB": size // MIB, "changed": f"{part:.1%}", "connect": "state=state" if precopy else ""}
+        row |= {f"{name}_ms": median[name] * 1e3 for name in ("pause", "beyond_hash", "step", "step_beside")}
+        rows.append(row | {"copy_s": median["copy"]})
+    return rows
+
+
+def run() -> None:
+    parser = harness.parser(__doc__ or "", blocks=5)
+    parser.add_argument("--mib", nargs="+", type=int, default=[256, BAR_MIB], help="sizes of the state")
+    parser.add_argument("--changed", nargs="+", type=float, default=[0.0, BAR_PART, 0.1, 1.0], help="parts that a step changes")
+    parser.add_argument("--quick", action="store_true", help="64 MiB, 1 %%, one block")
+    args = parser.parse_args()
+    if args.quick:
+        args.mib, args.changed, args.blocks = [64], [BAR_PART], 1
+    where = harness.machine()
+    rows = [row for mib in args.mib for part in args.changed for row in measure(mib * MIB, part, args.blocks)]
+    bars = [
+        harness.bar(
+            f"members wait for a newcomer with {BAR_MIB} MiB of which a step changes {row['changed']}",
+            f"below {BAR_MS:g} ms",
+            f"{row['pause_ms']:.0f} ms",
+            row["pause_ms"] < BAR_MS,
+        )
+        for row in rows
+        if row["MiB"] == BAR_MIB and row["connect"]
+    ]
+    harness.report(args, "joining", METHOD, where, rows, bars)
+
+
+if __name__ == "__main__":
+    harness.main(run)
