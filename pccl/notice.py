@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pccl")
 
+SAME_NOTICE_SECONDS = 2.0
+"""Signals within them are of one notice."""
+
 
 class Notice:
     """Whether this process has to go soon. It is given once, by the first of its sources.
 
-    `signals`: the first one gives the notice, a second one does what it would have done without. In a process that was forked
+    `signals`: the first one gives the notice. One that comes 2 s later or more does what it would have done without; sooner, it
+    belongs to the same notice, since a scheduler and a launcher may each send one. In a process that was forked
     since, such as a worker of a DataLoader, they do what they would have done without. With signals the constructor has to be
     called in the main thread (ValueError).
 
@@ -60,6 +64,7 @@ class Notice:
         self._reason = ""
         self._poll_failed = False
         self._signal = 0
+        self._signalled = 0.0
         self._pid = os.getpid()
         self._before = {number: signal.getsignal(number) for number in signals}
         # A handler may interrupt whoever holds a lock, so it does no more than wake a thread. Nobody closes the pipe, as a signal
@@ -136,11 +141,13 @@ class Notice:
     # ---- sources ----
 
     def _on_signal(self, number: int, _: object) -> None:
-        before = _or_default(self._before[signal.Signals(number)])
-        signal.signal(number, before)
-        if os.getpid() != self._pid:
-            os.kill(os.getpid(), number)  # of a forked process, whose end nobody has to know of
+        is_forked = os.getpid() != self._pid  # and nobody has to know of its end
+        if is_forked or (self._signal and time.monotonic() - self._signalled > SAME_NOTICE_SECONDS):
+            signal.signal(number, _or_default(self._before[signal.Signals(number)]))
+            os.kill(os.getpid(), number)
             return
+        if not self._signal:
+            self._signalled = time.monotonic()
         self._signal = number
         with contextlib.suppress(BlockingIOError):
             os.write(self._tells, b"1")

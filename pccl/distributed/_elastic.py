@@ -75,7 +75,8 @@ class Elastic:
     `every`: only each so many calls of `sync` look whether somebody waits.
 
     `leaves_on`: a signal, such as SIGTERM, or a `pccl.notice.Notice`, upon which this process leaves in order, as by `leave`. A
-    second signal does what the first would have done without. With signals the constructor has to be called in the main thread.
+    second signal, 2 s later or more, does what the first would have done without. With signals the constructor has to be called
+    in the main thread.
 
     **Sharded models.** The model may be sharded with FSDP2 (`fully_shard`) over all members, also with replicas (HSDP). A lost
     member takes its part of the state along: `snapshots` keeps copies or a code of each part in the memory of others. Catch the
@@ -135,13 +136,12 @@ class Elastic:
         group = _group_of_all()
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
-        if self._notice is not None and self._notice.given and not self._leaves:
-            self.leave()
+        self._wants_to_leave()
         lost = self._commit_data(group, seconds)
         if self._sharded is not None:
             if group.membership == FIXED:
                 raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
-            changed = self._sharded.sync(group, seconds, looks=looks, leaves=self._leaves)
+            changed = self._sharded.sync(group, seconds, looks=looks, leaves=self._wants_to_leave)
             if self._sharded.left:
                 raise Left
             self._calls = 1 if changed else self._calls + 1
@@ -180,6 +180,11 @@ class Elastic:
         group = dist.GroupMember.WORLD if dist.is_initialized() else None
         if isinstance(group, ProcessGroup) and not _bootstrap.to_join():
             self._announce(group)
+
+    def _wants_to_leave(self) -> bool:
+        if self._notice is not None and self._notice.given and not self._leaves:
+            self.leave()
+        return self._leaves
 
     def _leave_on(self, notice: Notice) -> None:
         itself = weakref.ref(self)

@@ -53,6 +53,9 @@ _log = logging.getLogger("pccl.distributed")
 _ROLL = digest("Elastic.sync of a sharded model") & (1 << 64) - 1
 """The tag of the first op of each sync."""
 
+NOTICE_SECONDS = 1.0
+"""Within which all processes of a job get a signal that ends the job."""
+
 LIVE = -1
 """Stands for the id of a snapshot: the tensors of the training themselves."""
 
@@ -227,6 +230,7 @@ class Sharded:
         self._votes = 0  # since the last sync
         self._at_sync = (0, 0)
         self._taken = 0  # the step of the last snapshot
+        self._asks_to_leave: Callable[[], bool] = lambda: False
         self._leaves = False
         self.left = False
         """Whether this process has left the run in order."""
@@ -275,10 +279,10 @@ class Sharded:
 
     # ---- sync ----
 
-    def sync(self, group: ProcessGroup, seconds: float, *, looks: bool, leaves: bool = False) -> bool:
+    def sync(self, group: ProcessGroup, seconds: float, *, looks: bool, leaves: Callable[[], bool]) -> bool:
         """Whether the members are others than after the last call, and so the mesh.
 
-        `leaves`: this process gives its part to the others, and has `left` then; in its first call it has no effect.
+        `leaves`: whether this process gives its part to the others; it has `left` then. It has no effect in the first call.
         """
         comm = group.communicator
         if self._keeper is None and self._snapshots is not None:
@@ -288,9 +292,12 @@ class Sharded:
         if not self._members:
             self._enter(group, seconds)
             return True
-        self._leaves = leaves
+        self._asks_to_leave = leaves
+        self._leaves = leaves()
         self._require_unbroken()
         living, leaving = self._agreed(comm, seconds)
+        if leaving:
+            time.sleep(NOTICE_SECONDS)  # where all of a job get the signal, none divides a state that nobody goes on with
         same = living == frozenset(self._members) and not leaving
         if same and not (looks and comm.are_peers_pending(timeout=seconds)):
             self._begin_step()
@@ -387,6 +394,7 @@ class Sharded:
         """One attempt. False: another one may succeed."""
         comm = group.communicator
         here = comm._snapshot
+        self._leaves = self._leaves or self._asks_to_leave()
         stock = Stock(self._keeper)
         own_held = stock.held
         era = max([self._era, *(one.era for one in own_held)])

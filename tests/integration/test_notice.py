@@ -159,7 +159,7 @@ def test_a_query(answer, least, most, caplog):
     assert caplog.text.count("the query failed, which counts as no notice: OSError: no metadata") == 1
 
 
-def test_a_signal_once():
+def test_a_signal_once(monkeypatch):
     first = []
     before = signal.signal(signal.SIGUSR1, lambda *_: first.append("before"))
     try:
@@ -168,6 +168,10 @@ def test_a_signal_once():
             assert notice.wait(PATIENCE)
             assert notice.reason == "SIGUSR1"
             assert not first
+            monkeypatch.setattr("pccl.notice.SAME_NOTICE_SECONDS", PATIENCE)
+            os.kill(os.getpid(), signal.SIGUSR1)  # of the same notice
+            assert not first
+            monkeypatch.setattr("pccl.notice.SAME_NOTICE_SECONDS", 0.0)
             os.kill(os.getpid(), signal.SIGUSR1)
             assert first == ["before"]
         with Notice(signal.SIGUSR1):

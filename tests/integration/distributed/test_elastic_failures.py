@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 from sharded_kills import Job
@@ -128,4 +129,23 @@ def test_all_leave_at_once_and_others_go_on_at_the_same_step(tmp_path):
         job.start(3)
         job.wait_for_size(3)
         assert [job.last(number, "changed")["step"] for number in job.members] == [step] * 3
+        end_together(job)
+
+
+def test_a_signal_to_all_ends_the_job_without_dividing_the_state_among_ever_fewer(tmp_path):
+    name = f"test-{os.getpid()}-signal-to-all"
+    with Job(tmp_path, every=1000, copies=1, name=name) as job:
+        job.start(4)
+        job.wait_for_step(7)
+        for member in job.members.values():
+            for _ in range(2):  # as from a scheduler and a launcher
+                member.signal(signal.SIGTERM)
+            time.sleep(0.1)
+        (step,) = {member.answer() for member in job.members.values()}
+        assert not [one for one in job.happened if one["event"] == "changed" and one["before"]]
+    (tmp_path / "again").mkdir()
+    with Job(tmp_path / "again", every=1000, copies=1, name=name) as job:
+        job.start(2)
+        job.wait_for_size(2)
+        assert [job.last(number, "changed")["step"] for number in job.members] == [step] * 2
         end_together(job)
