@@ -84,10 +84,17 @@ struct client {
     struct wire_header header; // run, generation, epoch to speak with
 };
 
-// Registers and expects WELCOME.
-static struct client join(const struct master *master, uint8_t name) {
+static void write_run(struct wire_buffer *out, const char *name) {
+    struct wire_run run = {{0}};
+    memcpy(run.chars, name, strlen(name));
+    wire_encode_run(out, (struct wire_header){0}, &run);
+}
+
+// Registers in a run ("": the one without a name), and expects WELCOME.
+static struct client join_run(const struct master *master, const char *run, uint8_t name) {
     struct client client = {.stream = dial(master)};
     struct wire_buffer frame = {0};
+    if (*run != 0) write_run(&frame, run);
     write_hello(&frame, name);
     say(client.stream, &frame);
     uint8_t body[4096];
@@ -98,6 +105,8 @@ static struct client join(const struct master *master, uint8_t name) {
     CHECK(socket_address_is_loopback(&welcome.seen));
     return client;
 }
+
+static struct client join(const struct master *master, uint8_t name) { return join_run(master, "", name); }
 
 static uint16_t next_type(const struct client *client) {
     static uint8_t body[WIRE_MAX_CONTROL_BYTES];
@@ -218,12 +227,13 @@ static void test_garbage(void) {
     master_free(master);
 }
 
-// Asks a master what it does, by a connection of its own.
-static enum wire_activity status_of(const struct master *master) {
+// Asks a master what it does in a run, by a connection of its own.
+static enum wire_activity status_in(const struct master *master, const char *run) {
     struct wire_buffer frame = {0};
     uint8_t body[64];
     struct wire_status_is status = {0};
     struct transport *stream = dial(master);
+    if (*run != 0) write_run(&frame, run);
     wire_encode_empty(&frame, (struct wire_header){0}, WIRE_STATUS);
     say(stream, &frame);
     struct wire_header header = next_frame(stream, body, sizeof body);
@@ -231,6 +241,67 @@ static enum wire_activity status_of(const struct master *master) {
     CHECK(wire_decode_status_is(body, header.length, &status));
     transport_free(stream);
     return status.activity;
+}
+
+static enum wire_activity status_of(const struct master *master) { return status_in(master, ""); }
+
+static void await_activity(const struct master *master, const char *run, enum wire_activity activity) {
+    while (status_in(master, run) != activity) usleep(1000);
+}
+
+static void test_runs(void) {
+    check_case("runs by name: equal ids, violations, losses, places");
+    struct master *master = start(PATIENCE_MS);
+    static const char *const names[] = {"", "a", "b"};
+    struct client clients[3];
+    for (int i = 0; i < 3; i++) {
+        clients[i] = join_run(master, names[i], 1); // the same id, which is that of one peer in each run
+        CHECK_EQ(next_type(&clients[i]), WIRE_EPOCH);
+        clients[i].header.epoch = 1;
+    }
+    CHECK(clients[0].header.run != clients[1].header.run && clients[1].header.run != clients[2].header.run);
+    struct wire_buffer frame = {0};
+    wire_encode_empty(&frame, clients[1].header, WIRE_RUNS); // no frame of a peer
+    say(clients[1].stream, &frame);
+    while (next_type(&clients[1]) != 0) continue;
+    transport_free(clients[1].stream);
+    await_activity(master, "a", WIRE_IDLE);
+    CHECK_EQ(status_in(master, "never"), WIRE_IDLE);
+    CHECK_EQ(status_in(master, WIRE_EVERY_RUN), WIRE_SERVES);
+    for (int i = 0; i < 3; i += 2) {
+        vote(&clients[i], WIRE_VOTE_PENDING);
+        CHECK_EQ(next_type(&clients[i]), WIRE_OUTCOME);
+    }
+    write_run(&frame, "a"); // two names
+    write_run(&frame, "b");
+    struct transport *stranger = dial(master);
+    say(stranger, &frame);
+    uint8_t body[WIRE_MAX_TEXT + 2];
+    CHECK_EQ(next_frame(stranger, body, sizeof body).type, 0);
+    transport_free(stranger);
+
+    struct client others[WIRE_MAX_RUNS - 2]; // with those of "" and "b" all places, the one of "a" among them
+    for (int i = 0; i < WIRE_MAX_RUNS - 2; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "r%d", i);
+        others[i] = join_run(master, name, 2);
+    }
+    struct transport *late = dial(master);
+    write_run(&frame, "late");
+    write_hello(&frame, 3);
+    say(late, &frame);
+    CHECK_EQ(next_frame(late, body, sizeof body).type, WIRE_REFUSED);
+    transport_free(late);
+    transport_free(others[5].stream);
+    await_activity(master, "r5", WIRE_IDLE);
+    others[5] = join_run(master, "late", 3);
+    for (int i = 0; i < WIRE_MAX_RUNS - 2; i++) transport_free(others[i].stream);
+    transport_free(clients[0].stream);
+    await_activity(master, "", WIRE_IDLE);
+    CHECK_EQ(status_in(master, WIRE_EVERY_RUN), WIRE_SERVES); // "b"
+    transport_free(clients[2].stream);
+    await_activity(master, WIRE_EVERY_RUN, WIRE_IDLE);
+    master_free(master);
 }
 
 static void test_silent_masters(void) {
@@ -567,6 +638,7 @@ static void test_full(void) {
 
 int main(void) {
     test_hello();
+    test_runs();
     test_segments();
     test_garbage();
     test_silent_masters();

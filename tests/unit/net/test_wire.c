@@ -837,6 +837,7 @@ static void test_names_of_runs(void) {
         struct wire_run run = {{0}}, told;
         memcpy(run.chars, table[i].name, strlen(table[i].name));
         CHECK_EQ(wire_is_run_name(run.chars, strlen(run.chars)), table[i].good);
+        if (run.chars[0] == 0) continue; // is not sent
         wire_encode_run(&frame, (struct wire_header){0}, &run);
         bool decoded = wire_decode_run(frame.bytes + WIRE_HEADER_BYTES, frame.length - WIRE_HEADER_BYTES, &told);
         CHECK_EQ(decoded, table[i].good || strcmp(run.chars, WIRE_EVERY_RUN) == 0);
