@@ -209,7 +209,8 @@ class Reader:
                     die("inner")
                     diloco.step()
                 diloco.synchronize()
-            return self._told(diloco.outer_step, model.weight)
+            told = self._told(diloco.outer_step, model.weight)
+            return told if name != "StreamingDiLoCo" else {**told, "weights": []}  # each has inner parameters of its own
 
     def _told(self, step: int, weight: torch.Tensor) -> dict[str, Any]:
         counts = Counter(self.account.committed)

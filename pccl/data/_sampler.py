@@ -114,6 +114,9 @@ class ElasticSampler(DistributedSampler[Any]):
         """
         with self._lock:
             ledger = self._ledger
+            if epoch > self.epoch:  # the program is between two passes, whatever the loader keeps
+                self._note()
+                self._reader, self._drawn, self._in_pass = None, self._given, False
             if epoch > ledger.epoch:
                 if self._is_new:
                     ledger.start_at(epoch)

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch.utils._pytree import tree_leaves
 
 import pccl.distributed
+from pccl.integrations._data import elastic_samplers
 from pccl.integrations._retry import retry_after_loss
 
 
@@ -41,7 +42,12 @@ class ElasticCallback(Callback):  # type: ignore[misc]  # without types
         """Begins to follow the membership."""
         schedules = {f"schedule_{number}": one.scheduler for number, one in enumerate(trainer.lr_scheduler_configs)}
         self._elastic = pccl.distributed.Elastic(
-            trainer.strategy.model, trainer.optimizers, progress=_Progress(trainer), callbacks=_States(trainer), **schedules
+            trainer.strategy.model,
+            trainer.optimizers,
+            progress=_Progress(trainer),
+            callbacks=_States(trainer),
+            **schedules,
+            **elastic_samplers(*tree_leaves(trainer.train_dataloader)),
         )
         strategy = trainer.strategy
         strategy.all_gather = retry_after_loss(strategy.all_gather)

@@ -13,6 +13,7 @@ from transformers import trainer as trainer_module
 
 import pccl.distributed
 from pccl.integrations import accelerate
+from pccl.integrations._data import elastic_samplers
 from pccl.integrations._retry import retry_after_loss
 
 _GATHERS = ("nested_gather", "distributed_concat", "distributed_broadcast_scalars")
@@ -57,6 +58,7 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]  # without types
             every=self._every,
             trainer=_State(wrapped),
             schedule=wrapped.lr_scheduler,
+            **elastic_samplers(kwargs.get("train_dataloader")),
         )
         self._get_batch_samples = original = wrapped.get_batch_samples
 
