@@ -112,7 +112,7 @@ def preload(module: str) -> None:
         _context.set_forkserver_preload(_preloaded)
 
 
-def _start_server() -> None:
+def start_server() -> None:
     """Starts the server that peers are forked from. It finds what to import on PYTHONPATH alone."""
     with _server:
         before = os.environ.get("PYTHONPATH")
@@ -139,7 +139,7 @@ class Performer:
     ) -> None:
         """`role(pipe, *arguments)` is what it can be told: its methods, and in `log` what to show when one of them crashes."""
         self.number = number
-        _start_server()
+        start_server()
         self._pipe, inner = _context.Pipe()
         self._process = _context.Process(
             target=_serve, args=(role, inner, {**os.environ, **(environment or {})}, stderr, arguments), daemon=True
@@ -202,7 +202,7 @@ class MasterProcess:
         self._heartbeat_limit = heartbeat_limit
         self._masters = masters
         self._stderr = stderr
-        _start_server()
+        start_server()
         self.start()
 
     def start(self) -> None:

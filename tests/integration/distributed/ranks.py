@@ -22,10 +22,12 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from performers import preload, start_server
 
 SECONDS = 90.0
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.fsdp", "pccl.distributed"])
+for _name in ("torch", "torch._dynamo", "torch.distributed.fsdp", "pccl.distributed"):
+    preload(_name)
 
 
 class RanksFailedError(AssertionError):
@@ -46,6 +48,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         job = (str(Path(folder) / "store"), size, backend, timeout, dict(environment or {}), function, arguments)
         pipes, processes = [], []
+        start_server()
         for rank in range(size):
             receiver, sender = _CONTEXT.Pipe(duplex=False)
             process = _CONTEXT.Process(target=_work, args=(sender, rank, *job), daemon=True)
