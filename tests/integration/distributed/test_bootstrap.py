@@ -485,6 +485,19 @@ def test_another_job_at_the_same_master_is_told():
                 assert "serves another job (members: 1)" in rank.answer()
 
 
+def test_jobs_share_a_master_by_names():
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        first = job(["0"] * 2, PCCL_MASTER=f"127.0.0.1:{master.port}/first")
+        second = job(["0"] * 2, PCCL_MASTER=f"127.0.0.1:{master.port}/second")
+        with first as one, second as other:
+            for rank in (*one, *other):
+                rank.tell("connect", PATIENCE)
+            found = [rank.answer() for rank in (*one, *other)]
+            assert [len(members) for members in found] == [2] * 4
+            assert found[0] == found[1] != found[2] == found[3]
+            assert one[1].ask("masters") == f"127.0.0.1:{master.port}/first"
+
+
 def test_a_store_that_dies_is_told():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     rank = Performer(Rank, 0, (store.port, 0, 2))
