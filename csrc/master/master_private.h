@@ -107,15 +107,13 @@ struct master {
     struct epoll_event events[MASTER_EVENTS];
 };
 
-// ---- master.c ----
+// ---- master_runs.c ----
 
 // The run of this name; NULL: there is none.
 struct master_run *master_find_run(struct master *master, const struct wire_run *name);
 // The same, and makes one: in a free place, or in that of the oldest run that has ended. NULL: there is no place, or
 // memory is refused.
 struct master_run *master_open_run(struct master *master, const struct wire_run *name);
-// Nobody is there, and nobody is expected.
-bool master_run_has_ended(const struct master *master, const struct master_run *run);
 
 // ---- master_loop.c ----
 

@@ -1,0 +1,78 @@
+// The runs of a master: their places, and how one is made.
+#include <string.h>
+
+#include "base/platform.h"
+#include "master/master_private.h"
+#include "master/quorum.h"
+#include "net/keys.h"
+#include "net/wire_control.h"
+
+// ---- signatures of epochs, with the key of a master ----
+
+static bool master_sign(void *keys, const void *bytes, size_t length, uint8_t signature[WIRE_SIGNATURE_BYTES]) {
+    _Static_assert((int)WIRE_SIGNATURE_BYTES == (int)ED25519_SIGNATURE, "a message has room for a signature");
+    return ed25519_sign(keys_master_key(keys), bytes, length, signature);
+}
+
+static bool master_verify(void *keys, const void *bytes, size_t length, const uint8_t signature[WIRE_SIGNATURE_BYTES]) {
+    return keys_verify(keys, bytes, length, signature);
+}
+
+// From now on the master signs its epochs, and believes only those that these keys have signed. NULL: does nothing.
+static void sign_epochs(const struct keys *keys, struct master_core *core) {
+    struct signer signer = {.context = (void *)(uintptr_t)keys, .sign = master_sign, .verify = master_verify};
+    if (keys != NULL) core_set_signer(core, &signer);
+}
+
+// ---- runs ----
+
+struct master_run *master_find_run(struct master *master, const struct wire_run *name) {
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
+        struct master_run *run = &master->runs[i];
+        if (run->core != NULL && strcmp(run->name.chars, name->chars) == 0) return run;
+    }
+    return NULL;
+}
+
+// Nobody is there, and nobody is expected.
+static bool has_ended(const struct master *master, const struct master_run *run) {
+    if (run->question.asked || core_activity(run->core) != WIRE_IDLE) return false;
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
+        if (master->conns[i].run == run) return false;
+    return true;
+}
+
+// NULL: all runs are under way.
+static struct master_run *free_place(struct master *master) {
+    struct master_run *found = NULL;
+    for (uint32_t i = 1; i < WIRE_MAX_RUNS; i++) {
+        struct master_run *run = &master->runs[i];
+        if (run->core == NULL) return run;
+        if ((found == NULL || run->begun < found->begun) && has_ended(master, run)) found = run;
+    }
+    return found;
+}
+
+static bool make_run(struct master *master, struct master_run *run, const struct wire_run *name) {
+    uint8_t random[CORE_RANDOM_BYTES];
+    if (!platform_random(random, sizeof random)) return false;
+    struct master_core *core = core_new(master->heartbeat_limit_ms, random, master->now_ns);
+    if (core == NULL) return false;
+    core_free(run->core);
+    *run = (struct master_run){.name = *name,
+                               .core = core,
+                               .known_until_ns = master->new_until_ns,
+                               .looks_ns = INT64_MAX,
+                               .begun = master->runs_begun++};
+    core_set_standby(core, master->standby);
+    sign_epochs(master->transport->options.keys, core);
+    core_expect_survivors(core, master->survivors_until_ns);
+    return true;
+}
+
+struct master_run *master_open_run(struct master *master, const struct wire_run *name) {
+    struct master_run *run = master_find_run(master, name);
+    if (run != NULL) return run;
+    run = name->chars[0] == 0 ? &master->runs[0] : free_place(master);
+    return run != NULL && make_run(master, run, name) ? run : NULL;
+}
