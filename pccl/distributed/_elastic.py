@@ -106,7 +106,7 @@ class Elastic:
         self._training = Training(model, optimizers)
         self._sharded: Sharded | None = None
         if self._training.is_sharded:
-            self._sharded = Sharded(self._training, snapshots, self._told_values, self._take_told_values, self._progress)
+            self._sharded = Sharded(self._training, snapshots, self._told_values, self._take_told_values, self._progress, every)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
         self._every = every
@@ -347,8 +347,9 @@ class Elastic:
             try:
                 here = comm.members
                 loaded, wanted = self._loaded is not None, _bootstrap.launched_rank()
-                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted)
+                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, self._every)
                 all_here = _gather(comm, here, standing, seconds)
+                _require_same_every(all_here, standing)
                 if not any(one.revision or one.loaded or one.new for one in all_here):
                     return  # a run begins, and nobody has loaded a checkpoint
                 best = max(all_here, key=_Standing.order)
@@ -486,6 +487,8 @@ class _Standing(NamedTuple):
     new: bool
     wanted: int
     """The rank that its launcher gave it, or -1."""
+    every: int
+    """Calls of `sync`, of which one looks whether somebody waits."""
 
     def order(self) -> tuple[bool, int, bool, int]:
         """The one with the highest tells the others its state; the first of these if there are several.
@@ -503,7 +506,16 @@ def _gather(comm: Communicator, here: Sequence[UUID], own: _Standing, seconds: f
     send = torch.tensor([int(one) for one in own], dtype=torch.int64)
     rows = torch.zeros(len(here), len(own), dtype=torch.int64)
     _call(comm, comm.group(here), Collective.ALL_GATHER, send, rows, 0, _TAG, seconds)
-    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), row[5]) for row in rows.tolist()]
+    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), row[5], row[6]) for row in rows.tolist()]
+
+
+def _require_same_every(all_here: Sequence[_Standing], own: _Standing) -> None:
+    """ValueError: members look at different calls of `sync`. On all when a run begins, later at the newcomer alone."""
+    first = max(all_here, key=lambda one: one.revision)
+    others = [rank for rank, one in enumerate(all_here) if one.every != first.every]
+    if others and (not first.revision or own.every != first.every):
+        text = f"every={first.every} at rank {all_here.index(first)}, and every={all_here[others[0]].every} at rank {others[0]}"
+        raise ValueError(f"Elastic: {text}; give the same to all")
 
 
 def _broadcast(comm: Communicator, here: Sequence[UUID], root: int, told: Callable[[], bytes] | None, seconds: float) -> bytes:

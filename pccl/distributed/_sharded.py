@@ -211,7 +211,9 @@ class Sharded:
         values: Callable[[], dict[str, Any]],
         take_values: Callable[[dict[str, Any]], None],
         progress: Callable[[], int],
+        every: int,
     ) -> None:
+        self._every = every
         self._training = training
         self._state = ShardedState(training.model, training.optimizers)
         self._snapshots = snapshots
@@ -410,7 +412,7 @@ class Sharded:
             stock.layouts,
             sorted(damaged),
             self._leaves,
-            _settings(self._snapshots, self._state.shards),
+            _settings(self._snapshots, self._state.shards, self._every),
             self._state.shards,
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
@@ -643,8 +645,8 @@ def _refused(found: Mapping[int, str], own: int, advice: str) -> bool:
     return bool(found)
 
 
-def _settings(snapshots: Snapshots | None, shards: int) -> str:
-    mesh = f"a mesh of {2 if shards else 1} dimension{'s'[: bool(shards)]}"
+def _settings(snapshots: Snapshots | None, shards: int, every: int) -> str:
+    mesh = f"a mesh of {2 if shards else 1} dimension{'s'[: bool(shards)]}, in Elastic of every={every}"
     if snapshots is None:
         return f"no snapshots, and {mesh}"
     return f"Snapshots of every={snapshots.every}, code={tuple(snapshots.redundancy)}, and {mesh}"

@@ -126,6 +126,15 @@ class Member:
         self.state.sync()
         return dist.get_world_size()
 
+    def sync_every(self, every: int) -> str:
+        """The text of the error of a first sync."""
+        self.state = Elastic(nn.Linear(1, 1), every=every)
+        try:
+            self.state.sync()
+        except (JoinError, ValueError) as error:
+            return str(error)
+        return ""
+
     def sync_until(self, members: int) -> int:
         while self.sync() < members:
             pass
@@ -284,3 +293,28 @@ def test_a_newcomer_begins_a_run_only_if_the_program_says_so(monkeypatch):
                         elastic.sync()
             finally:
                 torch.distributed.destroy_process_group()
+
+
+def test_members_that_look_for_newcomers_at_different_calls_are_told_so():
+    with members(2) as (old, newcomer):
+        for every, one in enumerate(old, 1):
+            one.tell("sync_every", every)
+        text = "Elastic: every=1 at rank 0, and every=2 at rank 1; give the same to all"
+        assert [one.answer() for one in old] == [text] * 2
+    with members(2) as (old, newcomer):
+        for one in old:
+            one.tell("sync")
+        for one in old:
+            one.answer()
+        fresh = newcomer().tell("sync_every", 3)
+        while not fresh._pipe.poll(0.05):
+            for one in old:
+                one.tell("sync")
+            for one in old:
+                one.answer()
+        assert "every=3 at rank 2; give the same to all" in fresh.answer()
+        for one in old:
+            one.tell("train", 3)
+        for one in old:
+            one.answer()
+        assert [one.ask("told")["step"] for one in old] == [3, 3]
