@@ -441,7 +441,7 @@ def _disagree(own: int, rank: int, other: int, who: str) -> str:
 # ---- where this process is ----
 
 
-def _own_place(store: dist.Store, world_size: int, membership: str) -> Place:
+def _own_place(store: dist.Store, world_size: int, membership: str = "elastic") -> Place:
     given = os.environ.get("PCCL_MASTER", "")
     if given:
         parse_endpoints(given)  # what is wrong with it is said at once
