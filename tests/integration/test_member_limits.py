@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
+import numpy as np
 import pytest
 from peers import PATIENCE, Background, PeerProcess, address_of, processes
+from performers import Performer
+from precopiers import CHANGED_PART, Precopier
 
 import pccl
 from pccl import Communicator, MasterNode
@@ -53,6 +57,43 @@ def test_a_spare_takes_the_place_of_a_killed_member(monkeypatch):
         for peer in peers:
             peer.tell("sum", 1000)
         assert [peer.answer() for peer in peers] == [1 + 4] * 2
+
+
+def test_a_spare_has_the_state_before_it_is_needed(monkeypatch, tmp_path):
+    """It copies beside the steps and waits; after a kill its sync brings little more than what the steps have changed."""
+    monkeypatch.setenv("PCCL_MAX_MEMBERS", "2")
+    mebibytes, end = 16, tmp_path / "end"
+    wanted = np.random.default_rng(0).standard_normal(mebibytes << 18, dtype=np.float32)  # the first member's
+    kept = slice(wanted.size // CHANGED_PART, None)  # no step changes it
+    large, steps = np.zeros_like(wanted), np.zeros(1, np.int64)
+    with MasterNode("127.0.0.1:0") as master:
+        members = [Performer(Precopier, at, ()) for at in range(2)]
+        try:
+            members[0].ask("join", address_of(master), mebibytes, 0)
+            members[1].tell("join", address_of(master), mebibytes, 1)
+            members[0].ask("form", 2)
+            members[1].answer()
+            for member in members:
+                member.tell("train", str(end))
+            state = pccl.SharedState([pccl.TensorInfo.from_numpy(large, "large"), pccl.TensorInfo.from_numpy(steps, "steps")])
+            with Communicator(address_of(master)) as spare:
+                joining = Background(lambda: spare.connect(state=state, timeout=PATIENCE))
+                patience = time.monotonic() + PATIENCE
+                while not np.array_equal(large[kept], wanted[kept]):
+                    assert time.monotonic() < patience
+                    time.sleep(0.01)
+                assert joining.running()
+                members.pop().kill()
+                joining.result()
+                info = spare.sync_shared_state(state, timeout=PATIENCE)
+                assert info.rx_bytes < 10 * wanted.nbytes / CHANGED_PART
+                assert steps[0] > 0
+                assert spare.world_size == 2
+            end.touch()
+            assert members[0].answer()["losses"] in (1, 2)
+        finally:
+            for member in members:
+                member.kill()
 
 
 def test_waiting_for_the_minimum_ends_with_an_error_on_all():
