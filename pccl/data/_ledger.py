@@ -102,7 +102,7 @@ class Ledger:
         of them, as `given` says, were given to its program already. A position that is not left, or that a member
         before has in flight, becomes padding. All members have equally many entries to come,
         from the same place of their sequences on.
-        `ended`: some member has seen the end of its pass. Then nobody gets more in this pass; the rest is for the next one.
+        `ended`: some member has seen the end of its pass. Then the pass of nobody gets longer; the rest is for the next one.
         """
         pool = self.left.copy()
         rows: list[list[int]] = []
@@ -123,7 +123,7 @@ class Ledger:
         for number in range(before, most):
             for row in rows:
                 if len(row) <= number:
-                    takes = not ended and dealt < len(pool)
+                    takes = dealt < len(pool)
                     row.append(pool.at(dealt) if takes else -1)
                     dealt += takes
         self._segments = [_Segment(self.epoch, 0, most, Ranges(), rows)] if most else []
