@@ -20,6 +20,7 @@ BENCHMARKS = [
     "concurrent_ops",
     "lanes",
     "cards",
+    "relay",
     "longlink",
     "ways",
     "clouds",
@@ -33,7 +34,7 @@ BENCHMARKS = [
     "diloco_costs",
     "sync",
 ]
-AS_ROOT = {"cards", "clouds", "diloco_costs", "lanes", "longlink", "quantised", "resume", "ways"}
+AS_ROOT = {"cards", "clouds", "diloco_costs", "lanes", "longlink", "quantised", "relay", "resume", "ways"}
 PINNED = {"allreduce", "concurrent_ops"}
 BEGIN, END = "<!-- made by bench/run_all.py: begin -->", "<!-- end -->"
 

@@ -25,6 +25,8 @@ class Link:
     connected: the control connection exists.
     by_memory: large tensors pass through memory of this host.
     far: the round trip is 2 ms or longer, so the number of lanes is tuned.
+    relayed: the connections pass through a relay, whose line bounds their rate.
+    paths: own address, address of the other end or of the relay, and number of connections between the two.
     lanes, lanes_in_use: lanes to the other member; those of them that carry large tensors.
     reason: why so many lanes are in use.
     congestion_control: the kernel's name of it; empty if unknown.
@@ -57,6 +59,8 @@ class Link:
     limit_bytes_per_second: float
     reason: str
     name: str = ""
+    relayed: bool = False
+    paths: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def lanes_spare(self) -> int:
@@ -84,6 +88,11 @@ def links_of(handle: NativeHandle) -> tuple[Link, ...]:
     return tuple(sorted(links, key=lambda link: link.rank))
 
 
+def _path(c: Any) -> tuple[str, str, int]:
+    local, remote = (_ffi.string(text).decode().rpartition(":")[0] for text in (c.local, c.remote))
+    return local, remote, c.connections
+
+
 def _link(c: Any) -> Link:
     return Link(
         uuid=UUID(bytes=bytes(_ffi.buffer(c.uuid.data))),
@@ -106,6 +115,8 @@ def _link(c: Any) -> Link:
         buffer_limited_seconds=c.buffer_s,
         limit_bytes_per_second=c.limit_bytes_per_s,
         reason=_ffi.string(c.reason).decode(),
+        relayed=c.relayed,
+        paths=tuple(_path(c.paths[i]) for i in range(c.path_count)),
     )
 
 

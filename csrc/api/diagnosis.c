@@ -247,6 +247,8 @@ static void take_link(const struct link_report *from, struct pccl_link *out) {
         .connected = from->connected,
         .by_memory = from->by_memory,
         .far = from->far,
+        .relayed = from->relayed,
+        .path_count = from->path_count,
         .lanes = from->lanes,
         .in_use = from->in_use,
         .shortest_s = seconds(sums->round_trip_us),
@@ -263,6 +265,12 @@ static void take_link(const struct link_report *from, struct pccl_link *out) {
     memcpy(out->uuid.data, from->member.id.bytes, sizeof out->uuid.data);
     memcpy(out->name, from->member.name.chars, sizeof out->name);
     memcpy(out->congestion, from->congestion, sizeof out->congestion);
+    for (uint32_t i = 0; i < from->path_count; i++) {
+        struct pccl_link_path *path = &out->paths[i];
+        socket_address_format(path->local, sizeof path->local, &from->paths[i].local);
+        socket_address_format(path->remote, sizeof path->remote, &from->paths[i].remote);
+        path->connections = from->paths[i].connections;
+    }
     socket_address_format(out->address, sizeof out->address, &from->member.address);
     snprintf(out->reason, sizeof out->reason, "%s", pace_reason_text(from->reason));
 }

@@ -272,14 +272,22 @@ void pccl_ext_diagnose_end(struct pccl_status_query *query); // NULL is allowed
 
 // All connections of a communicator to one other member of its group together. Bytes, segments and times are sums over
 // the connections there are, since each was made.
+struct pccl_link_path {
+    char local[64], remote[64]; // addresses of the two ends; port 0
+    uint32_t connections;
+};
+
 struct pccl_link {
     pcclRankUuid_t uuid;
     char name[64];
-    char address[64];    // where other members reach it
-    uint32_t rank;       // in the group
-    bool connected;      // false: the connection is being made again
-    bool by_memory;      // a process of this host, which shares memory with this one: little goes by connections
-    bool far;            // the number of lanes in use is tuned
+    char address[64]; // where other members reach it
+    uint32_t rank;    // in the group
+    bool connected;   // false: the connection is being made again
+    bool by_memory;   // a process of this host, which shares memory with this one: little goes by connections
+    bool far;         // the number of lanes in use is tuned
+    bool relayed;     // through a relay, whose address `paths` have
+    uint32_t path_count;
+    struct pccl_link_path paths[16];
     uint32_t lanes;      // made beside the direct connection
     uint32_t in_use;     // of these, those that carry large tensors; with `by_memory` none
     char congestion[16]; // control of congestion; "": unknown

@@ -134,6 +134,10 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     char why[CARDS_WHY_BYTES];
     if (!cards_read(&inside.cards, getenv("PCCL_INTERFACE"), getenv("PCCL_ADDRESS"), why))
         return detail_fail(pcclInvalidArgument, "%s", why);
+    const char *relay = getenv("PCCL_RELAY");
+    if (relay != NULL && *relay != 0 && !socket_address_parse(relay, strlen(relay), &inside.relay))
+        return detail_fail(pcclInvalidArgument,
+                           "PCCL_RELAY=%.80s is not an address and a port; give one such as 203.0.113.7:48150", relay);
     pthread_once(&segmented_min_once, read_segmented_min);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->communicator = connect_new(&inside);

@@ -322,6 +322,20 @@ static void add_gauge(struct gauge *sums, const struct gauge *gauge) {
     sums->retransmits += gauge->retransmits;
 }
 
+static void add_path(struct link_report *out, const struct transport *stream) {
+    struct wire_address local, remote;
+    if (!transport_local_address(stream, &local) || !transport_remote_address(stream, &remote)) return;
+    local.port = remote.port = 0;
+    uint32_t i = 0;
+    while (i < out->path_count && (!socket_address_same_host(&out->paths[i].local, &local) ||
+                                   !socket_address_same_host(&out->paths[i].remote, &remote)))
+        i++;
+    if (i == LINK_PATHS) return;
+    if (i == out->path_count) out->paths[out->path_count++] = (struct link_path){.local = local, .remote = remote};
+    out->paths[i].connections++;
+    out->relayed |= stream->relayed;
+}
+
 // Asks the kernel, and lets go.
 static void read_held(const struct held *held, struct link_report *out) {
     uint64_t smoothed_us = 0, reported = 0;
@@ -329,6 +343,7 @@ static void read_held(const struct held *held, struct link_report *out) {
     for (uint32_t i = 0; i < held->count; i++) {
         struct gauge gauge = transport_gauge(held->lanes[i].stream);
         add_gauge(&out->sums, &gauge);
+        add_path(out, held->lanes[i].stream);
         reported += held->lanes[i].reported;
         bulk += held->lanes[i].bulk;
         smoothed_us += held->lanes[i].bulk ? gauge.smoothed_us : 0;

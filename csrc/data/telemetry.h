@@ -19,12 +19,23 @@ int telemetry_step(struct engine *engine, int timeout_ms);
 enum { LINK_CONGESTION_BYTES = 16 };
 
 // All connections to another member together.
+enum { LINK_PATHS = 16 }; // pairs of addresses that a report tells
+
+// Connections between the same two addresses, without their ports.
+struct link_path {
+    struct wire_address local, remote;
+    uint32_t connections;
+};
+
 struct link_report {
     struct wire_member member;
-    uint32_t rank;                          // by joining, in the group
-    bool connected;                         // the direct link is there
-    bool by_memory;                         // large tensors pass to it through shared memory
-    bool far;                               // PACE_FAR_US
+    uint32_t rank;  // by joining, in the group
+    bool connected; // the direct link is there
+    bool by_memory; // large tensors pass to it through shared memory
+    bool far;       // PACE_FAR_US
+    bool relayed;   // through a relay
+    uint32_t path_count;
+    struct link_path paths[LINK_PATHS];
     uint32_t lanes, in_use;                 // made beside the direct link; carry bulk, none if it passes by memory
     enum pace_reason reason;                // why so many carry bulk
     char congestion[LINK_CONGESTION_BYTES]; // control of congestion; "": unknown

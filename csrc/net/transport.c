@@ -12,6 +12,7 @@
 
 #include "base/descriptor.h"
 #include "base/platform.h"
+#include "net/relay.h"
 #include "net/rendezvous.h"
 #include "net/socket.h"
 
@@ -162,6 +163,25 @@ int transport_dial(struct transport_context *context, const struct wire_address 
     return transport_dial_from(context, NULL, address, out);
 }
 
+int transport_dial_relay(struct transport_context *context, const struct wire_address *relay,
+                         const struct wire_id *self, const struct wire_id *other, uint32_t index,
+                         enum transport_role role, struct transport **out) {
+    if (!transport_permits(&context->options, relay, TRANSPORT_DIALS)) return -ENONET;
+    int fd = socket_dial(relay);
+    if (fd < 0) return fd;
+    *out = transport_new(context, fd, role);
+    if (*out == NULL) return -ENOMEM;
+    (*out)->relayed = true;
+    (*out)->relay = calloc(1, sizeof *(*out)->relay);
+    if ((*out)->relay == NULL) {
+        transport_free(*out);
+        return -ENOMEM;
+    }
+    *(*out)->relay =
+        (struct relay_hello){.self = *self, .other = *other, .index = index, .keys = context->options.keys};
+    return 0;
+}
+
 int transport_dial_local(struct transport_context *context, const struct wire_address *address,
                          struct transport **out) {
     int fd = rendezvous_dial_master(address);
@@ -170,8 +190,17 @@ int transport_dial_local(struct transport_context *context, const struct wire_ad
     return *out != NULL ? 0 : -ENOMEM;
 }
 
+// The steps of the relay come before those of the transport.
+static int step(struct transport *stream) {
+    int error = stream->relay == NULL ? 0 : relay_step(stream->relay, stream->fd, &stream->awaits);
+    if (error != 0) return error;
+    free(stream->relay);
+    stream->relay = NULL;
+    return stream->type->step(stream);
+}
+
 int transport_step(struct transport *stream) {
-    int error = stream->type->step(stream);
+    int error = step(stream);
     if (error != -EAGAIN || stream->poller < 0) return error;
     return transport_watch(stream, stream->poller, stream->awaits, stream->data) ? -EAGAIN : -errno;
 }
@@ -192,6 +221,7 @@ void transport_release(struct transport *stream) {
     if (stream->type->fini != NULL) stream->type->fini(stream);
     descriptor_close(stream->fd);
     transport_context_release(stream->context);
+    free(stream->relay);
     free(stream);
 }
 

@@ -90,8 +90,10 @@ struct transport {
     enum transport_role role;
     struct transport_identity peer; // set by `step`
     int fd;                         // of net/ alone
-    const struct card *card;        // that it was dialled from; NULL: the system chose
-    int poller;                     // that watches it, and tells `data`; -1: none
+    struct relay_hello *relay;      // owned; NULL: it is no relayed stream, or its ends are joined
+    bool relayed;
+    const struct card *card; // that it was dialled from; NULL: the system chose
+    int poller;              // that watches it, and tells `data`; -1: none
     epoll_data_t data;
     uint32_t awaits; // events without which the next step can do nothing
     // The receiver's: recvv may give more at once, and no poller tells of it. False only when recvv has just seen that
@@ -143,6 +145,10 @@ int transport_dial(struct transport_context *context, const struct wire_address 
 // The same from a card of this host (socket_dial_from), which the caller keeps while the stream lives.
 int transport_dial_from(struct transport_context *context, const struct card *card, const struct wire_address *address,
                         struct transport **out);
+// The same to a relay, which joins this stream with that of `other` for the same link. `role` is what it is then.
+int transport_dial_relay(struct transport_context *context, const struct wire_address *relay,
+                         const struct wire_id *self, const struct wire_id *other, uint32_t index,
+                         enum transport_role role, struct transport **out);
 // The same to the local socket of the master at `address` (net/rendezvous). -errno: there is none that this user may
 // use.
 int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);

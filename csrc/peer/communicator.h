@@ -34,6 +34,7 @@ struct communicator_params {
     struct wire_limits limits;
     struct wire_name name;
     struct cards cards;
+    struct wire_address relay;          // family 0: none
     struct wire_run run;                // of the masters', the one to be in; empty: the one without a name
     struct transport_options transport; // its keys are held
 };

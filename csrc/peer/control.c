@@ -242,14 +242,14 @@ static void take_precopy(struct control *t, const struct wireup_event *event, in
 
 static void perform(struct control *t, const struct member_action *action, int64_t now) {
     struct communicator *c = t->c;
-    bool needs_links = action->kind == MEMBER_DIAL || action->kind == MEMBER_DROP_PEER ||
-                       action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
-    if (needs_links && t->wireup == NULL) return; // the connection has ended
+    bool links = action->kind <= MEMBER_DROP_PEER || action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
+    if (links && t->wireup == NULL) return; // the connection has ended
     switch (action->kind) {
     case MEMBER_DIAL: // nobody waits for a spare one, and if its other end is up already, ops begin anew where it fails
         wireup_dial(t->wireup, &action->id, action->index, &action->reach,
                     now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
         break;
+    case MEMBER_RELAY: wireup_relay(t->wireup, &c->params.relay, action, now + member_link_limit_ns(c->core)); break;
     case MEMBER_DROP_PEER:
         wireup_cancel(t->wireup, &action->id);
         engine_drop_peer(c->engine, &action->id);

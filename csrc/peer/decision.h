@@ -25,6 +25,7 @@ struct member_view member_view_of(const struct wire_epoch *epoch, const struct e
 
 enum member_action_kind {
     MEMBER_DIAL,      // make link (id, index) by reach, then member_link_up or member_link_failed
+    MEMBER_RELAY,     // the same at the relay; `waits`: the other end begins, and nothing is to be told of it
     MEMBER_DROP_PEER, // id is gone: close its links
     // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
     MEMBER_MISSED_LOSS,
@@ -50,7 +51,7 @@ struct member_action {
     struct wire_id id;
     struct wire_reach reach; // at least one address
     uint32_t index, duration_ms;
-    bool anew, spare;
+    bool anew, spare, waits;
     uint64_t group_epoch;
     const struct epoch *epoch;
     const struct wire_verdict *verdict;

@@ -47,10 +47,10 @@ void member_set_precopy(struct member *member, bool precopy);
 void member_set_name(struct member *member, const struct wire_name *name);
 // Sets where it can be dialled, with ports of 0 where it listens, and from how many cards it dials. Nothing at first.
 void member_set_reach(struct member *member, const struct wire_reach *reach, uint32_t cards);
+// Sets whether there is a relay, at which it meets others that nobody can dial either.
+void member_set_relay(struct member *member, bool relay);
 // Sets its end of the connection to the master, before HELLO or RESUME.
 void member_set_local(struct member *member, const struct wire_address *local);
-// Returns where a member of its group is dialled; NULL: it is none.
-const struct wire_reach *member_reach(const struct member *member, const struct wire_id *id);
 void member_free(struct member *member);
 
 // ---- events ----

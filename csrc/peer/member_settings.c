@@ -12,11 +12,9 @@ void member_set_reach(struct member *m, const struct wire_reach *reach, uint32_t
     m->cards = cards;
 }
 
-void member_set_local(struct member *m, const struct wire_address *local) { m->hello.local = *local; }
+void member_set_relay(struct member *m, bool relay) { m->mesh.relay = relay; }
 
-const struct wire_reach *member_reach(const struct member *m, const struct wire_id *id) {
-    return mesh_reach(&m->mesh, id);
-}
+void member_set_local(struct member *m, const struct wire_address *local) { m->hello.local = *local; }
 
 void member_set_recovery(struct member *m, uint32_t limit_ms, uint32_t masters) {
     m->recovery.limit_ms = limit_ms;

@@ -207,7 +207,24 @@ static bool dials(const struct mesh *mesh, const struct mesh_peer *n) {
     return n->reach.closed != mesh->closed ? mesh->closed : n->join_number < mesh->join_number;
 }
 
-static void dial(struct mesh_peer *n, uint32_t index, struct member_output *out) {
+// Whether neither of the two can be dialled, and there is a relay, which both dial.
+static bool is_relayed(const struct mesh *mesh, const struct mesh_peer *n) {
+    return mesh->relay && mesh->closed && n->reach.closed;
+}
+
+static void meet(struct mesh_peer *n, uint32_t index, bool waits, struct member_output *out) {
+    if (!waits) n->links[index].state = LINK_MAKING;
+    struct member_action *action = member_act(out, MEMBER_RELAY);
+    action->id = n->id;
+    action->index = index;
+    action->waits = waits;
+}
+
+static void dial(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {
+    if (is_relayed(mesh, n)) {
+        meet(n, index, false, out);
+        return;
+    }
     n->links[index].state = LINK_MAKING;
     struct member_action *action = member_act(out, MEMBER_DIAL);
     action->id = n->id;
@@ -224,7 +241,10 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
             if (!required(n, index) || link->state == LINK_UP || link->state == LINK_MAKING) continue;
             link->state = LINK_ABSENT;
             link->dialled_again = false;
-            if (dials(mesh, n)) dial(n, index, out);
+            if (dials(mesh, n))
+                dial(mesh, n, index, out);
+            else if (is_relayed(mesh, n))
+                meet(n, index, true, out);
         }
     }
 }
@@ -234,7 +254,9 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
 static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct mesh_peer *n,
                        struct member_output *out) {
     uint32_t up = 0, making = 0;
-    if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || !dials(mesh, n)) return;
+    if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || !dials(mesh, n) ||
+        is_relayed(mesh, n))
+        return;
     for (uint32_t i = n->link_count; i < n->link_end; i++) {
         up += n->links[i].state == LINK_UP;
         making += n->links[i].state == LINK_MAKING;
@@ -244,7 +266,7 @@ static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, str
     for (uint32_t i = n->link_count; i < n->link_end && i < n->link_count + most; i++)
         if (is_spare(n, i) && n->links[i].state == LINK_ABSENT && making++ < SPARE_MAKING) {
             n->links[i].made_in = mesh->group_epoch;
-            dial(n, i, out);
+            dial(mesh, n, i, out);
         }
 }
 
@@ -356,7 +378,7 @@ void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const stru
     if (n == NULL || n->links[index].state != LINK_MAKING) return;
     if (required(n, index) && !n->links[index].dialled_again) {
         n->links[index].dialled_again = true;
-        dial(n, index, out);
+        dial(mesh, n, index, out);
         return;
     }
     n->links[index].state = LINK_FAILED;

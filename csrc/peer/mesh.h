@@ -34,6 +34,7 @@ struct mesh {
     uint32_t lanes, spare; // of this peer
     uint64_t join_number;  // likewise: the later joined of a pair dials, unless
     bool closed;           // one of the two alone cannot be dialled
+    bool relay;            // two that nobody can dial meet at one
     bool several;          // this peer announces several addresses
     struct mesh_peer *peers;
     size_t count, room;

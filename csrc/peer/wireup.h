@@ -77,6 +77,9 @@ void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struc
                          int64_t deadline_ns);
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
                   int64_t deadline_ns);
+// Dials the relay for MEMBER_RELAY. If that waits, the hello comes from the other end, and no event tells if none does.
+void wireup_relay(struct wireup *w, const struct wire_address *relay, const struct member_action *action,
+                  int64_t deadline_ns);
 // A link was silent: the cards that it used come last for a while.
 void wireup_avoid(struct wireup *w, const struct wire_id *id, uint32_t index, int64_t now_ns);
 void wireup_cancel(struct wireup *w, const struct wire_id *id); // what is under way with a peer that is gone

@@ -43,12 +43,18 @@ static void dial_next(struct wireup *w, const struct connection *from) {
     push_failure(w, &from->hello);
 }
 
+static struct wire_link_hello hello_to(const struct wireup *w, enum wire_link_kind kind, const struct wire_id *to,
+                                       uint32_t index) {
+    struct wire_link_hello hello = {
+        .version = WIRE_VERSION, .kind = (uint8_t)kind, .from = w->identity.self, .to = *to, .index = index};
+    memcpy(hello.secret, w->identity.secret, sizeof hello.secret);
+    return hello;
+}
+
 static void dial(struct wireup *w, enum wire_link_kind kind, const struct wire_id *to, uint32_t index,
                  const struct wire_reach *reach, uint32_t duration_ms, int64_t deadline) {
     struct connection first = {.duration_ms = duration_ms, .reach = *reach, .last_deadline = deadline};
-    first.hello = (struct wire_link_hello){
-        .version = WIRE_VERSION, .kind = (uint8_t)kind, .from = w->identity.self, .to = *to, .index = index};
-    memcpy(first.hello.secret, w->identity.secret, sizeof first.hello.secret);
+    first.hello = hello_to(w, kind, to, index);
     dial_next(w, &first);
 }
 
@@ -59,6 +65,28 @@ void wireup_dial(struct wireup *w, const struct wire_id *to, uint32_t index, con
 
 void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, int64_t deadline) {
     dial(w, WIRE_LINK_PRECOPY, to, 0, reach, 0, deadline);
+}
+
+void wireup_relay(struct wireup *w, const struct wire_address *relay, const struct member_action *action,
+                  int64_t deadline) {
+    const struct wire_id *to = &action->id;
+    uint32_t index = action->index;
+    bool waits = action->waits;
+    struct wire_link_hello hello = hello_to(w, WIRE_LINK_DATA, to, index);
+    struct transport *stream;
+    enum transport_role role = waits ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS;
+    int error = transport_dial_relay(w->transport, relay, &w->identity.self, to, index, role, &stream);
+    wireup_tell_shortage(w, error);
+    enum connection_state state = waits ? AWAIT_HELLO : DIALING;
+    struct connection *c = error != 0 ? NULL : wireup_connection_new(w, stream, state, EPOLLOUT, deadline);
+    if (c == NULL) {
+        LOG(LOG_DEBUG, "cannot dial the relay: %s", transport_error(error != 0 ? error : ENOMEM));
+        if (!waits) push_failure(w, &hello);
+        return;
+    }
+    if (!waits) c->hello = hello;
+    c->last_deadline = deadline;
+    c->to = *relay;
 }
 
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,

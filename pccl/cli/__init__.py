@@ -30,6 +30,7 @@ COMMANDS = {
     "keys": Command("pccl.cli.keys:command", "Make the keys that encrypt a run."),
     "launch": Command("pccl.cli.launch:command", "Start a master and several copies of a program."),
     "master": Command("pccl.cli.master:command", "Run a master, or a standby."),
+    "relay": Command("pccl.cli.relay:command", "Join peers that cannot dial each other."),
     "replay": Command("pccl.cli.web:replay", "Show the recorded history of a run in a browser."),
     "sim": Command("pccl.cli.sim:command", "Simulate the protocol under faults (checkout only)."),
     "stress": Command("pccl.stress.program:command", "Test a program under faults.", "pccl[stress]"),

@@ -19,6 +19,7 @@ from performers import enter_network
 from test_cards import master_in, run
 
 from pccl import MasterNode
+from pccl._relay import Relay
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 STEPS = [Ops("plain", (Reduce(10), Reduce(100_000)))] * 3
@@ -203,3 +204,37 @@ def test_one_that_nobody_can_dial(internet):
         check_agreement(logs)
         assert losses(logs[0]) == []
         assert contributors(logs[0])[-1] == 7
+
+
+@contextlib.contextmanager
+def relay_in(namespace: str, address: str) -> Iterator[Relay]:
+    relay = in_network(namespace, lambda: Relay(address, 0, None))
+    stops = threading.Event()
+
+    def carry() -> None:
+        while not stops.is_set():
+            relay.turn(0.05)
+        relay.close()
+
+    thread = threading.Thread(target=carry, daemon=True)
+    thread.start()
+    try:
+        yield relay
+    finally:
+        stops.set()
+        thread.join()
+
+
+@pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
+def test_two_that_nobody_can_dial_meet_at_a_relay(internet):
+    network, master = internet
+    with contextlib.ExitStack() as undo:
+        relay = undo.enter_context(relay_in(network.hub, network.address))
+        places = [network.hidden_host(), network.hidden_host(), network.host()]
+        actors = join(network, master, places, undo, PCCL_RELAY=f"{network.address}:{relay.port}")
+        logs = all_follow(actors, STEPS)
+        check_agreement(logs)
+        assert losses(logs[0]) == []
+        assert contributors(logs[0])[-1] == 7
+        assert relay.links >= 1
+        assert relay.bytes > 100_000 * 8

@@ -156,6 +156,34 @@ static void test_closed(void) {
     }
 }
 
+// Two that nobody can dial meet at a relay, if there is one.
+static void test_relay(void) {
+    for (int later = 0; later < 2; later++) {
+        check_case("%s", later ? "the later joined begins" : "the other one waits");
+        uint8_t other = later ? 3 : 9;
+        begin();
+        mesh.relay = true;
+        mesh_set_spare(&mesh, 6);
+        struct epoch epoch = {.number = 7, .group_epoch = 7, .ring = ring_of((const uint8_t[]){SELF, other}, 2)};
+        members[0].reach.closed = members[1].reach.closed = 1;
+        CHECK(mesh_begin_epoch(&mesh, &at, NULL, &epoch, false));
+        mesh_make(&mesh, &at, true, &out);
+        CHECK_EQ(count(MEMBER_DIAL), 0);
+        CHECK_EQ(count(MEMBER_RELAY), 3);
+        for (size_t i = 0; i < out.count; i++) CHECK_EQ(out.actions[i].waits, !later);
+        struct wire_id id = id_of(other);
+        member_output_clear(&out);
+        mesh_link_failed(&mesh, &at, &id, 1, &out);
+        CHECK_EQ(count(MEMBER_RELAY), later); // one dial may fail; who waits is told of none
+        for (uint32_t index = 0; index < 3; index++) {
+            member_output_clear(&out);
+            mesh_link_up(&mesh, &at, &id, index, serial, 40000, &out);
+        }
+        CHECK(mesh.linked && count(MEMBER_RELAY) == 0 && count(MEMBER_DIAL) == 0); // no spare lanes there
+        end();
+    }
+}
+
 // A lane that was made for another ring carries bytes still.
 static void test_former_neighbour(void) {
     begin();
@@ -382,6 +410,7 @@ static void test_old_news(void) {
 int main(void) {
     test_old_news();
     test_closed();
+    test_relay();
     test_weights();
     test_spare();
     test_requirements();
