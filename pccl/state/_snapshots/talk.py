@@ -27,6 +27,9 @@ LIMIT_BYTES = 1 << 32
 LIMIT_BYTES_EACH = 1 << 28
 """What a member accepts from each where all tell something."""
 
+CANCEL_SECONDS = 20.0
+"""For a message that was cancelled to end on all members: none of them waits for another one's program."""
+
 T = TypeVar("T")
 
 
@@ -128,10 +131,9 @@ class Talk:
                 op.wait(self._timeout)
             except PCCLTimeoutError:
                 request_cancel(self._comm._handle, op)  # in flight it would block the next vote
-                op.wait(self._timeout)  # it may have ended well meanwhile, then it has on all
+                op.wait(CANCEL_SECONDS)  # it may have ended well meanwhile, then it has on all
         except OperationCancelledError:
-            text = f"a member has waited for more than {self._timeout or 0:g} s for another one"
-            raise PCCLTimeoutError(Result.TIMED_OUT, self._topic, text) from None
+            raise PCCLTimeoutError(Result.TIMED_OUT, self._topic, "a member has waited too long for another one") from None
         except UsageError as error:
             if self._comm._handle.closed:
                 raise
