@@ -137,21 +137,35 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
                 divisor = self._size_for_hooks
         if tensors[0].is_sparse:
             return self._sparse_all_reduce(tensors[0], opts, timeout, divisor)
-        work = self._all_reduce(tensors, opts, timeout, divisor)
+        work = self._all_reduce(tensors, opts, timeout, divisor, whole=self._needs_all(frame))
         work.for_cpp = _callers.reducer_of_ddp(frame)
         return work
 
     @announced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As `allreduce`, of all tensors of one type at once."""
-        return self._all_reduce(tensors, opts, None, None)
+        return self._all_reduce(tensors, opts, None, None, whole=self._needs_all(_callers.caller()))
 
-    def _all_reduce(self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
+    def _needs_all(self, frame: FrameType | None) -> bool:
+        """Whether an all-reduce may sum parts of one result: a functional one, as that of DTensor, in fixed membership.
+
+        PeerLostError: it does, and a rank has no living member.
+        """
+        fixed = self._launcher.view.fixed
+        found = fixed and not _callers.reducer_of_ddp(frame) and not _callers.torch_distributed(frame)
+        if found:
+            self._require_all("all_reduce")
+        return found
+
+    def _all_reduce(
+        self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None, *, whole: bool = False
+    ) -> Work:
         op = reduce_op(opts)
         if self._launcher.view.fixed:
             divisor = self._launcher.view.size
         if len(tensors) == 1:
-            call, last = self._all_reduce_alike(tensors, op, self._reduced_as("all_reduce", tensors[0].dtype, op), divisor)
+            core_type = self._reduced_as("all_reduce", tensors[0].dtype, op)
+            call, last = self._all_reduce_alike(tensors, op, core_type, divisor, whole=whole)
             return self._work([call], opts, timeout, tensors, last)
         by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
@@ -160,13 +174,13 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         with self._begun(len(by_type)) as calls:
             types = [self._reduced_as("all_reduce", dtype, op) for dtype, _ in by_type]
             for core_type, alike in zip(types, by_type.values(), strict=True):
-                call, last = self._all_reduce_alike(alike, op, core_type, divisor)
+                call, last = self._all_reduce_alike(alike, op, core_type, divisor, whole=whole)
                 calls.append(call)
                 finish.append(last)
         return self._work(calls, opts, timeout, tensors, *finish)
 
     def _all_reduce_alike(
-        self, tensors: Tensors, op: ReduceOp, core_type: tuple[DataType, int], divisor: int | None
+        self, tensors: Tensors, op: ReduceOp, core_type: tuple[DataType, int], divisor: int | None, *, whole: bool
     ) -> tuple[Call, Finish | None]:
         """Begins the all-reduce of tensors of one type."""
         memory, last = in_place_all(tensors)
@@ -182,6 +196,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             op=op,
             keep=memory,
             scaled=self._scaled(memory, op, divisor),
+            whole=whole,
         )
         return call, last
 

@@ -570,6 +570,7 @@ class Launcher:
         scaled: tuple[torch.Tensor, int] | None = None,
         again: Again | None = None,
         among: tuple[UUID, ...] | None = None,
+        whole: bool = False,
         **arguments: Any,
     ) -> Call:
         """Begins an op; the rest of the arguments is what the core takes.
@@ -577,6 +578,7 @@ class Launcher:
         What is at a GPU begins after the current stream of `keep`, the tensors, unless `stream` names another.
         `root` is a rank of the view, `root_place` a place among the founders. `scaled`: what was divided for a sum, and by what.
         `again` makes the call again among those who are left. `among`: the living members, where the view does not know them yet.
+        `whole`: a loss is an error, whatever the kind.
         """
         number = self.next_number() if number is None else number
         view = self.view
@@ -585,7 +587,7 @@ class Launcher:
             if scaled is not None and scaled[1] != 1:
                 scale(scaled[0].detach(), scaled[1], 1)
             return _alone(arguments)
-        survivors = kind in _ELASTIC and not self.strict
+        survivors = kind in _ELASTIC and not self.strict and not whole
         tag = self._tag(number)
         group = self._all() if kind in _ELASTIC else self._of_living() if living is view.living else self._group(living)
         try:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.distributed
@@ -329,6 +329,26 @@ def test_ranks_that_disagree_are_told():
     places = [json.dumps(dataclasses.asdict(place)) for place in (own, other)]
     assert 'rank 0 has the membership "fixed" and rank 1 "elastic"' in _bootstrap._problem(places, own)
     assert _bootstrap._problem(places[:1] * 2, own) == ""
+
+
+def partial() -> object:
+    """Parts of one result are summed: the first call meets the loss, the second one knows it."""
+    mesh = init_device_mesh("cpu", (3,))
+    whole = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+    assert whole.full_tensor().tolist() == [3.0] * 4
+    if dist.get_rank() == 1:
+        ranks.die()
+    for _ in range(2):
+        assert raises(whole.full_tensor)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == 3.0
+    return numbers()
+
+
+def test_parts_of_one_result_are_not_scaled() -> None:
+    results = ranks.run(partial, 3, environment=FIXED, dead=(1,))
+    assert results == [(0, 3, [0, 1, 2], (1,)), None, (2, 3, [0, 1, 2], (1,))]
 
 
 def sharded() -> object:
