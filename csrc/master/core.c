@@ -147,7 +147,7 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     // A young run may have to give way to the one that is resumed.
     bool young = header->run != table->run.id && table->now_ns < run->yields_until;
     if (sound && resume.hello.version != WIRE_VERSION)
-        refuse(core, &from, WIRE_REFUSED, "the master speaks another version of the protocol; update pccl");
+        refuse(core, &from, WIRE_REFUSED, membership_foreign(resume.hello.version).chars);
     else if (!sound || !is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
     else if (!quorum_verify(&run->signer, header->run, &resume))

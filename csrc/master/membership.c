@@ -104,6 +104,15 @@ struct peer_label membership_label(const struct peer_record *peer) {
     return peer_label_with(&peer->member.id, &peer->member.name, join);
 }
 
+struct peer_text membership_foreign(uint16_t version) {
+    struct peer_text text;
+    snprintf(
+        text.chars, sizeof text.chars,
+        "the master speaks version %u of the protocol, and this peer another version, %u; install one pccl on both",
+        (unsigned)WIRE_VERSION, (unsigned)version);
+    return text;
+}
+
 struct peer_text membership_label_at(const struct peer_record *peer) {
     char address[64];
     struct peer_text out;

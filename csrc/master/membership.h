@@ -167,6 +167,8 @@ struct peer_text {
     char chars[PEER_LABEL_BYTES + 64];
 };
 struct peer_label membership_label(const struct peer_record *peer);
+// Why a peer is refused that speaks this version of the protocol.
+struct peer_text membership_foreign(uint16_t version);
 struct peer_text membership_label_at(const struct peer_record *peer);
 
 // ---- hosts whose newcomers fail ----

@@ -476,7 +476,6 @@ void run_settle(struct run *run) {
 static const char *reason_to_refuse(struct run *run, const struct wire_address *source,
                                     const struct wire_hello *hello) {
     struct membership *table = &run->table;
-    if (hello->version != WIRE_VERSION) return "the master speaks another version of the protocol; update pccl";
     if (table->peer_count == WIRE_MAX_MEMBERS) return "the run has its maximum number of members";
     if (membership_by_id(table, &hello->id) != NULL) return "another peer is registered under this id";
     if (hello->join_only && table->peer_count == 0) return NO_RUN;
@@ -494,7 +493,8 @@ static const char *reason_to_refuse(struct run *run, const struct wire_address *
 
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello) {
     struct membership *table = &run->table;
-    const char *why = reason_to_refuse(run, source, hello);
+    struct peer_text foreign = membership_foreign(hello->version);
+    const char *why = hello->version != WIRE_VERSION ? foreign.chars : reason_to_refuse(run, source, hello);
     if (why != NULL) {
         actions_turn_away(&table->actions, conn, membership_header(table), WIRE_REFUSED, why);
         return;
