@@ -96,7 +96,8 @@ static void run_action(struct pccl_sim *s, int slot, const struct member_action 
     int other;
     switch (action->kind) {
     case MEMBER_DIAL: sim_dial(s, slot, action); return;
-    case MEMBER_RELAY: return; // all can be dialled here
+    case MEMBER_RELAY: return;  // all can be dialled here
+    case MEMBER_DONORS: return; // newcomers here copy nothing ahead
     case MEMBER_DROP_PEER:
         other = sim_slot(&action->id, &life);
         if (other < 0) return;
