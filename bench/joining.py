@@ -12,7 +12,7 @@ from harness import MIB, Master, Peer, Row
 import pccl
 
 METHOD = """Two members train: a step sleeps 50 ms, sums 1 MiB, and adds 1 to the first part of the state, one tensor of
-random float32. A third peer joins, in turn without and with `connect(state=)`. `pause_ms` is the time that a member spends in
+float32. A third peer joins, in turn without and with `connect(state=)`. `pause_ms` is the time that a member spends in
 `are_peers_pending`, `update_topology` and `sync_shared_state` at the step that admits it; `beyond_hash_ms` the same without the
 hash of its own state; `copy_s` the newcomer's `connect`; `step_ms` and `step_beside_ms` the median step before it came and
 while it was in `connect`. Medians over the blocks, of the slower member."""
@@ -26,7 +26,7 @@ BAR_MS, BAR_MIB, BAR_PART = 100.0, 1024, 0.01
 def worker(peer: Peer, address: str, size: int, part: float, precopy: bool) -> Row:
     import numpy as np
 
-    array = np.random.default_rng(peer.rank).random(size // 4, dtype=np.float32)
+    array = np.full(size // 4, 1 + peer.rank, np.float32)
     state = pccl.SharedState([pccl.TensorInfo.from_numpy(array, "a")])
     newcomer = peer.rank == MEMBERS
     with pccl.Communicator(address) as comm:

@@ -45,7 +45,7 @@ class Precopier:
     def _draw(self) -> np.ndarray:
         """The large entry that this peer begins with."""
         mebibytes, seed = self._drawn
-        return np.random.default_rng(seed).standard_normal(mebibytes << 18, dtype=np.float32)
+        return np.full(mebibytes << 18, 1 + seed, np.float32)
 
     def _sync(self) -> dict[str, Any]:
         try:

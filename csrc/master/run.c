@@ -516,6 +516,7 @@ void run_register(struct run *run, uint32_t conn, const struct wire_address *sou
     struct peer_record *peer = membership_add(table, conn, &member);
     peer->masters = hello->masters;
     peer->join_only = hello->join_only;
+    peer->copies = hello->copies && table->count > 0;
     membership_begin_wait(table, peer);
     welcome(table, peer);
     actions_log_stranger(&table->actions, LOG_INFO, "registered %s, group %u", membership_label_at(peer).chars,

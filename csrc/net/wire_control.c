@@ -180,7 +180,12 @@ static void visit_identity(struct cursor *c, struct wire_hello *m) {
     visit_lanes(c, &m->lanes);
     cursor_u16(c, &m->port);
     cursor_range(c, &m->masters, 1, WIRE_MAX_MASTERS);
-    cursor_range(c, &m->join_only, 0, 1);
+    uint8_t flags = (uint8_t)(m->join_only | m->copies << 1);
+    cursor_range(c, &flags, 0, 3);
+    if (!c->writes) {
+        m->join_only = flags & 1;
+        m->copies = flags >> 1;
+    }
     visit_limits(c, &m->limits);
     visit_address_or_none(c, &m->local);
     visit_reach(c, &m->reach);

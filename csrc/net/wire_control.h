@@ -36,6 +36,7 @@ struct wire_hello {
     uint16_t port;     // where this peer listens for links
     uint8_t masters;   // in the peer's list, 1..WIRE_MAX_MASTERS
     uint8_t join_only; // 1: refuse this peer rather than begin a run with it
+    uint8_t copies;    // 1: PRECOPY follows WELCOME, and it is not to be admitted before that
     struct wire_limits limits;
     struct wire_address local; // of its end of the connection to the master; family 0: not told
     struct wire_reach reach;

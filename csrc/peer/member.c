@@ -267,6 +267,7 @@ static struct wire_hello hello_of(const struct member *m, uint16_t port) {
     struct wire_hello hello = m->hello;
     hello.port = port;
     hello.masters = (uint8_t)m->recovery.masters;
+    hello.copies = m->precopy;
     for (uint32_t i = 0; i < hello.reach.count; i++)
         if (hello.reach.addresses[i].port == 0) hello.reach.addresses[i].port = port;
     return hello;

@@ -63,6 +63,7 @@ static inline struct wire_header op_head(uint64_t group_epoch) {
 }
 
 static bool join_only;            // of the hellos from now on
+static bool copies_first;         // likewise
 static struct wire_limits limits; // likewise
 
 static inline void hello_from(char peer, uint32_t group, struct wire_address address) {
@@ -73,6 +74,7 @@ static inline void hello_from(char peer, uint32_t group, struct wire_address add
                                .port = 48149,
                                .masters = 1,
                                .join_only = join_only,
+                               .copies = copies_first,
                                .limits = limits};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;

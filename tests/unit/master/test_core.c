@@ -63,6 +63,20 @@ static void test_precopy(void) {
     OUTCOME("abcd", PENDING, 0, 0);
     end();
 
+    begin("it says so in its HELLO, so no vote comes before its PRECOPY");
+    form("ab", 0);
+    copies_first = true;
+    join('c', 0);
+    copies_first = false;
+    vote("ab", WIRE_VOTE_UPDATE);
+    OUTCOME("ab", UPDATE, 0, 0);
+    precopy('c', 1);
+    check_donors('c', "ba");
+    precopy('c', 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    CHECK(CANDIDATE("abc", "abc") > 0);
+    end();
+
     begin("without a donor it waits as others do");
     form("a", 0);
     join('b', 1);

@@ -119,7 +119,8 @@ static void write_hello(struct wire_buffer *out, uint32_t size) {
                                .lanes = 1 + size % WIRE_MAX_LANES,
                                .port = (uint16_t)(1 + below(65535)),
                                .masters = (uint8_t)(1 + below(WIRE_MAX_MASTERS)),
-                               .join_only = (uint8_t)below(2),
+                               .join_only = (uint8_t)(size & 1),
+                               .copies = (uint8_t)(size >> 1 & 1),
                                .limits = {5, (uint16_t)(5 + below(1000)), (uint32_t)check_random(&seed)},
                                .name = a_name()};
     random_id(&hello.id);
@@ -654,7 +655,7 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 22, WIRE_MAX_LANES + 1, true, "too many lanes"},
         {WIRE_HELLO, 28, 0, false, "no masters"},
         {WIRE_HELLO, 28, WIRE_MAX_MASTERS + 1, false, "too many masters"},
-        {WIRE_HELLO, 29, 2, false, "join only 2"},
+        {WIRE_HELLO, 29, 4, false, "flags 4"},
         {WIRE_HELLO, 31, 5, false, "more members at least than there can be"},
         {WIRE_HELLO, 33, 5, false, "more members at most than there can be"},
         {WIRE_HELLO, 30, 5 << 16 | 6, true, "more members at least than at most"},
