@@ -1,4 +1,4 @@
-// What a peer knows of its run; for peer/member and its settings alone.
+// The state machine of a peer, and its settings: what peer/member knows of the run.
 #ifndef PCCL_PEER_MEMBER_PRIVATE_H
 #define PCCL_PEER_MEMBER_PRIVATE_H
 
