@@ -261,7 +261,8 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
     }
     uint8_t kind = p->program->vote;
     judge_vote(s, slot, action);
-    bool is_short = kind == WIRE_VOTE_UPDATE && action->code == pcclTooFewPeers && s->limits.least > 0;
+    bool has_least = s->limits.least > 0 || (s->faults & PCCL_SIM_FLIP) != 0; // a changed RESUME tells another number
+    bool is_short = kind == WIRE_VOTE_UPDATE && action->code == pcclTooFewPeers && has_least;
     if (kind == WIRE_VOTE_UPDATE && action->code == 0 && action->view.global_world < s->limits.least && !p->tainted)
         sim_fail(s, "agreement", "an update of peer %d ends with %u members, and there must be %u", slot + 1,
                  action->view.global_world, s->limits.least);

@@ -4,6 +4,8 @@
 // that some have and others lack: COMMITs and MISMATCHes are told with RESUME and given again.
 #include "master/run.h"
 
+#include <string.h>
+
 #include "master/gather.h"
 
 struct takeover {
@@ -89,7 +91,6 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
         const struct survivor *survivor = survivors_member(t->survivors, t->config, i);
         if (survivor == NULL) continue;
         if (here++ == 0) group = membership_ensure_group(t->table, t->config->members[begin].group);
-        t->table->limits = survivor->resume.hello.limits; // all have the same
         struct peer_record *peer = membership_add(t->table, survivor->conn, &t->config->members[i]);
         peer->accepted = true;
         peer->masters = survivor->resume.hello.masters;
@@ -97,6 +98,16 @@ static void take_group(struct takeover *t, uint32_t begin, uint32_t end) {
         t->table->order[t->table->count++] = peer;
     }
     if (here > 0) group->lost |= here < end - begin;
+}
+
+// All have the same limits, but for one that lies: takes those that most have (Boyer and Moore's majority vote).
+static void take_limits(const struct takeover *t) {
+    uint32_t lead = 0;
+    for (uint32_t i = 0; i < t->table->count; i++) {
+        const struct wire_limits *told = &survivor_of(t, t->table->order[i])->resume.hello.limits;
+        if (lead == 0) t->table->limits = *told;
+        lead = memcmp(told, &t->table->limits, sizeof *told) == 0 ? lead + 1 : lead - 1;
+    }
 }
 
 // Recovers what one member knows of its group.
@@ -202,6 +213,7 @@ void run_take_over(struct run *run, struct survivors *survivors, const struct co
         take_group(&t, begin, end);
     }
     membership_rank(table);
+    take_limits(&t);
     for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
     find_unheard_losses(&t);
     actions_log(
