@@ -82,6 +82,8 @@ class ElasticSampler(DistributedSampler[Any]):
         self._pass_end = 0
         self._in_pass = False
         self._is_new = True
+        self._asked: int | None = None
+        self._shift = 0
         self._synced = False
         self._ended = False
         self._joins_end = False
@@ -110,8 +112,14 @@ class ElasticSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, on all members. One that has begun already is no change.
 
-        What is left of the epochs before, since a step of theirs was lost, is read first. ValueError: epochs are left out.
+        What is left of the epochs before, since a step of theirs was lost, is read first. A newcomer whose program
+        has begun to count before it has joined, as frameworks do, goes on from the members' epoch.
+        ValueError: epochs are left out.
         """
+        self._asked = epoch
+        self._begin_epoch(epoch + self._shift)
+
+    def _begin_epoch(self, epoch: int) -> None:
         with self._lock:
             ledger = self._ledger
             if epoch > self.epoch:  # the program is between two passes, whatever the loader keeps
@@ -123,7 +131,9 @@ class ElasticSampler(DistributedSampler[Any]):
                 elif epoch == ledger.epoch + 1:
                     ledger.extend(epoch)
                 else:
-                    raise ValueError(f"set_epoch({epoch}): epoch {ledger.epoch} is under way; {ledger.epoch + 1} is the next one")
+                    raise ValueError(
+                        f"set_epoch: {epoch}, but epoch {ledger.epoch} is under way; {ledger.epoch + 1} is the next one"
+                    )
             self.epoch = max(self.epoch, epoch)
 
     def epochs(self, stop: int) -> Iterator[int]:
@@ -135,7 +145,7 @@ class ElasticSampler(DistributedSampler[Any]):
         while True:
             if self._ended or not self.remaining:
                 if self.epoch + 1 < stop:
-                    self.set_epoch(self.epoch + 1)
+                    self._begin_epoch(self.epoch + 1)
                 elif not self.remaining:
                     return
             yield self.epoch
@@ -164,6 +174,8 @@ class ElasticSampler(DistributedSampler[Any]):
             self._kept = kept
             self._rebase(self._given, len(kept))
             self.epoch = self._ledger.epoch
+            if self._asked is not None and not self._synced:
+                self._shift = self.epoch - self._asked
 
     # ---- commits ----
 

@@ -148,6 +148,17 @@ def test_epochs_come_one_after_another():
         sampler.set_epoch(7)
 
 
+def test_a_program_goes_on_counting_after_it_has_joined():
+    members = ElasticSampler(data(), 1, 0)
+    members.set_epoch(3)
+    newcomer = ElasticSampler(data(), 1, 0)
+    newcomer.set_epoch(0)  # as a framework does before its first step
+    newcomer.load_state_dict(members.state_dict())
+    assert newcomer.epoch == 3
+    newcomer.set_epoch(1)
+    assert newcomer.epoch == 4
+
+
 def test_two_loaders_cannot_share_a_sampler():
     sampler = ElasticSampler(data(), 1, 0)
     first = iter(sampler)
