@@ -145,6 +145,8 @@ static void hear(const struct member_action *action) {
         return;
     case MEMBER_SYNC_PLAN: MUST(action->plan != NULL && vote == WIRE_VOTE_SYNC); return;
     case MEMBER_RECHECK: return;
+    case MEMBER_RELAY: return;
+    case MEMBER_DONORS: MUST(!connected && action->donors->count <= WIRE_MAX_DONORS); return;
     case MEMBER_SEEK:
         MUST(joined && !dead);
         seeking = true;

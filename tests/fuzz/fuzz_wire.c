@@ -141,6 +141,12 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
         AGAIN(wire_leaving, leaving);
         break;
     }
+    case WIRE_PRECOPY: {
+        AGAIN(wire_precopy, precopy);
+    }
+    case WIRE_DONORS: {
+        AGAIN(wire_donors, donors);
+    }
     case WIRE_LINK_DOWN: {
         AGAIN(wire_link_down, link_down);
     }

@@ -164,12 +164,12 @@ static void take(void) {
 static void dial(bool probe) {
     uint32_t how = fuzz_u8(&in);
     struct wire_id id = id_of(1 + (how & 3));
-    struct wire_address address = {.family = 4, .port = how & 8 ? PORT : 1};
+    struct wire_reach reach = {.count = 1, .addresses = {{.family = 4, .port = how & 8 ? PORT : 1}}};
     if (probe) {
-        wireup_probe(wireup, &id, &address, fuzz_u8(&in) * 10u, now + SECOND_NS);
+        wireup_probe(wireup, &id, &reach, fuzz_u8(&in) * 10u, now + SECOND_NS);
     } else {
         dialled++;
-        wireup_dial(wireup, &id, how >> 4, &address, now + SECOND_NS);
+        wireup_dial(wireup, &id, how >> 4, &reach, now + SECOND_NS);
     }
 }
 
