@@ -75,7 +75,7 @@ bool platform_thread_start(pthread_t *out, const char *name, void *(*run)(void *
     return true;
 }
 
-void platform_thread_lower_priority(void) { setpriority(PRIO_PROCESS, (id_t)gettid(), 10); }
+void platform_thread_lower_priority(void) { setpriority(PRIO_PROCESS, 0, 10); } // 0: to Linux this thread alone
 
 bool platform_cond_init(pthread_cond_t *cond) {
     pthread_condattr_t attributes;
