@@ -82,6 +82,17 @@ class RestartCommand(click.Command):
 )
 @click.option("--keys", metavar="FILE", help="key file of the run  [default: PCCL_KEYS, or new ones for this run alone]")
 @click.option("--insecure", is_flag=True, help="use no keys: connections are neither authenticated nor encrypted")
+@click.option(
+    "--interface",
+    metavar="NAME[,NAME...]",
+    help="network cards of the peers, up to four  [default: PCCL_INTERFACE, or the system's choice]",
+)
+@click.option(
+    "--min-members", type=click.IntRange(1), help="the run waits below so many members  [default: PCCL_MIN_MEMBERS, or 1]"
+)
+@click.option(
+    "--max-members", type=click.IntRange(1), help="peers beyond so many wait as spares  [default: PCCL_MAX_MEMBERS, or no limit]"
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a Python module, as in python -m")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENTS]...")
 def command(
@@ -91,6 +102,9 @@ def command(
     patience: float | None,
     keys: str | None,
     insecure: bool,
+    interface: str | None,
+    min_members: int | None,
+    max_members: int | None,
     module: bool,
     program: tuple[str, ...],
 ) -> None:
@@ -126,6 +140,10 @@ def command(
         for name in VARIABLES:
             os.environ.pop(name, None)
         os.environ["PCCL_KEYS"] = os.path.abspath(keys)
+    if min_members is not None and max_members is not None and min_members > max_members:
+        raise click.UsageError(f"--min-members {min_members} is more than --max-members {max_members}")
+    named = {"PCCL_INTERFACE": interface, "PCCL_MIN_MEMBERS": min_members, "PCCL_MAX_MEMBERS": max_members}
+    os.environ.update({name: str(value) for name, value in named.items() if value is not None})
     try:
         with _run(address) as run:
             click.echo(f"pccl launch: the master is {run['PCCL_MASTER']}", err=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
@@ -60,6 +62,7 @@ from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS, SIGTERM_
     help="without keys, listen beyond this host all the same: everybody who reaches the master can join the run and read its "
     "tensors  [default: PCCL_INSECURE=1]",
 )
+@click.option("--web", metavar="HOST:PORT", help="also serve a page with the run, as `pccl web` does; it prints its address")
 @click.option("--background", is_flag=True, help="return once it listens; it goes on in a session of its own")
 @click.option("--log", metavar="FILE", help="with --background: write the log there  [default: nowhere]")
 def command(
@@ -74,6 +77,7 @@ def command(
     key: str | None,
     ca: str | None,
     insecure: bool,
+    web: str | None,
     background: bool,
     log: str | None,
 ) -> None:
@@ -89,7 +93,28 @@ def command(
 
     address = listen or default_address(any(named.values()), insecure)
 
+    page = None if web is None else _page_command(web, address, paths, insecure)
+
     def serve_given(ready: Callable[[], None] = lambda: None) -> int:
-        return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, ready, insecure=insecure, **paths)
+        def begin() -> None:
+            if page is not None:
+                subprocess.Popen([*page, "--parent", str(os.getpid())], stdin=subprocess.DEVNULL)
+            ready()
+
+        return serve(address, heartbeat_limit, masters, on_sigterm, advertise, until_empty, begin, insecure=insecure, **paths)
 
     sys.exit(serve_in_background(log, serve_given) if background else serve_given())
+
+
+def _page_command(web: str, address: str, paths: Mapping[str, str | None], insecure: bool) -> list[str]:
+    """The command of a page for this master; it ends with the process that starts it. UsageError: there can be none."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise click.UsageError("--web needs prometheus_client, which is not installed: pip install 'pccl[web]'")
+    host, _, port = address.rpartition(":")
+    if port == "0":
+        raise click.UsageError("--web needs to know the port of --listen: choose one")
+    reached = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    words = [sys.executable, "-m", "pccl", "web", "--master", f"{reached}:{port}", "--listen", web]
+    for name, path in paths.items():
+        words += [f"--{name}", path] if path else []
+    return [*words, *(["--insecure"] if insecure else [])]

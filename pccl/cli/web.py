@@ -149,7 +149,8 @@ def _token(keys: str | None, cert: str | None) -> str:
 
 
 def _end_with(parent: int) -> None:
-    """This process gets SIGTERM when the master that has started it ends."""
+    """This process gets SIGTERM when the master that has started it ends; Ctrl-C is for the master."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit()

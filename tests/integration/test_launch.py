@@ -43,6 +43,20 @@ def launch(tmp_path):
         yield start
 
 
+def test_options_for_the_members_reach_the_peers(launch):
+    launched = launch(
+        "print(*(os.environ[f'PCCL_{name}'] for name in ('INTERFACE', 'MIN_MEMBERS', 'MAX_MEMBERS')))",
+        options=("--nproc", "1", "--interface", "lo", "--min-members", "1", "--max-members", "4"),
+    )
+    launched.expect(r"\[0\] lo 1 4")
+
+
+def test_a_minimum_above_the_maximum_is_refused(launch):
+    launched = launch("", options=("--min-members", "3", "--max-members", "2"))
+    launched.expect("--min-members 3 is more than --max-members 2")
+    assert launched.end() == 2
+
+
 def pids(launched, count):
     """Of the peers, which print them, by number."""
     found = {int(match[1]): int(match[2]) for match in launched.expect(r"\[(\d)\] pid (\d+)", count)}

@@ -25,6 +25,7 @@ from test_history import member, straggler, told
 import pccl
 from pccl.cli import main
 from pccl.cli.web import _token
+from pccl.lab.ports import free_ports
 from pccl.monitor.history import Log, Recorder, create_file
 from pccl.monitor.metrics import Metrics
 from pccl.monitor.server import COOKIE, FILES, STATIC, Page, is_loopback
@@ -134,6 +135,7 @@ def test_metrics():
         (["web", "--master", "nowhere"], "--master"),
         (["web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--events", "/dev/null/x"], "--events"),
         (["web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--keys", "/nowhere"], "/nowhere"),
+        (["master", "--listen", "127.0.0.1:0", "--web", "127.0.0.1:0"], "--web needs to know the port"),
         (["replay", "/nowhere"], "/nowhere"),
         (["replay", __file__], "has no events"),
     ],
@@ -200,6 +202,23 @@ def test_a_run_is_recorded_and_shown_again(tmp_path):
     assert seen[1]["name"] == "only"
     with Command("replay", str(path)) as again:
         assert again.events(3)[:3] == seen[:3]
+
+
+@pytest.mark.timeout(90)
+def test_a_master_with_a_page_takes_it_along_when_it_ends():
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "pccl", "master", "--listen", f"127.0.0.1:{port}", "--web", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as master:
+        try:
+            assert master.stdout is not None
+            assert "listening on" in master.stdout.readline()
+            url = urlsplit(master.stdout.readline().strip())
+            connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+            connection.request("GET", f"/events?{url.query}")
+            assert json.load(connection.getresponse())["events"][0]["kind"] == "master"
+        finally:
+            master.terminate()
+        assert master.stdout.read() == ""  # at its end: the page has ended, too
 
 
 @pytest.mark.timeout(120)
