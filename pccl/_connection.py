@@ -61,6 +61,9 @@ FORM_GRACE_SECONDS = 0.5
 
 STATE_BYTES = 256
 
+WITHIN_MOST = 4_000_000
+"""Seconds until a member has to be gone that it announces at most: the wire carries milliseconds in 32 bits."""
+
 _UNSET = (1 << 32) - 1
 """A limit of the number of members that the environment gives, or nobody."""
 
@@ -343,8 +346,8 @@ class Connection:
 
         Until then it takes part as before; `are_peers_pending` is True on all members, so programs that admit newcomers call
         `update_topology` by themselves. No operation is under way then, so nobody's is aborted. Returns at once, in any thread.
-        `within`: in how many seconds it has to be gone, for `leaving` on all members; None: that is not known. UsageError: not
-        connected.
+        `within`: in how many seconds it has to be gone, for `leaving` on all members, which see 4,000,000 at most; None: that is
+        not known. UsageError: not connected.
         """
         self._announce(within, at_update=True)
         self._leaves = True
@@ -385,7 +388,9 @@ class Connection:
         return {UUID(bytes=bytes(uuids[i].data)): seconds[i] for i in range(count[0])}
 
     def _announce(self, within: float | None, *, at_update: bool) -> None:
-        limit = _UNSET if within is None else milliseconds("within", within, 0, 4_000_000)
+        with contextlib.suppress(TypeError):  # the next line refuses what is no number
+            within = None if within is None else min(within, WITHIN_MOST)
+        limit = _UNSET if within is None else milliseconds("within", within, 0, WITHIN_MOST)
         call(self._handle, "pccl_ext_comm_leave", limit, at_update, name="leave")
 
     def _on_notice(self, notice: Notice) -> None:

@@ -34,8 +34,8 @@ class Notice:
     called in the main thread (ValueError).
 
     `file`: the notice is given when this file exists. `poll`: a callable that returns False or None while there is no notice;
-    then True, or in how many seconds the process has to be gone. It may block. An exception counts as no notice; the first one
-    is logged. Both are looked at every `every` seconds, in a thread.
+    then True, or in how many seconds the process has to be gone. It may block. An exception, and any other answer, count as no
+    notice; the first one is logged. Both are looked at every `every` seconds, in a thread.
 
     `within`: how many seconds there are after a signal or the file; None: that is not known.
     """
@@ -112,7 +112,10 @@ class Notice:
             listeners, self._listeners = self._listeners, []
         _log.warning("notice: %s: this process leaves at the next step boundary", reason)
         for listener in listeners:
-            listener(self)
+            try:
+                listener(self)
+            except Exception as error:
+                _log.warning("notice: a listener failed: %s: %s", type(error).__name__, error)
 
     def listen(self, listener: Callable[[Notice], None]) -> None:
         """Calls `listener` with this notice once it is given, in a thread; at once, in this one, if it was."""
@@ -166,15 +169,17 @@ class Notice:
     def _ask(self, poll: Callable[[], float | bool | None]) -> None:
         try:
             answer = poll()
+            if answer is None or answer is False:
+                return
+            within = self._within if answer is True else float(answer)
+            if within is not None and not math.isfinite(within):
+                raise ValueError(f"it returned {answer!r}, which is no number of seconds")
         except Exception as error:
             if not self._poll_failed:
                 _log.warning("notice: the query failed, which counts as no notice: %s: %s", type(error).__name__, error)
             self._poll_failed = True
             return
-        if answer is True:
-            self.give("the query", self._within)
-        elif answer is not None and answer is not False:
-            self.give("the query", max(0.0, float(answer)))
+        self.give("the query", None if within is None else max(0.0, within))
 
 
 def _or_default(handler: signal.Handlers | Callable[..., object] | int | None) -> signal.Handlers | Callable[..., object] | int:

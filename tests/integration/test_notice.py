@@ -159,6 +159,35 @@ def test_a_query(answer, least, most, caplog):
     assert caplog.text.count("the query failed, which counts as no notice: OSError: no metadata") == 1
 
 
+def test_odd_answers_are_no_notice(caplog):
+    answers = iter(["", "soon", [], float("inf"), float("nan"), 10**400, True])
+    notice = Notice(poll=lambda: next(answers), every=0.001)
+    assert notice.wait(PATIENCE)
+    assert notice.seconds_left is None
+    assert caplog.text.count("the query failed, which counts as no notice: ValueError: could not convert") == 1
+
+
+def test_a_listener_that_fails_stops_no_other(caplog):
+    notice, heard = Notice(), []
+    notice.listen(lambda _: 1 / 0)
+    notice.listen(heard.append)
+    notice.give("a test")
+    assert heard == [notice]
+    assert "a listener failed: ZeroDivisionError" in caplog.text
+
+
+def test_a_far_end_is_announced_as_the_longest():
+    with team([0, 0]) as comms:
+        notice = comms[0].leaves_on(Notice())
+        notice.give("a Unix time", 1.8e9)
+        while not comms[1].leaving:
+            time.sleep(0.001)
+        assert 0 < comms[1].leaving[comms[0].uuid] <= 4_000_000
+        comms[0].leave(within=float("inf"))
+        with pytest.raises(TypeError, match="within must be a number"):
+            comms[0].leave(within="soon")
+
+
 def test_a_signal_once(monkeypatch):
     first = []
     before = signal.signal(signal.SIGUSR1, lambda *_: first.append("before"))
