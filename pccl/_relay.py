@@ -7,13 +7,17 @@ HELLO_SECONDS, one that waits for its other end after WAIT_SECONDS. The bytes on
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import hmac
+import logging
 import os
+import resource
 import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +29,15 @@ TURN_SECONDS = 0.5
 PIPE_BYTES = 256 * 1024
 """That are on their way at most, in each direction of a link."""
 UNKNOWN_MOST = 256
-"""Connections that have not named a link; the oldest goes."""
+"""Connections that have not named a link; the oldest of the address that has most of them goes."""
+PAUSE_SECONDS = 0.5
+"""For how long it accepts nobody when the system has no descriptor or memory for a connection."""
+LINK_DESCRIPTORS = 6
+"""Two connections, and a pipe for each direction."""
+OTHER_DESCRIPTORS = UNKNOWN_MOST + 64
+
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_log = logging.getLogger("pccl")
 
 
 def key_of(secret: bytes) -> bytes:
@@ -38,6 +50,7 @@ class _End:
     """One connection. `reader` and `writer`: the pipe with `pending` bytes that came from it."""
 
     connection: socket.socket
+    address: bytes
     nonce: bytes
     since: float
     hello: bytes = b""
@@ -54,17 +67,20 @@ class _End:
 class Relay:
     """Listens at a host and port; 0 is any port. `keys`: those of the runs that may use it; None: everybody may.
 
-    `links`: how many it joins at most. OSError: it cannot listen there.
+    `links`: how many it joins at most; fewer, with a warning, if the hard limit of open files forbids it. The soft limit of this
+    process is raised to what they need. OSError: it cannot listen there.
     """
 
     def __init__(self, host: str, port: int, keys: Sequence[bytes] | None, *, links: int = 1024) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._keys, self._links = keys, links
+        self._keys, self._links = keys, make_room(links)
         self._listener = socket.create_server((host, port), family=family, backlog=1024)
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._paused_until = 0.0
+        self._said_short = False
         self._unknown: dict[_End, None] = {}
         self._waiting: dict[tuple[bytes, bytes, bytes], _End] = {}
         self._joined: dict[_End, None] = {}
@@ -87,6 +103,9 @@ class Relay:
             elif key.data.connection.fileno() >= 0:
                 self._handle(key.data, events)
         now = time.monotonic()
+        if 0 < self._paused_until <= now:
+            self._paused_until = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
         for end in [end for end in self._unknown if now > end.since + HELLO_SECONDS]:
             self._close(end)
         for end in [end for end in self._waiting.values() if now > end.since + WAIT_SECONDS]:
@@ -106,21 +125,36 @@ class Relay:
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
-        except OSError:  # it has gone, or descriptors are short
-            if self._unknown:
-                self._close(next(iter(self._unknown)))
+            connection, (host, *_) = self._listener.accept()
+        except OSError as error:
+            if error.errno in _SHORT:
+                self._pause(error)
             return
         if len(self._unknown) >= UNKNOWN_MOST:
-            self._close(next(iter(self._unknown)))
+            self._close(self._surplus())
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        end = _End(connection, secrets.token_hex(16).encode(), time.monotonic())
+        end = _End(connection, network_of(host), secrets.token_hex(16).encode(), time.monotonic())
         self._unknown[end] = None
         self._selector.register(connection, end.events, end)
         with contextlib.suppress(OSError):
             connection.send(GREETING % end.nonce)
+
+    def _surplus(self) -> _End:
+        """The oldest unknown connection from the address that has most of them."""
+        counts = Counter(end.address for end in self._unknown)
+        most = max(counts.values())
+        return next(end for end in self._unknown if counts[end.address] == most)
+
+    def _pause(self, error: OSError) -> None:
+        """Accepts nobody for a while: a listener that cannot accept stays readable."""
+        if not self._said_short:
+            _log.warning("relay: no room for a connection beside %d links: %s; it tries again", self.links, error.strerror)
+        self._said_short = True
+        if self._paused_until == 0:
+            self._selector.unregister(self._listener)
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def _handle(self, end: _End, events: int) -> None:
         try:
@@ -137,7 +171,9 @@ class Relay:
                 self._greet(end)
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
+            if error.errno in _SHORT:
+                self._pause(error)
             self._close(end)
 
     def _greet(self, end: _End) -> None:
@@ -232,6 +268,34 @@ class Relay:
             for opened in (one.reader, one.writer):
                 if opened >= 0:
                     os.close(opened)
+
+
+def make_room(links: int) -> int:
+    """Raises the soft limit of open files to what so many links need. Returns how many the hard limit permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = links * LINK_DESCRIPTORS + OTHER_DESCRIPTORS
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit == needed:
+        return links
+    fewer = max(1, (limit - OTHER_DESCRIPTORS) // LINK_DESCRIPTORS)
+    _log.warning(
+        "relay: it joins %d links, not %d, for which it needs %d open files; raise the hard limit (%d; ulimit -Hn)",
+        fewer,
+        links,
+        needed,
+        hard,
+    )
+    return fewer
+
+
+def network_of(host: str) -> bytes:
+    """Returns what stands for a client: its IPv4 address, or the first 64 bits of its IPv6 address."""
+    if ":" not in host:
+        return socket.inet_aton(host)
+    address = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+    return address[12:] if address[:12] == b"\0" * 10 + b"\xff\xff" else address[:8]
 
 
 def _grow(pipe: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +16,8 @@ from click.testing import CliRunner
 from performers import Performer
 
 import pccl
-from pccl import MasterNode, _keys
-from pccl._relay import HELLO_BYTES, Relay, key_of
+from pccl import MasterNode, _keys, _relay
+from pccl._relay import HELLO_BYTES, LINK_DESCRIPTORS, OTHER_DESCRIPTORS, Relay, key_of, make_room, network_of
 from pccl.cli import main
 
 WORLD = 2
@@ -150,6 +153,71 @@ def test_who_is_let_in():
         two.close()
         assert read(one, 5) == b"still"
         assert ended(one)
+
+
+def test_a_crowd_shuts_nobody_out(monkeypatch):
+    monkeypatch.setattr(_relay, "UNKNOWN_MOST", 8)
+    with relay_with(None) as relay, contextlib.ExitStack() as undo:
+        peer = undo.enter_context(socket.create_connection(("127.0.0.1", relay.port), 20, ("127.0.0.2", 0)))
+        greeting = read(peer, 46)
+        for _ in range(20):
+            stranger = undo.enter_context(socket.create_connection(("127.0.0.1", relay.port), 20))
+            assert len(read(stranger, 46)) == 46
+        peer.sendall(hello(greeting[13:45], 1, 2, None))
+        other = undo.enter_context(dial(relay, 2, 1, None))
+        assert peer.recv(1) == other.recv(1) == b"+"
+
+
+def test_networks():
+    assert network_of("127.0.0.1") == network_of("::ffff:127.0.0.1") == bytes([127, 0, 0, 1])
+    assert network_of("2001:db8::1") == network_of("2001:db8::2:0:0:1%eth0") != network_of("2001:db8:0:1::1")
+
+
+class Limited:
+    """A process of its own, with limits of its own."""
+
+    IS_NO_MASTER = True
+
+    def __init__(self, pipe, soft: int, hard: int) -> None:
+        self.log: list[str] = []
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    def make_room(self, links: int) -> tuple[int, int]:
+        return make_room(links), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+    def run_out(self) -> tuple[int, int]:
+        """Turns in a second without descriptors, and the bytes that a client gets once there are some."""
+        with contextlib.ExitStack() as undo:
+            relay = Relay("127.0.0.1", 0, None, links=1)
+            undo.callback(relay.close)
+            client = undo.enter_context(socket.create_connection(("127.0.0.1", relay.port), 20))
+            taken = []
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            turns, end = 0, time.monotonic() + 1
+            while time.monotonic() < end:
+                relay.turn(0.2)
+                turns += 1
+            for descriptor in taken:
+                os.close(descriptor)
+            client.setblocking(False)
+            while True:
+                relay.turn(0.2)
+                with contextlib.suppress(BlockingIOError):
+                    return turns, len(client.recv(46))
+
+
+def test_the_limit_of_open_files():
+    needs = 100 * LINK_DESCRIPTORS + OTHER_DESCRIPTORS
+    with contextlib.ExitStack() as undo:
+        one = Performer(Limited, 0, (500, needs))
+        undo.callback(one.kill)
+        assert one.ask("make_room", 100) == (100, needs)
+        assert one.ask("make_room", 101) == (100, needs)
+        turns, greeted = one.ask("run_out")
+        assert greeted == 46
+        assert turns < 20
 
 
 @pytest.mark.parametrize(
