@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence, Set
 from uuid import UUID
 
 import torch
@@ -14,6 +15,26 @@ from pccl._errors import TooFewPeersError
 
 TAG = int.from_bytes(hashlib.blake2b(b"pccl.data", digest_size=8).digest(), "little") & ~7
 """Of the commit; the next numbers are those of an exchange. Members make all of them in the same order."""
+
+
+def fingerprint(*settings: object) -> int:
+    """Returns a number that differs where settings differ."""
+    return zlib.crc32("\n".join(map(str, settings)).encode(errors="surrogateescape"))
+
+
+def require_equal(fingerprints: Iterable[int], settings: str) -> None:
+    """RuntimeError, on all members alike: they told different fingerprints of these settings."""
+    if len(set(fingerprints)) > 1:
+        raise RuntimeError(f"members read different data: pass the same {settings} on all of them")
+
+
+def require_dealt(contributors: Set[object], members: Iterable[object]) -> None:
+    """RuntimeError: some contributors to a commit are not among the members for whom the data was dealt out."""
+    if strangers := contributors - set(members):
+        raise RuntimeError(
+            f"call sync() first, on all members: the data was not dealt out to {len(strangers)} of the "
+            f"{len(contributors)} contributors to this commit, so members may have read the same data"
+        )
 
 
 def sum_over(comm: Communicator, values: torch.Tensor, tag: int, timeout: float | None) -> frozenset[UUID] | None:

@@ -17,11 +17,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from pccl._communicator import Communicator
 from pccl.data import _reader
-from pccl.data._exchange import TAG, sum_over, tell_all
+from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, sum_over, tell_all
 from pccl.data._ledger import Ledger
 from pccl.data._members import communicator_of, founders, rank_in
 
 _log = logging.getLogger("pccl.data")
+
+_SETTINGS = "number of samples, seed, shuffle, drop_last and global_batch_size"
+"""What must be equal on all members."""
 
 _ORDERS = 3
 """How many epochs have their order in memory."""
@@ -244,7 +247,8 @@ class ElasticSampler(DistributedSampler[Any]):
     def commit_step(self, comm: Communicator | None, timeout: float | None = None, *, lag: int = 0) -> bool:
         """Commits what is sealed. Returns True if a member was lost; then all have to call `sync`.
 
-        `lag`: commits what was sealed so many calls before, since later samples are in no average yet.
+        `lag`: commits what was sealed so many calls before, since later samples are in no average yet. RuntimeError, and nothing
+        is committed: `sync` was not called since members have come, or settings differ between members.
         """
         with self._lock:
             own = self._told_at_commit(lag)
@@ -255,6 +259,7 @@ class ElasticSampler(DistributedSampler[Any]):
             told[self._place] = torch.tensor(own, dtype=torch.int64)
             living = sum_over(comm, told.view(-1), TAG, timeout)
             assert living is not None, "a small all-reduce is not divided"
+            require_dealt(living, members)
             rows = zip(members, told.tolist(), strict=True)
             return self._take_commit({member: row for member, row in rows if member in living})
 
@@ -262,7 +267,7 @@ class ElasticSampler(DistributedSampler[Any]):
         """Deals out the rest of the samples among those who are members now. All call it; newcomers load the state before.
 
         `keeps_open`: samples that were given to the program, and are in no finished step, stay those of this rank; else the step
-        was lost, and they are dealt out again. RuntimeError, on all: members have different states.
+        was lost, and they are dealt out again. RuntimeError, on all: members have different states or settings.
         """
         comm = comm or self._communicator()
         if comm is None:
@@ -275,20 +280,21 @@ class ElasticSampler(DistributedSampler[Any]):
     # ---- what members tell each other; with the lock ----
 
     def _told_at_commit(self, lag: int) -> list[int]:
-        """How many samples this member commits, and its epoch."""
+        """How many samples this member commits, its epoch, and a number that tells settings apart."""
         self._require_members()
         taken = self._ledger.taken[self._place]
         self._marks.append(self._sealed)
         upto = self._marks[-1 - lag] if lag < len(self._marks) else taken
-        return [max(upto - taken, 0), self.epoch]
+        return [max(upto - taken, 0), self.epoch, self._fingerprint()]
 
     def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
-        self._ledger.extend(max(epoch for _, epoch in rows.values()))
-        self._ledger.commit({member: count for member, (count, _) in rows.items()})
+        require_equal((settings for _, _, settings in rows.values()), _SETTINGS)
+        self._ledger.extend(max(epoch for _, epoch, _ in rows.values()))
+        self._ledger.commit({member: count for member, (count, _, _) in rows.items()})
         return len(rows) < len(self._ledger.members)
 
     def _told_at_sync(self, rank: int, *, keeps_open: bool) -> list[int]:
-        """Its place among the members, its epoch, and whether its pass has ended."""
+        """Its place among the members, its epoch, whether its pass has ended, and a number that tells settings apart."""
         self._note()
         if self._ledger.members:
             taken = self._ledger.taken[self._place]
@@ -300,11 +306,13 @@ class ElasticSampler(DistributedSampler[Any]):
             if self._reader is not None:
                 self._reader.origin -= dropped
             self._kept = kept
-        return [rank, self._ledger.epoch, self._ended and self._reader is not None and self._reader.is_alive]
+        ended = self._ended and self._reader is not None and self._reader.is_alive
+        return [rank, self._ledger.epoch, ended, self._fingerprint()]
 
     def _told_in_flight(self, standing: Mapping[Any, Sequence[int]]) -> list[int]:
         """A number that tells ledgers apart, what this member has in flight, and how much of that its program has got."""
-        self._ledger.extend(max(epoch for _, epoch, _ in standing.values()))
+        require_equal((settings for _, _, _, settings in standing.values()), _SETTINGS)
+        self._ledger.extend(max(epoch for _, epoch, _, _ in standing.values()))
         return [self._ledger.digest(), self._given, *self._kept]
 
     def _take_sync(self, own: Hashable, standing: Mapping[Any, Sequence[int]], flights: Mapping[Any, Sequence[int]]) -> None:
@@ -327,6 +335,10 @@ class ElasticSampler(DistributedSampler[Any]):
 
     def _communicator(self) -> Communicator | None:
         return communicator_of(self._comm)
+
+    def _fingerprint(self) -> int:
+        ledger = self._ledger
+        return fingerprint(ledger.size, self.seed, bool(self.shuffle), bool(ledger.drop_last), self.global_batch_size)
 
     def _share(self, count: int) -> int:
         members = len(self._ledger.members) or self.num_replicas

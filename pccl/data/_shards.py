@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import threading
 import zlib
@@ -13,8 +14,11 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from pccl._communicator import Communicator
-from pccl.data._exchange import tell_all
+from pccl.data._exchange import fingerprint, require_dealt, require_equal, tell_all
 from pccl.data._members import communicator_of, founders, rank_in
+
+_SETTINGS = "list of shards (their number, names and order), seed and shuffle"
+"""What must be equal on all members."""
 
 
 class Mark(NamedTuple):
@@ -172,6 +176,7 @@ class ElasticShards:
         self._shards, self._read, self._batch_size, self._collate = shards, read, batch_size, collate
         self._comm = communicator
         self._progress = Progress(len(shards), seed, shuffle=shuffle)
+        self._fingerprint = fingerprint(len(shards), seed, bool(shuffle), *map(_name_of, shards))
         self._lock = threading.RLock()
         self._place = 0
         self._era = 0
@@ -206,7 +211,7 @@ class ElasticShards:
                 if self.remaining and self._progress.marks:
                     raise ValueError(f"set_epoch({epoch}): {self.remaining} shards of epoch {self.epoch} are not committed")
                 self._progress.begin(epoch)
-                self._restart()
+                self._drop()
 
     def batches(self, num_workers: int = 0, **arguments: Any) -> Iterator[Any]:
         """Gives the batches of this rank until all members have committed all records of the epoch.
@@ -239,9 +244,7 @@ class ElasticShards:
         """
         with self._lock:
             self._progress.load(state_dict)
-            self._given, self._sealed = {}, {}
-            self._marks.clear()
-            self._restart()
+            self._drop()
 
     def seal(self) -> None:
         """Notes that the step under way is made with all records that were given to the program."""
@@ -261,7 +264,10 @@ class ElasticShards:
         return anew
 
     def commit_step(self, comm: Communicator | None, timeout: float | None = None, *, lag: int = 0) -> bool:
-        """Commits what is sealed, or was so many calls before. Returns True if all have to call `sync`."""
+        """Commits what is sealed, or was so many calls before. Returns True if all have to call `sync`.
+
+        RuntimeError, and nothing is committed: `sync` was not called since members have come, or settings differ between members.
+        """
         with self._lock:
             own = self._told_at_commit(lag)
             if comm is None:
@@ -272,7 +278,7 @@ class ElasticShards:
         """Deals out the shards among those who are members now. All call it; newcomers load the state before.
 
         `keeps_open`: records that were given to the program, and are in no finished step, stay those of this rank; else the step
-        was lost, and they are read again. RuntimeError, on all: members have different states.
+        was lost, and they are read again. RuntimeError, on all: members have different states or settings.
         """
         comm = comm or communicator_of(self._comm)
         with self._lock:
@@ -287,10 +293,12 @@ class ElasticShards:
         self._marks.append(dict(self._sealed))
         upto = self._marks[-1 - lag] if lag < len(self._marks) else {}
         marks = [mark for mark in upto.values() if mark != self._progress.mark(mark.shard)]
-        return [int(number) for mark in marks for number in mark]
+        return [self._fingerprint, *(int(number) for mark in marks for number in mark)]
 
     def _take_commit(self, rows: Mapping[Any, Sequence[int]]) -> bool:
-        anew = self._progress.commit({member: _marks_from(numbers) for member, numbers in rows.items()})
+        require_dealt(rows.keys(), self._progress.members)
+        require_equal((row[0] for row in rows.values()), _SETTINGS)
+        anew = self._progress.commit({member: _marks_from(row[1:]) for member, row in rows.items()})
         for kept in (self._given, self._sealed, *self._marks):
             for shard in [one for one, mark in kept.items() if mark == self._progress.mark(one)]:
                 del kept[shard]
@@ -299,19 +307,30 @@ class ElasticShards:
     def _told_at_sync(self, rank: int, *, keeps_open: bool) -> list[int]:
         if not keeps_open:
             self._given = dict(self._sealed)
-        return [rank, self._progress.digest(), *sorted(self._given)]
+        return [rank, self._fingerprint, self._progress.digest(), *sorted(self._given)]
 
     def _take_sync(self, own: Hashable, told: Mapping[Any, Sequence[int]]) -> None:
-        if len({row[1] for row in told.values()}) > 1:
+        require_equal((row[1] for row in told.values()), _SETTINGS)
+        if len({row[2] for row in told.values()}) > 1:
             raise RuntimeError(
                 "members have different positions in the data: pass the shards to Elastic(...), or load the same state"
             )
         order = sorted(told, key=lambda member: (told[member][0], member))
-        self._progress.deal(order, [told[member][2:] for member in order])
+        self._progress.deal(order, [told[member][3:] for member in order])
         self._place = order.index(own)
+        others = set(range(self._progress.count)).difference(self._progress.plans[self._place])
+        for kept in (self._given, self._sealed, *self._marks):  # two had read it, where the commit before was refused
+            for shard in others.intersection(kept):
+                del kept[shard]
         self._restart()
 
     # ---- inside ----
+
+    def _drop(self) -> None:
+        """Forgets what was given to the program and is not committed."""
+        self._given, self._sealed = {}, {}
+        self._marks.clear()
+        self._restart()
 
     def _restart(self) -> None:
         self._era += 1
@@ -332,6 +351,13 @@ class ElasticShards:
         if not workers:
             return iter(part)
         return iter(DataLoader(part, batch_size=None, num_workers=workers, collate_fn=_same, **arguments))
+
+
+def _name_of(shard: Any) -> str:
+    """Returns the last part of a path or an address, which is the same on all machines; nothing of other objects."""
+    if not isinstance(shard, str | os.PathLike):
+        return ""
+    return os.path.basename(os.fsdecode(shard).partition("?")[0].rstrip("/"))
 
 
 def _same(batch: Any) -> Any:

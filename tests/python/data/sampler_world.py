@@ -76,7 +76,7 @@ class World:
         """Commits without some, who are gone then."""
         rows = {one.name: one.sampler._told_at_commit(lag) for one in self.members if one not in lost}
         ledger = self.members[-1].sampler._ledger
-        ledger.extend(max(epoch for _, epoch in rows.values()))  # as all do when they hear of it
+        ledger.extend(max(epoch for _, epoch, _ in rows.values()))  # as all do when they hear of it
         entries = {
             name: [ledger.at(place, ledger.taken[place] + number) for number in range(rows[name][0])]
             for place, name in enumerate(ledger.members)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,7 +79,9 @@ class World:
         answers = {one.shards._take_commit(rows) for one in self.members}
         for one in self.members:
             told = [
-                (mark.shard, number) for mark in _marks_from(rows[one.name]) for number in range(before[mark.shard], mark.records)
+                (mark.shard, number)
+                for mark in _marks_from(rows[one.name][1:])
+                for number in range(before[mark.shard], mark.records)
             ]
             assert sorted(told) == sorted(one.done[: len(told)]), "what was trained is what is committed"
             one.done = one.done[len(told) :]
@@ -180,6 +183,29 @@ def test_bad_calls_are_refused():
         ElasticShards([(0, 5)] * 3, read, 2).load_state_dict(shards.state_dict())
     with pytest.raises(ValueError, match="committed up to record 2, and not 1"):
         shards._progress.commit({0: _marks_from([shards.state_dict()["marks"][0][0], 1, 0])})
+
+
+def test_an_epoch_begins_without_records_of_the_one_before():
+    shards = ElasticShards([(0, 5), (1, 5)], read, 2, collate=list)
+    next(shards.batches())
+    shards.seal()
+    shards.set_epoch(1)
+    shards.commit()
+    assert shards.state_dict()["marks"] == []
+    found: list[Any] = []
+    for batch in shards.batches():
+        found += batch or []
+        shards.commit()
+    assert sorted(found) == [(name, number) for name in (0, 1) for number in range(5)]
+
+
+def test_shards_have_the_same_names_under_different_folders():
+    def number(*shards: Any) -> int:
+        return ElasticShards(shards, read, 2)._fingerprint
+
+    assert number(Path("/a/one"), "/a/two/") == number(Path("/b/one"), "two")
+    assert number("https://a/one?key=1", "two") == number("one", "two") != number("two", "one")
+    assert number(object()) == number(object()) != number()
 
 
 def test_members_with_different_states_are_told():
