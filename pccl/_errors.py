@@ -229,12 +229,13 @@ class PCCLTimeoutError(PCCLError, TimeoutError):
 class Left(SystemExit):
     """This process has left the run in order. If nobody catches it, the program ends with status 0, or PCCL_LEFT_STATUS.
 
-    `pccl launch` and the supervisor of pccl.distributed set that, and start a replacement where they may.
+    `pccl launch` and the supervisor of pccl.distributed set that, are told, and start a replacement where they may.
     """
 
     def __init__(self) -> None:
-        from pccl._waits import left_status
+        from pccl._waits import LEFT, left_status, tell_supervisor
 
+        tell_supervisor(LEFT)
         super().__init__(left_status())
 
 

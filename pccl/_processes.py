@@ -92,7 +92,10 @@ class Output:
 
 
 class Process:
-    """A process that leads a group of its own. `take_stdout` and `take_stderr` get its lines; without the latter both are one."""
+    """A process that leads a group of its own. `take_stdout` and `take_stderr` get its lines; without the latter both are one.
+
+    `told` is a pipe that it writes to as well, at the descriptor `tells`, which is closed here.
+    """
 
     def __init__(
         self,
@@ -100,9 +103,13 @@ class Process:
         environment: Mapping[str, str],
         take_stdout: Callable[[list[bytes]], None],
         take_stderr: Callable[[list[bytes]], None] | None = None,
+        *,
+        told: Output | None = None,
+        tells: int = -1,
     ) -> None:
         self._popen = subprocess.Popen(
             command,
+            pass_fds=() if told is None else (tells,),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if take_stderr is not None else subprocess.STDOUT,
@@ -115,6 +122,9 @@ class Process:
         """Readable once the process has ended."""
         pairs = ((self._popen.stdout, take_stdout), (self._popen.stderr, take_stderr))
         self.outputs = [Output(source, take) for source, take in pairs if source is not None and take is not None]
+        if told is not None:
+            os.close(tells)
+            self.outputs.append(told)
 
     def signal(self, number: int) -> None:
         """Signals the process. Does nothing once it has been reaped."""
@@ -182,9 +192,12 @@ class Fleet:
         environment: Mapping[str, str],
         take_stdout: Callable[[list[bytes]], None],
         take_stderr: Callable[[list[bytes]], None] | None = None,
+        *,
+        told: Output | None = None,
+        tells: int = -1,
     ) -> Process:
         """Starts a process. OSError: the program cannot be run."""
-        process = Process(command, environment, take_stdout, take_stderr)
+        process = Process(command, environment, take_stdout, take_stderr, told=told, tells=tells)
         self.processes.append(process)
         self._selector.register(process.ended, selectors.EVENT_READ, process)
         for output in process.outputs:

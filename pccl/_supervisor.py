@@ -6,8 +6,8 @@
 - A child that was killed, that fails after it was stopped, or that was to join and fails before it has, is *lost*. With
   PCCL_RESTARTS=N it is started anew up to N times, as a process that joins the run. A loss that is left is status 0 if the
   others go on, and the child's otherwise.
-- A child that has left on a notice (`pccl.Left`) ends with status 75, since PCCL_LEFT_STATUS is set for it. It is replaced like a
-  lost one, unless this process was asked to end.
+- A child that has left on a notice (`pccl.Left`) tells so, and ends with status 75, since PCCL_LEFT_STATUS is set for it. It is
+  replaced like a lost one, unless this process was asked to end.
 - When it is killed itself, the kernel kills the child.
 """
 
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from pccl._master import RunState, run_state
 from pccl._processes import ENDING, SUPERVISED, how_ended, prepare_child
-from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, left_status
+from pccl._waits import LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE, left_status, tell_supervisor
 
 _OF_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
 _KEPT = "PCCL_LAUNCHER_ENVIRONMENT"
@@ -62,26 +62,32 @@ def run(command: Sequence[str], restarts: int, child: Child | None = None) -> in
         told = child.told()
         masters, keys = told.masters or masters, told.keys or keys
         joined_in_vain = joins and not told.joined and child.status > 0
-        left = child.status == LEFT_STATUS
+        left = told.left and child.status == LEFT_STATUS
         if left and child.asked:
-            return left_status()
+            return _leave()
         if child.status == 0 or child.asked or not (left or child.status < 0 or child.stopped or joined_in_vain):
             return child.status
         how = "has left" if left else how_ended(child.status)
         state = _state_of_run(masters, keys)
         if state is RunState.NONE:
             _say(f"{how}; no run is under way")
-            return left_status() if left else 0 if joined_in_vain else child.status
+            return _leave() if left else 0 if joined_in_vain else child.status
         if state is RunState.COMPLETED:
             _say(f"{how}; the others have completed the run")
             return 0
         if restarts == 0:
             _say(f"{how}; the others continue without it")
-            return left_status() if left else 0
+            return _leave() if left else 0
         restarts -= 1
         _say(f"{how}; it is restarted and joins the others ({restarts} restarts left)")
         environment = joining(os.environ, masters, keys)
         joins, child = True, None
+
+
+def _leave() -> int:
+    """Tells the launcher, if that is `pccl launch`, that the program has left, and gives the status for it."""
+    tell_supervisor(LEFT)
+    return left_status()
 
 
 class Told(NamedTuple):
@@ -93,6 +99,8 @@ class Told(NamedTuple):
     """The file of the keys that its job has made; "": none."""
     joined: bool
     """Whether it has joined the run."""
+    left: bool
+    """Whether it has left it in order."""
 
 
 class Child:
@@ -106,6 +114,7 @@ class Child:
         self._masters = ""
         self._keys = ""
         self._joined = False
+        self._left = False
         self.status = 0
         self.asked = False
         """Whether it was asked to end."""
@@ -116,7 +125,7 @@ class Child:
     def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> Child:
         """Starts it."""
         told, tells = os.pipe()
-        environment = {**environment, "PCCL_SUPERVISED": "1", "PCCL_SUPERVISOR_PIPE": str(tells)}
+        environment = {**environment, "PCCL_SUPERVISED": "1", PIPE_VARIABLE: str(tells)}
         environment[LEFT_STATUS_VARIABLE] = str(LEFT_STATUS)
         supervisor = os.getpid()
         sys.stderr.flush()
@@ -169,7 +178,7 @@ class Child:
         self._read()
         self._take(self._rest)  # a word without an end of line
         os.close(self._told)
-        return Told(self._masters, self._keys, self._joined)
+        return Told(self._masters, self._keys, self._joined, self._left)
 
     def _read(self) -> None:
         """Takes what it has told since the last call. Only the newest masters count."""
@@ -187,6 +196,8 @@ class Child:
     def _take(self, word: bytes) -> None:
         if word == JOINED.encode():
             self._joined = True
+        elif word == LEFT.encode():
+            self._left = True
         elif word.startswith(KEYS.encode()):
             self._keys = os.fsdecode(word.removeprefix(KEYS.encode()))
         elif word:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import time
 
 FIRST_SECONDS = 10.0
@@ -15,7 +17,14 @@ LEFT_STATUS_VARIABLE = "PCCL_LEFT_STATUS"
 LEFT_STATUS = 75
 """With which a process that has left ends under a launcher of pccl: EX_TEMPFAIL, which asks for another try."""
 
+PIPE_VARIABLE = "PCCL_SUPERVISOR_PIPE"
+LEFT = "left"
+"""What a program tells its supervisor when it has left: others may end with status 75, too."""
+
 PATIENCE_VARIABLE = "PCCL_CONNECT_TIMEOUT_S"
+
+
+_pipe = ""
 
 
 class WaitLog:
@@ -44,6 +53,17 @@ def left_status() -> int:
     """The status of a program that has left its run: what the launcher has set, else 0."""
     text = os.environ.get(LEFT_STATUS_VARIABLE, "")
     return int(text) if text.isdecimal() else 0
+
+
+def tell_supervisor(word: str) -> None:
+    """Tells the supervisor of this process a word or a path, if there is one. Never blocks."""
+    global _pipe
+    _pipe = os.environ.pop(PIPE_VARIABLE, "") or _pipe  # programs that this one starts do not have the pipe
+    if _pipe:
+        with contextlib.suppress(OSError, ValueError):  # the supervisor has ended, or is stopped and the pipe is full
+            if stat.S_ISFIFO(os.fstat(int(_pipe)).st_mode):
+                os.set_blocking(int(_pipe), False)
+                os.write(int(_pipe), f"{word}\n".encode())
 
 
 def may_begin(begin: bool | None) -> bool:

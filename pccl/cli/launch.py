@@ -20,8 +20,8 @@ from pccl._address import parse_endpoints
 from pccl._credentials import VARIABLES, environment_has_some
 from pccl._errors import PCCLError
 from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
-from pccl._processes import Fleet, Process, how_ended
-from pccl._waits import JOIN_VARIABLE, LEFT_STATUS, LEFT_STATUS_VARIABLE, PATIENCE_VARIABLE
+from pccl._processes import Fleet, Output, Process, how_ended
+from pccl._waits import JOIN_VARIABLE, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, PATIENCE_VARIABLE, PIPE_VARIABLE
 
 GRACE_SECONDS = 10.0
 """How long peers that were told to end may take, before they are killed."""
@@ -243,6 +243,7 @@ class Launch:
             self._environment[PATIENCE_VARIABLE] = str(patience)
         self._restarts = [restarts] * nproc  # left of each
         self._numbers: dict[Process, int] = {}
+        self._left: set[int] = set()  # the numbers of those who have told that they have left
         self._statuses: list[int] = []  # of those that were not started again
         self._told: signal.Signals | None = None
         self._deadline = math.inf
@@ -265,9 +266,15 @@ class Launch:
         return self._status()
 
     def _start(self, number: int, extra: Mapping[str, str]) -> None:
-        environment = {**self._environment, "PCCL_PEER": str(number), **extra}
+        told, tells = os.pipe()
+        environment = {**self._environment, "PCCL_PEER": str(number), PIPE_VARIABLE: str(tells), **extra}
         takes = [functools.partial(self._print, printer, f"[{number}] ".encode()) for printer in (self._stdout, self._stderr)]
-        self._numbers[self._fleet.start(self._command, environment, *takes)] = number
+        words = Output(os.fdopen(told, "rb"), functools.partial(self._hear, number))
+        self._numbers[self._fleet.start(self._command, environment, *takes, told=words, tells=tells)] = number
+
+    def _hear(self, number: int, words: list[bytes]) -> None:
+        if LEFT.encode() in words:
+            self._left.add(number)
 
     @staticmethod
     def _print(printer: Printer, prefix: bytes, lines: list[bytes]) -> None:
@@ -276,16 +283,18 @@ class Launch:
     def _end(self, process: Process, status: int) -> None:
         """Notes how a peer has ended, and starts it again if --restart says so."""
         number = self._numbers.pop(process)
+        left = number in self._left and status == LEFT_STATUS
+        self._left.discard(number)
         if status != 0:
             again = self._restarts[number] > 0 and self._told is None and bool(self._fleet.processes)
             then = "; restarting it" if again else ""
-            how = "has left" if status == LEFT_STATUS else how_ended(status)
+            how = "has left" if left else how_ended(status)
             self._stderr.print(f"pccl launch: peer {number} {how}{then}\n".encode())
             if again:
                 self._restarts[number] -= 1
                 self._start(number, {JOIN_VARIABLE: "1"})
                 return
-        self._statuses.append(0 if status == LEFT_STATUS else status)
+        self._statuses.append(0 if left else status)
 
     def _tell(self, number: signal.Signals) -> None:
         """Passes a signal on that ends the command; the second one kills."""

@@ -36,7 +36,7 @@ from pccl._keys import KeysError
 from pccl._master import RunState, run_state
 from pccl._own_keys import INSECURE_VARIABLE, OwnKeys, check_folder, why_plain
 from pccl._supervisor import JOINED, KEYS, restore_environment
-from pccl._waits import FIRST_SECONDS, WaitLog
+from pccl._waits import FIRST_SECONDS, WaitLog, tell_supervisor
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -68,7 +68,6 @@ JOIN = "join"
 
 _masters = ""
 _keys = ""
-_pipe = ""
 _to_join = ""
 _to_begin = False
 _meant: tuple[str, str] | None = None
@@ -117,17 +116,8 @@ def note_run(addresses: str, path: str) -> None:
     global _masters, _keys
     _masters, _keys = addresses, path or os.environ.get("PCCL_KEYS", "")
     if path:
-        _tell_supervisor(KEYS + path)
-    _tell_supervisor(addresses)
-
-
-def _tell_supervisor(word: str) -> None:
-    global _pipe
-    _pipe = os.environ.pop("PCCL_SUPERVISOR_PIPE", "") or _pipe  # programs that this one starts do not have the pipe
-    if _pipe:
-        with contextlib.suppress(OSError):  # the supervisor has ended, or is stopped and the pipe is full
-            os.set_blocking(int(_pipe), False)
-            os.write(int(_pipe), f"{word}\n".encode())
+        tell_supervisor(KEYS + path)
+    tell_supervisor(addresses)
 
 
 def to_join() -> str:
@@ -168,7 +158,7 @@ def joined() -> None:
     """Notes that it has become one, and tells the supervisor of this process."""
     global _to_join
     _to_join = ""
-    _tell_supervisor(JOINED)
+    tell_supervisor(JOINED)
 
 
 @contextlib.contextmanager

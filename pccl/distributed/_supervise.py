@@ -7,7 +7,7 @@ import signal
 import sys
 
 from pccl._processes import SUPERVISED, prepare_child
-from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE
+from pccl._waits import LEFT_STATUS, LEFT_STATUS_VARIABLE, PIPE_VARIABLE
 
 
 def supervise() -> None:
@@ -31,7 +31,7 @@ def supervise() -> None:
     os.close(told)
     prepare_child(supervisor)
     os.environ["PCCL_SUPERVISED"] = "1"
-    os.environ["PCCL_SUPERVISOR_PIPE"] = str(tells)
+    os.environ[PIPE_VARIABLE] = str(tells)
     os.environ[LEFT_STATUS_VARIABLE] = str(LEFT_STATUS)
 
 

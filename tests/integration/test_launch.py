@@ -117,6 +117,7 @@ def test_peers_form_a_run_and_one_may_die(launch):
     [
         ("pass", 0),
         ("sys.exit(number * 3)", (3, 6)),
+        ("sys.exit(75)", 75),
         ("os.kill(os.getpid(), signal.SIGTERM)", 128 + signal.SIGTERM),
         ("number == 1 and os.kill(os.getpid(), signal.SIGSEGV)", 0),
     ],
@@ -130,7 +131,8 @@ def test_a_peer_that_has_left_is_replaced_and_has_not_failed(launch, tmp_path):
         if number == 1:
             if os.environ.get("PCCL_JOIN") == "1":
                 open(sys.argv[1], "w")
-            sys.exit(int(os.environ["PCCL_LEFT_STATUS"]))
+            import pccl
+            raise pccl.Left
         while not os.path.exists(sys.argv[1]):
             time.sleep(0.02)
     """

@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from leavers import KINDS, Team
@@ -160,7 +162,7 @@ def test_a_query(answer, least, most, caplog):
 
 
 def test_odd_answers_are_no_notice(caplog):
-    answers = iter(["", "soon", [], float("inf"), float("nan"), 10**400, True])
+    answers: Iterator[Any] = iter(["", "soon", [], float("inf"), float("nan"), 10**400, True])
     notice = Notice(poll=lambda: next(answers), every=0.001)
     assert notice.wait(PATIENCE)
     assert notice.seconds_left is None
@@ -168,7 +170,8 @@ def test_odd_answers_are_no_notice(caplog):
 
 
 def test_a_listener_that_fails_stops_no_other(caplog):
-    notice, heard = Notice(), []
+    notice = Notice()
+    heard: list[Notice] = []
     notice.listen(lambda _: 1 / 0)
     notice.listen(heard.append)
     notice.give("a test")

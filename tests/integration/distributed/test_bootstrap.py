@@ -24,7 +24,7 @@ import torch.distributed as dist
 from performers import PATIENCE, Performer, preload, secrets_of
 
 import pccl
-from pccl import _keys
+from pccl import _keys, _waits
 from pccl._own_keys import why_plain
 from pccl.distributed import _bootstrap
 
@@ -534,7 +534,7 @@ def test_a_newcomer_is_alone_and_knows_where_to_go(monkeypatch):
 def test_the_supervisor_is_told_the_masters_and_when_a_newcomer_has_joined(monkeypatch):
     told, tells = os.pipe()
     monkeypatch.setenv("PCCL_SUPERVISOR_PIPE", str(tells))
-    monkeypatch.setattr(_bootstrap, "_pipe", "")
+    monkeypatch.setattr(_waits, "_pipe", "")
     monkeypatch.setattr(_bootstrap, "_to_join", "")
     with _bootstrap.meant_to_join("127.0.0.1:9"):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))

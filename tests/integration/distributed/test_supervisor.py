@@ -226,7 +226,8 @@ def test_supervise_goes_on_in_a_child(tmp_path):
 
 
 LEAVES = f"""{TELL} print('began', os.environ.get('PCCL_JOIN'))
-sys.exit(0 if 'PCCL_JOIN' in os.environ else int(os.environ['PCCL_LEFT_STATUS']))"""
+import pccl; os.write(int(os.environ['PCCL_SUPERVISOR_PIPE']), b'\\n')
+if 'PCCL_JOIN' not in os.environ: raise pccl.Left"""
 
 
 def test_a_program_that_has_left_is_replaced(run_of_others):
@@ -242,9 +243,16 @@ def test_a_program_that_has_left_ends_as_its_launcher_wants(outer, run_of_others
     assert "has left; the others continue without it" in errors
 
 
+def test_status_75_of_a_program_that_has_not_left_is_a_failure(run_of_others):
+    status, _, errors = end_of(supervisor(f"{TELL} sys.exit(75)", run_of_others, PCCL_RESTARTS="1"))
+    assert (status, errors) == (75, "")
+
+
 def test_a_program_that_has_left_when_all_were_told_to_end(run_of_others):
-    code = "import os, signal, sys, time; signal.signal(15, lambda *_: sys.exit(int(os.environ['PCCL_LEFT_STATUS'])))"
-    process = supervisor(f"{code}; print('here'); time.sleep(600)", PCCL_RESTARTS="3")
+    code = """import signal, time, pccl
+def leave(*_): raise pccl.Left
+signal.signal(15, leave)"""
+    process = supervisor(f"{code}\nprint('here'); time.sleep(600)", PCCL_RESTARTS="3")
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     process.send_signal(signal.SIGTERM)
