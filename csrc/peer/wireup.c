@@ -243,6 +243,10 @@ void wireup_cancel(struct wireup *w, const struct wire_id *id) {
         if (c == NULL || c->state == AWAIT_HELLO || c->hello.kind == WIRE_LINK_PRECOPY) continue;
         if (wire_id_equal(&c->hello.from, id) || wire_id_equal(&c->hello.to, id)) wireup_connection_free(w, c);
     }
+    size_t kept = 0;
+    for (size_t i = 0; i < w->dialled_count; i++)
+        if (!wire_id_equal(&w->dialled[i].id, id)) w->dialled[kept++] = w->dialled[i];
+    w->dialled_count = kept;
 }
 
 // ---- the loop ----

@@ -77,8 +77,8 @@ def command(
 ) -> None:
     """Check this machine: the build, settings, keys, ports, limits, clock and network, and say what to do.
 
-    With --master it also asks the master and dials each member of the run, as a newcomer on this machine would. Exit status: 1
-    if there is a problem, 0 if there is none; warnings do not count.
+    With --master it also asks the master, and dials the address that the master has of each member. Exit status: 1 if there is a
+    problem, 0 if there is none; warnings do not count.
     """
     if address is not None:
         top.Masters(address)  # a wrong list ends the command here
@@ -272,8 +272,8 @@ def _members(master: str, told: Diagnosis) -> Iterator[Finding]:
         failures = list(pool.map(_dial, (member.address for member in told.members)))
     for member, failure in zip(told.members, failures, strict=True):
         if failure:
-            advice = "open its port to this machine; every peer dials every other one (docs/operations.md#ports)"
-            yield Finding("member", "problem", f"{member.name or member.uuid} at {member.address}: {failure}", advice)
+            advice = "open its port to this machine, unless it is behind NAT or names other addresses (docs/addresses.md)"
+            yield Finding("member", "warning", f"{member.name or member.uuid} at {member.address}: {failure}", advice)
     if not any(failures):
         yield Finding("member", "ok", "all can be dialled from here")
 

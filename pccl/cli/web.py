@@ -86,7 +86,12 @@ def command(
             else:
                 found = recorder.observe(at, told)
                 metrics.observe(told, found)
-            log.add(found)
+            try:
+                log.add(found)
+            except OSError as error:
+                click.echo(f"--events: {events} cannot be written any more: {error.strerror}; the page continues", err=True)
+                log.file = None
+                log.add(found)
             time.sleep(max(0.0, at + interval - time.time()))
 
 

@@ -70,7 +70,11 @@ class Page(ThreadingHTTPServer):
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._room.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """In a thread of its own."""
@@ -93,6 +97,7 @@ class _Request(BaseHTTPRequestHandler):
         query = parse_qs(url.query)
         given = query.get("token", [""])[0]
         if not self._may_see(given):
+            self.close_connection = True  # it must not keep its place
             self._answer(HTTPStatus.FORBIDDEN, b"open the address that pccl printed: it has the token\n", "text/plain")
         elif url.path in FILES:
             name, kind = FILES[url.path]

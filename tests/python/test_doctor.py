@@ -120,7 +120,7 @@ def test_members_that_can_and_that_cannot_be_dialled(monkeypatch):
             for number, one, name in ((1, listens, "good"), (2, closed, "bad"))
         )
         monkeypatch.setattr(top, "diagnose_run", lambda *_, **__: Diagnosis((), (good, bad), (), 5.0))
-        found = findings("--master", "127.0.0.1:1", status=1)
+        found = findings("--master", "127.0.0.1:1")
     assert "members: 2" in found["master"][0].seen
     assert [one.seen for one in found["member"]] == [f"bad at {bad.address}: connection refused"]
 

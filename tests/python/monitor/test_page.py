@@ -204,6 +204,25 @@ def test_a_run_is_recorded_and_shown_again(tmp_path):
         assert again.events(3)[:3] == seen[:3]
 
 
+@pytest.mark.timeout(60)
+def test_a_full_disk_ends_the_file_and_not_the_page(monkeypatch):
+    """The device is full from the first event on; the page shows them all the same."""
+    monkeypatch.setattr("pccl.cli.top.Masters.ask", lambda self: told(member(1)))
+    seen: list[int] = []
+
+    def sleep(_seconds: float) -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("pccl.cli.web.time.sleep", sleep)
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr("pccl.cli.web.create_file", lambda _: full)
+        result = CliRunner().invoke(main, ["web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--events", "run.events"])
+    assert result.output.count("run.events cannot be written any more: No space left on device; the page continues") == 1
+    assert len(seen) == 3
+
+
 @pytest.mark.timeout(90)
 def test_a_master_with_a_page_takes_it_along_when_it_ends():
     (port,) = free_ports(1)
