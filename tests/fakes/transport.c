@@ -180,10 +180,14 @@ static int hear(struct fake *fake, const uint8_t bytes[GREETING_BYTES]) {
     return fake->heard == GREETING_BYTES ? 0 : -EAGAIN;
 }
 
-// A stranger, who does not greet, is carried all the same; what it has sent stays to be received.
-static bool is_stranger(struct fake *fake) {
-    uint8_t first;
-    return fake->heard == 0 && receive(&fake->stream, &first, 1, MSG_PEEK) == 1 && first != hello[0];
+// Looks at the first byte, which stays to be received: a stranger, who does not greet, is carried all the same. 0 or
+// -errno; -EAGAIN until there is one, or what comes after this look would be taken for a wrong greeting.
+static int look(struct fake *fake, bool *stranger) {
+    uint8_t first = hello[0];
+    ptrdiff_t got = fake->heard > 0 ? 1 : receive(&fake->stream, &first, 1, MSG_PEEK);
+    fake->stream.awaits = EPOLLIN;
+    *stranger = first != hello[0];
+    return got > 0 ? 0 : got == 0 ? -ECONNRESET : (int)got;
 }
 
 static int fake_step(struct transport *stream) {
@@ -191,7 +195,9 @@ static int fake_step(struct transport *stream) {
     bool dials = stream->role == TRANSPORT_DIALS;
     int error = fake->open ? 0 : transport_plain.step(stream);
     if (error != 0 || fake->open) return error;
-    if (dials || !is_stranger(fake)) {
+    bool stranger = false;
+    if (!dials && (error = look(fake, &stranger)) != 0) return error;
+    if (!stranger) {
         bool says = dials ? fake->answered < GREETING_BYTES : fake->heard == GREETING_BYTES;
         stream->awaits = says ? EPOLLOUT : EPOLLIN;
         if (below(&fake->out, 4) == 0) return -EAGAIN; // for no reason
