@@ -1,6 +1,7 @@
 """The wire version and the numbers of frame types, as csrc/net/wire.h has them."""
 
 import re
+import struct
 from pathlib import Path
 
 _HEADER = (Path(__file__).parents[1] / "csrc/net/wire.h").read_text()
@@ -25,3 +26,8 @@ def _version() -> int:
 
 VERSION = _version()
 TYPES = _types()
+
+
+def hello_body(own: bytes, port: int = 1, version: int = VERSION) -> bytes:
+    """A HELLO of a peer without a name and addresses of its own, whose limits of members are the default."""
+    return struct.pack("<H16sIIHBBHHI19s2s", version, own, 0, 4, port, 1, 0, 0, 0, 600_000, b"", b"")

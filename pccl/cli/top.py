@@ -85,7 +85,7 @@ def command(
     console = standard_output()
     if once or as_json or not console.is_terminal:
         _print(console, newest, as_json)
-        runs = "" if newest.members or as_json else masters.runs()
+        runs = "" if newest.members or newest.peer_count or as_json else masters.runs()
         if runs:
             console.print(Text(f"{RUNS}{runs}"))
         while not once:

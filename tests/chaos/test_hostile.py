@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from actors import PATIENCE, Actor, Ops, Pause, Reduce, all_follow, cast, check_agreement, contributors, losses, troupe
-from frame_numbers import TYPES, VERSION
+from frame_numbers import TYPES, VERSION, hello_body
 
 import pccl
 
@@ -29,7 +29,7 @@ def header(kind: int, length: int, magic: bytes = b"PC") -> bytes:
 
 
 def hello(version: int = VERSION, port: int = 1) -> bytes:
-    body = struct.pack("<H16sIIHBB", version, os.urandom(16), 0, 4, port, 1, 0)
+    body = hello_body(os.urandom(16), port, version)
     return header(1, len(body)) + body
 
 

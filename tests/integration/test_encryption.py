@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from frame_numbers import TYPES, VERSION
+from frame_numbers import TYPES, VERSION, hello_body
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
@@ -251,7 +251,7 @@ def said_to(port: int, kind: int, body: bytes, run: int = 5) -> bytes:
 
 
 def hello(uuid: bytes) -> bytes:
-    return struct.pack("<H16sIIHBB", VERSION, uuid, 0, 4, 40000, 1, 0)
+    return hello_body(uuid, 40000)
 
 
 @contextmanager

@@ -153,8 +153,9 @@ def test_sharded(tmp_path):
             model(torch.ones(1, 3)).sum().backward()
             optimizer.step()
     """
-    between = "print('steps:', run.step)\nmodel = torch.nn.Linear(3, 2)\n"
-    after = "run.close()\nprint('steps:', run.step)\ndist.destroy_process_group()\n"
+    says = "print(f'steps: {run.step}\\n', end='', flush=True)\n"  # in one piece: both ranks write to one pipe
+    between = f"{says}model = torch.nn.Linear(3, 2)\n"
+    after = f"run.close()\n{says}dist.destroy_process_group()\n"
     program = tmp_path / "train.py"
     program.write_text(textwrap.dedent(before) + block + between + replicas + after)
     command = [

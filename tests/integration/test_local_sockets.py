@@ -6,14 +6,14 @@ import struct
 from pathlib import Path
 
 import pytest
-from frame_numbers import TYPES, VERSION
+from frame_numbers import TYPES, hello_body
 from peers import PATIENCE
 
 import pccl
 from pccl import _keys
 
 HEADER = struct.Struct("<I2sHQQQ")
-HELLO = struct.pack("<H16sIIHBB", VERSION, bytes(range(16)), 0, 4, 40000, 1, 0)
+HELLO = hello_body(bytes(range(16)), 40000)
 
 
 def test_names_of_local_sockets_are_printable():

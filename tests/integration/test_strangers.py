@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
-from frame_numbers import TYPES, VERSION
+from frame_numbers import TYPES, hello_body
 from peers import Background, address_of, form
 
 import pccl
@@ -71,7 +71,7 @@ def check_counts(answer: tuple[int, bytes, bytes], comms: list[Communicator]) ->
 def register(port: int) -> tuple[socket.socket, UUID, bytes]:
     """A newcomer that has said HELLO, its id, and the secret that it was told."""
     own = UUID(bytes=os.urandom(16))
-    body = struct.pack("<H16sIIHBB", VERSION, own.bytes, 0, 4, 1, 1, 0)
+    body = hello_body(own.bytes)
     stream = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
     stream.sendall(HEADER.pack(len(body), b"PC", HELLO, 0, 0, 0) + body)
     length, _, kind, *_ = HEADER.unpack(read(stream, HEADER.size))
@@ -109,7 +109,7 @@ def test_commands_of_a_stranger_say_what_is_missing(run: tuple[MasterNode, list[
     with socket.create_server(("127.0.0.1", 0)) as proxy:
 
         def serve() -> None:
-            for _ in range(3):
+            for _ in range(4):  # `info` also asks for the runs
                 client, _ = proxy.accept()
                 with client, socket.create_connection(("127.0.0.1", master.port)) as upstream:
                     upstream.sendall(read(client, HEADER.size))
