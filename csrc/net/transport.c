@@ -192,10 +192,12 @@ int transport_dial_local(struct transport_context *context, const struct wire_ad
 
 // The steps of the relay come before those of the transport.
 static int step(struct transport *stream) {
-    int error = stream->relay == NULL ? 0 : relay_step(stream->relay, stream->fd, &stream->awaits);
-    if (error != 0) return error;
-    free(stream->relay);
-    stream->relay = NULL;
+    if (stream->relay != NULL) {
+        int error = relay_step(stream->relay, stream->fd, &stream->awaits);
+        if (error != 0) return error;
+        free(stream->relay);
+        stream->relay = NULL; // written once, since both threads of a stream ask later whether it is open
+    }
     return stream->type->step(stream);
 }
 

@@ -98,9 +98,16 @@ static void start(struct side *newcomer, struct side *donor) {
     REQUIRE(precopy_receive(newcomer->precopy, ends[0], newcomer->wake));
 }
 
+// Looks at memory that a thread of the precopy may write meanwhile, as the program that owns it may.
+__attribute__((no_sanitize("thread"))) static bool are_equal(const uint8_t *a, const uint8_t *b, size_t length) {
+    size_t i = 0;
+    while (i < length && a[i] == b[i]) i++;
+    return i == length;
+}
+
 static void check_same(const struct side *a, const struct side *b) {
-    CHECK_MEM(a->large, b->large, BYTES);
-    CHECK_MEM(a->small, b->small, SMALL);
+    CHECK(are_equal(a->large, b->large, BYTES));
+    CHECK(are_equal(a->small, b->small, SMALL));
 }
 
 static void test_copy(void) {
@@ -119,7 +126,7 @@ static void test_copy(void) {
     check_case("later passes bring what has changed since");
     donor.large[BYTES - 1] ^= 1;
     memset(donor.small, 9, SMALL);
-    while (newcomer.small[0] != 9) poll(NULL, 0, 10);
+    while (!are_equal(newcomer.small, donor.small, 1)) poll(NULL, 0, 10);
     precopy_end_receiving(newcomer.precopy);
     check_same(&newcomer, &donor);
     check_case("nothing is written after the end");
