@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
-import shlex
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 from actors import Actor, Ops, Pause, Reduce, all_follow, check_agreement, contributors, losses
-from performers import enter_network
-
-from pccl import MasterNode
+from namespaces import Namespaces, join, laid_out, master_in, run
 
 LIMIT = 1.0
 PEERS = 3
@@ -23,17 +17,10 @@ CARDS = 2
 STEPS = [Ops("plain", (Reduce(10), Reduce(400_000)))]
 
 
-def run(command: str) -> None:
-    subprocess.run(shlex.split(command), check=True, capture_output=True)
-
-
-class Rails:
+class Rails(Namespaces):
     """Namespaces with two cards each. Cards of one number are on one bridge, in a network of their own."""
 
-    def __init__(self) -> None:
-        self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
-        self._made: list[str] = []
-        self.hub = self._namespace("hub")
+    def lay_out(self) -> None:
         for rail in range(CARDS):
             run(f"ip -n {self.hub} link add hub{rail} type bridge")
             run(f"ip -n {self.hub} addr add {self.address(0, rail)}/24 dev hub{rail}")
@@ -53,19 +40,8 @@ class Rails:
     def plug_in(self, number: int, rail: int) -> None:
         run(f"ip -n {self.hub} link set p{number}.{rail} master hub{rail}")
 
-    def close(self) -> None:
-        for name in self._made:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
-    def _namespace(self, name: str) -> str:
-        full = f"pccl-{self._mark}-{name}"
-        run(f"ip netns add {full}")
-        self._made.append(full)
-        run(f"ip -n {full} link set lo up")
-        return full
-
     def _place(self, number: int) -> str:
-        name = self._namespace(str(number))
+        name = self.make(str(number))
         for rail in range(CARDS):
             run(f"ip -n {name} link add eth{rail} type veth peer name p{number}.{rail} netns {self.hub}")
             run(f"ip -n {self.hub} link set p{number}.{rail} master hub{rail} up")
@@ -74,50 +50,20 @@ class Rails:
         return name
 
 
-@contextlib.contextmanager
-def master_in(namespace: str) -> Iterator[MasterNode]:
-    """A master that listens everywhere in a namespace; threads that it starts are born there."""
-    master = MasterNode("0.0.0.0:0", heartbeat_limit=LIMIT, insecure=True)
-
-    def enter() -> None:
-        enter_network(namespace)
-        master.run()
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    try:
-        yield master
-    finally:
-        master.close()
-
-
 @pytest.fixture
 def stage() -> Iterator[tuple[Rails, list[Actor]]]:
     """Three accepted peers, each with two cards; the master has both networks."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
     with contextlib.ExitStack() as undo:
-        try:
-            rails = Rails()
-        except (subprocess.CalledProcessError, FileNotFoundError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        undo.callback(rails.close)
-        master = undo.enter_context(master_in(rails.hub))
-        actors = []
-        for number, place in enumerate(rails.places):
-            environment = {
-                "NETNS": place,
-                "PCCL_INSECURE": "1",
-                "PCCL_INTERFACE": "eth0,eth1",
-                "PCCL_MASTERS": rails.masters(master.port),
-                "PCCL_LOG_LEVEL": os.environ.get("PCCL_LOG_LEVEL", "ERROR"),
-            }
-            actor = Actor(f"{rails.address(0, 0)}:{master.port}", number, environment=environment)
-            undo.callback(actor.kill)
-            actors.append(actor)
-            actor.tell("join", PEERS)
-        assert [actor.answer() for actor in actors] == [None] * PEERS
+        rails = undo.enter_context(laid_out(Rails))
+        master = undo.enter_context(master_in(rails.hub, LIMIT))
+        actors = join(
+            undo,
+            f"{rails.address(0, 0)}:{master.port}",
+            rails.places,
+            PCCL_INTERFACE="eth0,eth1",
+            PCCL_MASTERS=rails.masters(master.port),
+            PCCL_LOG_LEVEL=os.environ.get("PCCL_LOG_LEVEL", "ERROR"),
+        )
         yield rails, actors
 
 

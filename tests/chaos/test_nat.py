@@ -5,40 +5,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import select
 import struct
-import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from actors import Actor, Ops, Reduce, all_follow, check_agreement, contributors, losses
-from performers import enter_network
-from test_cards import master_in, run
+from actors import Ops, Reduce, all_follow, check_agreement, contributors, losses
+from namespaces import Namespaces, inside, join, laid_out, master_in, run
+from relays import carried
 
 from pccl import MasterNode
 from pccl._relay import Relay
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+LIMIT = 1.0
 STEPS = [Ops("plain", (Reduce(10), Reduce(100_000)))] * 3
 TCP = 6
 FIRST_PORT = 20000
-
-
-def in_network(namespace: str, act: Callable[[], Any]) -> Any:
-    """What `act` returns in a thread that has entered the namespace."""
-    results: list[Any] = []
-
-    def enter() -> None:
-        enter_network(namespace)
-        results.append(act())
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    return results[0]
 
 
 def open_tun(name: str) -> int:
@@ -110,21 +94,16 @@ class Translator:
         os.write(opened, packet)
 
 
-class Internet:
+class Internet(Namespaces):
     """A namespace with public addresses, hosts on it, and hosts behind translators of their own."""
 
-    def __init__(self) -> None:
-        self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
-        self._undo = contextlib.ExitStack()
+    address = "10.214.0.1"
+
+    def lay_out(self) -> None:
         self._count = 0
-        self.hub = self._namespace("hub")
-        self.address = "10.214.0.1"
-        try:
-            in_network(self.hub, lambda: run("sysctl -qw net.ipv4.ip_forward=1"))
-            run(f"ip -n {self.hub} addr add {self.address}/32 dev lo")
-        except BaseException:
-            self.close()
-            raise
+        inside(self.hub, lambda: run("sysctl -qw net.ipv4.ip_forward=1"))
+        run(f"ip -n {self.hub} addr add {self.address}/32 dev lo")
+        os.close(inside(self.hub, lambda: open_tun("probe")))
 
     def host(self) -> str:
         """A host with a public address."""
@@ -140,57 +119,25 @@ class Internet:
     def hidden_host(self) -> str:
         """A host that has a private address, and a public one for connections that it makes."""
         name, address = self._next()
-        inside, outside = in_network(name, lambda: open_tun("nat")), in_network(self.hub, lambda: open_tun(f"n{self._count}"))
+        ends = inside(name, lambda: open_tun("nat")), inside(self.hub, lambda: open_tun(f"n{self._count}"))
         run(f"ip -n {name} addr add 192.168.7.2/32 dev nat")
         run(f"ip -n {name} link set nat mtu 1500 up")
         run(f"ip -n {name} route add default dev nat src 192.168.7.2")
         run(f"ip -n {self.hub} link set n{self._count} mtu 1500 up")
         run(f"ip -n {self.hub} route add {address}/32 dev n{self._count}")
-        translator = Translator(inside, outside, bytes(map(int, address.split("."))))
+        translator = Translator(*ends, bytes(map(int, address.split("."))))
         self._undo.callback(translator.close)
         return name
 
-    def close(self) -> None:
-        self._undo.close()
-
     def _next(self) -> tuple[str, str]:
         self._count += 1
-        return self._namespace(str(self._count)), f"203.0.113.{self._count}"
-
-    def _namespace(self, name: str) -> str:
-        full = f"pccl-{self._mark}-{name}"
-        run(f"ip netns add {full}")
-        self._undo.callback(subprocess.run, ["ip", "netns", "del", full], check=False)
-        run(f"ip -n {full} link set lo up")
-        return full
+        return self.make(str(self._count)), f"203.0.113.{self._count}"
 
 
 @pytest.fixture
 def internet() -> Iterator[tuple[Internet, MasterNode]]:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    with contextlib.ExitStack() as undo:
-        try:
-            network = Internet()
-            undo.callback(network.close)
-            os.close(in_network(network.hub, lambda: open_tun("probe")))
-        except (subprocess.CalledProcessError, OSError, IndexError) as error:
-            pytest.skip(f"no network namespaces or TUN devices here: {error}")
-        yield network, undo.enter_context(master_in(network.hub))
-
-
-def join(network: Internet, master: MasterNode, places: list[str], undo: contextlib.ExitStack, **environment: str) -> list[Actor]:
-    """Peers at these places, which join in this order."""
-    actors = []
-    for number, place in enumerate(places):
-        variables = {"NETNS": place, "PCCL_INSECURE": "1", **environment}
-        actor = Actor(f"{network.address}:{master.port}", number, environment=variables)
-        undo.callback(actor.kill)
-        actors.append(actor)
-    for actor in actors:
-        actor.tell("join", len(places))
-    assert [actor.answer() for actor in actors] == [None] * len(places)
-    return actors
+    with laid_out(Internet) as network, master_in(network.hub, LIMIT) as master:
+        yield network, master
 
 
 @pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
@@ -199,39 +146,20 @@ def test_one_that_nobody_can_dial(internet):
     network, master = internet
     with contextlib.ExitStack() as undo:
         places = [network.hidden_host(), network.host(), network.host()]
-        actors = join(network, master, places, undo)
+        actors = join(undo, f"{network.address}:{master.port}", places)
         logs = all_follow(actors, STEPS)
         check_agreement(logs)
         assert losses(logs[0]) == []
         assert contributors(logs[0])[-1] == 7
 
 
-@contextlib.contextmanager
-def relay_in(namespace: str, address: str) -> Iterator[Relay]:
-    relay = in_network(namespace, lambda: Relay(address, 0, None))
-    stops = threading.Event()
-
-    def carry() -> None:
-        while not stops.is_set():
-            relay.turn(0.05)
-        relay.close()
-
-    thread = threading.Thread(target=carry, daemon=True)
-    thread.start()
-    try:
-        yield relay
-    finally:
-        stops.set()
-        thread.join()
-
-
 @pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
 def test_two_that_nobody_can_dial_meet_at_a_relay(internet):
     network, master = internet
     with contextlib.ExitStack() as undo:
-        relay = undo.enter_context(relay_in(network.hub, network.address))
+        relay = undo.enter_context(carried(inside(network.hub, lambda: Relay(network.address, 0, None))))
         places = [network.hidden_host(), network.hidden_host(), network.host()]
-        actors = join(network, master, places, undo, PCCL_RELAY=f"{network.address}:{relay.port}")
+        actors = join(undo, f"{network.address}:{master.port}", places, PCCL_RELAY=f"{network.address}:{relay.port}")
         logs = all_follow(actors, STEPS)
         check_agreement(logs)
         assert losses(logs[0]) == []

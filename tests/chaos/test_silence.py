@@ -6,21 +6,16 @@ import contextlib
 import ctypes
 import os
 import platform
-import secrets
-import shlex
-import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from actors import Actor, Ops, Pause, Reduce, all_follow, cast, check_agreement, contributors, losses
-from performers import enter_network
-
-from pccl import MasterNode
+from namespaces import Namespaces, join, laid_out, master_in, run
 
 LIMIT = 1.0
+PEERS = 3
 SOON = 10 * LIMIT
 """A silent peer is out within about one and a half limits; the rest is for a busy machine."""
 MIXED = (Reduce(10), Reduce(400_000), Reduce(10))
@@ -104,17 +99,14 @@ def test_a_pause_that_is_no_death():
 # ---- networks that swallow ----
 
 
-class Network:
-    """Namespaces joined by a bridge, which lives in one more of them; that one has the address of the master."""
+class Network(Namespaces):
+    """Namespaces joined by a bridge in the hub, which has the address of the master."""
 
-    def __init__(self, count: int) -> None:
-        self._mark = f"{os.getpid():x}{secrets.token_hex(2)}"
-        self._made: list[str] = []
-        self.hub = self._namespace("hub")
+    def lay_out(self) -> None:
         self._hub("link add hub type bridge")
         self._hub(f"addr add {self.address(0)}/24 dev hub")
         self._hub("link set hub up")
-        self.places = [self._place(index) for index in range(1, count + 1)]
+        self.places = [self._place(index) for index in range(1, PEERS + 1)]
 
     def address(self, index: int) -> str:
         return f"10.214.0.{index + 1}"
@@ -130,22 +122,11 @@ class Network:
         """What one place sends to one other does not arrive."""
         run(f"ip -n {self.places[index]} route add blackhole {self.address(towards + 1)}/32")
 
-    def close(self) -> None:
-        for name in self._made:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-
     def _hub(self, command: str) -> None:
         run(f"ip -n {self.hub} {command}")
 
-    def _namespace(self, name: str) -> str:
-        full = f"pccl-{self._mark}-{name}"
-        run(f"ip netns add {full}")
-        self._made.append(full)
-        run(f"ip -n {full} link set lo up")
-        return full
-
     def _place(self, index: int) -> str:
-        name = self._namespace(str(index))
+        name = self.make(str(index))
         run(f"ip -n {name} link add eth type veth peer name p{index} netns {self.hub}")
         self._hub(f"link set p{index} master hub up")
         run(f"ip -n {name} addr add {self.address(index)}/24 dev eth")
@@ -153,44 +134,13 @@ class Network:
         return name
 
 
-def run(command: str) -> None:
-    subprocess.run(shlex.split(command), check=True, capture_output=True)
-
-
-def inside(namespace: str, act: Callable[[], None]) -> None:
-    """In a thread of its own, which alone enters the namespace; threads that it starts are born there."""
-
-    def enter() -> None:
-        enter_network(namespace)
-        act()
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-
-
 @pytest.fixture
 def stage() -> Iterator[tuple[Network, list[Actor]]]:
     """Three accepted peers, each in a place of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
     with contextlib.ExitStack() as undo:
-        try:
-            network = Network(3)
-        except (subprocess.CalledProcessError, FileNotFoundError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-        undo.callback(network.close)
-        master = MasterNode(f"{network.address(0)}:0", heartbeat_limit=LIMIT, insecure=True)
-        undo.callback(master.close)
-        inside(network.hub, master.run)
-        actors = []
-        for number, place in enumerate(network.places):
-            actor = Actor(f"{network.address(0)}:{master.port}", number, environment={"NETNS": place, "PCCL_INSECURE": "1"})
-            undo.callback(actor.kill)
-            actors.append(actor)
-            actor.tell("join", 3)
-        assert [actor.answer() for actor in actors] == [None] * 3
-        yield network, actors
+        network = undo.enter_context(laid_out(Network))
+        master = undo.enter_context(master_in(network.hub, LIMIT, network.address(0)))
+        yield network, join(undo, f"{network.address(0)}:{master.port}", network.places)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])

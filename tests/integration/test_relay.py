@@ -8,12 +8,12 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from performers import Performer
+from relays import carried
 
 import pccl
 from pccl import MasterNode, _keys, _relay
@@ -24,23 +24,8 @@ WORLD = 2
 ELEMENTS = 300_000
 
 
-@contextlib.contextmanager
-def relay_with(keys: list[bytes] | None) -> Iterator[Relay]:
-    relay = Relay("127.0.0.1", 0, keys, links=64)
-    stops = threading.Event()
-
-    def carry() -> None:
-        while not stops.is_set():
-            relay.turn(0.02)
-        relay.close()
-
-    thread = threading.Thread(target=carry, daemon=True)
-    thread.start()
-    try:
-        yield relay
-    finally:
-        stops.set()
-        thread.join()
+def relay_with(keys: list[bytes] | None) -> contextlib.AbstractContextManager[Relay]:
+    return carried(Relay("127.0.0.1", 0, keys, links=64))
 
 
 class Hidden:

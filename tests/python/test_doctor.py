@@ -13,7 +13,7 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 from click.testing import CliRunner
-from test_links_table import member
+from reports import member
 
 import pccl
 from pccl import Diagnosis, Result

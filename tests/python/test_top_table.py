@@ -11,8 +11,8 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 from click.testing import CliRunner
+from reports import edge, member
 from rich.console import Console
-from test_links_table import edge, member
 
 import pccl
 from pccl import ConnectError, Diagnosis, Result
@@ -39,8 +39,8 @@ def test_a_narrow_table_has_all_ids_addresses_and_numbers():
     lines = rows(table(80))
     for one in MEMBERS:
         assert [top.short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1"] in lines
-    for one in EDGES:
-        assert [top.short(one.member), top.short(one.other), "800", "50%", "25%", "0%", "2.00%", "80.0", "0.0"] in lines
+    for link in EDGES:
+        assert [top.short(link.member), top.short(link.other), "800", "50%", "25%", "0%", "2.00%", "80.0", "0.0"] in lines
 
 
 def test_a_wide_table_has_all_columns():

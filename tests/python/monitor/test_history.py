@@ -6,11 +6,12 @@ import json
 import threading
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import pytest
+import reports
 from hypothesis import given
 from hypothesis import strategies as st
+from reports import edge
 
 from pccl import Diagnosis, EdgeReport, Finding, FindingKind, MemberReport
 from pccl.monitor import history
@@ -19,45 +20,7 @@ from pccl.monitor.history import Log, Recorder, create_file, read_file
 
 def member(number: int, **values: Any) -> MemberReport:
     given = {"ops": 20.0, "op_seconds": 1.0, "processor_seconds": 0.5, **values}
-    return MemberReport(
-        uuid=UUID(int=number << 96),
-        group=0,
-        address=f"10.0.0.{number}:48149",
-        silent_seconds=0.1,
-        told_seconds=0.5,
-        span_seconds=10.0,
-        recent_seconds=2.0,
-        live=1,
-        oldest_seconds=0.2,
-        still_seconds=0.0,
-        begins_seconds=0.0,
-        name=f"host-{number}",
-        **given,
-    )
-
-
-def edge(of: MemberReport, to: MemberReport, acked: float) -> EdgeReport:
-    return EdgeReport(
-        member=of.uuid,
-        other=to.uuid,
-        awaited=0,
-        acked_bytes=acked,
-        busy_seconds=1.0,
-        window_seconds=0.0,
-        segments=1000.0,
-        retransmits=20.0,
-        samples=20.0,
-        backlogged=5.0,
-        loaded_seconds=0.09,
-        entries=3.0,
-        late_seconds=0.0,
-        early_seconds=0.0,
-        round_trip_seconds=0.08,
-        queue_seconds=0.0,
-        by_memory=False,
-        lanes=16,
-        reason="",
-    )
+    return replace(reports.member(number), address=f"10.0.0.{number}:48149", name=f"host-{number}", **given)
 
 
 def straggler(of: MemberReport) -> Finding:
