@@ -30,7 +30,18 @@ from pccl.state._objects import groups_of, load_groups
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice, list_of, shards_from, shards_tree, text_of, whole_number
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
-from pccl.state._snapshots.keeper import ERA_MAX, ID_MAX, PLACE_MAX, Keeper, Layout, PieceName, Report, Snapshot, host_name
+from pccl.state._snapshots.keeper import (
+    ERA_MAX,
+    ID_MAX,
+    PLACE_MAX,
+    Contribution,
+    Keeper,
+    Layout,
+    PieceName,
+    Report,
+    Snapshot,
+    host_name,
+)
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import (
     ATTEMPTS,
@@ -349,7 +360,7 @@ class Sharded:
             values = self._encoded_values()
         except Exception as error:  # told to all: others wait for this member
             problem = error
-        self._keeper.take(self._taken, parts, shards, values, self._members, self._own, problem)
+        self._keeper.take(Contribution(self._taken, parts, shards, values, self._members, self._own, problem))
 
     def _encoded_values(self) -> bytes:
         return bytes(encode({"outline": self._state.outline(), "own": self._training.own(), "values": self._values()}))

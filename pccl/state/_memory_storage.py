@@ -38,6 +38,7 @@ from pccl.state._checkpoint import CheckpointError
 from pccl.state._memory_metadata import Content, decode_content, encode_content
 from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, own_name
 from pccl.state._snapshots.config import Snapshots
+from pccl.state._snapshots.keeper import Contribution
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 from pccl.state._tree import TreeError
@@ -132,7 +133,7 @@ class MemoryWriter(StorageWriter):
             problem, tensors = error, {}
         shards = {name: whole_slice(tensor) for name, tensor in tensors.items()}
         members, own = _members(self._given)
-        self._vault.take(orders.step, tensors, shards, orders.content, members, own, problem)
+        self._vault.take(Contribution(orders.step, tensors, shards, orders.content, members, own, problem))
         done: Future[list[WriteResult]] = Future()
         done.set_result([self._result(item, shards) for item in plan.items])
         return done

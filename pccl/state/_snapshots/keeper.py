@@ -200,20 +200,32 @@ class Report:
 
 
 @dataclass(eq=False)
-class Job:
-    """A snapshot under way."""
+class Contribution:
+    """What a member gives to a snapshot, of which all members tell the same step and members."""
 
     step: int
-    era: int
-    """At first the own one; then the highest of any member."""
     tensors: Mapping[str, torch.Tensor]
+    """Its part of the state, as local tensors."""
     shards: ShardMap
     values: bytes
     members: tuple[UUID, ...]
     own: int
+    """Its place among the members."""
+    problem: Exception | None = None
+    """Why it cannot take part; the snapshot then fails on all."""
+
+    def __post_init__(self) -> None:
+        self.members = tuple(self.members)
+
+
+@dataclass(eq=False, kw_only=True)
+class Job(Contribution):
+    """A snapshot under way."""
+
+    era: int
+    """At first the own one; then the highest of any member."""
     talk: Talk
     report: Report
-    problem: Exception | None = None
     copied: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
     """Why it is not complete, when it has ended."""
@@ -272,26 +284,15 @@ class Keeper:
 
     # ---- the program's side ----
 
-    def take(
-        self,
-        step: int,
-        tensors: Mapping[str, torch.Tensor],
-        shards: ShardMap,
-        values: bytes,
-        members: Sequence[UUID],
-        own: int,
-        problem: Exception | None = None,
-    ) -> Job:
-        """Begins a snapshot and returns. All members call it with the same step; `tensors` are their parts as local tensors.
+    def take(self, given: Contribution) -> Job:
+        """Begins a snapshot and returns. All members call it.
 
-        The tensors must not change until `fence` has returned. A snapshot that is under way is waited for. `problem`: why this
-        member cannot take part; the snapshot then fails on all.
+        The tensors must not change until `fence` has returned. A snapshot that is under way is waited for.
         """
         self.settle()
-        members = tuple(members)
-        talk = Talk(self._comm, members, own, self._topic, self._timeout, background=True)
-        self.report = Report(step=step)
-        job = Job(step, self.era, tensors, shards, values, members, own, talk, self.report, problem)
+        talk = Talk(self._comm, given.members, given.own, self._topic, self._timeout, background=True)
+        self.report = Report(step=given.step)
+        job = Job(**vars(given), era=self.era, talk=talk, report=self.report)
         job.thread = threading.Thread(target=self._run, args=(job, _pending(job.tensors)), name="pccl snapshot", daemon=True)
         self._job = job
         _jobs.add(job)

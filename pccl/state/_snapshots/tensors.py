@@ -13,6 +13,7 @@ import torch
 from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of
 from pccl.state._snapshots.config import Restored, Snapshots
+from pccl.state._snapshots.keeper import Contribution
 from pccl.state._snapshots.restore import ATTEMPTS, DamagedError
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
@@ -51,7 +52,7 @@ def snapshot(
         tensors, known = _described(state, shards, part or str(comm.uuid))
     except (TypeError, ValueError) as error:
         problem = problem or error
-    job = vault.begin(step, tensors, known, b"", members, members.index(comm.uuid), problem)
+    job = vault.begin(Contribution(step, tensors, known, b"", members, members.index(comm.uuid), problem))
     job.copied.wait()
     if problem is not None:
         job.thread.join()

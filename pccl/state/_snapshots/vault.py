@@ -29,7 +29,7 @@ from pccl.state._snapshots.boxes import (
 )
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import ERA_MAX, EXIT_SECONDS, ID_MAX, PLACE_MAX, Job, Keeper, Layout, PieceName
+from pccl.state._snapshots.keeper import ERA_MAX, EXIT_SECONDS, ID_MAX, PLACE_MAX, Contribution, Job, Keeper, Layout, PieceName
 from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, plan, verify
 from pccl.state._snapshots.stock import Stock, layouts_from
 from pccl.state._snapshots.talk import Talk, understood
@@ -71,44 +71,26 @@ class Vault:
         self.damaged: set[int] = set()
         """Ids of snapshots that are not to be restored."""
 
-    def take(
-        self,
-        step: int,
-        tensors: Mapping[str, torch.Tensor],
-        shards: ShardMap,
-        values: bytes,
-        members: Sequence[UUID],
-        own: int,
-        problem: Exception | None = None,
-    ) -> None:
-        """Takes a snapshot on all members. Raises `problem`, if given, and then SnapshotError on the others.
+    def take(self, given: Contribution) -> None:
+        """Takes a snapshot on all members. Raises the problem, if there is one, and then SnapshotError on the others.
 
         SnapshotError, PeerLostError: it is not complete.
         """
-        job = self.begin(step, tensors, shards, values, members, own, problem)
+        job = self.begin(given)
         job.thread.join()
-        if problem is not None:
-            raise problem
+        if given.problem is not None:
+            raise given.problem
         if job.failure is not None:
             raise job.failure
 
-    def begin(
-        self,
-        step: int,
-        tensors: Mapping[str, torch.Tensor],
-        shards: ShardMap,
-        values: bytes,
-        members: Sequence[UUID],
-        own: int,
-        problem: Exception | None = None,
-    ) -> Job:
+    def begin(self, given: Contribution) -> Job:
         """Begins a snapshot, after the one under way. See Keeper.take."""
         while True:
             self.settle()
             with self._changed:
                 self._changed.wait_for(lambda: not self._restoring)
                 if not self._busy():
-                    self._job = job = self.keeper.take(step, tensors, shards, values, members, own, problem)
+                    self._job = job = self.keeper.take(given)
                     self._begun += 1
                     return job
 

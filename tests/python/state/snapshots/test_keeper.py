@@ -13,7 +13,7 @@ from pccl._errors import PeerLostError
 from pccl.state._snapshots import keeper as keepers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.keeper import Keeper, Layout, SnapshotError, piece_info
+from pccl.state._snapshots.keeper import Contribution, Keeper, Layout, SnapshotError, piece_info
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import DamagedError, Held, StateLostError, carry_out, choose, plan, verify
 from pccl.state._snapshots.talk import Talk
@@ -71,7 +71,7 @@ class Member:
         for step in range(steps):
             shards = divided(self.own, len(self.world.ids))
             tensors = local(step, shards)
-            self.keeper.take(step, tensors, shards, b"values of %d" % self.own, self.world.ids, self.own)
+            self.keeper.take(Contribution(step, tensors, shards, b"values of %d" % self.own, self.world.ids, self.own))
             self.keeper.fence()
             for tensor in tensors.values():
                 tensor.zero_()  # the optimizer is at it
@@ -211,7 +211,7 @@ def test_members_at_different_steps_are_told_so():
     members = [Member(world, own, Snapshots(holder=False)) for own in range(2)]
 
     def take(own: int) -> str:
-        members[own].keeper.take(own, local(0, shards[own]), shards[own], b"", world.ids, own)
+        members[own].keeper.take(Contribution(own, local(0, shards[own]), shards[own], b"", world.ids, own))
         assert not members[own].keeper.settle()
         return members[own].keeper.report.why
 
@@ -235,7 +235,7 @@ def test_memory_that_is_missing_at_one_member_fails_the_snapshot_on_all_and_keep
 
         def take(own: int) -> bool:
             shards = divided(own, 3)
-            world.members[own].keeper.take(7, local(7, shards), shards, b"", world.ids, own)
+            world.members[own].keeper.take(Contribution(7, local(7, shards), shards, b"", world.ids, own))
             return world.members[own].keeper.settle()
 
         assert run([lambda own=own: take(own) for own in range(3)]) == [False] * 3

@@ -19,7 +19,7 @@ from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
 from pccl.state._snapshots.boxes import own_name
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import PieceName
+from pccl.state._snapshots.keeper import Contribution, PieceName
 from pccl.state._snapshots.talk import Talk
 from pccl.state._snapshots.vault import vault_of, whole_slice
 from pccl.state._tree import decode, encode
@@ -278,7 +278,7 @@ def test_a_restore_and_a_snapshot_in_another_thread_exclude_each_other_in_whatev
     def save(number: int, step: int) -> None:
         state = {own_name(str(number), "x"): torch.full((9,), float(step))}
         shards = {name: whole_slice(tensor) for name, tensor in state.items()}
-        vaults[number].take(step, state, shards, b"", members, number)
+        vaults[number].take(Contribution(step, state, shards, b"", members, number))
 
     def load(number: int) -> int:
         opened = vaults[number].open(members, number)
@@ -341,7 +341,9 @@ def test_a_snapshot_ends_only_when_it_is_complete_though_another_thread_has_begu
             begun.wait()
             early = ended.wait(0.5)
             joined.set()
-        vaults[number].take(1, tensors, {name: whole_slice(one) for name, one in tensors.items()}, b"", members, number)
+        vaults[number].take(
+            Contribution(1, tensors, {name: whole_slice(one) for name, one in tensors.items()}, b"", members, number)
+        )
         if number == 0:
             ended.set()
             early = not joined.is_set()
