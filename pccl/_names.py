@@ -45,23 +45,28 @@ def text_of(chars: object) -> str:
     return text.decode("utf-8", "replace")
 
 
+def short(uuid: UUID) -> str:
+    """Returns what logs and findings call a peer, "ab12cdef"."""
+    return uuid.hex[:8]
+
+
 def peer_label(name: str, uuid: UUID) -> str:
     """Returns "host-a (ab12cdef)", or "ab12cdef" for a peer without a name."""
-    return f"{name} ({uuid.hex[:8]})" if name else uuid.hex[:8]
+    return f"{name} ({short(uuid)})" if name else short(uuid)
 
 
 def rank_label(rank: int, name: str, uuid: UUID) -> str:
     """Returns "rank 3 (host-a, ab12cdef)", or "rank 3 (ab12cdef)"."""
-    return f"rank {rank} ({name}, {uuid.hex[:8]})" if name else f"rank {rank} ({uuid.hex[:8]})"
+    return f"rank {rank} ({name}, {short(uuid)})" if name else f"rank {rank} ({short(uuid)})"
 
 
 def with_ranks(text: str, members: Sequence[UUID], names: Mapping[UUID, str]) -> str:
     """Returns a text of C with ranks in place of "peer": "rank 3 (host-a, ab12cdef)"."""
     for rank, member in enumerate(members):
-        short = member.hex[:8]
+        digits = short(member)
         if names.get(member):
-            text = text.replace(f"peer {names[member]} ({short}", f"rank {rank} ({names[member]}, {short}")
-        text = text.replace(f"peer {short}", f"rank {rank}")
+            text = text.replace(f"peer {names[member]} ({digits}", f"rank {rank} ({names[member]}, {digits}")
+        text = text.replace(f"peer {digits}", f"rank {rank}")
     return text
 
 

@@ -10,8 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport
-from pccl.cli.top import NO_RUN, share, short
+from pccl.cli.top import NO_RUN, share
 
 ROWS_MOST = 32
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
-from uuid import UUID
 
 import click
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -22,6 +21,7 @@ from pccl._address import parse_endpoints
 from pccl._credentials import credentials
 from pccl._diagnosis import diagnose_run, runs_at
 from pccl._errors import ConnectError, PCCLError
+from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
 from pccl.lab.ranges import Range
 
@@ -308,8 +308,3 @@ def _edge_facts(edge: EdgeReport, span: float, queue: float) -> list[str]:
 def share(part: float, whole: float, digits: int = 0) -> str:
     """A part in per cent."""
     return f"{min(part / whole, 1):.{digits}%}" if whole > 0 else "-"
-
-
-def short(uuid: UUID) -> str:
-    """What logs and findings call a member."""
-    return uuid.hex[:8]

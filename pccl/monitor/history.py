@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import IO, Any
-from uuid import UUID
 
+from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, Finding, MemberReport
 
 Event = dict[str, Any]
@@ -39,11 +39,6 @@ LINKS_MOST = 64
 """The busiest ones of a sample."""
 
 FORMAT = 1
-
-
-def short(uuid: UUID) -> str:
-    """As logs write it."""
-    return str(uuid)[:8]
 
 
 class Recorder:
@@ -107,7 +102,7 @@ class Recorder:
             events = [_member("member", at, name, member) for name, member in self._members.items()]
             events += [{"at": at, **event} for event in self._findings.values()]
             self._values, self._links = {}, {}
-        values = {name: _member_values(member) for name, member in self._members.items()}
+        values = {name: member_values(member) for name, member in self._members.items()}
         spans = {member.uuid: member.recent_seconds for member in told.members}
         busiest = sorted(told.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:LINKS_MOST]
         links = {
@@ -132,7 +127,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _member_values(member: MemberReport) -> list[float]:
+def member_values(member: MemberReport) -> list[float]:
+    """Those of MEMBER_VALUES, in their order."""
     span = member.span_seconds or 1.0
     return [
         _rounded(value)

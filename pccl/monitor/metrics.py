@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -11,8 +13,9 @@ from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, genera
 from prometheus_client.registry import Collector
 
 import pccl
+from pccl._names import short
 from pccl._reports import Diagnosis
-from pccl.monitor.history import MEMBER_VALUES, Event, _member_values, short
+from pccl.monitor.history import MEMBER_VALUES, Event, member_values
 
 MEMBER_METRICS = {
     "operations": ("operations_per_second", "Operations that ended, per second, over the last seconds.", 1.0),
@@ -70,7 +73,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily("pccl_members", "Members of the run.", len(told.members) or told.peer_count)
         yield GaugeMetricFamily("pccl_epoch", "The epoch in force.", told.epoch)
         labels = {short(member.uuid): [short(member.uuid), member.name] for member in told.members}
-        values = {short(member.uuid): _member_values(member) for member in told.members}
+        values = {short(member.uuid): member_values(member) for member in told.members}
         for place, name in enumerate(MEMBER_VALUES):
             suffix, meaning, factor = MEMBER_METRICS[name]
             gauge = GaugeMetricFamily(f"pccl_member_{suffix}", meaning, labels=["member", "name"])
@@ -78,9 +81,11 @@ class Metrics(Collector):
                 gauge.add_metric(labels[id_], one[place] * factor)
             yield gauge
         sent = GaugeMetricFamily("pccl_member_sent_bytes_per_second", "Acknowledged by other members.", labels=["member", "name"])
+        totals: defaultdict[UUID, float] = defaultdict(float)
+        for edge in told.edges:
+            totals[edge.member] += edge.acked_bytes
         for member in told.members:
-            total = sum(edge.acked_bytes for edge in told.edges if edge.member == member.uuid)
-            sent.add_metric(labels[short(member.uuid)], total / (member.recent_seconds or 1.0))
+            sent.add_metric(labels[short(member.uuid)], totals[member.uuid] / (member.recent_seconds or 1.0))
         yield sent
         cost = GaugeMetricFamily(
             "pccl_finding_cost_ratio", "Share of an operation's time that a finding explains.", labels=["kind", "member", "other"]

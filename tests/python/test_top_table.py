@@ -16,6 +16,7 @@ from rich.console import Console
 
 import pccl
 from pccl import ConnectError, Diagnosis, Result
+from pccl._names import short
 from pccl.cli import main, top
 
 MEMBERS = tuple(member(number) for number in (0x12345678, 0x9ABCDEF0, 0xFEDCBA98))
@@ -38,9 +39,9 @@ def rows(text: str) -> list[list[str]]:
 def test_a_narrow_table_has_all_ids_addresses_and_numbers():
     lines = rows(table(80))
     for one in MEMBERS:
-        assert [top.short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1"] in lines
+        assert [short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1"] in lines
     for link in EDGES:
-        assert [top.short(link.member), top.short(link.other), "800", "50%", "25%", "0%", "2.00%", "80.0", "0.0"] in lines
+        assert [short(link.member), short(link.other), "800", "50%", "25%", "0%", "2.00%", "80.0", "0.0"] in lines
 
 
 def test_a_wide_table_has_all_columns():
@@ -48,7 +49,7 @@ def test_a_wide_table_has_all_columns():
         lines = rows(table(width))
         assert lines[0][-4:] == ["silent", "s", "group", "thread"]
         for one in MEMBERS:
-            assert [top.short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1", "0", "10%"] in lines
+            assert [short(one.uuid), "10.0.0.1:48149", "0.3", "3000.0", "90%", "0.0", "1", "0.7", "0.1", "0", "10%"] in lines
 
 
 def test_a_table_without_room_folds_and_loses_nothing():

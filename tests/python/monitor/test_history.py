@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from reports import edge
 
 from pccl import Diagnosis, EdgeReport, Finding, FindingKind, MemberReport
+from pccl._names import short
 from pccl.monitor import history
 from pccl.monitor.history import Log, Recorder, create_file, read_file
 
@@ -117,10 +118,10 @@ def test_samples_that_tell_changes_only_lead_to_the_newest_values(steps):
                 links.update(event["links"])
                 for name in event["quiet"]:
                     links.pop(name)
-        assert there == {history.short(one.uuid) for one in members}
+        assert there == {short(one.uuid) for one in members}
         if members:
-            assert {name: known[name] for name in there} == {history.short(m.uuid): history._member_values(m) for m in members}
-            assert set(links) == {f"{history.short(e.member)} {history.short(e.other)}" for e in edges if e.acked_bytes}
+            assert {name: known[name] for name in there} == {short(m.uuid): history.member_values(m) for m in members}
+            assert set(links) == {f"{short(e.member)} {short(e.other)}" for e in edges if e.acked_bytes}
 
 
 def test_an_hour_of_a_large_run_has_less_than_20_megabytes():
