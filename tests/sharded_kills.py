@@ -29,7 +29,7 @@ import pccl.distributed
 from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _sharded
 from pccl.distributed._remesh import entries, local_part, slices
 from pccl.distributed._training import Training
-from pccl.state._snapshots import keeper, restore
+from pccl.state._snapshots import keeper, restore, transfer
 from pccl.state._snapshots.talk import Talk
 
 preload(__name__)
@@ -258,8 +258,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "verify": (_sharded, "verify"),
     "values": (Training, "take_own"),
     "exchange of layouts": (keeper.Keeper, "_exchange"),
-    "send": (keeper._Spread, "_send"),
-    "receive": (keeper._Spread, "_receive"),
+    "send": (transfer.Transfer, "_send"),
+    "receive": (transfer.Transfer, "_receive"),
     "image": (keeper, "write_image"),
     "hash": (keeper, "hash_image"),
     "store": (keeper.Keeper, "store"),

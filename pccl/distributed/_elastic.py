@@ -32,7 +32,7 @@ from pccl.state._entries import Entries
 from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.keeper import Report as SnapshotReport
+from pccl.state._snapshots.snapshot import Report as SnapshotReport
 from pccl.state._split import with_tensors, without_tensors
 from pccl.state._start import broadcast_bytes
 

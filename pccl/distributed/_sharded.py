@@ -30,18 +30,7 @@ from pccl.state._objects import groups_of, load_groups
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice, list_of, shards_from, shards_tree, text_of, whole_number
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
-from pccl.state._snapshots.keeper import (
-    ERA_MAX,
-    ID_MAX,
-    PLACE_MAX,
-    Contribution,
-    Keeper,
-    Layout,
-    PieceName,
-    Report,
-    Snapshot,
-    host_name,
-)
+from pccl.state._snapshots.keeper import Keeper, host_name
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import (
     ATTEMPTS,
@@ -56,6 +45,7 @@ from pccl.state._snapshots.restore import (
     plan,
     verify,
 )
+from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Contribution, Layout, PieceName, Report, Snapshot
 from pccl.state._snapshots.stock import Stock, layouts_from
 from pccl.state._snapshots.talk import Talk, understood
 

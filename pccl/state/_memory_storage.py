@@ -38,8 +38,8 @@ from pccl.state._checkpoint import CheckpointError
 from pccl.state._memory_metadata import Content, decode_content, encode_content
 from pccl.state._snapshots.boxes import DTYPES, Box, ShardMap, Slice, own_name
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.keeper import Contribution
 from pccl.state._snapshots.placement import Redundancy
+from pccl.state._snapshots.snapshot import Contribution
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 from pccl.state._tree import TreeError
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import logging
 import os
 import socket
@@ -17,221 +16,44 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import torch
 
-from pccl._collectives import CollectiveOp
-from pccl._errors import PCCLError, PCCLTimeoutError, PeerLostError, UsageError
+from pccl._errors import PCCLError, PeerLostError, UsageError
 from pccl._holder import Holder, HolderError
-from pccl.state._snapshots.boxes import (
-    ALIGN,
-    ShardMap,
-    first_holders,
-    image_offsets,
-    list_of,
-    replicas,
-    require_same_tensors,
-    same_images,
-    shards_from,
-    shards_tree,
-    text_of,
-    whole_number,
-)
-from pccl.state._snapshots.code import MEMBERS_MAX, add, factors
+from pccl.state._snapshots.boxes import image_offsets, shards_from, shards_tree, text_of
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.images import BLOCK_BYTES, Memory, Sum, changed_blocks, hash_image, write_image
-from pccl.state._snapshots.placement import Placement, Redundancy, place, unit_bytes
+from pccl.state._snapshots.images import Memory, Sum, hash_image, write_image
+from pccl.state._snapshots.snapshot import (
+    ERA_MAX,
+    ID_MAX,
+    SHARED_FAILURES,
+    Contribution,
+    Job,
+    Layout,
+    PieceName,
+    Report,
+    Snapshot,
+    SnapshotError,
+    SpoiledError,
+)
 from pccl.state._snapshots.talk import GarbledError, Talk, understood
-from pccl.state._tree import TreeError, decode, encode
+from pccl.state._snapshots.transfer import Transfer
+from pccl.state._tree import encode
 
 if TYPE_CHECKING:
     from pccl._communicator import Communicator
 
 _log = logging.getLogger("pccl.state")
 
-CHUNK_BYTES = 4 << 20
-"""What one message carries at most."""
-
-IN_FLIGHT = 3
-"""Messages of one member in one direction: as many hide the time of the master's answer."""
-
 _released: dict[str, Holder] = {}
 """By name of the run: connections of communicators that were closed. While this process lives, the holder keeps its memory."""
 
 _keepers: weakref.WeakKeyDictionary[Any, weakref.WeakValueDictionary[str, Keeper]] = weakref.WeakKeyDictionary()
 """By communicator and topic: those whose messages would be taken for each other's."""
-
-ERA_MAX = 1 << 60
-"""Of a snapshot, and more than there ever are."""
-
-ID_MAX = (1 << 56) - 1
-"""Of a snapshot."""
-
-PLACE_MAX = 1 << 20
-"""Of members, stripes and rows."""
-
-Order = tuple[int, int]
-"""Era and step of a snapshot: the greater, the newer. An era ends when a state is restored."""
-
-
-class Layout:
-    """How a state is divided among members, and where its redundancy lies."""
-
-    def __init__(self, hosts: Sequence[str], maps: Sequence[ShardMap], redundancy: Redundancy) -> None:
-        require_same_tensors(maps)
-        self.hosts = list(hosts)
-        self.maps = list(maps)
-        self.redundancy = redundancy
-        self.sizes = [image_offsets(shards)[1] for shards in maps]
-        self.first = first_holders(maps)
-        self.replicas = replicas(maps)
-        self.replicas_of: list[list[tuple[int, ...]]] = [[] for _ in maps]
-        """By member: the keys of `replicas` that it is in."""
-        for members in self.replicas:
-            for member in members:
-                self.replicas_of[member].append(members)
-        self.placement: Placement = place(hosts, redundancy, same_images(maps))
-        self.id = hashlib.blake2b(self.encoded(), digest_size=7).hexdigest()
-
-    def encoded(self) -> bytes:
-        """As a tree."""
-        maps = [shards_tree(shards) for shards in self.maps]
-        return bytes(encode({"hosts": self.hosts, "maps": maps, "redundancy": list(self.redundancy)}))
-
-    @classmethod
-    def decoded(cls, content: bytes) -> Layout:
-        """What `encoded` gave. ValueError: it is damaged."""
-        tree = decode(content, numbers_and_text=True)
-        try:
-            hosts = [text_of(host) for host in list_of(tree["hosts"], PLACE_MAX)]
-            maps = list(map(shards_from, list_of(tree["maps"], PLACE_MAX)))
-            redundancy = Redundancy(*(whole_number(one, MEMBERS_MAX) for one in tree["redundancy"]))
-            if not 0 < len(hosts) == len(maps):
-                raise ValueError(f"{len(hosts)} hosts of {len(maps)} members")
-            return cls(hosts, maps, redundancy)
-        except (TypeError, LookupError, AttributeError) as error:
-            raise TreeError(f"the layout of a snapshot is malformed: {error}") from None
-
-    def unit(self, stripe: int) -> int:
-        """The bytes of each unit of a stripe."""
-        return unit_bytes(self.sizes, self.placement, self.placement.stripes[stripe], ALIGN)
-
-    def has(self, piece: PieceName) -> bool:
-        """Whether it is a piece of a snapshot of this layout."""
-        if piece.kind != "parity":
-            return piece.place < len(self.maps)
-        stripes = self.placement.stripes
-        return piece.place < len(stripes) and piece.row < len(stripes[piece.place].parity)
-
-    def size_of(self, piece: PieceName) -> int | None:
-        """The bytes of a piece; None: any number."""
-        if piece.kind == "values":
-            return None
-        return self.sizes[piece.place] if piece.kind == "image" else self.unit(piece.place)
-
-    def range_of(self, stripe: int, column: int) -> tuple[int, int]:
-        """Where a unit lies in its member's image; it is shorter than the others where the image ends, or empty."""
-        member, unit = self.placement.stripes[stripe].data[column]
-        size = self.sizes[member]
-        # The same in all stripes of the member, whose units may be larger: its units have each byte of its image once.
-        each = -(-size // self.placement.units[member] // ALIGN) * ALIGN
-        return min(size, unit * each), min(size, (unit + 1) * each)
-
-
-class PieceName(NamedTuple):
-    """What a piece is: the image of a member, or a row of the parity of a stripe."""
-
-    kind: str
-    """`image`, `parity`, or `values`: what the member told beside the tensors."""
-    place: int
-    """The member, or the stripe."""
-    row: int = 0
-
-
-@dataclass
-class Snapshot:
-    """What one process holds of a snapshot."""
-
-    id: int
-    era: int
-    step: int
-    layout: Layout
-    pieces: dict[PieceName, Memory] = field(default_factory=dict)
-    sums: dict[int, Sum] = field(default_factory=dict)
-    """The hashes of the members' images, as far as they are known here."""
-    complete: bool = False
-    """Known to be stored by all."""
-    bare: bool = False
-    """Without redundancy: the snapshot before stays beside it."""
-
-    @property
-    def order(self) -> Order:
-        """The greater, the newer."""
-        return self.era, self.step
-
-
-class SnapshotError(RuntimeError):
-    """A snapshot was not taken; the one before it stays. The text says why."""
-
-
-class _SpoiledError(SnapshotError):
-    """Another member has failed."""
-
-
-@dataclass
-class Report:
-    """What a member's last snapshot has cost, in bytes and seconds."""
-
-    step: int = -1
-    complete: bool = False
-    state_bytes: int = 0
-    """The size of the own image."""
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    copy_seconds: float = 0.0
-    """In which the optimizer had to wait, if it came."""
-    seconds: float = 0.0
-    why: str = ""
-    """Why it is not complete."""
-
-
-@dataclass(eq=False)
-class Contribution:
-    """What a member gives to a snapshot, of which all members tell the same step and members."""
-
-    step: int
-    tensors: Mapping[str, torch.Tensor]
-    """Its part of the state, as local tensors."""
-    shards: ShardMap
-    values: bytes
-    members: tuple[UUID, ...]
-    own: int
-    """Its place among the members."""
-    problem: Exception | None = None
-    """Why it cannot take part; the snapshot then fails on all."""
-
-    def __post_init__(self) -> None:
-        self.members = tuple(self.members)
-
-
-@dataclass(eq=False, kw_only=True)
-class Job(Contribution):
-    """A snapshot under way."""
-
-    era: int
-    """At first the own one; then the highest of any member."""
-    talk: Talk
-    report: Report
-    copied: threading.Event = field(default_factory=threading.Event)
-    failure: BaseException | None = None
-    """Why it is not complete, when it has ended."""
-    thread: threading.Thread = field(init=False)
-    """Ends with the snapshot."""
-
 
 _jobs: weakref.WeakSet[Job] = weakref.WeakSet()
 
@@ -364,7 +186,7 @@ class Keeper:
             job.failure = error
             job.report.why = str(error) or type(error).__name__
             is_closed = isinstance(error, UsageError) and self._comm._handle.closed  # by the program
-            if not is_closed and not isinstance(error, _TOLD):
+            if not is_closed and not isinstance(error, SHARED_FAILURES):
                 self.broken = error
                 _log.error("%s", f"this process leaves the run, since its snapshot failed: {job.report.why}")
                 job.talk.abandon()
@@ -396,7 +218,7 @@ class Keeper:
         except Exception as error:
             problem = error
         try:
-            _Spread(job, snapshot, base, self._memory, problem).run()
+            Transfer(job, snapshot, base, self._memory, problem).run()
             self._keep_at_holder(snapshot)
         except PeerLostError:
             raise
@@ -404,11 +226,11 @@ class Keeper:
             problem = problem or error
         own_sum = snapshot.sums.get(job.own, Sum(0, 0)).signed()
         try:
-            status = 0 if problem is None else 1 if isinstance(problem, _SpoiledError) else 2
+            status = 0 if problem is None else 1 if isinstance(problem, SpoiledError) else 2
             rows = job.talk.gather([status, *own_sum, *_flat(alike, max(map(len, layout.replicas_of)))])
         except UsageError:  # this process has left the run
             raise problem or RuntimeError("the communicator was closed") from problem
-        if problem is not None and not isinstance(problem, _SpoiledError):
+        if problem is not None and not isinstance(problem, SpoiledError):
             raise SnapshotError(f"{type(problem).__name__}: {problem}") from problem
         failed = max(range(len(rows)), key=lambda member: rows[member][0])  # the cause before what follows from it
         if rows[failed][0]:
@@ -624,10 +446,6 @@ def _pending(tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Event, int] | N
     return torch.accelerator.current_stream(device).record_event(), device.index or 0
 
 
-_TOLD = (SnapshotError, PeerLostError, PCCLTimeoutError, GarbledError)
-"""Failures of a snapshot that the other members hear of, or have as well."""
-
-
 @contextlib.contextmanager
 def _file_of(content: bytes) -> Iterator[int]:
     memory = Memory.of(content)
@@ -674,290 +492,3 @@ def piece_info(snapshot: Snapshot, name: PieceName) -> dict[str, Any]:
         "process": _process(),
         "sums": {str(member): list(one) for member, one in snapshot.sums.items()},
     }
-
-
-# ---- redundancy ----
-
-
-class _Message(NamedTuple):
-    stripe: int
-    column: int
-    row: int
-    sender: int
-    receiver: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.stripe}.{self.column}.{self.row}"
-
-
-_STATUS, _BLOCKS, _LOW, _HIGH, _NUMBERS = range(5)
-
-
-class _Spread:
-    """Sends the own units to those who keep their parity, and keeps that of others.
-
-    A message tells which blocks of a unit have changed since the base, and their XOR with it (without a base: with zeros). The
-    receiver adds them, times the factor of the code, to a copy of the parity of the base. All messages have one order, in which
-    each member sends and receives; the first that is not through has its sender and its receiver at it, so nothing waits in a
-    circle. A member that has failed before goes on with empty messages, so nobody waits for it; one that fails in the middle of a
-    message leaves the run.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        snapshot: Snapshot,
-        base: Snapshot | None,
-        memory: Callable[[int], Memory],
-        failure: BaseException | None,
-    ) -> None:
-        self._job = job
-        self._talk = job.talk
-        self._snapshot = snapshot
-        self._layout = layout = snapshot.layout
-        self._base = base
-        self._new_memory = memory
-        stripes = layout.placement.stripes
-        self._messages = [
-            _Message(number, column, row, member, keeper)
-            for number, stripe in enumerate(stripes)
-            for column, (member, _) in enumerate(stripe.data)
-            for row, keeper in enumerate(stripe.parity)
-        ]
-        self._failure = failure
-        self._lock = threading.Lock()
-
-    def run(self) -> None:
-        """Returns when all that concerns this member is through, and its parity is in the snapshot. Raises what failed."""
-        receiver = threading.Thread(target=self._guarded, args=(self._receive_all,), name="pccl snapshot receiver", daemon=True)
-        self._guarded(receiver.start)
-        self._guarded(self._send_all)
-        if receiver.ident is not None:
-            receiver.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._fail(error)
-            if not isinstance(error, _TOLD):
-                self._talk.abandon()
-
-    def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            if self._failure is None or isinstance(self._failure, PeerLostError):
-                self._failure = error
-
-    # ---- sending ----
-
-    def _send_all(self) -> None:
-        lost: set[int] = set()
-        window = _Window(self._talk)
-        for message in self._messages:
-            if message.sender != self._job.own or message.receiver in lost:
-                continue
-            try:
-                self._send(message, window)
-                window.drain()
-            except (PeerLostError, GarbledError) as error:
-                window.forget()
-                lost.add(message.receiver)
-                self._fail(error)
-            except PCCLTimeoutError:
-                window.give_up()
-                raise
-
-    def _send(self, message: _Message, window: _Window) -> None:
-        new, old = self._unit(self._snapshot, message), self._unit(self._base, message)
-        failed = self._failure is not None and not isinstance(self._failure, PeerLostError)
-        blocks = torch.ones(_blocks(new.numel()), dtype=torch.bool) if old is None else changed_blocks(new, old)
-        if failed:
-            blocks = torch.zeros_like(blocks)
-        low, high = self._snapshot.sums.get(self._job.own, Sum(0, 0)).signed()
-        head = torch.tensor([int(failed), int(blocks.sum()), low, high], dtype=torch.int64)
-        packed = torch.cat([head.view(torch.uint8), blocks.view(torch.uint8)])
-        window.send(message.receiver, message.name, packed)
-        for number, runs in enumerate(_chunks(blocks, new.numel())):
-            total = sum(end - begin for begin, end in runs)
-            content = torch.empty(total, dtype=torch.uint8)
-            at = 0
-            for begin, end in runs:
-                part = content[at : at + end - begin]
-                if old is None:
-                    part.copy_(new[begin:end])
-                else:
-                    torch.bitwise_xor(new[begin:end], old[begin:end], out=part)
-                at += end - begin
-            window.send(message.receiver, f"{message.name}.{number}", content)
-            self._job.report.sent_bytes += total
-        self._job.report.sent_bytes += packed.numel()
-
-    def _unit(self, snapshot: Snapshot | None, message: _Message) -> Any:
-        if snapshot is None:
-            return None
-        begin, end = self._layout.range_of(message.stripe, message.column)
-        return snapshot.pieces[PieceName("image", self._job.own)].bytes[begin:end]
-
-    # ---- receiving ----
-
-    def _receive_all(self) -> None:
-        lost: set[int] = set()
-        spoiled: set[tuple[int, int]] = set()
-        memories: dict[tuple[int, int], Memory] = {}
-        window = _Window(self._talk)
-        scratch = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-        for message in self._messages:
-            if message.receiver != self._job.own:
-                continue
-            key = message.stripe, message.row
-            if message.sender in lost:
-                spoiled.add(key)
-                continue
-            try:
-                target = self._parity(key, memories, spoiled)
-                if not self._receive(message, target if key not in spoiled else None, window, scratch):
-                    spoiled.add(key)
-            except (PeerLostError, GarbledError) as error:
-                window.forget()
-                lost.add(message.sender)
-                spoiled.add(key)
-                self._fail(error)
-            except PCCLTimeoutError:
-                window.give_up()
-                raise
-        for (stripe, row), memory in memories.items():
-            if (stripe, row) not in spoiled:
-                self._snapshot.pieces[PieceName("parity", stripe, row)] = memory
-        if spoiled and self._failure is None:
-            self._fail(_SpoiledError("another member could not send its part: see its log"))
-
-    def _parity(
-        self, key: tuple[int, int], memories: dict[tuple[int, int], Memory], spoiled: set[tuple[int, int]]
-    ) -> torch.Tensor | None:
-        """The parity of a row; at first as in the base, or zeros. None: there is no memory for it."""
-        if key not in memories and key not in spoiled:
-            try:
-                memories[key] = memory = self._new_memory(self._layout.unit(key[0]))
-            except MemoryError as error:
-                spoiled.add(key)
-                self._fail(error)
-                return None
-            if self._base is None:
-                memory.bytes.zero_()
-            else:
-                memory.bytes.copy_(self._base.pieces[PieceName("parity", *key)].bytes)
-        return memories[key].bytes if key in memories else None
-
-    def _receive(self, message: _Message, target: torch.Tensor | None, window: _Window, scratch: torch.Tensor) -> bool:
-        """Whether the unit came whole."""
-        begin, end = self._layout.range_of(message.stripe, message.column)
-        size = end - begin
-        numbers = _NUMBERS * 8
-        packed = torch.zeros(numbers + _blocks(size), dtype=torch.uint8)
-        window.receive(message.sender, message.name, packed)
-        window.drain()
-        head = packed[:numbers].view(torch.int64).tolist()
-        blocks = packed[numbers:].bool()
-        self._snapshot.sums[message.sender] = Sum.of_signed(head[_LOW], head[_HIGH])
-        rows = len(self._layout.placement.stripes[message.stripe].parity)
-        columns = len(self._layout.placement.stripes[message.stripe].data)
-        factor = factors(rows, columns)[message.row][message.column]
-        chunks = list(_chunks(blocks, size))
-        buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8) for _ in chunks[:IN_FLIGHT]]
-        flying: list[tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]]] = []
-        try:
-            for number, runs in enumerate(chunks):
-                total = sum(stop - start for start, stop in runs)
-                content = buffers[number % IN_FLIGHT][:total]
-                flying.append((self._talk.recv(message.sender, f"{message.name}.{number}", content), content, runs))
-                if len(flying) == IN_FLIGHT:
-                    self._add(flying.pop(0), target, factor, scratch)
-                self._job.report.received_bytes += total
-            while flying:
-                self._add(flying.pop(0), target, factor, scratch)
-        except (PeerLostError, GarbledError):
-            self._talk.forget(op for op, _, _ in flying)
-            raise
-        except PCCLTimeoutError:
-            self._talk.give_up([op for op, _, _ in flying])
-            raise
-        return bool(head[_STATUS] == 0)
-
-    def _add(
-        self,
-        come: tuple[CollectiveOp, torch.Tensor, list[tuple[int, int]]],
-        target: torch.Tensor | None,
-        factor: int,
-        scratch: torch.Tensor,
-    ) -> None:
-        op, content, runs = come
-        self._talk.wait(op)
-        at = 0
-        for begin, end in runs:
-            if target is not None:
-                padded = -(-(end - begin) // ALIGN) * ALIGN
-                part = content[at : at + end - begin]
-                if padded != end - begin:
-                    scratch[end - begin : padded].zero_()
-                    scratch[: end - begin].copy_(part)
-                    part = scratch[:padded]
-                add(target[begin : begin + padded], part, factor)
-            at += end - begin
-
-
-class _Window:
-    """Messages in flight to or from others."""
-
-    def __init__(self, talk: Talk) -> None:
-        self._talk = talk
-        self._ops: list[CollectiveOp] = []
-
-    def send(self, to: int, name: str, content: torch.Tensor) -> None:
-        """Sends; waits for an earlier message if IN_FLIGHT are under way."""
-        self._ops.append(self._talk.send(to, name, content))
-        while len(self._ops) > IN_FLIGHT:
-            self._talk.wait(self._ops.pop(0))
-
-    def receive(self, source: int, name: str, into: torch.Tensor) -> None:
-        """Receives, without waiting."""
-        self._ops.append(self._talk.recv(source, name, into))
-
-    def drain(self) -> None:
-        """Waits for all."""
-        while self._ops:
-            self._talk.wait(self._ops.pop(0))
-
-    def forget(self) -> None:
-        """Waits for all, whose other side is lost."""
-        self._talk.forget(self._ops)
-        self._ops = []
-
-    def give_up(self) -> None:
-        """Ends all."""
-        self._talk.give_up(self._ops)
-        self._ops = []
-
-
-def _blocks(size: int) -> int:
-    return -(-size // BLOCK_BYTES)
-
-
-def _chunks(blocks: torch.Tensor, size: int) -> Iterator[list[tuple[int, int]]]:
-    """The changed blocks in messages of at most CHUNK_BYTES: each a list of ranges of the unit's bytes."""
-    runs: list[tuple[int, int]] = []
-    total = 0
-    for number in torch.nonzero(blocks).flatten().tolist():
-        begin, end = number * BLOCK_BYTES, min(size, (number + 1) * BLOCK_BYTES)
-        if total + end - begin > CHUNK_BYTES:
-            yield runs
-            runs, total = [], 0
-        if runs and runs[-1][1] == begin:
-            runs[-1] = runs[-1][0], end
-        else:
-            runs.append((begin, end))
-        total += end - begin
-    if runs:
-        yield runs

@@ -30,9 +30,10 @@ from pccl.state._snapshots.boxes import (
 )
 from pccl.state._snapshots.code import rebuild
 from pccl.state._snapshots.images import Sum, hash_slice, runs
-from pccl.state._snapshots.keeper import CHUNK_BYTES, ERA_MAX, ID_MAX, IN_FLIGHT, PLACE_MAX, Layout, Order, PieceName
 from pccl.state._snapshots.placement import lost_members
+from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Layout, Order, PieceName
 from pccl.state._snapshots.talk import GarbledError, Talk
+from pccl.state._snapshots.transfer import CHUNK_BYTES, IN_FLIGHT
 
 _log = logging.getLogger("pccl.state")
 

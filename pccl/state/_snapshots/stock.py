@@ -10,8 +10,9 @@ from typing import Any
 from pccl._holder import HolderError
 from pccl.state._snapshots.boxes import list_of, text_of
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import Keeper, Layout, PieceName, piece_info
+from pccl.state._snapshots.keeper import Keeper, piece_info
 from pccl.state._snapshots.restore import Held
+from pccl.state._snapshots.snapshot import Layout, PieceName
 from pccl.state._snapshots.talk import Talk
 
 _log = logging.getLogger("pccl.state")

@@ -13,8 +13,8 @@ import torch
 from pccl._errors import CallAgainError, PeerLostError, StateLostError, TooFewPeersError
 from pccl.state._snapshots.boxes import Box, ShardMap, own_name, part_of
 from pccl.state._snapshots.config import Restored, Snapshots
-from pccl.state._snapshots.keeper import Contribution
 from pccl.state._snapshots.restore import ATTEMPTS, DamagedError
+from pccl.state._snapshots.snapshot import Contribution
 from pccl.state._snapshots.vault import Opened, Vault, vault_of, whole_slice
 
 if TYPE_CHECKING:

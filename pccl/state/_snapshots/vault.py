@@ -29,8 +29,9 @@ from pccl.state._snapshots.boxes import (
 )
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import ERA_MAX, EXIT_SECONDS, ID_MAX, PLACE_MAX, Contribution, Job, Keeper, Layout, PieceName
+from pccl.state._snapshots.keeper import EXIT_SECONDS, Keeper
 from pccl.state._snapshots.restore import DamagedError, Held, Source, carry_out, choose, plan, verify
+from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Contribution, Job, Layout, PieceName
 from pccl.state._snapshots.stock import Stock, layouts_from
 from pccl.state._snapshots.talk import Talk, understood
 from pccl.state._tree import encode

@@ -10,12 +10,14 @@ import torch
 from snapshot_world import Dead, FakeComm, World, run
 
 from pccl._errors import PeerLostError
-from pccl.state._snapshots import keeper as keepers
+from pccl.state._snapshots import transfer as transfers
 from pccl.state._snapshots.boxes import Box, ShardMap, Slice
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.keeper import Contribution, Keeper, Layout, SnapshotError, piece_info
+from pccl.state._snapshots.images import Sum
+from pccl.state._snapshots.keeper import Keeper, piece_info
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import DamagedError, Held, StateLostError, carry_out, choose, plan, verify
+from pccl.state._snapshots.snapshot import Contribution, Layout, PieceName, SnapshotError
 from pccl.state._snapshots.talk import Talk
 
 ROWS, COLUMNS = 23, 5
@@ -25,8 +27,8 @@ ROWS, COLUMNS = 23, 5
 def _small_blocks(monkeypatch):
     """So that small tensors have several blocks and messages."""
     monkeypatch.setattr("pccl.state._snapshots.images.BLOCK_BYTES", 64)
-    monkeypatch.setattr(keepers, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(keepers, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(transfers, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(transfers, "CHUNK_BYTES", 128)
     monkeypatch.setattr("pccl.state._snapshots.restore.CHUNK_BYTES", 128)
 
 
@@ -261,8 +263,8 @@ def _dropped_early(monkeypatch):
 
 
 def _shown_before_it_is_whole(monkeypatch):
-    spread = keepers._Spread
-    receive = spread._receive_all
+    transfer = transfers.Transfer
+    receive = transfer._receive_all
 
     def shown(self):
         stripes = self._layout.placement.stripes
@@ -270,12 +272,12 @@ def _shown_before_it_is_whole(monkeypatch):
             for row, member in enumerate(stripe.parity):
                 if member == self._job.own:
                     memory = self._new_memory(self._layout.unit(number))
-                    self._snapshot.pieces[keepers.PieceName("parity", number, row)] = memory
+                    self._snapshot.pieces[PieceName("parity", number, row)] = memory
                     for sender, _ in stripe.data:
-                        self._snapshot.sums.setdefault(sender, keepers.Sum(0, 0))
+                        self._snapshot.sums.setdefault(sender, Sum(0, 0))
         receive(self)
 
-    monkeypatch.setattr(spread, "_receive_all", shown)
+    monkeypatch.setattr(transfer, "_receive_all", shown)
 
 
 def _base_is_not_agreed(monkeypatch):

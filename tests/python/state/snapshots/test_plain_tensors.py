@@ -19,7 +19,7 @@ from pccl.state import Snapshots, StateLostError
 from pccl.state._snapshots import tensors
 from pccl.state._snapshots.boxes import own_name
 from pccl.state._snapshots.images import Memory
-from pccl.state._snapshots.keeper import Contribution, PieceName
+from pccl.state._snapshots.snapshot import Contribution, PieceName
 from pccl.state._snapshots.talk import Talk
 from pccl.state._snapshots.vault import vault_of, whole_slice
 from pccl.state._tree import decode, encode
