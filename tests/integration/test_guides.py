@@ -155,9 +155,9 @@ def test_sharded(tmp_path):
     """
     says = "print(f'steps: {run.step}\\n', end='', flush=True)\n"  # in one piece: both ranks write to one pipe
     between = f"{says}model = torch.nn.Linear(3, 2)\n"
-    after = f"run.close()\n{says}dist.destroy_process_group()\n"
     program = tmp_path / "train.py"
-    program.write_text(textwrap.dedent(before) + block + between + replicas + after)
+    loop = block[block.index("while ") :]
+    program.write_text(textwrap.dedent(before) + block + between + replicas + loop + says + "dist.destroy_process_group()\n")
     command = [
         sys.executable,
         "-m",
