@@ -2,7 +2,12 @@
 // The history of a run, from /events (docs/monitoring.md#events). Everything shown is asked of `run` for one time.
 
 const VALUES = { operations: 0, operationMs: 1, busy: 2, live: 3, oldest: 4, lateMs: 5, silent: 6, processor: 7 };
-const WAITS_SECONDS = 2, SILENT_SECONDS = 2, ROW = 18, LABELS = 150, AXIS = 22, EVENTS_MOST = 300, LINKS_MOST = 64;
+const WAITS_SECONDS = 2, SILENT_SECONDS = 2, ROW = 20, AXIS = 22, EVENTS_MOST = 300, LINKS_MOST = 64;
+const RECENT_SECONDS = 60; // for which a loss is news
+const LIVE_SECONDS = [20, 120]; // of the time line of a run that goes on, until the reader zooms
+const GAP_SECONDS = 20; // between samples; more is time without figures
+const SLOW_SHARE = 0.5; // of the usual speed of a link
+const labels = () => Math.min(150, 0.3 * $("line").clientWidth); // width of the names beside the time line
 
 const run = {
   members: new Map(), // id: {name, address, spans: [[from, to]], times: [], values: []}
@@ -11,9 +16,10 @@ const run = {
   epochs: [], // {at, epoch, members}
   gone: [], // [from, to] without an answer, and why
   events: [], // those that are listed
+  sums: [], // {at, operations, spent, useful}: since the beginning; seconds of members, and of these, those without waits
   first: Infinity, last: -Infinity, live: true,
 };
-const view = { from: 0, to: 1, at: null }; // `at`: the time that is shown; null: the newest
+const view = { from: 0, to: 1, at: null, chosen: false }; // `at`: the time that is shown; null: the newest
 
 const $ = (id) => document.getElementById(id);
 
@@ -64,8 +70,26 @@ function take(event) {
       one.times.push(at);
       one.values.push(null);
     }
+    addUp(at);
   }
   if (kind !== "sample" && kind !== "member") run.events.push(event);
+}
+
+// How long a member waits for others in a second: until the latest begins, or all of it, if an operation hangs.
+function waits(values, latest) {
+  if (values[VALUES.silent] >= SILENT_SECONDS || values[VALUES.oldest] >= WAITS_SECONDS) return 1;
+  return Math.min(1, Math.max(0, ((latest - values[VALUES.lateMs]) / 1000) * values[VALUES.operations]));
+}
+
+function addUp(at) {
+  const last = run.sums.at(-1) ?? { at, operations: 0, spent: 0, useful: 0 };
+  const seconds = Math.min(GAP_SECONDS, at - last.at), sum = { ...last, at };
+  const values = membersAt(at).map(([, member]) => member.values?.at(-1)).filter(Boolean);
+  const latest = Math.max(0, ...values.map((one) => one[VALUES.lateMs]));
+  sum.operations += seconds * Math.max(0, ...values.map((one) => one[VALUES.operations]));
+  sum.spent += seconds * values.length;
+  for (const one of values) sum.useful += seconds * (1 - waits(one, latest));
+  run.sums.push(sum);
 }
 
 const sameFinding = (a, b) => a.finding === b.finding && a.member === b.member && a.other === b.other;
@@ -86,6 +110,9 @@ const valuesAt = (one, at) => one.values?.[before(one.times, at)] ?? null;
 const isIn = (member, at) => member.spans?.some(([from, to]) => from <= at && at < to) ?? false;
 const membersAt = (at) => [...run.members].filter(([, member]) => isIn(member, at));
 const findingsAt = (at) => run.findings.filter((one) => one.from <= at && at < one.to);
+const lostAt = (at) => [...run.members].flatMap(([id, member]) => // the newest first
+  (member.spans ?? []).filter(([, to]) => to <= at && at - to < RECENT_SECONDS && !isIn(member, at)).slice(-1).map(([, to]) => [id, to]))
+  .sort((a, b) => b[1] - a[1]);
 const shownTime = () => view.at ?? run.last;
 const label = (id) => { const name = run.members.get(id)?.name; return name ? `${name} (${id})` : id; };
 
@@ -98,8 +125,10 @@ function rate(bytes) {
   }
 }
 
-const digits = (value) => (value === 0 ? "0" : value < 10 ? value.toPrecision(2) : Math.round(value).toString());
+const digits = (value) => (value < 0.001 ? "0" : value < 10 ? value.toPrecision(2) : Math.round(value).toString());
 const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hour12: false });
+const ago = (seconds) => (seconds < 1 ? "just now" : seconds < 100 ? `${Math.round(seconds)} s ago` : `${Math.round(seconds / 60)} min ago`);
+const span = (seconds) => (seconds < 100 ? `${Math.round(seconds)} s` : seconds < 6000 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const moment = (at) => `${new Date(at * 1000).toLocaleDateString()} ${clock(at)}`;
 
 function told(event) {
@@ -107,7 +136,7 @@ function told(event) {
   return {
     joined: `${who} joined`, left: `${who} was lost, or left`,
     epoch: `epoch ${event.epoch}: ${event.members} members`,
-    master: event.answers ? "the master answers" : `no master answers: ${event.text}`,
+    master: event.answers ? "the master answers" : event.text,
     finding: event.text, over: `no longer: ${event.finding?.replaceAll("_", " ")} ${who}${event.other ? ` to ${label(event.other)}` : ""}`,
   }[event.kind] ?? event.kind;
 }
@@ -118,7 +147,7 @@ function draw() {
   const at = shownTime();
   if (run.last === -Infinity) return;
   if (view.at === null && run.live) {
-    const width = view.to - view.from;
+    const width = view.chosen ? view.to - view.from : Math.min(LIVE_SECONDS[1], Math.max(LIVE_SECONDS[0], run.last - run.first + 1));
     [view.from, view.to] = [run.last - width, run.last];
   }
   const members = membersAt(at), findings = findingsAt(at);
@@ -139,8 +168,15 @@ function drawState(at, members, findings) {
   if (sent) parts.push(rate(sent));
   $("state").textContent = gone ? "No master answers" : parts.join(", ");
   const gravest = findings.reduce((most, one) => (most && most.cost >= one.cost ? most : one), null);
-  $("finding").textContent = gone ? gone[2] : gravest ? gravest.text : count ? "Nothing slows operations down." : "";
-  document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest ? "warns" : "";
+  const more = findings.length > 1 ? ` (and ${findings.length - 1} more)` : "";
+  $("finding").textContent = gone ? gone[2] : gravest ? gravest.text + more : count ? "Nothing slows operations down." : "";
+  const lost = gone ? [] : lostAt(at);
+  $("news").textContent = lost.length === 0 ? ""
+    : `${lost.slice(0, 3).map(([id]) => label(id)).join(", ")}${lost.length > 3 ? ` and ${lost.length - 3} more` : ""} ${lost.length === 1 ? "was" : "were"} lost, or left, ${ago(at - lost[0][1])}; ${count} ${count === 1 ? "continues" : "continue"}.`;
+  const sum = run.sums[before(run.sums.map((one) => one.at), at)];
+  const share = sum?.spent ? `, ${Math.round((100 * sum.useful) / sum.spent)}% of the members' time without waits` : "";
+  $("progress").textContent = sum && epoch ? `Epoch ${epoch.epoch}, ${Math.round(sum.operations).toLocaleString("en")} operations in ${span(at - run.first)}${share}` : "";
+  document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.length ? "warns" : "";
   document.title = gone ? "pccl: no master" : gravest ? `pccl: ${gravest.finding.replaceAll("_", " ")}` : `pccl: ${count} members`;
   $("when").textContent = view.at === null ? (run.live ? "" : moment(at)) : moment(at);
   $("live").setAttribute("aria-pressed", view.at === null);
@@ -166,6 +202,7 @@ function drawMembers(at, members, findings) {
     const made = row([id, member.name, digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
     made.className = findings.some((one) => one.member === id || one.other === id) ? "named" : "";
     made.title = member.address;
+    made.dataset.member = id;
     return made;
   }));
 }
@@ -177,43 +214,58 @@ function svg(tag, attributes, text) {
   return made;
 }
 
+// Whether a finding names the link, or the member whose links these are.
+const namesLink = (one, from, to) => (one.other ? one.member === from && one.other === to
+  : one.finding === "slow_sender" ? one.member === from : one.finding === "slow_receiver" && one.member === to);
+
 function drawRing(at, members, findings) {
-  const places = new Map(members.map(([id], i) => {
-    const angle = (2 * Math.PI * i) / members.length - Math.PI / 2;
+  const lost = new Set(lostAt(at).map(([id]) => id)), ids = [...run.members.keys()].filter((id) => lost.has(id) || isIn(run.members.get(id), at));
+  const places = new Map(ids.map((id, i) => {
+    const angle = (2 * Math.PI * i) / ids.length - Math.PI / 2;
     return [id, [95 * Math.cos(angle), 95 * Math.sin(angle)]];
   }));
   const rates = [...run.links].map(([key, one]) => [key.split(" "), valuesAt(one, at)])
-    .filter(([[from, to], v]) => v && places.has(from) && places.has(to))
+    .filter(([[from, to], v]) => v && places.has(from) && places.has(to) && !lost.has(from) && !lost.has(to))
     .sort((a, b) => b[1][0] - a[1][0]).slice(0, LINKS_MOST);
   const most = Math.max(1, ...rates.map(([, v]) => v[0]));
+  const speeds = rates.filter(([, v]) => v[0] >= most / 2).map(([, v]) => v[0] / (v[1] || 1)).sort((a, b) => a - b), usual = speeds[(speeds.length - 1) >> 1] || 1;
   const shapes = rates.map(([[from, to], v]) => {
     const [[x1, y1], [x2, y2]] = [places.get(from), places.get(to)];
-    const length = Math.hypot(x2 - x1, y2 - y1) || 1, aside = [(y1 - y2) / length, (x2 - x1) / length]; // apart from the way back
-    const named = findings.some((one) => one.member === from && one.other === to);
-    const line = svg("line", { x1: x1 + aside[0], y1: y1 + aside[1], x2: x2 + aside[0], y2: y2 + aside[1],
-      "stroke-width": 0.3 + 2.5 * Math.sqrt(v[0] / most), class: named ? "named" : "" });
-    line.append(svg("title", {}, `${label(from)} to ${label(to)}: ${rate(v[0])}, ${v[3]} ms`));
+    const length = Math.hypot(x2 - x1, y2 - y1) || 1, aside = [2 * (y1 - y2) / length, 2 * (x2 - x1) / length]; // apart from the way back
+    const share = v[0] / (v[1] || 1) / usual, carries = v[0] >= most / 2, named = findings.some((one) => namesLink(one, from, to));
+    const line = svg("line", { x1: x1 + aside[0], y1: y1 + aside[1], x2: x2 + aside[0], y2: y2 + aside[1], "data-link": `${from} ${to}`,
+      "stroke-width": 0.5 + 3 * Math.sqrt(v[0] / most), class: named ? "named" : !carries ? "faint" : share < SLOW_SHARE ? "slow" : "" });
+    line.append(svg("title", {}, `${label(from)} to ${label(to)}: ${rate(v[0])}, ${carries ? `${Math.round(100 * share)}% of the usual speed, ` : ""}${v[3]} ms, ${(100 * v[2]).toFixed(2)}% sent again`));
     return line;
   });
+  const sign = { straggler: "slow", hung: "hangs", slow_sender: "sends slowly", slow_receiver: "receives slowly" };
   for (const [id, [x, y]] of places) {
     const v = valuesAt(run.members.get(id), at), silent = v && v[VALUES.silent] >= SILENT_SECONDS;
-    const named = findings.some((one) => one.member === id);
-    shapes.push(svg("circle", { cx: x, cy: y, r: members.length > 64 ? 1.5 : 4, class: silent ? "silent" : named ? "named" : "" }));
-    if (members.length <= 32) shapes.push(svg("text", { x: x * 1.08, y: y * 1.11 + 2, "text-anchor": x < -20 ? "end" : x > 20 ? "start" : "middle" }, run.members.get(id).name || id));
+    const finding = findings.find((one) => one.member === id && !one.other), gone = lost.has(id);
+    shapes.push(svg("circle", { cx: x, cy: y, r: ids.length > 64 ? 1.5 : 5, "data-member": id,
+      class: gone ? "lost" : finding?.finding === "hung" || silent ? "named silent" : finding ? "named" : "" }));
+    if (ids.length > 32 && !finding && !gone) continue;
+    const state = gone ? "lost" : sign[finding?.finding] ?? (silent ? "silent" : "");
+    const spot = { x: x * 1.08, y: y * 1.13 + 3, "text-anchor": x < -20 ? "end" : x > 20 ? "start" : "middle" };
+    const text = svg("text", spot, run.members.get(id).name || id);
+    if (state) text.append(svg("tspan", { class: "state", x: spot.x, dy: y < -40 ? -11 : 11 }, state));
+    shapes.push(text);
   }
   $("ring").replaceChildren(...shapes);
+  $("note").textContent = rates.length ? "Width: rate. Colour: blue as usual, pink below half of the usual speed, orange named by a finding."
+    : "No data passes over connections. Members of one host exchange it through shared memory.";
 }
 
 function colours() {
   const style = getComputedStyle(document.documentElement);
-  return Object.fromEntries(["ink", "faint", "soft", "busy", "idle", "waits", "silent", "good", "gone"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
+  return Object.fromEntries(["ink", "faint", "soft", "busy", "idle", "waits", "silent", "good", "gone", "late"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
 }
 
 function drawLine(at) {
   const canvas = $("line"), rows = [...run.members].filter(([, m]) => m.spans?.some(([from, to]) => from < view.to && to > view.from));
-  const ratio = devicePixelRatio || 1, width = canvas.clientWidth;
-  const row = rows.length > 40 ? Math.max(3, Math.floor(720 / rows.length)) : ROW;
-  const height = Math.max(rows.length, 1) * row + AXIS;
+  const ratio = devicePixelRatio || 1, width = canvas.clientWidth, left = labels();
+  const row = rows.length > 36 ? Math.max(3, Math.floor(720 / rows.length)) : ROW;
+  const height = ROW + Math.max(rows.length, 1) * row + AXIS;
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
@@ -223,56 +275,74 @@ function drawLine(at) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
   pen.font = "12px system-ui, sans-serif";
-  const x = (time) => LABELS + ((time - view.from) / (view.to - view.from)) * (width - LABELS);
-  const inside = (time) => Math.min(width, Math.max(LABELS, x(time)));
+  const x = (time) => left + ((time - view.from) / (view.to - view.from)) * (width - left);
+  const inside = (time) => Math.min(width, Math.max(left, x(time)));
   const newest = Math.min(view.to, run.last);
+  const mark = (time, text, colour, bottom) => {
+    if (time < view.from || time > view.to) return;
+    pen.fillStyle = colour;
+    pen.textAlign = "center";
+    pen.fillText(text, x(time), bottom - 5);
+    pen.textAlign = "left";
+  };
+  pen.fillStyle = c.soft;
+  pen.fillText("master", 0, ROW - 6, left - 8);
   for (const [from, to] of run.gone) {
     pen.fillStyle = c.gone;
     pen.fillRect(inside(from), 0, Math.max(0, inside(Math.min(to, newest)) - inside(from)), height - AXIS);
+    if (to !== Infinity) mark(to, "◆", c.good, ROW);
+  }
+  // What members do in each column: the latest begin of that moment is asked for once.
+  const first = Math.floor(left), columns = [];
+  for (let pixel = first; pixel < width; pixel++) {
+    const time = view.from + ((pixel - left) / (width - left)) * (view.to - view.from);
+    columns.push({ time, values: rows.map(([, member]) => (time <= newest && isIn(member, time) ? valuesAt(member, time) ?? [] : null)) });
+    columns.at(-1).latest = Math.max(0, ...columns.at(-1).values.map((v) => v?.[VALUES.lateMs] ?? 0));
   }
   rows.forEach(([id, member], i) => {
-    const top = i * row;
+    const top = ROW + i * row, gap = row >= 12 ? 2 : 0, full = row - 2 * gap;
     if (row >= 12) {
       pen.fillStyle = c.ink;
-      pen.fillText(member.name ? `${member.name} ${id.slice(0, 4)}` : id, 0, top + row - 5, LABELS - 8);
+      pen.fillText(member.name ? `${member.name} ${id.slice(0, 4)}` : id, 0, top + row - 6, left - 8);
     }
-    for (const [from, to] of member.spans) {
-      const end = Math.min(to, newest);
-      if (end <= view.from || from >= view.to) continue;
-      for (let pixel = Math.floor(inside(from)); pixel < inside(end); pixel++) {
-        const time = view.from + ((pixel - LABELS) / (width - LABELS)) * (view.to - view.from);
-        const v = valuesAt(member, Math.max(time, from));
-        pen.globalAlpha = 1;
-        pen.fillStyle = c.idle;
-        if (v && v[VALUES.silent] >= SILENT_SECONDS) pen.fillStyle = c.silent;
-        else if (v && v[VALUES.oldest] >= WAITS_SECONDS) pen.fillStyle = c.waits;
-        else if (v && v[VALUES.busy] > 0) {
-          pen.fillRect(pixel, top + 2, 1, row - 4);
-          pen.globalAlpha = Math.min(1, 0.15 + v[VALUES.busy]);
-          pen.fillStyle = c.busy;
-        }
-        pen.fillRect(pixel, top + 2, 1, row - 4);
+    columns.forEach(({ values, latest }, k) => {
+      const v = values[i];
+      if (!v) return;
+      const bar = (colour, from, to) => { pen.fillStyle = colour; pen.fillRect(first + k, top + gap + full * (1 - to), 1, full * (to - from)); };
+      if (v[VALUES.silent] >= SILENT_SECONDS) bar(c.silent, 0, 1);
+      else if (v[VALUES.oldest] >= WAITS_SECONDS) bar(c.waits, 0, 1);
+      else {
+        const late = v.length ? waits(v, latest) : 0, busy = Math.min(1, Math.max(late, v[VALUES.busy] ?? 0));
+        bar(c.idle, busy, 1);
+        bar(c.late, busy - late, busy);
+        bar(c.busy, 0, busy - late);
       }
-      pen.globalAlpha = 1;
-      const mark = (time, text, colour) => {
-        if (time < view.from || time > view.to || row < 12) return;
-        pen.fillStyle = colour;
-        pen.fillText(text, x(time) - 5, top + row - 5);
-      };
-      if (from > run.first) mark(from, "▲", c.good);
-      if (to !== Infinity) mark(to, "✕", c.silent);
+    });
+    for (const [from, to] of member.spans) {
+      if (row < 6) continue;
+      if (from > run.first) mark(from, "▲", c.good, top + row);
+      if (to !== Infinity) mark(to, "✕", c.silent, top + row);
     }
     pen.fillStyle = c.waits;
     for (const one of run.findings)
       if (one.member === id && one.to > view.from && one.from < view.to) pen.fillRect(inside(one.from), top, Math.max(2, inside(Math.min(one.to, newest)) - inside(one.from)), 2);
   });
-  pen.strokeStyle = pen.fillStyle = c.soft;
+  pen.strokeStyle = c.soft;
   pen.lineWidth = 0.5;
-  for (const { at: time } of run.epochs) if (time > view.from && time < view.to) line(pen, x(time), height - AXIS);
+  let written = -Infinity;
+  for (const { at: time, epoch } of run.epochs) {
+    if (time <= view.from || time >= view.to) continue;
+    line(pen, x(time), height - AXIS);
+    if (x(time) - written > 34) mark((written = x(time), time), String(epoch), c.soft, ROW);
+  }
+  pen.fillStyle = c.soft;
   const steps = [0.001, 0.01, 0.1, 1, 5, 15, 60, 300, 900, 3600, 21600, 86400];
-  const step = steps.find((one) => (view.to - view.from) / one <= width / 110) ?? 86400;
+  const step = steps.find((one) => (view.to - view.from) / one <= (width - left) / 90) ?? 86400;
+  pen.textAlign = "center";
   for (let time = Math.ceil(view.from / step) * step; time < view.to; time += step)
-    pen.fillText(step < 1 ? `${clock(time)}${(time % 1).toFixed(3).slice(1)}` : clock(time), x(time) - 24, height - 6);
+    if (x(time) > left + 20 && x(time) < width - 24)
+      pen.fillText(step < 1 ? `${clock(time)}${(time % 1).toFixed(3).slice(1)}` : step >= 86400 ? new Date(time * 1000).toLocaleDateString() : clock(time), x(time), height - 6);
+  pen.textAlign = "left";
   if (view.at !== null && at >= view.from && at <= view.to) {
     pen.strokeStyle = c.ink;
     pen.lineWidth = 1.5;
@@ -294,6 +364,7 @@ function zoom(factor, around = shownTime()) {
   const share = Math.min(1, Math.max(0, (around - view.from) / (view.to - view.from)));
   view.from = around - share * width;
   view.to = view.from + width;
+  view.chosen = true;
   draw();
 }
 
@@ -308,12 +379,13 @@ function move(share) {
 function showAll() {
   [view.from, view.to] = [run.first, Math.max(run.last, run.first + 1)];
   if (!run.live) view.at = null;
+  view.chosen = true;
   draw();
 }
 
 const timeAt = (event) => {
   const box = $("line").getBoundingClientRect();
-  return view.from + ((event.clientX - box.left - LABELS) / (box.width - LABELS)) * (view.to - view.from);
+  return view.from + ((event.clientX - box.left - labels()) / (box.width - labels())) * (view.to - view.from);
 };
 
 let drag = null;
@@ -324,7 +396,7 @@ $("line").addEventListener("pointerdown", (event) => {
 });
 $("line").addEventListener("pointermove", (event) => {
   if (!drag) return;
-  const by = ((drag.x - event.clientX) / ($("line").clientWidth - LABELS)) * (drag.to - drag.from);
+  const by = ((drag.x - event.clientX) / ($("line").clientWidth - labels())) * (drag.to - drag.from);
   drag.moved ||= Math.abs(drag.x - event.clientX) > 3;
   if (!drag.moved) return;
   view.at ??= run.last;
@@ -351,6 +423,11 @@ $("in").addEventListener("click", () => zoom(0.5));
 $("out").addEventListener("click", () => zoom(2));
 $("all").addEventListener("click", showAll);
 addEventListener("resize", draw);
+setInterval(() => { // time passes although nothing happens
+  if (!run.live || run.ahead === undefined) return;
+  run.last = Math.max(run.last, Date.now() / 1000 + run.ahead);
+  if (view.at === null) draw();
+}, 1000);
 
 async function follow() {
   let next = 0, begun = false;
@@ -361,11 +438,12 @@ async function follow() {
       const { next: number, live, events } = await answer.json();
       run.live = live;
       events.forEach(take);
+      if (events.length) run.ahead = run.last - Date.now() / 1000;
       const more = number > next;
       next = number;
       if (events.length && !begun) {
         begun = true;
-        [view.from, view.to] = [Math.max(run.first, run.last - 300) - 1, run.last + 1];
+        [view.from, view.to] = [run.last - LIVE_SECONDS[0], run.last];
       }
       if (!live && more) continue;
       if (!live) { showAll(); return; }
