@@ -84,6 +84,9 @@ class Communicator(NamedCollectives):
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.
     """
 
+    _parity: Any = None
+    """What is kept of parity checks."""
+
     def close(self) -> None:
         """Leaves the run and frees everything, in bounded time. Idempotent.
 
@@ -93,6 +96,7 @@ class Communicator(NamedCollectives):
         """
         super().close()
         self._spares.clear()
+        self._parity = None
         vaults = list(self._vaults.items())
         if sys.is_finalizing():
             return  # their threads do not run any more
@@ -423,13 +427,25 @@ class Communicator(NamedCollectives):
 
     # ---- parity ----
 
-    def check_parity(self, state: Any, *, policy: str = "raise") -> ParityInfo:
-        """Compares a state that all members of the peer group should hold alike, bit for bit: NaNs too.
+    def check_parity(
+        self,
+        state: Any,
+        *,
+        policy: str = "raise",
+        fraction: float = 1.0,
+        group: Group | None = None,
+        timeout: float | None = None,
+    ) -> ParityInfo:
+        """Compares a state that all members of the peer group, or of `group`, should hold alike, bit for bit: NaNs too.
 
         `state` is a SharedState, a torch module, whose parameters are compared (not its buffers), or a dict of tensors and arrays
         by name, on the CPU or a GPU. All members call it at the same place, with the same entries in the same order and the same
-        `policy`; it waits for them. It hashes the state, and sends 64 bytes; more only where hashes differ. Nothing may write to
-        the state meanwhile, but another thread may call it beside a forward and backward pass. One call at a time. Needs torch.
+        arguments; it waits for them. It hashes the state, and sends 96 bytes; more only where hashes differ. Nothing may write to
+        the state meanwhile, but another thread may call it beside a forward and backward pass. One call of a group at a time.
+        Needs torch.
+
+        `fraction`: each call compares the next part of the bytes, such as 0.1: ten calls in sequence compare all. If the part
+        differs, the call compares all.
 
         If entries differ, the members that hold the same as more than half of all are the majority, and `policy` decides:
 
@@ -442,8 +458,11 @@ class Communicator(NamedCollectives):
         UsageError on all members: their entries or policies differ. TypeError, ValueError, AssertionError: `state` cannot be
         compared; the others wait then, so close the communicator. After an error the state is unchanged, but entries of a member
         of the minority may be anything after a repair that was cut short.
+
+        With `timeout` (seconds) PCCLTimeoutError: some member has not called it. The check goes on: repeat the call, and do not
+        change the state before.
         """
-        found: ParityInfo = _parity().check_parity(self, state, policy)
+        found: ParityInfo = _parity().check_parity(self, state, policy, fraction=fraction, group=group, timeout=timeout)
         return found
 
     def replay(
@@ -466,6 +485,7 @@ class Communicator(NamedCollectives):
     def _adopt(self, pointer: Any, ip: Any) -> None:
         super()._adopt(pointer, ip)
         self._spares: list[Op] = []  # plain ops that have succeeded
+        self._parity = None
 
     def _begin(self, arguments: OpArguments, buffers: Buffers, name: str, *, private: bool) -> Op:
         """The op of a call with these arguments that was cut short, or else a new one.

@@ -7,6 +7,7 @@ import signal
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from performers import PATIENCE, preload
 from torch import nn
 
 import pccl.distributed
-from pccl import Communicator, ParityError, ParityInfo, SharedState, UsageError
+from pccl import Communicator, ParityError, ParityInfo, PCCLTimeoutError, Result, SharedState, UsageError
 
 preload(__name__)
 
@@ -55,8 +56,27 @@ class ParityPeer:
             return "UsageError", str(error)
         return found.world_size, found.entry, sorted(names[one] for one in found.minority)
 
-    def check(self, policy: str = "raise") -> Any:
-        return self._told(self.comm.check_parity, self.model, policy=policy)
+    def check(self, policy: str = "raise", fraction: float = 1.0, timeout: float | None = None) -> Any:
+        return self._told(self.comm.check_parity, self.model, policy=policy, fraction=fraction, timeout=timeout)
+
+    def check_in(self, members: list[str], policy: str) -> Any:
+        """In a group, of members by their uuids."""
+        group = self.comm.group([UUID(one) for one in members])
+        return self._told(self.comm.check_parity, self.model, policy=policy, group=group)
+
+    def check_and_stop(self, policy: str) -> Any:
+        """Is cut short while the members gather their entries, before this one has begun to."""
+
+        def stop(*_: Any, **__: Any) -> None:
+            del self.comm.all_gather  # type: ignore[method-assign]
+            raise PCCLTimeoutError(Result.TIMED_OUT, "stop", "")
+
+        self.comm.all_gather = stop  # type: ignore[assignment, method-assign]
+        return self.check(policy)
+
+    def admit(self, world: int) -> None:
+        while self.comm.world_size < world:
+            self.comm.update_topology()
 
     def check_other(self, entries: dict[str, int]) -> Any:
         """Arrays of zeros, of these sizes."""
@@ -112,13 +132,24 @@ class ParityRank:
         torch.set_num_threads(1)
         self.log: list[Any] = []
 
-    def train(self, port: int, rank: int, size: int) -> None:
+    def train(self, port: int, rank: int, size: int, options: dict[str, Any] | None = None) -> None:
         store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         dist.init_process_group("pccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+        self._make(options or {})
+        self.step()
+
+    def join(self, masters: str, keys: str, options: dict[str, Any]) -> None:
+        pccl.distributed.join(masters, timeout=timedelta(seconds=PATIENCE), keys=keys)
+        self._make(options)
+
+    def _make(self, options: dict[str, Any]) -> None:
         torch.manual_seed(5)
         self.model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(9, 8), nn.BatchNorm1d(8)))
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.step()
+        self.run = pccl.distributed.Elastic(self.model, self.optimizer, step=0, **options)
+
+    def run_of(self) -> tuple[str, str]:
+        return pccl.distributed.masters(), pccl.distributed.keys()
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -136,6 +167,34 @@ class ParityRank:
             return error.entry
         return found.world_size, found.entry
 
+    def check_in(self, ranks: list[int]) -> Any:
+        group = dist.new_group(ranks)
+        if dist.get_rank() not in ranks:
+            return None
+        found = pccl.distributed.check_parity(self.model, self.optimizer, group=group, timeout=timedelta(seconds=PATIENCE))
+        return found.world_size, found.entry
+
     def size(self) -> int:
         self.step()
         return dist.get_world_size()
+
+    def elastic(self, until: int, size: int, dies: bool = False) -> Any:
+        """Steps up to this one, and until there are so many members. What the parameters and moments are then."""
+        if dies:
+            self.run_comm().all_gather = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            self.run.sync()
+            while self.run.step < until or dist.get_world_size() != size:
+                self.step()
+                self.run.step += 1
+                self.run.sync()
+        except ParityError as error:
+            return "ParityError", error.entry
+        except ValueError as error:
+            return "ValueError", str(error)
+        moments = (self.optimizer.state[one]["exp_avg"] for one in self.model.parameters())
+        return [one.tolist() for one in (*self.model.parameters(), *moments)]
+
+    def run_comm(self) -> Any:
+        group: Any = dist.GroupMember.WORLD
+        return group.communicator

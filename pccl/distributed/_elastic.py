@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import weakref
@@ -20,6 +21,7 @@ from pccl._collectives import Collective
 from pccl._communicator import Communicator
 from pccl._enums import DataType
 from pccl._errors import CallAgainError, JoinError, Left, PCCLError, PeerLostError, TooFewPeersError, UsageError
+from pccl._names import name_of, peer_label
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._launch import digest
@@ -31,10 +33,13 @@ from pccl.state import decode, encode, load, save, warn_if_overridden
 from pccl.state._entries import Entries
 from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
+from pccl.state._parity import POLICIES, require_policy
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.snapshot import Report as SnapshotReport
 from pccl.state._split import with_tensors, without_tensors
 from pccl.state._start import broadcast_bytes
+
+_log = logging.getLogger("pccl.distributed")
 
 ATTEMPTS = 20
 """To bring a newcomer up to date, while members die."""
@@ -46,10 +51,12 @@ _TAG = digest("Elastic.sync")
 _OWN = frozenset(
     {
         *("_values", "_training", "_every", "_calls", "_steps", "_revision", "_round", "_known", "_loaded", "_sharded"),
-        *("_leaves", "_deals", "_notice"),
+        *("_leaves", "_deals", "_notice", "_parity_every", "_policy"),
     }
 )
 """Attributes of an Elastic that are no values."""
+
+_DONE = {"repair": "repaired from the majority", "expel": "expelled"}
 
 _LARGE_BYTES = 1 << 16
 """A buffer, or a tensor in a value, that has as many travels only to a newcomer that lacks it; a smaller one with the values."""
@@ -74,6 +81,10 @@ class Elastic:
 
     `every`: only each so many calls of `sync` look whether somebody waits.
 
+    `parity_every`: each so many calls of `sync` of the run compare parameters and optimizers of all members, bit for bit, before
+    newcomers are let in. `parity` is the policy of `check_parity`: "raise", "repair", which logs a warning, or "expel". Then
+    `sync` may raise ParityError.
+
     `leaves_on`: a signal, such as SIGTERM, or a `pccl.notice.Notice`, upon which this process leaves in order, as by `leave`. A
     second signal, 2 s later or more, does what the first would have done without. With signals the constructor has to be called
     in the main thread.
@@ -94,10 +105,15 @@ class Elastic:
         every: int = 1,
         snapshots: Snapshots | None = None,
         leaves_on: Notice | signal.Signals | None = None,
+        parity_every: int | None = None,
+        parity: str = "raise",
         **values: Any,
     ) -> None:
         if every < 1:
             raise ValueError(f"every must be 1 or more calls, not {every}")
+        if parity_every is not None and parity_every < 1:
+            raise ValueError(f"parity_every must be 1 or more calls, not {parity_every}")
+        require_policy(parity)
         for name in values:
             if name.startswith("_") or hasattr(type(self), name):
                 raise ValueError(f"Elastic: {name!r} cannot be the name of a value; choose another name")
@@ -109,7 +125,11 @@ class Elastic:
             self._sharded = Sharded(self._training, snapshots, self._told_values, self._take_told_values, self._progress, every)
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
+        if self._training.is_sharded and parity_every is not None:
+            raise ValueError("parity_every compares what all members hold alike, and this model is sharded")
         self._every = every
+        self._parity_every = parity_every
+        self._policy = parity
         self._calls = 0
         self._steps = 0
         self._revision = 0
@@ -154,6 +174,8 @@ class Elastic:
             looks = True  # as the members do after they have let it in
         elif group not in _begun:
             self._begin(group, seconds)
+        elif self._parity_every is not None and self._steps % self._parity_every == 0:
+            self._check_parity(group, seconds)
         _begun.add(group)
         if self._leaves:
             self._announce(group)
@@ -195,6 +217,13 @@ class Elastic:
                 run.leave()
 
         notice.listen(leave)
+
+    def _check_parity(self, group: ProcessGroup, seconds: float) -> None:
+        """Compares the members' training. What differs in a newcomer's is theirs by now, since it was let in by a sync."""
+        found = group.communicator.check_parity(self._training.entries().tensors, policy=self._policy, timeout=seconds)
+        if found.entry is not None:
+            names = ", ".join(peer_label(name_of(group.communicator._handle, one), one) for one in found.minority)
+            _log.warning("parity: entry %r differed at %s; %s", found.entry, names, _DONE[self._policy])
 
     def _announce(self, group: ProcessGroup) -> None:
         """Tells all members that this one leaves. It hands its part of a sharded state over first, and leaves by itself then."""
@@ -347,9 +376,10 @@ class Elastic:
             try:
                 here = comm.members
                 loaded, wanted = self._loaded is not None, _bootstrap.launched_rank()
-                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, self._every)
+                settings = self._every, self._parity_every or 0, POLICIES.index(self._policy)
+                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *settings)
                 all_here = _gather(comm, here, standing, seconds)
-                _require_same_every(all_here, standing)
+                _require_same_settings(all_here, standing)
                 if not any(one.revision or one.loaded or one.new for one in all_here):
                     return  # a run begins, and nobody has loaded a checkpoint
                 best = max(all_here, key=_Standing.order)
@@ -489,6 +519,9 @@ class _Standing(NamedTuple):
     """The rank that its launcher gave it, or -1."""
     every: int
     """Calls of `sync`, of which one looks whether somebody waits."""
+    parity_every: int
+    """Calls of `sync`, of which one compares the state; 0: none."""
+    policy: int
 
     def order(self) -> tuple[bool, int, bool, int]:
         """The one with the highest tells the others its state; the first of these if there are several.
@@ -506,15 +539,20 @@ def _gather(comm: Communicator, here: Sequence[UUID], own: _Standing, seconds: f
     send = torch.tensor([int(one) for one in own], dtype=torch.int64)
     rows = torch.zeros(len(here), len(own), dtype=torch.int64)
     _call(comm, comm.group(here), Collective.ALL_GATHER, send, rows, 0, _TAG, seconds)
-    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), row[5], row[6]) for row in rows.tolist()]
+    return [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), *row[5:]) for row in rows.tolist()]
 
 
-def _require_same_every(all_here: Sequence[_Standing], own: _Standing) -> None:
-    """ValueError: members look at different calls of `sync`. On all when a run begins, later at the newcomer alone."""
+def _require_same_settings(all_here: Sequence[_Standing], own: _Standing) -> None:
+    """ValueError: members have other settings of `sync`. On all when a run begins, later at the newcomer alone."""
+
+    def told(one: _Standing) -> str:
+        parity = f", parity_every={one.parity_every}, parity={POLICIES[one.policy]!r}" if one.parity_every else ""
+        return f"every={one.every}{parity}"
+
     first = max(all_here, key=lambda one: one.revision)
-    others = [rank for rank, one in enumerate(all_here) if one.every != first.every]
-    if others and (not first.revision or own.every != first.every):
-        text = f"every={first.every} at rank {all_here.index(first)}, and every={all_here[others[0]].every} at rank {others[0]}"
+    others = [rank for rank, one in enumerate(all_here) if told(one) != told(first)]
+    if others and (not first.revision or told(own) != told(first)):
+        text = f"{told(first)} at rank {all_here.index(first)}, and {told(all_here[others[0]])} at rank {others[0]}"
         raise ValueError(f"Elastic: {text}; give the same to all")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 import torch.distributed as dist
 from torch import nn
@@ -14,16 +15,31 @@ from pccl.distributed._training import Training
 
 
 def check_parity(
-    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None = None, *, policy: str = "raise"
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    policy: str = "raise",
+    fraction: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
 ) -> ParityInfo:
     """Compares the parameters, and the optimizers' tensors of more than 16 elements, of all members, bit for bit.
 
-    All members call it between two steps. `policy` and errors: as `pccl.Communicator.check_parity`; a member that is expelled
-    leaves the process group. TypeError: the model or an optimizer is sharded. RuntimeError: there is no process group of pccl.
+    All members of `group`, by default of the group of all, call it between two steps. The other arguments and the errors: as of
+    `pccl.Communicator.check_parity`; a member that is expelled leaves all process groups. TypeError: the model or an optimizer is
+    sharded. RuntimeError: there is no process group of pccl.
     """
-    group = dist.GroupMember.WORLD
-    if not isinstance(group, ProcessGroup):
+    world = dist.GroupMember.WORLD
+    if not isinstance(world, ProcessGroup):
         raise RuntimeError('check_parity needs a process group of the backend "pccl": call init_process_group("pccl") first')
+    comm = world.communicator
+    if group is not None and not isinstance(group, ProcessGroup):
+        raise TypeError(f'group must be a process group of the backend "pccl", not {group!r}')
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
-    entries = Training(model, optimizers).entries()
-    return group.communicator.check_parity(entries.tensors, policy=policy)
+    return comm.check_parity(
+        Training(model, optimizers).entries().tensors,
+        policy=policy,
+        fraction=fraction,
+        group=None if group in (None, world) else comm.group(group._launcher.view.founders),
+        timeout=None if timeout is None else timeout.total_seconds(),
+    )

@@ -3,12 +3,18 @@
 A check goes in rounds, and each begins with a reduce that goes on without members that are lost. From it all survivors know who
 is there and whether all digests are equal: in almost all calls that is the end. Otherwise they gather the hashes of all entries,
 and each judges the same table: all that return, raise or repair do so alike. Whatever a loss cuts short leads to the next round.
+
+With a fraction the first round compares one part of the bytes: that of the highest turn that any member has had, so newcomers
+learn it in their first check. If the part differs the whole state is compared.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -16,15 +22,17 @@ from uuid import UUID
 import torch
 from torch import nn
 
+from pccl._calls import Deadline
 from pccl._collectives import Collective, Tags
 from pccl._communicator import Communicator, roll
 from pccl._enums import DataType, ReduceOp
-from pccl._errors import ArgumentError, ParityError, PeerLostError, Result, UsageError
+from pccl._errors import ArgumentError, ParityError, PCCLTimeoutError, PeerLostError, Result, TooFewPeersError, UsageError
+from pccl._groups import Group
 from pccl._loader import load_native_module
 from pccl._names import name_of, peer_label
 from pccl._results import ParityInfo
 from pccl._state import SharedState
-from pccl._tensors import is_numpy_array, is_torch_tensor
+from pccl._tensors import is_numpy_array, is_torch_tensor, require_kind
 from pccl._types import TensorInfo
 from pccl.state._entries import COMPILED
 from pccl.state._module import _shareable
@@ -35,6 +43,11 @@ POLICIES = ("raise", "repair", "expel")
 
 REPAIRS = 3
 """In one call: memory that differs after as many does not keep what is written to it."""
+
+PARTS_MAX = 1 << 20
+
+CUT_BYTES = 64
+"""Entries are cut at multiples of it, from their beginning on: a whole number of elements of any type."""
 
 
 def _number(text: str) -> int:
@@ -110,12 +123,47 @@ class _Held:
         self.state._hash_into("check_parity", *unsigned)
         return _ffi.unpack(whole, 2), _ffi.unpack(entries, 2 * len(self.infos))
 
+    def hash_of_part(self, turn: int, parts: int) -> list[int]:
+        """The hash of one of so many parts of all bytes that must be equal, as two such numbers."""
+        self.state._collect("check_parity")
+        sizes = [0 if one.allow_content_inequality else one.numel * one.dtype.itemsize for one in self.infos]
+        infos = []
+        for place, first, size in pieces_of(sizes, turn, parts):
+            entry = self.infos[place]
+            at, kind = entry.data_ptr + first, entry.device_type
+            infos.append(
+                TensorInfo(entry.name, at, numel=size, dtype=DataType.UINT8, device_type=kind, allow_content_inequality=False)
+            )
+        if not infos:
+            return [0, 0]
+        whole = _ffi.new("int64_t[]", 2)
+        unsigned = _ffi.cast("uint64_t *", whole)
+        SharedState(infos)._hash_into("check_parity", unsigned, unsigned + 1, _ffi.NULL)
+        return [int(one) for one in whole]
+
     def store(self) -> None:
         """After bytes were received: brings them to where the program has them."""
         for tensor, copy in self._copies:
             tensor.copy_(copy)
         for scalar in self.state._scalars:
             scalar.store()
+
+
+def pieces_of(sizes: Sequence[int], turn: int, parts: int) -> list[tuple[int, int, int]]:
+    """Returns one of so many parts of entries of these sizes in bytes: the entry's number, where in it a piece begins, its size.
+
+    Turns from any one on, as many as parts, have each byte exactly once.
+    """
+    total = sum(sizes)
+    begin, end = (total * one // parts for one in (turn % parts, turn % parts + 1))
+    found = []
+    before = 0
+    for place, size in enumerate(sizes):
+        first, last = (size if cut >= before + size else max(cut - before, 0) // CUT_BYTES * CUT_BYTES for cut in (begin, end))
+        if first < last:
+            found.append((place, first, last - first))
+        before += size
+    return found
 
 
 def _named(state: Any) -> Mapping[str, Any]:
@@ -127,38 +175,123 @@ def _named(state: Any) -> Mapping[str, Any]:
     raise TypeError(f"state must be a SharedState, a torch.nn.Module or a dict of tensors by name, not {kind}")
 
 
-def check_parity(comm: Communicator, state: Any, policy: str) -> ParityInfo:
-    """Compares the state of all members; see Communicator.check_parity."""
-    if policy not in POLICIES:
-        raise ArgumentError(f"policy must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
+class Kept:
+    """What a communicator keeps of its checks."""
+
+    def __init__(self) -> None:
+        self.turns: dict[tuple[Any, int], int] = {}
+        """How many parts were compared, by group and state."""
+        self.under_way: dict[Any, _Check] = {}
+        """Checks that a timeout or a signal has cut short, by group."""
+
+
+def check_parity(
+    comm: Communicator,
+    state: Any,
+    policy: str,
+    *,
+    fraction: float = 1.0,
+    group: Group | None = None,
+    timeout: float | None = None,
+) -> ParityInfo:
+    """Compares the state of members; see Communicator.check_parity."""
+    require_policy(policy)
+    deadline = Deadline(timeout)
+    parts = _parts_of(fraction)
+    if group is not None:
+        require_kind("group", group, Group)
     held = _Held(state)
     if policy == "repair":
         for info in held.infos:
             if info.read_only:
                 raise ArgumentError(f"entry {info.name!r} is read-only and cannot be repaired; pass another policy")
-    return _Check(comm, held, policy).run()
+    kept: Kept = comm._parity or Kept()
+    comm._parity = kept
+    check = _Check(comm, kept, held, policy, parts, group)
+    begun = kept.under_way.setdefault(check.who, check)
+    if begun.label != check.label:
+        raise _usage("a check of another state, policy or fraction was cut short; repeat that call first")
+    return begun.advance(deadline)
+
+
+def require_policy(policy: object) -> None:
+    """ArgumentError: it is none."""
+    if policy not in POLICIES:
+        raise ArgumentError(f"policy must be one of {', '.join(map(repr, POLICIES))}, not {policy!r}")
+
+
+def _parts_of(fraction: float) -> int:
+    """In how many calls all is compared."""
+    try:
+        fits = 1 / PARTS_MAX <= fraction <= 1
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ArgumentError(f"fraction must be a number from {1 / PARTS_MAX:.0e} to 1, not {fraction!r}")
+    return math.ceil(1 / fraction - 1e-6)
+
+
+Call = Callable[[float | None], Any]
+"""What a check waits for: called with the seconds that are left, and again where these do not suffice."""
 
 
 class _Check:
-    """One call of `check_parity`."""
+    """One call of `check_parity`, and its repetitions after a timeout."""
 
-    def __init__(self, comm: Communicator, held: _Held, policy: str) -> None:
+    def __init__(self, comm: Communicator, kept: Kept, held: _Held, policy: str, parts: int, group: Group | None) -> None:
         self._comm = comm
+        self._kept = kept
         self._held = held
         self._policy = policy
+        self._parts = parts
+        self._group = group
+        self.who = None if group is None else group.members
         self._forms = held.forms()
-        self._label = _number(f"{policy} {self._forms}")
+        self.label = _number(f"{policy} {parts} {self._forms}")
         self._found = ParityInfo(1)  # of the first round in which members differ
+        self._steps = self._rounds()
+        self._call: Call | None = None
 
-    def run(self) -> ParityInfo:
-        repairs = 0
+    def advance(self, deadline: Deadline) -> ParityInfo:
+        """Goes on to the end. PCCLTimeoutError: call it again."""
+        try:
+            self._call = self._call or next(self._steps)
+            while True:
+                try:
+                    told = self._call(deadline.remaining())
+                except PCCLTimeoutError:
+                    raise
+                except Exception as error:
+                    self._call = self._steps.throw(error)
+                else:
+                    self._call = self._steps.send(told)
+        except StopIteration as end:
+            found: ParityInfo = end.value
+            return found
+        finally:
+            if inspect.getgeneratorstate(self._steps) == inspect.GEN_CLOSED:
+                self._kept.under_way.pop(self.who, None)
+
+    def _rounds(self) -> Generator[Call, Any, ParityInfo]:
+        parts, repairs = self._parts, 0
+        turn = self._kept.turns.get((self.who, self.label), 0) if parts > 1 else 0
         while True:
-            whole, entries = self._held.hashes()
-            living, most = self._meet(whole)
-            if most is None:
+            digest, entries = self._held.hashes() if parts == 1 else (self._held.hash_of_part(turn, parts), [])
+            living, most, least = yield from self._meet([self._parts, turn, *digest, self.label, len(self._forms)])
+            if most[0] != least[0]:
+                raise _usage(f"the members have passed different fractions (1/{most[0]}, 1/{least[0]}); pass the same on all")
+            if most[1] != least[1]:
+                turn = most[1]
+                continue
+            if self._parts > 1:
+                self._kept.turns[self.who, self.label] = turn + 1
+            if most == least:
                 return self._found._replace(world_size=len(living))
+            if parts > 1:
+                parts = 1
+                continue
             with contextlib.suppress(PeerLostError):  # then the others begin the next round, too
-                rows = self._gather(living, entries, most)
+                rows = yield from self._gather(living, entries, most[-1])
                 self._check_alike(rows)
                 verdict = judge([row[1:] for row in rows])
                 assert verdict is not None  # the digests differ
@@ -167,28 +300,37 @@ class _Check:
                     raise self._error(living, verdict, again=repairs > 1)
                 self._note(living, verdict)
                 if self._policy == "repair":
-                    self._repair(living, verdict, rows)
+                    yield from self._repair(living, verdict, rows)
                 elif living.index(self._comm.uuid) in verdict.minority:
                     error = self._error(living, verdict)
                     self._comm.close()
                     raise error
 
-    def _meet(self, whole: list[int]) -> tuple[list[UUID], int | None]:
-        """The members that live, in the same order on all, and the largest number of their entries; None: all hold the same."""
-        own = [*whole, self._label, len(self._forms)]
+    def _meet(self, own: list[int]) -> Generator[Call, Any, tuple[list[UUID], list[int], list[int]]]:
+        """The members that live, in the same order on all, and the largest and the smallest of each number that they tell."""
         values = torch.tensor([*own, *(~one for one in own)], device="cpu")  # the maximum of ~x is ~ the minimum of x
-        living = sorted(roll(self._comm, values, _TAG, op=ReduceOp.MAX))
-        most, least = values.tolist()[:4], [~one for one in values.tolist()[4:]]
-        return living, None if most == least else most[3]
+        living = yield functools.partial(self._roll, values)
+        numbers = values.tolist()
+        return sorted(living), numbers[: len(own)], [~one for one in numbers[len(own) :]]
 
-    def _gather(self, living: list[UUID], entries: list[int], most: int) -> list[Row]:
+    def _roll(self, values: torch.Tensor, timeout: float | None) -> Sequence[UUID] | frozenset[UUID]:
+        if self._group is None:
+            return roll(self._comm, values, _TAG, timeout, op=ReduceOp.MAX)
+        try:
+            info = self._comm.all_reduce(values, op="max", tag=_TAG, survivors=True, group=self._group, timeout=timeout)
+        except TooFewPeersError:
+            return [self._comm.uuid]
+        return info.contributors[0].peers if info.contributors else self._group.members
+
+    def _gather(self, living: list[UUID], entries: list[int], most: int) -> Generator[Call, Any, list[Row]]:
         """What each member holds."""
         own = [[POLICIES.index(self._policy), len(self._forms), 0]]
         own += [[form, *entries[2 * at : 2 * at + 2]] for at, form in enumerate(self._forms)]
         own += [[0, 0, 0]] * (most - len(self._forms))
-        all_rows = torch.tensor([own] * len(living), device="cpu")
-        self._comm.all_gather(torch.tensor(own, device="cpu"), all_rows, group=self._comm.group(living), tag=_TAG_OF_ROWS)
-        return [tuple(map(tuple, row)) for row in all_rows.tolist()]
+        sent, rows = torch.tensor(own, device="cpu"), torch.tensor([own] * len(living), device="cpu")
+        group = self._comm.group(living)
+        yield lambda timeout: self._comm.all_gather(sent, rows, group=group, tag=_TAG_OF_ROWS, timeout=timeout)
+        return [tuple(map(tuple, row)) for row in rows.tolist()]
 
     def _check_alike(self, rows: list[Row]) -> None:
         """UsageError on all members: they have passed different entries, or policies."""
@@ -212,7 +354,7 @@ class _Check:
             minority = tuple(living[at] for at in verdict.minority)
             self._found = ParityInfo(len(living), self._held.infos[verdict.first].name, minority)
 
-    def _repair(self, living: list[UUID], verdict: Verdict, rows: list[Row]) -> None:
+    def _repair(self, living: list[UUID], verdict: Verdict, rows: list[Row]) -> Generator[Call, Any, None]:
         """Brings the entries that differ from one member of the majority to all of the minority, who may be cut short."""
         here, donor = living.index(self._comm.uuid), verdict.majority[0]
         if here != donor and here not in verdict.minority:
@@ -222,7 +364,7 @@ class _Check:
             if all(rows[at][1 + place] == rows[donor][1 + place] for at in verdict.minority):
                 continue
             size = info.numel * info.dtype.itemsize
-            self._comm.launch(
+            yield self._comm.launch(
                 Collective.BROADCAST,
                 group=group,
                 tag=Tags.of("check_parity", group.members, None, 0),
@@ -231,7 +373,7 @@ class _Check:
                 dtype=DataType.UINT8,
                 count=size,
                 keep=self._held,
-            ).wait()
+            ).wait
         if here != donor:
             self._held.store()
 

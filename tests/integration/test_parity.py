@@ -12,17 +12,22 @@ from performers import MasterProcess, Performer
 
 pytestmark = pytest.mark.timeout(120)
 
-Ask = Callable[..., list[Any]]
+CUT_SHORT = "check_parity: a check of another state, policy or fraction was cut short; repeat that call first (INVALID_ARGUMENT)"
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[int], list[Performer]]]:
+def start() -> Iterator[Callable[..., list[Performer]]]:
     made: list[Performer] = []
 
-    def begin(count: int) -> list[Performer]:
-        made.extend(Performer(ParityPeer, at, (master.address, f"p{at}"), {"PCCL_LOG_LEVEL": "ERR"}) for at in range(count))
-        ask(made, "join", count)
-        return made
+    def begin(count: int, *, waits: bool = True) -> list[Performer]:
+        numbers = range(len(made), len(made) + count)
+        begun = [Performer(ParityPeer, at, (master.address, f"p{at}"), {"PCCL_LOG_LEVEL": "ERR"}) for at in numbers]
+        made.extend(begun)
+        for one in begun:
+            one.tell("join", count)
+        if waits:
+            assert [one.answer() for one in begun] == [None] * count
+        return begun
 
     with MasterProcess() as master:
         try:
@@ -130,6 +135,58 @@ def test_a_replay_names_who_computes_otherwise(start):
     assert [one[:3] for one in found] == [("ParityError", "output 1", ["p0"])] * 3
 
 
+def test_a_check_that_was_cut_short_goes_on(start):
+    three = start(3)
+    assert [one.ask("check", "raise", 1.0, 0.05) for one in three[:2]] == ["TIMED_OUT"] * 2
+    assert ask(three[:2], "check", "expel") == [("UsageError", one) for one in [CUT_SHORT] * 2]
+    assert ask(three, "check") == [(3, None, [])] * 3
+    three[1].ask("flip", "0.bias")
+    for one in three[:2]:
+        one.tell("check", "repair", 1.0, 0.2)
+    assert [one.answer() for one in (three[2].tell("check_and_stop", "repair"), *three[:2])] == ["TIMED_OUT"] * 3
+    assert ask(three, "check", "repair") == [(3, "parameter/0.bias", ["p1"])] * 3
+
+
+def test_groups_are_compared_apart(start):
+    five = start(5)
+    ids = [one.ask("uuid") for one in five]
+    five[2].ask("flip", "2.bias")
+    five[3].ask("flip", "0.bias")
+    pair, trio = five[:2], five[2:]
+    for one in pair:
+        one.tell("check_in", ids[:2], "raise")
+    for one in trio:
+        one.tell("check_in", ids[2:], "repair")
+    assert [one.answer() for one in pair] == [(2, None, [])] * 2
+    assert [one.answer()[:2] for one in trio] == [("ParityError", "parameter/0.bias")] * 3  # three different ones
+    trio[0].kill()
+    for one in trio[1:]:
+        one.tell("check_in", ids[2:], "expel")
+    assert [one.answer()[:2] for one in trio[1:]] == [("ParityError", "parameter/0.bias")] * 2
+    trio[1].kill()
+    assert trio[2].ask("check_in", ids[2:], "raise") == (1, None, [])
+    assert ask([*pair, trio[2]], "check") == [(3, None, [])] * 3
+
+
+def test_a_fraction_finds_each_bit_and_newcomers_take_part(start):
+    two = start(2)
+    assert ask(two, "check", "raise", 0.25) == [(2, None, [])] * 2
+    made = start(1, waits=False)
+    three = [*two, *made]
+    ask(two, "admit", 3)
+    made[0].answer()
+    found = []
+    for entry in ("0.weight", "2.bias"):
+        three[1].ask("flip", entry)
+        found.append([ask(three, "check", "repair", 0.25) for _ in range(4)])
+    for entry, calls in zip(("0.weight", "2.bias"), found, strict=True):
+        expected: list[Any] = [[(3, f"parameter/{entry}", ["p1"])] * 3] + [[(3, None, [])] * 3] * 3
+        assert sorted(calls, key=str) == sorted(expected, key=str)
+    for one, fraction in zip(three, (0.5, 0.25, 0.5), strict=True):
+        one.tell("check", "raise", fraction)
+    assert ["different fractions (1/4, 1/2)" in one.answer()[1] for one in three] == [True] * 3
+
+
 def test_replicas_of_ddp_are_compared_with_their_optimizers():
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     three = [Performer(ParityRank, rank, (), {"PCCL_LOG_LEVEL": "ERR"}) for rank in range(3)]
@@ -146,6 +203,65 @@ def test_replicas_of_ddp_are_compared_with_their_optimizers():
         assert ask(three, "check", "expel") == [(2, entry)] * 2 + [entry]
         assert ask(three[:2], "size") == [2, 2]
         assert ask(three[:2], "check", "raise") == [(2, None)] * 2
+        assert ask(three[:2], "check_in", [0, 1]) == [(2, None)] * 2
     finally:
         for member in three:
             member.kill()
+
+
+@pytest.fixture
+def elastic() -> Iterator[Callable[..., list[Performer]]]:
+    """Members with Elastic, each with its options. Later ones join."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made: list[Performer] = []
+
+    def begin(*options: dict[str, Any]) -> list[Performer]:
+        size = len(made)
+        made.extend(Performer(ParityRank, size + at, (), {"PCCL_LOG_LEVEL": "ERR"}) for at in range(len(options)))
+        for rank, (one, given) in enumerate(zip(made[size:], options, strict=True)):
+            arguments = (*made[0].ask("run_of"), given) if size else (store.port, rank, len(options), given)
+            one.tell("join" if size else "train", *arguments)
+        assert [one.answer() for one in made[size:]] == [None] * len(options)
+        return made[size:]
+
+    try:
+        yield begin
+    finally:
+        for one in made:
+            one.kill()
+
+
+def test_elastic_repairs_while_a_member_dies_and_another_joins(elastic):
+    four = elastic(*[{"parity_every": 2, "parity": "repair"}] * 4)
+    found = ask(four, "elastic", 3, 4)
+    assert found == [found[0]] * 4
+    four[3].ask("flip")
+    newcomer, *_ = elastic({"parity_every": 2, "parity": "repair"})
+    four[2].tell("elastic", 9, 4, True)
+    found = ask([four[0], four[1], four[3], newcomer], "elastic", 9, 4)
+    assert found == [found[0]] * 4
+    assert len(found[0]) == 8
+
+
+def test_elastic_expels_while_another_joins(elastic):
+    three = elastic(*[{"parity_every": 1, "parity": "expel"}] * 3)
+    ask(three, "elastic", 2, 3)
+    three[2].ask("flip")
+    newcomer, *_ = elastic({"parity_every": 1, "parity": "expel"})
+    found = ask([*three, newcomer], "elastic", 5, 3)
+    assert found.pop(2) == ("ParityError", "optimizer 0/0/exp_avg")
+    assert found == [found[0]] * 3
+    assert len(found[0]) == 8
+
+
+def test_elastic_raises_without_a_majority(elastic):
+    two = elastic(*[{"parity_every": 3, "parity": "repair"}] * 2)
+    assert [len(one) for one in ask(two, "elastic", 1, 2)] == [8] * 2
+    two[0].ask("flip")
+    assert ask(two, "elastic", 4, 2) == [("ParityError", "parameter/module.0.weight")] * 2  # after a step with that moment
+
+
+def test_elastic_refuses_other_settings(elastic):
+    two = elastic({"parity_every": 1}, {"parity_every": 1, "parity": "expel"})
+    text = "Elastic: every=1, parity_every=1, parity='raise' at rank 0, and every=1, parity_every=1, parity='expel' at rank 1"
+    assert [text in told for _, told in ask(two, "elastic", 2, 2)] == [True] * 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pccl
-from pccl.state._parity import judge
+from pccl.state._parity import CUT_BYTES, judge, pieces_of
 
 A, B, C, D = (1, 1), (2, 2), (3, 3), (4, 4)
 
@@ -28,10 +28,27 @@ def test_majorities(rows, verdict):
     assert judge(rows) == verdict
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 40])
+def test_parts_have_each_byte_once(parts):
+    sizes = [0, 3, 1000, 8, 0, 4096, 1]
+    found = [piece for turn in range(5, 5 + parts) for piece in pieces_of(sizes, turn, parts)]
+    assert sorted(byte for place, first, size in found for byte in ((place, at) for at in range(first, first + size))) == [
+        (place, at) for place, size in enumerate(sizes) for at in range(size)
+    ]
+    assert {first % CUT_BYTES for _, first, _ in found} == {0}
+    most = max(sum(size for _, _, size in pieces_of(sizes, turn, parts)) for turn in range(parts))
+    assert most <= sum(sizes) / parts + CUT_BYTES + 1
+
+
 def test_what_cannot_be_compared_is_refused_before_others_are_met():
     with pccl.Communicator("127.0.0.1:1") as comm:  # is not connected, so what gets further is another error
         with pytest.raises(ValueError, match="policy must be one of 'raise', 'repair', 'expel', not 'vote'"):
             comm.check_parity({"x": np.zeros(1)}, policy="vote")
+        for fraction in (0, -1, 2, 1e-9, float("nan"), "all"):
+            with pytest.raises(ValueError, match="fraction must be a number from"):
+                comm.check_parity({"x": np.zeros(1)}, fraction=fraction)
+        with pytest.raises(TypeError, match="group must be a Group"):
+            comm.check_parity({"x": np.zeros(1)}, group=[0, 1])
         with pytest.raises(TypeError, match=r"state must be a SharedState, a torch.nn.Module or a dict"):
             comm.check_parity([np.zeros(1)])
         fixed = np.zeros(1)
