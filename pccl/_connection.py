@@ -29,6 +29,7 @@ from pccl._collectives import CollectiveOp, Tags
 from pccl._credentials import credentials
 from pccl._enums import Attribute
 from pccl._errors import ConnectError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for
+from pccl._files import event_file
 from pccl._groups import Group, members_of, uuid_of
 from pccl._handle import Events
 from pccl._loader import load_native_module
@@ -42,6 +43,7 @@ from pccl._waits import WaitLog, master_patience, may_begin
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+    from typing import Literal
 
     from pccl.notice import Notice
 
@@ -90,6 +92,7 @@ class Connection:
         key: str | os.PathLike[str] | None = None,
         ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        events: str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
         _log.attach()
         self._endpoints = parse_endpoints(address)
@@ -105,6 +108,7 @@ class Connection:
         self._name = None if name is None else check_name(name)
         self._keys = credentials(keys, cert, key, ca)
         self._insecure = insecure
+        self._event_path = None if events is None else event_file(events)
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
@@ -455,6 +459,8 @@ class Connection:
             PCCLError.check(_C.pccl_ext_comm_set_run(pointer, self._endpoint.run.encode()), "pcclCreateCommunicator")
             if self._keys is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_keys(pointer, self._keys), "pcclCreateCommunicator")
+            if self._event_path is not None:
+                PCCLError.check(_C.pccl_ext_comm_set_events(pointer, self._event_path), "pcclCreateCommunicator")
             if self._insecure:
                 PCCLError.check(_C.pccl_ext_comm_set_insecure(pointer, True), "pcclCreateCommunicator")
         except BaseException:

@@ -8,9 +8,12 @@ import os
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import IO
+    from typing import IO, Literal
 
 MODE = 0o600
+
+PATH_BYTES = 1024
+"""Of a file of events, with the zero behind it (csrc/base/recorder.h)."""
 
 
 def open_log(path: str | os.PathLike[str], *, append: bool = True) -> int:
@@ -26,6 +29,16 @@ def open_log(path: str | os.PathLike[str], *, append: bool = True) -> int:
         if error.errno == errno.ELOOP and os.path.islink(path):
             raise OSError(errno.ELOOP, "the path is a symbolic link; name the file itself", os.fspath(path)) from None
         raise
+
+
+def event_file(path: str | os.PathLike[str] | Literal[False]) -> bytes:
+    """Returns the path of a file of events as C takes it. False: none are kept. ValueError: the path is empty or too long."""
+    if path is False:
+        return b"off"
+    encoded = os.fsencode(path)
+    if not encoded or len(encoded) >= PATH_BYTES or b"\0" in encoded:
+        raise ValueError(f"the path of a file of events must have 1 to {PATH_BYTES - 1} bytes and no zero, not {path!r}")
+    return encoded
 
 
 def open_log_file(path: Path, *, append: bool = True) -> IO[bytes]:

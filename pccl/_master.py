@@ -23,13 +23,14 @@ from pccl._calls import SUCCESS, TIMED_OUT, UNBOUNDED, Deadline, NativeHandle, T
 from pccl._credentials import credentials
 from pccl._errors import PCCLError, Result
 from pccl._exports import publish
+from pccl._files import event_file
 from pccl._loader import load_native_module
 from pccl_command.native_master import HEARTBEAT_SECONDS, IDLE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Self
+    from typing import Literal, Self
 
 _ffi, _C = load_native_module()
 
@@ -60,6 +61,8 @@ class MasterNode:
     `insecure`, or the environment variable PCCL_INSECURE=1, lets it listen on every address, with a warning. It has no effect
     with keys.
 
+    `events` is the path of a file, or a directory, for the last events of the master, as of PCCL_EVENTS; False: none are kept.
+
     When the last reference dies, and at the end of the interpreter, a running master goes on serving, as in PCCL 1.0: that
     thread waits until it was interrupted; Ctrl-C interrupts it. After 0.5 s a line on stderr and a ResourceWarning say so. Call
     `close`, or use a `with` statement.
@@ -78,10 +81,12 @@ class MasterNode:
         key: str | os.PathLike[str] | None = None,
         ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        events: str | os.PathLike[str] | Literal[False] | None = None,
     ) -> None:
         (self._endpoint,) = without_run([parse_endpoint(listen_address)])
         self._running = False
         named = credentials(keys, cert, key, ca)
+        event_path = None if events is None else event_file(events)
         limit = None if heartbeat_limit is None else milliseconds("heartbeat_limit", heartbeat_limit, *HEARTBEAT_SECONDS)
         idle = None if until_empty is None else milliseconds("until_empty", until_empty, *IDLE_SECONDS)
         listed = without_run(parse_endpoints(masters)) if masters is not None else []
@@ -119,6 +124,8 @@ class MasterNode:
             call(self._handle, "pccl_ext_master_set_keys", named, name="pcclCreateMaster")
         if insecure:
             call(self._handle, "pccl_ext_master_set_insecure", True, name="pcclCreateMaster")
+        if event_path is not None:
+            call(self._handle, "pccl_ext_master_set_events", event_path, name="pcclCreateMaster")
 
     def run(self) -> None:
         """Listens and serves; returns at once.

@@ -50,7 +50,7 @@ OPENERS = (
     "socket|socketpair|accept4?|epoll_create1?|eventfd|signalfd|timerfd_create|inotify_init1?|pidfd_open|memfd_create|userfaultfd"
     "|open|openat|creat|fopen|fdopen|opendir|pipe2?|dup[23]?|close|fclose|closedir|popen|mkstemp"
 )
-BARE = re.compile(rf"(?<![\w.>])({OPENERS})\(|\b(SYS|__NR)_\w+|F_DUPFD|SO_PEERPIDFD|SCM_RIGHTS")
+BARE = re.compile(rf"(?<![\w.>])({OPENERS})\(|\b(SYS|__NR)_(?!getdents64)\w+|F_DUPFD|SO_PEERPIDFD|SCM_RIGHTS")
 FUNCTION = re.compile(r"^(?:static )?pcclResult_t (\w+)\(([^;{]*)\) (\{ [^\n]*|\{\n.*?^\})", re.MULTILINE | re.DOTALL)
 HANDLE = re.compile(r"pcclComm_t \*comm\b|pcclMasterInstance_t \*master\b|pcclAsyncReduceOp_t \*reduce_handle\b")
 ASKS = re.compile(r"REQUIRE_COMM|REQUIRE_MASTER|api_is_own")

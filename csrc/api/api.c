@@ -20,6 +20,16 @@ static atomic_bool initialized;
 
 bool api_initialize(void) { return !atomic_exchange(&initialized, true); }
 
+pcclResult_t api_take_events(const char *path, char out[RECORDER_PATH_BYTES]) {
+    REQUIRE_NOT_NULL(path);
+    size_t length = strnlen(path, RECORDER_PATH_BYTES);
+    if (length == 0 || length == RECORDER_PATH_BYTES)
+        return detail_fail(pcclInvalidArgument, "the path of a file of events must have 1 to %d bytes",
+                           RECORDER_PATH_BYTES - 1);
+    memcpy(out, path, length + 1);
+    return pcclSuccess;
+}
+
 pcclResult_t api_null(const char *name) { return detail_fail(pcclInvalidArgument, "%s must not be NULL", name); }
 
 bool api_is_own(uint32_t forks) { return forks == descriptor_forks(); }

@@ -22,6 +22,7 @@ struct pcclMasterInstanceState_t {
     struct wire_address address;
     uint32_t heartbeat_limit_ms, idle_limit_ms;
     bool new;                                      // nobody was ever at its address
+    char events[RECORDER_PATH_BYTES];              // file of its flight recorder; "": that of the environment
     struct keys *keys;                             // held; NULL: none, or those of PCCL_KEYS
     bool insecure;                                 // the program permits plain connections beyond loopback
     struct wire_address masters[WIRE_MAX_MASTERS]; // of the run; none: this one alone
@@ -47,6 +48,8 @@ bool api_take_address(const ccoip_socket_address_t *in, struct wire_address *out
 pcclResult_t api_take_addresses(const ccoip_socket_address_t *addresses, size_t count,
                                 struct wire_address out[WIRE_MAX_MASTERS]);
 pcclResult_t api_null(const char *name); // pcclInvalidArgument
+// Copies the path of a flight recorder's file.
+pcclResult_t api_take_events(const char *path, char out[RECORDER_PATH_BYTES]);
 #define REQUIRE_NOT_NULL(parameter) \
     do { \
         if ((parameter) == NULL) return api_null(#parameter); \

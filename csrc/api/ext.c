@@ -111,6 +111,28 @@ pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure) {
     return set(comm, COMMUNICATOR_SET_INSECURE, &params, "plain connections are allowed");
 }
 
+pcclResult_t pccl_ext_comm_set_events(pcclComm_t *comm, const char *path) {
+    struct communicator_params params = {0};
+    REQUIRE_COMM(comm);
+    RETURN_IF_FAILED(api_take_events(path, params.events));
+    return set(comm, COMMUNICATOR_SET_EVENTS, &params, "the file of events is set");
+}
+
+pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capacity) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(out);
+    if (capacity == 0) return detail_fail(pcclInvalidArgument, "there is no room for the path");
+    communicator_events_path(comm->communicator, out, capacity);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *name, double value) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(name);
+    communicator_report(comm->communicator, name, value);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_comm_set_recovery(pcclComm_t *comm, uint32_t limit_ms) {
     REQUIRE_COMM(comm);
     if (limit_ms > API_RECOVERY_MOST_MS)

@@ -43,6 +43,8 @@ pcclResult_t pccl_ext_master_set_new(pcclMasterInstance_t *master);
 // it cannot be used. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *path);
 
+// Sets the file of the flight recorder, as pccl_ext_comm_set_events; before it runs.
+pcclResult_t pccl_ext_master_set_events(pcclMasterInstance_t *master, const char *path);
 // Whether plain connections beyond loopback are permitted if the master has no keys; before it runs. False, and so
 // without this call: only if PCCL_INSECURE=1. pcclInvalidUsage: was run.
 pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure);
@@ -105,6 +107,13 @@ pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
 // Whether connect takes masters beyond loopback without keys; before connect. False, and so without this call: only if
 // PCCL_INSECURE=1. pcclInvalidUsage: connected or connecting.
 pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure);
+// Sets the file of the flight recorder, in place of PCCL_EVENTS; before connect. "off": there is none.
+// pcclInvalidArgument: empty, or 1,024 bytes or more. pcclInvalidUsage: connected or connecting.
+pcclResult_t pccl_ext_comm_set_events(pcclComm_t *comm, const char *path);
+// Writes the path of that file, cut to `capacity`; "" if there is none.
+pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capacity);
+// Records a number of the program. The name has at most 55 bytes.
+pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *name, double value);
 // Announces that this member leaves, within `within_ms`; UINT32_MAX: that is not known. All members are told
 // (pccl_ext_comm_leaving). `at_update`: the next update_topology that all call takes it out and ends here with
 // pcclLeft; no operation is under way then, so none is aborted. Otherwise it is up to the caller to leave. It may be

@@ -86,6 +86,16 @@ pcclResult_t pccl_ext_master_set_keys(pcclMasterInstance_t *master, const char *
     return code;
 }
 
+pcclResult_t pccl_ext_master_set_events(pcclMasterInstance_t *master, const char *path) {
+    char events[RECORDER_PATH_BYTES];
+    REQUIRE_MASTER(master);
+    RETURN_IF_FAILED(api_take_events(path, events));
+    RETURN_IF_FAILED(lock_setting(master, "the file of events is set"));
+    memcpy(master->events, events, sizeof events);
+    pthread_mutex_unlock(&master->lock);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_master_set_insecure(pcclMasterInstance_t *master, bool insecure) {
     REQUIRE_MASTER(master);
     RETURN_IF_FAILED(lock_setting(master, "plain connections are allowed"));
@@ -224,6 +234,7 @@ static pcclResult_t run_locked(pcclMasterInstance_t *instance) {
                                      .self = instance->self,
                                      .idle_limit_ms = instance->idle_limit_ms,
                                      .new = instance->new,
+                                     .events = instance->events[0] != 0 ? instance->events : NULL,
                                      .transport = &transport};
     struct master *master;
     int error = master_start(&options, &master);

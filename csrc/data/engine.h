@@ -26,6 +26,7 @@
 #include "ops/members.h"
 
 struct engine;
+struct recorder;
 struct transport;
 
 // Events that the engine reports to the control side, beside the outcomes of calls.
@@ -43,6 +44,7 @@ struct engine_callbacks {
     void (*failed)(void *context, const char *why);
     // A wake-up (base/platform) that the engine signals when a call ends; negative: nobody listens. NULL is allowed.
     const atomic_int *events;
+    struct recorder *recorder; // of operations; NULL: nobody records them
 };
 
 // Creates the engine and starts its thread. NULL when the system refuses.

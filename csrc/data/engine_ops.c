@@ -8,6 +8,7 @@
 #include "base/detail.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/recorder.h"
 #include "compute/kernels.h"
 #include "data/engine.h"
 #include "data/algorithm.h"
@@ -32,6 +33,43 @@ static struct op_member *member(void *context, const struct wire_id *id) {
     return &op_peer_of(neighbour_find(((struct engine *)context)->lanes, id))->member;
 }
 
+// ---- the flight recorder ----
+// Records that a call, or a segment of it, has begun in an epoch.
+static void record_begin(struct engine *engine, const struct op *op) {
+    const struct op *call = op->parent != NULL ? op->parent : op;
+    recorder_begin(engine->callbacks.recorder, call->recorded,
+                   &(struct recorder_beginning){.epoch = op->name.epoch,
+                                                .sequence = op->name.sequence,
+                                                .members = (uint16_t)op->team->count,
+                                                .algorithm = (uint8_t)op->algorithm},
+                   op->begun_ns);
+}
+
+// Records a call that was just posted, and may have begun or ended already.
+static void record_post(struct engine *engine, struct op *op) {
+    struct recorder *recorder = engine->callbacks.recorder;
+    const struct subgroup *subgroup = op->args.subgroup;
+    const struct wire_fingerprint *what = &op->args.fingerprint;
+    if (recorder == NULL) return;
+    struct recorder_operation operation = {.tag = op->args.tag,
+                                           .count = op->count,
+                                           .bytes = op->bytes,
+                                           .subgroup = op_subgroup_hash(op),
+                                           .root = op->args.root,
+                                           .members = (uint16_t)(subgroup == NULL ? 0 : subgroup->count),
+                                           .collective = what->kind,
+                                           .dtype = what->dtype,
+                                           .op = what->op,
+                                           .codec = what->codec,
+                                           .retry = op->args.retry,
+                                           .background = op->args.background,
+                                           .ids = subgroup == NULL ? NULL : &subgroup->ids[0].bytes};
+    op->recorded = recorder_add_operation(recorder, &operation, op->posted_ns);
+    for (struct op *part = segments_part(op, NULL); part != NULL; part = segments_part(op, part))
+        if (part->epoch != NULL && part->team != NULL) record_begin(engine, part);
+    if (op->phase == OP_ENDED) recorder_end(recorder, op->recorded, (uint8_t)op->outcome.result, op->posted_ns);
+}
+
 // True if the result overwrites the input.
 static bool is_in_place(const struct op *op) {
     return op_collective(op)->reduces && op->in_bytes > 0 && op->out_bytes > 0 && op->args.send == op->args.recv;
@@ -43,6 +81,7 @@ static bool start(void *context, struct op *op) {
     struct device_queue *queue = op->args.queue;
     bool direct = algorithm_of(op)->direct;
     op->begun_ns = platform_now_ns();
+    record_begin(engine, op);
     if (direct) {
         if (op->restart) backup_restore(&op->backup, queue, op->args.recv); // it was large among more members
         op->restart = false;
@@ -83,7 +122,9 @@ static bool fill(void *context, struct op *op, struct block *result) {
 static void ended(void *context, struct op *op) {
     engine_assert_locked((struct engine *)context);
     struct engine *engine = context;
-    if (op->parent == NULL) op_stats_ended(&engine->op_stats, op->posted_ns, platform_now_ns());
+    int64_t now_ns = platform_now_ns();
+    if (op->parent == NULL) op_stats_ended(&engine->op_stats, op->posted_ns, now_ns);
+    if (op->parent == NULL) recorder_end(engine->callbacks.recorder, op->recorded, (uint8_t)op->outcome.result, now_ns);
     if (op->parent == NULL) device_release(op->args.queue);
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
     if (op->parent == NULL && engine->callbacks.events != NULL) wake_signal(atomic_load(engine->callbacks.events));
@@ -207,6 +248,7 @@ enum call_result engine_post(struct engine *engine, const struct call_args *args
         engine->device_calls += with.queue != NULL;
         op->posted_ns = platform_now_ns();
         op->tell_ns = op->posted_ns + TELL_FIRST_MS * MS_NS;
+        record_post(engine, op);
         if (op_stats_posted(&engine->op_stats)) engine_wake(engine);
     }
     engine_unlock(engine);

@@ -10,7 +10,7 @@ enum { FIRST_SENDS = 64 };
 
 void actions_clear(struct actions *actions) {
     actions->bytes.length = 0;
-    actions->send_count = actions->close_count = actions->log_count = 0;
+    actions->send_count = actions->close_count = actions->log_count = actions->event_count = 0;
 }
 
 void actions_fini(struct actions *actions) {
@@ -59,6 +59,15 @@ static void add_log(struct actions *actions, enum log_level level, bool of_stran
     line->level = level;
     line->of_strangers = of_strangers;
     vsnprintf(line->text, sizeof line->text, format, arguments);
+}
+
+void actions_event(struct actions *actions, enum recorder_kind kind, uint64_t a, uint64_t b, const struct wire_id *id,
+                   const char *text) {
+    if (actions->event_count == ACTIONS_MAX_EVENTS) return;
+    struct actions_event *event = &actions->events[actions->event_count++];
+    *event = (struct actions_event){.kind = kind, .a = a, .b = b};
+    if (id != NULL) event->id = *id;
+    if (text != NULL) snprintf(event->text, sizeof event->text, "%s", text);
 }
 
 void actions_log(struct actions *actions, enum log_level level, const char *format, ...) {

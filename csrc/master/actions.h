@@ -9,12 +9,14 @@
 #include <stdint.h>
 
 #include "base/log.h"
+#include "base/recorder.h"
 #include "net/wire_control.h"
 
 enum {
     ACTIONS_MAX_CONNS = 4096, // connections are named by numbers below this, chosen by the driver
     ACTIONS_MAX_LOGS = 32,    // lines per event, then lines are dropped
     ACTIONS_LOG_BYTES = 640,
+    ACTIONS_MAX_EVENTS = 64, // likewise
 };
 
 struct actions_send {
@@ -28,6 +30,14 @@ struct actions_log {
     char text[ACTIONS_LOG_BYTES];
 };
 
+// For the flight recorder (base/recorder); of peers with ids.
+struct actions_event {
+    enum recorder_kind kind;
+    uint64_t a, b;
+    struct wire_id id;
+    char text[RECORDER_TEXT_BYTES];
+};
+
 // Carried out in this order: all sends, then all closes. A connection is closed once what was sent on it is written, or
 // cannot be. The state machine has forgotten a connection that it closes: nothing more is to be reported of it.
 struct actions {
@@ -39,6 +49,8 @@ struct actions {
     size_t close_count;
     struct actions_log logs[ACTIONS_MAX_LOGS];
     size_t log_count;
+    struct actions_event events[ACTIONS_MAX_EVENTS];
+    size_t event_count; // further ones are left out
 };
 
 void actions_clear(struct actions *actions); // the memory stays
@@ -57,6 +69,9 @@ void actions_close(struct actions *actions, uint32_t conn);
 void actions_turn_away(struct actions *actions, uint32_t conn, struct wire_header header, enum wire_type type,
                        const char *why);
 
+// `id` and `text` may be NULL.
+void actions_event(struct actions *actions, enum recorder_kind kind, uint64_t a, uint64_t b, const struct wire_id *id,
+                   const char *text);
 void actions_log(struct actions *actions, enum log_level level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 // A line that anybody who can connect causes.

@@ -263,6 +263,9 @@ static void log_admitted(const struct candidate *candidate, struct membership *t
     uint32_t admitted = 0;
     for (uint32_t i = 0; i < candidate->count; i++) {
         const struct peer_record *peer = candidate->order[i];
+        if (!peer->accepted)
+            actions_event(&table->actions, RECORDER_JOINED, table->number + 1, 0, &peer->member.id,
+                          peer->member.name.chars);
         if (!peer->accepted && ++admitted <= ADMITTED_LINES)
             actions_log(&table->actions, LOG_NOTICE, "admitted %s, group %u", membership_label_at(peer).chars,
                         peer->member.group);

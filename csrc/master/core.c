@@ -373,6 +373,8 @@ const struct actions *core_others_are(struct master_core *core, int64_t now_ns, 
     return settle(core);
 }
 
+uint64_t core_run_id(const struct master_core *core) { return core->run.table.run.id; }
+
 bool core_completed(const struct master_core *core) { return core_activity(core) == WIRE_IDLE && core->run.completed; }
 
 enum wire_activity core_activity(const struct master_core *core) {

@@ -79,6 +79,8 @@ void core_set_standby(struct master_core *core, bool standby);
 // Marks the activity of the other masters of the list as unknown: newcomers wait for core_others_are. Does nothing if
 // there is a run.
 void core_await_others(struct master_core *core);
+// Returns the number of its run; 0: none yet.
+uint64_t core_run_id(const struct master_core *core);
 enum wire_activity core_activity(const struct master_core *core);
 // Whether nobody is there, and the last run ended after a member had left by itself: its work is done.
 bool core_completed(const struct master_core *core);

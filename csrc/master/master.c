@@ -25,6 +25,7 @@ static void free_parts(struct master *master) {
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);
     transport_context_release(master->transport);
+    recorder_free(master->recorder);
     free(master);
 }
 
@@ -69,6 +70,8 @@ static int open_all(struct master *master, const struct master_options *options)
     else
         master->survivors_until_ns = master->now_ns + MASTER_YOUNG_MS * MS_NS;
     if (master_open_run(master, &(struct wire_run){{0}}) == NULL) return -ENOMEM;
+    master->recorder = recorder_new(
+        &(struct recorder_options){.role = RECORDER_MASTER, .path = options->events, .name = "master", .run = ""});
     return platform_thread_start(&master->thread, "pccl:master", master_loop, master) ? 0 : -EAGAIN;
 }
 

@@ -49,6 +49,7 @@ struct master_options {
     // Nobody was ever at its address or at those of its list, so newcomers wait neither for members of an earlier run
     // nor, in the first MASTER_BUSY_MS, for what the others say.
     bool new;
+    const char *events; // file of its flight recorder, as PCCL_EVENTS; NULL: that of the environment
     const struct transport_options *transport; // may be NULL, as for transport_context_new
 };
 

@@ -144,6 +144,7 @@ static void carry_out(struct master *master, struct master_run *run, const struc
     for (size_t i = 0; i < actions->log_count; i++)
         LOG_LIMITED(actions->logs[i].of_strangers ? &master->strangers_log : &master->run_log, actions->logs[i].level,
                     "%s%s%s%s", *name ? "run " : "", name, *name ? ": " : "", actions->logs[i].text);
+    if (actions->event_count > 0) master_record(master, run, actions);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct actions_send *send = &actions->sends[i];
         conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);

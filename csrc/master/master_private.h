@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/recorder.h"
 #include "master/core.h"
 #include "master/master.h"
 #include "net/conn.h"
@@ -85,6 +86,7 @@ struct master {
     bool ended; // guarded by `lock`
     // The rest is the thread's.
     struct transport_context *transport;
+    struct recorder *recorder; // of the events of all runs; NULL: none
     int poller;
     struct transport_listener listeners[MASTER_LISTENERS];
     int64_t now_ns;
@@ -114,6 +116,8 @@ struct master_run *master_find_run(struct master *master, const struct wire_run 
 // The same, and makes one: in a free place, or in that of the oldest run that has ended. NULL: there is no place, or
 // memory is refused.
 struct master_run *master_open_run(struct master *master, const struct wire_run *name);
+// Writes the events of a run into the flight recorder.
+void master_record(struct master *master, const struct master_run *run, const struct actions *actions);
 
 // ---- master_loop.c ----
 

@@ -76,3 +76,15 @@ struct master_run *master_open_run(struct master *master, const struct wire_run 
     run = name->chars[0] == 0 ? &master->runs[0] : free_place(master);
     return run != NULL && make_run(master, run, name) ? run : NULL;
 }
+
+void master_record(struct master *master, const struct master_run *run, const struct actions *actions) {
+    static const uint8_t no_id[RECORDER_ID_BYTES];
+    recorder_identify(master->recorder, core_run_id(run->core), no_id, 0);
+    for (size_t i = 0; i < actions->event_count; i++) {
+        const struct actions_event *event = &actions->events[i];
+        recorder_add(
+            master->recorder,
+            &(struct recorder_event){
+                .kind = event->kind, .a = event->a, .b = event->b, .id = event->id.bytes, .text = event->text});
+    }
+}

@@ -192,6 +192,7 @@ void membership_send_text(struct membership *table, struct peer_record *peer, en
 static void leave(struct membership *table, struct peer_record *peer, enum log_level level, const char *how,
                   const char *why) {
     struct peer_text place = membership_label_at(peer);
+    if (peer->accepted) actions_event(&table->actions, RECORDER_LEFT, table->number, 0, &peer->member.id, why);
     if (peer->accepted)
         actions_log(&table->actions, level > LOG_NOTICE ? level : LOG_NOTICE, "%s %s: %s", how, place.chars, why);
     else

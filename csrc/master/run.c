@@ -75,6 +75,8 @@ static void enter_epoch(struct run *run, uint8_t reason, bool all) {
     if (lost) table->lost = false;
     if (run->phase == RUN_CANDIDATE) run->candidate.stale = true;
     send_epoch(run, reason);
+    actions_event(&table->actions, RECORDER_EPOCH, table->number, table->count, NULL,
+                  all ? "resumed" : reasons[reason]);
     actions_log(&table->actions, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)table->number,
                 all ? "resumed" : reasons[reason], table->count);
 }
@@ -90,7 +92,10 @@ void run_resume(struct run *run) {
 // ---- votes ----
 
 // The vote of all is over: an epoch or an OUTCOME says how.
-static void end_vote(struct run *run) {
+static void end_vote(struct run *run, uint8_t kind) {
+    static const char *const names[] = {
+        [WIRE_VOTE_UPDATE] = "update", [WIRE_VOTE_PENDING] = "pending", [WIRE_VOTE_OPTIMIZE] = "optimize"};
+    actions_event(&run->table.actions, RECORDER_VOTE, run->table.number, run->table.count, NULL, names[kind]);
     for (uint32_t i = 0; i < run->table.count; i++) membership_set_vote(&run->table, run->table.order[i], 0);
     run->votes_ended++;
     run->phase = RUN_IDLE;
@@ -101,7 +106,7 @@ static void answer_vote(struct run *run, uint8_t kind, uint8_t code, uint64_t va
     struct wire_outcome outcome = {kind, code, value};
     wire_encode_outcome(membership_frame(&run->table), membership_header(&run->table), &outcome);
     for (uint32_t i = 0; i < run->table.count; i++) membership_send(&run->table, run->table.order[i]);
-    end_vote(run);
+    end_vote(run, kind);
 }
 
 // ---- members that leave ----
@@ -160,7 +165,7 @@ static void commit_candidate(struct run *run) {
     uint8_t kind = run->candidate.kind;
     uint64_t newer = candidate_commit(&run->candidate, &run->table);
     if (run->table.count > before) quorum_admits(&run->quorum, &run->table, before, newer);
-    end_vote(run);
+    end_vote(run, kind);
     enter_epoch(run, kind == WIRE_VOTE_UPDATE ? WIRE_REASON_UPDATE : WIRE_REASON_ORDER, false);
     if (run->table.count > before) tell_all_leaving(&run->table); // to those who are new
 }

@@ -216,6 +216,7 @@ void run_take_over(struct run *run, struct survivors *survivors, const struct co
     take_limits(&t);
     for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
     find_unheard_losses(&t);
+    actions_event(&table->actions, RECORDER_TAKEOVER, table->generation, config->present, NULL, "");
     actions_log(
         &table->actions, LOG_NOTICE, "takes over the run in generation %llu: %u of %u members of epoch %llu are here",
         (unsigned long long)table->generation, config->present, config->count, (unsigned long long)config->number);

@@ -281,6 +281,9 @@ static void log_plan(const struct look *look, struct membership *table, const st
     for (uint32_t i = 0; i < look->group->count && sum > 0 && at + 8 < sizeof weights; i++)
         at += (size_t)snprintf(weights + at, sizeof weights - at, "%s%u %%", i == 0 ? ", " : " ",
                                (look->next.weight[i] * 100 + sum / 2) / sum);
+    char text[RECORDER_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s%s", algorithms[look->next.algorithm], weights);
+    actions_event(&table->actions, RECORDER_SELECTION, look->group->id, 0, NULL, text);
     actions_log(&table->actions, LOG_NOTICE,
                 "group %u: large all-reduces use %s%s from the next epoch on; modelled ms per MB: now %.3g, ring %.3g, "
                 "weighted %.3g, by site %.3g",

@@ -19,6 +19,12 @@ bool epoch_find_ring(const struct wire_epoch *told, const struct wire_id *self, 
     return true;
 }
 
+bool epoch_ring_has(const struct epoch_ring *ring, const struct wire_id *id) {
+    for (uint32_t i = 0; i < ring->count; i++)
+        if (wire_id_equal(&ring->members[i].id, id)) return true;
+    return false;
+}
+
 struct epoch *epoch_new(const struct wire_epoch *told, const struct epoch_ring *ring, const struct wire_header *header,
                         bool lost) {
     struct epoch *epoch = malloc(sizeof *epoch + told->count * sizeof epoch->everyone[0]);

@@ -62,6 +62,7 @@ struct op {
     uint32_t holding;           // callers that let a stream wait for it, right now: it stays
     int64_t posted_ns, tell_ns; // when its caller is told next for whom it waits
     int64_t begun_ns;           // when it was started in the epoch in force
+    uint64_t recorded;          // of a call: its record (base/recorder); 0: none yet
     atomic_bool moved_any;      // of a call: bytes of it have come or gone since that was last looked at
     struct backup backup;       // the thread's, then the caller's
     struct backup room;         // ring: for partial sums that have no place in the result; neighbours may read it

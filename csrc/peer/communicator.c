@@ -7,6 +7,7 @@
 #include "base/descriptor.h"
 #include "base/detail.h"
 #include "base/platform.h"
+#include "base/recorder.h"
 #include "data/telemetry.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
@@ -148,6 +149,20 @@ void communicator_state(struct communicator *c, char *out, size_t capacity) {
     communicator_finish(c, pcclSuccess);
 }
 
+void communicator_events_path(struct communicator *c, char *out, size_t capacity) {
+    communicator_begin(c);
+    snprintf(out, capacity, "%s", recorder_path(c->recorder));
+    communicator_finish(c, pcclSuccess);
+}
+
+void communicator_report(struct communicator *c, const char *name, double value) {
+    struct recorder_event event = {.kind = RECORDER_REPORT, .text = name};
+    memcpy(&event.a, &value, sizeof value);
+    communicator_begin(c);
+    recorder_add(c->recorder, &event);
+    communicator_finish(c, pcclSuccess);
+}
+
 pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out) {
     communicator_begin(c);
     pcclResult_t code = communicator_check_usable(c);
@@ -204,6 +219,7 @@ bool communicator_set(struct communicator *c, enum communicator_setting setting,
             replaced = c->params.transport.keys;
             c->params.transport.keys = keys == NULL ? NULL : keys_hold(keys);
             break;
+        case COMMUNICATOR_SET_EVENTS: memcpy(c->params.events, params->events, sizeof c->params.events); break;
         case COMMUNICATOR_SET_INSECURE: c->params.transport.insecure = params->transport.insecure; break;
         }
     }
@@ -274,6 +290,7 @@ bool communicator_ticket_is_left(const struct communicator *c, const struct tick
 void communicator_ticket_open(struct communicator *c, const struct ticket_type *type) {
     communicator_assert_locked(c);
     c->ticket = (struct ticket){.type = type, .number = c->ticket.number, .inside = true};
+    c->ticket.recorded = recorder_add(c->recorder, &(struct recorder_event){.kind = RECORDER_CALL, .text = type->name});
     c->waits_why[0] = 0;
 }
 
@@ -290,6 +307,7 @@ pcclResult_t communicator_ticket_begun(struct communicator *c, pcclResult_t code
 void communicator_ticket_end(struct communicator *c, pcclResult_t code, uint64_t value,
                              const struct member_view *view) {
     communicator_assert_locked(c);
+    if (c->ticket.type != NULL) recorder_end(c->recorder, c->ticket.recorded, (uint8_t)code, platform_now_ns());
     c->ticket.done = true;
     c->ticket.code = code;
     c->ticket.value = value;
@@ -445,6 +463,7 @@ struct communicator *communicator_new(const struct communicator_params *params) 
 }
 
 void communicator_free(struct communicator *c) {
+    recorder_free(c->recorder);
     descriptor_close(atomic_load(&c->events));
     descriptor_close(c->wake);
     transport_context_release(c->transport);

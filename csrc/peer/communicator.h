@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/recorder.h"
 #include "net/cards.h"
 #include "net/transport.h"
 #include "ops/call.h"
@@ -37,6 +38,7 @@ struct communicator_params {
     struct wire_address relay;          // family 0: none
     struct wire_run run;                // of the masters', the one to be in; empty: the one without a name
     struct transport_options transport; // its keys are held
+    char events[RECORDER_PATH_BYTES];   // file of the flight recorder, as PCCL_EVENTS; "": that of the environment
 };
 
 // Settings of the next connect.
@@ -49,6 +51,7 @@ enum communicator_setting {
     COMMUNICATOR_SET_RUN,      // likewise
     COMMUNICATOR_SET_KEYS,     // of `transport`; it holds them; NULL: connections are plain
     COMMUNICATOR_SET_INSECURE, // of `transport`
+    COMMUNICATOR_SET_EVENTS,
 };
 
 // ---- its life ----
@@ -76,6 +79,10 @@ pcclResult_t communicator_view(struct communicator *c, struct member_view *out);
 struct wire_id communicator_id(struct communicator *c);
 // The name of a peer: of a member of the run, or of one that was lost not long ago. False: it is not known.
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
+// Path of the file of its flight recorder, cut to `capacity` > 0; "": there is none.
+void communicator_events_path(struct communicator *c, char *out, size_t capacity);
+// Records a number of the program in its flight recorder.
+void communicator_report(struct communicator *c, const char *name, double value);
 // Live state in a few words, cut to `capacity` > 0.
 void communicator_state(struct communicator *c, char *out, size_t capacity);
 // Reports the links to the other members of the group; writes up to `capacity` reports.

@@ -21,6 +21,7 @@ struct master_link;
 struct shared_state;
 struct precopy;
 struct kept_contributors;
+struct recorder;
 
 enum communicator_phase {
     COMMUNICATOR_IDLE,
@@ -47,6 +48,7 @@ struct ticket {
     const struct ticket_type *type; // NULL: none is open
     uint64_t number;                // grows with each
     bool inside;                    // a thread begins it or waits for it
+    uint64_t recorded;              // its record (base/recorder)
     bool done;                      // answered, with what follows
     pcclResult_t code;
     uint64_t value;
@@ -78,6 +80,7 @@ struct communicator {
     struct precopy *precopy;                // of the state that newcomers copy; lives as long as the communicator
     struct kept_contributors *contributors; // of ops.c; made at first use
     struct control *control;                // of control.c
+    struct recorder *recorder;              // made by the first connect attempt; NULL: none
 };
 
 // ---- communicator.c ----

@@ -3,6 +3,7 @@
 #include "base/detail.h"
 #include "base/log.h"
 #include "base/platform.h"
+#include "base/recorder.h"
 #include "net/tls.h"
 #include "net/socket.h"
 #include "state/precopy.h"
@@ -22,7 +23,14 @@ static bool renew(struct communicator *c) {
     transport_context_release(c->transport);
     c->transport = tls_context_new(&c->params.transport);
     if (c->transport == NULL || !tls_peer_id(c->transport, &id)) return false;
+    if (c->recorder == NULL)
+        c->recorder =
+            recorder_new(&(struct recorder_options){.role = RECORDER_PEER,
+                                                    .path = c->params.events[0] != 0 ? c->params.events : NULL,
+                                                    .name = c->params.name.chars,
+                                                    .run = c->params.run.chars});
     struct engine_callbacks callbacks = control_callbacks(c->control);
+    callbacks.recorder = c->recorder;
     c->core = communicator_new_member(c, &id);
     c->engine = c->core == NULL ? NULL : engine_new(&id, &callbacks);
     if (c->engine != NULL && c->params.spare_lanes == 0) engine_fix_lanes(c->engine);

@@ -16,6 +16,7 @@
 #include "net/socket.h"
 #include "peer/wireup.h"
 #include "peer/master_link.h"
+#include "peer/recording.h"
 #include "state/precopy.h"
 
 enum {
@@ -87,14 +88,13 @@ static void log_failure(struct control *t, const char *text) {
 // then on.
 static void end_attempt(struct control *t, pcclResult_t code, const struct member_view *view, const char *text) {
     struct communicator *c = t->c;
-    char address[64];
     precopy_hurry(c->precopy);
     if (code != pcclSuccess) {
         log_failure(t, text);
         hang_up(t);
     } else if (view->number == 1) {
         LOG(LOG_NOTICE, "begins a new run: none was under way at the master %s",
-            master_link_address(c->master, address));
+            master_link_address(c->master, (char[64]){0}));
     }
     pthread_mutex_lock(&c->lock);
     if (code != pcclSuccess) snprintf(c->reason, sizeof c->reason, "%s", text);
@@ -111,6 +111,7 @@ static void end_vote(struct control *t, const struct member_action *action) {
 
 static void die(struct control *t, const char *text) {
     struct communicator *c = t->c;
+    recording_note(c->recorder, RECORDER_DIED, text);
     if (member_leaving(c->core)->left)
         LOG(LOG_NOTICE, "this peer has left the run, as it announced");
     else
@@ -183,6 +184,7 @@ static void seek_master(struct control *t, bool anew, int64_t now) {
         master_link_send(t->c->master, &moved);
         wire_buffer_fini(&moved);
     }
+    if (lost_now) recording_note(t->c->recorder, RECORDER_MASTER_LOST, member_lost_why(core));
     if (lost_now)
         LOG(LOG_ERR, "master lost: %s; seeks a master for up to %u s, and calls wait", member_lost_why(core),
             t->c->params.recovery_limit_ms / 1000);
@@ -199,19 +201,14 @@ static void tell_waiting(struct control *t) {
     LOG_LIMITED(&t->waiting_log, without ? LOG_ERR : LOG_NOTICE, "%s%s", who, member_waits_why(core));
 }
 
-static bool is_in(const struct epoch_ring *ring, const struct wire_id *id) {
-    for (uint32_t i = 0; i < ring->count; i++)
-        if (wire_id_equal(&ring->members[i].id, id)) return true;
-    return false;
-}
-
 // Logs and notes which members of the group are lost.
 static void note_epoch(struct control *t, const struct epoch *epoch) {
     const struct epoch *known = t->known;
     char address[64];
+    recording_epoch(t->c->recorder, member_id(t->c->core), t->c->params.group, known, epoch);
     for (uint32_t i = 0; epoch->lost && known != NULL && known->run == epoch->run && i < known->ring.count; i++) {
         const struct wire_member *member = &known->ring.members[i];
-        if (is_in(&epoch->ring, &member->id)) continue;
+        if (epoch_ring_has(&epoch->ring, &member->id)) continue;
         pthread_mutex_lock(&t->c->lock);
         communicator_lost_note(&t->c->lost, &member->id, &member->name, epoch->group_epoch);
         pthread_mutex_unlock(&t->c->lock);
@@ -275,7 +272,10 @@ static void perform(struct control *t, const struct member_action *action, int64
         wireup_recheck(t->wireup);
         break;
     case MEMBER_SEEK: seek_master(t, action->anew, now); break;
-    case MEMBER_FOUND: master_link_found(t->c->master, now); break;
+    case MEMBER_FOUND:
+        master_link_found(t->c->master, now);
+        recording_note(c->recorder, RECORDER_MASTER_FOUND, master_link_address(c->master, (char[64]){0}));
+        break;
     case MEMBER_WAITING: tell_waiting(t); break;
     case MEMBER_DONORS:
         t->donors = *action->donors;
