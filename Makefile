@@ -246,7 +246,7 @@ gpu-bench: .venv/built
 	$(BIN)/python bench/gpu.py --out gpu-out/bench
 
 site: .venv/built
-	$(PIP) 'sphinx>=8' 'furo>=2025.7' 'myst-parser>=4' 'sphinx-click>=6'
+	$(PIP) 'sphinx>=8' 'furo>=2025.7' 'myst-parser>=4' 'sphinx-click>=6' ziglang
 	$(BIN)/python tools/site/build.py build/site
 
 release: .venv/built

@@ -7,7 +7,11 @@
 #include "sim/peers.h"
 #include "sim/trace.h"
 
-enum { LATE_FAULTS = PCCL_SIM_FORK | PCCL_SIM_BLOCK | PCCL_SIM_MEMORY };
+enum {
+    LATE_FAULTS = PCCL_SIM_FORK | PCCL_SIM_BLOCK | PCCL_SIM_MEMORY,
+    BY_HAND_LIMIT_MS = 200, // heartbeat limit of a run in which only the caller makes faults
+    BY_HAND_RECOVERY_MS = 10000,
+};
 
 // By themselves and for a third of the seeds only, so that the others stay what they were when these faults came.
 static void draw_late_faults(struct pccl_sim *s) {
@@ -77,6 +81,10 @@ void sim_draw_faults(struct pccl_sim *s) {
     s->only_apart = s->faults == PCCL_SIM_APART;
     draw_notices(s);
     draw_limits(s);
+    if (config->by_hand != 0) {
+        s->limit_ns = s->user_timeout_ns = BY_HAND_LIMIT_MS * MS_NS;
+        s->recovery_ms = BY_HAND_RECOVERY_MS;
+    }
     int64_t length = config->fault_ms != 0 ? config->fault_ms : 300 + (int64_t)sim_below(s, 900);
     s->end_at = s->now + length * MS_NS;
 }

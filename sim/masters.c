@@ -155,6 +155,7 @@ void sim_end_master(struct pccl_sim *s, uint32_t k) {
     if (!master->running) return;
     s->counts[COUNT_MASTERS]++;
     end_master(s, k);
+    if (s->config.by_hand != 0) return;
     if (s->master_count > 1 && may_rest(s, k) && sim_chance(s, 2)) {
         master->rests = true;
         effect_until(s, s->now);

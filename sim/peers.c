@@ -51,7 +51,7 @@ static void is_over(struct pccl_sim *s, int slot, bool told) {
     s->processes[slot].running = false;
     s->processes[slot].dark = !told;
     s->processes[slot].ended_at = s->now;
-    if (!s->faulty) return;
+    if (!s->faulty || s->config.by_hand != 0) return;
     struct event *event = sim_event(s, EVENT_START, s->now + (int64_t)sim_below(s, RESTART_MS) * MS_NS);
     event->slot = (uint8_t)slot;
     sim_push(s, event);
@@ -207,7 +207,7 @@ void sim_start(struct pccl_sim *s, int slot) {
                           .state = p->state,
                           .program = p->program};
     s->ends->voted[slot] = 0;
-    p->group = sim_chance(s, 4);
+    p->group = sim_chance(s, 4) && s->config.by_hand == 0;
     p->program->since = s->now;
     engine_model_begin(s, slot);
     for (uint32_t i = 0; i < LEAVES; i++)

@@ -50,7 +50,7 @@ static void drift(struct pccl_sim *s, struct state_model *state) {
 }
 
 static uint8_t choose_strategy(const struct pccl_sim *s, const struct process *p) {
-    if (draw(s, p->program, 40 + p->group) % 6 != 0) return WIRE_SYNC_ENFORCE_POPULAR;
+    if (draw(s, p->program, 40 + p->group) % 6 != 0 || s->config.by_hand != 0) return WIRE_SYNC_ENFORCE_POPULAR;
     return p->state->revision == 0 || p->state->incomplete ? WIRE_SYNC_RECEIVE_ONLY : WIRE_SYNC_SEND_ONLY;
 }
 
@@ -227,7 +227,7 @@ static void begin_reduces(struct pccl_sim *s, int slot) {
 
 static void after_update(struct pccl_sim *s, int slot) {
     struct process *p = &s->processes[slot];
-    if (draw(s, p->program, 2) % 8 == 0 && member_adopted(p->core)->global_world > 1)
+    if (draw(s, p->program, 2) % 8 == 0 && s->config.by_hand == 0 && member_adopted(p->core)->global_world > 1)
         vote(s, slot, WIRE_VOTE_OPTIMIZE);
     else
         begin_reduces(s, slot);
@@ -241,8 +241,9 @@ static void adopt(struct process *p, const struct member_view *view) {
 static void pass_update(struct pccl_sim *s, int slot, const struct member_action *action) {
     struct process *p = &s->processes[slot];
     adopt(p, &action->view);
+    // By hand many rounds may pass in one epoch, and each is another one.
+    if (s->config.by_hand == 0 || p->program->key_number != action->view.number) p->program->key_round = 0;
     p->program->key_number = action->view.number;
-    p->program->key_round = 0;
     p->program->roster = roster_pass(s, slot, action->view.number);
     after_update(s, slot);
 }

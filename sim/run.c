@@ -160,12 +160,14 @@ void pccl_sim_free(struct pccl_sim *s) {
 static void begin_faults(struct pccl_sim *s) {
     s->faulty = true;
     s->calm_from = s->now;
-    s->faults_end = s->now + FAULTS_MOST_MS * MS_NS < s->end_at ? s->now + FAULTS_MOST_MS * MS_NS : s->end_at;
+    s->faults_end = s->config.by_hand != 0                        ? INT64_MAX
+                    : s->now + FAULTS_MOST_MS * MS_NS < s->end_at ? s->now + FAULTS_MOST_MS * MS_NS
+                                                                  : s->end_at;
     for (int slot = 0; slot < (int)s->peers; slot++)
         if (!s->processes[slot].running) sim_start(s, slot);
     for (uint32_t i = 0; i < s->master_count; i++)
         if (s->masters[i].rests && !s->masters[i].held) sim_start_master(s, i);
-    sim_push(s, sim_event(s, EVENT_FAULT, s->now + s->fault_every_ns));
+    if (s->config.by_hand == 0) sim_push(s, sim_event(s, EVENT_FAULT, s->now + s->fault_every_ns));
 }
 
 static void end_faults(struct pccl_sim *s) {

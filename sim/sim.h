@@ -44,6 +44,9 @@ struct pccl_sim_config {
     uint32_t faults;      // of enum pccl_sim_fault; 0: by the seed
     uint32_t trace_lines; // lines kept for the report
     int trace_fd;         // every line is written here, too; -1: nowhere
+    // Nonzero: only the caller makes faults (sim/web), all peers are in one group, nobody measures links, and the run
+    // has no end.
+    uint32_t by_hand;
 };
 
 enum pccl_sim_state {

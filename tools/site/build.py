@@ -2,7 +2,8 @@
 """Builds the documentation as a site: tools/site/build.py OUT
 
 It copies the pages and what they link to, makes the reference pages from the sources, and runs Sphinx, to which each warning is
-an error. It needs the package as `make build` installs it, and `pip install 'pccl[docs]'`.
+an error. Beside the pages it puts the simulator for browsers. It needs the package as `make build` installs it, and what
+`make site` installs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import simulator
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
 LINK = re.compile(r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"// ?(.*)")
 MODULES = {"pccl.distributed": "distributed", "pccl.diloco": "diloco", "pccl.state": "checkpoints", "pccl.cuda": "cuda"}
 """Public modules beside `pccl`, and the guide of each."""
+
+SIMULATOR = """
+## Try it
+
+<p><a href="../simulator.html">The simulator in a window of its own</a></p>
+<iframe src="../simulator.html" title="the simulator" style="width: 100%; height: 60rem; border: 1px solid #8888"></iframe>
+"""
 
 
 def main() -> int:
@@ -30,6 +40,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
         copy_pages(source)
+        with (source / "docs" / "simulator.md").open("a") as page:
+            page.write(SIMULATOR)
         (source / "reference").mkdir()
         (source / "reference" / "c.md").write_text(c_page(ROOT / "csrc" / "include" / "pccl.h"))
         (source / "reference" / "python.md").write_text(python_page())
@@ -38,6 +50,7 @@ def main() -> int:
         command = ["-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-j", "2", "-c", str(HERE), str(source), str(out)]
         status = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
     if status == 0:
+        simulator.build(out / "simulator.html")
         print(out / "index.html")
     return status
 
