@@ -11,19 +11,19 @@ from harness import MIB, Master, Peer, Row
 
 import pccl
 
-METHOD = """Two members train: a step sleeps 50 ms, sums 1 MiB, and adds 1 to the first part of the state, one tensor of
-float32. A third peer joins, in turn without and with `connect(state=)`. `pause_ms` is the time that a member spends in
+METHOD = """Two members train: a step sleeps, as a forward and a backward pass do that change nothing, sums 1 MiB, and adds 1 to
+the first part of the state, one tensor of float32. A third peer joins, in turn without and with `connect(state=)`. Members look
+for it right after the change, or right before the next one (`look`). `pause_ms` is the time that a member spends in
 `are_peers_pending`, `update_topology` and `sync_shared_state` at the step that admits it; `beyond_hash_ms` the same without the
 hash of its own state; `copy_s` the newcomer's `connect`; `step_ms` and `step_beside_ms` the median step before it came and
 while it was in `connect`. Medians over the blocks, of the slower member."""
 
 MEMBERS = 2
-STEP_SECONDS = 0.05
 STEPS_BEFORE, STEPS_AFTER = 10, 3
 BAR_MS, BAR_MIB, BAR_PART = 100.0, 1024, 0.01
 
 
-def worker(peer: Peer, address: str, size: int, part: float, precopy: bool) -> Row:
+def worker(peer: Peer, address: str, size: int, part: float, before: bool, sleep: float, precopy: bool) -> Row:
     import numpy as np
 
     array = np.full(size // 4, 1 + peer.rank, np.float32)
@@ -37,27 +37,36 @@ def worker(peer: Peer, address: str, size: int, part: float, precopy: bool) -> R
         row: Row = {"copy": time.perf_counter() - start}
         comm.wait_for_peers(2, timeout=60)
         comm.sync_shared_state(state)
-        row |= train(peer, comm, state, array[: int(array.size * part)], newcomer)
+        row |= train(peer, comm, state, array[: int(array.size * part)], newcomer, before, sleep)
         row["hash"] = state.hash()
     return row
 
 
-def train(peer: Peer, comm: pccl.Communicator, state: pccl.SharedState, changed: Any, newcomer: bool) -> Row:
+def train(
+    peer: Peer, comm: pccl.Communicator, state: pccl.SharedState, changed: Any, newcomer: bool, before: bool, sleep: float
+) -> Row:
+    """`before`: members look for newcomers right before the change, so a newcomer's first step is the sum and the change."""
     import numpy as np
 
     ones = np.ones(MIB // 4, np.float32)
     steps: list[float] = []
     row: Row = {}
     after = STEPS_AFTER
+    sleeps = not newcomer
     while after > 0:
         start = time.perf_counter()
+        if before and sleeps:
+            time.sleep(sleep)
+        sleeps = True
+        looks = time.perf_counter()
         while comm.are_peers_pending():
             comm.update_topology()
             state.push_revision()
             info = comm.sync_shared_state(state)
-            row = {"pause": time.perf_counter() - start, "hashing": info.hash_seconds, "steps": list(steps)}
+            row = {"pause": time.perf_counter() - looks, "hashing": info.hash_seconds, "steps": list(steps)}
         after -= comm.world_size > MEMBERS
-        time.sleep(STEP_SECONDS)
+        if not before:
+            time.sleep(sleep)
         comm.all_reduce(ones, op=pccl.ReduceOp.AVG)
         changed += 1
         steps.append(time.perf_counter() - start)
@@ -66,12 +75,9 @@ def train(peer: Peer, comm: pccl.Communicator, state: pccl.SharedState, changed:
     return row
 
 
-def join(size: int, part: float, precopy: bool) -> Row:
+def join(**arguments: Any) -> Row:
     """One newcomer comes."""
-    with (
-        Master() as master,
-        harness.Fleet(worker, MEMBERS + 1, address=master.address, size=size, part=part, precopy=precopy) as fleet,
-    ):
+    with Master() as master, harness.Fleet(worker, MEMBERS + 1, address=master.address, **arguments) as fleet:
         *members, newcomer = fleet.results()
     if len({row["hash"] for row in (*members, newcomer)}) != 1:
         raise harness.BenchError("the contents differ after the newcomer has joined")
@@ -85,16 +91,17 @@ def join(size: int, part: float, precopy: bool) -> Row:
     }
 
 
-def measure(size: int, part: float, blocks: int) -> list[Row]:
+def measure(size: int, part: float, before: bool, sleep: float, blocks: int) -> list[Row]:
     """Without and with a copy before, in turn."""
     found: dict[bool, list[Row]] = {False: [], True: []}
     for block in range(blocks):
         for precopy in sorted(found, reverse=block % 2 == 1):
-            found[precopy].append(join(size, part, precopy))
+            found[precopy].append(join(size=size, part=part, before=before, sleep=sleep, precopy=precopy))
     rows = []
     for precopy, made in found.items():
         median = {name: statistics.median(row[name] for row in made) for name in made[0]}
-        row: Row = {"MiB": size // MIB, "changed": f"{part:.1%}", "connect": "state=state" if precopy else ""}
+        row: Row = {"MiB": size // MIB, "changed": f"{part:.1%}", "look": "before" if before else "after"}
+        row["connect"] = "state=state" if precopy else ""
         row |= {f"{name}_ms": median[name] * 1e3 for name in ("pause", "beyond_hash", "step", "step_beside")}
         rows.append(row | {"copy_s": median["copy"]})
     return rows
@@ -104,15 +111,21 @@ def run() -> None:
     parser = harness.parser(__doc__ or "", blocks=5)
     parser.add_argument("--mib", nargs="+", type=int, default=[256, BAR_MIB], help="sizes of the state")
     parser.add_argument("--changed", nargs="+", type=float, default=[0.0, BAR_PART, 0.1, 1.0], help="parts that a step changes")
-    parser.add_argument("--quick", action="store_true", help="64 MiB, 1 %%, one block")
+    parser.add_argument("--look", nargs="+", choices=["after", "before"], default=["after", "before"], help="of the change")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="sleep of a step; 0: 50 ms, or 500 before the change")
+    parser.add_argument("--quick", action="store_true", help="64 MiB, 1 %% after and all before the change, one block")
     args = parser.parse_args()
+    plans = [(mib, part, look == "before") for mib in args.mib for part in args.changed for look in args.look]
     if args.quick:
-        args.mib, args.changed, args.blocks = [64], [BAR_PART], 1
+        plans, args.blocks = [(64, BAR_PART, False), (64, 1.0, True)], 1
     where = harness.machine()
-    rows = [row for mib in args.mib for part in args.changed for row in measure(mib * MIB, part, args.blocks)]
+    rows = []
+    for mib, part, before in plans:
+        sleep = (args.step_ms or (500.0 if before else 50.0)) / 1e3
+        rows += measure(mib * MIB, part, before, sleep, args.blocks)
     bars = [
         harness.bar(
-            f"members wait for a newcomer with {BAR_MIB} MiB of which a step changes {row['changed']}",
+            f"members wait for a newcomer with {BAR_MIB} MiB of which a step changes {row['changed']}, {row['look']}",
             f"below {BAR_MS:g} ms",
             f"{row['pause_ms']:.0f} ms",
             row["pause_ms"] < BAR_MS,

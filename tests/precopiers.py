@@ -60,8 +60,11 @@ class Precopier:
         self._comm.wait_for_peers(world, timeout=PATIENCE)
         return self._sync()
 
-    def train(self, end: str) -> dict[str, Any]:
-        """Until all have seen that the file `end` exists. How often members were lost, the last world size, and the hash."""
+    def train(self, end: str, part: int = CHANGED_PART, pause: float = 0.0) -> dict[str, Any]:
+        """Until all have seen that the file `end` exists. How often members were lost, the last world size, and the hash.
+
+        Each step changes the first 1 / `part` of the large entry, and then pauses before newcomers are let in.
+        """
         losses, ends, world = 0, False, self._comm.world_size
         while not ends:
             while self._comm.are_peers_pending(timeout=PATIENCE):
@@ -78,9 +81,10 @@ class Precopier:
                 continue
             except TooFewPeersError:
                 pass
-            self._large[: self._large.size // CHANGED_PART] += 1
+            self._large[: self._large.size // part] += 1
             self._steps += 1
             ends = bool(told[0])
+            time.sleep(pause)
         return {"losses": losses, "world": world, "steps": int(self._steps[0]), "hash": self._state.hash()}
 
     def close(self) -> None:

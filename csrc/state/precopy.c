@@ -19,6 +19,8 @@ enum {
     RANGE_LEAVES = 128,      // 32 MiB; asks for all of them fit any socket's buffer, so both sides never send at once
     REFRESH_MOST_MS = 30000, // between two passes of a newcomer that is up to date, at most
     REFRESH_PART = 10,       // of the time that the last pass took: how long it rests at least
+    PROBE_MS = 10,           // between two looks at whether the donor's state has changed
+    FOLLOWS_MOST = 10,       // passes right after a change, of a newcomer that is up to date
     FRAME_BYTES = WIRE_HEADER_BYTES + WIRE_HEAD_BYTES,
 };
 
@@ -233,6 +235,8 @@ struct passes {
     struct content *content;
     uint64_t theirs[2][RANGE_LEAVES]; // of the range at hand, and of the one after
     uint64_t fetched;                 // bytes, in this pass
+    uint64_t last;                    // leaf that was fetched last
+    unsigned follows;                 // passes that may still follow a change at once
     bool wrote;
 };
 
@@ -246,9 +250,8 @@ static bool ask(struct passes *s, enum wire_type type, uint64_t first, uint32_t 
     return send_frame(&s->line, type, &head, NULL, 0);
 }
 
-static bool take_hashes(struct passes *s, uint64_t first, uint64_t *out) {
+static bool take_hashes(struct passes *s, uint64_t first, uint32_t count, uint64_t *out) {
     struct frame_start start;
-    uint32_t count = range_length(s, first);
     return receive_start(&s->line, &start, PRECOPY_STALL_MS) && start.header.type == WIRE_SYNC_HASHES &&
            start.head.sync_hashes.first == first && start.head.sync_hashes.count == count &&
            start.header.length == WIRE_HEAD_BYTES + count * sizeof *out &&
@@ -274,6 +277,7 @@ static bool take_leaf(struct passes *s, uint64_t leaf) {
     s->content->leaves[leaf] = hash_xxh3_64(staging, piece.length);
     device_unstage(entry->queue, to, staging, piece.length);
     s->fetched += piece.length;
+    s->last = leaf;
     return device_await_fence(entry->queue, device_mark(entry->queue));
 }
 
@@ -300,14 +304,16 @@ static bool take_leaves(struct passes *s, uint64_t first, const uint64_t *theirs
 // Makes one pass. While the leaves of one range are on their way, the hashes of the next one are.
 static bool pass(struct passes *s) {
     uint64_t leaves = s->content->layout.leaf_count;
+    uint32_t length = range_length(s, 0);
     s->fetched = 0;
     if (leaves == 0) return true;
-    if (!ask(s, WIRE_SYNC_ASK_HASHES, 0, range_length(s, 0)) || !take_hashes(s, 0, s->theirs[0])) return false;
+    if (!ask(s, WIRE_SYNC_ASK_HASHES, 0, length) || !take_hashes(s, 0, length, s->theirs[0])) return false;
     for (uint64_t first = 0, next, n = 0; first < leaves; first = next, n++) {
         next = first + range_length(s, first);
-        if (next < leaves && !ask(s, WIRE_SYNC_ASK_HASHES, next, range_length(s, next))) return false;
+        length = next < leaves ? range_length(s, next) : 0;
+        if (length > 0 && !ask(s, WIRE_SYNC_ASK_HASHES, next, length)) return false;
         if (!ask_leaves(s, first, s->theirs[n % 2])) return false;
-        if (next < leaves && !take_hashes(s, next, s->theirs[(n + 1) % 2])) return false;
+        if (length > 0 && !take_hashes(s, next, length, s->theirs[(n + 1) % 2])) return false;
         if (!take_leaves(s, first, s->theirs[n % 2])) return false;
     }
     return true;
@@ -320,13 +326,34 @@ static void tell(struct precopy *p, enum precopy_news news) {
     wake_signal(p->wake);
 }
 
-static bool rest(struct precopy *p, int64_t pass_ns) {
-    int64_t ms = REFRESH_PART * pass_ns / MS_NS;
-    ms = ms < PRECOPY_REFRESH_MS ? PRECOPY_REFRESH_MS : ms > REFRESH_MOST_MS ? REFRESH_MOST_MS : ms;
-    int64_t until = platform_now_ns() + ms * MS_NS;
+static bool rest(struct precopy *p, int64_t until) {
     pthread_mutex_lock(&p->lock);
     while (!is_over(p, true) && platform_cond_wait(&p->resting, &p->lock, until)) continue;
     pthread_mutex_unlock(&p->lock);
+    return !is_over(p, true);
+}
+
+// Asks whether the donor has changed the leaf that was fetched last. Programs write a state from front to back, so the
+// rest has changed by then.
+static bool probe(struct passes *s, bool *changed) {
+    uint64_t theirs;
+    if (!ask(s, WIRE_SYNC_ASK_HASHES, s->last, 1) || !take_hashes(s, s->last, 1, &theirs)) return false;
+    *changed = theirs != s->content->leaves[s->last];
+    return true;
+}
+
+// Waits until the next pass is due: right after a change, but only so often, and else after a rest. False: the stream
+// has ended.
+static bool await_next(struct passes *s, int64_t pass_ns) {
+    struct precopy *p = s->line.precopy;
+    int64_t ms = REFRESH_PART * pass_ns / MS_NS, now = platform_now_ns();
+    ms = ms < PRECOPY_REFRESH_MS ? PRECOPY_REFRESH_MS : ms > REFRESH_MOST_MS ? REFRESH_MOST_MS : ms;
+    int64_t until = now + ms * MS_NS;
+    bool changed = s->fetched > 0, probes = s->follows > 0 && s->content->layout.leaf_count > 0;
+    for (; probes && !changed && now < until; now = platform_now_ns())
+        if (!rest(p, now + PROBE_MS * MS_NS) || !probe(s, &changed)) return false;
+    if (!probes || !changed) return rest(p, until);
+    s->follows--;
     return !is_over(p, true);
 }
 
@@ -349,7 +376,7 @@ static void copy(struct precopy *p, struct passes *s) {
         before = s->fetched;
         if (enough && !up_to_date) tell(p, PRECOPY_UP_TO_DATE);
         up_to_date |= enough;
-        if (up_to_date) goes_on = rest(p, platform_now_ns() - began);
+        if (up_to_date) goes_on = await_next(s, platform_now_ns() - began);
     }
 }
 
@@ -361,6 +388,8 @@ static void *receive(void *context) {
     if (s != NULL) {
         s->line = (struct line){.precopy = p, .stream = stream, .receives = true};
         s->content = p->content;
+        s->last = s->content->layout.leaf_count - 1;
+        s->follows = FOLLOWS_MOST;
         copy(p, s);
     }
     free(s);

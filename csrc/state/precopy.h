@@ -8,7 +8,9 @@
 //
 // The newcomer makes passes: it asks for the hashes of the donor's leaves, and for the leaves whose hashes are not its
 // own. It is up to date when a pass finds no difference, or when a pass finds more than half of what the pass before
-// found: then the members change the state as fast as it is copied. Until it is admitted it makes a pass now and then.
+// found: then the members change the state as fast as it is copied. Until it is admitted it probes one leaf, and makes
+// a pass right after each change, so that members that admit it shortly before the next change find it up to date.
+// After ten of these it makes a pass now and then, for a spare may wait for days.
 //
 // Streams are the wireup's, with LINK_HELLO of kind PRECOPY. Behind it they carry the SYNC frames of net/wire_data,
 // whose round is the lower half of the mask. A donor that has another mask, or no state yet, closes the stream.

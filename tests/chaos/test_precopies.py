@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from performers import Performer
 from precopiers import CHANGED_PART, Precopier, await_no_thread, await_thread
 
@@ -95,3 +98,23 @@ def test_all_members_die_while_a_newcomer_copies():
         members[0].kill()
         told = newcomer.answer()
         assert "error" in told or told["own"]
+
+
+@pytest.mark.parametrize("victim", ["nobody", "newcomer", "donor", "member"])
+def test_every_byte_changes_in_each_step(tmp_path, victim):
+    """Whoever dies while the newcomer copies, those who are left hold one state, the newcomer included."""
+    end = tmp_path / "end"
+    with run(2) as (address, members, newcomer):
+        for member in members:
+            member.tell("train", str(end), 1, 0.05)
+        newcomer.tell("join", address, MEBIBYTES, 9)
+        donor = await_thread(members, "pccl:donor")
+        [other] = [member for member in members if member is not donor]
+        time.sleep(random.Random(victim).uniform(0, 0.05))
+        dies = {"newcomer": newcomer, "donor": donor, "member": other}.get(victim)
+        if dies is not None:
+            dies.kill()
+        if dies is not newcomer:
+            assert "error" not in newcomer.answer()
+            newcomer.tell("train", str(end), 1, 0.05)
+        end_together([one for one in (*members, newcomer) if one is not dies], end)

@@ -137,6 +137,25 @@ static void test_copy(void) {
     close_side(&donor);
 }
 
+// A newcomer that is up to date copies each change of the whole state.
+static void test_follows(void) {
+    struct side donor, newcomer;
+    open_side(&donor, 3, "large");
+    open_side(&newcomer, 5, "large");
+    synced(&donor);
+    start(&newcomer, &donor);
+    CHECK_EQ(next_news(&newcomer), PRECOPY_UP_TO_DATE);
+    for (uint8_t change = 1; change <= 4; change++) {
+        check_case("change %d of all", change);
+        memset(donor.large, change, BYTES);
+        memset(donor.small, change, SMALL);
+        while (!are_equal(newcomer.large, donor.large, BYTES) || !are_equal(newcomer.small, donor.small, SMALL))
+            poll(NULL, 0, 1);
+    }
+    close_side(&newcomer);
+    close_side(&donor);
+}
+
 static void test_refusals(void) {
     struct side donor, other, newcomer;
     open_side(&donor, 3, "large");
@@ -240,6 +259,7 @@ int main(void) {
     context = transport_context_new(NULL);
     REQUIRE(context != NULL);
     test_copy();
+    test_follows();
     test_refusals();
     test_hostile();
     test_ends();
