@@ -29,7 +29,7 @@ from pccl._collectives import CollectiveOp, Tags
 from pccl._credentials import credentials
 from pccl._enums import Attribute
 from pccl._errors import ConnectError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for
-from pccl._files import event_file
+from pccl._files import PATH_BYTES, event_file
 from pccl._groups import Group, members_of, uuid_of
 from pccl._handle import Events
 from pccl._loader import load_native_module
@@ -308,6 +308,13 @@ class Connection:
     def uuid(self) -> UUID:
         """What `contributors` call this peer. Every connection gives a new one; all 0 before the first."""
         return uuid_of(self._handle)
+
+    @property
+    def event_file(self) -> str | None:
+        """Path of the file with the last events of this peer (docs/monitoring.md). None: not connected yet, or there is none."""
+        out = _ffi.new("char[]", PATH_BYTES)
+        call(self._handle, "pccl_ext_comm_events", out, PATH_BYTES)
+        return os.fsdecode(_ffi.string(out)) or None
 
     @property
     def name(self) -> str:

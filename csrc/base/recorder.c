@@ -79,7 +79,7 @@ _Static_assert(offsetof(struct header, host) == 80 && offsetof(struct operation,
 
 struct recorder {
     pthread_mutex_t lock; // of what follows and of all writes; a leaf
-    uint64_t last;        // serial
+    uint64_t last[2];     // serials, of records at the beginning and of those of rare events at the end
     uint32_t live;        // records that have an end, and have not ended
 
     struct header *header; // the mapping
@@ -348,16 +348,24 @@ static bool is_live(const struct record *record) {
            atomic_load_explicit(&record->ended_ns, memory_order_relaxed) == 0;
 }
 
-static struct record *place_of(const struct recorder *r, uint64_t serial) {
-    return &r->records[serial % r->header->records];
+// Scale with the steps of a program: they would push out what has happened rarely.
+static bool is_frequent(enum recorder_kind kind) {
+    return kind == RECORDER_OPERATION || kind == RECORDER_CALL || kind == RECORDER_REPORT || kind == RECORDER_VOTE;
+}
+
+static struct record *place_of(const struct recorder *r, bool rare, uint64_t serial) {
+    uint32_t few = r->header->records / RECORDER_RARE_PART, many = r->header->records - few;
+    return &r->records[rare ? many + serial % few : serial % many];
 }
 
 // The record to write next, which is invalid until `put`.
 static struct record *take(struct recorder *r, enum recorder_kind kind, int64_t at_ns) {
     lock_assert_held(&r->lock);
-    do r->last++;
-    while (is_live(place_of(r, r->last)) && r->live <= r->header->records / 2);
-    struct record *record = place_of(r, r->last);
+    bool rare = !is_frequent(kind);
+    uint64_t *last = &r->last[rare];
+    do ++*last;
+    while (is_live(place_of(r, rare, *last)) && r->live <= r->header->records / 2);
+    struct record *record = place_of(r, rare, *last);
     if (is_live(record)) r->live--;
     atomic_exchange_explicit(&record->serial, 0, memory_order_acq_rel);
     record->at_ns = at_ns - r->opened_ns;
@@ -371,7 +379,7 @@ static struct record *take(struct recorder *r, enum recorder_kind kind, int64_t 
 }
 
 static uint64_t put(struct recorder *r, struct record *record) {
-    uint64_t serial = r->last;
+    uint64_t serial = r->last[!is_frequent((enum recorder_kind)record->kind)];
     atomic_store_explicit(&record->serial, serial, memory_order_release);
     pthread_mutex_unlock(&r->lock);
     return serial;
@@ -412,7 +420,7 @@ uint64_t recorder_add_operation(struct recorder *r, const struct recorder_operat
 static struct record *find_live(struct recorder *r, uint64_t serial) {
     if (r == NULL || serial == 0) return NULL;
     pthread_mutex_lock(&r->lock);
-    struct record *record = place_of(r, serial);
+    struct record *record = place_of(r, false, serial);
     if (atomic_load_explicit(&record->serial, memory_order_relaxed) == serial && is_live(record)) return record;
     pthread_mutex_unlock(&r->lock);
     return NULL;

@@ -7,6 +7,7 @@
 //   gets. So a reader that finds the same serial before and after its copy has a whole record.
 // - The marks of a record (began, ended) are written later, each by one store. The result is written before `ended`.
 // - A record that has not ended is not overwritten, unless half of the ring has not ended.
+// - An eighth of the records are a ring of their own, for epochs, members and other rare events.
 // - The writer holds a lock on the file (flock), which ends with the process. So a file without a lock is a dead one's.
 //
 // By default the file is in /dev/shm/pccl-UID or $XDG_RUNTIME_DIR/pccl, and recorder_free removes it.
@@ -28,6 +29,7 @@ enum {
     RECORDER_RECORD_BYTES = 128,
     RECORDER_RECORDS = 2048,       // of a file at the default place
     RECORDER_FILE_RECORDS = 16384, // of one that the user names
+    RECORDER_RARE_PART = 8,        // one of so many records is for rare events
     RECORDER_TEXT_BYTES = 56,      // with a zero at the end
     RECORDER_ID_BYTES = 16,
     RECORDER_NAME_BYTES = 72, // likewise

@@ -12,6 +12,8 @@
 
 enum { CONNECT_DRAIN_MS = 500 }; // what a leaving peer waits at most for others to complete what it has
 
+static const struct ticket_type connect_type;
+
 // A fresh identity, state machine and engine; those of the attempt before end here. Called without the lock, under
 // `renewing`, while the control thread has no connection.
 static bool renew(struct communicator *c) {
@@ -29,6 +31,8 @@ static bool renew(struct communicator *c) {
                                                     .path = c->params.events[0] != 0 ? c->params.events : NULL,
                                                     .name = c->params.name.chars,
                                                     .run = c->params.run.chars});
+    c->ticket.recorded =
+        recorder_add(c->recorder, &(struct recorder_event){.kind = RECORDER_CALL, .text = connect_type.name});
     struct engine_callbacks callbacks = control_callbacks(c->control);
     callbacks.recorder = c->recorder;
     c->core = communicator_new_member(c, &id);

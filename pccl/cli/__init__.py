@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": Command("pccl.cli.bench:command", "Time the all-reduce."),
     "demo": Command("pccl.demo:command", "Train a small model, kill a peer, add a peer.", "pccl[demo]"),
     "doctor": Command("pccl.cli.doctor:command", "Find what on this machine stops pccl or slows it down."),
+    "dump": Command("pccl.cli.dump:command", "Show the last operations of members, and who did not enter one."),
     "info": Command("pccl.cli.info:command", "Show the build, the settings, and the links of a run."),
     "keys": Command("pccl.cli.keys:command", "Make the keys that encrypt a run."),
     "launch": Command("pccl.cli.launch:command", "Start a master and several copies of a program."),

@@ -304,7 +304,8 @@ SIGNATURES = [
     (
         C,
         "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, min_members=None, "
-        "max_members=None, min_members_timeout=None, name=None, keys=None, cert=None, key=None, ca=None, insecure=False)",
+        "max_members=None, min_members_timeout=None, name=None, keys=None, cert=None, key=None, ca=None, insecure=False, "
+        "events=None)",
     ),
     (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None, state=None)"),
     (C.get_attribute, "(attribute)"),
@@ -330,7 +331,7 @@ SIGNATURES = [
     (
         pccl.MasterNode,
         "(listen_address, *, heartbeat_limit=None, masters=None, advertise=None, until_empty=None, "
-        "keys=None, cert=None, key=None, ca=None, insecure=False)",
+        "keys=None, cert=None, key=None, ca=None, insecure=False, events=None)",
     ),
     (pccl.MasterNode.run, "()"),
     (pccl.MasterNode.interrupt, "()"),

@@ -17,7 +17,7 @@
 #include "base/platform.h"
 #include "check.h"
 
-enum { RECORDS = RECORDER_FILE_RECORDS, BYTES = RECORDER_HEADER_BYTES + RECORDS * RECORDER_RECORD_BYTES };
+enum { RECORDS = RECORDER_FILE_RECORDS, FEW = RECORDS / RECORDER_RARE_PART, MANY = RECORDS - FEW };
 
 static char folder[] = "/tmp/pccl-recorder-XXXXXX";
 static char path[64];
@@ -56,7 +56,7 @@ static struct recorder *open_recorder(void) {
 }
 
 static uint64_t add(struct recorder *r, uint64_t number) {
-    return recorder_add(r, &(struct recorder_event){.kind = RECORDER_EPOCH, .a = number, .text = "text"});
+    return recorder_add(r, &(struct recorder_event){.kind = RECORDER_REPORT, .a = number, .text = "text"});
 }
 
 static uint64_t add_operation(struct recorder *r, uint64_t tag) {
@@ -69,7 +69,7 @@ static void test_marks(void) {
     recorder_identify(r, 7, id, 2);
     uint64_t serial = add_operation(r, 5);
     copy(first);
-    struct seen *op = &first[serial % RECORDS];
+    struct seen *op = &first[serial % MANY];
     CHECK_EQ(op->serial, serial);
     CHECK_EQ(op->a, 5);
     CHECK_EQ(op->began_ns, 0);
@@ -78,7 +78,7 @@ static void test_marks(void) {
     recorder_end(r, serial, 2, platform_now_ns());
     recorder_end(r, serial, 5, platform_now_ns()); // it has ended: ignored
     recorder_end(r, 0, 5, platform_now_ns());
-    recorder_end(r, serial + RECORDS, 5, platform_now_ns());
+    recorder_end(r, serial + MANY, 5, platform_now_ns());
     copy(first);
     CHECK(op->began_ns > 0 && op->ended_ns >= op->began_ns);
     CHECK_EQ(op->result, 2);
@@ -89,19 +89,21 @@ static void test_marks(void) {
 static void test_wrap_around(void) {
     struct recorder *r = open_recorder();
     uint64_t open_op = add_operation(r, 1);
+    uint64_t epoch = recorder_add(r, &(struct recorder_event){.kind = RECORDER_EPOCH, .a = 77});
     for (uint64_t i = 0; i < 3 * RECORDS; i++) add(r, i);
     copy(first);
-    CHECK_EQ(first[open_op % RECORDS].serial, open_op); // it has not ended, so it is still there
+    CHECK_EQ(first[MANY + epoch % FEW].a, 77);       // rare events are not pushed out
+    CHECK_EQ(first[open_op % MANY].serial, open_op); // it has not ended, so it is still there
     uint64_t newest = 0;
-    for (uint32_t i = 0; i < RECORDS; i++) {
-        CHECK(first[i].serial != 0 && first[i].serial % RECORDS == i);
+    for (uint32_t i = 0; i < MANY; i++) {
+        CHECK(first[i].serial != 0 && first[i].serial % MANY == i);
         if (first[i].serial > newest) newest = first[i].serial;
     }
-    CHECK_EQ(first[newest % RECORDS].a, 3 * RECORDS - 1);
+    CHECK_EQ(first[newest % MANY].a, 3 * RECORDS - 1);
     recorder_end(r, open_op, 0, platform_now_ns());
     for (uint64_t i = 0; i < RECORDS; i++) add(r, i);
     copy(first);
-    CHECK(first[open_op % RECORDS].serial != open_op);
+    CHECK(first[open_op % MANY].serial != open_op);
     // More that have not ended than the half: the oldest ones go, and their ends are ignored.
     uint64_t begun[2 * RECORDS];
     for (uint64_t i = 0; i < 2 * RECORDS; i++) begun[i] = add_operation(r, i);
@@ -139,7 +141,7 @@ static uint32_t check_whole(void) {
     copy(first);
     copy(second);
     copy(third);
-    for (uint32_t i = 0; i < RECORDS; i++) {
+    for (uint32_t i = 0; i < MANY; i++) {
         const struct seen *at = &second[i];
         if (at->serial == 0 || first[i].serial != at->serial || third[i].serial != at->serial) continue;
         whole++;
@@ -161,7 +163,7 @@ static void test_reading_beside_writers(void) {
     for (int i = 0; i < 20; i++) whole += check_whole();
     for (int i = 0; i < WRITERS; i++) pthread_join(threads[i], NULL);
     CHECK(whole > 0);
-    CHECK_EQ(check_whole(), RECORDS); // nobody writes any more
+    CHECK_EQ(check_whole(), MANY); // nobody writes any more
     recorder_free(r);
 }
 
@@ -186,7 +188,7 @@ static void test_crash(void) {
     close(fd);
     close(ends[0]);
     close(ends[1]);
-    CHECK(check_whole() >= RECORDS - 1);  // at most the one that was being written is missing
+    CHECK(check_whole() >= MANY - 1);     // at most the one that was being written is missing
     struct recorder *r = open_recorder(); // in its place
     CHECK_EQ(add(r, 1), 1);
     struct recorder *other =

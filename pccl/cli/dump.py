@@ -1,0 +1,166 @@
+"""`pccl dump`: the last operations of members, also of processes that hang or have died."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from pccl import _recording
+from pccl._recording import Event, Recording, RecordingError
+from pccl.monitor import hangs
+
+COLUMNS_MOST = 6
+"""Members beside each other in a table; of more, it counts them."""
+
+
+@click.command("dump", short_help="Show the last operations of members, and who did not enter one.")
+@click.argument("sources", metavar="[PROCESS|FILE]...", nargs=-1)
+@click.option("--run", metavar="NAME", help="only members of the run of this name")
+@click.option("--last", type=click.IntRange(1), default=10, show_default=True, help="operations that are shown")
+@click.option("--json", "as_json", is_flag=True, help="all events as JSON lines, in place of tables")
+def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool) -> None:
+    """Show what members of a run on this host did last, and say who has not entered which operation.
+
+    It only reads files (docs/monitoring.md#after-a-hang), so it works while the members hang and after they were killed. Without
+    arguments, or with `all`, it takes all processes of this user. Copy the files of other hosts here, and name them.
+
+    Exit status: 1 if a file cannot be read, 2 if there is none.
+    """
+    recordings, errors = _collect(sources)
+    recordings = [one for one in recordings if run is None or one.run_name == run]
+    for error in errors:
+        click.echo(error, err=True)
+    if not recordings:
+        if not errors:
+            click.echo(
+                "no events found: no process of this user runs pccl on this host or has crashed in the last day; name files, or "
+                "set PCCL_EVENTS=DIRECTORY as the processes have it",
+                err=True,
+            )
+        sys.exit(1 if errors else 2)
+    now = time.time()
+    if not any(one.runs for one in recordings):  # times mean something relative to the last sign of life
+        now = max((_last_time(event) for one in recordings for event in one.events), default=now)
+    judgements = hangs.judge(recordings, now)
+    for line in _lines(recordings, judgements) if as_json else _report(recordings, judgements, last):
+        click.echo(line)
+    sys.exit(1 if errors else 0)
+
+
+def _last_time(event: Event) -> float:
+    return float(max(event["at"], event.get("ended") or 0.0))
+
+
+def _collect(sources: tuple[str, ...]) -> tuple[list[Recording], list[str]]:
+    found: dict[str, Recording] = {}
+    errors = []
+    every = not sources or "all" in sources
+    processes = {int(one) for one in sources if one.isdecimal()}
+    for path in _recording.files() if every or processes else ():
+        try:
+            recording = _recording.read(path)
+        except RecordingError as error:
+            if every:
+                errors.append(str(error))
+            continue
+        if every or recording.process in processes:
+            found[path] = recording
+    errors += [
+        f"process {process} has no events at {' or '.join(_recording.places()) or '/dev/shm'}; name the file of its PCCL_EVENTS"
+        for process in sorted(processes - {one.process for one in found.values()})
+    ]
+    for path in sources:
+        if path == "all" or path.isdecimal():
+            continue
+        try:
+            found[path] = _recording.read(path)
+        except RecordingError as error:
+            errors.append(str(error))
+    return list(found.values()), errors
+
+
+def _lines(recordings: list[Recording], judgements: list[hangs.Judgement]) -> Iterator[str]:
+    for recording in recordings:
+        yield json.dumps(recording.head(), allow_nan=False)
+        for event in recording.events:
+            yield json.dumps(event, allow_nan=False)
+    for judgement in judgements:
+        for sentence in judgement.sentences:
+            yield json.dumps({"at": time.time(), "kind": "judgement", "text": sentence})
+
+
+def _report(recordings: list[Recording], judgements: list[hangs.Judgement], last: int) -> Iterator[str]:
+    for judgement in judgements:
+        yield from judgement.sentences
+        yield ""
+    for recording in recordings:
+        yield _summary(recording)
+    for judgement in judgements:
+        yield ""
+        yield from _table(judgement.members, last)
+
+
+def _summary(recording: Recording) -> str:
+    state = {True: "runs", False: "closed" if recording.closed else "has ended without closing", None: "of another host"}
+    operations = sum(event["kind"] == "operation" for event in recording.events)
+    run = f", run {recording.run_name}" if recording.run_name else ""
+    torn = f", {recording.torn} events were cut off" if recording.torn else ""
+    others = [event for event in recording.events if event["kind"] not in ("operation", "call")]
+    newest = f"; last event: {_event_text(others[-1])}" if others else ""
+    return f"{recording.label} on {recording.host}{run}: {state[recording.runs]}, {operations} operations{torn}{newest}"
+
+
+def _event_text(event: Event) -> str:
+    what = " ".join(f"{name} {value}" for name, value in event.items() if name not in ("at", "kind") and value not in ("", None))
+    return f"{_clock(event['at'])} {event['kind']} {what}"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03}"
+
+
+def _outcome(operation: Event | None) -> str:
+    if operation is None:
+        return "not entered"
+    if operation["ended"] is None:
+        return "in flight" if operation["began"] is not None else "not begun"
+    return operation["error"] or hangs.seconds(operation["ended"] - operation["at"])
+
+
+def _table(members: list[hangs.Member], last: int) -> Iterator[str]:
+    operations: dict[object, dict[int, Event]] = {}
+    for place, member in enumerate(members):
+        for key, operation in member.operations.items():
+            operations.setdefault(key, {})[place] = operation
+        for number, operation in enumerate(member.unnamed):
+            operations.setdefault((place, number), {})[place] = operation
+    ordered = sorted(operations.values(), key=lambda row: min(operation["at"] for operation in row.values()))[-last:]
+    if not ordered:
+        return
+    names = [member.recording.name or member.recording.short for member in members]
+    wide = len(members) <= COLUMNS_MOST
+    rows = [["entered", "operation", "bytes", "algorithm", *(names if wide else ["entered by", "in flight at"])]]
+    for row in ordered:
+        first = min(row.values(), key=lambda operation: float(operation["at"]))
+        cells = [_clock(first["at"]), hangs.describe(first), f"{first['bytes']:,}", first["algorithm"] or "-"]
+        if wide:
+            cells += [_cell(member, row.get(place), first) for place, member in enumerate(members)]
+        else:
+            cells += [f"{len(row)} of {len(members)}", str(sum(operation["ended"] is None for operation in row.values()))]
+        rows.append(cells)
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    for cells in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _cell(member: hangs.Member, operation: Event | None, first: Event) -> str:
+    if operation is None and first["ids"] and member.recording.short not in first["ids"]:
+        return "-"
+    key = hangs.key_of(first)
+    if operation is None and key is not None and member.has_entered(key):
+        return "?"  # overwritten, or before it joined
+    return _outcome(operation)

@@ -1,0 +1,153 @@
+"""What recordings of several members say, and files that are none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+import pccl
+from pccl import _recording
+from pccl._recording import Event, Recording, RecordingError
+from pccl.cli.dump import command
+from pccl.monitor import hangs
+
+NOW = 1000.0
+
+
+def operation(sequence: int | None = 1, *, ended: float | None = None, at: float = 900.0, **values: Any) -> Event:
+    given = {"tag": 7, "epoch": 3, "subgroup": 0, "ids": [], "count": 4, "dtype": "float", "op": "sum", "codec": 0, "root": None}
+    begun = {"sequence": sequence, "began": None if sequence is None else at, "ended": ended, "error": None}
+    return {"at": at, "kind": "operation", "collective": "all_reduce", **given, **begun, **values}
+
+
+def recording(number: int, *events: Event, members: int = 2, **values: Any) -> Recording:
+    joined = [
+        {"at": 1.0, "kind": "joined", "member": f"0000000{one + 1}", "name": f"m{one + 1}", "epoch": 3} for one in range(members)
+    ]
+    given = {"path": "", "role": "peer", "process": 100 + number, "host": "h", "name": f"m{number}", "run_name": "", "run": 5}
+    rest = {"group": 0, "uuid": UUID(int=number << 96), "opened": 1.0, "closed": False, "runs": True, "torn": 0}
+    epoch = {"at": 2.0, "kind": "epoch", "epoch": 3, "members": members}
+    return Recording(**{**given, **rest, "events": [*joined, epoch, *events], **values})
+
+
+def sentences(*recordings: Recording) -> list[str]:
+    (judgement,) = hangs.judge(recordings, NOW)
+    return judgement.sentences
+
+
+def test_who_is_missing():
+    done = operation(1, ended=890.0, at=880.0)
+    (found,) = sentences(recording(1, done, operation(2)), recording(2, done, runs=False))
+    first, _, second = found.partition("; ")
+    assert first == (
+        "m2 (00000002, process 102) has not entered all_reduce number 2 with tag 7 (4 float, sum), in which "
+        "m1 (00000001, process 101) waits for 100 s"
+    )
+    assert (
+        second == "its last operation, all_reduce number 1 with tag 7 (4 float, sum), ended 110 s ago, and its process has ended."
+    )
+
+
+def test_who_waits_elsewhere():
+    call = {"at": 950.0, "kind": "call", "name": "update_topology", "ended": None, "error": None}
+    found = sentences(recording(1, operation()), recording(2, call))
+    assert found[0].endswith("; it waits in update_topology for 50 s.")
+    assert found[1].startswith("m1 (00000001, process 101) has not called update_topology, in which m2 (")
+    assert found[1].endswith("; it is in all_reduce number 1 with tag 7 (4 float, sum).")
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (operation(), "All 2 members have entered all_reduce number 1"),
+        (
+            operation(count=5),
+            "Arguments of number 1 with tag 7 disagree: m1 (00000001, process 101) calls all_reduce (4 float, sum)",
+        ),
+        (
+            operation(None),
+            "m2 (00000002, process 102) has posted all_reduce with tag 7 (4 float, sum) 100 s ago, and it has not begun",
+        ),
+    ],
+)
+def test_other_hangs(second: Event, words: str):
+    assert any(sentence.startswith(words) for sentence in sentences(recording(1, operation()), recording(2, second)))
+
+
+def test_an_overwritten_operation_was_entered():
+    assert "not entered" not in " ".join(sentences(recording(1, operation(2)), recording(2, operation(9, ended=950.0))))
+
+
+def test_members_without_a_recording_are_named():
+    (found,) = sentences(recording(1, operation(), members=3), recording(2, operation(), members=3))
+    assert "nothing is known of m3 (00000003): read the recordings on their hosts" in found
+
+
+def test_a_subgroup_concerns_its_members_alone():
+    of_two = operation(subgroup=9, ids=["00000001", "00000002"])
+    everyone = [recording(number, *([of_two] if number == 1 else []), members=3) for number in (1, 2, 3)]
+    (found,) = sentences(*everyone)
+    assert found.startswith("m2 (")
+
+
+def test_nothing_hangs():
+    assert sentences(recording(1, operation(ended=901.0)), recording(2)) == ["No operation is in flight."]
+
+
+# ---- files ----
+
+
+def a_file(folder: Path) -> Path:
+    path = folder / "real.events"
+    with pccl.MasterNode("127.0.0.1:0", events=path):
+        pass
+    return path
+
+
+def test_hostile_files(tmp_path: Path):
+    whole = a_file(tmp_path).read_bytes()
+    path = tmp_path / "hostile.events"
+
+    def refused(content: bytes) -> str:
+        path.write_bytes(content)
+        with pytest.raises(RecordingError) as caught:
+            _recording.read(path)
+        found = CliRunner().invoke(command, [str(path)])
+        assert found.exit_code == 1
+        assert str(caught.value) in found.output
+        return str(caught.value)
+
+    assert "has no events of pccl" in refused(b"")
+    assert "has no events of pccl" in refused(os.urandom(8192))
+    assert "cut off: it has 5000 of" in refused(whole[:5000])
+    assert "another version of pccl (format 9)" in refused(whole[:8] + b"\x09" + whole[9:])
+    assert "its header counts 4294967295 records" in refused(whole[:20] + b"\xff" * 4 + whole[24:])
+    # Records of noise have no meaning, but do no harm, and texts lose what a terminal would interpret.
+    noise = whole[:4096] + os.urandom(len(whole) - 4096)
+    path.write_bytes(noise)
+    assert len(_recording.read(path).events) > 1000
+    found = CliRunner().invoke(command, ["--json", str(path)])
+    assert found.exit_code == 0
+    assert found.output.replace("\n", "").isprintable()
+    path.write_bytes(whole[:152] + b"\x1b[2J\0" + whole[157:])
+    assert _recording.read(path).name == "?[2J"
+
+
+def test_a_record_that_was_being_written_is_counted(tmp_path: Path):
+    path = tmp_path / "torn.events"
+    content = bytearray(a_file(tmp_path).read_bytes())
+    content[4096 + 8 : 4096 + 16] = b"\1" * 8  # its serial is still 0
+    path.write_bytes(content)
+    assert _recording.read(path).torn == 1
+
+
+def test_no_file(tmp_path: Path):
+    for path, words in ((tmp_path / "none", "cannot be read: No such file"), (tmp_path, "is no file")):
+        found = CliRunner().invoke(command, [str(path)])
+        assert found.exit_code == 1
+        assert words in found.output
