@@ -31,6 +31,7 @@ BACKENDS = ("gloo", "pccl")
 WARM_UPS = 2
 COMPILED = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 TIMEOUT = timedelta(seconds=60)
+POLL_SECONDS = 1e-4
 BARE, MASTER = "bare Python", "pccl master accepts"
 IMPORTS = ("torch.distributed", "pccl.distributed", "pccl", "pccl; pccl.MasterNode", "pccl; pccl.Communicator")
 
@@ -103,6 +104,7 @@ def accept_seconds(command: list[str]) -> float:
                 return seconds
             if master.poll() is not None:
                 break
+            time.sleep(POLL_SECONDS)  # a loop without it would take a core from the master
         master.kill()
     raise BenchError(f"`{' '.join(words)}` does not listen: run it by itself to see why")
 
