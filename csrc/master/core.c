@@ -150,7 +150,7 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
         refuse(core, &from, WIRE_REFUSED, membership_foreign(resume.hello.version).chars);
     else if (!sound || !is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
-    else if (!quorum_verify(&run->signer, header->run, &resume))
+    else if (!quorum_verify(&run->signer, &run->verified, header->run, &resume))
         refuse(core, &from, WIRE_REFUSED, "no master of this run signed its epoch");
     else if (!is_secret(run, &from.run))
         refuse(core, &from, WIRE_REFUSED, GATHER_WRONG_SECRET);

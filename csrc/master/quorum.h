@@ -54,7 +54,15 @@ struct signer {
 // Signs the epoch of `message`, which goes out with `header`. Does nothing without functions: the run has no keys.
 // False: memory was refused.
 bool quorum_sign(const struct signer *signer, struct wire_header header, struct wire_epoch_commit *message);
+// The signed epoch that was verified last: after the loss of a master all members bring the same. All 0: none.
+struct quorum_verified {
+    struct wire_buffer bytes; // owned
+    uint8_t signature[WIRE_SIGNATURE_BYTES];
+};
+
+void quorum_verified_fini(struct quorum_verified *verified);
 // Whether a master of the run has signed the epoch that a member brings. True without functions, and for a newcomer.
-bool quorum_verify(const struct signer *signer, uint64_t run, const struct wire_resume *resume);
+bool quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
+                   const struct wire_resume *resume);
 
 #endif

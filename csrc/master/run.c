@@ -545,4 +545,5 @@ void run_fini(struct run *run) {
     selection_fini(&run->selection);
     matrix_fini(&run->matrix);
     membership_fini(&run->table);
+    quorum_verified_fini(&run->verified);
 }

@@ -47,6 +47,7 @@ struct run {
     struct selection selection;
 
     struct signer signer;
+    struct quorum_verified verified;
     struct quorum quorum;
     struct candidate candidate;
     struct rounds rounds;

@@ -100,6 +100,7 @@ static void test_silence(void) {
 enum { MEMBERS = 3 };
 
 static bool out_of_memory;
+static unsigned verifications;
 
 static bool sign(void *context, const void *bytes, size_t length, uint8_t signature[WIRE_SIGNATURE_BYTES]) {
     CHECK(context == &out_of_memory);
@@ -111,6 +112,7 @@ static bool sign(void *context, const void *bytes, size_t length, uint8_t signat
 
 static bool verify(void *context, const void *bytes, size_t length, const uint8_t signature[WIRE_SIGNATURE_BYTES]) {
     uint8_t right[WIRE_SIGNATURE_BYTES];
+    verifications++;
     return sign(context, bytes, length, right) && memcmp(signature, right, sizeof right) == 0;
 }
 
@@ -138,12 +140,14 @@ static void begin_signed(void) {
     memcpy(resume.signature, commit.signature, sizeof resume.signature);
 }
 
-static bool believed(void) { return quorum_verify(&signer, header.run, &resume); }
+static struct quorum_verified verified;
+
+static bool believed(void) { return quorum_verify(&signer, &verified, header.run, &resume); }
 
 static void test_signature(void) {
     begin_signed();
     CHECK(believed());
-    CHECK(!quorum_verify(&signer, header.run + 1, &resume));
+    CHECK(!quorum_verify(&signer, &verified, header.run + 1, &resume));
 #define CHANGED(field, change) \
     do { \
         check_case("%s", #field); \
@@ -182,6 +186,20 @@ static void test_the_members_word(void) {
     CHECK(believed());
 }
 
+// All members bring one epoch. What differs from it anywhere is no epoch that was verified (test_signature).
+static void test_verified_once(void) {
+    begin_signed();
+    verifications = 0;
+    resume.epoch.number++;
+    CHECK(!believed());
+    CHECK(!believed());
+    CHECK_EQ(verifications, 2);
+    quorum_verified_fini(&verified);
+    resume.epoch.number--;
+    for (int i = 0; i < 3; i++) CHECK(believed());
+    CHECK_EQ(verifications, 3);
+}
+
 static void test_without_keys(void) {
     static const struct signer none;
     begin_signed();
@@ -189,12 +207,13 @@ static void test_without_keys(void) {
     CHECK(quorum_sign(&none, header, &commit));
     CHECK_EQ(commit.signature[0], 0);
     resume.epoch.number++;
-    CHECK(quorum_verify(&none, header.run, &resume));
+    CHECK(quorum_verify(&none, &verified, header.run, &resume));
     resume.accepted = 0; // a newcomer brings no epoch
     CHECK(believed());
 }
 
 static void test_out_of_memory(void) {
+    quorum_verified_fini(&verified);
     begin_signed();
     out_of_memory = true;
     CHECK(!quorum_sign(&signer, header, &commit));
@@ -208,6 +227,7 @@ int main(void) {
     test_silence();
     test_signature();
     test_the_members_word();
+    test_verified_once();
     test_without_keys();
     test_out_of_memory();
     return check_status();
