@@ -309,8 +309,11 @@ static void fuzz_epochs(struct fuzz *in) {
     }
     bool good = wire_decode_resume(body, length, &got);
     // What no decoder lets through has to fail as well.
-    for (changes = good ? fuzz_below(in, 3) : 0; changes > 0; changes--)
-        fuzz_change(in, &members[fuzz_below(in, 3)], sizeof *members);
+    for (changes = good ? fuzz_below(in, 3) : 0; changes > 0; changes--) {
+        struct wire_member *member = &members[fuzz_below(in, 3)];
+        fuzz_change(in, member, sizeof *member);
+        if (member->reach.count > WIRE_MAX_ADDRESSES) member->reach.count = WIRE_MAX_ADDRESSES; // its room
+    }
     fuzz_refuse(fuzz_below(in, 4));
     if (good && quorum_verify(&signer, &verified, run, &got) && got.accepted) check_signed(&got, run);
     fuzz_refuse(0);
