@@ -23,7 +23,7 @@
 #include "net/tls.h"
 #include "net/transport.h"
 
-enum { PIECE = 1 << 20, WAIT_MS = 10000, RECORD = 16 * 1024, MESSAGE = 4096 + 64, ROOM = 8192 };
+enum { PIECE = 1 << 20, WAIT_MS = 10000, RECORD = 16 * 1024, TURN = 4 * RECORD, MESSAGE = 4096 + 64, ROOM = 8192 };
 
 static double processor_s(void) {
     struct rusage usage;
@@ -91,14 +91,15 @@ static void report(const char *method, double units, double seconds, double befo
 
 static double gib(size_t bytes) { return (double)bytes / (1 << 30); }
 
+// `piece`: sent at once. `part`: received at once.
 static void carry(const char *method, struct transport_context *dials, struct transport_context *accepts, size_t piece,
-                  double seconds) {
+                  size_t part, double seconds) {
     static uint8_t bytes[PIECE];
     struct transport *ends[2];
     pthread_t receiver;
     void *total;
     connect_ends(dials, accepts, ends);
-    struct receiver at = {ends[1], piece};
+    struct receiver at = {ends[1], part};
     if (pthread_create(&receiver, NULL, receive, &at) != 0) fail("thread", EAGAIN);
     double before = processor_s();
     int64_t began = platform_now_ns();
@@ -184,9 +185,9 @@ int main(int argc, char **argv) {
     if (plain == NULL || tls == NULL) fail("contexts", ENOMEM);
     const char *only = argc == 5 ? argv[4] : "";
     for (int round = 0; round < atoi(argv[3]); round++) {
-        if (wanted(only, "plain")) carry("plain", plain, plain, PIECE, seconds);
-        if (wanted(only, "pieces")) carry("pieces", plain, plain, RECORD, seconds);
-        if (wanted(only, "tls")) carry("tls", tls, tls, PIECE, seconds);
+        if (wanted(only, "plain")) carry("plain", plain, plain, PIECE, PIECE, seconds);
+        if (wanted(only, "pieces")) carry("pieces", plain, plain, TURN, RECORD, seconds);
+        if (wanted(only, "tls")) carry("tls", tls, tls, PIECE, PIECE, seconds);
         if (wanted(only, "plain-messages")) messages("plain-messages", plain, seconds);
         if (wanted(only, "tls-messages")) messages("tls-messages", tls, seconds);
         if (wanted(only, "cipher")) cipher("cipher", false, seconds);

@@ -13,6 +13,8 @@ enum {
     TLS_IN_BYTES = 9 * 1024,      // two records of 4 KiB: small operations take no more system calls than in plain
     // A whole record that the kernel did not take, and short messages of the receiving thread.
     TLS_OUT_BYTES = TLS_RECORD_BYTES + 2048,
+    TLS_TURN_BYTES = 4 * TLS_RECORD_BYTES,          // with the lock held
+    TLS_BATCH_BYTES = TLS_TURN_BYTES + 1024 + 2048, // of the records of a turn, and what follows them
     TLS_PROOF_BYTES = 8 + ED25519_KEY + ED25519_SIGNATURE,
     TLS_REASON_BYTES = KEYS_REASON_BYTES,
 };
@@ -68,9 +70,9 @@ struct tls {
     bool blocked; // OpenSSL asked for bytes that have not come
     bool ended;   // the socket has
 
-    // Encrypted bytes that the kernel did not take; NULL: none wait.
+    // Encrypted bytes that the kernel did not take, or that wait for the other records of a turn; NULL: none.
     uint8_t *out;
-    size_t out_begin, out_end;
+    size_t out_begin, out_end, out_room;
     bool held;    // the last byte of them, of the plain text, was left out of the count
     bool follows; // another record of the same call follows
     uint32_t records;

@@ -11,7 +11,6 @@
 #include "net/tls_private.h"
 
 enum {
-    TURN_BYTES = 4 * TLS_RECORD_BYTES, // with the lock held
     RECORD_HEADER_BYTES = 5,
     LONG_BYTES = 4096, // what is awaited is the body of a record that is followed by others
 };
@@ -53,13 +52,18 @@ static int bio_read(BIO *bio, char *bytes, size_t capacity, size_t *got) {
     return 1;
 }
 
+// Makes the room for bytes that wait. False: no memory.
+static bool make_room(struct tls *tls, size_t bytes) {
+    tls->out = malloc(bytes);
+    tls->out_room = bytes;
+    tls->out_begin = tls->out_end = 0;
+    return tls->out != NULL;
+}
+
 // Keeps encrypted bytes for later. False: there is no room, or no memory.
 static bool keep(struct tls *tls, const char *bytes, size_t length) {
-    if (tls->out == NULL) {
-        tls->out = malloc(TLS_OUT_BYTES);
-        tls->out_begin = tls->out_end = 0;
-    }
-    if (tls->out == NULL || length > TLS_OUT_BYTES - tls->out_end) return false;
+    if (tls->out == NULL && !make_room(tls, TLS_OUT_BYTES)) return false;
+    if (length > tls->out_room - tls->out_end) return false;
     memcpy(tls->out + tls->out_end, bytes, length);
     tls->out_end += length;
     return true;
@@ -182,21 +186,24 @@ static const void *gather(struct place place, uint8_t *room, size_t length) {
     return room;
 }
 
+// Several records are sent at once. After the kernel has refused some, one at a time: then a record waits at most.
 static ptrdiff_t send_some(struct tls *tls, const struct iovec *parts, int count) {
     uint8_t room[TLS_RECORD_BYTES];
     struct place place = {parts, 0};
     size_t total = 0, taken = 0;
+    bool waited = tls->out != NULL;
     int error = tls_flush(tls);
     if (error != 0) return error;
     for (int i = 0; i < count; i++) total += parts[i].iov_len;
-    if (total > TURN_BYTES) total = TURN_BYTES;
+    if (total > TLS_TURN_BYTES) total = TLS_TURN_BYTES;
     // A byte alone that waits here could not be told of, and who was told nothing may send something else instead.
     if (total == 1 && !tls->held && !transport_has_room(&tls->stream)) return -EAGAIN;
     if (total > 0 && tls->held) {
         tls->held = false;
         advance(&place, taken = 1);
     }
-    while (taken < total && tls->out == NULL) {
+    bool batch = total > TLS_RECORD_BYTES && !waited && make_room(tls, TLS_BATCH_BYTES);
+    while (taken < total && (batch || tls->out == NULL)) {
         size_t length = total - taken < TLS_RECORD_BYTES ? total - taken : TLS_RECORD_BYTES;
         tls->follows = taken + length < total;
         error = tls_write(tls, gather(place, room, length), length);
@@ -205,6 +212,8 @@ static ptrdiff_t send_some(struct tls *tls, const struct iovec *parts, int count
         taken += length;
     }
     tls->follows = false;
+    error = batch ? tls_flush(tls) : 0;
+    if (error != 0 && error != -EAGAIN) return error;
     tls->held = tls->out != NULL;
     taken -= tls->held;
     return taken > 0 ? (ptrdiff_t)taken : -EAGAIN;
@@ -258,7 +267,7 @@ static ptrdiff_t receive_some(struct tls *tls, const struct iovec *parts, int co
     tls->stream.buffered = true;
     for (int i = 0; i < count; i++) {
         for (size_t at = 0; at < parts[i].iov_len;) {
-            if (total >= TURN_BYTES) return (ptrdiff_t)total;
+            if (total >= TLS_TURN_BYTES) return (ptrdiff_t)total;
             ptrdiff_t got = tls_read(tls, (uint8_t *)parts[i].iov_base + at, parts[i].iov_len - at);
             if (got == -EAGAIN) tls->stream.buffered = false;
             if (got < 0 && got != -EAGAIN) tls->receive_error = (int)got;

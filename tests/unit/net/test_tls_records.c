@@ -16,6 +16,7 @@ int main(void) {
 #include <pthread.h>
 #include <sys/wait.h>
 
+#include "net/tls_private.h"
 #include "tls_ends.h"
 
 enum { CARRIED = 1 << 20, MUCH = 64 << 20 };
@@ -97,6 +98,29 @@ static void test_carries(void) {
         carry(ends[1], ends[0], rows[i].most, &seed);
         for (int end = 0; end < 2; end++) transport_free(ends[end]);
     }
+}
+
+static size_t waiting(struct transport *stream) {
+    const struct tls *tls = tls_of(stream);
+    return tls->out == NULL ? 0 : tls->out_end - tls->out_begin;
+}
+
+// Records of one call go at once. Once the kernel has refused some, a call leaves one record to wait.
+static void test_waiting(void) {
+    static uint8_t bytes[TLS_TURN_BYTES];
+    struct transport *ends[2];
+    check_case("what the kernel did not take");
+    open_tcp(ends, 0, 4096);
+    while (transport_send(ends[0], bytes, sizeof bytes) > 0) continue;
+    CHECK(waiting(ends[0]) > 0 && waiting(ends[0]) <= TLS_BATCH_BYTES);
+    ptrdiff_t sent = -EAGAIN;
+    while (sent == -EAGAIN) {
+        ptrdiff_t got = transport_receive(ends[1], bytes, sizeof bytes);
+        if (!CHECK(got > 0 || got == -EAGAIN)) break;
+        sent = transport_send(ends[0], bytes, sizeof bytes);
+    }
+    CHECK(sent > 0 && waiting(ends[0]) <= TLS_OUT_BYTES);
+    for (int i = 0; i < 2; i++) transport_free(ends[i]);
 }
 
 static void test_ends(void) {
@@ -316,6 +340,7 @@ int main(void) {
     test_records();
     test_flipped_records();
     test_carries();
+    test_waiting();
     test_ends();
     test_error_queue();
     test_threads();
