@@ -73,7 +73,8 @@ class Link:
         lanes = f"{self.lanes_in_use} of {self.lanes} lanes" if self.lanes else "no lanes"
         return (
             f"{rank_label(self.rank, self.name, self.uuid)}: {lanes}, {self.congestion_control or 'unknown'}, "
-            f"{self.shortest_round_trip_seconds * 1e3:.1f} ms, {self.bytes_per_second * 8e-6:.0f} Mbit/s: {self.reason}"
+            f"{self.shortest_round_trip_seconds * 1e3:.1f} ms, {self.bytes_per_second * 8e-6:.0f} Mbit/s"
+            f"{', relayed' if self.relayed else ''}: {self.reason}"
         )
 
 

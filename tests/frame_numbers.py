@@ -30,4 +30,4 @@ TYPES = _types()
 
 def hello_body(own: bytes, port: int = 1, version: int = VERSION) -> bytes:
     """A HELLO of a peer without a name and addresses of its own, whose limits of members are the default."""
-    return struct.pack("<H16sIIHBBHHI19s2s", version, own, 0, 4, port, 1, 0, 0, 0, 600_000, b"", b"")
+    return struct.pack("<H16sIIHBBHHI19s3s", version, own, 0, 4, port, 1, 0, 0, 0, 600_000, b"", b"")

@@ -1,28 +1,14 @@
-"""A relay of a test, in a thread of this process."""
+"""A relay of a test, with a thread of its own."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
+from pathlib import Path
 
+from pccl._address import parse_endpoint
+from pccl._credentials import credentials
 from pccl._relay import Relay
 
 
-@contextlib.contextmanager
-def carried(relay: Relay) -> Iterator[Relay]:
-    """It joins connections until the end of the block, and is closed then."""
-    stops = threading.Event()
-
-    def carry() -> None:
-        while not stops.is_set():
-            relay.turn(0.02)
-        relay.close()
-
-    thread = threading.Thread(target=carry, daemon=True)
-    thread.start()
-    try:
-        yield relay
-    finally:
-        stops.set()
-        thread.join()
+def relay_at(address: str, keys: Path | None, *, links: int = 64) -> Relay:
+    """Listens at `host:port` for peers with these keys, or for everybody."""
+    return Relay(parse_endpoint(address), credentials(keys, None, None, None), links=links)

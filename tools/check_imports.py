@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 #: each other: no import goes from one to another. Inside a folder only circles are forbidden.
 LAYERS = [
     ("_native", "_sparse_forms", "_snapshot_kernels", "_exports", "_version", "_files", "_holder", "_processes", "_waits"),
-    ("_loader", "_relay", "_reports", "_results", "notice", "state._tree", "state._objects"),
+    ("_loader", "_reports", "_results", "notice", "state._tree", "state._objects"),
     ("_errors", "_findings", "_log", "_cuda", "state._split", "state._snapshots.code", "state._snapshots.placement"),
     ("_enums", "_calls", "cuda", "state._checkpoint", "state._snapshots.config"),
     ("_address", "_credentials", "_keys", "_names", "_gpu", "_handle", "_operations", "_recording"),
-    ("_groups", "_diagnosis", "_links", "_master", "_tensors"),
+    ("_groups", "_diagnosis", "_links", "_master", "_relay", "_tensors"),
     ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
     ("_collectives", "_reduces", "state._module"),
     ("_state",),

@@ -261,6 +261,19 @@ const void *pccl_ext_cuda_fatbin(void);
 // Whether this is memory of a GPU that the driver of this process knows. Loads neither the driver nor libpccl_cuda.so.
 bool pccl_ext_is_at_gpu(const void *memory);
 
+// ---- relays ----
+
+// A relay for two peers that nobody can dial, with a thread of its own (docs/addresses.md).
+struct pccl_ext_relay;
+// Listens at the address, and joins up to `links` connections of peers that prove to have these keys, which are as for
+// pccl_ext_comm_set_keys; NULL: of all. The caller frees it. pcclInvalidArgument: the keys cannot be used.
+// pcclInvalidUsage: it cannot listen there. Needs no pcclInit.
+pcclResult_t pccl_ext_relay_new(const ccoip_socket_address_t *address, const char *keys, uint32_t links,
+                                uint16_t *port_out, struct pccl_ext_relay **out);
+// How many links it relays now, and how many bytes it has passed on.
+void pccl_ext_relay_counts(const struct pccl_ext_relay *relay, uint32_t *links_out, uint64_t *bytes_out);
+void pccl_ext_relay_free(struct pccl_ext_relay *relay); // NULL is allowed
+
 // ---- diagnosis (docs/diagnosis.md) ----
 
 // A question to a master, waited for in pieces. One thread at a time.

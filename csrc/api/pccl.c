@@ -134,10 +134,12 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *params, pcclCo
     char why[CARDS_WHY_BYTES];
     if (!cards_read(&inside.cards, getenv("PCCL_INTERFACE"), getenv("PCCL_ADDRESS"), why))
         return detail_fail(pcclInvalidArgument, "%s", why);
+    inside.cards.reach.relays = environment_number("PCCL_RELAY_FOR_OTHERS", 0, 1, 1) != 0;
     const char *relay = getenv("PCCL_RELAY");
-    if (relay != NULL && *relay != 0 && !socket_address_parse(relay, strlen(relay), &inside.relay))
-        return detail_fail(pcclInvalidArgument,
-                           "PCCL_RELAY=%.80s is not an address and a port; give one such as 203.0.113.7:48150", relay);
+    if (relay != NULL && snprintf(inside.relay, sizeof inside.relay, "%s", relay) >= (int)sizeof inside.relay)
+        return detail_fail(pcclInvalidArgument, "PCCL_RELAY=%.80s... is too long for a host and a port", relay);
+    const char *why_no_relay = inside.relay[0] == 0 ? NULL : socket_address_look_up(inside.relay, NULL);
+    if (why_no_relay != NULL) return detail_fail(pcclInvalidArgument, "PCCL_RELAY=%.80s: %s", relay, why_no_relay);
     pthread_once(&segmented_min_once, read_segmented_min);
     struct pcclComm_t *comm = calloc(1, sizeof *comm);
     if (comm != NULL) comm->communicator = connect_new(&inside);

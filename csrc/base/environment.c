@@ -60,6 +60,7 @@ static const struct environment_variable variables[] = {
     {"PCCL_PEER_NAME", "name of this peer in logs, errors and tables; the host name unless set"},
     {"PCCL_PORT", "port of the masters in examples/slurm"},
     {"PCCL_RELAY", "relay through which peers meet that nobody can dial, 203.0.113.7:48150"},
+    {"PCCL_RELAY_FOR_OTHERS", "0: this peer relays nothing between two others that nobody can dial"},
     {"PCCL_RESTARTS", "how often a lost worker is restarted"},
     {"PCCL_RUN", "name of the run at its masters, for programs in C"},
     {"PCCL_SAME_HOST_MEMORY", "0: peers on one host do not share memory"},

@@ -333,7 +333,7 @@ static void add_path(struct link_report *out, const struct transport *stream) {
     if (i == LINK_PATHS) return;
     if (i == out->path_count) out->paths[out->path_count++] = (struct link_path){.local = local, .remote = remote};
     out->paths[i].connections++;
-    out->relayed |= stream->relayed;
+    out->relayed |= transport_is_relayed(stream);
 }
 
 // Asks the kernel, and lets go.

@@ -139,6 +139,7 @@ static bool encode_epoch(struct wire_buffer *out, uint64_t run, uint64_t generat
         cursor_u32(&c, &member.group);
         add_address(&c, &member.address);
         cursor_u8(&c, &member.reach.closed);
+        cursor_u8(&c, &member.reach.relays);
         cursor_u8(&c, &member.reach.count);
         for (uint32_t k = 0; k < member.reach.count; k++) add_address(&c, &member.reach.addresses[k]);
     }

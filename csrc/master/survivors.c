@@ -50,8 +50,8 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
         const struct wire_member *member = &epoch->members[i];
         uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes,
                               (uint64_t)member->address.family << 16 | member->address.port,
-                              (uint64_t)member->reach.closed << 40 | (uint64_t)member->reach.count << 32 |
-                                  (uint64_t)member->weight << 16 | member->site};
+                              (uint64_t)member->reach.relays << 41 | (uint64_t)member->reach.closed << 40 |
+                                  (uint64_t)member->reach.count << 32 | (uint64_t)member->weight << 16 | member->site};
         digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
         digest = mix(digest, numbers, sizeof numbers);
         digest = mix(digest, member->address.bytes, sizeof member->address.bytes);
@@ -67,7 +67,7 @@ static bool is_same_address(const struct wire_address *a, const struct wire_addr
 }
 
 static bool is_same_reach(const struct wire_reach *a, const struct wire_reach *b) {
-    bool same = a->closed == b->closed && a->count == b->count;
+    bool same = a->closed == b->closed && a->relays == b->relays && a->count == b->count;
     for (uint32_t i = 0; same && i < a->count; i++) same = is_same_address(&a->addresses[i], &b->addresses[i]);
     return same;
 }

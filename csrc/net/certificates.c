@@ -388,6 +388,11 @@ static void refresh(struct certificates *c, enum log_level *level, char text[KEY
     reading_fini(&fresh);
 }
 
+static void tell_refreshed(enum log_level level, const char *text) {
+    if (text[0] != '\0')
+        LOG(level, "%s%s", text, level == LOG_WARN ? "; the one that was read before stays in use" : "");
+}
+
 bool certificates_use(struct certificates *c, SSL *ssl) {
     enum log_level level = LOG_NOTICE;
     char text[KEYS_REASON_BYTES];
@@ -399,42 +404,45 @@ bool certificates_use(struct certificates *c, SSL *ssl) {
                 SSL_set1_verify_cert_store(ssl, c->now.authorities) == 1;
     ERR_pop_to_mark();
     pthread_mutex_unlock(&c->lock);
-    if (text[0] != '\0')
-        LOG(level, "%s%s", text, level == LOG_WARN ? "; the one that was read before stays in use" : "");
+    tell_refreshed(level, text);
     return done;
 }
 
 // ---- who signs epochs ----
 
-enum { PURPOSE_BYTES = 13, STATED_BYTES = PURPOSE_BYTES + ED25519_KEY, HEAD_BYTES = ED25519_KEY + 2 };
+enum { PURPOSE_BYTES = 13, STATED_BYTES = PURPOSE_BYTES + 32, HEAD_BYTES = 32 + 2 };
+static const char of_signer[] = "pccl signer 1", of_relay[] = "pccl relay  1";
 
-static void stated_text(const uint8_t signer[ED25519_KEY], uint8_t out[STATED_BYTES]) {
-    memcpy(out, "pccl signer 1", PURPOSE_BYTES);
-    memcpy(out + PURPOSE_BYTES, signer, ED25519_KEY);
+static void stated_text(const char *purpose, const uint8_t subject[32], uint8_t out[STATED_BYTES]) {
+    memcpy(mempcpy(out, purpose, PURPOSE_BYTES), subject, 32);
 }
 
 static const EVP_MD *digest_for(const EVP_PKEY *key) {
     return EVP_PKEY_is_a(key, "ED25519") || EVP_PKEY_is_a(key, "ED448") ? NULL : EVP_sha256();
 }
 
-size_t certificates_state(SSL *ssl, const uint8_t signer[ED25519_KEY], uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
-    EVP_PKEY *key = SSL_get_privatekey(ssl);
+static size_t state(EVP_PKEY *key, const char *purpose, const uint8_t subject[32],
+                    uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     uint8_t text[STATED_BYTES];
     size_t length = CERTIFICATES_VOUCHER_BYTES;
-    stated_text(signer, text);
+    stated_text(purpose, subject, text);
     bool done = context != NULL && EVP_DigestSignInit(context, NULL, digest_for(key), NULL, key) == 1 &&
                 EVP_DigestSign(context, out, &length, text, sizeof text) == 1;
     EVP_MD_CTX_free(context);
     return done ? length : 0;
 }
 
-static bool stated_by(const X509 *certificate, const uint8_t signer[ED25519_KEY], const uint8_t *statement,
+size_t certificates_state(SSL *ssl, const uint8_t signer[ED25519_KEY], uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
+    return state(SSL_get_privatekey(ssl), of_signer, signer, out);
+}
+
+static bool stated_by(const X509 *certificate, const char *purpose, const uint8_t subject[32], const uint8_t *statement,
                       size_t length) {
     EVP_PKEY *key = X509_get0_pubkey(certificate);
     EVP_MD_CTX *context = EVP_MD_CTX_new();
     uint8_t text[STATED_BYTES];
-    stated_text(signer, text);
+    stated_text(purpose, subject, text);
     bool good = key != NULL && context != NULL &&
                 EVP_DigestVerifyInit(context, NULL, digest_for(key), NULL, key) == 1 &&
                 EVP_DigestVerify(context, statement, length, text, sizeof text) == 1;
@@ -444,25 +452,34 @@ static bool stated_by(const X509 *certificate, const uint8_t signer[ED25519_KEY]
 
 bool certificates_stated(SSL *ssl, const uint8_t signer[ED25519_KEY], const uint8_t *statement, size_t length) {
     const X509 *certificate = SSL_get0_peer_certificate(ssl);
-    return certificate != NULL && stated_by(certificate, signer, statement, length);
+    return certificate != NULL && stated_by(certificate, of_signer, signer, statement, length);
 }
 
-// A voucher: the signer, the length of the statement (2 bytes, little-endian), the statement, the chain in DER.
+// Appends a certificate in DER. Returns where it ends; 0: there is no room.
+static size_t append(const X509 *certificate, uint8_t out[CERTIFICATES_VOUCHER_BYTES], size_t at) {
+    int bytes = at == 0 ? 0 : i2d_X509(certificate, NULL);
+    uint8_t *to = out + at;
+    if (bytes <= 0 || (size_t)bytes > CERTIFICATES_VOUCHER_BYTES - at) return 0;
+    return at + (size_t)i2d_X509(certificate, &to);
+}
+
+// A voucher: the signer, or the hash; the length of the statement (2 bytes, little-endian), the statement, the chain in
+// DER. Begins one; returns where the chain is to follow, 0: it is too long.
+static size_t begin_voucher(const uint8_t subject[32], const uint8_t *statement, size_t length,
+                            uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
+    if (length == 0 || HEAD_BYTES + length > CERTIFICATES_VOUCHER_BYTES) return 0;
+    memmove(out + HEAD_BYTES, statement, length);
+    memcpy(out, subject, 32);
+    out[32] = (uint8_t)length;
+    out[33] = (uint8_t)(length >> 8);
+    return HEAD_BYTES + length;
+}
+
 size_t certificates_vouch(SSL *ssl, const uint8_t signer[ED25519_KEY], const uint8_t *statement, size_t length,
                           uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
     const STACK_OF(X509) *chain = SSL_get_peer_cert_chain(ssl);
-    if (HEAD_BYTES + length > CERTIFICATES_VOUCHER_BYTES) return 0;
-    memcpy(out, signer, ED25519_KEY);
-    out[ED25519_KEY] = (uint8_t)length;
-    out[ED25519_KEY + 1] = (uint8_t)(length >> 8);
-    memcpy(out + HEAD_BYTES, statement, length);
-    size_t at = HEAD_BYTES + length;
-    for (int i = 0; i < sk_X509_num(chain); i++) {
-        int bytes = i2d_X509(sk_X509_value(chain, i), NULL);
-        uint8_t *to = out + at;
-        if (bytes <= 0 || (size_t)bytes > CERTIFICATES_VOUCHER_BYTES - at) return 0;
-        at += (size_t)i2d_X509(sk_X509_value(chain, i), &to);
-    }
+    size_t at = begin_voucher(signer, statement, length, out);
+    for (int i = 0; i < sk_X509_num(chain); i++) at = append(sk_X509_value(chain, i), out, at);
     return at;
 }
 
@@ -482,39 +499,90 @@ void certificates_trust(struct certificates *c, const uint8_t signer[ED25519_KEY
     pthread_mutex_unlock(&c->lock);
 }
 
-// Whether the chain leads to an authority of this side, and begins with the certificate of a master of its run.
-static bool is_masters(SSL *ssl, STACK_OF(X509) * chain) {
-    char reason[KEYS_REASON_BYTES];
-    X509_STORE *authorities = NULL;
+// Whether the chain leads to one of the authorities.
+static bool leads_to(X509_STORE *authorities, STACK_OF(X509) * chain, unsigned long flags) {
     X509_STORE_CTX *context = X509_STORE_CTX_new();
-    X509 *leaf = sk_X509_value(chain, 0);
-    bool good = leaf != NULL && context != NULL && SSL_get0_verify_cert_store(ssl, &authorities) == 1 &&
-                X509_STORE_CTX_init(context, authorities, leaf, chain) == 1;
-    if (good) X509_STORE_CTX_set_flags(context, X509_V_FLAG_NO_CHECK_TIME | X509_V_FLAG_PARTIAL_CHAIN);
-    good = good && X509_verify_cert(context) == 1 && (certificates_roles(ssl, leaf, reason) & CERTIFICATES_MASTER) != 0;
+    bool good = context != NULL && sk_X509_num(chain) > 0 &&
+                X509_STORE_CTX_init(context, authorities, sk_X509_value(chain, 0), chain) == 1;
+    if (good) X509_STORE_CTX_set_flags(context, flags | X509_V_FLAG_PARTIAL_CHAIN);
+    good = good && X509_verify_cert(context) == 1;
     X509_STORE_CTX_free(context);
     return good;
 }
 
-bool certificates_believe(struct certificates *c, SSL *ssl, const uint8_t *voucher, size_t length) {
-    if (length < HEAD_BYTES) return false;
-    const uint8_t *statement = voucher + HEAD_BYTES, *end = voucher + length;
-    size_t bytes = voucher[ED25519_KEY] | (size_t)voucher[ED25519_KEY + 1] << 8;
-    pthread_mutex_lock(&c->lock);
-    bool known = find_signer(c, voucher) < c->signer_count;
-    pthread_mutex_unlock(&c->lock);
-    if (known) return true;
-    if (bytes > length - HEAD_BYTES) return false;
+// Whether the chain leads to an authority of this side, and begins with the certificate of a master of its run.
+static bool is_masters(SSL *ssl, STACK_OF(X509) * chain) {
+    char reason[KEYS_REASON_BYTES];
+    X509_STORE *authorities = NULL;
+    return SSL_get0_verify_cert_store(ssl, &authorities) == 1 &&
+           leads_to(authorities, chain, X509_V_FLAG_NO_CHECK_TIME) &&
+           (certificates_roles(ssl, sk_X509_value(chain, 0), reason) & CERTIFICATES_MASTER) != 0;
+}
+
+// Reads the chain of a voucher, and finds its statement. NULL: it is malformed, or there is no memory.
+static STACK_OF(X509) * read_voucher(const uint8_t *voucher, size_t length, size_t *statement_bytes) {
+    if (length < HEAD_BYTES) return NULL;
+    *statement_bytes = voucher[32] | (size_t)voucher[33] << 8;
+    if (*statement_bytes > length - HEAD_BYTES) return NULL;
+    const uint8_t *at = voucher + HEAD_BYTES + *statement_bytes, *end = voucher + length;
     STACK_OF(X509) *chain = sk_X509_new_null();
-    const uint8_t *at = statement + bytes;
     bool good = chain != NULL;
     while (good && at < end) {
         X509 *one = d2i_X509(NULL, &at, end - at);
         good = one != NULL && sk_X509_push(chain, one) > 0;
         if (!good) X509_free(one);
     }
-    good = good && is_masters(ssl, chain) && stated_by(sk_X509_value(chain, 0), voucher, statement, bytes);
+    if (good) return chain;
+    sk_X509_pop_free(chain, X509_free);
+    return NULL;
+}
+
+bool certificates_believe(struct certificates *c, SSL *ssl, const uint8_t *voucher, size_t length) {
+    size_t bytes;
+    if (length < HEAD_BYTES) return false;
+    pthread_mutex_lock(&c->lock);
+    bool known = find_signer(c, voucher) < c->signer_count;
+    pthread_mutex_unlock(&c->lock);
+    if (known) return true;
+    STACK_OF(X509) *chain = read_voucher(voucher, length, &bytes);
+    bool good = chain != NULL && is_masters(ssl, chain) &&
+                stated_by(sk_X509_value(chain, 0), of_signer, voucher, voucher + HEAD_BYTES, bytes);
     if (good) certificates_trust(c, voucher);
+    sk_X509_pop_free(chain, X509_free);
+    return good;
+}
+
+// ---- who may use a relay ----
+
+size_t certificates_sign(struct certificates *c, const uint8_t hash[SHA256_BYTES],
+                         uint8_t out[CERTIFICATES_VOUCHER_BYTES]) {
+    enum log_level level = LOG_NOTICE;
+    char text[KEYS_REASON_BYTES];
+    pthread_mutex_lock(&c->lock);
+    refresh(c, &level, text);
+    size_t at = begin_voucher(hash, out, state(c->now.key, of_relay, hash, out), out);
+    at = append(c->now.leaf, out, at);
+    for (int i = 0; i < sk_X509_num(c->now.chain); i++) at = append(sk_X509_value(c->now.chain, i), out, at);
+    pthread_mutex_unlock(&c->lock);
+    tell_refreshed(level, text);
+    return at;
+}
+
+bool certificates_signed(struct certificates *c, const uint8_t hash[SHA256_BYTES], const uint8_t *bytes,
+                         size_t length) {
+    enum log_level level = LOG_NOTICE;
+    char text[KEYS_REASON_BYTES], reason[KEYS_REASON_BYTES];
+    size_t statement;
+    STACK_OF(X509) *chain = read_voucher(bytes, length, &statement);
+    if (chain == NULL) return false;
+    pthread_mutex_lock(&c->lock);
+    refresh(c, &level, text);
+    const X509 *leaf = sk_X509_value(chain, 0);
+    bool good = memcmp(bytes, hash, SHA256_BYTES) == 0 && leads_to(c->now.authorities, chain, 0) &&
+                roles_of(c->now.leaf, leaf, reason) != 0 &&
+                stated_by(leaf, of_relay, hash, bytes + HEAD_BYTES, statement);
+    pthread_mutex_unlock(&c->lock);
+    tell_refreshed(level, text);
     sk_X509_pop_free(chain, X509_free);
     return good;
 }

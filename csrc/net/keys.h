@@ -147,6 +147,12 @@ void certificates_trust(struct certificates *certificates, const uint8_t signer[
 // The same for the signer of a voucher, if a master of the run of this side's certificate has made its statement. The
 // dates of the master's certificate do not count: an epoch may be older. False: the voucher is wrong.
 bool certificates_believe(struct certificates *certificates, SSL *ssl, const uint8_t *voucher, size_t length);
+// Signs a hash for a relay, and adds the chain. Returns the length; 0: it is too long, or there is no memory.
+size_t certificates_sign(struct certificates *certificates, const uint8_t hash[SHA256_BYTES],
+                         uint8_t out[CERTIFICATES_VOUCHER_BYTES]);
+// Whether these bytes are such a signature of a process of this run.
+bool certificates_signed(struct certificates *certificates, const uint8_t hash[SHA256_BYTES], const uint8_t *bytes,
+                         size_t length);
 // Whether one of the trusted signers has signed these bytes.
 bool certificates_verify(struct certificates *certificates, const void *bytes, size_t length,
                          const uint8_t signature[ED25519_SIGNATURE]);

@@ -7,45 +7,116 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include "net/keys.h"
 #include "net/socket.h"
 
-static const char greeting[] = "pccl relay 1 ";
+static const char greeting[] = "pccl relay 2 ";
 
-static void put_hex(char *out, const uint8_t *bytes, size_t count) {
+void relay_put_hex(char *out, const uint8_t *bytes, size_t count) {
     for (size_t i = 0; i < count; i++) snprintf(out + 2 * i, 3, "%02x", bytes[i]);
 }
 
-// Without keys, and with certificates, nothing is proved.
-static bool prove(const struct relay_hello *hello, const char *words, uint8_t proof[KEYS_SECRET_BYTES]) {
-    memset(proof, 0, KEYS_SECRET_BYTES);
+void relay_write_greeting(const uint8_t nonce[RELAY_NONCE_DIGITS / 2], char out[RELAY_GREETING_BYTES + 1]) {
+    memcpy(out, greeting, sizeof greeting - 1);
+    relay_put_hex(out + sizeof greeting - 1, nonce, RELAY_NONCE_DIGITS / 2);
+    memcpy(out + RELAY_GREETING_BYTES - 1, "\n", 2);
+}
+
+const char *relay_nonce(const char *text) { return text + sizeof greeting - 1; }
+
+// ---- proofs ----
+
 #ifdef PCCL_HAVE_TLS
-    if (hello->keys == NULL || keys_secret_count(hello->keys) == 0) return true;
-    uint8_t key[KEYS_SECRET_BYTES];
-    char text[RELAY_GREETING_BYTES + RELAY_TEXT];
-    size_t nonce = RELAY_GREETING_BYTES - (sizeof greeting - 1) - 1;
-    snprintf(text, sizeof text, "%.*s %s ", (int)nonce, hello->greeting + sizeof greeting - 1, words);
-    return ed25519_hash("pccl relay key", keys_secret(hello->keys, 0)->bytes, key) && ed25519_hash(text, key, proof);
+
+static bool prove(const char *nonce, const char *words, const uint8_t key[SHA256_BYTES], uint8_t out[SHA256_BYTES]) {
+    char text[RELAY_NONCE_DIGITS + RELAY_WORDS_BYTES + 3];
+    snprintf(text, sizeof text, "%.*s %.*s ", RELAY_NONCE_DIGITS, nonce, RELAY_WORDS_BYTES, words);
+    return ed25519_hash(text, key, out);
+}
+
+bool relay_hash(const char *nonce, const char *words, uint8_t out[SHA256_BYTES]) {
+    return prove(nonce, words, (const uint8_t[SHA256_BYTES]){0}, out);
+}
+
+bool relay_prove_keys(const char *nonce, const char *words, const struct keys *keys, size_t index,
+                      uint8_t out[SHA256_BYTES]) {
+    uint8_t key[SHA256_BYTES];
+    memset(out, 0, SHA256_BYTES);
+    if (keys == NULL || index >= keys_secret_count(keys)) return true;
+    return ed25519_hash("pccl relay key", keys_secret(keys, index)->bytes, key) && prove(nonce, words, key, out);
+}
+
 #else
-    (void)hello;
-    (void)words;
+
+static bool prove(const char *nonce, const char *words, const uint8_t key[SHA256_BYTES], uint8_t out[SHA256_BYTES]) {
+    return (void)nonce, (void)words, (void)key, (void)out, false;
+}
+
+bool relay_hash(const char *nonce, const char *words, uint8_t out[SHA256_BYTES]) {
+    return (void)nonce, (void)words, (void)out, false;
+}
+
+bool relay_prove_keys(const char *nonce, const char *words, const struct keys *keys, size_t index,
+                      uint8_t out[SHA256_BYTES]) {
+    (void)nonce, (void)words, (void)keys, (void)index;
+    memset(out, 0, SHA256_BYTES);
     return true;
+}
+
+#endif
+
+bool relay_prove_run(const char *nonce, const char *words, const struct keys *keys,
+                     const uint8_t secret[RELAY_SECRET_BYTES], uint8_t out[SHA256_BYTES]) {
+    uint8_t key[SHA256_BYTES] = {0};
+    memcpy(key, secret, RELAY_SECRET_BYTES);
+    if (keys != NULL) return prove(nonce, words, key, out);
+    memcpy(out, key, sizeof key);
+    return true;
+}
+
+// ---- the peer's side ----
+
+static size_t certify(const struct relay_hello *hello, const char *words, uint8_t *out) {
+#ifdef PCCL_HAVE_TLS
+    uint8_t hash[SHA256_BYTES];
+    if (hello->at_member || hello->keys == NULL || keys_certificates(hello->keys) == NULL) return 0;
+    if (!relay_hash(relay_nonce(hello->greeting), words, hash)) return 0;
+    return certificates_sign(keys_certificates(hello->keys), hash, out);
+#else
+    (void)hello, (void)words, (void)out;
+    return 0;
 #endif
 }
 
-static int answer(struct relay_hello *hello, int fd) {
-    char words[RELAY_TEXT], text[RELAY_TEXT];
-    uint8_t proof[KEYS_SECRET_BYTES];
-    char ids[2][2 * WIRE_ID_BYTES + 1], digits[2 * KEYS_SECRET_BYTES + 1];
-    put_hex(ids[0], hello->self.bytes, WIRE_ID_BYTES);
-    put_hex(ids[1], hello->other.bytes, WIRE_ID_BYTES);
+static int answer(const struct relay_hello *hello, int fd) {
+    const char *nonce = relay_nonce(hello->greeting);
+    char ids[2][2 * WIRE_ID_BYTES + 1], words[RELAY_WORDS_BYTES + 1], digits[RELAY_PROOFS][2 * SHA256_BYTES + 1];
+    struct {
+        char text[RELAY_HELLO_BYTES];
+        uint8_t certificate[RELAY_CERTIFICATE_BYTES];
+    } out;
+    relay_put_hex(ids[0], hello->self.bytes, WIRE_ID_BYTES);
+    relay_put_hex(ids[1], hello->other.bytes, WIRE_ID_BYTES);
     snprintf(words, sizeof words, "%s %s %08x", ids[0], ids[1], hello->index);
-    if (!prove(hello, words, proof)) return -ENOMEM;
-    put_hex(digits, proof, sizeof proof);
-    int length = snprintf(text, sizeof text, "%s %s\n", words, digits);
-    // Nothing was sent before, so there is room for it.
-    ssize_t sent = send(fd, text, (size_t)length, MSG_NOSIGNAL | MSG_DONTWAIT);
-    return sent == length ? 0 : -EPIPE;
+    for (size_t i = 0; i < RELAY_PROOFS; i++) {
+        uint8_t proof[SHA256_BYTES] = {0};
+        bool proved = hello->at_member ? i > 0 || relay_prove_run(nonce, words, hello->keys, hello->secret, proof)
+                                       : relay_prove_keys(nonce, words, hello->keys, i, proof);
+        if (!proved) return -ENOMEM;
+        relay_put_hex(digits[i], proof, sizeof proof);
+    }
+    size_t more = certify(hello, words, out.certificate);
+    char text[RELAY_HELLO_BYTES + 1];
+    snprintf(text, sizeof text, "%s %s %s %04x\n", words, digits[0], digits[1], (unsigned)more & 0xffff);
+    memcpy(out.text, text, sizeof out.text);
+    // At most the question was sent before, so there is room for it.
+    size_t length = sizeof out.text + more;
+    ssize_t sent = send(fd, &out, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return sent == (ssize_t)length ? 0 : -EPIPE;
+}
+
+void relay_begin(struct relay_hello *hello) {
+    hello->state = RELAY_CONNECTS;
+    hello->received = 0;
 }
 
 int relay_step(struct relay_hello *hello, int fd, uint32_t *awaits) {
@@ -53,6 +124,8 @@ int relay_step(struct relay_hello *hello, int fd, uint32_t *awaits) {
         int error = socket_connect_result(fd);
         *awaits = EPOLLOUT;
         if (error != 0) return error == -EINPROGRESS ? -EAGAIN : error;
+        if (hello->at_member && send(fd, RELAY_QUESTION, RELAY_QUESTION_BYTES, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+            return -errno;
         hello->state = RELAY_GREETS;
     }
     *awaits = EPOLLIN;

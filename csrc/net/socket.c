@@ -7,6 +7,7 @@
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
+#include <netdb.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -348,6 +349,28 @@ bool socket_address_parse(const char *text, size_t length, struct wire_address *
     if (inet_pton(bracketed ? AF_INET6 : AF_INET, bracketed ? host + 1 : host, found.bytes) != 1) return false;
     *out = found;
     return true;
+}
+
+const char *socket_address_look_up(const char *text, struct wire_address *out) {
+    struct wire_address numbers;
+    static const char form[] = "it is no host and port, such as relay.example.org:48150";
+    char host[NI_MAXHOST];
+    if (socket_address_parse(text, strlen(text), out == NULL ? &numbers : out)) return NULL;
+    const char *colon = strrchr(text, ':');
+    struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
+    if (colon == NULL || colon == text || colon[1] == 0 || (size_t)(colon - text) >= sizeof host) return form;
+    memcpy(host, text, (size_t)(colon - text));
+    host[colon - text] = 0;
+    if (host[strspn(host, "0123456789.")] == 0 || strpbrk(host, ":[] ") != NULL) return form;
+    if (colon[1 + strspn(colon + 1, "0123456789")] != 0 || strlen(colon) > 6) return form;
+    if (out == NULL) return NULL;
+    int error = getaddrinfo(host, colon + 1, &hints, &found);
+    if (error != 0) return gai_strerror(error);
+    bool good = false;
+    for (const struct addrinfo *at = found; at != NULL && !good; at = at->ai_next)
+        good = socket_address_from_sockaddr(out, at->ai_addr) && out->port != 0;
+    freeaddrinfo(found);
+    return good ? NULL : form;
 }
 
 // ---- metrics ----

@@ -31,6 +31,9 @@ bool socket_address_is_any(const struct wire_address *address);
 const char *socket_address_format(char *out, size_t capacity, const struct wire_address *address);
 // Reads 1.2.3.4:48148 or [::1]:48148 from `length` characters. False: it is neither.
 bool socket_address_parse(const char *text, size_t length, struct wire_address *out);
+// Reads the same, or a host name and a port, which it looks up: this may take seconds. `out` may be NULL:
+// nothing is looked up. Returns NULL, or why not.
+const char *socket_address_look_up(const char *text, struct wire_address *out);
 
 // Congestion control: a connection between processes of one host uses Reno, every other one what the system chooses
 // (docs/decisions/reno-within-a-host.md).

@@ -16,6 +16,7 @@
 #include "base/descriptor.h"
 #include "base/log.h"
 #include "net/conn.h"
+#include "net/relay.h"
 #include "net/socket.h"
 #include "net/tls_private.h"
 
@@ -405,12 +406,11 @@ static int dial_again(struct tls *tls, int error) {
     struct transport *stream = &tls->stream;
     uint32_t count = (uint32_t)keys_secret_count(keys_of(tls));
     bool refused = error == -EKEYREJECTED || error == -ECONNABORTED;
-    if (!refused || stream->relayed || stream->role != TRANSPORT_DIALS || tls->address.family == 0 ||
-        ++tls->tried >= count)
-        return error;
+    if (!refused || stream->role != TRANSPORT_DIALS || tls->address.family == 0 || ++tls->tried >= count) return error;
     int fd = socket_dial_from(stream->card, &tls->address), poller = stream->poller;
     if (fd < 0) return fd;
     forget(tls);
+    if (stream->relay != NULL) relay_begin(stream->relay);
     tls->secret = (tls->secret + 1) % count;
     transport_unwatch(stream);
     descriptor_close(stream->fd);

@@ -13,6 +13,7 @@
 #include "base/descriptor.h"
 #include "base/platform.h"
 #include "net/relay.h"
+#include "net/relay_server.h"
 #include "net/rendezvous.h"
 #include "net/socket.h"
 
@@ -164,21 +165,19 @@ int transport_dial(struct transport_context *context, const struct wire_address 
 }
 
 int transport_dial_relay(struct transport_context *context, const struct wire_address *relay,
-                         const struct wire_id *self, const struct wire_id *other, uint32_t index,
-                         enum transport_role role, struct transport **out) {
+                         const struct relay_hello *hello, enum transport_role role, struct transport **out) {
     if (!transport_permits(&context->options, relay, TRANSPORT_DIALS)) return -ENONET;
     int fd = socket_dial(relay);
     if (fd < 0) return fd;
     *out = transport_new(context, fd, role);
     if (*out == NULL) return -ENOMEM;
-    (*out)->relayed = true;
     (*out)->relay = calloc(1, sizeof *(*out)->relay);
     if ((*out)->relay == NULL) {
         transport_free(*out);
         return -ENOMEM;
     }
-    *(*out)->relay =
-        (struct relay_hello){.self = *self, .other = *other, .index = index, .keys = context->options.keys};
+    *(*out)->relay = *hello;
+    (*out)->relay->keys = context->options.keys;
     return 0;
 }
 
@@ -192,11 +191,9 @@ int transport_dial_local(struct transport_context *context, const struct wire_ad
 
 // The steps of the relay come before those of the transport.
 static int step(struct transport *stream) {
-    if (stream->relay != NULL) {
+    if (stream->relay != NULL && stream->relay->state != RELAY_JOINED) { // later, both threads of a stream only ask
         int error = relay_step(stream->relay, stream->fd, &stream->awaits);
         if (error != 0) return error;
-        free(stream->relay);
-        stream->relay = NULL; // written once, since both threads of a stream ask later whether it is open
     }
     return stream->type->step(stream);
 }
@@ -225,6 +222,20 @@ void transport_release(struct transport *stream) {
     transport_context_release(stream->context);
     free(stream->relay);
     free(stream);
+}
+
+int transport_asks_relay(const struct transport *stream) {
+    char first = 0; // at its end the next step tells
+    if (recv(stream->fd, &first, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EINTR)) return -EAGAIN;
+    return first == RELAY_QUESTION[0];
+}
+
+void transport_give_relay(struct transport *stream, struct relay_server *relay) {
+    int fd = stream->fd;
+    transport_unwatch(stream);
+    stream->fd = -1;
+    transport_release(stream);
+    relay_server_take(relay, fd);
 }
 
 void transport_hang_up(struct transport *stream) { shutdown(stream->fd, SHUT_RDWR); }

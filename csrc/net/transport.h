@@ -68,6 +68,8 @@ struct transport_type {
 extern const struct transport_type transport_plain;
 
 struct keys;
+struct relay_hello;
+struct relay_server;
 
 // Settings of a context; all 0: the defaults.
 struct transport_options {
@@ -90,10 +92,9 @@ struct transport {
     enum transport_role role;
     struct transport_identity peer; // set by `step`
     int fd;                         // of net/ alone
-    struct relay_hello *relay;      // owned; NULL: it is no relayed stream, or its ends are joined
-    bool relayed;
-    const struct card *card; // that it was dialled from; NULL: the system chose
-    int poller;              // that watches it, and tells `data`; -1: none
+    struct relay_hello *relay;      // owned; NULL: it is no relayed stream
+    const struct card *card;        // that it was dialled from; NULL: the system chose
+    int poller;                     // that watches it, and tells `data`; -1: none
     epoll_data_t data;
     uint32_t awaits; // events without which the next step can do nothing
     // The receiver's: recvv may give more at once, and no poller tells of it. False only when recvv has just seen that
@@ -145,10 +146,10 @@ int transport_dial(struct transport_context *context, const struct wire_address 
 // The same from a card of this host (socket_dial_from), which the caller keeps while the stream lives.
 int transport_dial_from(struct transport_context *context, const struct card *card, const struct wire_address *address,
                         struct transport **out);
-// The same to a relay, which joins this stream with that of `other` for the same link. `role` is what it is then.
+// The same to a relay, which joins this stream with that of `hello->other` for the same link. `role` is what it is
+// then. Keys are those of the context.
 int transport_dial_relay(struct transport_context *context, const struct wire_address *relay,
-                         const struct wire_id *self, const struct wire_id *other, uint32_t index,
-                         enum transport_role role, struct transport **out);
+                         const struct relay_hello *hello, enum transport_role role, struct transport **out);
 // The same to the local socket of the master at `address` (net/rendezvous). -errno: there is none that this user may
 // use.
 int transport_dial_local(struct transport_context *context, const struct wire_address *address, struct transport **out);
@@ -161,6 +162,10 @@ void transport_free(struct transport *stream);
 // Keeps the stream for any thread that reads its gauge or congestion control, and does nothing else with it.
 struct transport *transport_hold(struct transport *stream);
 void transport_release(struct transport *stream);
+// Whether the first byte of an accepted stream asks for a relay: 1, or 0. -EAGAIN: it has not come.
+int transport_asks_relay(const struct transport *stream);
+// Frees the stream, and gives its connection to a relay.
+void transport_give_relay(struct transport *stream, struct relay_server *relay);
 // The stream is to end in both directions. Both sides read what came before, and then the end.
 void transport_hang_up(struct transport *stream);
 // The next transport_free drops what was sent and not acknowledged, and resets the connection.
@@ -243,6 +248,8 @@ void transport_unwatch(struct transport *stream);
 // Blocks until one of `events` (EPOLLIN, EPOLLOUT) or the end of the stream is there. False: `timeout_ms` has passed,
 // or a signal came.
 bool transport_wait(const struct transport *stream, uint32_t events, int timeout_ms);
+
+static inline bool transport_is_relayed(const struct transport *stream) { return stream->relay != NULL; }
 
 static inline ptrdiff_t transport_sendv(struct transport *stream, const struct iovec *parts, int count) {
     return stream->type->sendv(stream, parts, count);

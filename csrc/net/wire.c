@@ -10,8 +10,8 @@
 enum {
     ADDRESS = 1 + 16 + 2,
     ID = WIRE_ID_BYTES,
-    NAME = 1,      // with a name of no bytes
-    REACH = 1 + 1, // without an address
+    NAME = 1,          // with a name of no bytes
+    REACH = 1 + 1 + 1, // without an address
     MEMBER = ID + 8 + 4 + 4 + ADDRESS + 2 + 2 + NAME + REACH,
     EPOCH = 6 * 8 + 3 * 4,
     FINGERPRINT = 8 + 4 + 5,

@@ -150,6 +150,7 @@ struct wire_address {
 // Addresses at which other peers dial a peer.
 struct wire_reach {
     uint8_t closed; // 1: nobody can dial it, so it dials all that can be dialled
+    uint8_t relays; // 1: unless it is closed, it relays for two that are
     uint8_t count;  // of the addresses that it announces; 0: it is dialled where the master sees it
     struct wire_address addresses[WIRE_MAX_ADDRESSES]; // with their ports, in the order of its cards
 };

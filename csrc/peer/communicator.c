@@ -93,7 +93,7 @@ struct member *communicator_new_member(const struct communicator *c, const struc
     member_set_join_only(core, c->params.join_only);
     member_set_limits(core, &c->params.limits);
     member_set_name(core, &c->params.name);
-    member_set_relay(core, c->params.relay.family != 0);
+    member_set_relay(core, c->params.relay[0] != 0);
     member_set_reach(core, &c->params.cards.reach, c->params.cards.count);
     return core;
 }

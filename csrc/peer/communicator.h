@@ -24,6 +24,8 @@
 struct communicator;
 struct link_report;
 
+enum { COMMUNICATOR_RELAY_BYTES = 272 };
+
 struct communicator_params {
     struct wire_address masters[WIRE_MAX_MASTERS]; // in the order of preference
     uint32_t master_count;
@@ -35,10 +37,10 @@ struct communicator_params {
     struct wire_limits limits;
     struct wire_name name;
     struct cards cards;
-    struct wire_address relay;          // family 0: none
-    struct wire_run run;                // of the masters', the one to be in; empty: the one without a name
-    struct transport_options transport; // its keys are held
-    char events[RECORDER_PATH_BYTES];   // file of the flight recorder, as PCCL_EVENTS; "": that of the environment
+    char relay[COMMUNICATOR_RELAY_BYTES]; // host and port; "": none
+    struct wire_run run;                  // of the masters', the one to be in; empty: the one without a name
+    struct transport_options transport;   // its keys are held
+    char events[RECORDER_PATH_BYTES];     // file of the flight recorder, as PCCL_EVENTS; "": that of the environment
 };
 
 // Settings of the next connect.

@@ -75,6 +75,7 @@ struct communicator {
     struct master_link *master;  // of control.c
     int wake;                    // the control thread's
     atomic_int events;           // signalled when a call ends; -1 until somebody asks for it
+    struct wire_address relay;   // of this connect attempt; family 0: none
     struct ticket ticket;
     struct shared_state *shared_state;      // of shared_state.c
     struct precopy *precopy;                // of the state that newcomers copy; lives as long as the communicator

@@ -59,16 +59,26 @@ static pcclResult_t connect_collect(struct communicator *c, uint64_t *value) {
 
 static const struct ticket_type connect_type = {.name = "connect", .collect = connect_collect};
 
+// Looks up the host of the relay, which may have moved since the attempt before. Returns why it cannot, or NULL.
+static const char *find_relay(struct communicator *c) {
+    c->relay = (struct wire_address){0};
+    return c->params.relay[0] == 0 ? NULL : socket_address_look_up(c->params.relay, &c->relay);
+}
+
 static pcclResult_t attempt(struct communicator *c) {
     c->phase = COMMUNICATOR_CONNECTING;
     c->renewing = true;
     pthread_mutex_unlock(&c->lock);
-    bool renewed = renew(c);
+    const char *no_relay = find_relay(c);
+    bool renewed = no_relay == NULL && renew(c);
     pthread_mutex_lock(&c->lock);
     c->renewing = false;
     if (c->closing) pthread_cond_broadcast(&c->changed);
     if (!renewed) {
         c->phase = COMMUNICATOR_IDLE;
+        if (no_relay != NULL)
+            return detail_fail(pcclMasterConnectionFailed, "cannot find the relay PCCL_RELAY=%.80s: %s",
+                               c->params.relay, no_relay);
         return detail_fail(pcclInternalError, "the system refused memory or a thread for the connection");
     }
     control_connect(c->control);

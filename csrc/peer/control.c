@@ -246,7 +246,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         wireup_dial(t->wireup, &action->id, action->index, &action->reach,
                     now + (action->spare ? SPARE_PATIENCE : 1) * member_link_limit_ns(c->core));
         break;
-    case MEMBER_RELAY: wireup_relay(t->wireup, &c->params.relay, action, now + member_link_limit_ns(c->core)); break;
+    case MEMBER_RELAY: wireup_relay(t->wireup, &c->relay, action, now, member_link_limit_ns(c->core)); break;
     case MEMBER_DROP_PEER:
         wireup_cancel(t->wireup, &action->id);
         engine_drop_peer(c->engine, &action->id);

@@ -24,8 +24,10 @@ struct member_view {
 struct member_view member_view_of(const struct wire_epoch *epoch, const struct epoch_ring *ring);
 
 enum member_action_kind {
-    MEMBER_DIAL,      // make link (id, index) by reach, then member_link_up or member_link_failed
-    MEMBER_RELAY,     // the same at the relay; `waits`: the other end begins, and nothing is to be told of it
+    MEMBER_DIAL, // make link (id, index) by reach, then member_link_up or member_link_failed
+    // the same at a member with `reach` or, if that is empty, the relay of the settings. `waits`: the other end begins,
+    // and nothing is to be told of it. `again`: half of the time is left for another relay
+    MEMBER_RELAY,
     MEMBER_DROP_PEER, // id is gone: close its links
     // own group lost somebody in group_epoch, which is never entered; comes before the next ENTER_EPOCH
     MEMBER_MISSED_LOSS,
@@ -51,7 +53,7 @@ struct member_action {
     struct wire_id id;
     struct wire_reach reach; // at least one address
     uint32_t index, duration_ms;
-    bool anew, spare, waits;
+    bool anew, spare, waits, again;
     uint64_t group_epoch;
     const struct epoch *epoch;
     const struct wire_verdict *verdict;

@@ -207,22 +207,84 @@ static bool dials(const struct mesh *mesh, const struct mesh_peer *n) {
     return n->reach.closed != mesh->closed ? mesh->closed : n->join_number < mesh->join_number;
 }
 
-// Whether neither of the two can be dialled, and there is a relay, which both dial.
-static bool is_relayed(const struct mesh *mesh, const struct mesh_peer *n) {
-    return mesh->relay && mesh->closed && n->reach.closed;
+static bool relays(const struct mesh_peer *n, enum mesh_membership membership) {
+    return n->in[membership] && n->reach.relays && !n->reach.closed;
 }
 
-static void meet(struct mesh_peer *n, uint32_t index, bool waits, struct member_output *out) {
-    if (!waits) n->links[index].state = LINK_MAKING;
+static uint64_t number_of(const struct wire_id *id) {
+    uint64_t number;
+    memcpy(&number, id->bytes, sizeof number); // of a hash
+    return number;
+}
+
+static uint64_t mix(uint64_t x) {
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+// Chooses the member that relays a link: each has a score from the ids of all three, the index and the epoch, and that
+// with the highest is the first choice. Both ends find the same, links are spread, and a bad relay is not chosen for
+// ever. NULL: there is no such choice.
+static const struct mesh_peer *choose_relay(const struct mesh *mesh, const struct mesh_peer *n, uint32_t index,
+                                            uint32_t choice) {
+    enum mesh_membership membership = required_in(n, index, MESH_EPOCH) ? MESH_EPOCH : MESH_CANDIDATE;
+    uint64_t salt = membership == MESH_EPOCH ? mesh->group_epoch : mesh->candidate.attempt;
+    uint64_t link = mix(number_of(&mesh->self) ^ number_of(&n->id)) ^ mix(salt << 16 | index), below = UINT64_MAX;
+    const struct mesh_peer *found = NULL;
+    for (uint32_t place = 0; place <= choice; place++) {
+        uint64_t most = 0;
+        found = NULL;
+        for (size_t i = 0; i < mesh->count; i++) {
+            const struct mesh_peer *one = &mesh->peers[i];
+            uint64_t score = mix(link ^ number_of(&one->id));
+            if (one == n || !relays(one, membership) || score >= below || score < most) continue;
+            most = score;
+            found = one;
+        }
+        below = most;
+    }
+    return found;
+}
+
+// Whether neither of the two can be dialled, and there is a relay, which both dial.
+static bool is_relayed(const struct mesh *mesh, const struct mesh_peer *n, uint32_t index) {
+    return mesh->closed && n->reach.closed && (mesh->relay || choose_relay(mesh, n, index, 0) != NULL);
+}
+
+static struct member_action *meet(const struct mesh_peer *n, uint32_t index, struct member_output *out) {
     struct member_action *action = member_act(out, MEMBER_RELAY);
     action->id = n->id;
     action->index = index;
-    action->waits = waits;
+    action->reach.count = 0;
+    return action;
+}
+
+static void dial_relay(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {
+    const struct mesh_peer *second = mesh->relay ? NULL : choose_relay(mesh, n, index, 1);
+    const struct mesh_peer *first = mesh->relay ? NULL : choose_relay(mesh, n, index, 0);
+    bool last = n->links[index].dialled_again;
+    const struct mesh_peer *relay = last && second != NULL ? second : first;
+    n->links[index].state = LINK_MAKING;
+    struct member_action *action = meet(n, index, out);
+    if (relay != NULL) action->reach = relay->reach;
+    action->again = second != NULL && !last;
+}
+
+// Waits where the other end dials.
+static void await_relay(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {
+    for (uint32_t choice = 0; choice < (mesh->relay ? 1 : 2); choice++) {
+        const struct mesh_peer *relay = mesh->relay ? NULL : choose_relay(mesh, n, index, choice);
+        if (relay == NULL && !mesh->relay) return;
+        struct member_action *action = meet(n, index, out);
+        if (relay != NULL) action->reach = relay->reach;
+        action->waits = true;
+    }
 }
 
 static void dial(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, struct member_output *out) {
-    if (is_relayed(mesh, n)) {
-        meet(n, index, false, out);
+    if (is_relayed(mesh, n, index)) {
+        dial_relay(mesh, n, index, out);
         return;
     }
     n->links[index].state = LINK_MAKING;
@@ -243,8 +305,8 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
             link->dialled_again = false;
             if (dials(mesh, n))
                 dial(mesh, n, index, out);
-            else if (is_relayed(mesh, n))
-                meet(n, index, true, out);
+            else if (is_relayed(mesh, n, index))
+                await_relay(mesh, n, index, out);
         }
     }
 }
@@ -255,7 +317,7 @@ static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, str
                        struct member_output *out) {
     uint32_t up = 0, making = 0;
     if (!at->accepted || !mesh->linked || n->refuses || n->latency_us < FAR_US || !dials(mesh, n) ||
-        is_relayed(mesh, n))
+        (mesh->closed && n->reach.closed))
         return;
     for (uint32_t i = n->link_count; i < n->link_end; i++) {
         up += n->links[i].state == LINK_UP;

@@ -12,6 +12,10 @@
 // later joined of a pair makes spare lanes too, as many as both have room for.
 // Nobody waits for them: one that cannot be made is done without, but one that is lost takes bytes with it as any
 // other.
+//
+// Two that nobody can dial meet at a relay outside of the run or, without one, at a member that can be dialled. Both
+// ends choose it from the same membership by the same numbers (mesh.c), so nobody has to tell them; the next epoch
+// chooses anew. The one that waits does so at the second choice, too, where the other one tries it next.
 #ifndef PCCL_PEER_MESH_H
 #define PCCL_PEER_MESH_H
 
@@ -34,7 +38,7 @@ struct mesh {
     uint32_t lanes, spare; // of this peer
     uint64_t join_number;  // likewise: the later joined of a pair dials, unless
     bool closed;           // one of the two alone cannot be dialled
-    bool relay;            // two that nobody can dial meet at one
+    bool relay;            // two that nobody can dial meet at one outside of the run
     bool several;          // this peer announces several addresses
     struct mesh_peer *peers;
     size_t count, room;

@@ -5,6 +5,7 @@
 
 #include "base/descriptor.h"
 #include "base/platform.h"
+#include "net/relay_server.h"
 #include "net/socket.h"
 #include "peer/wireup_private.h"
 
@@ -120,14 +121,44 @@ static void act_on_hello(struct wireup *w, struct connection *c, enum member_jud
 
 static bool is_hello(const struct wire_header *header) { return header->type == WIRE_LINK_HELLO; }
 
+// Gives a connection that asks for a relay to the one of this peer, which begins with the first. Frees it.
+static void give_to_relay(struct wireup *w, struct connection *c) {
+    struct relay_server_options options = {
+        .keys = w->transport->options.keys,
+        .of_run = true,
+        .links = part_of_limit(WIREUP_RELAY_PART * RELAY_LINK_DESCRIPTORS, WIREUP_RELAY_LINKS),
+        .unknown = part_of_limit(WIREUP_UNKNOWN_PART, WIREUP_UNKNOWN)};
+    if (w->relay == NULL && w->routes.cards.reach.relays) {
+        w->relay = relay_server_new(&options);
+        if (w->relay != NULL && w->identity.run != 0) relay_server_set_secret(w->relay, w->identity.secret);
+        if (w->relay != NULL)
+            LOG(LOG_NOTICE, "relays for members that nobody can dial (PCCL_RELAY_FOR_OTHERS=0 forbids it)");
+    }
+    if (w->relay != NULL) {
+        transport_give_relay(c->stream, w->relay);
+        c->stream = NULL;
+    }
+    wireup_connection_free(w, c);
+}
+
 // Carries the handshake on. False: the hello cannot be received yet, or `c` is freed.
 static bool is_open(struct wireup *w, struct connection *c) {
     if (c->open) return true;
+    int asks = c->asked ? 0 : transport_asks_relay(c->stream);
+    if (asks == -EAGAIN) return false;
+    if (asks != 0) {
+        give_to_relay(w, c);
+        return false;
+    }
+    c->asked = true;
     int error = transport_step(c->stream);
     if (error == -EAGAIN) return false;
     if (error == 0 && wireup_connection_watch(w, c, EPOLLIN)) return c->open = true;
     transport_log_refusal(c->stream, error, &w->refusal_log);
-    wireup_connection_free(w, c);
+    if (transport_is_relayed(c->stream))
+        wireup_relay_again(w, c);
+    else
+        wireup_connection_free(w, c);
     return false;
 }
 
@@ -201,6 +232,7 @@ struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64
 
 void wireup_free(struct wireup *w) {
     if (w == NULL) return;
+    relay_server_free(w->relay);
     for (uint32_t i = 0; i < LISTENERS; i++) transport_listener_close(&w->listeners[i]);
     for (uint32_t i = 0; i < w->slot_count; i++)
         if (w->slots[i] != NULL) wireup_connection_free(w, w->slots[i]);
@@ -233,7 +265,10 @@ int wireup_listen(struct wireup *w, const struct wire_address *local, uint16_t *
 
 void wireup_set_cards(struct wireup *w, const struct cards *cards) { w->routes.cards = *cards; }
 
-void wireup_identify(struct wireup *w, const struct wireup_identity *identity) { w->identity = *identity; }
+void wireup_identify(struct wireup *w, const struct wireup_identity *identity) {
+    w->identity = *identity;
+    if (w->relay != NULL) relay_server_set_secret(w->relay, identity->secret);
+}
 
 void wireup_set_park_limit(struct wireup *w, int64_t limit) { w->park_limit = limit; }
 

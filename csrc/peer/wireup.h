@@ -27,6 +27,8 @@ enum {
     WIREUP_UNKNOWN_MS = 5000,
     WIREUP_PARKED = 1024,
     WIREUP_PROBE_MS = 20000, // the longest measurement
+    WIREUP_RELAY_LINKS = 256,
+    WIREUP_RELAY_PART = 8, // of the descriptors that the process may have, for links of others at most
 };
 
 struct wireup;
@@ -62,7 +64,7 @@ typedef enum member_judgement wireup_judge_fn(void *context, const struct wire_l
 struct wireup *wireup_new(struct transport_context *transport, int epoll, uint64_t first_data,
                           const struct wire_id *self, wireup_judge_fn *judge, void *context);
 void wireup_free(struct wireup *w); // closes what is left, also the streams of events not taken
-// Before it listens.
+// Before it listens. Where they are announced tells whether it relays for others.
 void wireup_set_cards(struct wireup *w, const struct cards *cards);
 // Listens at `local` and at the address of each card, on the first port from WIREUP_FIRST_PORT that is free at all of
 // them. 0 or -errno.
@@ -77,9 +79,10 @@ void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struc
                          int64_t deadline_ns);
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,
                   int64_t deadline_ns);
-// Dials the relay for MEMBER_RELAY. If that waits, the hello comes from the other end, and no event tells if none does.
+// Dials the member of the action, or else `relay`, for MEMBER_RELAY. If that waits, the hello comes from the
+// other end, and no event tells if none does.
 void wireup_relay(struct wireup *w, const struct wire_address *relay, const struct member_action *action,
-                  int64_t deadline_ns);
+                  int64_t now_ns, int64_t limit_ns);
 // A link was silent: the cards that it used come last for a while.
 void wireup_avoid(struct wireup *w, const struct wire_id *id, uint32_t index, int64_t now_ns);
 void wireup_cancel(struct wireup *w, const struct wire_id *id); // what is under way with a peer that is gone

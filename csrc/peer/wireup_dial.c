@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "net/relay.h"
 #include "peer/wireup_private.h"
 
 // ---- dialing ----
@@ -67,26 +68,43 @@ void wireup_dial_precopy(struct wireup *w, const struct wire_id *to, const struc
     dial(w, WIRE_LINK_PRECOPY, to, 0, reach, 0, deadline);
 }
 
-void wireup_relay(struct wireup *w, const struct wire_address *relay, const struct member_action *action,
-                  int64_t deadline) {
-    const struct wire_id *to = &action->id;
-    uint32_t index = action->index;
-    bool waits = action->waits;
-    struct wire_link_hello hello = hello_to(w, WIRE_LINK_DATA, to, index);
+static void dial_relay(struct wireup *w, const struct connection *from, bool waits, int64_t deadline) {
+    struct relay_hello ask = {
+        .self = from->hello.from, .other = from->hello.to, .index = from->hello.index, .at_member = from->at_member};
+    memcpy(ask.secret, w->identity.secret, sizeof ask.secret);
     struct transport *stream;
-    enum transport_role role = waits ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS;
-    int error = transport_dial_relay(w->transport, relay, &w->identity.self, to, index, role, &stream);
+    int error =
+        transport_dial_relay(w->transport, &from->to, &ask, waits ? TRANSPORT_ACCEPTS : TRANSPORT_DIALS, &stream);
     wireup_tell_shortage(w, error);
     enum connection_state state = waits ? AWAIT_HELLO : DIALING;
     struct connection *c = error != 0 ? NULL : wireup_connection_new(w, stream, state, EPOLLOUT, deadline);
     if (c == NULL) {
         LOG(LOG_DEBUG, "cannot dial the relay: %s", transport_error(error != 0 ? error : ENOMEM));
-        if (!waits) push_failure(w, &hello);
+        if (!waits) push_failure(w, &from->hello);
         return;
     }
-    if (!waits) c->hello = hello;
+    c->hello = from->hello;
+    c->asked = true;
+    c->at_member = from->at_member;
+    c->relay_dials = from->relay_dials;
     c->last_deadline = deadline;
-    c->to = *relay;
+    c->to = from->to;
+}
+
+void wireup_relay(struct wireup *w, const struct wire_address *relay, const struct member_action *action, int64_t now,
+                  int64_t limit) {
+    const struct wire_reach *reach = &action->reach;
+    bool at_member = reach->count > 0;
+    struct connection first = {.at_member = at_member, .relay_dials = RELAY_DIALS - 1};
+    first.hello = hello_to(w, WIRE_LINK_DATA, &action->id, action->index);
+    first.to = at_member ? reach->addresses[action->index % reach->count] : *relay;
+    dial_relay(w, &first, action->waits, now + (action->again ? limit / 2 : limit));
+}
+
+void wireup_relay_again(struct wireup *w, struct connection *c) {
+    struct connection from = *c;
+    wireup_connection_free(w, c);
+    if (from.relay_dials-- > 0) dial_relay(w, &from, true, from.deadline);
 }
 
 void wireup_probe(struct wireup *w, const struct wire_id *to, const struct wire_reach *reach, uint32_t duration_ms,

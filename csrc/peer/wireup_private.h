@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "net/conn.h"
+#include "net/keys.h"
 #include "peer/measurement.h"
 #include "peer/wireup.h"
 
@@ -12,7 +13,8 @@ enum {
     TURN_BYTES = 1 << 20,         // one measurement moves no more per wake-up, so that control frames are not held up
     WIREUP_ACCEPT_PAUSE_MS = 100, // of the listener when the process is out of descriptors
     UNKNOWN_LEAST = 16,
-    WITHIN_HOST_US = 500, // at most
+    WITHIN_HOST_US = 500,           // at most
+    RELAY_DIALS = KEYS_MAX_SECRETS, // of one that waits
     ADDRESS_SLOTS = 256,
     LISTENERS = 1 + WIRE_MAX_ADDRESSES,
 };
@@ -37,11 +39,14 @@ struct connection {
     uint32_t duration_ms;         // FLOODING
     bool padded;                  // AWAIT_ACK: the padding has come
     bool open;                    // AWAIT_HELLO: the handshake is over
+    bool asked;                   // likewise: it does not ask for a relay
     uint8_t from;                 // accepted: slot of the address
     struct wire_link_hello hello; // sent, or received from AWAIT_HELLO on
     struct conn_in input;         // frame being received, and not one byte beyond
     struct conn_out output;
     struct measurement *measurement; // MEASURING
+    uint8_t relay_dials;             // that are left, of one that waits at a relay
+    bool at_member;                  // likewise: the relay is one
     // of a dial
     struct wire_reach reach;
     uint32_t tried;         // pairs of cards (peer/routes)
@@ -74,7 +79,8 @@ struct wireup {
     uint32_t slot_count, serial;
     struct wireup_event *events;
     size_t event_first, event_count, event_capacity;
-    uint8_t *scratch; // junk to send, bytes received
+    struct relay_server *relay; // NULL: nobody has asked for it yet
+    uint8_t *scratch;           // junk to send, bytes received
 };
 
 // ---- of wireup_connection ----
@@ -96,6 +102,8 @@ void wireup_tell_shortage(struct wireup *w, int error);
 
 // ---- of wireup_dial ----
 extern const char wireup_cannot_send[];
+// A handshake through a relay has failed. The other end may try another secret: waits for it once more. Frees it.
+void wireup_relay_again(struct wireup *w, struct connection *c);
 void wireup_dial_step(struct wireup *w, struct connection *c);                    // DIALING
 void wireup_dial_take_ack(struct wireup *w, struct connection *c, int64_t now);   // AWAIT_ACK
 void wireup_dial_failed(struct wireup *w, struct connection *c, const char *why); // frees it

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 import pytest
 from actors import Ops, Reduce, all_follow, check_agreement, contributors, losses
 from namespaces import Namespaces, inside, join, laid_out, master_in, run
-from relays import carried
+from relays import relay_at
 
 from pccl import MasterNode
-from pccl._relay import Relay
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 LIMIT = 1.0
@@ -157,7 +156,7 @@ def test_one_that_nobody_can_dial(internet):
 def test_two_that_nobody_can_dial_meet_at_a_relay(internet):
     network, master = internet
     with contextlib.ExitStack() as undo:
-        relay = undo.enter_context(carried(inside(network.hub, lambda: Relay(network.address, 0, None))))
+        relay = undo.enter_context(inside(network.hub, lambda: relay_at(f"{network.address}:0", None)))
         places = [network.hidden_host(), network.hidden_host(), network.host()]
         actors = join(undo, f"{network.address}:{master.port}", places, PCCL_RELAY=f"{network.address}:{relay.port}")
         logs = all_follow(actors, STEPS)
@@ -166,3 +165,21 @@ def test_two_that_nobody_can_dial_meet_at_a_relay(internet):
         assert contributors(logs[0])[-1] == 7
         assert relay.links >= 1
         assert relay.bytes > 100_000 * 8
+
+
+@pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
+def test_members_relay_for_two_that_nobody_can_dial(internet):
+    """They do without being asked. The links move to another one when the relaying member dies."""
+    network, master = internet
+    with contextlib.ExitStack() as undo:
+        places = [network.hidden_host(), network.hidden_host(), network.host(), network.host()]
+        actors = join(undo, f"{network.address}:{master.port}", places)
+        logs = all_follow(actors, STEPS)
+        check_agreement(logs)
+        assert losses(logs[0]) == []
+        assert contributors(logs[0])[-1] == 15
+        actors[2].kill()
+        left = [actors[0], actors[1], actors[3]]
+        logs = all_follow(left, STEPS)
+        check_agreement(logs)
+        assert contributors(logs[0])[-1] == 11

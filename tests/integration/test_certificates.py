@@ -25,6 +25,9 @@ from cryptography.x509.oid import NameOID
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError
+from pccl._address import parse_endpoint
+from pccl._credentials import credentials
+from pccl._relay import Relay
 from pccl.lab.ports import free_ports
 
 pytestmark = pytest.mark.plain("keys and certificates exclude each other")
@@ -174,6 +177,16 @@ def test_all_reduce(authority, monkeypatch):
     with team(authority, 3) as (_, _, comms):
         for tag in range(3):
             assert sums(comms, tag) == [7, 7, 7]
+
+
+def test_two_meet_at_a_relay(authority, monkeypatch):
+    peer = authority.issue("peer")
+    with Relay(parse_endpoint(LOCAL), credentials(None, peer.cert, peer.key, peer.ca)) as relay:
+        monkeypatch.setenv("PCCL_ADDRESS", "none")
+        monkeypatch.setenv("PCCL_RELAY", f"127.0.0.1:{relay.port}")
+        with team(authority, 2) as (_, _, comms):
+            assert sums(comms) == [3, 3]
+            assert relay.links >= 1
 
 
 def test_one_certificate_with_both_roles(authority):

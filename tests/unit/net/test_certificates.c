@@ -604,6 +604,46 @@ static void test_forged_vouchers(void) {
     ed25519_free(signer);
 }
 
+// Signatures for a relay: of a process of its run, whose chain ends at an authority of the relay, for one hash alone.
+static void test_signatures(void) {
+    X509 *const one[] = {authority.certificate, NULL}, *const two[] = {stranger.certificate, authority.certificate,
+                                                                       NULL};
+    struct issued between = certificate_issue(&authority, "EC", NULL, true, -CERTIFICATE_HOUR, CERTIFICATE_HOUR);
+    struct {
+        const char *name;
+        struct issued leaf;
+        X509 *between;
+        X509 *const *trusts;
+        bool good;
+    } rows[] = {
+        {"a peer", certificate_leaf(&authority, CERTIFICATE_PEER_URI), NULL, one, true},
+        {"a master, with an authority between", certificate_leaf(&between, CERTIFICATE_MASTER_URI), between.certificate,
+         one, true},
+        {"without the authority between", certificate_leaf(&between, CERTIFICATE_PEER_URI), NULL, one, false},
+        {"another run", certificate_leaf(&authority, OTHER_RUN), NULL, one, false},
+        {"another authority", certificate_leaf(&stranger, CERTIFICATE_PEER_URI), NULL, two, false},
+    };
+    struct side relay = side_with(CERTIFICATE_PEER_URI, TRANSPORT_OBSERVER);
+    struct certificates *checks = keys_certificates(relay.context->options.keys);
+    const uint8_t hash[SHA256_BYTES] = {1}, other[SHA256_BYTES] = {2};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        uint8_t bytes[CERTIFICATES_VOUCHER_BYTES];
+        check_case("%s", rows[i].name);
+        struct side peer = side_of(&rows[i].leaf, rows[i].between, rows[i].trusts, TRANSPORT_OBSERVER);
+        size_t length = certificates_sign(keys_certificates(peer.context->options.keys), hash, bytes);
+        REQUIRE(length > 0);
+        CHECK_EQ(certificates_signed(checks, hash, bytes, length), rows[i].good);
+        CHECK(!certificates_signed(checks, other, bytes, length));
+        memcpy(bytes, other, sizeof other); // says that it is of that hash
+        CHECK(!certificates_signed(checks, other, bytes, length));
+        for (size_t cut = 0; cut < length; cut += 7) CHECK(!certificates_signed(checks, hash, bytes, cut));
+        side_free(&peer);
+        certificate_free(&rows[i].leaf);
+    }
+    side_free(&relay);
+    certificate_free(&between);
+}
+
 int main(void) {
     authority = certificate_authority();
     stranger = certificate_authority();
@@ -618,6 +658,7 @@ int main(void) {
     test_renewal_that_does_not_serve();
     test_takeover();
     test_forged_vouchers();
+    test_signatures();
     certificate_free(&authority);
     certificate_free(&stranger);
     return check_status();

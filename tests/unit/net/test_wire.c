@@ -82,6 +82,7 @@ static struct wire_epoch random_epoch(uint32_t count) {
                                           .name = random_member_name()};
         random_id(&members[i].id);
         members[i].reach.closed = (uint8_t)below(2);
+        members[i].reach.relays = (uint8_t)below(2);
         if (i < 6) continue; // test_bad_fields knows where their fields are
         members[i].reach.count = (uint8_t)below(WIRE_MAX_ADDRESSES + 1);
         for (uint32_t k = 0; k < members[i].reach.count; k++) {
@@ -111,7 +112,7 @@ static bool again_text(struct wire_buffer *out, enum wire_type type, const uint8
     return true;
 }
 
-enum { HELLO_BYTES = 38 + 19 + 2 }; // without a name
+enum { HELLO_BYTES = 38 + 19 + 3 }; // without a name
 
 static void write_hello(struct wire_buffer *out, uint32_t size) {
     struct wire_hello hello = {.version = WIRE_VERSION,
@@ -637,7 +638,7 @@ static void test_wrong_lengths(void) {
 static void test_bad_fields(void) {
     enum {
         MATRIX = 25,    // without members and edges
-        MEMBER = 58,    // without a name and addresses
+        MEMBER = 59,    // without a name and addresses
         HELLO_NAME = 2, // with its length
         EPOCH = 60,
         RESUME_VOTE = HELLO_BYTES + HELLO_NAME + 8 + 8 + 16,
@@ -660,7 +661,8 @@ static void test_bad_fields(void) {
         {WIRE_HELLO, 33, 5, false, "more members at most than there can be"},
         {WIRE_HELLO, 30, 5 << 16 | 6, true, "more members at least than at most"},
         {WIRE_HELLO, 38, 5, false, "an unknown family of its own address"},
-        {WIRE_HELLO, HELLO_BYTES - 2, 2, false, "closed 2"},
+        {WIRE_HELLO, HELLO_BYTES - 3, 2, false, "closed 2"},
+        {WIRE_HELLO, HELLO_BYTES - 2, 2, false, "relays 2"},
         {WIRE_HELLO, HELLO_BYTES - 1, WIRE_MAX_ADDRESSES + 1, false, "too many addresses"},
         {WIRE_HELLO, HELLO_BYTES, 0, false, "a name of no bytes"},
         {WIRE_HELLO, HELLO_BYTES, WIRE_MAX_NAME + 1, false, "a name that is too long"},
@@ -732,8 +734,8 @@ static void test_bad_fields(void) {
         {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
         {WIRE_PRECOPY, 0, 2, false, "copies 2"},
         {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
-        {WIRE_DONORS, 4 + 16 + 1, 0, false, "no address"},
-        {WIRE_DONORS, 4 + 16 + 2, 5, false, "unknown family"},
+        {WIRE_DONORS, 4 + 16 + 2, 0, false, "no address"},
+        {WIRE_DONORS, 4 + 16 + 3, 5, false, "unknown family"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 4, false, "kind 4"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},

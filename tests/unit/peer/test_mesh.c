@@ -184,6 +184,58 @@ static void test_relay(void) {
     }
 }
 
+static const struct member_action *relay_action(uint32_t skip) {
+    for (size_t i = 0; i < out.count; i++)
+        if (out.actions[i].kind == MEMBER_RELAY && skip-- == 0) return &out.actions[i];
+    return NULL;
+}
+
+// The ports at which one end dials its first and its second choice for link 0, or waits.
+static uint32_t choices(uint8_t self, uint8_t other, uint64_t group_epoch, bool *dials) {
+    struct wire_id id = id_of(self), far = id_of(other);
+    begin();
+    mesh.self = id;
+    mesh.join_number = self;
+    struct epoch epoch = {
+        .number = group_epoch, .group_epoch = group_epoch, .ring = ring_of((const uint8_t[]){3, 4, 6, 7, 8, 9}, 6)};
+    for (uint32_t i = 0; i < 6; i++) {
+        uint8_t number = (uint8_t)members[i].join_number;
+        if (number == self) epoch.ring.rank = i;
+        members[i].reach.closed = number == 3 || number == 9;
+        members[i].reach.relays = number != 4;
+    }
+    CHECK(mesh_begin_epoch(&mesh, &at, NULL, &epoch, false));
+    mesh_make(&mesh, &at, true, &out);
+    const struct member_action *first = relay_action(0);
+    REQUIRE(first != NULL && first->reach.count > 0 && first->index == 0);
+    uint32_t ports = first->reach.addresses[0].port;
+    *dials = !first->waits;
+    if (*dials) {
+        CHECK(first->again);
+        member_output_clear(&out);
+        mesh_link_failed(&mesh, &at, &far, 0, &out);
+    }
+    const struct member_action *second = relay_action(*dials ? 0 : 1);
+    REQUIRE(second != NULL && second->index == 0 && !second->again && second->waits != *dials);
+    ports = ports << 8 | second->reach.addresses[0].port;
+    end();
+    return ports;
+}
+
+// Without a relay of the settings, a member that can be dialled and permits it is one. Both ends choose the same two.
+static void test_member_relays(void) {
+    uint32_t firsts = 0;
+    for (uint64_t group_epoch = 1; group_epoch < 40; group_epoch++) {
+        bool later_dials, earlier_dials;
+        uint32_t ports = choices(9, 3, group_epoch, &later_dials);
+        CHECK_EQ(choices(3, 9, group_epoch, &earlier_dials), ports);
+        CHECK(later_dials && !earlier_dials);
+        CHECK(ports >> 8 != (ports & 0xff) && ports >> 8 != 4 && (ports & 0xff) != 4);
+        firsts |= 1U << (ports >> 8);
+    }
+    CHECK_EQ(firsts, 1U << 6 | 1U << 7 | 1U << 8); // no bad one for ever
+}
+
 // A lane that was made for another ring carries bytes still.
 static void test_former_neighbour(void) {
     begin();
@@ -411,6 +463,7 @@ int main(void) {
     test_old_news();
     test_closed();
     test_relay();
+    test_member_relays();
     test_weights();
     test_spare();
     test_requirements();
