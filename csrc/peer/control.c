@@ -314,10 +314,8 @@ static void take_link_events(struct control *t, int64_t now) {
     struct wireup_event event;
     while (t->wireup != NULL && wireup_next(t->wireup, &event)) {
         uint64_t serial = 0;
-        if (event.kind == WIREUP_PRECOPY) {
-            take_precopy(t, &event, now);
-            continue;
-        }
+        if (event.kind == WIREUP_PRECOPY) take_precopy(t, &event, now);
+        if (event.kind == WIREUP_PRECOPY) continue;
         if (event.kind == WIREUP_UP) {
             LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
             serial = engine_add_link(t->c->engine, &event.id, event.index, event.stream);
@@ -330,10 +328,11 @@ static void take_link_events(struct control *t, int64_t now) {
             member_link_narrow(core, &event.id);
         else if (event.kind == WIREUP_FAILED)
             member_link_failed(core, &event.id, event.index, &t->actions);
-        else if (event.outgoing)
-            member_measured(core, member_id(core), &event.id, event.bytes_per_s, &t->actions);
+        else if (event.kind == WIREUP_PROVED)
+            member_link_proved(core, &event.id, event.index, now, &t->actions);
         else
-            member_measured(core, &event.id, member_id(core), event.bytes_per_s, &t->actions);
+            member_measured(core, event.outgoing ? member_id(core) : &event.id,
+                            event.outgoing ? &event.id : member_id(core), event.bytes_per_s, &t->actions);
         event_end(t, now);
     }
 }

@@ -69,6 +69,12 @@ void member_link_up(struct member *m, const struct wire_id *id, uint32_t index, 
     mesh_link_up(&m->mesh, &at, id, index, serial, latency_us, out);
 }
 
+void member_link_proved(struct member *m, const struct wire_id *id, uint32_t index, int64_t now,
+                        struct member_output *out) {
+    struct mesh_event at = event_of(m, now);
+    if (m->phase != MEMBER_DEAD) mesh_link_proved(&m->mesh, &at, id, index, out);
+}
+
 void member_link_narrow(struct member *m, const struct wire_id *id) { mesh_link_narrow(&m->mesh, id); }
 
 void member_link_failed(struct member *m, const struct wire_id *id, uint32_t index, struct member_output *out) {

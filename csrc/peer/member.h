@@ -81,6 +81,9 @@ enum member_judgement member_judge_hello(const struct member *member, const stru
 // A link is up, over the connection with this serial number: one that was up before is replaced.
 void member_link_up(struct member *member, const struct wire_id *id, uint32_t index, uint64_t serial,
                     uint32_t latency_us, int64_t now_ns, struct member_output *out);
+// The other end of a dial has proved that it is this member. Its answer is awaited.
+void member_link_proved(struct member *member, const struct wire_id *id, uint32_t index, int64_t now_ns,
+                        struct member_output *out);
 // Large packets seem to be lost on the way to a member, or from there.
 void member_link_narrow(struct member *member, const struct wire_id *id);
 // a dial

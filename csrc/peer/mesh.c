@@ -22,6 +22,7 @@ enum link_state { LINK_ABSENT, LINK_MAKING, LINK_FAILED, LINK_UP };
 struct mesh_link {
     uint8_t state;
     bool dialled_again; // one dial may fail: a reset in the middle of a hello tells little
+    bool proved;        // LINK_MAKING: the other end has proved whose it is, and has been sent the hello
     uint64_t serial;    // LINK_UP: of the connection
     uint64_t made_in;   // number of the epoch in force when it came up; of a spare lane that is being made, the group
                         // epoch in which it was dialled
@@ -288,6 +289,7 @@ static void dial(const struct mesh *mesh, struct mesh_peer *n, uint32_t index, s
         return;
     }
     n->links[index].state = LINK_MAKING;
+    n->links[index].proved = false;
     struct member_action *action = member_act(out, MEMBER_DIAL);
     action->id = n->id;
     action->index = index;
@@ -312,7 +314,8 @@ static void dial_missing(struct mesh *mesh, struct member_output *out) {
 }
 
 // More of them with each that is made, and fewer at once where many members have some: a peer holds few connections
-// that have not said yet whose they are. Of 60 all are there after four rounds.
+// that have not said yet whose they are. Of 60 all are there after four rounds. With keys, one that has proved whose it
+// is counts as made, so the next are dialled a round trip earlier: the hello is on its way, ahead of them.
 static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, struct mesh_peer *n,
                        struct member_output *out) {
     uint32_t up = 0, making = 0;
@@ -320,8 +323,9 @@ static void dial_spare(const struct mesh *mesh, const struct mesh_event *at, str
         (mesh->closed && n->reach.closed))
         return;
     for (uint32_t i = n->link_count; i < n->link_end; i++) {
-        up += n->links[i].state == LINK_UP;
-        making += n->links[i].state == LINK_MAKING;
+        bool made = n->links[i].state == LINK_UP || (n->links[i].state == LINK_MAKING && n->links[i].proved);
+        up += made;
+        making += n->links[i].state == LINK_MAKING && !made;
     }
     uint32_t room = n->spare_end > n->link_count ? n->spare_end - n->link_count : 0,
              most = 1 + room / SPARE_PART + SPARE_EACH * up;
@@ -427,6 +431,14 @@ void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct w
     if (replaced) want_fresh_epoch(mesh, at->now_ns);
     dial_spare(mesh, at, n, out);
     check_complete(mesh, at, out);
+}
+
+void mesh_link_proved(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                      struct member_output *out) {
+    struct mesh_peer *n = find_link(mesh, id, index);
+    if (n == NULL || index < n->link_count || n->links[index].state != LINK_MAKING) return;
+    n->links[index].proved = true;
+    dial_spare(mesh, at, n, out);
 }
 
 void mesh_link_narrow(struct mesh *mesh, const struct wire_id *id) {

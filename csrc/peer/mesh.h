@@ -90,6 +90,8 @@ void mesh_make(struct mesh *mesh, const struct mesh_event *at, bool dials, struc
 // ---- links; as the events of peer/member ----
 void mesh_link_up(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                   uint64_t serial, uint32_t latency_us, struct member_output *out);
+void mesh_link_proved(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
+                      struct member_output *out);
 void mesh_link_narrow(struct mesh *mesh, const struct wire_id *id);
 void mesh_link_failed(struct mesh *mesh, const struct mesh_event *at, const struct wire_id *id, uint32_t index,
                       struct member_output *out);

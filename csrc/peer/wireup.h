@@ -36,6 +36,7 @@ struct wireup;
 enum wireup_event_kind {
     WIREUP_UP,       // `stream` now belongs to the receiver of the event
     WIREUP_FAILED,   // a dial
+    WIREUP_PROVED,   // a dial: the other end has proved that it is `id`, and the hello is sent
     WIREUP_PRECOPY,  // as UP, a stream of that kind; NULL: the dial failed
     WIREUP_NARROW,   // small frames pass between this peer and `id`, but padding seems to be lost
     WIREUP_MEASURED, // bytes_per_s from `id` to this peer; or 0 because a probe to `id` failed, then `outgoing`

@@ -164,7 +164,12 @@ void wireup_dial_step(struct wireup *w, struct connection *c) {
     c->deadline = c->last_deadline;
     wire_encode_link_hello(&c->output.bytes, wireup_header(w), &c->hello);
     wire_encode_link_padding(&c->output.bytes, wireup_header(w));
-    if (!wireup_connection_flush(w, c)) wireup_dial_failed(w, c, wireup_cannot_send);
+    if (!wireup_connection_flush(w, c)) {
+        wireup_dial_failed(w, c, wireup_cannot_send);
+        return;
+    }
+    struct wireup_event event = {.kind = WIREUP_PROVED, .id = c->hello.to, .index = c->hello.index};
+    if (c->stream->type->proves && c->hello.kind == WIRE_LINK_DATA) wireup_push(w, &event);
 }
 
 static bool is_answer(const struct wire_header *header) {

@@ -394,6 +394,32 @@ static void test_spare(void) {
     CHECK_EQ(made, 60);
     end();
 
+    check_case("one that has proved who it is counts as made");
+    begin();
+    mesh_set_spare(&mesh, 60);
+    enter((const uint8_t[]){SELF, 3}, 2);
+    for (uint32_t index = 0; index < 2; index++) up_far(3, index);
+    mesh_link_proved(&mesh, &at, &id, 2, &out); // no spare lane: the links that must be there are awaited
+    CHECK(!mesh.linked && count(MEMBER_DIAL) == 0);
+    up_far(3, 2);
+    dialled = (uint32_t)count(MEMBER_DIAL), made = 0;
+    CHECK_EQ(dialled, 8);
+    while (made < dialled) {
+        member_output_clear(&out);
+        mesh_link_proved(&mesh, &at, &id, 3 + made++, &out);
+        dialled += (uint32_t)count(MEMBER_DIAL);
+        CHECK(dialled - made <= 24);
+    }
+    CHECK_EQ(made, 60);
+    for (uint32_t index = 3; index < 63; index++) {
+        up_far(3, index);
+        CHECK_EQ(count(MEMBER_DIAL), 0);
+    }
+    struct wire_id stranger = id_of(99);
+    mesh_link_proved(&mesh, &at, &stranger, 3, &out);
+    CHECK_EQ(count(MEMBER_DIAL), 0);
+    end();
+
     check_case("which of them are let in");
     begin();
     mesh_set_spare(&mesh, 6);
