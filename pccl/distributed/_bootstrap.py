@@ -70,6 +70,7 @@ _masters = ""
 _keys = ""
 _to_join = ""
 _to_begin = False
+_acts_alone = False
 _meant: tuple[str, str] | None = None
 _warned = False
 
@@ -147,6 +148,17 @@ def require_joined(call: str) -> None:
             f"{call}: this process was started to join the run at {_to_join} and has not joined it yet; "
             "call pccl.distributed.Elastic(model, optimizer, ...).sync() first"
         )
+
+
+def act_alone() -> None:
+    """From now on a process with fixed membership makes all calls by itself until it joins: errors are for scripts of pccl."""
+    global _acts_alone
+    _acts_alone = True
+
+
+def acts_alone() -> bool:
+    """Whether `act_alone` was called."""
+    return _acts_alone
 
 
 def to_begin() -> bool:

@@ -70,11 +70,13 @@ def listed(tensors: Tensor | Tensors) -> Tensors:
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
 
-def _before_joining(name: str, frame: FrameType | None) -> bool:
+def _before_joining(name: str, frame: FrameType | None, *, fixed: bool) -> bool:
     """Whether a process may make a call before it has joined the run.
 
     Frameworks call barriers and broadcasts while they are set up. DDP compares the shapes of parameters, from C++.
     """
+    if fixed and _bootstrap.acts_alone():
+        return True
     return name in ("broadcast", "barrier") or (name == "allgather" and not _callers.torch_distributed(frame))
 
 
@@ -94,7 +96,7 @@ def announced(method: Callable[..., Work]) -> Callable[..., Work]:
     @functools.wraps(method)
     def call(self: Collectives, *arguments: Any, **named: Any) -> Work:
         launcher = self._launcher
-        if _bootstrap.is_joining() and not _before_joining(method.__name__, sys._getframe(1)):
+        if _bootstrap.is_joining() and not _before_joining(method.__name__, sys._getframe(1), fixed=launcher.view.fixed):
             _bootstrap.require_joined(method.__name__)
         before = launcher.plan(1)
         try:
@@ -740,7 +742,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def _stands_in(self, knows: Callable[[FrameType | None], bool], frame: FrameType | None) -> bool:
         """Whether a living rank stands in for a lost one. `knows` tells of a caller, the `frame`, that its result stays right."""
         launcher = self._launcher
-        return launcher.view.fixed and (launcher.stands_in or _bootstrap.is_joining() or knows(frame))
+        return launcher.view.fixed and (launcher.stands_in or launcher.apart or _bootstrap.is_joining() or knows(frame))
 
     def _require_all(self, name: str) -> None:
         """PeerLostError: a rank has no living member, and the result of the call would lack its part."""

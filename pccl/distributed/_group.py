@@ -107,6 +107,8 @@ class ProcessGroup(PointToPoint):
         self._backward_of_reducer = _NO_BACKWARD
         self._coalescing = Coalescing()
         self._block = _Block()
+        self._revision = 0
+        self._living: Collection[UUID] | None = None  # when it was attached
         self._places: tuple[int, ...] = ()  # of a group of some members: their ranks in the group of all
         self._told = launcher.view.living  # to those who asked for changes
         itself = weakref.ref(self)
@@ -181,7 +183,7 @@ class ProcessGroup(PointToPoint):
         name = f"{self._made[key]} of ranks {list(ranks)}" if view.fixed else f"{self._made[key]} in {above.seed:x}"
         launcher = Launcher(above.communicator, name, view, strict=above.strict)
         launcher.guard = above.guard
-        launcher.stands_in = above.stands_in
+        launcher.stands_in, launcher.apart = above.stands_in, above.apart
         made = ProcessGroup(store, launcher, self._completer, timeout, self._group_of_all or self)
         made._places = tuple(ranks)
         (self._group_of_all or self)._subgroups.add(made)
@@ -195,19 +197,38 @@ class ProcessGroup(PointToPoint):
         All of them call it between two calls, with the same `members` and with a `number` that they have not given before. With
         fixed membership some of `members` may not be among the `living`; groups of some members are filled up, too.
         """
-        fixed = self._launcher.view.fixed
-        view = View(members, communicator.uuid, fixed=fixed, living=living)
-        if view.own != self._launcher.view.own:  # it has joined, and had another name before
-            self._told = ()
+        own = self._launcher.view.own
         self._launcher.communicator = communicator
-        self._launcher.view = view
-        self._launcher.begin(number)
-        self._size_for_reducer = self._size_for_hooks = view.size
-        for group in self._subgroups if fixed else ():
-            launcher = group._launcher
-            launcher.view = View([members[rank] for rank in group._places], view.own, fixed=True, living=view.living)
-            launcher.begin(number)
+        self._revision, self._living = number, living
+        self._begin(members, living, communicator.uuid)
+        if own != communicator.uuid:  # it has joined, and had another name before
+            self._told = ()
         _renumber(self)
+
+    def _begin(self, members: Sequence[UUID], living: Collection[UUID] | None, own: UUID, *, apart: bool = False) -> None:
+        fixed = self._launcher.view.fixed
+        view = View(members, own, fixed=fixed, living=living)
+        self._size_for_reducer = self._size_for_hooks = view.size
+        for group in (self, *(self._subgroups if fixed else ())):
+            launcher = group._launcher
+            if group is not self:
+                view = View([members[rank] for rank in group._places], own, fixed=True, living=living)
+            launcher.view = view
+            launcher.apart = apart
+            launcher.begin(self._revision)
+
+    def stand_apart(self) -> None:
+        """Until `come_back`, calls in this group of all and its subgroups end by themselves, as if all others were lost.
+
+        The membership is fixed. The others wait for this member in the calls after `attach`.
+        """
+        view = self._launcher.view
+        self._begin(view.members, (view.own,), view.own, apart=True)
+
+    def come_back(self) -> None:
+        """Ends `stand_apart`: the next call is the first one after `attach`, as at the other members."""
+        view = self._launcher.view
+        self._begin(view.members, self._living, view.own)
 
     def guard(self, members: Collection[UUID], tag: int) -> None:
         """Makes this group of all and its subgroups strict, and ends their calls that wait while a step is broken.

@@ -449,6 +449,8 @@ class Launcher:
         self.guard: Guard | None = None
         self.stands_in = False
         """With fixed membership: whether a living rank stands in for a lost one, whoever calls."""
+        self.apart = False
+        """Whether the calls of this member end by themselves, as if all others were lost."""
         self.on_loss: Callable[[Collection[UUID]], None] | None = None
         self.adopt: Callable[[Call], None] | None = None
         """Takes over a call that nobody waits for."""

@@ -32,8 +32,8 @@ from pccl.distributed._supervise import become_supervisor
 @click.option(
     "--adapt",
     "framework",
-    type=click.Choice(["transformers"]),
-    help="attach ElasticCallback to each transformers Trainer of the script, so that a restarted process joins the others",
+    type=click.Choice(["torch", "accelerate", "transformers", "deepspeed"]),
+    help="let a restarted process of an unmodified script join the others; the script uses this framework",
 )
 @click.option("-m", "module", is_flag=True, help="SCRIPT is a Python module, as in python -m")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT [ARGUMENTS]...")

@@ -4,5 +4,6 @@
     pccl.integrations.transformers    ElasticCallback(trainer) for transformers.Trainer
     pccl.integrations.lightning       ElasticCallback() for lightning.Trainer
 
-Frameworks read their rank and the world size once. These adapters correct both after each change of the membership.
+Frameworks read their rank and the world size once. These adapters correct both after each change of the membership. The function
+`adapt` of these, of `torch` and of `deepspeed` is what `pccl.distributed.run --adapt` calls.
 """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import safetensors.torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import operations
 
 import pccl.distributed
+from pccl.integrations import _replay
 from pccl.integrations._retry import retry_after_loss
 
 _GATHERS = ("_gpu_gather", "_gpu_gather_object")
@@ -49,3 +53,34 @@ def _set(rank: int, size: int) -> None:
     for state in (PartialState._shared_state, AcceleratorState._shared_state):
         if "num_processes" in state:
             state["num_processes"], state["process_index"] = size, rank
+
+
+def adapt() -> _replay.Replay:
+    """Lets restarted processes join a run of a script that calls nothing of pccl, with fixed membership (docs/fixed.md).
+
+    While such a process gets to the place of the others, it is no main process, and writes no checkpoints and no logs.
+    """
+    run = _replay.installed()
+
+    def save_state(original: Any) -> Callable[..., Any]:
+        def save(self: Any, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+            if not run.replays():
+                return original(self, output_dir, *args, **kwargs)
+            if self.project_configuration.automatic_checkpoint_naming:
+                self.project_configuration.iteration += 1
+            return output_dir
+
+        return save
+
+    _replay.replace(Accelerator, "save_state", save_state)
+    _replay.silence(run, Accelerator, "save_model", "save", "log")
+    _replay.silence(run, safetensors.torch, "save_file")
+    for name in ("is_main_process", "is_local_main_process", "is_last_process"):
+        _be_false(run, name)
+    return run
+
+
+def _be_false(run: _replay.Replay, name: str) -> None:
+    """Lets a property of accelerate's state be False while this process catches up."""
+    original = getattr(PartialState, name).fget
+    setattr(PartialState, name, property(lambda self: not run.replays() and original(self)))

@@ -10,9 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_pt_utils
 from transformers import trainer as trainer_module
+from transformers.trainer_callback import ExportableState
 
 import pccl.distributed
-from pccl.integrations import accelerate
+from pccl.distributed._group import FIXED
+from pccl.integrations import _replay, accelerate
 from pccl.integrations._data import elastic_samplers
 from pccl.integrations._retry import retry_after_loss
 
@@ -86,17 +88,27 @@ class ElasticCallback(TrainerCallback):  # type: ignore[misc]  # without types
 
 
 def adapt() -> None:
-    """Attaches an ElasticCallback to each Trainer that is made from now on, where the process group is of pccl."""
+    """Lets restarted processes join each Trainer that is made from now on, where the process group is of pccl.
+
+    With fixed membership they run the script to the place of the others (docs/fixed.md), else there is an ElasticCallback.
+    """
+    run = accelerate.adapt()
     made = Trainer.__init__
 
     @functools.wraps(made)
     def init(self: Trainer, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         attached = any(isinstance(one, ElasticCallback) for one in self.callback_handler.callbacks)
-        if not attached and isinstance(dist.GroupMember.WORLD, pccl.distributed.ProcessGroup):
+        group = dist.GroupMember.WORLD
+        if attached or not isinstance(group, pccl.distributed.ProcessGroup):
+            return
+        if group.membership == FIXED:
+            run.add_other(_Loop(self))
+        else:
             self.add_callback(ElasticCallback(self))
 
     Trainer.__init__ = init
+    _replay.silence(run, Trainer, "_maybe_log_save_evaluate", "save_model")
 
 
 class _State:
@@ -113,3 +125,24 @@ class _State:
         for key, value in told["fields"].items():
             setattr(self._trainer.state, key, value)
         self._trainer._globalstep_last_logged = told["last_logged"]
+
+
+class _Loop(_State):
+    """The progress of a Trainer that was not logged yet as well, and its callbacks that have a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        losses = getattr(trainer, "_tr_loss", None), getattr(trainer, "_total_loss_scalar", 0.0)
+        return {**super().state_dict(), "losses": losses, "callbacks": [one.state()["attributes"] for one in self._callbacks()]}
+
+    def load_state_dict(self, told: dict[str, Any]) -> None:
+        super().load_state_dict(told)
+        if told["losses"][0] is not None:
+            self._trainer._tr_loss = told["losses"][0].to(self._trainer.args.device)
+        self._trainer._total_loss_scalar = told["losses"][1]
+        for one, attributes in zip(self._callbacks(), told["callbacks"], strict=True):
+            for name, value in attributes.items():
+                setattr(one, name, value)
+
+    def _callbacks(self) -> list[Any]:
+        return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, ExportableState)]

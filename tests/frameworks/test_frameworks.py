@@ -157,17 +157,30 @@ def test_a_replacement_takes_the_lost_rank_with_fixed_membership(program, kill, 
     check_roles(case, job)
 
 
-@pytest.mark.skipif(util.find_spec("transformers") is None, reason="transformers is not installed")
+UNMODIFIED = {
+    "torch": ("plain_ddp.py", ()),
+    "accelerate": ("accelerate_data.py", ("--as", "gloo")),
+    "transformers": ("trainer.py", ("--as", "gloo")),
+    "deepspeed": ("deepspeed_zero0.py", ()),
+}
+"""Programs that call nothing of pccl, by what --adapt takes."""
+
+
 @pytest.mark.parametrize("kill", [1, 0])
-def test_an_unmodified_trainer_takes_a_replacement(kill, tmp_path):
-    wrap = ("--as", "gloo", "--adapt", "transformers")
-    job = jobs.run(
-        "trainer.py", tmp_path / "job", "pccl", members=3, kill=kill, join=True, wrap=wrap, membership="fixed", adapted=False
-    )
+@pytest.mark.parametrize("module", UNMODIFIED)
+def test_an_unmodified_program_takes_a_replacement(module, kill, tmp_path):
+    """The Trainer and accelerate make several epochs."""
+    if util.find_spec(module) is None:
+        pytest.skip("not installed")
+    program, wrap = UNMODIFIED[module]
+    wrap = (*wrap, "--adapt", module)
+    folder = tmp_path / "job"
+    job = jobs.run(program, folder, "pccl", members=3, kill=kill, join=True, wrap=wrap, membership="fixed", adapted=False)
     assert job.status == 0, show(job)
     assert {report["rank"]: report["newcomer"] for report in job.reports} == {rank: rank == kill for rank in range(3)}, show(job)
     assert len(job.weights()) == 1, show(job)
-    assert len({report["evaluation"] for report in job.reports}) == 1, show(job)
+    for name in ("evaluation", "rate", "accuracy"):
+        assert len({str(report.get(name)) for report in job.reports}) == 1, show(job)
 
 
 @pytest.mark.skipif(util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")

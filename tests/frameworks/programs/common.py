@@ -26,11 +26,14 @@ KILL_RANK = int(os.environ.get("KILL_RANK", "-1"))
 JOINS = os.environ.get("JOINS") == "1"
 NEWCOMER = os.environ.get("PCCL_JOIN") == "1"
 FIRST_RANK = int(os.environ.get("RANK", "0"))
+UNTIL_REPLACED = JOINS and not ADAPTED
+"""Whether the program goes on until all ranks have been there for some steps after the kill."""
 REPORTS = Path(os.environ.get("REPORTS", "."))
 
 torch.set_num_threads(1)
 
 _losses: list[float] = []
+_steps_left = 12
 
 
 def step_ends(number: int, loss: Any) -> None:
@@ -38,6 +41,17 @@ def step_ends(number: int, loss: Any) -> None:
     _losses.append(float(loss))
     if not NEWCOMER and FIRST_RANK == KILL_RANK and number == KILL_STEP:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def enough(made: int) -> bool:
+    """Whether an unmodified program that a newcomer joins may end, once it has made so many steps; all ranks say the same."""
+    global _steps_left
+    if UNTIL_REPLACED:
+        import pccl.distributed
+
+        time.sleep(0.05)
+        _steps_left -= made > KILL_STEP + 2 and not pccl.distributed.lost_ranks()
+    return _steps_left <= 0
 
 
 def admit_newcomer(step: int, sync: Any) -> None:
@@ -60,7 +74,10 @@ def _members() -> int:
 def steps(model: torch.nn.Module, optimizer: Any, **values: Any) -> Iterator[int]:
     """Yields the number of each step to make. Under pccl, Elastic lets newcomers in before each of them."""
     if not ADAPTED:
-        yield from range(STEPS)
+        for step in range(1_000_000 if UNTIL_REPLACED else STEPS):
+            yield step
+            if enough(step + 1):
+                break
         return
     import pccl.distributed
 

@@ -6,8 +6,6 @@ import common
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-import pccl.distributed
-
 
 class Sequences(torch.utils.data.Dataset):
     """Arithmetic sequences modulo 64."""
@@ -32,19 +30,14 @@ class Watch(TrainerCallback):
 
 
 class EndsWhenReplaced(TrainerCallback):
-    """Ends the training at the third step that all ranks have made after the kill."""
-
-    def __init__(self) -> None:
-        self._left = 3
+    """Ends the training some steps after all ranks are there again."""
 
     def on_step_end(self, args, state, control, **more):
-        self._left -= state.global_step > common.KILL_STEP + 2 and not pccl.distributed.lost_ranks()
-        control.should_training_stop = control.should_training_stop or self._left == 0
+        control.should_training_stop = control.should_training_stop or common.enough(state.global_step)
 
 
 def main() -> None:
     set_seed(0)
-    endless = common.JOINS and not common.ADAPTED
     shape = GPT2Config(
         vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.1, bos_token_id=0, eos_token_id=0
     )
@@ -53,7 +46,8 @@ def main() -> None:
         output_dir=str(common.REPORTS / "out"),
         use_cpu=True,
         per_device_train_batch_size=8,
-        max_steps=1_000_000 if endless else common.STEPS,
+        max_steps=-1 if common.UNTIL_REPLACED else common.STEPS,
+        num_train_epochs=10_000,
         logging_steps=1,
         eval_strategy="steps",
         eval_steps=6,
@@ -65,7 +59,7 @@ def main() -> None:
         ddp_backend="gloo",
     )
     trainer = Trainer(model, arguments, train_dataset=Sequences(512), eval_dataset=Sequences(32), callbacks=[Watch()])
-    if endless:
+    if common.UNTIL_REPLACED:
         trainer.add_callback(EndsWhenReplaced())
     if common.ADAPTED:
         from pccl.integrations.transformers import ElasticCallback

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from typing import Any
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import trainers
+from data_trainers import EPOCHS, Counts, Reader, check
+from fake_loaders import FakeLoader
 from performers import PATIENCE, Performer
+from torch.nn.parallel import DistributedDataParallel
 from trainers import Job
 
 import pccl.distributed
@@ -116,3 +121,60 @@ def test_a_replacement_with_another_membership_is_refused(tmp_path):
         with pytest.raises(AssertionError, match='it has the membership "elastic", and the members "fixed"'):
             stranger.answer()
         wait_for(job, [0, 1], len(job.steps()) + 3)
+
+
+class FixedReader(Reader):
+    """Trains with an ElasticSampler, and waits for a replacement at a step."""
+
+    def read(self, die_at: int | None, where: str) -> dict[str, Any]:
+        self._loader()
+        plain = Counts(self.size)
+        model = DistributedDataParallel(plain)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run = pccl.distributed.Elastic(model, optimizer, step=0, data=self.sampler)
+        run.sync()
+        for _ in self.sampler.epochs(EPOCHS):
+            for indices in FakeLoader(self.sampler, 4, self.ahead):
+                optimizer.zero_grad()
+                loss = model(self._batch(indices))
+                if run.step == die_at and where == "forward":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                loss.backward()
+                if run.step == die_at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+                run.step += 1
+                run.sync()
+                while run.step == 4 and pccl.distributed.lost_ranks():
+                    run.sync()
+        return self._told(run.step, plain.weight)
+
+
+@pytest.mark.parametrize(("victim", "where", "ahead"), [(1, "forward", 2), (0, "backward", 0)])
+def test_an_elastic_sampler_with_fixed_membership_loses_no_sample(victim, where, ahead):
+    """The survivors read what the lost rank has not committed, and the replacement gets a share again."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members: list[Performer] = []
+
+    def add(**environment: str) -> Performer:
+        environment = {"PCCL_LOG_LEVEL": "ERR", **FIXED, **environment}
+        members.append(Performer(FixedReader, len(members), ("ddp", 61, {"ahead": ahead}), environment))
+        return members[-1]
+
+    try:
+        first = [add() for _ in range(3)]
+        for rank, member in enumerate(first):
+            member.tell("start", store.port, rank, 3)
+        for member in first:
+            member.answer()
+        run = first[0].ask("run")
+        for rank, member in enumerate(first):
+            member.tell("read", 2 if rank == victim else None, where)
+        assert first[victim].answer() is None
+        newcomer = add(RANK=str(victim), WORLD_SIZE="3")
+        newcomer.ask("join", *run)
+        newcomer.tell("read", None, "")
+        check([member.answer() for member in members if member is not first[victim]])
+    finally:
+        for member in members:
+            member.kill()

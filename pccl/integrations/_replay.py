@@ -1,0 +1,349 @@
+"""Lets a restarted process join a run whose script calls nothing of pccl, with fixed membership.
+
+Only the script knows where its loops are. So the restarted process runs it from the beginning without the work: loaders hand out
+one batch again and again, wrapped models return the same result, and backward passes, optimizers, collectives and checkpoints do
+nothing. When it has made as many steps as the members, it is at their place of the script. The invariants:
+
+- All ranks count the same calls: each outermost `step` of an optimizer, a scaler or an engine that trains a wrapped module. After
+  the call with a given number all ranks are at one place of the script. There, and nowhere else, members let newcomers in.
+- The members begin to let newcomers in after some steps. So a newcomer, which joins after its first step, has fetched no batch
+  yet that it will train on.
+- From when it has joined until it has caught up, no call of the newcomer reaches another member. They wait for it in their next
+  collective. If it dies, they go on without it.
+- Whatever the script changes in this time is set again at its end: buffers, parameter groups, schedules, scalers, generators.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import functools
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedules
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader
+
+import pccl.distributed
+from pccl.data import ElasticSampler
+from pccl.distributed import _bootstrap
+from pccl.distributed._group import FIXED
+from pccl.integrations._loaders import Batches, random_states, set_random_states, undisturbed
+from pccl.state._objects import groups_of, load_groups
+
+FIRST = 8
+"""The step after which the members let newcomers in for the first time."""
+
+_log = logging.getLogger("pccl.integrations")
+
+
+class Stateful(Protocol):
+    """What a framework keeps beside models, optimizers, schedules and scalers."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, told: dict[str, Any]) -> None: ...
+
+
+class Replay:
+    """The steps of this process, and the objects of its script that a newcomer brings to the state of the members."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._target: int | None = None
+        self._inside = False
+        self._elastic: pccl.distributed.Elastic | None = None
+        self._models: list[weakref.ref[nn.Module]] = []
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._schedules: list[weakref.ref[Any]] = []
+        self._scalers: list[weakref.ref[Any]] = []
+        self._others: list[Stateful] = []
+        self._trained: frozenset[int] = frozenset()
+        self._loaders: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
+        self._begun: weakref.WeakValueDictionary[tuple[int, int], Batches] = weakref.WeakValueDictionary()
+        self._results: dict[Any, Any] = {}
+        self._told: dict[str, Any] = {}
+        self._before: tuple[list[torch.Tensor], list[Any]] = ([], [])
+
+    # ---- whether it replays ----
+
+    def replays(self) -> bool:
+        """True in a process that is to join, and in a newcomer until it has caught up."""
+        return self._target is not None or (_bootstrap.is_joining() and self._is_fixed())
+
+    def _is_fixed(self) -> bool:
+        group = dist.GroupMember.WORLD
+        return isinstance(group, pccl.distributed.ProcessGroup) and group.membership == FIXED
+
+    # ---- what the script makes ----
+
+    def add_model(self, model: nn.Module) -> None:
+        """Notes a model whose gradients are averaged over the ranks."""
+        self._models.append(weakref.ref(model))
+        self._trained = self._trained.union(map(id, model.parameters()))
+
+    def add_other(self, other: Stateful) -> None:
+        """Notes an object whose state a newcomer takes over."""
+        self._others.append(other)
+
+    def trains(self, optimizer: Any) -> bool:
+        """Whether an optimizer has a parameter of a model that `add_model` was given."""
+        groups = getattr(optimizer, "param_groups", ())
+        return any(id(parameter) in self._trained for group in groups for parameter in group["params"])
+
+    def _training_optimizers(self) -> list[Optimizer]:
+        return [one for one in _living(self._optimizers) if self.trains(one)]
+
+    # ---- loaders ----
+
+    def batches(self, loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
+        """Returns an iterator in the place of torch's. ValueError: the loader has an ElasticSampler."""
+        if not self._is_fixed():
+            return make(loader)
+        if any(isinstance(getattr(at, "sampler", None), ElasticSampler) for at in (loader, loader.batch_sampler)):
+            raise ValueError("--adapt cannot replay an ElasticSampler; call pccl.distributed.Elastic instead of --adapt")
+        counts = self._loaders.setdefault(loader, [len(self._loaders), -1])
+        counts[1] += 1
+        key = counts[0], counts[1]
+        begun = Batches(loader, make, self._record(key), replays=self.replays)
+        self._begun[key] = begun
+        return begun
+
+    def _record(self, key: tuple[int, int]) -> dict[str, Any] | None:
+        """What the members told of the iterator with this number of the loader with this number, if it is open there."""
+        if self._target is None:
+            return None
+        found: dict[str, Any] | None = next((one for *other, one in self._told["loaders"] if tuple(other) == key), None)
+        return found
+
+    # ---- models ----
+
+    def result(self, wrapper: nn.Module, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Returns what the model has returned for arguments of these shapes before, without a graph."""
+        shapes = [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else type(one) for one in tree_leaves((args, kwargs))]
+        key = id(wrapper), model.training, str(shapes)
+        if key not in self._results:
+            with torch.no_grad(), undisturbed():
+                self._results[key] = model(*args, **kwargs)
+        return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, self._results[key])
+
+    # ---- steps ----
+
+    def step(self, make: Callable[[], Any], instead: Callable[[], Any]) -> Any:
+        """Makes a step that counts, or in a process that catches up does something instead of it. Returns its result."""
+        if self._inside or not self._is_fixed():
+            return make()
+        self._inside = True
+        try:
+            result = instead() if self.replays() else make()
+        finally:
+            self._inside = False
+        self.steps += 1
+        if _bootstrap.is_joining():
+            self._join()
+        elif self._target is None and self.steps >= FIRST:
+            self._made_elastic().sync()
+        if self._target == self.steps:
+            self._catch_up()
+        return result
+
+    def _made_elastic(self) -> pccl.distributed.Elastic:
+        if self._elastic is None:
+            models = nn.ModuleList(_living(self._models))
+            self._elastic = pccl.distributed.Elastic(models, self._training_optimizers(), replay=_Position(self))
+        return self._elastic
+
+    def _join(self) -> None:
+        elastic = self._made_elastic()
+        elastic.sync()
+        self._target = self._told["steps"]
+        buffers = [buffer.detach().clone() for model in _living(self._models) for buffer in model.buffers()]
+        self._before = buffers, [copy.deepcopy(groups_of(one)) for one in self._training_optimizers()]
+        _world().stand_apart()
+        for key, begun in list(self._begun.items()):
+            if begun.is_open:
+                begun.repeat(self._record(key))
+        _log.info("joined at step %d of the members, who wait until this process has caught up", self._target)
+
+    def _catch_up(self) -> None:
+        buffers, groups = self._before
+        with torch.no_grad():
+            own = (buffer for model in _living(self._models) for buffer in model.buffers())
+            for buffer, before in zip(own, buffers, strict=True):
+                buffer.copy_(before)
+        for optimizer, group in zip(self._training_optimizers(), groups, strict=True):
+            load_groups(optimizer, group, "the optimizer")
+        for name, own_objects in (("schedules", _living(self._schedules)), ("others", self._others)):
+            for one, state in zip(own_objects, self._told[name], strict=True):
+                one.load_state_dict(state)
+        for scaler, state in zip(_living(self._scalers), self._told["scalers"], strict=True):
+            self._load_scaler(scaler, state)
+        set_random_states(self._told["random"])
+        self._target = None
+        self._told, self._before = {}, ([], [])
+        self._results.clear()
+        _world().come_back()
+        _log.info("caught up at step %d", self.steps)
+
+    # ---- what members tell ----
+
+    def described(self) -> dict[str, Any]:
+        """Returns what a newcomer needs beside models and optimizers."""
+        return {
+            "steps": self.steps,
+            "random": random_states(),
+            "loaders": [[*key, one.described()] for key, one in sorted(self._begun.items()) if one.is_open],
+            "schedules": [one.state_dict() for one in _living(self._schedules)],
+            "scalers": [self._scaler_state(one) for one in _living(self._scalers)],
+            "others": [one.state_dict() for one in self._others],
+        }
+
+    def take(self, told: dict[str, Any]) -> None:
+        """At a newcomer: keeps what a member told, until it has caught up. ValueError: its script has made other objects."""
+        for name, own in (("schedules", _living(self._schedules)), ("scalers", _living(self._scalers)), ("others", self._others)):
+            if len(told[name]) != len(own):
+                raise ValueError(f"the others have {len(told[name])} {name}, and this process {len(own)}: make the same on all")
+        self._told = told
+
+    def _scaler_state(self, scaler: Any) -> dict[str, Any]:
+        """The state between `step` and `update`: `update` reads which optimizers have met infinite gradients."""
+        found = {}
+        for number, optimizer in enumerate(self._training_optimizers()):
+            infinite = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            if infinite:
+                found[number] = max(float(one) for one in infinite.values())
+        return {"scale": scaler.state_dict(), "found": list(found.items())}
+
+    def _load_scaler(self, scaler: Any, told: dict[str, Any]) -> None:
+        if not told["scale"]:
+            return  # it is not enabled
+        scaler.load_state_dict(told["scale"])
+        optimizers = self._training_optimizers()
+        for number, value in told["found"]:
+            device = optimizers[number].param_groups[0]["params"][0].device
+            if scaler._scale is None:
+                scaler._lazy_init_scale_growth_tracker(device)
+            state = scaler._per_optimizer_states[id(optimizers[number])]
+            state["stage"] = torch.amp.grad_scaler.OptState.STEPPED
+            state["found_inf_per_device"] = {device: torch.full((), value, dtype=torch.float32, device=device)}
+
+    def end(self) -> None:
+        """At the end of the process."""
+        if self._target is not None:
+            text = "its control flow depends on more than the number of steps"
+            _log.error("the script ended at step %d of %d while it caught up: %s", self.steps, self._target, text)
+
+
+class _Position:
+    """The value of Elastic that stands for a Replay, of which it takes no other state."""
+
+    __slots__ = ("_replay",)
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._replay.described()
+
+    def load_state_dict(self, told: dict[str, Any]) -> None:
+        self._replay.take(told)
+
+
+def _living(references: list[Any]) -> list[Any]:
+    return [one for one in (reference() for reference in references) if one is not None]
+
+
+def _world() -> pccl.distributed.ProcessGroup:
+    group: Any = dist.GroupMember.WORLD
+    assert isinstance(group, pccl.distributed.ProcessGroup)
+    return group
+
+
+# ---- what it changes in torch ----
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Replaces a method or function by what `make` returns for it."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def silence(run: Replay, owner: Any, *names: str) -> None:
+    """Lets functions do nothing in a process that catches up."""
+    for name in names:
+        replace(owner, name, lambda original: lambda *args, **kwargs: None if run.replays() else original(*args, **kwargs))
+
+
+@functools.cache
+def installed() -> Replay:
+    """The Replay of this process, to which torch's classes report from the first call on."""
+    run = Replay()
+    atexit.register(run.end)
+    _bootstrap.act_alone()
+
+    def noting(into: list[Any]) -> Callable[[Any], Callable[..., None]]:
+        def make(original: Any) -> Callable[..., None]:
+            def init(self: Any, *args: Any, **kwargs: Any) -> None:
+                original(self, *args, **kwargs)
+                if all(one() is not self for one in into):
+                    into.append(weakref.ref(self))
+
+            return init
+
+        return make
+
+    def init_ddp(original: Any) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            run.add_model(self)
+
+        return init
+
+    def forward_ddp(original: Any) -> Callable[..., Any]:
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return run.result(self, self.module, args, kwargs) if run.replays() else original(self, *args, **kwargs)
+
+        return forward
+
+    def hook_step(original: Any) -> Callable[..., Any]:
+        def wrapped(step: Any) -> Any:
+            @functools.wraps(step)
+            def counted(self: Any, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+                given = args if closure is None else (closure, *args)
+                if not run.trains(self):
+                    return step(self, *given, **kwargs)
+                return run.step(lambda: step(self, *given, **kwargs), lambda: None if closure is None else closure())
+
+            return original(counted)
+
+        return wrapped
+
+    def step_scaler(original: Any) -> Callable[..., Any]:
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if not run.trains(optimizer):
+                return original(self, optimizer, *args, **kwargs)
+            return run.step(lambda: original(self, optimizer, *args, **kwargs), lambda: None)
+
+        return step
+
+    replace(DistributedDataParallel, "__init__", init_ddp)
+    replace(DistributedDataParallel, "forward", forward_ddp)
+    replace(Optimizer, "__init__", noting(run._optimizers))
+    Optimizer.profile_hook_step = staticmethod(hook_step(Optimizer.profile_hook_step))  # type: ignore[method-assign]
+    for kind in (schedules.LRScheduler, schedules.ReduceLROnPlateau, schedules.SequentialLR, schedules.ChainedScheduler):
+        replace(kind, "__init__", noting(run._schedules))
+    replace(torch.amp.GradScaler, "__init__", noting(run._scalers))
+    replace(torch.amp.GradScaler, "step", step_scaler)
+    replace(DataLoader, "__iter__", lambda make: lambda self: run.batches(self, make))
+    silence(run, torch.amp.GradScaler, "unscale_", "update")
+    silence(run, torch.Tensor, "backward")
+    silence(run, torch, "save")
+    return run
