@@ -137,6 +137,7 @@ lint: .venv/ready
 	$(BIN)/python tools/check_imports.py
 	$(BIN)/python tools/check_tables.py
 	$(BIN)/python tools/tuning.py --check
+	$(BIN)/python tools/check_docstrings.py
 
 # `make lint` checks the symbols of a build that is up to date, if there is one.
 check-symbols: .venv/built

@@ -121,6 +121,7 @@ class Communicator(NamedCollectives):
     ) -> SharedStateSyncInfo:
         """Makes the tensors of `shared_state` the same bytes on all members of the group, and sets its revision.
 
+        `strategy` is what this member offers and takes: by default the content that most hold; RECEIVE_ONLY; SEND_ONLY.
         `progress` is called about ten times a second while it takes its time. INVALID_ARGUMENT: a tensor was replaced since.
         After an error the revision is as before; tensors that were to be received are unspecified, all others unchanged.
         Waits first for snapshots of this communicator that are under way.
@@ -174,8 +175,8 @@ class Communicator(NamedCollectives):
         and alike in type and size (AssertionError). At a GPU the op begins after what the current stream of torch, or the
         stream that the interface names, has had so far (docs/cuda.md). All members give the same count, type, op and
         quantisation under one `tag`. Shapes are not compared: (2, 3) and (3, 2) are reduced element by element, as they lie in
-        memory. Without descriptors the elements are of the tensors' dtype and not quantised. A parameter that requires a
-        gradient is written like any other tensor, unseen by autograd.
+        memory. Elements are what `operand_descriptor` says, by default the tensors' dtype, and travel as `quantization_options`
+        say, by default unquantised. A parameter that requires a gradient is written like any other tensor, unseen by autograd.
 
         PeerLostError: a member was lost; `send` is as before, in place too, and the repeat runs among the survivors.
         TooFewPeersError: alone in the group. UsageError: the tag is in flight, or the peers disagree.
@@ -305,7 +306,7 @@ class Communicator(NamedCollectives):
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: float | None = None
     ) -> ReduceInfo:
-        """Reduces all with `retry` (see `all_reduce`): a loss costs what was not complete, which is redone among the survivors.
+        """Reduces all `descriptors` with `retry` (see `all_reduce`): after a loss the survivors redo what was not complete.
 
         At most `max_in_flight` run at once. TooFewPeersError: alone, before or after. The info adds up the bytes of all; its
         world size is that of the group at the end. Who is in which range of which op: `get_contributors(tag)`. With `timeout`
@@ -400,7 +401,7 @@ class Communicator(NamedCollectives):
         part: str | None = None,
         timeout: float | None = None,
     ) -> Restored | None:
-        """Fills the tensors of `state` from the newest snapshot that the members can restore. All of them call it.
+        """Fills the tensors of `state` from the newest snapshot that can be restored. All call it, with the same `snapshots`.
 
         Call it when a member was lost, or has come; newcomers call it before anything else. It takes losses into account, also
         those that happen meanwhile, and calls `update_topology` after these. None: no member has a snapshot, so a run begins.
@@ -471,7 +472,7 @@ class Communicator(NamedCollectives):
     def replay(
         self, compute: Callable[..., Any], inputs: Sequence[Tensor], *, root: int = 0, policy: str = "raise"
     ) -> ParityInfo:
-        """Lets every member compute the same, and compares the results as `check_parity` does: a broken processor differs.
+        """Lets every member compute the same, and compares the results as `check_parity` does, with its `policy`.
 
         `compute(*inputs)` gets copies of the inputs of the member of rank `root`; the others pass tensors of the same shapes.
         It returns a tensor or an array, or several in a list or a dict, such as the loss and the gradients of one micro-batch.

@@ -137,8 +137,8 @@ class Connection:
         """Joins the run: returns once this peer is accepted and all attributes are valid.
 
         The first peer of a run is accepted at once; a newcomer waits until all accepted peers are in `update_topology`.
-        Each attempt looks the host name up and tries all its addresses; a pause of 1 s follows each failed one. ConnectError
-        when all have failed; usage errors, such as INVALID_USAGE when connected already, are not repeated.
+        Each of `n_attempts` looks the host name up and tries all its addresses; a pause of 1 s follows a failed one.
+        ConnectError when all have failed; usage errors, such as INVALID_USAGE when connected already, are not repeated.
 
         `begin=False`: the peer never begins a run. ConnectError if no run goes on. None: True, unless PCCL_JOIN=1 is set, as it
         is for a restarted process. `wait_for_master`: attempts go on for at least so many seconds, for machines that start
@@ -233,7 +233,7 @@ class Connection:
     # ---- membership ----
 
     def get_attribute(self, attribute: Attribute) -> int:
-        """A number of the current membership, such as the world size.
+        """Returns the number that `attribute` names of the current membership, such as the world size.
 
         Members read the same numbers between the same two calls: a loss shows only after the error or the call that tells
         of it, a newcomer after `update_topology`. ConnectionFailedError: this peer has been expelled, or has lost its

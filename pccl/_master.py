@@ -45,7 +45,7 @@ class MasterNode:
     and any of them takes a run up whose master is lost, once more than half of its members have come to it. It finds itself in
     the list by its port and the address it listens on; a wildcard (0.0.0.0, [::]) stands for every address of this machine.
     `advertise` names its entry in the list where peers reach it at an address that this machine does not have, such as that
-    of a Kubernetes Service.
+    of a Kubernetes Service. ValueError: the list does not contain this master.
 
     `heartbeat_limit`, in seconds, is after how long a silent peer counts as lost (default 5). With `until_empty`, in seconds, it
     ends by itself once neither it nor another master of the list has had a peer for so long, from its beginning on; otherwise it

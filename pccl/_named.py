@@ -257,7 +257,7 @@ class NamedCollectives(Connection):
         survivors: bool = True,
         timeout: float | None = None,
     ) -> Call:
-        """Reduces `send` of all members into `recv` of the root: in place, where it is left out. Other members need no `recv`.
+        """Reduces `send` of all members by `op` into `recv` of the root, or in place without. Other members need no `recv`.
 
         AVG divides by the contributors. PeerLostError: the root was lost, or any member without `survivors`.
         """
@@ -431,7 +431,7 @@ class NamedCollectives(Connection):
         tag: int | None = None,
         timeout: float | None = None,
     ) -> Call:
-        """Reduces `send` of all members, and gives each member its part of the result in `recv`.
+        """Reduces `send` of all members by `op`, and gives each member its part of the result in `recv`.
 
         Where the parts differ in size, `send` is a list of tensors of these sizes, or `counts` has them, the same on all
         members. PeerLostError: any member was lost.

@@ -23,7 +23,7 @@ class Contributors(NamedTuple):
 
 @dataclass
 class ReduceInfo:
-    """Contributors of a reduce, which is what AVG divides by, and element bytes that this peer sent and received.
+    """Contributors of a reduce, which is what AVG divides by, and element bytes sent (`tx_bytes`) and received (`rx_bytes`).
 
     With `retry`, ranges of a result may have different contributors: `contributors` has them in order, and `local_world_size`
     is the number of those that the op was ended with. Without it `contributors` is empty: they are the members of the group.

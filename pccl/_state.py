@@ -29,7 +29,8 @@ SHOWN_ENTRIES = 100
 class SharedState:
     """The tensors that all members of a group hold alike, and their revision, which grows by one per step.
 
-    The tensors are used where they lie and must be updated in place; `sync_shared_state` refuses one that was replaced since.
+    The tensors of `tensor_infos` are used where they lie and must be updated in place; `sync_shared_state` refuses one that was
+    replaced since. TypeError: an entry is no TensorInfo. UsageError: two entries have one name.
     """
 
     def __init__(self, tensor_infos: list[TensorInfo]) -> None:
@@ -195,7 +196,10 @@ class SharedState:
 
 @dataclass
 class SharedStateSyncInfo:
-    """What a sync has moved. `donors`: peers that this one received from; `leaves`: the pieces of at most 256 KiB it received."""
+    """What a sync has moved: `rx_bytes` to this peer, `tx_bytes` from it.
+
+    `donors`: peers that this one received from; `leaves`: the pieces of at most 256 KiB that it received.
+    """
 
     tx_bytes: int
     rx_bytes: int

@@ -21,7 +21,7 @@ _ffi, _C = load_native_module()
 
 @dataclass
 class ReduceOperandDescriptor:
-    """What the elements of a tensor are."""
+    """What the elements of a tensor are: their `datatype`, and a `distribution_hint`, which is never needed."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -110,7 +110,10 @@ _NOT_QUANTISED: tuple[int, int] = NOT_QUANTISED.quantized_datatype.value, NOT_QU
 
 @dataclass
 class ReduceDescriptor:
-    """A reduce of `count` elements, named by its `tag`: any 64-bit number."""
+    """A reduce by `op` of `count` elements, named by its `tag`: any 64-bit number.
+
+    `operand_descriptor` and `quantization_options`: what the elements are, and how they travel.
+    """
 
     count: int
     op: ReduceOp
@@ -134,7 +137,10 @@ class ReduceDescriptor:
 
 @dataclass
 class ReduceOpDescriptor:
-    """A reduce and its buffers. The caller keeps the memory alive, unless it was made from tensors: it then holds them."""
+    """A reduce, `reduce_descriptor`, of the memory at `sendbuf_ptr` into that at `recvbuf_ptr`.
+
+    The caller keeps the memory alive. `from_torch` and `from_numpy` take tensors `send` and `recv` instead, and hold them.
+    """
 
     sendbuf_ptr: int
     recvbuf_ptr: int
@@ -198,7 +204,11 @@ def _check_name(name: object) -> None:
 
 
 class TensorInfo:
-    """One named entry of a shared state. Made from a tensor, it keeps the tensor alive."""
+    """One named entry of a shared state: `numel` elements of `dtype` at `data_ptr`, in memory of `device_type`.
+
+    `name` tells it from others. With `allow_content_inequality` it is neither compared nor sent.
+    TypeError, ValueError: a name or address that cannot be. Made from a tensor, it keeps the tensor alive.
+    """
 
     def __init__(
         self,

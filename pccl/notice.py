@@ -102,7 +102,7 @@ class Notice:
         return self._given.wait(timeout)
 
     def give(self, reason: str, within: float | None = None) -> None:
-        """Gives it, unless it was given: the process has to be gone in `within` seconds, if that is known."""
+        """Gives it, unless it was given, for a `reason` that logs tell: the process has `within` seconds, if that is known."""
         with self._lock:
             if self._given.is_set():
                 return

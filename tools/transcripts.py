@@ -50,7 +50,7 @@ TRANSCRIPTS = (
         "docs/stress.md",
         'pccl stress --program "python examples/survivor.py 600" --seconds 8 --every 2',
         r".*(make progress;|kill of|restart of|cut \()|ok .*same: |PASSED",
-        r"\d+\.\d+|(?<=at step )\d+|\d+(?= steps)",
+        r" *\d+\.\d+|(?<=at step )\d+|\d+(?= steps)",
     ),
 )
 

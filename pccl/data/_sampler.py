@@ -49,6 +49,7 @@ class ElasticSampler(DistributedSampler[Any]):
     `dataset`, `num_replicas`, `rank`, `shuffle`, `seed`, `drop_last`: as of DistributedSampler. `num_replicas` and `rank` count
     only where the process group is not of the backend "pccl".
     `communicator`: commits by its collectives; else by those of the process group. `global_batch_size`: see `micro_batches`.
+    `comm` of a method: a communicator in place of that one; `timeout` is in seconds. ValueError: a number is out of range.
 
     Not to be drawn from by two loaders at once; give each loader a sampler of its own.
     """

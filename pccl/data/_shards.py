@@ -153,8 +153,9 @@ class ElasticShards:
                 run.sync()
 
     `shards`: what `read` turns into an iterable of records, which are the same in the same order each time. Their number need not
-    be known. `collate` makes a batch of a list of records. `communicator`: as of ElasticSampler, and so are `seal`, `commit`,
-    `commit_step`, `sync`, `state_dict` and `load_state_dict`.
+    be known. `collate` makes a batch of a list of records. `shuffle`, `seed`, `communicator` and the methods `seal`, `commit`,
+    `commit_step`, `sync`, `state_dict` and `load_state_dict`: as of ElasticSampler. `comm`: a communicator in place of that one;
+    `timeout` is in seconds. ValueError: `batch_size` is below 1.
 
     Each shard has one reader at a time. When members are lost or join, the shards are dealt out anew; what loaders have read
     ahead is dropped on all members, and read again. Have a few times more shards than members.

@@ -303,6 +303,7 @@ class Trainer(ABC):
         """Writes `state_dict` to the folder `path`, in the format of `torch.distributed.checkpoint`: see `pccl.state.save`.
 
         Each peer that saves needs a folder of its own. After a crash the folder is the old one or the new one.
+        `inner_optimizer`: whether the state of the inner optimizer is saved, too.
         """
         save(self._described(inner_optimizer), path)
 

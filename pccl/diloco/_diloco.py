@@ -28,6 +28,8 @@ class DiLoCo(Trainer):
                 optimizer.step()
                 diloco.step()
 
+    `inner_optimizer` works on the parameters of `model`. ValueError, TypeError: arguments out of range, or that do not fit.
+
     The `with` block joins the run: it connects the communicator unless that was done, waits for the next outer step of the
     others, and takes over their state; who is first begins the run with its own model. Peers join and die as they like. A
     communicator that was connected here is closed at its end; after an exception any is. `start` and `close` take the place of

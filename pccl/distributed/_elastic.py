@@ -79,7 +79,7 @@ class Elastic:
 
     `save` and `load` are for the loss of all processes: a run begins with the checkpoint of the highest step, whoever has it.
 
-    `every`: only each so many calls of `sync` look whether somebody waits.
+    `every`: only each so many calls of `sync` look whether somebody waits. ValueError: arguments that do not fit the model.
 
     `parity_every`: each so many calls of `sync` of the run compare parameters and optimizers of all members, bit for bit, before
     newcomers are let in. `parity` is the policy of `check_parity`: "raise", "repair", which logs a warning, or "expel". Then

@@ -26,6 +26,7 @@ def join(
     know whether it is one of the first.
 
     `keys` is the file of keys of the run; a member prints it: `pccl.distributed.keys()`. None: that of PCCL_KEYS, if any.
+    `timeout`: of the process group, as for `init_process_group`.
     """
     with _bootstrap.meant_to_join(masters, begin=begin, keys=os.fspath(keys or "")):
         dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)

@@ -33,7 +33,7 @@ class CheckpointError(RuntimeError):
 
 
 def save(tree: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """Writes a dict of plain values and tensors to the folder `path`, which `load` and `torch.distributed.checkpoint` read.
+    """Writes `tree`, a dict of plain values and tensors, to a folder that `load` and `torch.distributed.checkpoint` read.
 
     Each tensor is an entry of the checkpoint, called by its keys joined with dots: `model.layer.weight`. All other values are
     in the entry "pccl". The folder is replaced at once when all is on the disk: after a crash it is the old one or the new one.

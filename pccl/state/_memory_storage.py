@@ -291,7 +291,8 @@ def drain(
 ) -> Metadata:
     """Writes the checkpoint that MemoryWriter has kept to disk, or to wherever a writer of torch brings it.
 
-    All ranks call it, each with a writer such as `FileSystemWriter(path)`; no model is needed. Each writes the items of parts
+    All ranks of `group` call it, each with a `storage_writer` such as `FileSystemWriter(path)`, and the `snapshots` of
+    MemoryWriter; no model is needed. Each writes the items of parts
     that it holds, and some of those that are computed. Returns the metadata. torch's CheckpointException on all ranks: as
     MemoryReader and the writer tell.
     """

@@ -47,11 +47,12 @@ _allowed = _Allowed()
 def allow(
     kind: type, to_tree: Callable[[Any], Any] | None = None, from_tree: Callable[[Any], Any] | None = None, *, name: str = ""
 ) -> None:
-    """Lets objects of a class travel between peers. Call it in all of them, before the state is shared.
+    """Lets objects of the class `kind` travel between peers. Call it in all of them, before the state is shared.
 
     `to_tree(object)` returns a plain tree, by default its `__dict__`. `from_tree(tree)` makes an object from one; by default the
     object is made without a call of `__init__`, and the tree becomes its `__dict__`. `name` tells the class to the other peers,
     by default its module and qualified name. Only `from_tree` runs on what another peer has sent: it must not trust the tree.
+    TypeError: `kind` is no class. The default `from_tree` raises TreeError for a tree that is no dict.
     """
     if not isinstance(kind, type):
         raise TypeError(f"allow: kind must be a class, not {kind!r}")
