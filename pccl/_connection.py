@@ -66,6 +66,9 @@ STATE_BYTES = 256
 WITHIN_MOST = 4_000_000
 """Seconds until a member has to be gone that it announces at most: the wire carries milliseconds in 32 bits."""
 
+NEWCOMERS_ONLY = 1
+"""The value of the vote of `are_peers_pending` where newcomers wait, no member leaves, and the run has as many as it needs."""
+
 _UNSET = (1 << 32) - 1
 """A limit of the number of members that the environment gives, or nobody."""
 
@@ -404,6 +407,12 @@ class Connection:
         limit = _UNSET if within is None else milliseconds("within", within, 0, WITHIN_MOST)
         call(self._handle, "pccl_ext_comm_leave", limit, at_update, name="leave")
 
+    def _offer(self, state: SharedState | None) -> None:
+        """Gives newcomers this state, which is that of the run, until another one or None takes its place."""
+        arguments = (_ffi.NULL, _ffi.NULL, False) if state is None else (state.to_c(), state._read_only(), True)
+        call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
+        self._state_to_copy = state  # C has let go of the one before
+
     def _on_notice(self, notice: Notice) -> None:
         with contextlib.suppress(PCCLError):  # not connected yet, or not any more
             self.leave(within=notice.seconds_left)
@@ -434,8 +443,12 @@ class Connection:
 
         The same answer on all accepted peers, for whom it waits. Admits nobody.
         """
+        return self._pending(timeout) != 0
+
+    def _pending(self, timeout: float | None = None) -> int:
+        """The vote of `are_peers_pending`: 0, NEWCOMERS_ONLY, or another number. The same on all members."""
         alone = self._asking, "another such call of this communicator"
-        return self._vote("pcclArePeersPending", "pccl_begin_pending", timeout, *alone) != 0
+        return self._vote("pcclArePeersPending", "pccl_begin_pending", timeout, *alone)
 
     def optimize_topology(self, *, timeout: float | None = None) -> None:
         """Orders each group's ring so that its slowest link is as fast as possible, by measuring the links not yet known.
@@ -539,7 +552,7 @@ class Connection:
     def _set_up(self, join_only: bool) -> None:
         call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
         if self._state_to_copy is not None:
-            arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only())
+            arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only(), False)
             call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
 
     def _connect_once(self, deadline: Deadline) -> None:

@@ -279,7 +279,7 @@ void program_vote_ended(struct pccl_sim *s, int slot, const struct member_action
     }
     if (kind == WIRE_VOTE_UPDATE) {
         pass_update(s, slot, action);
-    } else if (kind == WIRE_VOTE_PENDING && action->value == 1) {
+    } else if (kind == WIRE_VOTE_PENDING && action->value != 0) {
         vote(s, slot, WIRE_VOTE_UPDATE);
     } else if (kind == WIRE_VOTE_PENDING) {
         after_update(s, slot);

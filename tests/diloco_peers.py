@@ -42,6 +42,22 @@ class Trainee:
         self.comm = pccl.Communicator(address)
         self.diloco = getattr(pccl.diloco, kind)(self.model, self.comm, self.optimizer, **settings)
         self.log: list[Any] = []
+        self.synced: list[int] = []  # bytes that each sync has brought
+        sync = self.comm.sync_shared_state
+
+        def counting(*arguments: Any, **named: Any) -> Any:
+            info = sync(*arguments, **named)
+            self.synced.append(info.rx_bytes)
+            return info
+
+        self.comm.sync_shared_state = counting  # type: ignore[method-assign]
+
+    def pending(self) -> int:
+        return self.comm._pending()
+
+    def received(self) -> int:
+        """Bytes that syncs have brought so far."""
+        return sum(self.synced)
 
     def enter(self) -> tuple[str, int, int]:
         """Joins; gives its name and rank, and how many outer steps were made."""

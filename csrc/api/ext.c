@@ -158,11 +158,12 @@ pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t
     return set(comm, COMMUNICATOR_SET_LIMITS, &params, "the numbers of members are set");
 }
 
-pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only) {
+pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
+                                     bool gives) {
     REQUIRE_COMM(comm);
     if (shared_state != NULL && shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     if (shared_state != NULL) RETURN_IF_FAILED(api_check_state(shared_state));
-    return shared_state_set_precopy(comm->communicator, shared_state, read_only);
+    return shared_state_set_precopy(comm->communicator, shared_state, read_only, gives);
 }
 
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {

@@ -300,7 +300,8 @@ static void pass_votes(struct run *run) {
         invite(run);
         form_update(run);
     } else if (all_voted(run, WIRE_VOTE_PENDING)) {
-        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, is_short(table) || some_leave(table) || newcomers_wait(run));
+        bool others = is_short(table) || some_leave(table);
+        answer_vote(run, WIRE_VOTE_PENDING, pcclSuccess, others ? WIRE_PENDING_OTHERS : newcomers_wait(run));
     } else if (all_voted(run, WIRE_VOTE_OPTIMIZE)) {
         optimise(run);
     }

@@ -96,10 +96,16 @@ struct wire_vote {
     uint8_t kind;
 };
 
+enum wire_pending {
+    WIRE_PENDING_NONE,
+    WIRE_PENDING_NEWCOMERS, // and nothing else
+    WIRE_PENDING_OTHERS,    // a member leaves, or the run has too few; newcomers may wait, too
+};
+
 struct wire_outcome {
     uint8_t kind;   // wire_vote_kind
     uint8_t code;   // pcclResult_t
-    uint64_t value; // PENDING: 0 or 1
+    uint64_t value; // PENDING: wire_pending
 };
 
 struct wire_op_done {

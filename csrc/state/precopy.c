@@ -464,7 +464,7 @@ struct precopy *precopy_new(void) {
     return p;
 }
 
-void precopy_set_state(struct precopy *p, struct content *content) {
+void precopy_set_state(struct precopy *p, struct content *content, bool gives) {
     precopy_end_receiving(p);
     pthread_mutex_lock(&p->lock);
     p->gives = false;
@@ -474,6 +474,9 @@ void precopy_set_state(struct precopy *p, struct content *content) {
     p->content = content;
     pthread_mutex_unlock(&p->reading);
     content_free(before);
+    pthread_mutex_lock(&p->lock);
+    p->gives = gives && content != NULL;
+    pthread_mutex_unlock(&p->lock);
 }
 
 bool precopy_has_state(struct precopy *p) {

@@ -43,8 +43,8 @@ struct precopy *precopy_new(void);
 // Ends all streams, and joins their threads. NULL is allowed.
 void precopy_free(struct precopy *precopy);
 // The state that this peer copies or gives from now on; NULL: none. Takes the content, and frees the one before when no
-// thread reads it. Not while this peer receives.
-void precopy_set_state(struct precopy *precopy, struct content *content);
+// thread reads it. `gives`: it is that of the run, and is given at once. Not while this peer receives.
+void precopy_set_state(struct precopy *precopy, struct content *content, bool gives);
 bool precopy_has_state(struct precopy *precopy);
 // Whether there is a state, of which no sync has succeeded yet.
 bool precopy_is_new(struct precopy *precopy);

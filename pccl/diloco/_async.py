@@ -65,6 +65,9 @@ class AsyncDiLoCo(Trainer):
         self._begin_round()
         return self.last
 
+    def _copies_beside(self) -> bool:
+        return False
+
     def _outers(self) -> list[Outer]:
         return [self.outer]
 

@@ -7,7 +7,7 @@ import logging
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 from uuid import UUID
 
@@ -44,6 +44,10 @@ class Averaged:
     rx_bytes: int = 0
     not_finite: frozenset[UUID] = frozenset()
     """Members whose values had a NaN or an infinity, and counted with weight 0. Who dies before it tells so counts as zeros."""
+
+    def without(self, peers: frozenset[UUID]) -> Averaged:
+        """The same without these members, which had nothing to give."""
+        return replace(self, contributors=tuple(one._replace(peers=one.peers - peers) for one in self.contributors))
 
 
 class Average(Protocol):
@@ -94,7 +98,13 @@ class Averager:
         self._total_weight = weight if fits else 0.0
 
     def launch(
-        self, comm: Communicator, buffer: Tensor, weight: float | None = None, weights: dict[UUID, float] | None = None
+        self,
+        comm: Communicator,
+        buffer: Tensor,
+        weight: float | None = None,
+        weights: dict[UUID, float] | None = None,
+        *,
+        joiners: bool = False,
     ) -> Average:
         """Launches an average of `buffer`, contiguous fp32 on the CPU, which is replaced by it once `wait` has returned.
 
@@ -103,6 +113,8 @@ class Averager:
         weights are 0. The weights are exchanged before the launch, which waits for that: whoever is in a range, everyone knows
         its weight. `weights` are those that were exchanged before (`exchange`), if no member has come since. A peer that is
         alone has its own values as the average. After an error other than the death of members `buffer` is unspecified.
+
+        `joiners`: some members have just come, and give weight 0; where the others have no weights, these count 1 each this once.
 
         Values that are not finite count as zeros with weight 0. `wait` tells whose they were.
         """
@@ -116,10 +128,14 @@ class Averager:
             return _Sparse(self._sparse.average_async(comm, buffer, weight=own), buffer.numel(), refused)
         self._launched += 1
         options = self._compression.options((comm.uuid.int + self._launched) ^ self._tag)
+        equal = weight is None
+        if joiners and weight is None:
+            weight = 1.0
         if weight is None:
             return _Dense(comm, buffer, None, self._tag, options, self._feedback, finite=finite)
         weights = exchange(comm, weight) if weights is None else weights
-        feedback = self._feedback if self._weigh_residual(sum(weights.values())) else None
+        total = sum(weights.values())
+        feedback = self._feedback if (equal and total > 0) or self._weigh_residual(total) else None
         return _Dense(comm, buffer, weights, self._tag, options, feedback, finite=finite)
 
     def _weigh_residual(self, total: float) -> bool:

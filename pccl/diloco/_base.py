@@ -63,7 +63,7 @@ class Round:
     world_size: int
     """Members of the group after it."""
     admitted: bool
-    """Whether newcomers were let in after it."""
+    """Whether newcomers were let in before or after it."""
     repaired_bytes: int
     """State of this peer that was not the same as that of most members, and was replaced. The outer state never has to be."""
     tx_bytes: int
@@ -426,8 +426,14 @@ class Trainer(ABC):
             self._inside = False
             if closes:
                 self.communicator.close()
+            else:
+                self._membership.leave()
 
     # ---- for the methods ----
+
+    def _copies_beside(self) -> bool:
+        """Whether a joiner copies the outer state while it waits: not where all of that changes right before it is let in."""
+        return True
 
     @abstractmethod
     def _averagers(self) -> list[Averager]:
@@ -527,7 +533,9 @@ class Trainer(ABC):
             state._scalars = [scalar for one in collectors for scalar in one.scalars]
             state._checks = [check for one in collectors for check in one.checks]
         welcome = Welcome(self.model, self.state)
-        self._membership = Membership(self.communicator, self._shared, welcome, self._outer_step, self._shards)
+        self._membership = Membership(
+            self.communicator, self._shared, welcome, self._outer_step, self._shards, copies=self._copies_beside()
+        )
 
     def _meet(self, *, finishes: bool = False) -> Meeting:
         """Ends an outer step: all members get to the same state, those that come in here, too. `finishes`: nobody comes in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Unpack
+from uuid import UUID
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch import nn
 from pccl._communicator import Communicator
 from pccl.diloco._average import Averager
 from pccl.diloco._base import Arguments, Round, Trainer
+from pccl.diloco._membership import Meeting
 from pccl.diloco._outer import Outer, trained_parameters
 
 
@@ -81,12 +83,29 @@ class DiLoCo(Trainer):
     def _averagers(self) -> list[Averager]:
         return [self._averager]
 
+    def _copies_beside(self) -> bool:
+        return self._admits_early()
+
+    def _admits_early(self) -> bool:
+        """Whether joiners are let in before an outer step. With samples they cannot be: those of the step are committed first."""
+        return not self.state.data
+
     def _round(self) -> Round:
         began = time.monotonic()
+        here = frozenset(self.communicator.members)
+        early = self._membership.admit() if self._admits_early() else None
+        joiners = frozenset(self.communicator.members) - here if early else frozenset()
+        if early and early.rx_bytes:
+            self.outer.from_host()
         self.outer.pseudo_gradient(self._buffer)
+        return self._outer_step_made(began, self._own_weight(), early, joiners)
+
+    def _outer_step_made(self, began: float, weight: float | None, early: Meeting | None, joiners: frozenset[UUID]) -> Round:
+        """`early`: how members were let in before, who take part with weight 0; `joiners` are those among them that are known."""
         reducing = time.monotonic()
-        averaged = self._averager.launch(self.communicator, self._buffer, self._own_weight()).wait()
+        averaged = self._averager.launch(self.communicator, self._buffer, weight, joiners=early is not None).wait()
         reduced = time.monotonic()
+        averaged = averaged.without(joiners)
         self.outer.step(self._buffer, self.outer_lr, self.outer_momentum)
         self.outer.to_host()
         meeting_began = time.monotonic()
@@ -95,6 +114,8 @@ class DiLoCo(Trainer):
         if meeting.rx_bytes:
             self.outer.from_host()
         self.outer.write_model()
+        if early:
+            meeting = Meeting(True, early.tx_bytes + meeting.tx_bytes, early.rx_bytes + meeting.rx_bytes)
         return self._report(averaged, meeting, began=began, reduce_seconds=reduced - reducing, meet_seconds=met - meeting_began)
 
     def _leave(self) -> None:
@@ -103,4 +124,8 @@ class DiLoCo(Trainer):
 
     def _adopt(self) -> None:
         self.outer.from_host()
-        self.outer.write_model()
+        if self._membership.early:
+            self._buffer.zero_()
+            self._outer_step_made(time.monotonic(), 0.0, Meeting(True, 0, 0), frozenset())
+        else:
+            self.outer.write_model()

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pccl._communicator import Communicator
+from pccl._connection import NEWCOMERS_ONLY
 from pccl._enums import Attribute
 from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError
 from pccl._state import SharedState, SharedStateSyncInfo
@@ -54,14 +55,23 @@ class Membership:
     """This peer's part in the run: `shared` is what all members hold alike, `welcome` what else a joiner gets.
 
     `outer_step`, a tensor of one element, is part of `shared`. When a run begins, the members with the highest one pass their
-    state to the others. `shards`: how many processes hold a model together, each in a peer group of its own.
+    state to the others. `shards`: how many processes hold a model together, each in a peer group of its own. `copies`: a
+    peer copies `shared` from a member while it waits to be let in.
     """
 
     def __init__(
-        self, comm: Communicator, shared: SharedState, welcome: Welcome, outer_step: torch.Tensor, shards: int = 1
+        self,
+        comm: Communicator,
+        shared: SharedState,
+        welcome: Welcome,
+        outer_step: torch.Tensor,
+        shards: int = 1,
+        *,
+        copies: bool = False,
     ) -> None:
         self._comm = comm
         self._shards = shards
+        self._copies = copies
         self._shared = shared
         self._welcome = welcome
         self._outer_step = outer_step
@@ -71,6 +81,9 @@ class Membership:
         self._has_state = True  # False: a sync that failed may have overwritten parts of it
         self.joined = False
         """Whether the run was under way when this peer entered it."""
+        self.early = False
+        """Whether this peer was let in before an outer step, in which it then takes part."""
+        self._before_step = False  # this meeting is
 
     def enter(self, peers: torch.Tensor, begin: bool | None = None) -> bool:
         """Becomes a member, and waits, unless the run is under way, until it has `peers` members of all groups.
@@ -80,7 +93,9 @@ class Membership:
         """
         connects = not _is_connected(self._comm)
         if connects:
-            self._comm.connect(begin=begin)
+            self._comm.connect(begin=begin, state=self._shared if self._copies else None)
+        if self._copies:
+            self._comm._offer(None)  # a run that begins has no state yet
         self.meet(advances=False)
         pause = PAUSE_SECONDS
         said = time.monotonic()
@@ -93,7 +108,28 @@ class Membership:
                 _log.warning("waiting for peers: %d of the %d with which the run begins are here", here, int(peers))
             self.meet(advances=False)
         self._begun = True
+        if self._copies:
+            self._comm._offer(self._shared)
         return connects
+
+    def leave(self) -> None:
+        """Gives the shared state to newcomers no more. To be called where the communicator stays open."""
+        if self._copies:
+            with contextlib.suppress(PCCLError):
+                self._comm._offer(None)
+
+    def admit(self) -> Meeting | None:
+        """Lets newcomers in before an outer step is made, to the state that the last one has left. None: nobody waits.
+
+        They have copied that state, and take part in the outer step. If a member leaves, the meeting after the step lets it go.
+        """
+        if self._comm._pending() != NEWCOMERS_ONLY:
+            return None
+        self._before_step = True
+        try:
+            return self.meet(advances=False)
+        finally:
+            self._before_step = False
 
     def meet(self, *, advances: bool = True) -> Meeting:
         """Lets in who waits, and makes the shared state the same bytes on all members. Waits for all of them.
@@ -210,7 +246,7 @@ class Membership:
                 if not givers:
                     raise _no_state(None)
                 is_giver = comm.rank == givers[0]
-                own = self._welcome.give() if is_giver else None
+                own = self._welcome.give(early=self._before_step) if is_giver else None
                 body = broadcast_bytes(functools.partial(comm.broadcast, root=givers[0]), own)
                 self._share(decode(body), is_giver=is_giver, takes=takes and not is_giver)
                 return
@@ -227,6 +263,7 @@ class Membership:
         self._sync_entries(own if same or takes else own.fitted(told["buffers"], copy=True), gives=same)
         if takes:
             self._welcome.take(told)
+            self.early = told["early"]
 
     def _sync_entries(self, entries: Entries, *, gives: bool) -> None:
         reached = entries.sync(self._comm, self._revision + 1 if gives else 0)

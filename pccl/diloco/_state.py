@@ -93,11 +93,11 @@ class Welcome:
         """The buffers, which are each member's own."""
         return Entries(buffers(self._model))
 
-    def give(self) -> bytes:
-        """All but the tensors, for `take` in another process."""
+    def give(self, *, early: bool = False) -> bytes:
+        """All but the tensors, for `take` in another process; and whether that is let in before an outer step."""
         own = self.buffers()
         layouts = {"frozen": self.frozen().layout(), "buffers": own.layout(), "digest": digest(own)}
-        return bytes(encode({**layouts, "objects": self._objects(), "extra": extra_states(self._model)}))
+        return bytes(encode({**layouts, "early": early, "objects": self._objects(), "extra": extra_states(self._model)}))
 
     def prepare(self, told: Mapping[str, Any]) -> None:
         """At a joiner, before it gets the tensors: ValueError names what its model or its state has of another kind."""

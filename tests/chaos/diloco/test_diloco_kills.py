@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from diloco_peers import Peer, run
+from diloco_peers import Peer, contributing, run
 from diloco_reference import Nesterov, Worker, flat, make_model
 
 WIDTH = 1_500_000
@@ -76,6 +76,40 @@ def test_fragments_under_way_go_on_without_those_who_die():
             for peer in others:
                 peer.tell("train", 1)
         assert {name for _, _, names in first["ranges"] for name in names} == {peer.name for peer in others}
+
+
+def all_answer(peers: list[Peer], method: str) -> list:
+    """What all of them answer, which are told at once."""
+    for peer in peers:
+        peer.tell(method)
+    return [peer.answer() for peer in peers]
+
+
+def test_a_newcomer_copies_before_the_outer_step_and_takes_part_in_it():
+    """The members' average is what it is without it, to the bit, and its first sync brings less than a leaf."""
+    settings = {"width": 12_000, "sync_every": 2}
+    parities = []
+    for joins in (False, True):
+        with run(2, **settings) as (master, peers):
+            newcomer = Peer(master.address, 2, seed=7, **settings)
+            try:
+                if joins:
+                    newcomer.tell("enter")
+                    while 1 not in all_answer(peers, "pending"):
+                        pass
+                first = all_answer(peers, "round")
+                assert [one["admitted"] for one in first] == [joins] * 2
+                assert all(contributing(one, peers) == [peer.worker for peer in peers] for one in first)
+                parities += [one["parity"] for one in first]
+                if joins:
+                    assert newcomer.entered() == 1
+                    assert newcomer.ask("received") < 256 << 10 < newcomer.ask("parameters").nbytes
+                    second = all_answer([*peers, newcomer], "round")
+                    assert len({one["parity"] for one in second}) == 1
+                    assert all(sorted(contributing(one, [*peers, newcomer])) == [0, 1, 2] for one in second)
+            finally:
+                newcomer.kill()
+    assert len(set(parities)) == 1
 
 
 @pytest.mark.parametrize("kind", ["DiLoCo", "AsyncDiLoCo", "StreamingDiLoCo"])

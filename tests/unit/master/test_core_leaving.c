@@ -15,7 +15,7 @@ static void test_leaving(void) {
     leaving('b', 2000, true);
     LEAVING("abc", 'b', 2000, true);
     vote("abc", WIRE_VOTE_PENDING);
-    OUTCOME("abc", PENDING, pcclSuccess, 1);
+    OUTCOME("abc", PENDING, pcclSuccess, 2);
     vote("ab", WIRE_VOTE_UPDATE);
     CHECK(quiet("abc"));
     vote("c", WIRE_VOTE_UPDATE);
@@ -71,7 +71,7 @@ static void test_leaving(void) {
     EPOCH("abc", UPDATE, 3, 3, "abc");
     LEAVING("abc", 'a', 600, true); // for the newcomer
     vote("abc", WIRE_VOTE_PENDING);
-    OUTCOME("abc", PENDING, pcclSuccess, 1);
+    OUTCOME("abc", PENDING, pcclSuccess, 2);
     vote("abc", WIRE_VOTE_UPDATE);
     LEFT('a');
     EPOCH("bc", LOSS, 4, 4, "bc");

@@ -8,7 +8,7 @@ static void test_least(void) {
     join('a', 0); // connect does not wait
     EPOCH("a", UPDATE, 1, 1, "a");
     vote("a", WIRE_VOTE_PENDING);
-    OUTCOME("a", PENDING, pcclSuccess, 1);
+    OUTCOME("a", PENDING, pcclSuccess, 2);
     vote("a", WIRE_VOTE_UPDATE);
     join('b', 0);
     CHECK(quiet("ab"));
@@ -35,7 +35,7 @@ static void test_least(void) {
     die('c');
     EPOCH("a", LOSS, 5, 5, "a");
     vote("a", WIRE_VOTE_PENDING);
-    OUTCOME("a", PENDING, pcclSuccess, 1);
+    OUTCOME("a", PENDING, pcclSuccess, 2);
     end();
 
     begin("the vote fails on all alike when the time is over, and the next one waits anew");
