@@ -79,7 +79,7 @@ class Communicator(NamedCollectives):
     authorities that are trusted (docs/security.md). They are read again when they have changed. None: the files that PCCL_CERT,
     PCCL_KEY and PCCL_CA name. ValueError: one of them without the others, or with `keys`.
 
-    `events` is the path of a file for the last events of this peer, or of a directory, as of PCCL_EVENTS (docs/monitoring.md);
+    `events` is the path of a file for the last events of this peer, or of a directory, as of PCCL_EVENTS (docs/events.md);
     False: none are kept.
 
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for

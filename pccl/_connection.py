@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandl
 from pccl._collectives import CollectiveOp, Tags
 from pccl._credentials import credentials
 from pccl._enums import Attribute
-from pccl._errors import ConnectError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for
+from pccl._errors import ArgumentError, ConnectError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for
 from pccl._files import PATH_BYTES, event_file
 from pccl._groups import Group, members_of, uuid_of
 from pccl._handle import Events
@@ -71,6 +72,9 @@ NEWCOMERS_ONLY = 1
 
 _UNSET = (1 << 32) - 1
 """A limit of the number of members that the environment gives, or nobody."""
+
+NUMBERS_MOST = 16
+"""Of a program, in one report."""
 
 SHOWN_TAGS = 8
 """In a text."""
@@ -312,9 +316,30 @@ class Connection:
         """What `contributors` call this peer. Every connection gives a new one; all 0 before the first."""
         return uuid_of(self._handle)
 
+    def report(self, **numbers: float) -> None:
+        """Puts numbers of the program beside those of the library, such as `comm.report(loss=loss, tokens=tokens)`.
+
+        `pccl top`, `pccl web`, `/metrics`, `diagnose` and the events show the newest. Does not wait. The master hears of them at
+        most five times a second; further calls are recorded here alone. Names have 1 to 32 ASCII letters, digits and
+        underscores, and there are at most 16: ArgumentError otherwise, and for what is no number. NaN is a number.
+        """
+        if len(numbers) > NUMBERS_MOST:
+            raise ArgumentError(f"report takes at most {NUMBERS_MOST} numbers, not {len(numbers)}")
+        for name, value in numbers.items():
+            if not re.fullmatch(r"[A-Za-z0-9_]{1,32}", name):
+                raise ArgumentError(f"the name of a number must have 1 to 32 letters, digits and underscores, not {name!r}")
+            if isinstance(value, (bool, str, bytes)):
+                raise ArgumentError(f"{name} must be a number, not {value!r}")
+        try:
+            values = _ffi.new("double[]", [float(value) for value in numbers.values()])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ArgumentError(f"report takes numbers alone: {error}") from None
+        names = [_ffi.new("char[]", name.encode()) for name in numbers]
+        call(self._handle, "pccl_ext_comm_report", _ffi.new("char *[]", names), values, len(names))
+
     @property
     def event_file(self) -> str | None:
-        """Path of the file with the last events of this peer (docs/monitoring.md). None: not connected yet, or there is none."""
+        """Path of the file with the last events of this peer (docs/events.md). None: not connected yet, or there is none."""
         out = _ffi.new("char[]", PATH_BYTES)
         call(self._handle, "pccl_ext_comm_events", out, PATH_BYTES)
         return os.fsdecode(_ffi.string(out)) or None

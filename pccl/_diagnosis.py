@@ -93,11 +93,15 @@ def _take(pointer: Any) -> Diagnosis:
         members = tuple(_member(pointer.members[i]) for i in range(pointer.member_count))
         edges = tuple(_edge(pointer.edges[i], members) for i in range(pointer.edge_count))
         limit, counts = pointer.heartbeat_limit_s, (pointer.counts_only, pointer.peer_count, pointer.epoch)
+        further = pointer.generation, pointer.votes
+        for i in range(pointer.number_count):
+            number = pointer.numbers[i]
+            members[number.member].report[_ffi.string(number.name).decode()] = number.value
     finally:
         _C.pcclDiagnosisFree(pointer)
     findings, begins = find(members, edges, limit)
     members = tuple(replace(member, begins_seconds=late) for member, late in zip(members, begins, strict=True))
-    return Diagnosis(tuple(findings), members, edges, limit, *counts)
+    return Diagnosis(tuple(findings), members, edges, limit, *counts, *further)
 
 
 def _uuid(uuid: Any) -> UUID:

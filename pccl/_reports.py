@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -71,6 +72,7 @@ class MemberReport:
     still_seconds: float  # since anything of an op came, went or ended
     begins_seconds: float  # how much later than the first of its group it begins an op, on average
     name: str = ""  # what logs call it; empty: it has none
+    report: dict[str, float] = field(default_factory=dict)  # numbers of its program (Communicator.report)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,8 @@ class Diagnosis:
     counts_only: bool = False  # the master takes the caller for a stranger, and told no more than the two counts below
     peer_count: int = 0  # members of the run; 0: the master serves no run
     epoch: int = 0  # in force
+    generation: int = 0  # of the master; grows with each master of the run
+    votes: int = 0  # that have ended in the run
 
     def to_json(self) -> dict[str, Any]:
         """The same in what `json` writes: ids as text, kinds in lower case."""
@@ -120,6 +124,8 @@ class Diagnosis:
             "counts_only": self.counts_only,
             "peer_count": self.peer_count,
             "epoch": self.epoch,
+            "generation": self.generation,
+            "votes": self.votes,
         }
 
     def __str__(self) -> str:
@@ -128,11 +134,21 @@ class Diagnosis:
         return "\n".join(finding.text for finding in self.findings) or "no finding: nothing slows operations down"
 
 
+def finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """Numbers of a program as JSON has them: None in place of NaN and infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
 def _plain(item: Any) -> dict[str, Any]:
-    return {
-        name: str(value) if isinstance(value, UUID) else value.name.lower() if isinstance(value, FindingKind) else value
-        for name, value in asdict(item).items()
-    }
+    return {name: _plain_value(value) for name, value in asdict(item).items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, FindingKind):
+        return value.name.lower()
+    return finite(value) if isinstance(value, dict) else value
 
 
 publish(globals())

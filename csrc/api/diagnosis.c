@@ -17,6 +17,7 @@ struct answer {
     struct wire_matrix matrix;
     struct wire_matrix_member members[WIRE_MAX_MEMBERS];
     struct wire_matrix_edge edges[WIRE_MAX_EDGES];
+    struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
 };
 
 static double seconds(uint64_t us) { return (double)us / 1e6; }
@@ -104,7 +105,8 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
 // Carries the turn of one master on until `until_ns`. True: it has answered.
 static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
     struct wire_matrix *matrix = &query->answer.matrix;
-    *matrix = (struct wire_matrix){.members = query->answer.members, .edges = query->answer.edges};
+    *matrix = (struct wire_matrix){
+        .members = query->answer.members, .edges = query->answer.edges, .numbers = query->answer.numbers};
     query->error = query->asked == NULL ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
                                                              query->own ? &query->self : NULL, &query->asked)
                                         : 0;
@@ -201,14 +203,23 @@ static pcclResult_t make(const struct answer *answer, pcclDiagnosis_t **out) {
             .edge_count = matrix->edge_count,
             .members = calloc(matrix->member_count + 1, sizeof *made->members),
             .edges = calloc(matrix->edge_count + 1, sizeof *made->edges),
+            .generation = matrix->generation,
+            .votes = matrix->votes,
+            .number_count = matrix->number_count,
+            .numbers = calloc(matrix->number_count + 1, sizeof *made->numbers),
         };
     }
-    if (made == NULL || made->members == NULL || made->edges == NULL) {
+    if (made == NULL || made->members == NULL || made->edges == NULL || made->numbers == NULL) {
         pcclDiagnosisFree(made);
         return detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
     }
     for (size_t i = 0; i < made->member_count; i++) take_member(&matrix->members[i], &made->members[i]);
     for (size_t i = 0; i < made->edge_count; i++) take_edge(&matrix->edges[i], &made->edges[i]);
+    for (size_t i = 0; i < made->number_count; i++) {
+        made->numbers[i].member = matrix->numbers[i].member;
+        made->numbers[i].value = matrix->numbers[i].number.value;
+        memcpy(made->numbers[i].name, matrix->numbers[i].number.name, sizeof matrix->numbers[i].number.name);
+    }
     *out = made;
     return pcclSuccess;
 }
@@ -235,6 +246,7 @@ void pcclDiagnosisFree(pcclDiagnosis_t *diagnosis) {
     if (diagnosis == NULL) return;
     free(diagnosis->members);
     free(diagnosis->edges);
+    free(diagnosis->numbers);
     free(diagnosis);
 }
 

@@ -126,10 +126,26 @@ pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capa
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *name, double value) {
+pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *const *names, const double *values,
+                                  size_t count) {
+    struct wire_numbers numbers = {.count = (uint32_t)count};
     REQUIRE_COMM(comm);
-    REQUIRE_NOT_NULL(name);
-    communicator_report(comm->communicator, name, value);
+    REQUIRE_NOT_NULL(names);
+    REQUIRE_NOT_NULL(values);
+    if (count > WIRE_MAX_NUMBERS)
+        return detail_fail(pcclInvalidArgument, "%zu numbers are more than %d", count, WIRE_MAX_NUMBERS);
+    for (size_t i = 0; i < count; i++) {
+        REQUIRE_NOT_NULL(names[i]);
+        size_t length = strnlen(names[i], WIRE_MAX_NUMBER_NAME + 1);
+        if (!wire_is_number_name(names[i], length))
+            return detail_fail(pcclInvalidArgument,
+                               "the name of a number must have 1 to %d letters, digits and "
+                               "underscores",
+                               WIRE_MAX_NUMBER_NAME);
+        memcpy(numbers.list[i].name, names[i], length);
+        numbers.list[i].value = values[i];
+    }
+    communicator_report(comm->communicator, &numbers);
     return pcclSuccess;
 }
 

@@ -114,8 +114,10 @@ pcclResult_t pccl_ext_comm_set_insecure(pcclComm_t *comm, bool insecure);
 pcclResult_t pccl_ext_comm_set_events(pcclComm_t *comm, const char *path);
 // Writes the path of that file, cut to `capacity`; "" if there is none.
 pcclResult_t pccl_ext_comm_events(const pcclComm_t *comm, char *out, size_t capacity);
-// Records a number of the program. The name has at most 55 bytes.
-pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *name, double value);
+// Records numbers of the program in its flight recorder, and tells them to the master, unless that was done in the last
+// 200 ms. Names have 1 to 32 letters, digits and underscores. At most 16: pcclInvalidArgument. They take the place of
+// those of earlier calls at the master.
+pcclResult_t pccl_ext_comm_report(const pcclComm_t *comm, const char *const *names, const double *values, size_t count);
 // Announces that this member leaves, within `within_ms`; UINT32_MAX: that is not known. All members are told
 // (pccl_ext_comm_leaving). `at_update`: the next update_topology that all call takes it out and ends here with
 // pcclLeft; no operation is under way then, so none is aborted. Otherwise it is up to the caller to leave. It may be

@@ -147,7 +147,7 @@ static int by_age(const void *a, const void *b) {
     return x->at_s < y->at_s ? -1 : x->at_s > y->at_s;
 }
 
-// As the kernel writes it (getdents64). A DIR would have a descriptor of its own, which no fork handler closes.
+// Entry of a directory, as the kernel writes it (getdents64). No fork handler closes the descriptor of a DIR.
 struct entry {
     uint64_t inode;
     int64_t next;

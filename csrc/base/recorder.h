@@ -67,7 +67,7 @@ struct recorder_operation {
     const uint8_t (*ids)[RECORDER_ID_BYTES]; // of the members of a subgroup, or NULL
 };
 
-// What an operation is called in the epoch in which it begins.
+// Name of an operation in the epoch in which it begins.
 struct recorder_beginning {
     uint64_t epoch;
     uint32_t sequence;

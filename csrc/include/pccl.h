@@ -534,6 +534,13 @@ typedef struct pcclDiagnosisEdge_t {
     const char *reason;              // why so many do; static
 } pcclDiagnosisEdge_t;
 
+// A number of a member's program (in Python: Communicator.report).
+typedef struct pcclDiagnosisNumber_t {
+    uint32_t member; // its place in the list of members
+    char name[40];
+    double value;
+} pcclDiagnosisNumber_t;
+
 typedef struct pcclDiagnosis_t {
     double heartbeat_limit_s;
     bool counts_only;    // the master told a stranger no more than the two counts below
@@ -542,6 +549,9 @@ typedef struct pcclDiagnosis_t {
     size_t member_count, edge_count;
     pcclDiagnosisMember_t *PCCL_NULLABLE members; // in the order of the ring, group by group
     pcclDiagnosisEdge_t *PCCL_NULLABLE edges;     // of very many members, a part
+    uint64_t generation, votes; // of the master, which grows with each master of the run; votes that have ended
+    size_t number_count;
+    pcclDiagnosisNumber_t *PCCL_NULLABLE numbers; // likewise
 } pcclDiagnosis_t;
 
 // Asks the master what the members have seen of their ops and of each other in the last seconds. The caller frees *out

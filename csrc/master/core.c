@@ -222,6 +222,7 @@ union message {
     struct wire_sync_done sync_done;
     struct wire_telemetry telemetry;
     struct wire_precopy precopy;
+    struct wire_numbers numbers;
 };
 
 static bool decode(struct run *run, const struct wire_header *header, const uint8_t *body, union message *out) {
@@ -240,6 +241,7 @@ static bool decode(struct run *run, const struct wire_header *header, const uint
     case WIRE_SYNC_DONE: return wire_decode_sync_done(body, length, &out->sync_done);
     case WIRE_TELEMETRY: return wire_decode_telemetry(body, length, &out->telemetry);
     case WIRE_PRECOPY: return wire_decode_precopy(body, length, &out->precopy);
+    case WIRE_NUMBERS: return wire_decode_numbers(body, length, &out->numbers);
     default: return true;
     }
 }
@@ -266,6 +268,7 @@ static void on_member_message(struct run *run, struct peer_record *peer, const s
         return;
     case WIRE_SYNC_VOTE: rounds_vote(&run->rounds, table, peer, &message->sync_vote); return;
     case WIRE_SYNC_DONE: rounds_done(&run->rounds, table, peer, &message->sync_done); return;
+    case WIRE_NUMBERS: matrix_note_numbers(&run->matrix, table, peer, &message->numbers); return;
     case WIRE_TELEMETRY: matrix_note(&run->matrix, table, peer, &message->telemetry); return;
     default:
         membership_expel(table, peer, "it sent %s, which is not a message for masters", wire_type_name(header->type));
@@ -510,7 +513,7 @@ void core_describe(struct master_core *core, int64_t now_ns, const struct wire_h
                    bool trusted, struct wire_buffer *out) {
     struct membership *table = &core->run.table;
     if (trusted || proves_member(table, header, body))
-        matrix_describe(&core->run.matrix, table, now_ns, out);
+        matrix_describe(&core->run.matrix, table, core->run.votes_ended, now_ns, out);
     else
         matrix_count(table, out);
 }

@@ -422,9 +422,10 @@ static void conn_read(struct master *master, struct conn *conn) {
                                        : "its connection broke");
             return;
         }
-        // A broken connection must end soon, whatever it has sent. TELEMETRY comes from the data plane and goes on even
-        // if the peer's control thread hangs.
-        if (conn->state == CONN_KNOWN && !conn->broken && conn_in_type(&conn->in) != WIRE_TELEMETRY)
+        // A broken connection must end soon, whatever it has sent. TELEMETRY and NUMBERS come from other threads and go
+        // on even if the peer's control thread hangs.
+        uint16_t type = conn_in_type(&conn->in);
+        if (conn->state == CONN_KNOWN && !conn->broken && type != WIRE_TELEMETRY && type != WIRE_NUMBERS)
             core_heard(conn->run->core, master->now_ns, index_of(master, conn));
         take_frames(master, conn);
         if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;

@@ -200,16 +200,29 @@ static void note_fresh(struct matrix_row *row, const struct wire_telemetry *told
     }
 }
 
-void matrix_note(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
-                 const struct wire_telemetry *told) {
+// The row of a member, made if there is none. NULL: memory was refused.
+static struct matrix_row *own_row(struct matrix *matrix, struct membership *table, const struct peer_record *peer) {
     struct matrix_row **row = &matrix->rows[membership_slot(table, peer)];
     if (*row == NULL) *row = calloc(1, sizeof **row);
-    if (*row == NULL) return;
+    if (*row == NULL) return NULL;
     if (!wire_id_equal(&(*row)->id, &peer->member.id)) **row = (struct matrix_row){.id = peer->member.id};
-    (*row)->told_ns = table->now_ns;
-    merge(*row, told);
-    add_ops(*row, &told->ops);
-    note_fresh(*row, told);
+    return *row;
+}
+
+void matrix_note(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
+                 const struct wire_telemetry *told) {
+    struct matrix_row *row = own_row(matrix, table, peer);
+    if (row == NULL) return;
+    row->told_ns = table->now_ns;
+    merge(row, told);
+    add_ops(row, &told->ops);
+    note_fresh(row, told);
+}
+
+void matrix_note_numbers(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
+                         const struct wire_numbers *told) {
+    struct matrix_row *row = own_row(matrix, table, peer);
+    if (row != NULL) row->numbers = *told;
 }
 
 static const struct matrix_row *row_of(const struct matrix *matrix, const struct membership *table,
@@ -281,7 +294,7 @@ static void describe_member(const struct matrix_row *row, const struct peer_reco
                             struct wire_matrix_member *out) {
     *out = (struct wire_matrix_member){
         .member = peer->member, .silent_us = since_us(peer->heard.at_ns, now_ns), .told_us = WIRE_MOST_SEEN};
-    if (row == NULL) return;
+    if (row == NULL || row->told_ns == 0) return; // numbers alone
     out->told_us = since_us(row->told_ns, now_ns);
     if (out->told_us < out->silent_us) out->silent_us = out->told_us;
     out->ops = row->sums.ops;
@@ -295,17 +308,28 @@ static void describe_member(const struct matrix_row *row, const struct peer_reco
     out->ops.processor_us = bounded(out->ops.processor_us);
 }
 
-static void make_answer(const struct matrix *matrix, struct membership *table, int64_t now_ns,
+static void tell_numbers(const struct matrix_row *row, uint16_t place, struct wire_matrix *answer) {
+    for (uint32_t i = 0; i < row->numbers.count && answer->number_count < WIRE_MAX_NUMBERS_TOLD; i++)
+        answer->numbers[answer->number_count++] = (struct wire_matrix_number){place, row->numbers.list[i]};
+}
+
+static void make_answer(const struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                         struct wire_buffer *out) {
-    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS), .epoch = table->number};
+    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
+                                 .epoch = table->number,
+                                 .generation = table->generation,
+                                 .votes = votes};
     uint32_t each = table->count == 0 ? 0 : WIRE_MAX_EDGES / table->count;
     if (each < EDGES_LEAST) each = EDGES_LEAST;
     answer.members = calloc(table->count + 1, sizeof *answer.members);
     answer.edges = calloc(WIRE_MAX_EDGES, sizeof *answer.edges);
-    for (uint32_t i = 0; i < table->count && answer.members != NULL && answer.edges != NULL; i++) {
+    answer.numbers = calloc(WIRE_MAX_NUMBERS_TOLD, sizeof *answer.numbers);
+    bool made = answer.members != NULL && answer.edges != NULL && answer.numbers != NULL;
+    for (uint32_t i = 0; i < table->count && made; i++) {
         const struct peer_record *peer = table->order[i];
         const struct matrix_row *row = row_of(matrix, table, peer);
         describe_member(row, peer, now_ns, &answer.members[answer.member_count++]);
+        if (row != NULL) tell_numbers(row, (uint16_t)i, &answer);
         for (uint32_t k = 0, told = 0; row != NULL && k < row->sums.count && told < each; k++) {
             struct wire_matrix_edge edge = {.from = (uint16_t)i, .seen = row->sums.others[k].seen};
             if (answer.edge_count == WIRE_MAX_EDGES || !place_of(table, peer, &row->sums.others[k].id, &edge.to))
@@ -318,6 +342,7 @@ static void make_answer(const struct matrix *matrix, struct membership *table, i
     wire_encode_matrix(out, membership_header(table), &answer);
     free(answer.members);
     free(answer.edges);
+    free(answer.numbers);
 }
 
 void matrix_count(const struct membership *table, struct wire_buffer *out) {
@@ -328,11 +353,12 @@ void matrix_count(const struct membership *table, struct wire_buffer *out) {
     wire_encode_matrix(out, (struct wire_header){0}, &answer);
 }
 
-void matrix_describe(struct matrix *matrix, struct membership *table, int64_t now_ns, struct wire_buffer *out) {
+void matrix_describe(struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
+                     struct wire_buffer *out) {
     bool fresh = matrix->answered_ns != 0 && now_ns - matrix->answered_ns < MATRIX_ANSWER_MS * MS_NS;
     if (!fresh) {
         wire_buffer_fini(&matrix->answer);
-        make_answer(matrix, table, now_ns, &matrix->answer);
+        make_answer(matrix, table, votes, now_ns, &matrix->answer);
         matrix->answered_ns = matrix->answer.failed ? 0 : now_ns;
     }
     wire_buffer_append(out, &matrix->answer);

@@ -44,6 +44,7 @@ struct matrix_row {
     uint64_t epoch;
     uint32_t reports;            // since matrix_look
     struct wire_telemetry fresh; // plain sums since then
+    struct wire_numbers numbers; // the last that its program has told
 };
 
 // All zero at the beginning.
@@ -56,6 +57,9 @@ struct matrix {
 void matrix_fini(struct matrix *matrix);
 void matrix_note(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
                  const struct wire_telemetry *told);
+// Keeps the numbers of a member's program, in place of those before.
+void matrix_note_numbers(struct matrix *matrix, struct membership *table, const struct peer_record *peer,
+                         const struct wire_numbers *told);
 // Writes the measurements of each edge of a group since its group epoch began, count x count; `edges` has room for
 // them. Returns false if too little is new since it last returned true, or if the group has more members than
 // WEIGHTS_MOST.
@@ -65,7 +69,8 @@ bool matrix_look(struct matrix *matrix, struct membership *table, const struct p
 void matrix_count(const struct membership *table, struct wire_buffer *out);
 // Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most: the
 // members of the epoch in force, and what they see of each other. Of very many members each tells of a few alone, its
-// neighbours in the ring first.
-void matrix_describe(struct matrix *matrix, struct membership *table, int64_t now_ns, struct wire_buffer *out);
+// neighbours in the ring first. `votes`: how many have ended in the run.
+void matrix_describe(struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
+                     struct wire_buffer *out);
 
 #endif

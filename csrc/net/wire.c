@@ -29,7 +29,9 @@ enum {
     SEEN = 14 * 8 + 2 + 1,
     OPS_SEEN = 8 * 8,
     MATRIX_MEMBER = MEMBER + 2 * 8 + OPS_SEEN + 4,
-    MATRIX = 4 + 1 + 4 + 8 + 4 + 4,
+    MATRIX = 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4,
+    NUMBER = 1 + WIRE_MAX_NUMBER_NAME + 8,
+    MATRIX_NUMBERS = WIRE_MAX_NUMBERS_TOLD * (2 + NUMBER),
     MATRIX_EDGE = 2 + 2 + SEEN,
     RESUME = HELLO + NAME + 8 + 8 + 16 + 1 + SYNC_VOTE + 1 + 1 + 1 + 8 + ENDED_VOTE + EPOCH + 4 + 4 + QUORUM +
         WIRE_SIGNATURE_BYTES,
@@ -94,7 +96,7 @@ static const struct {
     EXACT(SYNC_DIFFERS, 8 + 8),
     RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),
     RANGE(DIAGNOSE, 0, ID + 16),
-    RANGE(MATRIX, MATRIX, MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE),
+    RANGE(MATRIX, MATRIX, MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS),
     EXACT(CANCEL, OP_NAME),
     RANGE(RUN, 1 + 1, WIRE_MAX_RUN - 1),
     EXACT(LEAVING, ID + 4 + 1),
@@ -103,6 +105,7 @@ static const struct {
     RANGE(RUNS_ARE, 4, WIRE_MAX_RUNS * (1 + WIRE_MAX_RUN + 4)),
     EXACT(PRECOPY, 1),
     RANGE(DONORS, 4, WIRE_MAX_DONORS *(ID + REACH + ADDRESSES)),
+    RANGE(NUMBERS, 4, WIRE_MAX_NUMBERS *NUMBER),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
     DATA(READY),
@@ -133,12 +136,27 @@ _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdi
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
-_Static_assert(MATRIX + MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE <= WIRE_MAX_CONTROL_BYTES,
+_Static_assert(MATRIX + MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS <= WIRE_MAX_CONTROL_BYTES,
                "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }
 
 const char *wire_type_name(uint16_t type) { return type_known(type) ? types[type].name : "unknown"; }
+
+// ---- names ----
+
+static bool is_made_of(const char *chars, size_t length, size_t most, const char *further) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    for (size_t i = 0; i < length; i++)
+        if (chars[i] == 0 || (strchr(letters, chars[i]) == NULL && strchr(further, chars[i]) == NULL)) return false;
+    return length >= 1 && length <= most;
+}
+
+bool wire_is_run_name(const char *chars, size_t length) { return is_made_of(chars, length, WIRE_MAX_RUN, ".-"); }
+
+bool wire_is_number_name(const char *chars, size_t length) {
+    return is_made_of(chars, length, WIRE_MAX_NUMBER_NAME, "");
+}
 
 // ---- headers ----
 

@@ -44,6 +44,9 @@ enum {
     WIRE_MAX_SEEN = 32,            // other members that one TELEMETRY speaks of
     WIRE_MAX_DONORS = 16,          // in one DONORS
     WIRE_MAX_EDGES = 992,          // in one MATRIX: all of 32 members
+    WIRE_MAX_NUMBERS = 16,         // of a member's program
+    WIRE_MAX_NUMBER_NAME = 32,     // bytes of the name of one
+    WIRE_MAX_NUMBERS_TOLD = 2048,  // in one MATRIX
 };
 
 enum wire_type {
@@ -96,6 +99,7 @@ enum wire_type {
     WIRE_RUNS_ARE, // the answer
     WIRE_PRECOPY,  // newcomer -> master: I copy the state before I am admitted, or have done so
     WIRE_DONORS,   // master -> newcomer: the members that it may copy the state from
+    WIRE_NUMBERS,  // peer -> master: numbers of my program, such as its loss
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted
@@ -249,6 +253,10 @@ CURSOR_INLINE void wire_visit_fingerprint(struct cursor *c, struct wire_fingerpr
     cursor_u8(c, &fingerprint->mode);
 }
 
+// Whether these bytes are the name of a run: 1 to WIRE_MAX_RUN letters, digits, dots, lines and underscores.
+bool wire_is_run_name(const char *chars, size_t length);
+// Whether these bytes are the name of a number: 1 to WIRE_MAX_NUMBER_NAME letters, digits and underscores.
+bool wire_is_number_name(const char *chars, size_t length);
 bool wire_id_equal(const struct wire_id *a, const struct wire_id *b);
 int wire_id_compare(const struct wire_id *a, const struct wire_id *b);
 bool wire_hash_equal(const struct wire_hash *a, const struct wire_hash *b);

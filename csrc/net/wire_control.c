@@ -71,13 +71,6 @@ static void visit_name(struct cursor *c, struct wire_name *name) {
     if (cursor_judges(c)) cursor_expect(c, peer_name_is_clean(name->chars, length));
 }
 
-bool wire_is_run_name(const char *chars, size_t length) {
-    static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
-    for (size_t i = 0; i < length; i++)
-        if (chars[i] == 0 || strchr(good, chars[i]) == NULL) return false;
-    return length >= 1 && length <= WIRE_MAX_RUN;
-}
-
 static bool names_twice(const struct wire_epoch *epoch) {
     uint16_t sorted[WIRE_MAX_MEMBERS];
     wire_sort_members(epoch->members, epoch->count, sorted);
@@ -455,6 +448,23 @@ static void visit_diagnose(struct cursor *c, struct wire_diagnose *m) {
     cursor_bytes(c, m->secret, sizeof m->secret);
 }
 
+static void visit_program_number(struct cursor *c, struct wire_number *number) {
+    uint8_t length = c->writes ? (uint8_t)strnlen(number->name, WIRE_MAX_NUMBER_NAME) : 0;
+    uint64_t bits = 0;
+    if (c->writes) memcpy(&bits, &number->value, sizeof bits);
+    if (!c->writes) *number = (struct wire_number){.value = 0};
+    cursor_range(c, &length, 1, WIRE_MAX_NUMBER_NAME);
+    if (!c->bad) cursor_bytes(c, number->name, length);
+    if (cursor_judges(c)) cursor_expect(c, wire_is_number_name(number->name, length));
+    cursor_u64(c, &bits);
+    if (!c->writes) memcpy(&number->value, &bits, sizeof bits);
+}
+
+static void visit_numbers(struct cursor *c, struct wire_numbers *m) {
+    cursor_count(c, &m->count, WIRE_MAX_NUMBERS);
+    EACH(c, i, m->count) visit_program_number(c, &m->list[i]);
+}
+
 static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     cursor_u32(c, &m->heartbeat_limit_ms);
     cursor_range(c, &m->counts_only, 0, 1);
@@ -476,6 +486,14 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         cursor_u16(c, &edge->to);
         visit_seen(c, &edge->seen);
         cursor_expect(c, edge->from < m->member_count && edge->to < m->member_count && edge->from != edge->to);
+    }
+    cursor_u64(c, &m->generation);
+    cursor_u64(c, &m->votes);
+    cursor_count(c, &m->number_count, WIRE_MAX_NUMBERS_TOLD);
+    EACH(c, i, m->number_count) {
+        cursor_u16(c, &m->numbers[i].member);
+        visit_program_number(c, &m->numbers[i].number);
+        cursor_expect(c, m->numbers[i].member < m->member_count);
     }
 }
 

@@ -446,6 +446,17 @@ struct wire_donors {
     } donors[WIRE_MAX_DONORS];
 };
 
+// A number of a member's program. The name has 1 to WIRE_MAX_NUMBER_NAME letters, digits and underscores.
+struct wire_number {
+    char name[WIRE_MAX_NUMBER_NAME + 1]; // with zeros behind it
+    double value;                        // any, also NaN
+};
+
+struct wire_numbers {
+    uint32_t count;
+    struct wire_number list[WIRE_MAX_NUMBERS];
+};
+
 // Proves that the sender is a member: strangers know no id of a member.
 struct wire_diagnose {
     struct wire_id id;  // of the sender
@@ -459,8 +470,15 @@ struct wire_matrix {
     uint64_t epoch;        // in force
     uint32_t member_count; // `peers`, unless counts only: 0
     uint32_t edge_count;
+    uint64_t generation;                // of the master
+    uint64_t votes;                     // that have ended in the run
+    uint32_t number_count;              // of all members together; of very many, a part
     struct wire_matrix_member *members; // decode: caller's array of WIRE_MAX_MEMBERS
     struct wire_matrix_edge *edges;     // decode: caller's array of WIRE_MAX_EDGES
+    struct wire_matrix_number {
+        uint16_t member; // its place in the list
+        struct wire_number number;
+    } *numbers; // decode: caller's array of WIRE_MAX_NUMBERS_TOLD
 };
 
 enum { WIRE_WITHIN_UNKNOWN = UINT32_MAX };
@@ -488,6 +506,7 @@ struct wire_leaving {
     X(leaving, LEAVING) \
     X(precopy, PRECOPY) \
     X(donors, DONORS) \
+    X(numbers, NUMBERS) \
     X(link_down, LINK_DOWN) \
     X(measure, MEASURE) \
     X(measured, MEASURED) \
@@ -507,8 +526,6 @@ struct wire_leaving {
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 
-// Whether these bytes are the name of a run: 1 to WIRE_MAX_RUN letters, digits, dots, lines and underscores.
-bool wire_is_run_name(const char *chars, size_t length);
 // Decodes what HELLO and RESUME begin with, except the name. In another version than ours the id is all 0.
 bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out);
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);

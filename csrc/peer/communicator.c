@@ -155,11 +155,25 @@ void communicator_events_path(struct communicator *c, char *out, size_t capacity
     communicator_finish(c, pcclSuccess);
 }
 
-void communicator_report(struct communicator *c, const char *name, double value) {
-    struct recorder_event event = {.kind = RECORDER_REPORT, .text = name};
-    memcpy(&event.a, &value, sizeof value);
+void communicator_report(struct communicator *c, const struct wire_numbers *numbers) {
+    struct wire_buffer frame = {0};
     communicator_begin(c);
-    recorder_add(c->recorder, &event);
+    for (uint32_t i = 0; i < numbers->count; i++) {
+        struct recorder_event event = {.kind = RECORDER_REPORT, .text = numbers->list[i].name};
+        memcpy(&event.a, &numbers->list[i].value, sizeof event.a);
+        recorder_add(c->recorder, &event);
+    }
+    int64_t now_ns = platform_now_ns();
+    bool connected = c->phase == COMMUNICATOR_CONNECTED && !communicator_is_dead(c) && !member_is_seeking(c->core);
+    bool due = connected && now_ns - c->reported_ns >= COMMUNICATOR_REPORT_MS * MS_NS;
+    if (due) {
+        c->reported_ns = now_ns;
+        wire_encode_numbers(&frame, member_header(c->core), numbers);
+        pthread_mutex_unlock(&c->lock);
+        if (!frame.failed) master_link_send(c->master, &frame);
+        wire_buffer_fini(&frame);
+        pthread_mutex_lock(&c->lock);
+    }
     communicator_finish(c, pcclSuccess);
 }
 

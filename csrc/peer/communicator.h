@@ -83,8 +83,10 @@ struct wire_id communicator_id(struct communicator *c);
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
 // Path of the file of its flight recorder, cut to `capacity` > 0; "": there is none.
 void communicator_events_path(struct communicator *c, char *out, size_t capacity);
-// Records a number of the program in its flight recorder.
-void communicator_report(struct communicator *c, const char *name, double value);
+// Records numbers of the program in its flight recorder, and tells them to the master, unless it has done so in the
+// last COMMUNICATOR_REPORT_MS.
+enum { COMMUNICATOR_REPORT_MS = 200 };
+void communicator_report(struct communicator *c, const struct wire_numbers *numbers);
 // Live state in a few words, cut to `capacity` > 0.
 void communicator_state(struct communicator *c, char *out, size_t capacity);
 // Reports the links to the other members of the group; writes up to `capacity` reports.

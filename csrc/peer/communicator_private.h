@@ -81,6 +81,7 @@ struct communicator {
     struct precopy *precopy;                // of the state that newcomers copy; lives as long as the communicator
     struct kept_contributors *contributors; // of ops.c; made at first use
     struct control *control;                // of control.c
+    int64_t reported_ns;                    // when numbers of the program were told last
     struct recorder *recorder;              // made by the first connect attempt; NULL: none
 };
 

@@ -1,4 +1,4 @@
-// What a peer writes into its flight recorder (base/recorder) beside operations: epochs and members.
+// Events of a peer for its flight recorder (base/recorder) beside operations: epochs and members.
 #ifndef PCCL_PEER_RECORDING_H
 #define PCCL_PEER_RECORDING_H
 

@@ -25,7 +25,7 @@ COLUMNS_MOST = 6
 def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool) -> None:
     """Show what members of a run on this host did last, and say who has not entered which operation.
 
-    It only reads files (docs/monitoring.md#after-a-hang), so it works while the members hang and after they were killed. Without
+    It only reads files (docs/events.md#after-a-hang), so it works while the members hang and after they were killed. Without
     arguments, or with `all`, it takes all processes of this user. Copy the files of other hosts here, and name them.
 
     Exit status: 1 if a file cannot be read, 2 if there is none.

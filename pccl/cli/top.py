@@ -235,15 +235,19 @@ def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
     if have_names:
         table.add_column("name", overflow="fold")
     table.add_column("address", overflow="fold")
+    reports = any(member.report for member in diagnosis.members)
     names = ["ops/s", "op ms", "in ops", "begins ms", "live", "waits s", "silent s"]
     _add_numbers(table, names if narrow else [*names, "group", "thread"], narrow)
+    if reports:
+        table.add_column("report", overflow="fold")
     named = {finding.member for finding in diagnosis.findings}
     for member in diagnosis.members:
         facts = _facts(member)
         if narrow:
             facts = facts[:-2]
         who = [short(member.uuid), *([member.name] if have_names else []), member.address]
-        table.add_row(*who, *facts, style="red" if member.uuid in named else None)
+        report = [" ".join(f"{name} {value:.4g}" for name, value in member.report.items())] if reports else []
+        table.add_row(*who, *facts, *report, style="red" if member.uuid in named else None)
     return table
 
 

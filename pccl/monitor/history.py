@@ -16,7 +16,7 @@ from itertools import islice
 from typing import IO, Any
 
 from pccl._names import short
-from pccl._reports import Diagnosis, EdgeReport, Finding, MemberReport
+from pccl._reports import Diagnosis, EdgeReport, Finding, MemberReport, finite
 
 Event = dict[str, Any]
 
@@ -38,6 +38,9 @@ BYTES_PER_MEMBER = 60
 LINKS_MOST = 64
 """The busiest ones of a sample."""
 
+NUMBERS_MOST = 64
+"""Numbers of programs in a sample, of all members together."""
+
 FORMAT = 1
 
 
@@ -47,9 +50,11 @@ class Recorder:
     def __init__(self) -> None:
         self._answers: bool | None = None
         self._epoch: int | None = None
+        self._generation = 0
         self._members: dict[str, MemberReport] = {}
         self._findings: dict[str, Event] = {}
         self._values: dict[str, list[float]] = {}
+        self._reports: dict[str, dict[str, float | None]] = {}
         self._links: dict[str, list[float]] = {}
         self._sample_at = float("-inf")
         self._whole_at = float("-inf")
@@ -65,10 +70,14 @@ class Recorder:
         if self._answers is not True:
             self._answers = True
             events.append({"at": at, "kind": "master", "answers": True, "text": ""})
+        if told.generation > self._generation > 0:
+            events.append({"at": at, "kind": "failover", "generation": told.generation})
+        self._generation = told.generation or self._generation
         members = {short(member.uuid): member for member in told.members}
         for name in self._members.keys() - members.keys():
             events.append({"at": at, "kind": "left", "member": name})
             self._values.pop(name, None)
+            self._reports.pop(name, None)
         kind = "member" if self._epoch is None else "joined"  # those of the first answer have been there before
         events += [_member(kind, at, name, members[name]) for name in members if name not in self._members]
         count = len(members) or told.peer_count
@@ -101,7 +110,7 @@ class Recorder:
             self._whole_at = at
             events = [_member("member", at, name, member) for name, member in self._members.items()]
             events += [{"at": at, **event} for event in self._findings.values()]
-            self._values, self._links = {}, {}
+            self._values, self._links, self._reports = {}, {}, {}
         values = {name: member_values(member) for name, member in self._members.items()}
         spans = {member.uuid: member.recent_seconds for member in told.members}
         busiest = sorted(told.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:LINKS_MOST]
@@ -114,8 +123,23 @@ class Recorder:
         sample["members"] = {name: one for name, one in values.items() if one != self._values.get(name)}
         sample["links"] = {name: one for name, one in links.items() if one != self._links.get(name)}
         sample["quiet"] = [name for name in had_links if name not in links]
-        self._values, self._links, self._sample_at = values, links, at
-        return [*events, sample] if whole or any(sample[part] for part in ("members", "links", "quiet")) else events
+        reports = _reports(self._members)
+        sample["report"] = {name: one for name, one in reports.items() if one != self._reports.get(name)}
+        self._values, self._links, self._reports, self._sample_at = values, links, reports, at
+        parts = ("members", "links", "quiet", "report")
+        return [*events, sample] if whole or any(sample[part] for part in parts) else events
+
+
+def _reports(members: dict[str, MemberReport]) -> dict[str, dict[str, float | None]]:
+    """The numbers of programs, to four digits."""
+    found: dict[str, dict[str, float | None]] = {}
+    left = NUMBERS_MOST
+    for name, member in members.items():
+        some = dict(islice(member.report.items(), left))
+        left -= len(some)
+        if some:
+            found[name] = finite({key: float(f"{value:.4g}") for key, value in some.items()})
+    return found
 
 
 def _member(kind: str, at: float, name: str, member: MemberReport) -> Event:

@@ -29,6 +29,9 @@ MEMBER_METRICS = {
 }
 """By the name of a value: the name of the metric behind "pccl_member_", its meaning, and the factor to seconds."""
 
+NUMBERS_MOST = 16
+"""Names of numbers that programs report, of all members together."""
+
 
 class Metrics(Collector):
     """The newest answer, as metrics; many threads may use it."""
@@ -38,7 +41,8 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._told: Diagnosis | None = None
-        self._counts = {"joined": 0, "left": 0, "epoch": 0}
+        self._counts = {"joined": 0, "left": 0, "epoch": 0, "failover": 0}
+        self._events = 0
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -47,6 +51,7 @@ class Metrics(Collector):
         with self._lock:
             self._told = told
             for event in events:
+                self._events += 1
                 if event["kind"] in self._counts:
                     self._counts[event["kind"]] += 1
 
@@ -61,15 +66,22 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
         with self._lock:
-            told, counts = self._told, dict(self._counts)
+            told, counts, seen = self._told, dict(self._counts), self._events
         yield InfoMetricFamily("pccl", "The program that exports this.", {"version": pccl.__version__})
         yield GaugeMetricFamily("pccl_master_up", "1 if a master has answered the last question.", float(told is not None))
-        texts = {"joined": "Members that have joined", "left": "Members that have left or were lost", "epoch": "Epochs"}
-        names = {"joined": "joins", "left": "losses", "epoch": "epochs"}
+        texts = {
+            "joined": "Members that have joined",
+            "left": "Members that have left or were lost",
+            "epoch": "Epochs",
+            "failover": "Masters that have taken the run up",
+        }
+        names = {"joined": "joins", "left": "losses", "epoch": "epochs", "failover": "failovers"}
         for kind, count in counts.items():
             yield CounterMetricFamily(f"pccl_{names[kind]}", f"{texts[kind]} since this program has begun.", count)
+        yield CounterMetricFamily("pccl_events", "Events since this program has begun.", seen)
         if told is None:
             return
+        yield CounterMetricFamily("pccl_votes", "Votes that have ended in the run.", told.votes)
         yield GaugeMetricFamily("pccl_members", "Members of the run.", len(told.members) or told.peer_count)
         yield GaugeMetricFamily("pccl_epoch", "The epoch in force.", told.epoch)
         labels = {short(member.uuid): [short(member.uuid), member.name] for member in told.members}
@@ -80,6 +92,7 @@ class Metrics(Collector):
             for id_, one in values.items():
                 gauge.add_metric(labels[id_], one[place] * factor)
             yield gauge
+        yield _numbers(told, labels)
         sent = GaugeMetricFamily("pccl_member_sent_bytes_per_second", "Acknowledged by other members.", labels=["member", "name"])
         totals: defaultdict[UUID, float] = defaultdict(float)
         for edge in told.edges:
@@ -94,3 +107,14 @@ class Metrics(Collector):
             other = short(finding.other) if finding.other else ""
             cost.add_metric([finding.kind.name.lower(), short(finding.member), other], finding.cost)
         yield cost
+
+
+def _numbers(told: Diagnosis, labels: dict[str, list[str]]) -> Metric:
+    """What programs have reported. Names beyond NUMBERS_MOST are left out, so that labels stay bounded."""
+    gauge = GaugeMetricFamily("pccl_member_report", "Newest number of the member's program.", labels=["member", "name", "number"])
+    names = set(sorted({name for member in told.members for name in member.report})[:NUMBERS_MOST])
+    for member in told.members:
+        for name, value in member.report.items():
+            if name in names:
+                gauge.add_metric([*labels[short(member.uuid)], name], value)
+    return gauge

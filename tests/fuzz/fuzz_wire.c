@@ -76,7 +76,8 @@ static void check_ended_vote(const struct wire_ended_vote *vote) {
 static bool again_matrix(struct wire_buffer *out, struct wire_header header, const uint8_t *body, size_t length) {
     static struct wire_matrix_member seen_members[WIRE_MAX_MEMBERS];
     static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
-    struct wire_matrix message = {.members = seen_members, .edges = edges};
+    static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
+    struct wire_matrix message = {.members = seen_members, .edges = edges, .numbers = numbers};
     if (!wire_decode_matrix(body, length, &message)) return false;
     for (uint32_t i = 0; i < message.edge_count; i++)
         MUST(edges[i].from < message.member_count && edges[i].to < message.member_count);
@@ -146,6 +147,9 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
     }
     case WIRE_DONORS: {
         AGAIN(wire_donors, donors);
+    }
+    case WIRE_NUMBERS: {
+        AGAIN(wire_numbers, numbers);
     }
     case WIRE_LINK_DOWN: {
         AGAIN(wire_link_down, link_down);

@@ -17,6 +17,7 @@ from pccl import Diagnosis, EdgeReport, Finding, FindingKind, MemberReport
 from pccl._names import short
 from pccl.monitor import history
 from pccl.monitor.history import Log, Recorder, create_file, read_file
+from pccl.monitor.metrics import Metrics
 
 
 def member(number: int, **values: Any) -> MemberReport:
@@ -186,3 +187,31 @@ def test_a_file_that_has_no_events(content, words, tmp_path):
     path.write_text(content, encoding="latin-1")
     with pytest.raises(ValueError, match=words):
         list(read_file(str(path)))
+
+
+def test_numbers_of_programs_and_masters_that_take_over():
+    recorder = Recorder()
+    first = recorder.observe(
+        1.0, replace(told(member(1, report={"loss": 0.123456, "nan": float("nan")}), member(2)), generation=1)
+    )
+    assert first[-1]["report"] == {"00000001": {"loss": 0.1235, "nan": None}}
+    same = recorder.observe(2.0, replace(told(member(1, report={"loss": 0.12346, "nan": float("nan")}), member(2)), generation=1))
+    assert "sample" not in kinds(same)
+    later = recorder.observe(3.0, replace(told(member(1, report={"loss": 0.1}), member(2)), generation=4))
+    assert later[0] == {"at": 3.0, "kind": "failover", "generation": 4}
+    assert later[-1]["report"] == {"00000001": {"loss": 0.1}}
+
+
+def test_metrics_count_and_stay_few():
+    metrics, recorder = Metrics(), Recorder()
+    numbers = {f"n{number:02}": 1.5 for number in range(12)}
+    more = {f"z{number:02}": 2.5 for number in range(12)}
+    for at, generation in ((1.0, 1), (2.0, 3)):
+        answer = replace(told(member(1, report=numbers), member(2, report=more)), generation=generation, votes=7)
+        metrics.observe(answer, recorder.observe(at, answer))
+    text = metrics.text().decode()
+    assert 'pccl_member_report{member="00000001",name="host-1",number="n00"} 1.5' in text
+    assert text.count("pccl_member_report{") == 16  # of 24 names
+    for line in ("pccl_failovers_total 1.0", "pccl_votes_total 7.0", "pccl_epochs_total 1.0", "pccl_joins_total 0.0"):
+        assert line in text.splitlines()
+    assert text.count("# TYPE ") <= 40

@@ -8,6 +8,7 @@
 static struct matrix matrix;
 static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
+static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
 
 static void tell(char who, const char *others, uint64_t ops) {
     static struct wire_telemetry told;
@@ -20,11 +21,11 @@ static void tell(char who, const char *others, uint64_t ops) {
 }
 
 static struct wire_matrix ask(void) {
-    struct wire_matrix answer = {.members = members, .edges = edges};
+    struct wire_matrix answer = {.members = members, .edges = edges, .numbers = numbers};
     struct wire_buffer out = {0};
     struct wire_header header;
     table.now_ns += MATRIX_ANSWER_MS * MS_NS;
-    matrix_describe(&matrix, &table, table.now_ns, &out);
+    matrix_describe(&matrix, &table, 3, table.now_ns, &out);
     REQUIRE(wire_header_decode(out.bytes, &header));
     CHECK_EQ(header.type, WIRE_MATRIX);
     CHECK(wire_decode_matrix(out.bytes + WIRE_HEADER_BYTES, header.length, &answer));
@@ -208,15 +209,36 @@ static void test_rate(void) {
     open_membership("an answer serves all who ask at about the same time", "ab");
     tell('a', "b", 5);
     struct wire_buffer first = {0}, second = {0}, later = {0};
-    matrix_describe(&matrix, &table, table.now_ns, &first);
+    matrix_describe(&matrix, &table, 3, table.now_ns, &first);
     tell('b', "a", 5);
-    matrix_describe(&matrix, &table, table.now_ns + (MATRIX_ANSWER_MS - 1) * MS_NS, &second);
+    matrix_describe(&matrix, &table, 3, table.now_ns + (MATRIX_ANSWER_MS - 1) * MS_NS, &second);
     CHECK(first.length == second.length && memcmp(first.bytes, second.bytes, first.length) == 0);
-    matrix_describe(&matrix, &table, table.now_ns + MATRIX_ANSWER_MS * MS_NS, &later);
+    matrix_describe(&matrix, &table, 3, table.now_ns + MATRIX_ANSWER_MS * MS_NS, &later);
     CHECK(later.length > first.length);
     wire_buffer_fini(&first);
     wire_buffer_fini(&second);
     wire_buffer_fini(&later);
+    matrix_fini(&matrix);
+    close_membership();
+}
+
+static void test_numbers(void) {
+    open_membership("numbers of a program stay until others take their place, or the member is gone", "ab");
+    struct wire_numbers told = {.count = 2, .list = {{"loss", 0.5}, {"tokens", 7}}};
+    matrix_note_numbers(&matrix, &table, peer('b'), &told);
+    struct wire_matrix answer = ask();
+    CHECK_EQ(answer.number_count, 2);
+    CHECK_EQ(answer.votes, 3);
+    CHECK_EQ(numbers[1].member, 1);
+    CHECK_STR(numbers[1].number.name, "tokens");
+    CHECK(numbers[0].number.value == 0.5);
+    CHECK_EQ(members[1].told_us, WIRE_MOST_SEEN); // it has told nothing of operations
+    told.count = 1;
+    matrix_note_numbers(&matrix, &table, peer('b'), &told);
+    CHECK_EQ(ask().number_count, 1);
+    struct wire_id other = {{'q'}};
+    matrix.rows[membership_slot(&table, peer('b'))]->id = other;
+    CHECK_EQ(ask().number_count, 0);
     matrix_fini(&matrix);
     close_membership();
 }
@@ -271,6 +293,7 @@ int main(void) {
     test_losses();
     test_long_ops();
     test_rate();
+    test_numbers();
     test_places();
     test_look();
     return check_status();

@@ -215,6 +215,18 @@ static void write_donors(struct wire_buffer *out, uint32_t size) {
     wire_encode_donors(out, random_header(), &donors);
 }
 
+static struct wire_number random_program_number(void) {
+    struct wire_number number = {.value = (double)check_random(&seed)};
+    snprintf(number.name, sizeof number.name, "loss_%u", (unsigned)(check_random(&seed) % 1000));
+    return number;
+}
+
+static void write_numbers(struct wire_buffer *out, uint32_t size) {
+    struct wire_numbers numbers = {.count = size};
+    for (uint32_t i = 0; i < size; i++) numbers.list[i] = random_program_number();
+    wire_encode_numbers(out, random_header(), &numbers);
+}
+
 static void write_mismatch(struct wire_buffer *out, uint32_t size) {
     (void)size;
     struct wire_mismatch mismatch = {
@@ -431,6 +443,7 @@ AGAIN(verdict)
 AGAIN(mismatch)
 AGAIN(precopy)
 AGAIN(donors)
+AGAIN(numbers)
 AGAIN(cancel)
 AGAIN(leaving)
 AGAIN(link_down)
@@ -498,6 +511,7 @@ static bool again_telemetry(struct wire_buffer *out, const uint8_t *body, size_t
 
 static struct wire_matrix_member matrix_members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
+static struct wire_matrix_number matrix_numbers[WIRE_MAX_NUMBERS_TOLD];
 
 static void write_matrix(struct wire_buffer *out, uint32_t size) {
     struct wire_matrix message = {.heartbeat_limit_ms = 5000,
@@ -508,7 +522,13 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
                                                 : size < WIRE_MAX_EDGES ? size
                                                                         : WIRE_MAX_EDGES,
                                   .members = matrix_members,
-                                  .edges = matrix_edges};
+                                  .edges = matrix_edges,
+                                  .generation = check_random(&seed),
+                                  .votes = check_random(&seed),
+                                  .number_count = size * 2,
+                                  .numbers = matrix_numbers};
+    for (uint32_t i = 0; i < size * 2; i++)
+        matrix_numbers[i] = (struct wire_matrix_number){(uint16_t)(i / 2), random_program_number()};
     for (uint32_t i = 0; i < size; i++) {
         struct wire_member member = {.join_number = i, .lanes = 1, .address = random_address()};
         random_id(&member.id);
@@ -521,7 +541,7 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
 }
 
 static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_matrix message = {.members = matrix_members, .edges = matrix_edges};
+    struct wire_matrix message = {.members = matrix_members, .edges = matrix_edges, .numbers = matrix_numbers};
     if (!wire_decode_matrix(body, length, &message)) return false;
     wire_encode_matrix(out, (struct wire_header){0}, &message);
     return true;
@@ -578,6 +598,7 @@ static const struct message {
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
     {WIRE_PRECOPY, 1, write_precopy, again_precopy},
     {WIRE_DONORS, WIRE_MAX_DONORS, write_donors, again_donors},
+    {WIRE_NUMBERS, WIRE_MAX_NUMBERS, write_numbers, again_numbers},
 };
 enum { MESSAGES = sizeof messages / sizeof messages[0] };
 
@@ -736,6 +757,10 @@ static void test_bad_fields(void) {
         {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
         {WIRE_DONORS, 4 + 16 + 2, 0, false, "no address"},
         {WIRE_DONORS, 4 + 16 + 3, 5, false, "unknown family"},
+        {WIRE_NUMBERS, 0, WIRE_MAX_NUMBERS + 1, true, "too many numbers"},
+        {WIRE_NUMBERS, 4, 0, false, "no name"},
+        {WIRE_NUMBERS, 4, WIRE_MAX_NUMBER_NAME + 1, false, "too long a name"},
+        {WIRE_NUMBERS, 4 + 1, ' ', false, "a space in a name"},
         {WIRE_LINK_HELLO, 2, 0, false, "kind 0"},
         {WIRE_LINK_HELLO, 2, 4, false, "kind 4"},
         {WIRE_LINK_HELLO, 51, WIRE_MAX_LANES + 1, true, "index"},
@@ -805,7 +830,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_DONORS) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_NUMBERS) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};

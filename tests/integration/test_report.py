@@ -1,0 +1,61 @@
+"""Numbers of a program: they come to the events of the member, and through the master to whoever asks it."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+from peers import PATIENCE, address_of
+
+from pccl import ArgumentError, Communicator, MasterNode, _recording
+from pccl._address import parse_endpoint
+from pccl._diagnosis import diagnose_run
+
+
+def test_numbers_are_seen_everywhere(tmp_path: Path):
+    path = tmp_path / "one.events"
+    with MasterNode("127.0.0.1:0") as master, Communicator(address_of(master), events=path) as comm:
+        comm.report(early=1)  # not connected: nobody hears it
+        comm.connect()
+        comm.report(loss=0.5, tokens=3_000_000, broken=math.nan)
+        comm.report(loss=0.25)  # too soon for the master
+        told = diagnose_run(parse_endpoint(address_of(master)))
+        (member,) = told.members
+        assert member.report.keys() == {"loss", "tokens", "broken"}
+        assert (member.report["loss"], member.report["tokens"]) == (0.5, 3e6)
+        assert math.isnan(member.report["broken"])
+        assert told.to_json()["members"][0]["report"]["broken"] is None
+        assert member.told_seconds is None  # it has called no operation
+        assert told.generation >= 1
+        reports = [event for event in _recording.read(path).events if event["kind"] == "report"]
+        assert [(event["name"], event["value"]) for event in reports] == [
+            ("loss", 0.5),
+            ("tokens", 3e6),
+            ("broken", None),
+            ("loss", 0.25),
+        ]
+        comm.update_topology()
+        deadline = time.monotonic() + PATIENCE
+        while diagnose_run(parse_endpoint(address_of(master))).votes == told.votes:  # an answer serves all who ask in 100 ms
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"a b": 1}, "1 to 32 letters"),
+        ({"": 1}, "1 to 32 letters"),
+        ({"x" * 33: 1}, "1 to 32 letters"),
+        ({"länge": 1}, "1 to 32 letters"),
+        ({"loss": "1"}, "must be a number"),
+        ({"loss": True}, "must be a number"),
+        ({"loss": None}, "numbers alone"),
+        ({f"n{i}": i for i in range(17)}, "at most 16"),
+    ],
+)
+def test_wrong_numbers(numbers: dict[str, float], words: str):
+    with Communicator("127.0.0.1:1") as comm, pytest.raises(ArgumentError, match=words):
+        comm.report(**numbers)
