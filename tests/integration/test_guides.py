@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -107,6 +107,97 @@ def test_distributed(tmp_path):
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.strip() == "pccl 1"
+
+
+def test_data_and_fixed_membership(tmp_path):
+    """One process, since how members share the data is tested elsewhere."""
+    [fixed] = blocks("fixed.md")
+    loop, streams = (block.replace("num_workers=4", "num_workers=0").replace("(10)", "(1)") for block in blocks("data.md"))
+    streams = streams.replace("...", "shards.commit()")
+    checkpoint = blocks("sharded.md")[3].replace("code=(3, 1)", "copies=1")
+    before = """
+        import sys
+        import torch
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch.utils.data import DataLoader, TensorDataset
+        import pccl.data, pccl.distributed, pccl.state
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dataset = TensorDataset(torch.ones(70, 3), torch.ones(70, 1))
+        paths, path = [range(40), range(30)], sys.argv[1]
+        def loss_of(outputs, targets):
+            return (outputs - targets).square().mean(dim=1)
+        def records_of(shard):
+            return iter(shard)
+    """
+    between = """
+        assert run.step == 3
+        state = {"model": model.state_dict()}
+        weights = model.weight.detach().clone()
+    """
+    after = """
+        assert torch.equal(state["model"]["weight"], weights)
+        again = {"model": {name: torch.zeros_like(tensor) for name, tensor in state["model"].items()}}
+        dcp.load(again, checkpoint_id=path)
+        assert torch.equal(again["model"]["weight"], weights)
+        print("trained")
+        dist.destroy_process_group()
+    """
+    parts = [textwrap.dedent(before), fixed, loop, textwrap.dedent(between), streams, checkpoint, textwrap.dedent(after)]
+    environment = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    command = [sys.executable, "-c", "\n".join(parts), str(tmp_path / "checkpoint")]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "trained\n"
+
+
+def test_newcomers_beside_the_steps():
+    _, overlapped = blocks("newcomers.md")
+    stepped: list[int] = []
+
+    class State:
+        extra: ClassVar[dict[str, int]] = {"step": 0}
+
+    def step():
+        State.extra["step"] += 1
+        stepped.append(State.extra["step"])
+
+    averaged: list[int] = []
+    run(
+        overlapped,
+        zeros=0,
+        state=State,
+        steps=3,
+        admit_newcomers=lambda: None,
+        average=lambda gradients, weight: averaged.append(weight),
+        optimizer=type("Optimizer", (), {"step": staticmethod(step)}),
+        forward_and_backward=lambda: 1,
+    )
+    assert (stepped, averaged) == ([1, 2, 3], [0, 1, 1])
+
+
+def test_plain_tensors():
+    code = blocks("sharded.md")[2]
+    with team([0, 0]) as comms:
+
+        def parts(rank: int) -> dict[str, Any]:
+            half = np.arange(2, dtype=np.float32) + 2 * rank
+            own = {"part": half, "offset": (2 * rank,), "new_part": np.zeros(2, np.float32), "new_offset": (2 - 2 * rank,)}
+            return {**own, "whole_shape": (4,), "step": 7}
+
+        for rank, names in enumerate(on_both(comms, code, parts)):
+            assert names["step"] == 7
+            assert names["new_part"].tolist() == [[2, 3], [0, 1]][rank]
+            comms[rank].drop_snapshots(snapshots=names["snapshots"])
+
+
+def test_every_block_of_python_runs_in_some_test():
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
+    pages = [page.name for page in DOCS.glob("*.md") if blocks(page.name)]
+    quickstarts = {f"quickstart-{name}.md" for name in ("ddp", "diloco", "own-loop")}  # test_quickstarts has these names
+    assert [name for name in pages if name not in quickstarts and name not in tests] == []
 
 
 def test_torchft(monkeypatch):

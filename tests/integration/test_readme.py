@@ -28,7 +28,7 @@ def snippets(page: str) -> list[str]:
 [EXAMPLE] = snippets("README.md")
 LOOP, RETRY = snippets("docs/faults.md")
 [MASTERS] = snippets("docs/masters.md")
-[NEWCOMER] = snippets("docs/newcomers.md")
+NEWCOMER, *_ = snippets("docs/newcomers.md")
 
 SECONDS = 60
 STEPS = 150
