@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -32,14 +32,15 @@ def random_states() -> dict[str, Any]:
     return states
 
 
-def set_random_states(states: dict[str, Any]) -> None:
-    """Sets what `random_states` returned, in this process or another one."""
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    if "numpy" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(states["numpy"])
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+def set_random_states(states: dict[str, Any], names: Collection[str]) -> None:
+    """Sets what `random_states` returned, in this process or another one, for the generators of these names."""
+    setters: dict[str, Callable[[Any], None]] = {"torch": torch.set_rng_state, "python": random.setstate}
+    if "numpy" in sys.modules:
+        setters["numpy"] = sys.modules["numpy"].random.set_state
+    if torch.cuda.is_available():
+        setters["cuda"] = torch.cuda.set_rng_state
+    for name in setters.keys() & states.keys() & set(names):
+        setters[name](states[name])
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
@@ -66,23 +67,27 @@ class Batches:
         loader: DataLoader[Any],
         make: Callable[[Any], Iterator[Any]],
         record: dict[str, Any] | None,
+        alike: Collection[str],
         *,
         replays: Callable[[], bool],
     ) -> None:
-        """`make` is `iter` of torch. `record` is what `described` told at a member of the iterator that this one repeats."""
+        """`make` is `iter` of torch. `record` is what `described` told at a member of the iterator that this one repeats.
+
+        It takes over the random generators whose names are in `alike`; "loaders" are those of the loader.
+        """
         self._loader, self._make, self._replays = loader, make, replays
         self._is_dry = replays() and not isinstance(loader.dataset, IterableDataset)
         self._kept: dict[int, Any] = {}
         self.count = 0
         self.is_open = True
-        self._begin(record)
+        self._begin(record, alike)
 
-    def _begin(self, record: dict[str, Any] | None) -> None:
+    def _begin(self, record: dict[str, Any] | None, alike: Collection[str]) -> None:
         self._record = record
         generators = _generators(self._loader)
         if record is not None:
-            set_random_states(record["random"])
-            for one, state in zip(generators, record["generators"], strict=False):
+            set_random_states(record["random"], alike)
+            for one, state in zip(generators, record["generators"], strict=False) if "loaders" in alike else ():
                 one.set_state(state)
         self._random, self._states = random_states(), [one.get_state() for one in generators]
         self._inner: Any = (
@@ -93,12 +98,16 @@ class Batches:
         """Returns what a process needs to repeat the iterator: the batches so far, and the generators at the beginning."""
         return {"count": self.count, "random": self._random, "generators": self._states}
 
-    def repeat(self, record: dict[str, Any] | None) -> None:
+    def repeat(self, record: dict[str, Any] | None, alike: Collection[str]) -> None:
         """Begins again as the members did. The batches so far stay as they are."""
         if self._is_dry and record is not None:
-            self._begin(record)
-            for _ in range(self.count):
-                self._inner._next_index()
+            with undisturbed():
+                set_random_states(self._random, self._random)
+                for one, state in zip(_generators(self._loader), self._states, strict=True):
+                    one.set_state(state)
+                self._begin(record, alike)
+                for _ in range(self.count):
+                    self._inner._next_index()
 
     def __iter__(self) -> Batches:
         return self
@@ -107,7 +116,9 @@ class Batches:
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
+        if name == "_inner":  # it is being made
+            raise AttributeError(name)
+        return getattr(self._inner, name)
 
     def __next__(self) -> Any:
         if self._is_dry and not self._replays():
@@ -140,12 +151,8 @@ class Batches:
             rest = copy.copy(self._loader)
             name = "sampler" if rest.batch_sampler is None else "batch_sampler"
             rest.__dict__.update({name: _Rest(self._inner._sampler_iter), "persistent_workers": False})
-            generators = _generators(self._loader)
-            states = random_states(), [one.get_state() for one in generators]
-            self._inner = self._make(rest)
-            set_random_states(states[0])
-            for one, state in zip(generators, states[1], strict=True):
-                one.set_state(state)
+            with undisturbed(_generators(self._loader)):
+                self._inner = self._make(rest)
 
 
 class _Rest:
@@ -169,10 +176,12 @@ def _in_this_process(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leaves the random generators as they are."""
-    states = random_states()
+def undisturbed(generators: Collection[torch.Generator] = ()) -> Iterator[None]:
+    """Leaves the random generators as they are, and these."""
+    states, more = random_states(), [one.get_state() for one in generators]
     try:
         yield
     finally:
-        set_random_states(states)
+        set_random_states(states, states)
+        for one, state in zip(generators, more, strict=True):
+            one.set_state(state)

@@ -10,7 +10,8 @@ nothing. When it has made as many steps as the members, it is at their place of 
   yet that it will train on.
 - From when it has joined until it has caught up, no call of the newcomer reaches another member. They wait for it in their next
   collective. If it dies, they go on without it.
-- Whatever the script changes in this time is set again at its end: buffers, parameter groups, schedules, scalers, generators.
+- Whatever the script changes in this time is set again at its end: buffers, parameter groups, schedules, scalers. So are random
+  generators that all ranks have alike. Others, which the script has seeded by rank, stay as the newcomer has used them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
+import hashlib
 import logging
 import weakref
 from collections.abc import Callable
@@ -37,6 +39,7 @@ from pccl.data import ElasticSampler
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import FIXED
 from pccl.integrations._loaders import Batches, random_states, set_random_states, undisturbed
+from pccl.state import encode
 from pccl.state._objects import groups_of, load_groups
 
 FIRST = 8
@@ -70,6 +73,7 @@ class Replay:
         self._loaders: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
         self._begun: weakref.WeakValueDictionary[tuple[int, int], Batches] = weakref.WeakValueDictionary()
         self._results: dict[Any, Any] = {}
+        self._alike: list[str] = []
         self._told: dict[str, Any] = {}
         self._before: tuple[list[torch.Tensor], list[Any]] = ([], [])
 
@@ -113,7 +117,7 @@ class Replay:
         counts = self._loaders.setdefault(loader, [len(self._loaders), -1])
         counts[1] += 1
         key = counts[0], counts[1]
-        begun = Batches(loader, make, self._record(key), replays=self.replays)
+        begun = Batches(loader, make, self._record(key), self._told.get("alike", ()), replays=self.replays)
         self._begun[key] = begun
         return begun
 
@@ -133,7 +137,7 @@ class Replay:
         if key not in self._results:
             with torch.no_grad(), undisturbed():
                 self._results[key] = model(*args, **kwargs)
-        return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, self._results[key])
+        return tree_map(lambda one: one, self._results[key])  # its containers are the script's to change
 
     # ---- steps ----
 
@@ -149,11 +153,24 @@ class Replay:
         self.steps += 1
         if _bootstrap.is_joining():
             self._join()
-        elif self._target is None and self.steps >= FIRST:
-            self._made_elastic().sync()
+        elif self._target is None:
+            elastic = self._made_elastic()  # in the first step, so that an optimizer that it refuses is an error then
+            if self.steps == FIRST:
+                self._alike = self._compared()
+            if self.steps >= FIRST:
+                elastic.sync()
         if self._target == self.steps:
             self._catch_up()
         return result
+
+    def _compared(self) -> list[str]:
+        """Returns the names of the random generators that all ranks have alike; "loaders" are those of the open loaders."""
+        states: dict[str, Any] = dict.fromkeys(("torch", "python", "numpy", "cuda")) | random_states()
+        states["loaders"] = [one.described()["generators"] for _, one in sorted(self._begun.items()) if one.is_open]
+        digests = [int.from_bytes(hashlib.sha256(bytes(encode(one))).digest()[:7], "little") for one in states.values()]
+        limits = torch.tensor([digests, [-one for one in digests]])
+        dist.all_reduce(limits, dist.ReduceOp.MAX)
+        return [name for name, same in zip(states, (limits.sum(0) == 0).tolist(), strict=True) if same]
 
     def _made_elastic(self) -> pccl.distributed.Elastic:
         if self._elastic is None:
@@ -170,7 +187,7 @@ class Replay:
         _world().stand_apart()
         for key, begun in list(self._begun.items()):
             if begun.is_open:
-                begun.repeat(self._record(key))
+                begun.repeat(self._record(key), self._told["alike"])
         _log.info("joined at step %d of the members, who wait until this process has caught up", self._target)
 
     def _catch_up(self) -> None:
@@ -186,7 +203,7 @@ class Replay:
                 one.load_state_dict(state)
         for scaler, state in zip(_living(self._scalers), self._told["scalers"], strict=True):
             self._load_scaler(scaler, state)
-        set_random_states(self._told["random"])
+        set_random_states(self._told["random"], self._told["alike"])
         self._target = None
         self._told, self._before = {}, ([], [])
         self._results.clear()
@@ -199,6 +216,7 @@ class Replay:
         """Returns what a newcomer needs beside models and optimizers."""
         return {
             "steps": self.steps,
+            "alike": self._alike,
             "random": random_states(),
             "loaders": [[*key, one.described()] for key, one in sorted(self._begun.items()) if one.is_open],
             "schedules": [one.state_dict() for one in _living(self._schedules)],
@@ -211,7 +229,7 @@ class Replay:
         for name, own in (("schedules", _living(self._schedules)), ("scalers", _living(self._scalers)), ("others", self._others)):
             if len(told[name]) != len(own):
                 raise ValueError(f"the others have {len(told[name])} {name}, and this process {len(own)}: make the same on all")
-        self._told = told
+        self._told, self._alike = told, told["alike"]
 
     def _scaler_state(self, scaler: Any) -> dict[str, Any]:
         """The state between `step` and `update`: `update` reads which optimizers have met infinite gradients."""
@@ -311,7 +329,9 @@ def installed() -> Replay:
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             return run.result(self, self.module, args, kwargs) if run.replays() else original(self, *args, **kwargs)
 
-        return forward
+        disable: Any = torch.compiler.disable
+        outside: Callable[..., Any] = disable(forward, recursive=False)  # the compiler begins inside
+        return outside
 
     def hook_step(original: Any) -> Callable[..., Any]:
         def wrapped(step: Any) -> Any:

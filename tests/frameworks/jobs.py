@@ -43,11 +43,13 @@ def run(
     launcher: str = "torchrun",
     membership: str = "elastic",
     adapted: bool = True,
+    exactly: int = 0,
 ) -> Job:
     """Runs a program with `members` ranks.
 
     Rank `kill` kills itself with SIGKILL in the middle of a step. With `join`, its supervisor starts it again, and it joins.
-    `wrap`: options of `pccl.distributed.run`. Without `adapted` the program calls nothing of pccl.
+    `wrap`: options of `pccl.distributed.run`. Without `adapted` the program calls nothing of pccl,
+    and makes `exactly` so many steps, as a run with `join` did before.
     AssertionError: the job did not end within LIMIT.
     """
     folder.mkdir(parents=True)
@@ -57,6 +59,7 @@ def run(
         "STEPS": str(steps),
         "MEMBERS": str(members),
         "KILL_RANK": str(-1 if kill is None else kill),
+        "EXACTLY": str(exactly),
         "JOINS": str(int(join)),
         "PCCL_MEMBERSHIP": membership,
         "ADAPTED": str(int(adapted)),

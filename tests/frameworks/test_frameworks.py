@@ -169,7 +169,7 @@ UNMODIFIED = {
 @pytest.mark.parametrize("kill", [1, 0])
 @pytest.mark.parametrize("module", UNMODIFIED)
 def test_an_unmodified_program_takes_a_replacement(module, kill, tmp_path):
-    """The Trainer and accelerate make several epochs."""
+    """The Trainer and accelerate make several epochs. The losses are those of an undisturbed run within noise."""
     if util.find_spec(module) is None:
         pytest.skip("not installed")
     program, wrap = UNMODIFIED[module]
@@ -181,6 +181,13 @@ def test_an_unmodified_program_takes_a_replacement(module, kill, tmp_path):
     assert len(job.weights()) == 1, show(job)
     for name in ("evaluation", "rate", "accuracy"):
         assert len({str(report.get(name)) for report in job.reports}) == 1, show(job)
+    made = max(len(report["losses"]) for report in job.reports)
+    calm = jobs.run(program, tmp_path / "calm", "pccl", members=3, wrap=wrap, membership="fixed", adapted=False, exactly=made)
+    assert calm.status == 0, show(calm)
+    means = [{report["rank"]: sum(report["losses"][-8:]) / 8 for report in one.reports} for one in (job, calm)]
+    disturbed, undisturbed = ([one[rank] for rank in range(3)] for one in means)
+    print(f"{program}, rank {kill} killed: after {made} steps losses of {disturbed}, undisturbed of {undisturbed}")
+    assert disturbed == pytest.approx(undisturbed, rel=0.25, abs=0.02), show(job)
 
 
 @pytest.mark.skipif(util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
@@ -190,6 +197,15 @@ def test_zero_stage_1_loses_parts_of_its_state_and_says_so(tmp_path, monkeypatch
     assert job.status != 0, show(job)
     assert "it needs rank 1, which is lost" in job.output, show(job)
     assert not job.reports, show(job)
+
+
+@pytest.mark.skipif(util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_zero_stage_1_is_refused_where_replacements_are_to_join(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZERO_STAGE", "1")
+    wrap = ("--adapt", "deepspeed")
+    job = jobs.run("deepspeed_zero0.py", tmp_path / "job", "pccl", members=2, wrap=wrap, membership="fixed", adapted=False)
+    assert job.status != 0, show(job)
+    assert "use ZeRO stage 0" in job.output, show(job)
 
 
 def check_roles(case: Case, job: jobs.Job) -> None:

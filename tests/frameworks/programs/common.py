@@ -26,7 +26,9 @@ KILL_RANK = int(os.environ.get("KILL_RANK", "-1"))
 JOINS = os.environ.get("JOINS") == "1"
 NEWCOMER = os.environ.get("PCCL_JOIN") == "1"
 FIRST_RANK = int(os.environ.get("RANK", "0"))
-UNTIL_REPLACED = JOINS and not ADAPTED
+EXACTLY = int(os.environ.get("EXACTLY", "0"))
+"""How many steps an undisturbed run makes, to be compared with one that ended by itself."""
+UNTIL_REPLACED = (JOINS or EXACTLY > 0) and not ADAPTED
 """Whether the program goes on until all ranks have been there for some steps after the kill."""
 REPORTS = Path(os.environ.get("REPORTS", "."))
 
@@ -46,6 +48,8 @@ def step_ends(number: int, loss: Any) -> None:
 def enough(made: int) -> bool:
     """Whether an unmodified program that a newcomer joins may end, once it has made so many steps; all ranks say the same."""
     global _steps_left
+    if EXACTLY:
+        return made >= EXACTLY
     if UNTIL_REPLACED:
         import pccl.distributed
 

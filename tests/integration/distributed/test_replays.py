@@ -49,8 +49,7 @@ class Prefetching:
     """A loader in the form of accelerate's: rank 0 says how to shuffle, and one batch is fetched in advance."""
 
     def __init__(self, rows: torch.Tensor, workers: int) -> None:
-        self._generator = torch.Generator().manual_seed(dist.get_rank() + int(time.monotonic_ns()))
-        self._generator.manual_seed(int(torch.randint(1 << 40, (), generator=self._generator)))
+        self._generator = torch.Generator().manual_seed(time.monotonic_ns())
         batches = BatchSampler(RandomSampler(rows, generator=self._generator), BATCH, drop_last=True)
         data = TensorDataset(torch.arange(len(rows)), rows)
         fork = "fork" if workers else None
@@ -80,9 +79,10 @@ class Net(nn.Module):
         return {"out": self.layers(rows)}
 
 
-def script(log: str, workers: int, accumulate: int, die_at: int) -> int:
+def script(log: str, workers: int, accumulate: int, seeds_by_rank: bool, die_at: int) -> int:
     """What a user writes. It ends after the epoch in which a file "enough" is there. Returns the epochs."""
     ends = Path(log).parent / "enough"
+    torch.manual_seed(dist.get_rank() if seeds_by_rank else 7)
     rows = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -161,9 +161,9 @@ class Unmodified(trainers.Trainer):
     def _make(self) -> None:
         pass
 
-    def run(self, workers: int = 0, accumulate: int = 1, die_at: int = 0) -> int:
+    def run(self, *how: Any) -> int:
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # its loader has a worker
-        return script(self.file.name, workers, accumulate, die_at)
+        return script(self.file.name, *how)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -181,17 +181,17 @@ def wait_for(folder: Path, rank: int, after: int, epochs: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("victim", "workers", "accumulate"), [(1, 0, 1), (0, 1, 2)])
-def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers, accumulate):
+@pytest.mark.parametrize(("victim", "workers", "accumulate", "by_rank"), [(1, 0, 1, True), (0, 1, 2, False)])
+def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers, accumulate, by_rank):
     with Job(tmp_path, environment=FIXED, role=Unmodified) as job:
         members = job.start(RANKS)
         masters = job.masters()
         for rank, member in enumerate(members):
-            member.tell("run", workers, accumulate, 11 if rank == victim else 0)
+            member.tell("run", workers, accumulate, by_rank, 11 if rank == victim else 0)
         left: list[Performer] = [member for rank, member in enumerate(members) if rank != victim]
         members[victim].answer()
         members[victim] = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
-        members[victim].tell("run", workers, accumulate)
+        members[victim].tell("run", workers, accumulate, by_rank, 0)
         wait_for(tmp_path, victim, 11, 3)
         (tmp_path / "enough").touch()
         epochs = {member.answer() for member in members}
@@ -212,7 +212,7 @@ def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers
     for at in replaced:
         assert sorted(steps[at]) == [0, 1, 2]
         donor = steps[at][min(set(range(RANKS)) - {victim})]
-        assert steps[at][victim]["random"] == donor["random"], at
+        assert (steps[at][victim]["random"] == donor["random"]) is not by_rank, at
     for epoch in range(replaced[0][0] + 1, replaced[-1][0] + 1):
         read = [index for at, ranks in steps.items() if at[0] == epoch for one in ranks.values() for index in one["indices"]]
         assert sorted(read) == list(range(ROWS)), epoch
