@@ -5,9 +5,12 @@ The model has a weight for each sample, which only a step with that sample chang
 
 from __future__ import annotations
 
+import itertools
+import multiprocessing
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,6 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 import pccl
 import pccl.diloco
@@ -32,6 +36,8 @@ from pccl.distributed import Elastic, PeerLostError, Snapshots
 preload(__name__)
 
 EPOCHS = 2
+
+BATCH = 4
 
 
 class Counts(nn.Module):
@@ -121,64 +127,96 @@ class Reader:
     def run(self) -> tuple[str, str]:
         return pccl.distributed.masters(), pccl.distributed.keys()
 
-    def _loader(self, **arguments: Any) -> None:
-        self.sampler = ElasticSampler(range(self.size), seed=3, **arguments)
-        self.account: Any = Account(self.sampler)
-        self.ahead = self.options.get("ahead", 0)
+    def _loader(self, size: int, **arguments: Any) -> tuple[ElasticSampler, Callable[[], Any]]:
+        """A sampler, and what makes the loader of a pass."""
+        sampler = ElasticSampler(range(size), seed=3, global_batch_size=self.options.get("global"), **arguments)
+        wanted = self.options.get("loader")
+        if wanted is None:
+            return sampler, lambda: FakeLoader(sampler, BATCH, self.options.get("ahead", 0))
+        multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+        loader: Any = DataLoader(range(size), BATCH, sampler=sampler, collate_fn=list, **wanted)  # type: ignore[arg-type]
+        return sampler, lambda: loader
 
-    def _batch(self, indices: list[int] | None) -> torch.Tensor:
-        """What is to be learned from."""
-        batch = torch.tensor(indices or [], dtype=torch.int64)
-        return batch if self.kind == "stream" else batch[self.sampler.mask(len(batch))]
+    def _steps(self, sampler: Any, loader: Callable[[], Any]) -> Iterator[Any]:
+        """The batches of each step, to be drawn one after another."""
+        for _ in sampler.epochs(EPOCHS):
+            if self.kind == "stream":
+                yield from ([one] for one in sampler.batches())
+                continue
+            if self.options.get("global"):
+                yield from sampler.steps(loader())
+                continue
+            batches = iter(loader())
+            for first in batches:
+                yield itertools.chain([first], itertools.islice(batches, self.options.get("accumulate", 1) - 1))
+
+    def _learnt(self, sampler: Any, indices: list[int] | None, offset: int = 0) -> torch.Tensor:
+        """What is to be learned from, of a batch."""
+        batch = torch.tensor(indices or [], dtype=torch.int64) + offset
+        return batch if self.kind == "stream" else batch[sampler.mask(len(batch))]
 
     def train(self, die_at: int | None, where: str, until: int) -> dict[str, Any]:
         """Trains to the end; kills itself at a step. The first steps go on until there are so many members."""
         data: Any
+        loader: Any = None
         if self.kind == "stream":
             ranges = [range(first, min(first + 7, self.size)) for first in range(0, self.size, 7)]
-            data = ElasticShards(ranges, iter, 4, collate=list, seed=3)
-            self.account = StreamAccount(data, ranges, self.size)
+            data = ElasticShards(ranges, iter, BATCH, collate=list, seed=3)
+            self.account: Any = StreamAccount(data, ranges, self.size)
         else:
-            self._loader()
-            data = self.sampler
-        plain = Counts(self.size)
+            data, loader = self._loader(self.size)
+            self.account = Account(data)
+        values, steps, second = {"data": data}, [self._steps(data, loader)], self.options.get("second", 0)
+        samplers = [data]
+        if second:  # another data set, with a loader of its own
+            other, loader = self._loader(second)
+            self.second = Account(other)
+            values["other"] = other
+            samplers.append(other)
+            steps.append(self._steps(other, loader))
+        plain = Counts(self.size + second)
+        model: Any = plain
+        snapshots = Snapshots(every=3, copies=1) if self.kind in ("fsdp", "hsdp") else None
         if self.kind == "fsdp":
             fully_shard(plain, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
-            snapshots: Any = Snapshots(every=3, copies=1)
-            model: Any = plain
+        elif self.kind == "hsdp":
+            shape = (max(dist.get_world_size() // 2, 1), min(dist.get_world_size(), 2))
+            fully_shard(plain, mesh=init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")))
         else:
-            model, snapshots = DistributedDataParallel(plain), None
+            model = DistributedDataParallel(plain)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = Elastic(model, optimizer, step=0, data=data, snapshots=snapshots)
+        run = Elastic(model, optimizer, step=0, snapshots=snapshots, **values)
         run.sync()
         while dist.get_world_size() < until:
             run.sync()
-        for _ in data.epochs(EPOCHS):
-            for indices in data.batches() if self.kind == "stream" else FakeLoader(data, 4, self.ahead):
-                batch = self._batch(indices)
-                dies = run.step == die_at
-                try:
-                    optimizer.zero_grad()
-                    loss = model(batch)
-                    if dies and where == "forward":
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    loss.backward()
-                    if dies and where == "backward":
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    optimizer.step()
-                    run.step += 1
-                except PeerLostError:
-                    assert self.kind == "fsdp"
-                if dies and where == "step":
+        for parts in itertools.zip_longest(*steps, fillvalue=()):
+            dies = run.step == die_at
+            try:
+                optimizer.zero_grad()
+                losses = [0 * model(torch.tensor([], dtype=torch.int64))]
+                for place, batches in enumerate(parts):
+                    for indices in batches:
+                        losses.append(model(self._learnt(samplers[place], indices, place * self.size)))
+                if dies and where == "forward":
                     os.kill(os.getpid(), signal.SIGKILL)
-                run.sync()
+                sum(losses).backward()  # type: ignore[union-attr]
+                if dies and where == "backward":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                optimizer.step()
+                run.step += 1
+            except PeerLostError:
+                assert self.kind in ("fsdp", "hsdp")
+            if dies and where == "step":
+                os.kill(os.getpid(), signal.SIGKILL)
+            run.sync()
         weight = plain.weight.full_tensor() if isinstance(plain.weight, DTensor) else plain.weight
         return self._told(run.step, weight)
 
     def outer(self, address: str, name: str, peers: int, members: int, die_at: int | None, where: str) -> dict[str, Any]:
         """The same with DiLoCo."""
         comm = pccl.Communicator(address)
-        self._loader(communicator=comm)
+        self.sampler, loader = self._loader(self.size, communicator=comm)
+        self.account = Account(self.sampler)
         model = Counts(self.size)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         kind = getattr(pccl.diloco, name)
@@ -202,9 +240,9 @@ class Reader:
                 diloco.synchronize()
             self.together = diloco.outer_step
             for _ in self.sampler.epochs(EPOCHS):
-                for indices in FakeLoader(self.sampler, 4, self.ahead):
+                for indices in loader():
                     optimizer.zero_grad()
-                    model(self._batch(indices)).backward()
+                    model(self._learnt(self.sampler, indices)).backward()
                     optimizer.step()
                     die("inner")
                     diloco.step()
@@ -214,13 +252,24 @@ class Reader:
 
     def _told(self, step: int, weight: torch.Tensor) -> dict[str, Any]:
         counts = Counter(self.account.committed)
+        second = self.options.get("second", 0)
+        if second:
+            counts.update(-1 - one for one in self.second.committed)
         return {
             "step": step,
             "twice": sum(count > 1 for count in counts.values()),
-            "missing": EPOCHS * self.size - len(counts),
+            "missing": EPOCHS * (self.size + second) - len(counts),
             "unlearned": int((weight == 0).sum()),
             "weights": sorted({round(one, 6) for one in weight.tolist()}),
         }
+
+    def share(self, replicas: int) -> str:
+        """What a sampler says to ranks that are to share samples."""
+        try:
+            ElasticSampler(range(9), replicas, 0)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def leave(self) -> None:
         if dist.is_initialized():

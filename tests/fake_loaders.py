@@ -15,6 +15,7 @@ class FakeLoader:
     _auto_collation = True
 
     def __init__(self, sampler: ElasticSampler, batch: int, ahead: int, *, drop_last: bool = False) -> None:
+        self.batch_size, self.drop_last = batch, drop_last
         self._num_yielded = 0
         self._num_workers = ahead
         self._index_sampler = BatchSampler(sampler, batch, drop_last)

@@ -7,7 +7,7 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +30,19 @@ _ORDERS = 3
 """How many epochs have their order in memory."""
 
 
+class MicroBatches:
+    """The batches of one step of a rank, to be iterated once; `len` tells how many there are."""
+
+    def __init__(self, next_batch: Callable[[], Any], count: int) -> None:
+        self._next, self._count = next_batch, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self._next() for _ in range(self._count))
+
+
 class ElasticSampler(DistributedSampler[Any]):
     """Takes the place of `torch.utils.data.DistributedSampler` where members may be lost or join.
 
@@ -47,8 +60,9 @@ class ElasticSampler(DistributedSampler[Any]):
     or, with `drop_last`, left out.
 
     `dataset`, `num_replicas`, `rank`, `shuffle`, `seed`, `drop_last`: as of DistributedSampler. `num_replicas` and `rank` count
-    only where the process group is not of the backend "pccl".
-    `communicator`: commits by its collectives; else by those of the process group. `global_batch_size`: see `micro_batches`.
+    only where the process group is not of the backend "pccl". With that backend every rank reads samples of its own; ValueError:
+    `num_replicas` says otherwise.
+    `communicator`: commits by its collectives; else by those of the process group. `global_batch_size`: see `steps`.
     `comm` of a method: a communicator in place of that one; `timeout` is in seconds. ValueError: a number is out of range.
 
     Not to be drawn from by two loaders at once; give each loader a sampler of its own.
@@ -68,6 +82,8 @@ class ElasticSampler(DistributedSampler[Any]):
     ) -> None:
         if not dist.is_initialized() and (communicator is not None or num_replicas is None):
             num_replicas, rank = 1, 0
+        if num_replicas is not None and communicator is None:
+            self._require_all_ranks(num_replicas)
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         if global_batch_size is not None and global_batch_size < 1:
             raise ValueError(f"global_batch_size must be 1 or more samples, not {global_batch_size}")
@@ -144,15 +160,22 @@ class ElasticSampler(DistributedSampler[Any]):
         """Gives the epoch of each pass through the loader, until all samples of the epochs before `stop` are committed.
 
         Samples of a lost step that came too late for a pass are read in the next one. All members call it alike, and each step
-        is committed by the end of a pass.
+        is committed by the end of a pass. It ends with a warning where samples are left that the program has got and makes no
+        step with, such as the last ones of a pass that do not fill a step of accumulated gradients.
         """
+        idle = 0
         while True:
-            if self._ended or not self.remaining:
+            before = self.remaining
+            if self._ended or not before:
                 if self.epoch + 1 < stop:
                     self._begin_epoch(self.epoch + 1)
-                elif not self.remaining:
+                elif not before:
+                    return
+                elif idle > 1:
+                    _log.warning("%d samples of the last pass are in no step: call optimizer.step() after its last batch", before)
                     return
             yield self.epoch
+            idle = idle + 1 if self._pass_start == self._pass_end and self.remaining == before else 0
 
     def state_dict(self) -> dict[str, Any]:
         """What is not committed, as plain numbers. It is the same on all members, and of any number of them."""
@@ -202,20 +225,48 @@ class ElasticSampler(DistributedSampler[Any]):
             numbers = range(self._given - count, self._given)
             return torch.tensor([self._ledger.at(self._place, number) >= 0 for number in numbers], dtype=torch.bool)
 
-    def micro_batches(self, batch_size: int) -> int:
+    def micro_batches(self, batch_size: int | None) -> int:
         """Returns how many batches this rank accumulates in the coming step, so that all together read `global_batch_size`.
 
         Multiply the loss of each batch by `world_size * batch_size / global_batch_size`, since gradients are averaged over ranks.
         Members take turns where the batches do not divide. At the end of an epoch some may have fewer batches, or none; they
         take part in the step with a gradient of zero. ValueError: `global_batch_size` is no multiple of `batch_size`.
         """
-        if self.global_batch_size is None or batch_size < 1 or self.global_batch_size % batch_size:
+        if not self.global_batch_size or not batch_size or batch_size < 1 or self.global_batch_size % batch_size:
             raise ValueError(f"global_batch_size must be a multiple of batch_size={batch_size}, not {self.global_batch_size}")
         with self._lock:
             self._require_members()
             quotient, rest = divmod(self.global_batch_size // batch_size, len(self._ledger.members))
             order = sorted(range(len(self._ledger.members)), key=lambda place: (self._ledger.taken[place], place))
             return quotient + (order.index(self._place) < rest)
+
+    def steps(self, loader: Any) -> Iterator[MicroBatches]:
+        """Gives the batches of this rank for each step of a pass through a DataLoader, as `micro_batches` divides them.
+
+        All members make equally many steps. In the last ones of a pass some have fewer batches, or none; they take part with a
+        gradient of zero. Each step is committed before the next one. ValueError: as of `micro_batches`.
+        """
+        size, drops_last = loader.batch_size, loader.drop_last
+        before = self._pass
+        batches = iter(loader)
+
+        def next_batch() -> Any:
+            nonlocal batches
+            for batch in batches:
+                return batch
+            batches = iter(loader)  # it had ended when this rank got samples of a lost one
+            return next(batches)
+
+        while True:
+            with self._lock:
+                turns = self.micro_batches(size)
+                end = self._pass_end if self._pass != before else self._next_end(self._given)
+                left = [end - taken for taken in self._ledger.taken]
+                left = [one // size if drops_last else -(-one // size) for one in left]
+            if max(left) <= 0:
+                break
+            yield MicroBatches(next_batch, max(min(turns, left[self._place]), 0))
+        next(batches, None)  # so that the sampler sees the end of the pass
 
     def seal(self) -> None:
         """Notes that the step under way is made with all samples that were given to the program. Optimizers of an Elastic or of
@@ -352,6 +403,14 @@ class ElasticSampler(DistributedSampler[Any]):
 
         return distributed.is_joining()
 
+    def _require_all_ranks(self, replicas: int) -> None:
+        """ValueError: some ranks are to read the same samples, as those of a tensor-parallel group do."""
+        if communicator_of(None) is not None and not self._joins() and replicas != dist.get_world_size():
+            raise ValueError(
+                f"num_replicas={replicas}, but the group has {dist.get_world_size()} ranks, and ElasticSampler gives different "
+                "samples to each; leave num_replicas and rank out, or use DistributedSampler where ranks share samples"
+            )
+
     def _require_members(self) -> None:
         """Begins an era with the members that the process group was made with, where no `sync` has done so."""
         if self._ledger.members:
@@ -408,12 +467,16 @@ class ElasticSampler(DistributedSampler[Any]):
             self._reader = _reader.find(self._drawn)
             self._pass += 1
             self._pass_start = self._drawn
-            self._pass_end = self._ledger.pause if self._joins_end else self._ledger.end(self.epoch, self._drawn)
+            self._pass_end = self._next_end(self._drawn)
             self._joins_end = False
             self._in_pass, self._ended, self._is_new = True, False, False
             if self._pass_end <= self._drawn and self._ledger.size and not self._ledger.left:
                 _log.warning("epoch %d is complete; call set_epoch(%d) to begin the next one", self.epoch, self.epoch + 1)
             return self._pass
+
+    def _next_end(self, cursor: int) -> int:
+        """Where a pass ends that begins here."""
+        return self._ledger.pause if self._joins_end else self._ledger.end(self.epoch, cursor)
 
     def _draw(self, number: int) -> int | None:
         with self._lock:

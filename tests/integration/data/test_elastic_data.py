@@ -24,6 +24,43 @@ def test_data_parallel_with_a_kill_and_a_join(kind, where, ahead):
         check([member.answer() for member in (first[0], first[2], newcomer)])
 
 
+WORKERS = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "multiprocessing_context": "fork"}
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"loader": WORKERS}, "backward"),
+        ({"second": 23, "loader": WORKERS}, "forward"),
+        ({"second": 90, "ahead": 2}, "step"),
+        ({"accumulate": 3, "ahead": 1}, "backward"),
+        ({"global": 24, "loader": {}}, "step"),
+    ],
+)
+def test_loaders_and_steps_of_all_kinds_with_a_kill_and_a_join(options, where):
+    with Job("ddp", SIZE, **options) as job:
+        first = job.start(3)
+        newcomer = job.join(first[0])
+        for rank, member in enumerate(first):
+            member.tell("train", 2 if rank == 1 else None, where, 4)
+        newcomer.tell("train", None, "", 4)
+        check([member.answer() for member in (first[0], first[2], newcomer)])
+
+
+def test_replicas_read_different_samples():
+    """Of 2 x 2 members with a kill: no step is lost, so each gradient is the average over 4 or 3 members."""
+    with Job("hsdp", SIZE, ahead=2) as job:
+        members = job.start(4)
+        assert "num_replicas=2, but the group has 4 ranks" in members[0].ask("share", 2)
+        assert members[0].ask("share", 4) == ""
+        for rank, member in enumerate(members):
+            member.tell("train", 4 if rank == 3 else None, "backward", 4)
+        told = [member.answer() for member in members[:3]]
+        check(told)
+        allowed = {round(one + other, 6) for one in (1 / 4, 1 / 3) for other in (1 / 4, 1 / 3)}
+        assert set(told[0]["weights"]) <= allowed
+
+
 @pytest.mark.parametrize("where", ["forward", "step"])
 def test_a_sharded_model_goes_back_with_its_data(where):
     """A gradient is averaged over the ranks. A sample in two steps of an epoch would have the sum of their numbers."""

@@ -19,7 +19,12 @@ class Member:
         self.name = name
         comm: Any = SimpleNamespace(uuid=name, rank=name)
         self.sampler = ElasticSampler(
-            range(world.size), seed=world.seed, drop_last=world.drop_last, shuffle=world.shuffle, communicator=comm
+            range(world.size),
+            seed=world.seed,
+            drop_last=world.drop_last,
+            shuffle=world.shuffle,
+            communicator=comm,
+            global_batch_size=world.global_batch,
         )
         self.ahead = world.ahead
         self.batch = world.batch
@@ -49,7 +54,18 @@ class Member:
 class World:
     """All members, and what is committed by the test's own account."""
 
-    def __init__(self, seed: int, *, size: int, batch: int, ahead: int, members: int, drop_last: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        size: int,
+        batch: int,
+        ahead: int,
+        members: int,
+        drop_last: bool = False,
+        global_batch: int | None = None,
+    ) -> None:
+        self.global_batch = global_batch
         self.random = random.Random(seed)
         self.seed, self.size, self.batch, self.ahead, self.drop_last = seed, size, batch, ahead, drop_last
         self.shuffle = seed % 2 == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
+from fake_loaders import FakeLoader
 from sampler_world import World
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -187,9 +189,7 @@ def test_repeated_samples_are_told():
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5])
 def test_the_global_batch_stays_the_same(members):
-    world = World(0, size=240, batch=4, ahead=0, members=members)
-    for one in world.members:
-        one.sampler.global_batch_size = 32
+    world = World(0, size=240, batch=4, ahead=0, members=members, global_batch=32)
     for _ in range(6):
         makes = [one.sampler.micro_batches(4) for one in world.members]
         assert sum(makes) == 8
@@ -201,6 +201,71 @@ def test_the_global_batch_stays_the_same(members):
     assert len(world.committed) == 6 * 32
     with pytest.raises(ValueError, match="multiple of batch_size=5"):
         world.any.sampler.micro_batches(5)
+    with pytest.raises(ValueError, match="multiple of batch_size=None"):
+        next(world.any.sampler.steps(DataLoader(data(10), batch_size=None)))
+
+
+class Loader:
+    """A DataLoader that reads ahead."""
+
+    def __init__(self, sampler: ElasticSampler, ahead: int, *, drop_last: bool) -> None:
+        self.sampler, self.ahead, self.batch_size, self.drop_last = sampler, ahead, 4, drop_last
+
+    def __iter__(self) -> FakeLoader:
+        return FakeLoader(self.sampler, 4, self.ahead, drop_last=self.drop_last)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_read_a_pass_with_losses_and_newcomers(seed):
+    chance = random.Random(seed)
+    members, ahead, drop_last = chance.randint(1, 5), chance.randint(0, 4), chance.random() < 0.3
+    size = chance.randint(60, 200)
+    world = World(seed, size=size, batch=4, ahead=ahead, members=members, drop_last=drop_last, global_batch=24)
+    passes: dict[int, Any] = {}
+    sizes: list[int] = []
+
+    def make(one: Any) -> int:
+        """The samples of its next step; -1 at the end of its pass."""
+        if one.name not in passes:
+            passes[one.name] = one.sampler.steps(Loader(one.sampler, ahead, drop_last=drop_last))
+        step = next(passes[one.name], None)
+        if step is None:
+            return -1
+        for batch in step:
+            one.open += [index for index, real in zip(batch, one.sampler.mask(len(batch)).tolist(), strict=True) if real]
+        one.seal()
+        return 4 * len(step)
+
+    while True:
+        made = [make(one) for one in world.members]
+        if -1 in made:
+            assert set(made) == {-1}
+            break
+        assert len(sizes) < 40, "the pass ends"
+        lost = [chance.choice(world.members)] if len(world.members) > 1 and chance.random() < 0.2 else []
+        sizes.append(sum(made))
+        if world.commit(lost):
+            world.sync()
+        if chance.random() < 0.2:
+            world.join()
+    assert set(sizes[:2]) == {24}
+    assert max(sizes) == 24
+    left = len(world.any.sampler._ledger.left)
+    assert len(set(world.committed)) == len(world.committed) == size - left
+
+
+def test_samples_that_make_no_step_end_the_last_pass(caplog):
+    sampler = ElasticSampler(data(10), 1, 0)
+    loader: Any = DataLoader(data(10), batch_size=2, sampler=sampler)
+    given = []
+    for _ in sampler.epochs(2):
+        for number, batch in enumerate(loader):
+            given += batch.tolist()
+            if number % 3 == 2:
+                sampler.commit()
+    assert len(given) == 20
+    assert sampler.remaining in (2, 4)
+    assert "samples of the last pass are in no step: call optimizer.step() after its last batch" in caplog.text
 
 
 def test_members_with_different_states_are_told():
