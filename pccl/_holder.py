@@ -200,11 +200,16 @@ class Holder:
 
 
 def _start(name: str, linger: float) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that no signal for the group of its starter, or for its terminal, reaches it."""
-    code = "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from pccl._holder import main; main()"
+    """In a session of its own, so that no signal for the group of its starter, or for its terminal, reaches it.
+
+    Called in a thread, while another one may fork, as a DataLoader does. Without `close_fds` and the other arguments that need a
+    fork, subprocess calls posix_spawn, and so has no pipe that such a child would keep open, for which it would wait.
+    """
+    own = "import json, os, sys; os.setsid(); os.chdir('/'); os.closerange(3, 1 << 16)"
+    code = f"{own}; sys.path[:] = json.loads(sys.argv.pop(1)); from pccl._holder import main; main()"
     command = [sys.executable, "-c", code, json.dumps(sys.path), name, repr(linger)]
     devnull = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True, cwd="/")
+    return subprocess.Popen(command, stdin=devnull, stdout=devnull, stderr=devnull, close_fds=False)
 
 
 # ---- the process ----

@@ -102,6 +102,15 @@ def test_several_start_one(name):
             one.communicate()
 
 
+def test_a_thread_that_starts_one_waits_for_no_child_of_another(name, monkeypatch):
+    """A child that another thread forks in the middle would keep the pipe open for which subprocess waits after its own fork."""
+    monkeypatch.setattr(subprocess, "_fork_exec", None)
+    with holder(name) as client:
+        pid = pid_of(client)
+        assert os.getsid(pid) == pid
+        assert os.readlink(f"/proc/{pid}/cwd") == "/"
+
+
 def wait_for_end(pid: int) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
