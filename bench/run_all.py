@@ -15,6 +15,7 @@ from harness import ROOT, Row
 BENCHMARKS = [
     "allreduce",
     "small_ops",
+    "recorder",
     "collectives",
     "distributed",
     "concurrent_ops",

@@ -82,6 +82,9 @@ class Communicator(NamedCollectives):
     `events` is the path of a file for the last events of this peer, or of a directory, as of PCCL_EVENTS (docs/events.md);
     False: none are kept.
 
+    `spans` makes OpenTelemetry spans of operations, calls and steps (docs/events.md#traces); None: if the environment asks for
+    traces. ValueError: True, and OpenTelemetry is not installed.
+
     Every method may be called from any thread and raises PCCLError with the code of the C library. Methods that wait for
     others wait as long as those live; with `timeout` (seconds) they raise PCCLTimeoutError instead. After that, or after
     Ctrl-C, what was waited for goes on: the same call, repeated, waits on for it.

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     import signal
     from typing import Literal
 
+    from pccl._spans import Spans
     from pccl.notice import Notice
 
 _ffi, _C = load_native_module()
@@ -80,6 +81,15 @@ SHOWN_TAGS = 8
 """In a text."""
 
 
+def _wants_spans(asked: bool | None) -> bool:
+    """`pccl._spans` is imported only where somebody may want spans."""
+    if not asked and (asked is False or not any(name.startswith("OTEL_") for name in os.environ)):
+        return False
+    from pccl._spans import is_wanted
+
+    return is_wanted(asked)
+
+
 class Connection:
     """The part of a `Communicator` that needs no tensors: joining and leaving, the membership, and the votes of the topology."""
 
@@ -100,6 +110,7 @@ class Connection:
         ca: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         events: str | os.PathLike[str] | Literal[False] | None = None,
+        spans: bool | None = None,
     ) -> None:
         _log.attach()
         self._endpoints = parse_endpoints(address)
@@ -116,6 +127,8 @@ class Connection:
         self._keys = credentials(keys, cert, key, ca)
         self._insecure = insecure
         self._event_path = None if events is None else event_file(events)
+        self._wants_spans = _wants_spans(spans)
+        self._spans: Spans | None = None
         self._peer_group = whole_number("peer_group", peer_group, 32)
         self._pool_size = whole_number("p2p_connection_pool_size", p2p_connection_pool_size, 32)
         self._connected = False
@@ -216,6 +229,7 @@ class Connection:
         Calls blocked in other threads end with an error; ops in flight are cancelled, and their tensors are free afterwards.
         Handles tell which ops had ended well before.
         """
+        self._end_spans()
         self._handle.close()
         self._events.closed()
         self._reaper.stop()
@@ -236,6 +250,19 @@ class Connection:
 
     def __repr__(self) -> str:
         return f"<Communicator {','.join(map(str, self._endpoints))} group {self._peer_group}: {self._state()}>"
+
+    def _begin_spans(self) -> None:
+        path = self.event_file if self._wants_spans else None
+        if path is not None:
+            from pccl._spans import Spans
+
+            self._end_spans()
+            self._spans = Spans(path)
+
+    def _end_spans(self) -> None:
+        spans, self._spans = self._spans, None
+        if spans is not None:
+            spans.close()
 
     # ---- membership ----
 
@@ -593,6 +620,7 @@ class Connection:
                 raise ConnectError(error.result, "pcclConnect", error.detail) from None
             raise
         self._connected = True
+        self._begin_spans()
         self._tags.restart()
         self._forget("pcclConnect", ticket)
         for notice in self._notices:
