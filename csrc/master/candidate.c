@@ -7,6 +7,7 @@
 
 enum { ADMITTED_LINES = 16 }; // of the log
 
+static const char CLOSED[] = ": neither can be dialled; start a member that can be, or a relay (docs/addresses.md)";
 static const char NARROW[] = ": small packets pass, but large ones are lost; set one MTU on the whole path, or "
                              "net.ipv4.tcp_mtu_probing=1 on both hosts";
 
@@ -227,7 +228,9 @@ static bool exclude_newcomers(struct candidate *candidate, struct membership *ta
         if (obstacle != NULL)
             membership_expel(table, peer, "no data connection between this peer and %s%s",
                              membership_label(obstacle).chars,
-                             is_narrow(candidate, table, peer, obstacle) ? NARROW : "");
+                             is_narrow(candidate, table, peer, obstacle)                  ? NARROW
+                             : peer->member.reach.closed && obstacle->member.reach.closed ? CLOSED
+                                                                                          : "");
         else if (!peer->answered)
             membership_expel(table, peer, "it did not report its links in time");
     }

@@ -25,6 +25,7 @@ static void free_parts(struct master *master) {
     pthread_mutex_destroy(&master->lock);
     descriptor_close(master->wake);
     transport_context_release(master->transport);
+    transport_context_release(master->plain);
     recorder_free(master->recorder);
     free(master);
 }
@@ -40,6 +41,7 @@ static struct master *make(const struct master_options *options) {
     master->idle_limit_ms = options->idle_limit_ms;
     master->poller = -1;
     master->transport = tls_context_new(options->transport);
+    master->plain = transport_context_new(&(struct transport_options){.insecure = true});
     master->ends_ns = INT64_MAX;
     master->run_log = (struct log_limit){.lines = 100, .seconds = 10};
     master->strangers_log = (struct log_limit){.lines = 20, .seconds = 10};
@@ -47,7 +49,8 @@ static struct master *make(const struct master_options *options) {
     master->conn_count[CONN_UNUSED] = ACTIONS_MAX_CONNS;
     master->wake = wake_open();
     pthread_mutex_init(&master->lock, NULL);
-    if (master->transport != NULL && master->wake >= 0 && platform_cond_init(&master->changed)) return master;
+    if (master->transport != NULL && master->plain != NULL && master->wake >= 0 && platform_cond_init(&master->changed))
+        return master;
     free_parts(master);
     return NULL;
 }

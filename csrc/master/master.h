@@ -20,6 +20,7 @@ enum {
     // connections without a hello; then the oldest is dropped. All members may come at once
     MASTER_MAX_ANONYMOUS = 1024,
     MASTER_HELLO_LIMIT_MS = 5000, // for the hello
+    MASTER_DIAL_BACK_MS = 2000,   // for a newcomer to answer a dial: a lost packet is sent again after a second
     MASTER_CLOSE_LIMIT_MS = 1000, // for the last words to a peer that is refused or expelled
     MASTER_YOUNG_MS = 100,        // newcomers wait so long for members of a run that another master has left
     MASTER_LOOK_MS = 1000,        // between two looks for a run that another one has taken up, while some wait here

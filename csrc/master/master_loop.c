@@ -17,7 +17,8 @@ static bool conn_hears(const struct conn *conn) {
 }
 
 static bool has_limit(const struct conn *conn) {
-    return conn->state == CONN_ANONYMOUS || conn->state == CONN_CLOSING || conn->state == CONN_ASKED;
+    enum conn_state state = conn->state;
+    return state == CONN_ANONYMOUS || state == CONN_HELD || state == CONN_CLOSING || state == CONN_ASKED;
 }
 
 // Frame types that a connection accepts: from another master; as the first frame over the local socket, which only
@@ -66,63 +67,12 @@ static bool conn_is_trusted(const struct conn *conn) {
     return conn->source.family == 0 || conn->stream->peer.party != TRANSPORT_STRANGER;
 }
 
-static uint32_t index_of(const struct master *master, const struct conn *conn) {
-    return (uint32_t)(conn - master->conns);
-}
-
-static void set_state(struct master *master, struct conn *conn, enum conn_state state) {
-    master->conn_count[conn->state]--;
-    conn->state = state;
-    master->conn_count[state]++;
-}
-
-static void conn_close(struct master *master, struct conn *conn) {
-    if (conn->question != NULL) conn->question->open--;
-    transport_free(conn->stream);
-    conn_in_fini(&conn->in);
-    conn_out_fini(&conn->out);
-    set_state(master, conn, CONN_UNUSED);
-    *conn = (struct conn){0};
-}
-
-static bool conn_watch(struct master *master, struct conn *conn, uint32_t events) {
-    return transport_watch(conn->stream, master->poller, events, (epoll_data_t){.u64 = index_of(master, conn)});
-}
-
-// ---- writing ----
-
-// Reads what arrived before the end, then the end: the last frame says why the connection ended.
-static void conn_break(struct conn *conn) {
-    conn->broken = true;
-    transport_hang_up(conn->stream);
-}
-
-static void want_write(struct master *master, struct conn *conn, bool wanted) {
-    if (conn->wants_write == wanted) return;
-    conn->wants_write = wanted;
-    if (!conn_watch(master, conn, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN)) conn_break(conn);
-}
-
-static void conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
-    if (conn->broken) return;
-    int error = conn_out_send(&conn->out, conn->stream, from, length);
-    bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
-    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "dropped a peer: it does not read what the master sends");
-    if (error != 0 || full) conn_break(conn);
-    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
-}
-
-static void conn_flush(struct master *master, struct conn *conn) {
-    if (!conn->broken && conn_out_flush(&conn->out, conn->stream) != 0) conn_break(conn);
-    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
-}
-
 // ---- closing: reads what still arrives, since a reset would destroy the last frames ----
 
 static void conn_end(struct master *master, struct conn *conn) {
     if (!conn->broken && conn_out_waiting(&conn->out) > 0) return;
     if (conn->broken) {
-        conn_close(master, conn);
+        master_conn_close(master, conn);
     } else if (!conn->told) {
         conn->told = true;
         transport_finish(conn->stream);
@@ -130,7 +80,7 @@ static void conn_end(struct master *master, struct conn *conn) {
 }
 
 static void conn_start_closing(struct master *master, struct conn *conn) {
-    set_state(master, conn, CONN_CLOSING);
+    master_conn_set(master, conn, CONN_CLOSING);
     conn->run = NULL;
     conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
     conn_in_clear(&conn->in);
@@ -147,7 +97,7 @@ static void carry_out(struct master *master, struct master_run *run, const struc
     if (actions->event_count > 0) master_record(master, run, actions);
     for (size_t i = 0; i < actions->send_count; i++) {
         const struct actions_send *send = &actions->sends[i];
-        conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
+        master_conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
     }
     for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
     uint8_t random[CORE_RANDOM_BYTES];
@@ -156,12 +106,12 @@ static void carry_out(struct master *master, struct master_run *run, const struc
 
 static void conn_lose(struct master *master, struct conn *conn, const char *why) {
     if (conn->state != CONN_KNOWN) {
-        conn_close(master, conn);
+        master_conn_close(master, conn);
         return;
     }
     conn->broken = true;
-    set_state(master, conn, CONN_LOST);
-    master->lost[master->lost_count++] = (struct core_loss){index_of(master, conn), why};
+    master_conn_set(master, conn, CONN_LOST);
+    master->lost[master->lost_count++] = (struct core_loss){master_conn_index(master, conn), why};
 }
 
 // Many of a run that end together, as with a rack, are one epoch and not one each.
@@ -179,43 +129,16 @@ static void tell_lost(struct master *master) {
                 master->lost[left++] = master->lost[i];
         }
         master->lost_count = left;
-        for (size_t i = 0; i < count; i++) conn_close(master, &master->conns[master->batch[i].conn]);
+        for (size_t i = 0; i < count; i++) master_conn_close(master, &master->conns[master->batch[i].conn]);
         if (count > 0) carry_out(master, run, core_peers_lost(run->core, master->now_ns, master->batch, count));
     }
 }
 
 // ---- accepting and dialling ----
 
-static struct conn *oldest(struct master *master, enum conn_state state) {
-    struct conn *found = NULL;
-    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
-        struct conn *conn = &master->conns[i];
-        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
-    }
-    return found;
-}
-
-// NULL: there is no place for it, and it is closed.
-static struct conn *conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {
-    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
-        conn_close(master, oldest(master, CONN_CLOSING));
-    struct conn *conn = oldest(master, CONN_UNUSED);
-    if (conn == NULL) {
-        transport_free(stream);
-        return NULL;
-    }
-    int64_t deadline_ns = master->now_ns + ms * MS_NS;
-    *conn = (struct conn){.stream = stream, .deadline_ns = deadline_ns, .opens = true};
-    set_state(master, conn, state);
-    conn->wants_write = state == CONN_ASKED;
-    if (conn_watch(master, conn, conn->wants_write ? EPOLLOUT : EPOLLIN)) return conn;
-    conn_close(master, conn);
-    return NULL;
-}
-
 static void tell_shortage(struct master *master, int error) {
     LOG_LIMITED(&master->shortage_log, LOG_ERR, "cannot accept connections now: %s", strerror(error));
-    if (master->conn_count[CONN_ANONYMOUS] > 0) conn_close(master, oldest(master, CONN_ANONYMOUS));
+    if (master->conn_count[CONN_ANONYMOUS] > 0) master_conn_close(master, master_conn_oldest(master, CONN_ANONYMOUS));
 }
 
 // ---- the other masters of the list ----
@@ -230,7 +153,7 @@ static void ask_others(struct master *master, struct question *question, const c
     for (uint32_t i = 0; i < master->other_count; i++) {
         struct transport *stream;
         if (transport_dial(master->transport, &master->others[i], &stream) != 0) continue;
-        struct conn *conn = conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
+        struct conn *conn = master_conn_open(master, stream, CONN_ASKED, MASTER_ASK_MS);
         if (conn == NULL) continue;
         conn->question = question;
         question->open++;
@@ -276,7 +199,8 @@ static enum wire_activity activity_of_all(const struct master *master) {
 
 // Ends when its limit has passed without a peer, unless another master of the list has a run.
 static void end_if_idle(struct master *master) {
-    bool idle = master->conn_count[CONN_KNOWN] == 0 && activity_of_all(master) == WIRE_IDLE;
+    bool idle =
+        master->conn_count[CONN_KNOWN] + master->conn_count[CONN_HELD] == 0 && activity_of_all(master) == WIRE_IDLE;
     if (!idle || master->idle_limit_ms == 0)
         master->ends_ns = INT64_MAX;
     else if (master->ends_ns == INT64_MAX)
@@ -297,7 +221,7 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     socket_address_format(address, sizeof address, &conn->source);
     if (transport_refused(error))
         LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, transport_why(conn->stream, error));
-    conn_close(master, conn);
+    master_conn_close(master, conn);
 }
 
 static void tell_runs(const struct master *master, struct wire_buffer *out) {
@@ -326,32 +250,47 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
         core_describe(run->core, master->now_ns, header, body, conn_is_trusted(conn), &conn->out.bytes);
     else
         wire_encode_matrix(&conn->out.bytes, (struct wire_header){0}, &nothing);
-    conn_flush(master, conn);
+    master_conn_flush(master, conn);
     conn_start_closing(master, conn);
 }
 
-// The run that a connection wants to be in. NULL: it was refused; who has lost a master seeks on.
+// Has the connection enter the run that it wants to be in. NULL: it was refused; who has lost a master seeks on.
 static struct master_run *enter_run(struct master *master, struct conn *conn, bool resumes) {
     bool full = master->conn_count[CONN_KNOWN] >= CORE_MAX_KNOWN;
     bool named = strcmp(conn->named.chars, WIRE_EVERY_RUN) != 0;
     struct master_run *run = full || !named ? NULL : master_open_run(master, &conn->named);
-    if (run != NULL) return run;
+    if (run != NULL) {
+        master_conn_set(master, conn, CONN_KNOWN);
+        return conn->run = run;
+    }
     LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused a peer of run %s: %s", conn->named.chars,
                 full ? "there are too many connections" : "there are too many runs");
     if (resumes) {
-        conn_close(master, conn);
+        master_conn_close(master, conn);
         return NULL;
     }
     wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REFUSED,
                      full ? "the master has its maximum number of connections; use another master"
                           : "the master serves its maximum number of runs; use another master");
-    conn_flush(master, conn);
+    master_conn_flush(master, conn);
     conn_start_closing(master, conn);
     return NULL;
 }
 
+static void begin_run(struct master *master, struct conn *conn, const struct wire_hello *hello) {
+    struct master_run *run = enter_run(master, conn, false);
+    if (run == NULL) return;
+    bool may_begin = !master->standby && master->other_count > 0 && core_activity(run->core) != WIRE_SERVES;
+    if (may_begin && master->now_ns >= run->known_until_ns) {
+        ask_others(master, &run->question, run->name.chars);
+        core_await_others(run->core);
+    }
+    carry_out(master, run,
+              core_peer_connected(run->core, master->now_ns, master_conn_index(master, conn), &conn->source, hello));
+}
+
 static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
-    uint32_t index = index_of(master, conn);
+    uint32_t index = master_conn_index(master, conn);
     if (conn->state == CONN_KNOWN) {
         carry_out(master, conn->run, core_message(conn->run->core, master->now_ns, index, header, body));
         return;
@@ -369,27 +308,24 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
             answer(master, conn, header, body);
         return;
     }
-    bool resumes = header->type == WIRE_RESUME;
-    struct master_run *run = enter_run(master, conn, resumes);
-    if (run == NULL) return;
-    bool serves = core_activity(run->core) == WIRE_SERVES;
-    bool may_begin = !resumes && !master->standby && master->other_count > 0 && !serves;
-    if (may_begin && master->now_ns >= run->known_until_ns) {
-        ask_others(master, &run->question, run->name.chars);
-        core_await_others(run->core);
+    if (header->type == WIRE_RESUME) {
+        struct master_run *run = enter_run(master, conn, true);
+        if (run != NULL)
+            carry_out(master, run, core_peer_resumed(run->core, master->now_ns, index, &conn->source, header, body));
+    } else if (dial_back_begin(master, conn, &hello)) {
+        master_conn_set(master, conn, CONN_HELD);
+        conn->deadline_ns = master->now_ns + MASTER_DIAL_BACK_MS * MS_NS;
+        if (!master_conn_watch(master, conn, 0)) master_conn_close(master, conn); // its end only
+    } else {
+        begin_run(master, conn, &hello);
     }
-    set_state(master, conn, CONN_KNOWN);
-    conn->run = run;
-    carry_out(master, run,
-              resumes ? core_peer_resumed(run->core, master->now_ns, index, &conn->source, header, body)
-                      : core_peer_connected(run->core, master->now_ns, index, &conn->source, &hello));
 }
 
 static void on_answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status;
     if (wire_decode_status_is(body, header->length, &status) && status.activity > conn->question->most)
         conn->question->most = status.activity;
-    conn_close(master, conn);
+    master_conn_close(master, conn);
 }
 
 // Gives the state machine the frames that are complete.
@@ -426,12 +362,25 @@ static void conn_read(struct master *master, struct conn *conn) {
         // on even if the peer's control thread hangs.
         uint16_t type = conn_in_type(&conn->in);
         if (conn->state == CONN_KNOWN && !conn->broken && type != WIRE_TELEMETRY && type != WIRE_NUMBERS)
-            core_heard(conn->run->core, master->now_ns, index_of(master, conn));
+            core_heard(conn->run->core, master->now_ns, master_conn_index(master, conn));
         take_frames(master, conn);
-        if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return;
+        if (conn->state == CONN_UNUSED || conn->state == CONN_LOST || conn->state == CONN_HELD) return;
         more = conn->stream->buffered || (conn->state == before && (before == CONN_ANONYMOUS || before == CONN_ASKED));
     } while (more);
     if (conn_hears(conn) && conn->in.taken == conn->in.bytes.length) conn_in_clear(&conn->in);
+}
+
+// The test of a newcomer's address has ended.
+static void admit_held(struct master *master, struct conn *conn) {
+    struct wire_hello hello;
+    dial_back_end(master, conn, &hello);
+    master_conn_set(master, conn, CONN_ANONYMOUS);
+    begin_run(master, conn, &hello);
+    if (conn->state != CONN_KNOWN) return;
+    if (master_conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
+        conn_read(master, conn);
+    else
+        conn_lose(master, conn, "the master is out of memory");
 }
 
 // ---- handshakes ----
@@ -443,7 +392,7 @@ static void conn_handshake(struct master *master, struct conn *conn) {
     conn->opens = false;
     if (error == 0 && conn->state == CONN_ASKED && !transport_may_be(conn->stream, TRANSPORT_MASTER, NULL))
         error = -EBADE;
-    if (error != 0 || !conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
+    if (error != 0 || !master_conn_watch(master, conn, conn->wants_write ? EPOLLIN | EPOLLOUT : EPOLLIN))
         conn_refuse(master, conn, error);
     else if (conn->stream->buffered)
         conn_read(master, conn);
@@ -458,8 +407,8 @@ static void accept_some(struct master *master, struct transport_listener *listen
         if (error == -EAGAIN || transport_listener_pauses(listener)) return;
         if (error != 0) continue; // that connection was gone before it was accepted
         if (master->conn_count[CONN_ANONYMOUS] >= MASTER_MAX_ANONYMOUS)
-            conn_close(master, oldest(master, CONN_ANONYMOUS));
-        struct conn *conn = conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
+            master_conn_close(master, master_conn_oldest(master, CONN_ANONYMOUS));
+        struct conn *conn = master_conn_open(master, stream, CONN_ANONYMOUS, MASTER_HELLO_LIMIT_MS);
         if (conn != NULL) conn->source = source;
         if (conn != NULL) conn_handshake(master, conn);
     }
@@ -468,7 +417,9 @@ static void accept_some(struct master *master, struct transport_listener *listen
 // ---- the loop ----
 
 static bool some_have_limits(const struct master *m) {
-    return m->conn_count[CONN_ANONYMOUS] + m->conn_count[CONN_CLOSING] + m->conn_count[CONN_ASKED] > 0;
+    return m->conn_count[CONN_ANONYMOUS] + m->conn_count[CONN_HELD] + m->conn_count[CONN_CLOSING] +
+               m->conn_count[CONN_ASKED] >
+           0;
 }
 
 static int64_t next_deadline(struct master *master) {
@@ -489,7 +440,8 @@ static void act_on_time(struct master *master) {
     for (uint32_t i = 0; i < MASTER_LISTENERS; i++) transport_listener_tick(&master->listeners[i], master->now_ns);
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && some_have_limits(master); i++)
         if (has_limit(&master->conns[i]) && master->conns[i].deadline_ns <= master->now_ns)
-            conn_close(master, &master->conns[i]);
+            (master->conns[i].state == CONN_HELD ? admit_held : master_conn_close)(master, &master->conns[i]);
+    tell_lost(master);
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         struct master_run *run = &master->runs[i];
         if (run->core == NULL) continue;
@@ -503,10 +455,15 @@ static void act_on_time(struct master *master) {
 static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
     if (conn->state == CONN_UNUSED || conn->state == CONN_LOST) return; // closed by an event before this one
     if (conn->opens) {
-        conn_handshake(master, conn);
+        struct conn *held = NULL;
+        if (conn->state == CONN_DIALS)
+            held = dial_back_step(master, conn);
+        else
+            conn_handshake(master, conn);
+        if (held != NULL) admit_held(master, held);
         return;
     }
-    if (events & EPOLLOUT) conn_flush(master, conn);
+    if (events & EPOLLOUT) master_conn_flush(master, conn);
     if (conn->state == CONN_CLOSING) conn_end(master, conn);
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
 }
@@ -552,7 +509,7 @@ static void say_farewell(struct master *master) {
 
 void master_close_all(struct master *master) {
     for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++)
-        if (master->conns[i].state != CONN_UNUSED) conn_close(master, &master->conns[i]);
+        if (master->conns[i].state != CONN_UNUSED) master_conn_close(master, &master->conns[i]);
     for (uint32_t i = 0; i < MASTER_LISTENERS; i++) transport_listener_close(&master->listeners[i]);
     descriptor_close(master->poller);
     master->poller = -1;

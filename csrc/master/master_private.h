@@ -34,10 +34,12 @@ enum ending {
 enum conn_state {
     CONN_UNUSED,
     CONN_ANONYMOUS, // no hello yet
+    CONN_HELD,      // has said HELLO, and is dialled before the state machine hears of it
     CONN_KNOWN,     // the state machine knows it
     CONN_LOST,      // ended; the state machine is told after all that has arrived with it
     CONN_CLOSING,   // the state machine has forgotten it; its last words are being written
     CONN_ASKED,     // another master of the list, which has not yet told what it does
+    CONN_DIALS,     // to the address of one that is held
     CONN_STATES,
 };
 
@@ -63,10 +65,12 @@ struct conn {
     struct wire_run named;     // ANONYMOUS: the run that it has named
     struct master_run *run;    // KNOWN, LOST
     struct question *question; // ASKED: what it asks
+    struct dial_back *back;    // HELD: owned
+    struct conn *held;         // DIALS: for whom
     struct transport *stream;
     bool opens;          // its handshake is under way: nothing can be sent or received yet
     bool broken, told;   // cannot be written to; CLOSING: everything is written and the end of the stream announced
-    int64_t deadline_ns; // ANONYMOUS, CLOSING, ASKED
+    int64_t deadline_ns; // ANONYMOUS, HELD, CLOSING, ASKED
     struct wire_address source; // family 0: over the local socket
     struct conn_in in;
     struct conn_out out;
@@ -85,8 +89,8 @@ struct master {
     pthread_cond_t changed;
     bool ended; // guarded by `lock`
     // The rest is the thread's.
-    struct transport_context *transport;
-    struct recorder *recorder; // of the events of all runs; NULL: none
+    struct transport_context *transport, *plain; // of all connections; of those that only show whether one can be made
+    struct recorder *recorder;                   // of the events of all runs; NULL: none
     int poller;
     struct transport_listener listeners[MASTER_LISTENERS];
     int64_t now_ns;
@@ -125,5 +129,31 @@ void master_record(struct master *master, const struct master_run *run, const st
 void *master_loop(void *context);
 // Closes all connections and listeners.
 void master_close_all(struct master *master);
+
+// ---- master_conns.c ----
+
+uint32_t master_conn_index(const struct master *master, const struct conn *conn);
+void master_conn_set(struct master *master, struct conn *conn, enum conn_state state);
+// Opens a connection in a free place. NULL: there is none, and it is closed.
+struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms);
+void master_conn_close(struct master *master, struct conn *conn);
+// Closes the dials for a newcomer that is held, and ends its test.
+void master_conn_forget_dials(struct master *master, struct conn *held);
+// The one whose deadline comes first; NULL: there is none.
+struct conn *master_conn_oldest(struct master *master, enum conn_state state);
+bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events);
+void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length);
+void master_conn_flush(struct master *master, struct conn *conn);
+// Reads what arrived before the end, then the end: the last frame says why the connection ended.
+void master_conn_break(struct conn *conn);
+
+// ---- dial_back.c ----
+
+// Dials the addresses of a newcomer. False: it is not to be held.
+bool dial_back_begin(struct master *master, struct conn *conn, const struct wire_hello *hello);
+// An event of a connection in state DIALS. Returns the newcomer whose test has ended; NULL: it goes on.
+struct conn *dial_back_step(struct master *master, struct conn *conn);
+// Ends the test, and tells what is wrong. `hello`: what the state machine is to hear.
+void dial_back_end(struct master *master, struct conn *held, struct wire_hello *hello);
 
 #endif

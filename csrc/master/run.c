@@ -176,9 +176,25 @@ static void propose(struct run *run, uint8_t kind) {
     if (run->candidate.count == 1) commit_candidate(run); // nobody to make links to
 }
 
+// Whether neither a newcomer nor another one before it can be dialled, and nobody is there who could relay. Often all
+// peers of a job come at once, so it waits for one, but not for ever: the two may reach each other all the same.
+static bool lacks_relay(const struct membership *table, const struct peer_record *peer) {
+    bool lacks = false;
+    if (!peer->member.reach.closed || peer->member.reach.relays == WIRE_RELAYS_OUTSIDE) return false;
+    if (table->now_ns - peer->waits_since > RUN_RELAY_WAIT_MS * MS_NS) return false;
+    for (uint32_t i = 0; i < table->slots; i++) {
+        const struct peer_record *other = &table->peers[i];
+        if (!other->used || other == peer || other->member.group != peer->member.group) continue;
+        const struct wire_reach *reach = &other->member.reach;
+        if (!reach->closed && reach->relays == WIRE_RELAYS && !other->copies) return false;
+        lacks |= reach->closed && (other->accepted || other->member.join_number < peer->member.join_number);
+    }
+    return lacks;
+}
+
 // The first members need not wait behind others of their host.
 static bool may_come(struct run *run, const struct peer_record *peer) {
-    return peer->used && !peer->accepted && !peer->copies &&
+    return peer->used && !peer->accepted && !peer->copies && !lacks_relay(&run->table, peer) &&
            (run->table.count == 0 ||
             membership_host_waits_until(&run->table, &peer->member.address) <= run->table.now_ns);
 }

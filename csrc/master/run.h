@@ -16,8 +16,9 @@
 #include "master/selection.h"
 
 enum {
-    RUN_RANDOM_BYTES = 24, // id and secret
-    RUN_YOUNG_MS = 10000,  // for so long after its first peer a run gives way to an older one
+    RUN_RANDOM_BYTES = 24,     // id and secret
+    RUN_RELAY_WAIT_MS = 10000, // a newcomer waits so long for a member that relays for it
+    RUN_YOUNG_MS = 10000,      // for so long after its first peer a run gives way to an older one
 };
 
 enum run_phase {

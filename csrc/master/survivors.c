@@ -50,7 +50,7 @@ static uint64_t digest_of(const struct survivors *survivors, const struct wire_e
         const struct wire_member *member = &epoch->members[i];
         uint64_t numbers[] = {member->join_number, (uint64_t)member->group << 32 | member->lanes,
                               (uint64_t)member->address.family << 16 | member->address.port,
-                              (uint64_t)member->reach.relays << 41 | (uint64_t)member->reach.closed << 40 |
+                              (uint64_t)member->reach.relays << 48 | (uint64_t)member->reach.closed << 40 |
                                   (uint64_t)member->reach.count << 32 | (uint64_t)member->weight << 16 | member->site};
         digest = mix(digest, member->id.bytes, sizeof member->id.bytes);
         digest = mix(digest, numbers, sizeof numbers);

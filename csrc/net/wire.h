@@ -151,10 +151,16 @@ struct wire_address {
     uint16_t port;
 };
 
+enum wire_relays {
+    WIRE_RELAYS_NOTHING,
+    WIRE_RELAYS,        // unless it is closed, it relays for two that are
+    WIRE_RELAYS_OUTSIDE // its settings name a relay outside of the run, which all have
+};
+
 // Addresses at which other peers dial a peer.
 struct wire_reach {
     uint8_t closed; // 1: nobody can dial it, so it dials all that can be dialled
-    uint8_t relays; // 1: unless it is closed, it relays for two that are
+    uint8_t relays; // enum wire_relays
     uint8_t count;  // of the addresses that it announces; 0: it is dialled where the master sees it
     struct wire_address addresses[WIRE_MAX_ADDRESSES]; // with their ports, in the order of its cards
 };

@@ -209,7 +209,7 @@ static bool dials(const struct mesh *mesh, const struct mesh_peer *n) {
 }
 
 static bool relays(const struct mesh_peer *n, enum mesh_membership membership) {
-    return n->in[membership] && n->reach.relays && !n->reach.closed;
+    return n->in[membership] && n->reach.relays == WIRE_RELAYS && !n->reach.closed;
 }
 
 static uint64_t number_of(const struct wire_id *id) {

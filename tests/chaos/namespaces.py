@@ -9,6 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -87,11 +88,13 @@ def master_in(namespace: str, heartbeat_limit: float, address: str = "0.0.0.0") 
         yield master
 
 
-def join(undo: contextlib.ExitStack, address: str, places: list[str], **environment: str) -> list[Actor]:
+def join(
+    undo: contextlib.ExitStack, address: str, places: list[str], *, stderr: Path | None = None, **environment: str
+) -> list[Actor]:
     """Accepted peers in these namespaces, which join in this order the run at this address."""
     actors = []
     for number, place in enumerate(places):
-        actor = Actor(address, number, environment={"NETNS": place, "PCCL_INSECURE": "1", **environment})
+        actor = Actor(address, number, environment={"NETNS": place, "PCCL_INSECURE": "1", **environment}, stderr=stderr)
         undo.callback(actor.kill)
         actors.append(actor)
     for actor in actors:

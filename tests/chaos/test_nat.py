@@ -8,11 +8,14 @@ import os
 import select
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from actors import Ops, Reduce, all_follow, check_agreement, contributors, losses
 from namespaces import Namespaces, inside, join, laid_out, master_in, run
+from performers import PATIENCE
 from relays import relay_at
 
 from pccl import MasterNode
@@ -115,18 +118,23 @@ class Internet(Namespaces):
         run(f"ip -n {name} route add default via {self.address} dev eth onlink src {address}")
         return name
 
-    def hidden_host(self) -> str:
+    def hidden_host(self, walled: bool = False) -> str:
         """A host that has a private address, and a public one for connections that it makes."""
         name, address = self._next()
         ends = inside(name, lambda: open_tun("nat")), inside(self.hub, lambda: open_tun(f"n{self._count}"))
-        run(f"ip -n {name} addr add 192.168.7.2/32 dev nat")
+        own = address if walled else "192.168.7.2"
+        run(f"ip -n {name} addr add {own}/32 dev nat")
         run(f"ip -n {name} link set nat mtu 1500 up")
-        run(f"ip -n {name} route add default dev nat src 192.168.7.2")
+        run(f"ip -n {name} route add default dev nat src {own}")
         run(f"ip -n {self.hub} link set n{self._count} mtu 1500 up")
         run(f"ip -n {self.hub} route add {address}/32 dev n{self._count}")
         translator = Translator(*ends, bytes(map(int, address.split("."))))
         self._undo.callback(translator.close)
         return name
+
+    def walled_host(self) -> str:
+        """A host with a public address, whose firewall lets nothing in that it has not asked for."""
+        return self.hidden_host(walled=True)
 
     def _next(self) -> tuple[str, str]:
         self._count += 1
@@ -183,3 +191,41 @@ def test_members_relay_for_two_that_nobody_can_dial(internet):
         logs = all_follow(left, STEPS)
         check_agreement(logs)
         assert contributors(logs[0])[-1] == 11
+
+
+def await_log(path: Path, *texts: str) -> str:
+    """What processes have logged, once all of these texts are there."""
+    end = time.monotonic() + PATIENCE
+    while not all(text in path.read_text() for text in texts):
+        assert time.monotonic() < end, path.read_text()
+        time.sleep(0.01)
+    return path.read_text()
+
+
+@pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
+def test_firewalls_are_noticed(internet, tmp_path):
+    """The master dials newcomers. Those behind a firewall are told so, and dial the others; two of them meet at a third."""
+    network, master = internet
+    with contextlib.ExitStack() as undo:
+        places = [network.walled_host(), network.host(), network.walled_host()]
+        actors = join(undo, f"{network.address}:{master.port}", places, stderr=tmp_path / "log")
+        logs = all_follow(actors, STEPS)
+        check_agreement(logs)
+        assert losses(logs[0]) == []
+        assert contributors(logs[0])[-1] == 7
+        said = await_log(
+            tmp_path / "log", *(f"the master cannot dial this peer at 203.0.113.{n}:48149 (no answer)" for n in (1, 3))
+        )
+        assert "Open TCP port 48149 in its firewall" in said
+        assert "203.0.113.2:" not in said
+
+
+@pytest.mark.plain("the namespaces have networks of their own, which need no keys here")
+def test_an_address_that_does_not_answer(internet, tmp_path):
+    network, master = internet
+    with contextlib.ExitStack() as undo:
+        wrong = "203.0.113.1:9"
+        join(undo, f"{network.address}:{master.port}", [network.host()], stderr=tmp_path / "log", PCCL_ADDRESS=wrong)
+        await_log(
+            tmp_path / "log", f"the master cannot dial this peer at {wrong} (Connection refused): perhaps no other peer can"
+        )

@@ -65,6 +65,7 @@ static inline struct wire_header op_head(uint64_t group_epoch) {
 static bool join_only;            // of the hellos from now on
 static bool copies_first;         // likewise
 static struct wire_limits limits; // likewise
+static struct wire_reach reach;   // likewise
 
 static inline void hello_from(char peer, uint32_t group, struct wire_address address) {
     struct wire_hello hello = {.version = WIRE_VERSION,
@@ -75,7 +76,8 @@ static inline void hello_from(char peer, uint32_t group, struct wire_address add
                                .masters = 1,
                                .join_only = join_only,
                                .copies = copies_first,
-                               .limits = limits};
+                               .limits = limits,
+                               .reach = reach};
     clear(&boxes[peer - 'a']);
     epochs[peer - 'a'] = 0;
     act((inside = true, core_peer_connected(m, now, (uint32_t)(peer - 'a'), &address, &hello)));

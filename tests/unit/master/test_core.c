@@ -246,6 +246,26 @@ static void test_bad_candidates(void) {
     OUTCOME("ab", UPDATE, 0, 0);
     end();
 
+    begin("a newcomer that nobody can dial waits for one that relays, where another one cannot be dialled either");
+    form("ab", 0);
+    reach = (struct wire_reach){.closed = 1};
+    join('c', 0);
+    join('d', 0);
+    reach.relays = WIRE_RELAYS_OUTSIDE; // it needs none
+    join('e', 0);
+    vote("ab", WIRE_VOTE_UPDATE);
+    linked("abce", CANDIDATE("abce", "abce"), "");
+    EPOCH("abce", UPDATE, 3, 3, "abce");
+    vote("abce", WIRE_VOTE_UPDATE);
+    OUTCOME("abce", UPDATE, 0, 0);
+    reach = (struct wire_reach){.relays = WIRE_RELAYS};
+    join('f', 0);
+    reach = (struct wire_reach){0};
+    vote("abce", WIRE_VOTE_UPDATE);
+    linked("abcdef", CANDIDATE("abcedf", "abcedf"), "");
+    EPOCH("abcdef", UPDATE, 4, 4, "abcedf");
+    end();
+
     begin("of two newcomers that cannot reach each other the later is left out");
     form("a", 0);
     join('c', 0);

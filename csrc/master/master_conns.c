@@ -1,0 +1,96 @@
+// The connections of a master: their places, their states, and what is written to them.
+#define _GNU_SOURCE
+#define LOG_COMPONENT "master"
+#include <errno.h>
+#include <stdlib.h>
+
+#include "master/master_private.h"
+
+uint32_t master_conn_index(const struct master *master, const struct conn *conn) {
+    return (uint32_t)(conn - master->conns);
+}
+
+void master_conn_set(struct master *master, struct conn *conn, enum conn_state state) {
+    master->conn_count[conn->state]--;
+    conn->state = state;
+    master->conn_count[state]++;
+}
+
+void master_conn_forget_dials(struct master *master, struct conn *held) {
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS && master->conn_count[CONN_DIALS] > 0; i++)
+        if (master->conns[i].state == CONN_DIALS && master->conns[i].held == held)
+            master_conn_close(master, &master->conns[i]);
+    free(held->back);
+    held->back = NULL;
+}
+
+void master_conn_close(struct master *master, struct conn *conn) {
+    if (conn->back != NULL) master_conn_forget_dials(master, conn);
+    if (conn->question != NULL) conn->question->open--;
+    transport_free(conn->stream);
+    conn_in_fini(&conn->in);
+    conn_out_fini(&conn->out);
+    master_conn_set(master, conn, CONN_UNUSED);
+    *conn = (struct conn){0};
+}
+
+bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events) {
+    return transport_watch(conn->stream, master->poller, events,
+                           (epoll_data_t){.u64 = master_conn_index(master, conn)});
+}
+
+// ---- writing ----
+
+// Reads what arrived before the end, then the end: the last frame says why the connection ended.
+void master_conn_break(struct conn *conn) {
+    conn->broken = true;
+    transport_hang_up(conn->stream);
+}
+
+static void want_write(struct master *master, struct conn *conn, bool wanted) {
+    if (conn->wants_write == wanted) return;
+    conn->wants_write = wanted;
+    if (!master_conn_watch(master, conn, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN)) master_conn_break(conn);
+}
+
+void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
+    if (conn->broken) return;
+    int error = conn_out_send(&conn->out, conn->stream, from, length);
+    bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
+    if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "dropped a peer: it does not read what the master sends");
+    if (error != 0 || full) master_conn_break(conn);
+    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
+}
+
+void master_conn_flush(struct master *master, struct conn *conn) {
+    if (!conn->broken && conn_out_flush(&conn->out, conn->stream) != 0) master_conn_break(conn);
+    if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
+}
+
+// ---- opening ----
+
+struct conn *master_conn_oldest(struct master *master, enum conn_state state) {
+    struct conn *found = NULL;
+    for (uint32_t i = 0; i < ACTIONS_MAX_CONNS; i++) {
+        struct conn *conn = &master->conns[i];
+        if (conn->state == state && (found == NULL || conn->deadline_ns < found->deadline_ns)) found = conn;
+    }
+    return found;
+}
+
+struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms) {
+    if (master->conn_count[CONN_UNUSED] == 0 && master->conn_count[CONN_CLOSING] > 0)
+        master_conn_close(master, master_conn_oldest(master, CONN_CLOSING));
+    struct conn *conn = master_conn_oldest(master, CONN_UNUSED);
+    if (conn == NULL) {
+        transport_free(stream);
+        return NULL;
+    }
+    int64_t deadline_ns = master->now_ns + ms * MS_NS;
+    *conn = (struct conn){.stream = stream, .deadline_ns = deadline_ns, .opens = true};
+    master_conn_set(master, conn, state);
+    conn->wants_write = state == CONN_ASKED || state == CONN_DIALS;
+    if (master_conn_watch(master, conn, conn->wants_write ? EPOLLOUT : EPOLLIN)) return conn;
+    master_conn_close(master, conn);
+    return NULL;
+}
