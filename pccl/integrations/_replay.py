@@ -21,6 +21,7 @@ import copy
 import functools
 import hashlib
 import logging
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -61,6 +62,8 @@ class Replay:
 
     def __init__(self) -> None:
         self.steps = 0
+        self.needs_fixed = True
+        """Whether it is in vain without fixed membership, which a warning says then."""
         self._target: int | None = None
         self._inside = False
         self._elastic: pccl.distributed.Elastic | None = None
@@ -74,6 +77,7 @@ class Replay:
         self._begun: weakref.WeakValueDictionary[tuple[int, int], Batches] = weakref.WeakValueDictionary()
         self._results: dict[Any, Any] = {}
         self._alike: list[str] = []
+        self._began = 0.0
         self._told: dict[str, Any] = {}
         self._before: tuple[list[torch.Tensor], list[Any]] = ([], [])
 
@@ -91,6 +95,9 @@ class Replay:
 
     def add_model(self, model: nn.Module) -> None:
         """Notes a model whose gradients are averaged over the ranks."""
+        if self.needs_fixed and isinstance(dist.GroupMember.WORLD, pccl.distributed.ProcessGroup) and not self._is_fixed():
+            self.needs_fixed = False
+            _log.warning("--adapt does nothing without fixed membership; set PCCL_MEMBERSHIP=fixed for all ranks")
         self._models.append(weakref.ref(model))
         self._trained = self._trained.union(map(id, model.parameters()))
 
@@ -181,14 +188,14 @@ class Replay:
     def _join(self) -> None:
         elastic = self._made_elastic()
         elastic.sync()
-        self._target = self._told["steps"]
+        self._target, self._began = self._told["steps"], time.monotonic()
         buffers = [buffer.detach().clone() for model in _living(self._models) for buffer in model.buffers()]
         self._before = buffers, [copy.deepcopy(groups_of(one)) for one in self._training_optimizers()]
         _world().stand_apart()
         for key, begun in list(self._begun.items()):
             if begun.is_open:
                 begun.repeat(self._record(key), self._told["alike"])
-        _log.info("joined at step %d of the members, who wait until this process has caught up", self._target)
+        _log.warning("joined at step %d; the other ranks wait until this one has caught up", self._target)
 
     def _catch_up(self) -> None:
         buffers, groups = self._before
@@ -208,7 +215,7 @@ class Replay:
         self._told, self._before = {}, ([], [])
         self._results.clear()
         _world().come_back()
-        _log.info("caught up at step %d", self.steps)
+        _log.warning("caught up at step %d after %.1f s", self.steps, time.monotonic() - self._began)
 
     # ---- what members tell ----
 

@@ -93,6 +93,7 @@ def adapt() -> None:
     With fixed membership they run the script to the place of the others (docs/fixed.md), else there is an ElasticCallback.
     """
     run = accelerate.adapt()
+    run.needs_fixed = False
     made = Trainer.__init__
 
     @functools.wraps(made)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import trainers
-from performers import PATIENCE, Performer, preload
+from performers import PATIENCE, preload
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
@@ -121,7 +121,7 @@ def script(log: str, workers: int, accumulate: int, seeds_by_rank: bool, die_at:
                     "rate": optimizer.param_groups[0]["lr"],
                     "scale": scaler.get_scale(),
                     "digest": trainers.digest_of(model, optimizer),
-                    "buffers": [buffer.tolist() for buffer in model.buffers()],
+                    "normalised": [int(buffer) for buffer in model.buffers() if buffer.dtype == torch.int64],
                     "time": time.monotonic(),
                     "replays": _replay.installed().replays(),
                 }
@@ -188,15 +188,16 @@ def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers
         masters = job.masters()
         for rank, member in enumerate(members):
             member.tell("run", workers, accumulate, by_rank, 11 if rank == victim else 0)
-        left: list[Performer] = [member for rank, member in enumerate(members) if rank != victim]
-        members[victim].answer()
+        assert members[victim].answer() is None
+        if by_rank:  # a first replacement dies while it catches up, and the others go on
+            dying = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
+            assert dying.ask("run", workers, accumulate, by_rank, 5) is None
         members[victim] = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
         members[victim].tell("run", workers, accumulate, by_rank, 0)
         wait_for(tmp_path, victim, 11, 3)
         (tmp_path / "enough").touch()
         epochs = {member.answer() for member in members}
         assert len(epochs) == 1
-        assert len(left) == RANKS - 1
     steps: dict[tuple[int, ...], dict[int, dict[str, Any]]] = {}
     for one in lines_of(tmp_path):
         steps.setdefault(tuple(one["at"]), {})[one["rank"]] = one
@@ -205,8 +206,8 @@ def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers
     assert {at for at in steps if at >= replaced[0]} == set(replaced), "the replacement has missed a step"
     for at, ranks in steps.items():
         assert len({one["digest"] for one in ranks.values()}) == 1, at
-        for name in ("loss", "rate", "scale"):
-            assert len({one[name] for one in ranks.values()}) == 1, (at, name)
+        for name in ("loss", "rate", "scale", "normalised"):
+            assert len({str(one[name]) for one in ranks.values()}) == 1, (at, name)
         shown = [index for one in ranks.values() for index in one["indices"]]
         assert len(set(shown)) == len(ranks) * BATCH, at
     for at in replaced:
