@@ -46,6 +46,26 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
     raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text)
 
 
+def remove_member(
+    endpoint: Endpoint, member: UUID, *, at_update: bool, keys: str | bytes | None = None, timeout: float = 3.0
+) -> None:
+    """Has the master at this address take a member out: at its next update, as after `leave`, or at once, as if it had died.
+
+    `keys` is a file of keys for masters, or what `credentials` returns; None: what the environment names. PCCLError
+    (INVALID_ARGUMENT): these are no keys of masters; (INVALID_USAGE): the master refuses, or there is no such member.
+    ConnectError: no master answers there.
+    """
+    try:
+        ip = resolve(endpoint, Deadline(timeout))[0]
+    except OSError as error:
+        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "remove_member", f"{endpoint.host}: {error}") from None
+    address = _ffi.new("ccoip_socket_address_t *")
+    fill_socket_address(address, ip, endpoint.port)
+    path = _ffi.NULL if keys is None else os.fsencode(keys)
+    arguments = address, endpoint.run.encode(), path, member.bytes, at_update, int(timeout * 1000)
+    PCCLError.check(_C.pccl_ext_remove_member(*arguments), "remove_member")
+
+
 RUNS_BYTES = 8192
 """Of the list of a master's runs."""
 

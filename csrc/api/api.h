@@ -79,6 +79,9 @@ struct transport_options api_transport_options(void);
 // Loads the keys or the certificate of `path` (pccl_ext_comm_set_keys), or of the environment if it is NULL; *out is
 // NULL if there are none. Those of peers do not serve a master. pcclInvalidArgument: they cannot be used.
 pcclResult_t api_load_keys(const char *path, enum transport_party party, struct keys **out);
+// A context that proves that it has the keys of masters in `path`. pcclInvalidArgument: there are none, or they cannot
+// be used.
+pcclResult_t api_operator(const char *path, struct transport_context **out);
 // A context for questions to the master at `address`, with these keys. pcclInvalidArgument: without keys, and neither
 // `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked.
 pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,

@@ -63,6 +63,27 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     return pcclSuccess;
 }
 
+pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                    const uint8_t member[16], bool at_update, uint32_t limit_ms) {
+    struct wire_address master;
+    struct wire_run named;
+    struct transport_context *transport;
+    struct wire_text why;
+    struct wire_remove remove = {.at_update = at_update};
+    REQUIRE_NOT_NULL(address);
+    REQUIRE_NOT_NULL(member);
+    memcpy(remove.id.bytes, member, sizeof remove.id.bytes);
+    RETURN_IF_FAILED(api_take_run(run, &named));
+    if (!api_take_address(address, &master))
+        return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
+    RETURN_IF_FAILED(api_operator(keys, &transport));
+    int error = status_query_remove(transport, &master, &named, &remove, platform_now_ns() + limit_ms * MS_NS, &why);
+    transport_context_release(transport);
+    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
+    if (why.length > 0) return detail_fail(pcclInvalidUsage, "the master refused: %.*s", (int)why.length, why.chars);
+    return pcclSuccess;
+}
+
 pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
                                   uint32_t limit_ms, char *out, size_t capacity) {
     struct wire_address master;

@@ -71,6 +71,12 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
 pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const char *keys, bool insecure,
                                   uint32_t limit_ms, char *out, size_t capacity);
 
+// Has a member taken out of a run: at its next update (`at_update`; its program ends as after pcclLeave), or at once,
+// as if it had been lost. `keys`: a file for masters; NULL: PCCL_KEYS. Otherwise as pccl_ext_master_has_run.
+// pcclInvalidArgument: the keys cannot be used, or are those of peers. pcclInvalidUsage: the master has refused it.
+pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                    const uint8_t member[16], bool at_update, uint32_t limit_ms);
+
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count);

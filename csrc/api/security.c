@@ -123,3 +123,14 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
     if (code != pcclSuccess) return code;
     return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");
 }
+
+pcclResult_t api_operator(const char *path, struct transport_context **out) {
+    struct transport_options options = {.party = TRANSPORT_MASTER};
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_MASTER, &options.keys));
+    if (options.keys == NULL)
+        return detail_fail(pcclInvalidArgument, "only who has the master's keys may do this; give the file of masters, "
+                                                "such as run.master (--keys, keys= or PCCL_KEYS)");
+    *out = tls_context_new(&options);
+    keys_release(options.keys);
+    return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");
+}

@@ -334,6 +334,25 @@ const struct actions *core_message(struct master_core *core, int64_t now_ns, uin
     return settle(core);
 }
 
+const struct actions *core_remove(struct master_core *core, int64_t now_ns, const struct wire_remove *remove,
+                                  const char **why) {
+    struct membership *table = &core->run.table;
+    struct peer_record *peer = membership_by_id(table, &remove->id);
+    begin_event(core, now_ns);
+    *why = peer == NULL || peer->gone ? "there is no such peer in the run" : NULL;
+    if (*why != NULL) return settle(core);
+    if (remove->at_update && !peer->accepted) {
+        *why = "this peer is no member yet; expel it instead";
+    } else if (remove->at_update) {
+        struct wire_leaving leaving = {.id = remove->id, .within_ms = WIRE_WITHIN_UNKNOWN, .at_update = 1};
+        actions_log(&table->actions, LOG_NOTICE, "the operator drains %s", membership_label_at(peer).chars);
+        run_leaving(&core->run, peer, &leaving);
+    } else {
+        membership_expel(table, peer, "the operator removed it");
+    }
+    return settle(core);
+}
+
 const struct actions *core_peers_lost(struct master_core *core, int64_t now_ns, const struct core_loss *losses,
                                       size_t count) {
     struct membership *table = &core->run.table;

@@ -89,6 +89,9 @@ uint32_t core_peer_count(const struct master_core *core);
 // that they are members, or are told counts.
 void core_describe(struct master_core *core, int64_t now_ns, const struct wire_header *header, const uint8_t *body,
                    bool trusted, struct wire_buffer *out);
+// Takes a member out as REMOVE says. `why`: the reason why not, valid for ever; NULL: it was done.
+const struct actions *core_remove(struct master_core *core, int64_t now_ns, const struct wire_remove *remove,
+                                  const char **why);
 uint64_t core_epoch(const struct master_core *core);
 
 #endif

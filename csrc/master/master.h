@@ -78,6 +78,12 @@ int status_query_ask(struct transport_context *context, const struct wire_addres
 int status_query_runs(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
                       struct wire_runs_are *out);
 
+// Has a member taken out of the run. `context` has to be of a master, with keys. `out`: why the master did not; empty:
+// it did. Otherwise as status_query_ask.
+int status_query_remove(struct transport_context *context, const struct wire_address *master,
+                        const struct wire_run *run, const struct wire_remove *remove, int64_t deadline_ns,
+                        struct wire_text *out);
+
 // Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct status_query;
 

@@ -25,7 +25,8 @@ static bool has_limit(const struct conn *conn) {
 // asks; and as the first frame of a stranger. The name of a run may come before the first frame.
 static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
 static bool conn_carries_question(const struct wire_header *header) {
-    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE || header->type == WIRE_RUNS;
+    return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE || header->type == WIRE_RUNS ||
+           header->type == WIRE_REMOVE;
 }
 static bool conn_carries_first(const struct wire_header *header) {
     return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
@@ -224,14 +225,17 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     master_conn_close(master, conn);
 }
 
-static void tell_runs(const struct master *master, struct wire_buffer *out) {
-    struct wire_runs_are told = {0};
-    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
-        const struct master_run *run = &master->runs[i];
-        if (run->core == NULL || core_activity(run->core) == WIRE_IDLE) continue;
-        told.runs[told.count++] = (struct wire_run_is){.run = run->name, .peers = core_peer_count(run->core)};
-    }
-    wire_encode_runs_are(out, (struct wire_header){0}, &told);
+// Only who has proved that it has the master's key may change a run: no user of this host, and no peer.
+static const char *remove_member(struct master *master, const struct conn *conn, const struct wire_header *header,
+                                 const uint8_t *body) {
+    struct wire_remove remove;
+    struct master_run *run = master_find_run(master, &conn->named);
+    const char *why = "the master does not serve this run";
+    if (!conn->stream->type->proves) return "this needs a run with keys, and the keys of its masters";
+    if (conn->stream->peer.party != TRANSPORT_MASTER) return "this needs the keys of the masters (run.master)";
+    if (!wire_decode_remove(body, header->length, &remove)) return "malformed REMOVE";
+    if (run != NULL) carry_out(master, run, core_remove(run->core, master->now_ns, &remove, &why));
+    return why;
 }
 
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
@@ -240,8 +244,11 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
     struct master_run *run = master_find_run(master, &conn->named);
     if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
     if (run != NULL) status = (struct wire_status_is){(uint8_t)core_activity(run->core), core_completed(run->core)};
-    if (header->type == WIRE_RUNS && conn_is_trusted(conn))
-        tell_runs(master, &conn->out.bytes);
+    if (header->type == WIRE_REMOVE) {
+        const char *why = remove_member(master, conn, header, body);
+        wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REMOVED, why != NULL ? why : "");
+    } else if (header->type == WIRE_RUNS && conn_is_trusted(conn))
+        master_tell_runs(master, &conn->out.bytes);
     else if (header->type == WIRE_RUNS)
         wire_encode_runs_are(&conn->out.bytes, (struct wire_header){0}, &(struct wire_runs_are){0});
     else if (header->type == WIRE_STATUS)

@@ -120,6 +120,8 @@ struct master_run *master_find_run(struct master *master, const struct wire_run 
 // The same, and makes one: in a free place, or in that of the oldest run that has ended. NULL: there is no place, or
 // memory is refused.
 struct master_run *master_open_run(struct master *master, const struct wire_run *name);
+// Appends the answer to RUNS.
+void master_tell_runs(const struct master *master, struct wire_buffer *out);
 // Writes the events of a run into the flight recorder.
 void master_record(struct master *master, const struct master_run *run, const struct actions *actions);
 

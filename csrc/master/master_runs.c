@@ -88,3 +88,13 @@ void master_record(struct master *master, const struct master_run *run, const st
                 .kind = event->kind, .a = event->a, .b = event->b, .id = event->id.bytes, .text = event->text});
     }
 }
+
+void master_tell_runs(const struct master *master, struct wire_buffer *out) {
+    struct wire_runs_are told = {0};
+    for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
+        const struct master_run *run = &master->runs[i];
+        if (run->core == NULL || core_activity(run->core) == WIRE_IDLE) continue;
+        told.runs[told.count++] = (struct wire_run_is){.run = run->name, .peers = core_peer_count(run->core)};
+    }
+    wire_encode_runs_are(out, (struct wire_header){0}, &told);
+}

@@ -45,7 +45,8 @@ static int ask(struct status_query *query, int64_t deadline_ns) {
 }
 
 static bool is_answer(const struct wire_header *header) {
-    return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX || header->type == WIRE_RUNS_ARE;
+    return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX || header->type == WIRE_RUNS_ARE ||
+           header->type == WIRE_REMOVED;
 }
 
 // An answer of this type, decoded.
@@ -57,6 +58,7 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
         if (next == CONN_FRAME && header.type == answer) {
             bool good = answer == WIRE_MATRIX     ? wire_decode_matrix(body, header.length, out)
                         : answer == WIRE_RUNS_ARE ? wire_decode_runs_are(body, header.length, out)
+                        : answer == WIRE_REMOVED  ? wire_decode_text(body, header.length, out)
                                                   : wire_decode_status_is(body, header.length, out);
             return good ? 0 : -EPROTO;
         }
@@ -108,6 +110,18 @@ int status_query_runs(struct transport_context *context, const struct wire_addre
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_RUNS);
     error = carry_on(&query, WIRE_RUNS_ARE, deadline_ns, out);
+    end(&query);
+    return error;
+}
+
+int status_query_remove(struct transport_context *context, const struct wire_address *master,
+                        const struct wire_run *run, const struct wire_remove *remove, int64_t deadline_ns,
+                        struct wire_text *out) {
+    struct status_query query;
+    int error = dial(&query, context, master, run, false);
+    if (error != 0) return error;
+    wire_encode_remove(&query.out.bytes, (struct wire_header){0}, remove);
+    error = carry_on(&query, WIRE_REMOVED, deadline_ns, out);
     end(&query);
     return error;
 }

@@ -100,6 +100,9 @@ enum wire_type {
     WIRE_PRECOPY,  // newcomer -> master: I copy the state before I am admitted, or have done so
     WIRE_DONORS,   // master -> newcomer: the members that it may copy the state from
     WIRE_NUMBERS,  // peer -> master: numbers of my program, such as its loss
+    // who has the master's key -> master, the first frame of a connection: take this member out
+    WIRE_REMOVE,
+    WIRE_REMOVED, // the answer, text: why not; empty: it was done
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted

@@ -288,6 +288,11 @@ static void visit_leaving(struct cursor *c, struct wire_leaving *m) {
     cursor_range(c, &m->at_update, 0, 1);
 }
 
+static void visit_remove(struct cursor *c, struct wire_remove *m) {
+    visit_id(c, &m->id);
+    cursor_range(c, &m->at_update, 0, 1);
+}
+
 static void visit_link_down(struct cursor *c, struct wire_link_down *m) {
     visit_id(c, &m->id);
     cursor_u32(c, &m->index);
@@ -549,12 +554,6 @@ bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out)
     struct cursor c = cursor_read(body, length);
     visit_text(&c, out);
     return cursor_complete(&c);
-}
-
-unsigned wire_outline_shift(uint64_t entries) {
-    unsigned shift = 0;
-    while (entries >> shift > WIRE_MAX_OUTLINE) shift++;
-    return shift;
 }
 
 // ---- members by id ----

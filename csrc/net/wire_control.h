@@ -489,6 +489,11 @@ struct wire_leaving {
     uint8_t at_update;  // 1: the next update vote that passes takes it out; 0: it leaves by itself, with LEAVE
 };
 
+struct wire_remove {
+    struct wire_id id;
+    uint8_t at_update; // 1: at the next update vote, as if it had announced that it leaves; 0: at once, expelled
+};
+
 // Messages with a body of their own.
 #define WIRE_CONTROL_MESSAGES(X) \
     X(hello, HELLO) \
@@ -522,19 +527,24 @@ struct wire_leaving {
     X(diagnose, DIAGNOSE) \
     X(matrix, MATRIX) \
     X(run, RUN) \
-    X(runs_are, RUNS_ARE)
+    X(runs_are, RUNS_ARE) \
+    X(remove, REMOVE)
 
 WIRE_CONTROL_MESSAGES(WIRE_DECLARE)
 
 // Decodes what HELLO and RESUME begin with, except the name. In another version than ours the id is all 0.
 bool wire_decode_identity(const uint8_t *body, size_t length, struct wire_hello *out);
 void wire_encode_empty(struct wire_buffer *out, struct wire_header header, enum wire_type type);
-// REFUSED, EXPELLED, WAITING
+// REFUSED, EXPELLED, WAITING, REMOVED
 void wire_encode_text(struct wire_buffer *out, struct wire_header header, enum wire_type type, const char *text);
 bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out);
 
 // log2 of how many entries lie between two hashes of an outline: as few as the limit allows.
-unsigned wire_outline_shift(uint64_t entries);
+static inline unsigned wire_outline_shift(uint64_t entries) {
+    unsigned shift = 0;
+    while (entries >> shift > WIRE_MAX_OUTLINE) shift++;
+    return shift;
+}
 
 // Fills `sorted` with 0..count - 1 in the order of the members' ids, in at most count * log2(count) comparisons,
 // whatever the ids are.

@@ -44,9 +44,12 @@ void leaving_note(struct leaving *l, const struct wire_leaving *told, const stru
     if (member != NULL) *member = (struct leaving_member){told->id, moment(told->within_ms, now)};
 }
 
-bool leaving_take(struct leaving *l, const uint8_t *body, size_t length, const struct epoch *epoch, int64_t now) {
+bool leaving_take(struct leaving *l, const struct wire_id *self, const uint8_t *body, size_t length,
+                  const struct epoch *epoch, int64_t now) {
     struct wire_leaving told;
     if (!wire_decode_leaving(body, length, &told)) return false;
+    if (!l->announced && told.at_update && wire_id_equal(&told.id, self))
+        leaving_announce(l, told.within_ms, true, now);
     leaving_note(l, &told, epoch, now);
     return true;
 }

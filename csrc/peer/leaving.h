@@ -30,9 +30,10 @@ void leaving_tell(const struct leaving *leaving, const struct wire_id *self, str
                   struct wire_buffer *out);
 // Takes what the master tells of a member of `epoch`; of others it is ignored.
 void leaving_note(struct leaving *leaving, const struct wire_leaving *told, const struct epoch *epoch, int64_t now_ns);
-// The same, of a body. False: it is malformed.
-bool leaving_take(struct leaving *leaving, const uint8_t *body, size_t length, const struct epoch *epoch,
-                  int64_t now_ns);
+// The same, of a body. If it is of `self`, which has announced nothing, an operator wants it to leave: that counts as
+// its announcement. False: it is malformed.
+bool leaving_take(struct leaving *leaving, const struct wire_id *self, const uint8_t *body, size_t length,
+                  const struct epoch *epoch, int64_t now_ns);
 // Forgets those that are not in the new epoch.
 void leaving_enter(struct leaving *leaving, const struct epoch *epoch);
 

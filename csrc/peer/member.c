@@ -357,7 +357,8 @@ static bool take_frame(struct member *m, const struct wire_header *header, const
         recovery_note_verdict(&m->recovery, &m->verdict);
         member_act(out, MEMBER_VERDICT)->verdict = &m->verdict;
         return true;
-    case WIRE_LEAVING: return m->phase == MEMBER_ACCEPTED && leaving_take(&m->leaving, body, length, m->epoch, now);
+    case WIRE_LEAVING:
+        return m->phase == MEMBER_ACCEPTED && leaving_take(&m->leaving, &m->id, body, length, m->epoch, now);
     case WIRE_LEFT:
         if (m->phase != MEMBER_ACCEPTED || !m->leaving.announced) return false;
         m->leaving.left = true;

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
+from uuid import UUID
 
 import click
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -19,7 +20,7 @@ from rich.text import Text
 
 from pccl._address import parse_endpoints
 from pccl._credentials import credentials
-from pccl._diagnosis import diagnose_run, runs_at
+from pccl._diagnosis import diagnose_run, remove_member, runs_at
 from pccl._errors import ConnectError, PCCLError
 from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
@@ -169,6 +170,10 @@ class Masters:
             return idle
         detail = "; ".join(error.detail for error in failures) + ("; the others serve no run" if idle is not None else "")
         raise ConnectError(failures[0].result, failures[0].func_name, detail)
+
+    def remove(self, member: UUID, *, at_update: bool) -> None:
+        """Has the one that answered last take a member out; PCCLError as `remove_member`."""
+        remove_member(self._endpoints[0], member, at_update=at_update, keys=self._keys)
 
     def runs(self) -> str:
         """The runs that these masters serve, in words; "" if they name none."""

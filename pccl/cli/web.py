@@ -20,6 +20,7 @@ from pccl import _keys
 from pccl._address import parse_endpoint
 from pccl._errors import ConnectError, PCCLError
 from pccl.cli import top
+from pccl.cli.remove import find
 from pccl.lab.ranges import Range
 from pccl.monitor.history import Log, Recorder, create_file, read_file
 from pccl.monitor.server import Page, is_loopback, new_token
@@ -71,9 +72,13 @@ def command(
         _end_with(parent)
     masters = top.Masters(address, top.options(keys, cert, key, ca), insecure)
     log, recorder, metrics = Log(), Recorder(), Metrics()
-    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), _token(keys, cert), public)
+    act_token = _act_token(keys, cert)
+    act = _actor(top.Masters(address, top.options(keys, cert, key, ca), insecure), log) if act_token else None
+    page = _serve(listen, log, lambda: (metrics.text(), metrics.content_type), _token(keys, cert), public, act, act_token)
     with contextlib.nullcontext() if events is None else _created(events) as log.file:
         click.echo(page.url)
+        if page.act_url:
+            click.echo(f"to drain and expel members: {page.act_url}")
         while True:
             at = time.time()
             try:
@@ -123,7 +128,38 @@ def _created(path: str) -> IO[bytes]:
         raise click.UsageError(f"--events: {path} cannot be written: {error.strerror}") from None
 
 
-def _serve(listen: str, log: Log, metrics: Callable[[], tuple[bytes, str]] | None, token: str, public: bool) -> Page:
+Actor = Callable[[str, str], str]
+
+
+def _actor(masters: top.Masters, log: Log) -> Actor:
+    """What the page does to members, from any of its threads; events tell of it."""
+    lock = threading.Lock()
+
+    def act(action: str, member: str) -> str:
+        with lock:
+            try:
+                found = find(masters.ask().members, member)
+                if found is None:
+                    return f"{member} is no member of the run any more"
+                masters.remove(found.uuid, at_update=action == "drain")
+            except PCCLError as error:
+                return error.detail
+        with contextlib.suppress(OSError):
+            log.add([{"at": time.time(), "kind": "acted", "action": action, "member": member}])
+        return ""
+
+    return act
+
+
+def _serve(
+    listen: str,
+    log: Log,
+    metrics: Callable[[], tuple[bytes, str]] | None,
+    token: str,
+    public: bool,
+    act: Actor | None = None,
+    act_token: str = "",
+) -> Page:
     try:
         endpoint = parse_endpoint(listen)
     except (AssertionError, ValueError) as error:
@@ -134,7 +170,7 @@ def _serve(listen: str, log: Log, metrics: Callable[[], tuple[bytes, str]] | Non
             "`ssh -L`, or give --public"
         )
     try:
-        page = Page((endpoint.host, endpoint.port), log, metrics, token)
+        page = Page((endpoint.host, endpoint.port), log, metrics, token, act, act_token)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {listen}: {error.strerror or error}") from None
     threading.Thread(target=page.serve_forever, daemon=True).start()
@@ -143,14 +179,26 @@ def _serve(listen: str, log: Log, metrics: Callable[[], tuple[bytes, str]] | Non
 
 def _token(keys: str | None, cert: str | None) -> str:
     """Made from the keys, if there is a file of them: each who has it can make it."""
+    found = _found(keys, cert)
+    return new_token() if found is None else hmac.new(found.secrets[0], b"pccl web", hashlib.sha256).hexdigest()[:40]
+
+
+def _act_token(keys: str | None, cert: str | None) -> str:
+    """Made from the key of the masters; "": these are no keys of masters, and the page only shows."""
+    found = _found(keys, cert)
+    if found is None or found.master_key is None:
+        return ""
+    return hmac.new(found.master_key, b"pccl web acts", hashlib.sha256).hexdigest()[:40]
+
+
+def _found(keys: str | None, cert: str | None) -> _keys.Keys | None:
     path = keys or (None if cert else os.environ.get("PCCL_KEYS"))
     if not path:
-        return new_token()
+        return None
     try:
-        _, found = _keys.read_file(path)
+        return _keys.read_file(path)[1]
     except (OSError, PCCLError, _keys.KeysError) as error:
         raise click.UsageError(str(error)) from None
-    return hmac.new(found.secrets[0], b"pccl web", hashlib.sha256).hexdigest()[:40]
 
 
 def _end_with(parent: int) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import json
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,7 +35,15 @@ READ_SECONDS = 10.0
 CONNECTIONS_MOST = 64
 
 COOKIE = "pccl_token_{port}"
-"""Browsers do not tell ports of a host apart."""
+ACT_COOKIE = "pccl_act_{port}"
+"""Browsers do not tell ports of a host apart. The second one is for those who may also act."""
+
+ACTIONS = ("drain", "expel")
+ACT_BYTES = 1000
+
+ONLY_SHOWS = b"this page only shows: open the address for actions that `pccl web --keys run.master` prints\n"
+
+ATTRIBUTES = "HttpOnly; SameSite=Strict; Path=/"
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:",
@@ -50,10 +59,21 @@ class Page(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, address: tuple[str, int], log: Log, metrics: Callable[[], tuple[bytes, str]] | None, token: str) -> None:
-        """OSError: it cannot listen there. `metrics`: what a scrape gets, and its type; None: there are none."""
+    def __init__(
+        self,
+        address: tuple[str, int],
+        log: Log,
+        metrics: Callable[[], tuple[bytes, str]] | None,
+        token: str,
+        act: Callable[[str, str], str] | None = None,
+        act_token: str = "",
+    ) -> None:
+        """OSError: it cannot listen there. `metrics`: what a scrape gets, and its type; None: there are none. `act`: does one of
+        ACTIONS to a member with this id, and returns why not, "" if it did; for whoever has `act_token` beside `token`.
+        """
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.log, self.metrics, self.token = log, metrics, token
+        self.act, self.act_token = act, act_token
         self.live = metrics is not None
         self._room = threading.BoundedSemaphore(CONNECTIONS_MOST)
         super().__init__(address, _Request)
@@ -64,6 +84,11 @@ class Page(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         text = f"[{host!s}]" if ":" in str(host) else str(host)
         return f"http://{text}:{port}/?token={self.token}"
+
+    @property
+    def act_url(self) -> str:
+        """The same, of those who may also act; "": nobody may."""
+        return f"{self.url}&act={self.act_token}" if self.act is not None and self.act_token else ""
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Refuses what is more than it can serve."""
@@ -101,8 +126,10 @@ class _Request(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, b"open the address that pccl printed: it has the token\n", "text/plain")
         elif url.path in FILES:
             name, kind = FILES[url.path]
-            cookie = {"Set-Cookie": f"{self._cookie}={given}; HttpOnly; SameSite=Strict; Path=/"} if given else {}
-            self._answer(HTTPStatus.OK, (STATIC / name).read_bytes(), kind, cookie)
+            port, act = self.server.server_address[1], query.get("act", [""])[0]
+            cookies = [(COOKIE, given), (ACT_COOKIE, act if _equal(act, self.server.act_token) else "")]
+            cookies = [("Set-Cookie", f"{key.format(port=port)}={value}; {ATTRIBUTES}") for key, value in cookies if value]
+            self._answer(HTTPStatus.OK, (STATIC / name).read_bytes(), kind, cookies)
         elif url.path == "/events":
             self._send_events(query.get("after", ["0"])[0])
         elif url.path == "/metrics" and self.server.metrics is not None:
@@ -110,19 +137,47 @@ class _Request(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n", "text/plain")
 
-    @property
-    def _cookie(self) -> str:
-        return COOKIE.format(port=self.server.server_address[1])
+    def do_POST(self) -> None:
+        """An action. No page of another site can make a browser send it: the cookie is for this site alone, and the origin and a
+        header say that this page has asked.
+        """
+        self.close_connection = True  # what else was sent is not read
+        length = self.headers.get("Content-Length", "")
+        origin = urlsplit(self.headers.get("Origin", "")).netloc
+        if urlsplit(self.path).path != "/act":
+            self._answer(HTTPStatus.NOT_FOUND, b"there is nothing here\n", "text/plain")
+        elif self.server.act is None or not self._may_act():
+            self._answer(HTTPStatus.FORBIDDEN, ONLY_SHOWS, "text/plain")
+        elif origin != self.headers.get("Host") or self.headers.get("X-PCCL") != "act":
+            self._answer(HTTPStatus.FORBIDDEN, b"this was not asked by the page itself\n", "text/plain")
+        elif not (length.isascii() and length.isdigit() and int(length) <= ACT_BYTES):
+            self._answer(HTTPStatus.BAD_REQUEST, b"a short body is needed\n", "text/plain")
+        else:
+            try:
+                asked = json.loads(self.rfile.read(int(length)))
+                action, member = asked["action"], asked["member"]
+                if action not in ACTIONS or not isinstance(member, str):
+                    raise TypeError
+            except (ValueError, KeyError, TypeError):
+                self._answer(HTTPStatus.BAD_REQUEST, b"action and member are needed\n", "text/plain")
+                return
+            why = self.server.act(action, member)
+            self._answer(HTTPStatus.CONFLICT if why else HTTPStatus.OK, f"{why or 'done'}\n".encode(), "text/plain")
+
+    def _cookie_of(self, name: str) -> str:
+        try:
+            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(name.format(port=self.server.server_address[1]))
+        except CookieError:
+            cookie = None
+        return cookie.value if cookie else ""
 
     def _may_see(self, given: str) -> bool:
         """By the address, a cookie, or `Authorization: Bearer`, as Prometheus sends it."""
-        try:
-            cookie = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie)
-        except CookieError:
-            cookie = None
         bearer = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        right = self.server.token.encode()
-        return any(hmac.compare_digest(one.encode(), right) for one in (given, cookie.value if cookie else "", bearer))
+        return any(_equal(one, self.server.token) for one in (given, self._cookie_of(COOKIE), bearer))
+
+    def _may_act(self) -> bool:
+        return _equal(self._cookie_of(COOKIE), self.server.token) and _equal(self._cookie_of(ACT_COOKIE), self.server.act_token)
 
     def _send_events(self, after: str) -> None:
         if not (after.isascii() and after.isdigit() and len(after) < 16):
@@ -130,12 +185,13 @@ class _Request(BaseHTTPRequestHandler):
             return
         lines, number = self.server.log.after(int(after), POLL_SECONDS if self.server.live else 0.0)
         live = b"true" if self.server.live else b"false"
-        body = b'{"next":%d,"live":%s,"events":[' % (number, live) + b",".join(lines) + b"]}"
+        acts = b"true" if self.server.act is not None and self._may_act() else b"false"
+        body = b'{"next":%d,"live":%s,"acts":%s,"events":[' % (number, live, acts) + b",".join(lines) + b"]}"
         self._answer(HTTPStatus.OK, body, "application/json")
 
-    def _answer(self, status: HTTPStatus, body: bytes, kind: str, more: dict[str, str] | None = None) -> None:
+    def _answer(self, status: HTTPStatus, body: bytes, kind: str, cookies: Iterable[tuple[str, str]] = ()) -> None:
         self.send_response(status)
-        for name, value in {"Content-Type": kind, "Content-Length": str(len(body)), **HEADERS, **(more or {})}.items():
+        for name, value in ("Content-Type", kind), ("Content-Length", str(len(body))), *HEADERS.items(), *cookies:
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
@@ -145,6 +201,11 @@ class _Request(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: requests come every second."""
+
+
+def _equal(given: str, right: str) -> bool:
+    """Whether this is the token; never, if there is none. It takes as long for each of its length."""
+    return bool(right) and hmac.compare_digest(given.encode(), right.encode())
 
 
 def new_token() -> str:

@@ -1,4 +1,4 @@
-// What the simulator needs of the modules that face the operating system, for a page in a browser, where there is none.
+// Replaces the modules that face the operating system for a page in a browser, where there is none.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

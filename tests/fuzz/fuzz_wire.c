@@ -142,6 +142,10 @@ static bool again(struct wire_buffer *out, struct wire_header header, const uint
         AGAIN(wire_leaving, leaving);
         break;
     }
+    case WIRE_REMOVE: {
+        AGAIN(wire_remove, remove);
+        break;
+    }
     case WIRE_PRECOPY: {
         AGAIN(wire_precopy, precopy);
     }

@@ -134,7 +134,7 @@ const moment = (at) => `${new Date(at * 1000).toLocaleDateString()} ${clock(at)}
 function told(event) {
   const who = event.member ? label(event.member) : "";
   return {
-    joined: `${who} joined`, left: `${who} was lost, or left`,
+    acted: `${event.action === "drain" ? "drained" : "expelled"} by hand: ${who}`, joined: `${who} joined`, left: `${who} was lost, or left`,
     epoch: `epoch ${event.epoch}: ${event.members} members`,
     master: event.answers ? "the master answers" : event.text,
     finding: event.text, over: `no longer: ${event.finding?.replaceAll("_", " ")} ${who}${event.other ? ` to ${label(event.other)}` : ""}`,
@@ -196,15 +196,37 @@ function drawMembers(at, members, findings) {
     for (const cell of cells) made.appendChild(document.createElement(tag)).textContent = cell;
     return made;
   };
-  $("members").replaceChildren(row(head, "th"), ...members.map(([id, member]) => {
+  const acts = run.acts && run.live && view.at === null;
+  if (acts && $("members").contains(document.activeElement)) return; // a button is about to be pressed
+  $("members").replaceChildren(row(acts ? [...head, ""] : head, "th"), ...members.map(([id, member]) => {
     const v = valuesAt(member, at) ?? new Array(8).fill(0);
     const share = (value) => `${Math.round(100 * value)}%`;
     const made = row([id, member.name, digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
     made.className = findings.some((one) => one.member === id || one.other === id) ? "named" : "";
     made.title = member.address;
     made.dataset.member = id;
+    if (acts) made.appendChild(document.createElement("td")).append(actButton("drain", id), " ", actButton("expel", id));
     return made;
   }));
+}
+
+// Asks once more before it acts. The server takes actions only from those who have the master's key.
+function actButton(action, id) {
+  const made = document.createElement("button");
+  made.type = "button";
+  made.textContent = action;
+  made.dataset.action = action;
+  made.addEventListener("blur", () => { made.textContent = action; });
+  made.addEventListener("click", async () => {
+    if (made.textContent === action) {
+      made.textContent = `${action} ${run.members.get(id).name || id}?`;
+      return;
+    }
+    made.blur();
+    const answer = await fetch("act", { method: "POST", headers: { "X-PCCL": "act" }, body: JSON.stringify({ action, member: id }) });
+    $("acted").textContent = answer.ok ? "" : `${action} ${label(id)}: ${await answer.text()}`;
+  });
+  return made;
 }
 
 function svg(tag, attributes, text) {
@@ -435,8 +457,8 @@ async function follow() {
     try {
       const answer = await fetch(`events?after=${next}`);
       if (!answer.ok) throw new Error(`${answer.status}`);
-      const { next: number, live, events } = await answer.json();
-      run.live = live;
+      const { next: number, live, acts, events } = await answer.json();
+      Object.assign(run, { live, acts });
       events.forEach(take);
       if (events.length) run.ahead = run.last - Date.now() / 1000;
       const more = number > next;
@@ -455,5 +477,5 @@ async function follow() {
     }
   }
 }
-history.replaceState(null, "", location.pathname); // the token is in a cookie now
+history.replaceState(null, "", location.pathname); // the tokens are in cookies now
 follow();

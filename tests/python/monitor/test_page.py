@@ -76,7 +76,7 @@ def test_the_token_opens_the_page_in_three_ways(page):
     for headers in ({"Cookie": cookie}, {"Authorization": f"Bearer {TOKEN}"}):
         answer = get(page, "/events", **headers)
         assert answer.status == 200
-        assert json.load(answer) == {"next": 1, "live": True, "events": [{"at": 1.0, "kind": "epoch"}]}
+        assert json.load(answer) == {"next": 1, "live": True, "acts": False, "events": [{"at": 1.0, "kind": "epoch"}]}
 
 
 def test_files_are_small_and_ask_nobody_else(page):

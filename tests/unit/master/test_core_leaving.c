@@ -9,6 +9,38 @@ static void left_at(int line, char peer) {
 }
 #define LEFT(peer) left_at(__LINE__, peer)
 
+static const char *removed(char peer, bool at_update) {
+    struct wire_remove remove = {.id = id_of(peer), .at_update = at_update};
+    const char *why;
+    act((inside = true, core_remove(m, now, &remove, &why)));
+    return why;
+}
+
+static void test_removal(void) {
+    begin("the operator drains a member: it leaves at the next update");
+    form("abc", 0);
+    CHECK(removed('b', true) == NULL);
+    LEAVING("abc", 'b', WIRE_WITHIN_UNKNOWN, true);
+    vote("abc", WIRE_VOTE_UPDATE);
+    LEFT('b');
+    EPOCH("ac", LOSS, 3, 3, "ac");
+    OUTCOME("ac", UPDATE, pcclSuccess, 0);
+    CHECK_STR(removed('b', true), "there is no such peer in the run");
+    end();
+
+    begin("the operator expels a member, and a newcomer");
+    form("abc", 0);
+    CHECK(removed('b', false) == NULL);
+    EXPELLED('b', "the operator removed it");
+    EPOCH("ac", LOSS, 3, 3, "ac");
+    join('d', 0);
+    CHECK_STR(removed('d', true), "this peer is no member yet; expel it instead");
+    CHECK(removed('d', false) == NULL);
+    REFUSED('d', "the operator removed it");
+    CHECK(quiet("ac"));
+    end();
+}
+
 static void test_leaving(void) {
     begin("all are told, and the next update takes it out");
     form("abc", 0);
@@ -146,5 +178,6 @@ static void test_told(void) {
 int main(void) {
     test_leaving();
     test_told();
+    test_removal();
     return check_status();
 }

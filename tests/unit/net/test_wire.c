@@ -241,6 +241,12 @@ static void write_leaving(struct wire_buffer *out, uint32_t size) {
     wire_encode_leaving(out, random_header(), &leaving);
 }
 
+static void write_remove(struct wire_buffer *out, uint32_t size) {
+    struct wire_remove remove = {.at_update = (uint8_t)(size % 2)};
+    random_id(&remove.id);
+    wire_encode_remove(out, random_header(), &remove);
+}
+
 static void write_link_down(struct wire_buffer *out, uint32_t size) {
     struct wire_link_down down = {.index = size % (WIRE_MAX_LANES + 1), .reason = (uint8_t)(size % 3)};
     random_id(&down.id);
@@ -442,6 +448,7 @@ AGAIN(op_done)
 AGAIN(verdict)
 AGAIN(mismatch)
 AGAIN(precopy)
+AGAIN(remove)
 AGAIN(donors)
 AGAIN(numbers)
 AGAIN(cancel)
@@ -549,6 +556,7 @@ static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t le
 
 static void write_refused(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REFUSED, size); }
 static void write_waiting(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_WAITING, size); }
+static void write_removed(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_REMOVED, size); }
 static void write_expelled(struct wire_buffer *out, uint32_t size) { write_text(out, WIRE_EXPELLED, size); }
 static bool again_refused(struct wire_buffer *out, const uint8_t *body, size_t length) {
     return again_text(out, WIRE_REFUSED, body, length);
@@ -558,6 +566,9 @@ static bool again_waiting(struct wire_buffer *out, const uint8_t *body, size_t l
 }
 static bool again_expelled(struct wire_buffer *out, const uint8_t *body, size_t length) {
     return again_text(out, WIRE_EXPELLED, body, length);
+}
+static bool again_removed(struct wire_buffer *out, const uint8_t *body, size_t length) {
+    return again_text(out, WIRE_REMOVED, body, length);
 }
 
 static const struct message {
@@ -581,6 +592,8 @@ static const struct message {
     {WIRE_MISMATCH, 0, write_mismatch, again_mismatch},
     {WIRE_CANCEL, 0, write_cancel, again_cancel},
     {WIRE_LEAVING, 1, write_leaving, again_leaving},
+    {WIRE_REMOVE, 1, write_remove, again_remove},
+    {WIRE_REMOVED, WIRE_MAX_TEXT, write_removed, again_removed},
     {WIRE_LINK_DOWN, WIRE_MAX_LANES, write_link_down, again_link_down},
     {WIRE_MEASURE, WIRE_MAX_MEASURE_MS - 1, write_measure, again_measure},
     {WIRE_MEASURED, 0, write_measured, again_measured},
@@ -754,6 +767,7 @@ static void test_bad_fields(void) {
         {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 84), WIRE_MAX_EDGES + 1, true, "too many edges"},
         {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
         {WIRE_PRECOPY, 0, 2, false, "copies 2"},
+        {WIRE_REMOVE, 16, 2, false, "at update 2"},
         {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
         {WIRE_DONORS, 4 + 16 + 2, 0, false, "no address"},
         {WIRE_DONORS, 4 + 16 + 3, 5, false, "unknown family"},
@@ -830,7 +844,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_NUMBERS) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_REMOVED) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};

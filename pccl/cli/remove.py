@@ -1,0 +1,64 @@
+"""`pccl drain` and `pccl expel`: take a member out of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+
+from pccl._errors import ConnectError, PCCLError
+from pccl._names import short
+from pccl._reports import MemberReport
+from pccl.cli import top
+
+arguments = (
+    click.argument("member"),
+    click.option("--master", "address", required=True, metavar=top.MASTERS, help="master of the run, or all masters"),
+    click.option("--keys", metavar="FILE", help="key file of the run's masters [default: PCCL_KEYS]"),
+)
+
+
+@click.command("drain", short_help="Let a member leave between two steps.")
+@arguments[0]
+@arguments[1]
+@arguments[2]
+def drain(member: str, address: str, keys: str | None) -> None:
+    """Let MEMBER, a name or the beginning of an id, leave the run at its next update, as after `comm.leave()`.
+
+    No operation of the others is aborted. It needs the keys of the masters, such as run.master.
+    """
+    _remove(address, member, keys, at_update=True)
+
+
+@click.command("expel", short_help="Take a member out of a run at once.")
+@arguments[0]
+@arguments[1]
+@arguments[2]
+def expel(member: str, address: str, keys: str | None) -> None:
+    """Take MEMBER, a name or the beginning of an id, out of the run at once, as if it had died.
+
+    It needs the keys of the masters, such as run.master.
+    """
+    _remove(address, member, keys, at_update=False)
+
+
+def _remove(address: str, member: str, keys: str | None, *, at_update: bool) -> None:
+    masters = top.Masters(address, top.options(keys, None, None, None))
+    told = masters.ask_once()
+    found = find(told.members, member)
+    if found is None:
+        raise click.UsageError(f"MEMBER: {member} names no member, or several; `pccl top --master {address}` lists them")
+    try:
+        masters.remove(found.uuid, at_update=at_update)
+    except (ConnectError, PCCLError) as error:
+        raise click.ClickException(error.detail) from None
+    label = f"{found.name} ({short(found.uuid)})" if found.name else short(found.uuid)
+    click.echo(f"{label} leaves at its next update" if at_update else f"{label} is expelled")
+
+
+def find(members: Iterable[MemberReport], wanted: str) -> MemberReport | None:
+    """The one with that name, or whose id begins so; None: there is not exactly one."""
+    found = [
+        one for one in members if wanted and (one.name == wanted or one.uuid.hex.startswith(wanted.replace("-", "").lower()))
+    ]
+    return found[0] if len(found) == 1 else None

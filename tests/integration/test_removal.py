@@ -1,0 +1,174 @@
+"""Whoever has the keys of the masters drains and expels members, by commands and on the page; nobody else does."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from click.testing import CliRunner
+from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
+
+import pccl
+from pccl import Communicator, MasterNode
+from pccl.cli import main
+from pccl.monitor.server import ACT_COOKIE, COOKIE
+
+pytest.importorskip("prometheus_client")
+pytestmark = pytest.mark.plain("it has keys of its own")
+
+
+@pytest.fixture
+def keys(tmp_path, monkeypatch) -> Path:
+    for name in ("PCCL_KEYS", "PCCL_CERT", "PCCL_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    assert CliRunner().invoke(main, ["keys", str(tmp_path / "run")]).exit_code == 0
+    return tmp_path / "run"
+
+
+@contextlib.contextmanager
+def run_of(count: int, master_keys: str | None, peer_keys: str | None) -> Iterator[tuple[str, list[Communicator]]]:
+    """The address of a master, and members called host-0 and so on."""
+    with MasterNode("127.0.0.1:0", keys=master_keys) as master, contextlib.ExitStack() as stack:
+        comms = [stack.enter_context(Communicator(address_of(master), name=f"host-{i}", keys=peer_keys)) for i in range(count)]
+        on_all(comms, lambda comm, rank: (comm.connect(timeout=PATIENCE), form(comm, count)))
+        yield address_of(master), comms
+
+
+def invoke(command: str, address: str, member: str, keys: str | None) -> Any:
+    return CliRunner().invoke(main, [command, member, "--master", address, *(["--keys", keys] if keys else [])])
+
+
+def leaves(comm: Communicator) -> None:
+    """It leaves at its next update, as after `leave`."""
+    with pytest.raises(pccl.Left):
+        comm.update_topology()
+
+
+def test_commands(keys):
+    with run_of(4, f"{keys}.master", f"{keys}.peer") as (address, comms):
+        refused = invoke("drain", address, "host-1", f"{keys}.peer")
+        assert refused.exit_code == 1
+        assert "are for peers" in refused.output
+        assert "names no member" in invoke("drain", address, "host", f"{keys}.master").output
+        drained = invoke("drain", address, "host-1", f"{keys}.master")
+        assert drained.exit_code == 0, drained.output
+        assert "leaves at its next update" in drained.output
+        others = [Background(comms[i].update_topology) for i in (0, 2, 3)]
+        leaves(comms[1])
+        for one in others:
+            one.result()
+        expelled = invoke("expel", address, comms[2].uuid.hex[:8], f"{keys}.master")
+        assert expelled.exit_code == 0, expelled.output
+        with pytest.raises(pccl.PCCLError, match="operator removed it"):
+            comms[2].update_topology()
+        on_all([comms[0], comms[3]], lambda comm, _: comm.update_topology())
+        assert comms[0].world_size == 2
+
+
+def test_a_run_without_keys_refuses(keys):
+    with run_of(2, None, None) as (address, comms):
+        for given, words in ((None, "the master's keys"), (f"{keys}.master", "no master answers")):
+            result = invoke("expel", address, "host-1", given)
+            assert result.exit_code != 0
+            assert words in result.output
+        on_all(comms, lambda comm, _: comm.update_topology())
+        assert comms[0].world_size == 2
+
+
+class Web:
+    """`pccl web` as a process."""
+
+    def __init__(self, address: str, keys: str) -> None:
+        command = [sys.executable, "-m", "pccl", "web", "--master", address, "--keys", keys, "--interval", "0.3"]
+        self.process = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.act_url = self.process.stdout.readline().strip().partition(": ")[2] if keys.endswith(".master") else ""
+
+    def post(self, cookies: dict[str, str], body: Any, **headers: str) -> tuple[int, str]:
+        url = urlsplit(self.url)
+        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=PATIENCE)
+        cookie = "; ".join(f"{name.format(port=url.port)}={value}" for name, value in cookies.items())
+        given = {"Cookie": cookie, "Origin": f"http://{url.netloc}", "X-PCCL": "act", **headers}
+        connection.request("POST", "/act", body=json.dumps(body), headers=given)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    def __enter__(self) -> Web:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
+
+def test_the_page_acts_only_for_who_has_the_token_of_the_masters_and_asks_itself(keys):
+    with run_of(2, f"{keys}.master", f"{keys}.peer") as (address, comms):
+        member = comms[1].uuid.hex[:8]
+        asked = {"action": "expel", "member": member}
+        with Web(address, f"{keys}.peer") as web:
+            token = parse_qs(urlsplit(web.url).query)["token"][0]
+            assert web.post({COOKIE: token, ACT_COOKIE: token}, asked)[0] == 403
+        with Web(address, f"{keys}.master") as web:
+            query = parse_qs(urlsplit(web.act_url).query)
+            assert query["token"] == [token]  # the page is the same; who may act needs one more
+            both = {COOKIE: token, ACT_COOKIE: query["act"][0]}
+            for cookies, body, headers, status in (
+                ({COOKIE: token}, asked, {}, 403),
+                ({COOKIE: token, ACT_COOKIE: token}, asked, {}, 403),
+                ({ACT_COOKIE: query["act"][0]}, asked, {}, 403),
+                ({}, asked, {"Authorization": f"Bearer {token}"}, 403),
+                (both, asked, {"Origin": "http://elsewhere:80"}, 403),
+                (both, asked, {"Origin": ""}, 403),
+                (both, asked, {"X-PCCL": ""}, 403),
+                (both, {"action": "stop", "member": member}, {}, 400),
+                (both, {"action": "expel", "member": 5}, {}, 400),
+                (both, [], {}, 400),
+                (both, {"action": "expel", "member": "0" * 2000}, {}, 400),
+                (both, {"action": "expel", "member": "00000000"}, {}, 409),
+            ):
+                found, text = web.post(cookies, body, **headers)
+                assert found == status, (text, body, headers)
+            on_all(comms, lambda comm, _: comm.update_topology())
+            assert comms[0].world_size == 2  # nothing has happened
+            assert web.post(both, {"action": "drain", "member": member}) == (200, "done\n")
+            other = Background(comms[0].update_topology)
+            leaves(comms[1])
+            other.result()
+
+
+@pytest.mark.timeout(90)
+def test_a_button_drains_at_the_second_press(keys):
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium here")
+    quiet = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
+    with (
+        run_of(2, f"{keys}.master", f"{keys}.peer") as (address, comms),
+        Web(address, f"{keys}.master") as web,
+        playwright.sync_playwright() as browsers,
+    ):
+        page = browsers.chromium.launch(executable_path=chromium, args=list(quiet)).new_page()
+        page.goto(web.url)
+        page.wait_for_selector("#members tr[data-member]")
+        assert page.locator("#members button").count() == 0  # whoever sees the page only sees it
+        page.goto(web.act_url)
+        button = page.locator(f"tr[data-member='{comms[1].uuid.hex[:8]}'] button[data-action='drain']")
+        button.click()
+        assert button.inner_text() == "drain host-1?"
+        assert not comms[0].leaving
+        button.click()
+        page.wait_for_function("() => document.getElementById('events').textContent.includes('drained by hand: host-1')")
+        other = Background(comms[0].update_topology)
+        leaves(comms[1])
+        other.result()
