@@ -308,13 +308,19 @@ void communicator_ticket_open(struct communicator *c, const struct ticket_type *
     c->waits_why[0] = 0;
 }
 
+static void close_ticket(struct communicator *c, pcclResult_t code) {
+    communicator_assert_locked(c);
+    recorder_end(c->recorder, c->ticket.recorded, (uint8_t)code, platform_now_ns()); // unless its answer has done so
+    c->ticket.type = NULL;
+}
+
 pcclResult_t communicator_ticket_begun(struct communicator *c, pcclResult_t code, uint64_t *ticket) {
     communicator_assert_locked(c);
     c->ticket.inside = false;
     if (code == pcclSuccess)
         *ticket = ++c->ticket.number;
     else
-        c->ticket.type = NULL;
+        close_ticket(c, code);
     return code;
 }
 
@@ -357,7 +363,7 @@ static pcclResult_t wait_locked(struct communicator *c, uint64_t ticket, int64_t
     c->ticket.inside = true;
     pcclResult_t code = wait_inside(c, deadline, value);
     c->ticket.inside = false;
-    if (code != pcclTimedOut) c->ticket.type = NULL;
+    if (code != pcclTimedOut) close_ticket(c, code);
     return code;
 }
 

@@ -14,6 +14,21 @@ enum { CONNECT_DRAIN_MS = 500 }; // what a leaving peer waits at most for others
 
 static const struct ticket_type connect_type;
 
+// Makes the flight recorder, with the connect that is open, if there is none yet.
+static void record_from_now_on(struct communicator *c) {
+    if (c->recorder != NULL) return; // nobody else sets it
+    struct recorder *recorder =
+        recorder_new(&(struct recorder_options){.role = RECORDER_PEER,
+                                                .path = c->params.events[0] != 0 ? c->params.events : NULL,
+                                                .name = c->params.name.chars,
+                                                .run = c->params.run.chars});
+    pthread_mutex_lock(&c->lock);
+    c->recorder = recorder;
+    c->ticket.recorded =
+        recorder_add(recorder, &(struct recorder_event){.kind = RECORDER_CALL, .text = connect_type.name});
+    pthread_mutex_unlock(&c->lock);
+}
+
 // A fresh identity, state machine and engine; those of the attempt before end here. Called without the lock, under
 // `renewing`, while the control thread has no connection.
 static bool renew(struct communicator *c) {
@@ -25,14 +40,7 @@ static bool renew(struct communicator *c) {
     transport_context_release(c->transport);
     c->transport = tls_context_new(&c->params.transport);
     if (c->transport == NULL || !tls_peer_id(c->transport, &id)) return false;
-    if (c->recorder == NULL)
-        c->recorder =
-            recorder_new(&(struct recorder_options){.role = RECORDER_PEER,
-                                                    .path = c->params.events[0] != 0 ? c->params.events : NULL,
-                                                    .name = c->params.name.chars,
-                                                    .run = c->params.run.chars});
-    c->ticket.recorded =
-        recorder_add(c->recorder, &(struct recorder_event){.kind = RECORDER_CALL, .text = connect_type.name});
+    record_from_now_on(c);
     struct engine_callbacks callbacks = control_callbacks(c->control);
     callbacks.recorder = c->recorder;
     c->core = communicator_new_member(c, &id);

@@ -26,7 +26,8 @@ def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool)
     """Show what members of a run on this host did last, and say who has not entered which operation.
 
     It only reads files (docs/events.md#after-a-hang), so it works while the members hang and after they were killed. Without
-    arguments, or with `all`, it takes all processes of this user. Copy the files of other hosts here, and name them.
+    arguments it takes all processes of this user, but no run that has ended with nothing in flight; with `all` those, too.
+    Copy the files of other hosts here, and name them.
 
     Exit status: 1 if a file cannot be read, 2 if there is none.
     """
@@ -42,17 +43,21 @@ def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool)
                 err=True,
             )
         sys.exit(1 if errors else 2)
-    now = time.time()
-    if not any(one.runs for one in recordings):  # times mean something relative to the last sign of life
-        now = max((_last_time(event) for one in recordings for event in one.events), default=now)
-    judgements = hangs.judge(recordings, now)
+    judgements = hangs.judge(recordings, time.time())
+    if not sources:
+        recordings, judgements = _relevant(recordings, judgements)
     for line in _lines(recordings, judgements) if as_json else _report(recordings, judgements, last):
         click.echo(line)
     sys.exit(1 if errors else 0)
 
 
-def _last_time(event: Event) -> float:
-    return float(max(event["at"], event.get("ended") or 0.0))
+def _relevant(recordings: list[Recording], judgements: list[hangs.Judgement]) -> tuple[list[Recording], list[hangs.Judgement]]:
+    """Leaves out runs that have ended and in which nothing was in flight, unless there are no others."""
+    shown = [judgement for judgement in judgements if judgement.lives or not judgement.quiet]
+    if not shown:
+        return recordings, judgements
+    runs = {member.recording.run for judgement in shown for member in judgement.members}
+    return [one for one in recordings if one.runs or one.run in runs], shown
 
 
 def _collect(sources: tuple[str, ...]) -> tuple[list[Recording], list[str]]:

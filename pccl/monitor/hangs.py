@@ -122,10 +122,20 @@ class Judgement:
     members: list[Member]
     sentences: list[str]
     """The gravest first; at least one."""
+    quiet: bool
+    """Nothing is in flight."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process of a member lives."""
+        return any(member.recording.runs for member in self.members)
 
 
 def judge(recordings: Iterable[Recording], now: float) -> list[Judgement]:
-    """`now`: in seconds since 1970. One for each peer group that recordings of peers are of."""
+    """One for each peer group that recordings of peers are of. `now`: in seconds since 1970.
+
+    If no process lives any more, times are relative to the last sign of life.
+    """
     groups: defaultdict[tuple[int, int], list[Member]] = defaultdict(list)
     for recording in recordings:
         if recording.role == "peer" and recording.run:
@@ -133,9 +143,15 @@ def judge(recordings: Iterable[Recording], now: float) -> list[Judgement]:
     found = []
     for members in groups.values():
         members.sort(key=lambda member: (member.recording.name, member.recording.short))
-        sentences = [*_judge_operations(members, now), *_judge_calls(members, now)]
-        found.append(Judgement(members, sentences or [_quiet(members)]))
-    return found
+        here = now if any(member.recording.runs is not False for member in members) else _last_sign(members)
+        sentences = [*_judge_operations(members, here), *_judge_calls(members, here)]
+        found.append(Judgement(members, sentences or [_quiet(members)], not sentences))
+    return sorted(found, key=lambda judgement: (judgement.quiet, not judgement.lives))
+
+
+def _last_sign(members: list[Member]) -> float:
+    events = [event for member in members for event in member.recording.events]
+    return max((float(max(event["at"], event.get("ended") or 0.0)) for event in events), default=0.0)
 
 
 def _quiet(members: list[Member]) -> str:
