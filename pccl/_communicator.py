@@ -67,6 +67,10 @@ class Communicator(NamedCollectives):
     `name` is what logs, errors and tables call this peer, beside its uuid: 1 to 63 bytes of printable UTF-8 (ValueError). None:
     the environment variable PCCL_PEER_NAME, or the host name. Peers may have the same name.
 
+    `interface` names up to four network cards of this host, as "eth0,eth1" or a sequence, over which connections are spread
+    (docs/addresses.md). None: the environment variable PCCL_INTERFACE, or the system's choice. PCCLError (INVALID_ARGUMENT): the
+    host has no such card with an address.
+
     `keys` is a file that `pccl keys` wrote, for peers or for masters; all connections are then encrypted, and only processes with
     keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names. PCCLError
     (INVALID_ARGUMENT): the file cannot be used.

@@ -104,6 +104,7 @@ class Connection:
         max_members: int | None = None,
         min_members_timeout: float | None = None,
         name: str | None = None,
+        interface: str | Sequence[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
         cert: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
@@ -124,6 +125,7 @@ class Connection:
             _UNSET if min_members_timeout is None else milliseconds("min_members_timeout", min_members_timeout, 0, 86400),
         )
         self._name = None if name is None else check_name(name)
+        self._interface = interface if interface is None or isinstance(interface, str) else ",".join(interface)
         self._keys = credentials(keys, cert, key, ca)
         self._insecure = insecure
         self._event_path = None if events is None else event_file(events)
@@ -528,6 +530,9 @@ class Connection:
                 PCCLError.check(_C.pccl_ext_comm_set_limits(pointer, *self._limits), "pcclCreateCommunicator")
             if self._name is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
+            if self._interface is not None:
+                interfaces = self._interface.encode()
+                PCCLError.check(_C.pccl_ext_comm_set_interface(pointer, interfaces), "pcclCreateCommunicator")
             PCCLError.check(_C.pccl_ext_comm_set_run(pointer, self._endpoint.run.encode()), "pcclCreateCommunicator")
             if self._keys is not None:
                 PCCLError.check(_C.pccl_ext_comm_set_keys(pointer, self._keys), "pcclCreateCommunicator")

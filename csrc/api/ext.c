@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "compute/kernels.h"
 #include "device/cuda.h"
+#include "net/cards.h"
 #include "net/keys.h"
 #include "net/peer_name.h"
 #include "state/content.h"
@@ -214,6 +215,16 @@ pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name) {
                            WIRE_MAX_NAME);
     memcpy(params.name.chars, name, length);
     return set(comm, COMMUNICATOR_SET_NAME, &params, "the name of a peer is set");
+}
+
+pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces) {
+    struct communicator_params params = {0};
+    char why[CARDS_WHY_BYTES];
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(interfaces);
+    if (!cards_read(&params.cards, interfaces, getenv("PCCL_ADDRESS"), why))
+        return detail_fail(pcclInvalidArgument, "%s", why);
+    return set(comm, COMMUNICATOR_SET_INTERFACE, &params, "the network cards are set");
 }
 
 pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run) {

@@ -102,6 +102,9 @@ pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *
 // host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
 // or connecting.
 pcclResult_t pccl_ext_comm_set_name(pcclComm_t *comm, const char *name);
+// Sets the network cards of this peer, up to four names with commas, in place of PCCL_INTERFACE; before connect.
+// pcclInvalidArgument: this host has no such interface with an address. pcclInvalidUsage: connected or connecting.
+pcclResult_t pccl_ext_comm_set_interface(pcclComm_t *comm, const char *interfaces);
 // Sets the name of the run that the communicator is in, of those of its masters; before connect. Unless set, it is the
 // run without a name.
 // pcclInvalidArgument: not 1 to 64 letters, digits, dots, lines and underscores. pcclInvalidUsage: connected or

@@ -216,6 +216,7 @@ pcclResult_t communicator_access(struct communicator *c, struct communicator_acc
 bool communicator_set(struct communicator *c, enum communicator_setting setting,
                       const struct communicator_params *params) {
     struct keys *keys = params->transport.keys, *replaced = NULL;
+    struct cards cards = params->cards;
     communicator_begin(c);
     bool may = c->phase == COMMUNICATOR_IDLE;
     if (may) {
@@ -228,6 +229,10 @@ bool communicator_set(struct communicator *c, enum communicator_setting setting,
         case COMMUNICATOR_SET_JOIN_ONLY: c->params.join_only = params->join_only; break;
         case COMMUNICATOR_SET_LIMITS: c->params.limits = params->limits; break;
         case COMMUNICATOR_SET_NAME: c->params.name = params->name; break;
+        case COMMUNICATOR_SET_INTERFACE:
+            cards.reach.relays = c->params.cards.reach.relays;
+            c->params.cards = cards;
+            break;
         case COMMUNICATOR_SET_RUN: c->params.run = params->run; break;
         case COMMUNICATOR_SET_KEYS:
             replaced = c->params.transport.keys;

@@ -49,10 +49,11 @@ enum communicator_setting {
     COMMUNICATOR_SET_RECOVERY,
     COMMUNICATOR_SET_JOIN_ONLY,
     COMMUNICATOR_SET_LIMITS,
-    COMMUNICATOR_SET_NAME,     // which is clean
-    COMMUNICATOR_SET_RUN,      // likewise
-    COMMUNICATOR_SET_KEYS,     // of `transport`; it holds them; NULL: connections are plain
-    COMMUNICATOR_SET_INSECURE, // of `transport`
+    COMMUNICATOR_SET_NAME,      // which is clean
+    COMMUNICATOR_SET_INTERFACE, // of `cards`, all but whether it relays
+    COMMUNICATOR_SET_RUN,       // likewise
+    COMMUNICATOR_SET_KEYS,      // of `transport`; it holds them; NULL: connections are plain
+    COMMUNICATOR_SET_INSECURE,  // of `transport`
     COMMUNICATOR_SET_EVENTS,
 };
 

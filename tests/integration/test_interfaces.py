@@ -1,0 +1,23 @@
+"""Network cards that a program names."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError, Result
+
+
+def test_a_card_and_a_sequence(monkeypatch):
+    """They take the place of those of the environment; whether the peer relays stays."""
+    monkeypatch.setenv("PCCL_INTERFACE", "lo")
+    with MasterNode("127.0.0.1:0") as master:
+        for interface in ("lo", ["lo"], ("lo", "lo")):
+            with Communicator(f"127.0.0.1:{master.port}", interface=interface) as comm:
+                comm.connect()
+                assert comm.world_size == 1
+
+
+def test_a_card_that_is_not_there():
+    with pytest.raises(PCCLError, match="no interface nothing0 with an address") as caught:
+        Communicator("127.0.0.1:1", interface=["lo", "nothing0"]).connect(timeout=20)
+    assert caught.value.result == Result.INVALID_ARGUMENT
