@@ -12,8 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import trainers
-from data_trainers import EPOCHS, Counts, Reader, check
-from fake_loaders import FakeLoader
+from data_trainers import EPOCHS, Account, Counts, Reader, check
 from performers import PATIENCE, Performer
 from torch.nn.parallel import DistributedDataParallel
 from trainers import Job
@@ -127,16 +126,17 @@ class FixedReader(Reader):
     """Trains with an ElasticSampler, and waits for a replacement at a step."""
 
     def read(self, die_at: int | None, where: str) -> dict[str, Any]:
-        self._loader()
+        sampler, loader = self._loader(self.size)
+        self.account = Account(sampler)
         plain = Counts(self.size)
         model = DistributedDataParallel(plain)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        run = pccl.distributed.Elastic(model, optimizer, step=0, data=self.sampler)
+        run = pccl.distributed.Elastic(model, optimizer, step=0, data=sampler)
         run.sync()
-        for _ in self.sampler.epochs(EPOCHS):
-            for indices in FakeLoader(self.sampler, 4, self.ahead):
+        for _ in sampler.epochs(EPOCHS):
+            for indices in loader():
                 optimizer.zero_grad()
-                loss = model(self._batch(indices))
+                loss = model(self._learnt(sampler, indices))
                 if run.step == die_at and where == "forward":
                     os.kill(os.getpid(), signal.SIGKILL)
                 loss.backward()
