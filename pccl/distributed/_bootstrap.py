@@ -703,8 +703,24 @@ def _restarted() -> bool:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
+def _wrong_limits(world_size: int) -> str:
+    """Returns why a job of this size would wait in vain with the numbers of members that the environment permits, or ""."""
+    least, most = (os.environ.get(name, "") for name in ("PCCL_MIN_MEMBERS", "PCCL_MAX_MEMBERS"))
+    if most.isdecimal() and 0 < int(most) < world_size:
+        return (
+            f"PCCL_MAX_MEMBERS={most} is less than the world size {world_size}; raise it, or start fewer processes, and spares "
+            "with pccl.distributed.join()"
+        )
+    if least.isdecimal() and int(least) > world_size:
+        return f"PCCL_MIN_MEMBERS={least} is more than the world size {world_size}; lower it, or start more processes"
+    return ""
+
+
 def _begin_run(comm: Communicator, board: _Board, job: _Job) -> str:
     """Connects the first member of the run; gives "" or what went wrong."""
+    problem = _wrong_limits(board.world_size)
+    if problem:
+        return problem
     addresses = job.masters
     limit = board.deadline.remaining()
     limit = None if limit is None else limit * BEGIN_PART

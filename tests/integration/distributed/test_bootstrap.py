@@ -454,6 +454,18 @@ def test_a_rank_0_with_another_world_size_is_noticed():
         assert all("give all ranks the same WORLD_SIZE" in rank.answer() for rank in answers)
 
 
+@pytest.mark.parametrize(
+    ("name", "number", "words"),
+    [
+        ("PCCL_MAX_MEMBERS", "1", "PCCL_MAX_MEMBERS=1 is less than the world size 2"),
+        ("PCCL_MIN_MEMBERS", "3", "PCCL_MIN_MEMBERS=3 is more than the world size 2"),
+    ],
+)
+def test_limits_that_no_group_of_the_job_can_have_are_told_at_once(name, number, words):
+    with job(["0"] * 2, **{name: number}) as ranks:
+        assert all(words in answer for answer in together(ranks, "connect", 600.0))
+
+
 def test_a_master_that_is_not_there_is_named():
     with job(["0"] * 2, PCCL_MASTER="127.0.0.1:9") as ranks:
         for rank in ranks:
