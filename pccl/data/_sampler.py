@@ -103,6 +103,7 @@ class ElasticSampler(DistributedSampler[Any]):
         self._in_pass = False
         self._is_new = True
         self._asked: int | None = None
+        self._loops = 0
         self._shift = 0
         self._synced = False
         self._ended = False
@@ -133,9 +134,12 @@ class ElasticSampler(DistributedSampler[Any]):
         """Begins an epoch, on all members. One that has begun already is no change.
 
         What is left of the epochs before, since a step of theirs was lost, is read first. A newcomer whose program
-        has begun to count before it has joined, as frameworks do, goes on from the members' epoch.
+        has begun to count before it has joined, as frameworks do, goes on from the members' epoch. No change in a
+        loop over `epochs`: loaders of frameworks count passes, and there may be more of these than epochs.
         ValueError: epochs are left out.
         """
+        if self._loops:
+            return
         self._asked = epoch
         self._begin_epoch(epoch + self._shift)
 
@@ -164,18 +168,24 @@ class ElasticSampler(DistributedSampler[Any]):
         step with, such as the last ones of a pass that do not fill a step of accumulated gradients.
         """
         idle = 0
-        while True:
-            before = self.remaining
-            if self._ended or not before:
-                if self.epoch + 1 < stop:
-                    self._begin_epoch(self.epoch + 1)
-                elif not before:
-                    return
-                elif idle > 1:
-                    _log.warning("%d samples of the last pass are in no step: call optimizer.step() after its last batch", before)
-                    return
-            yield self.epoch
-            idle = idle + 1 if self._pass_start == self._pass_end and self.remaining == before else 0
+        self._loops += 1
+        try:
+            while True:
+                before = self.remaining
+                if self._ended or not before:
+                    if self.epoch + 1 < stop:
+                        self._begin_epoch(self.epoch + 1)
+                    elif not before:
+                        return
+                    elif idle > 1:
+                        _log.warning(
+                            "%d samples of the last pass are in no step: call optimizer.step() after its last batch", before
+                        )
+                        return
+                yield self.epoch
+                idle = idle + 1 if self._pass_start == self._pass_end and self.remaining == before else 0
+        finally:
+            self._loops -= 1
 
     def state_dict(self) -> dict[str, Any]:
         """What is not committed, as plain numbers. It is the same on all members, and of any number of them."""

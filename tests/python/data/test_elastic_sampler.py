@@ -254,6 +254,27 @@ def test_steps_read_a_pass_with_losses_and_newcomers(seed):
     assert len(set(world.committed)) == len(world.committed) == size - left
 
 
+def test_loaders_that_count_passes_begin_no_epoch_in_a_loop_over_epochs():
+    """As accelerate's do, with more passes than epochs after a loss."""
+    world = World(0, size=40, batch=4, ahead=9, members=2)
+    loops = {one.name: one.sampler.epochs(1) for one in world.members}
+    for number in range(2):
+        for one in world.members:
+            assert next(loops[one.name], None) == 0
+            one.sampler.set_epoch(number)
+        while False not in [one.next() for one in world.members]:
+            for one in world.members:
+                one.seal()
+            if world.commit(world.members[1:] if len(world.committed) >= 24 else []):
+                world.sync()
+        world.members = world.members[:1]
+    assert next(loops[world.any.name], None) is None
+    assert world.any.sampler.epoch == 0
+    world.check(1)
+    world.any.sampler.set_epoch(1)
+    assert world.any.sampler.remaining == 40
+
+
 def test_samples_that_make_no_step_end_the_last_pass(caplog):
     sampler = ElasticSampler(data(10), 1, 0)
     loader: Any = DataLoader(data(10), batch_size=2, sampler=sampler)
