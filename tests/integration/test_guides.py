@@ -112,7 +112,9 @@ def test_distributed(tmp_path):
 def test_data_and_fixed_membership(tmp_path):
     """One process, since how members share the data is tested elsewhere."""
     [fixed] = blocks("fixed.md")
-    loop, streams = (block.replace("num_workers=4", "num_workers=0").replace("(10)", "(1)") for block in blocks("data.md"))
+    short = (block.replace("num_workers=4", "num_workers=0").replace("(10)", "(1)") for block in blocks("data.md"))
+    loop, streams, whole_batches = (block.replace("1024", "64") for block in short)
+    made, stepping = whole_batches.split("\n", 1)
     streams = streams.replace("...", "shards.commit()")
     checkpoint = blocks("sharded.md")[3].replace("code=(3, 1)", "copies=1")
     before = """
@@ -120,6 +122,7 @@ def test_data_and_fixed_membership(tmp_path):
         import torch
         import torch.distributed as dist
         import torch.distributed.checkpoint as dcp
+        from contextlib import nullcontext
         from torch.utils.data import DataLoader, TensorDataset
         import pccl.data, pccl.distributed, pccl.state
         torch.manual_seed(0)
@@ -132,7 +135,19 @@ def test_data_and_fixed_membership(tmp_path):
         def records_of(shard):
             return iter(shard)
     """
+    again = """
+        loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+        class First(torch.nn.Linear):
+            def forward(self, batch):
+                return super().forward(batch[0])
+        plain, model, world_size, counted = model, torch.nn.parallel.DistributedDataParallel(First(3, 1)), 1, []
+        def loss_of(outputs):
+            counted.append(len(outputs))
+            return outputs.square().mean()
+    """
     between = """
+        assert counted[:2] == [32, 32], counted
+        model = plain
         assert run.step == 3
         state = {"model": model.state_dict()}
         weights = model.weight.detach().clone()
@@ -145,7 +160,8 @@ def test_data_and_fixed_membership(tmp_path):
         print("trained")
         dist.destroy_process_group()
     """
-    parts = [textwrap.dedent(before), fixed, loop, textwrap.dedent(between), streams, checkpoint, textwrap.dedent(after)]
+    before, again, between, after = map(textwrap.dedent, (before, again, between, after))
+    parts = [before, fixed, loop, made, again, stepping + "    sampler.commit()\n", between, streams, checkpoint, after]
     environment = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     command = [sys.executable, "-c", "\n".join(parts), str(tmp_path / "checkpoint")]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -176,6 +192,25 @@ def test_newcomers_beside_the_steps():
         forward_and_backward=lambda: 1,
     )
     assert (stepped, averaged) == ([1, 2, 3], [0, 1, 1])
+
+
+def test_numbers_of_a_program():
+    told, wandb, tensorboard = blocks("events.md")
+    logged: list[Any] = []
+    log = type(
+        "Log",
+        (),
+        {"log": lambda _, values, step: logged.append((step, values)), "add_scalar": lambda _, *one: logged.append(one)},
+    )
+    library = type("Library", (), {"init": staticmethod(lambda project: log())})
+    with team([0, 0]) as comms:
+        names = {"wandb": library, "SummaryWriter": log, "steps": 1, "train": lambda step: 0.5, "loss": 0.25, "tokens": 100}
+        for code in (told, wandb, tensorboard):
+            on_both(comms, code, lambda rank: names)
+    [(step, values), *scalars] = logged
+    assert (step, values["members"]) == (0, 2)
+    assert len(scalars) >= 2
+    assert all(tag.startswith(("loss/", "tokens/", "late_ms/")) for tag, _, _ in scalars)
 
 
 def test_plain_tensors():
