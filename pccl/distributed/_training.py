@@ -27,8 +27,8 @@ class Training:
         for optimizer in optimizers:
             if hasattr(optimizer, "consolidate_state_dict"):  # ZeroRedundancyOptimizer
                 raise TypeError(
-                    f"the state of a {type(optimizer).__name__} is sharded, and a newcomer can only copy "
-                    "what every member holds whole; use checkpoints"
+                    f"the state of a {type(optimizer).__name__} is sharded: a member that is lost takes its part along, and a "
+                    "newcomer can only copy what every member holds whole; use the optimizer itself, or FSDP2 with Snapshots"
                 )
         self.model = model
         self.optimizers = optimizers

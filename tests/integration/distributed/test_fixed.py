@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import ranks
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -374,3 +376,15 @@ def sharded() -> object:
 def test_a_sharded_model_has_no_stand_in() -> None:
     results = ranks.run(sharded, 3, environment=FIXED, dead=(1,))
     assert results == [(0, 3, [0, 1, 2], (1,)), None, (2, 3, [0, 1, 2], (1,))]
+
+
+def zero() -> None:
+    """torch's form of ZeRO stage 1."""
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(TypeError, match="use the optimizer itself, or FSDP2 with Snapshots"):
+        pccl.distributed.Elastic(model, optimizer)
+
+
+def test_a_sharded_optimizer_is_refused() -> None:
+    ranks.run(zero, 2, environment=FIXED)
