@@ -68,6 +68,9 @@ STATE_BYTES = 256
 WITHIN_MOST = 4_000_000
 """Seconds until a member has to be gone that it announces at most: the wire carries milliseconds in 32 bits."""
 
+GIVES_ONCE_SYNCED, GIVES_AT_ONCE, GIVES_NEVER = range(3)
+"""When a peer gives the state that it copies, as a newcomer, to others (`pccl_ext_comm_set_state`)."""
+
 NEWCOMERS_ONLY = 1
 """The value of the vote of `are_peers_pending` where newcomers wait, no member leaves, and the run has as many as it needs."""
 
@@ -139,6 +142,7 @@ class Connection:
         self._live_ops: set[OpTicket] = set()
         self._pool = RoomPool()
         self._state_to_copy: SharedState | None = None  # C reads it until the communicator is freed
+        self._gives = GIVES_ONCE_SYNCED
         self._vaults: dict[str, Any] = {}  # snapshots, by what is in them
         self._notices: list[Notice] = []
         self._exclusive = threading.Lock()  # held by connect, update_topology, optimize_topology and sync_shared_state
@@ -175,7 +179,7 @@ class Connection:
         if state is not None:
             require_kind("state", state, SharedState)
             state._collect("pcclConnect")
-            self._state_to_copy = state
+            self._state_to_copy, self._gives = state, GIVES_ONCE_SYNCED
         patience = Deadline(master_patience(wait_for_master))
         join_only = not may_begin(begin)
         failure = ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclConnect", "no attempt was allowed")
@@ -461,11 +465,16 @@ class Connection:
         limit = _UNSET if within is None else milliseconds("within", within, 0, WITHIN_MOST)
         call(self._handle, "pccl_ext_comm_leave", limit, at_update, name="leave")
 
+    def _copy(self, state: SharedState) -> None:
+        """Makes the next `connect` copy this state, which newcomers get from this peer only after `_offer`."""
+        state._collect("pcclConnect")
+        self._state_to_copy, self._gives = state, GIVES_NEVER
+
     def _offer(self, state: SharedState | None) -> None:
         """Gives newcomers this state, which is that of the run, until another one or None takes its place."""
-        arguments = (_ffi.NULL, _ffi.NULL, False) if state is None else (state.to_c(), state._read_only(), True)
-        call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
-        self._state_to_copy = state  # C has let go of the one before
+        entries = (_ffi.NULL, _ffi.NULL) if state is None else (state.to_c(), state._read_only())
+        call(self._handle, "pccl_ext_comm_set_state", *entries, GIVES_AT_ONCE, name="pcclConnect")
+        self._state_to_copy, self._gives = state, GIVES_ONCE_SYNCED  # C has let go of the one before
 
     def _on_notice(self, notice: Notice) -> None:
         with contextlib.suppress(PCCLError):  # not connected yet, or not any more
@@ -609,7 +618,7 @@ class Connection:
     def _set_up(self, join_only: bool) -> None:
         call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
         if self._state_to_copy is not None:
-            arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only(), False)
+            arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only(), self._gives)
             call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")
 
     def _connect_once(self, deadline: Deadline) -> None:

@@ -197,8 +197,9 @@ pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t
 }
 
 pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
-                                     bool gives) {
+                                     int gives) {
     REQUIRE_COMM(comm);
+    if (gives < 0 || gives > 2) return detail_fail(pcclInvalidArgument, "gives must be 0, 1 or 2, not %d", gives);
     if (shared_state != NULL && shared_state->count > 0) REQUIRE_NOT_NULL(shared_state->infos);
     if (shared_state != NULL) RETURN_IF_FAILED(api_check_state(shared_state));
     return shared_state_set_precopy(comm->communicator, shared_state, read_only, gives);

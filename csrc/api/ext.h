@@ -92,12 +92,12 @@ pcclResult_t pccl_ext_comm_set_join_only(pcclComm_t *comm, bool join_only);
 // PCCL_MIN_MEMBERS_TIMEOUT_S, or 0, 0 and 10 min. All peers of a run have the same; the master refuses others.
 // pcclInvalidArgument: more than 1024, or `least` above `most`. pcclInvalidUsage: connected or connecting.
 pcclResult_t pccl_ext_comm_set_limits(pcclComm_t *comm, uint32_t least, uint32_t most, uint32_t wait_ms);
-// The state that this peer, as a newcomer, copies before it is admitted, and gives to later newcomers once it was
-// synced; with `gives` at once, since it is that of the run. It is read at any time until another one, or NULL, takes
-// its place, or the communicator is destroyed. `read_only` as in pccl_begin_sync. pcclInvalidUsage: while it is
+// The state that this peer, as a newcomer, copies before it is admitted, and gives to later newcomers. `gives`: 0, once
+// it was synced; 1, at once, since it is that of the run; 2, never. It is read at any time until another one, or NULL,
+// takes its place, or the communicator is destroyed. `read_only` as in pccl_begin_sync. pcclInvalidUsage: while it is
 // connecting.
 pcclResult_t pccl_ext_comm_set_state(pcclComm_t *comm, const pcclSharedState_t *shared_state, const bool *read_only,
-                                     bool gives);
+                                     int gives);
 // The name of this peer for logs, errors and tables; before connect. Unless set, it is that of PCCL_PEER_NAME, or the
 // host's. pcclInvalidArgument: not 1 to 63 bytes of printable UTF-8, or a space at an end. pcclInvalidUsage: connected
 // or connecting.

@@ -183,11 +183,11 @@ void ops_retry_free(struct ops_retry *retry);
 // success the value is the revision of the round.
 pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t *state, const bool *read_only,
                                 int strategy, uint64_t *ticket);
-// Sets the state that this peer, as a newcomer, copies before it is admitted, and that it gives to later newcomers once
-// a sync of it has succeeded (state/precopy), or at once (`gives`). Its tensors are borrowed until another one, or
-// NULL, takes its place, or the communicator is freed. pcclInvalidUsage: the communicator is connecting.
+// Sets the state that this peer, as a newcomer, copies before it is admitted, and that it gives to later newcomers as
+// `gives` says, an enum precopy_gives (state/precopy). Its tensors are borrowed until another one, or NULL, takes its
+// place, or the communicator is freed. pcclInvalidUsage: the communicator is connecting.
 pcclResult_t shared_state_set_precopy(struct communicator *c, const pcclSharedState_t *state, const bool *read_only,
-                                      bool gives);
+                                      int gives);
 // Whether a round can be taken up, also when the communicator is dead meanwhile.
 bool shared_state_is_left(struct communicator *c);
 

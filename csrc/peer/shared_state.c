@@ -218,7 +218,7 @@ pcclResult_t shared_state_begin(struct communicator *c, const pcclSharedState_t 
 }
 
 pcclResult_t shared_state_set_precopy(struct communicator *c, const pcclSharedState_t *state, const bool *read_only,
-                                      bool gives) {
+                                      int gives) {
     struct content *content = NULL;
     if (state != NULL) RETURN_IF_FAILED(content_new(state, read_only, &content));
     communicator_begin(c);
@@ -227,7 +227,7 @@ pcclResult_t shared_state_set_precopy(struct communicator *c, const pcclSharedSt
         content_free(content);
         return communicator_finish(c, code);
     }
-    precopy_set_state(c->precopy, content, gives);
+    precopy_set_state(c->precopy, content, (enum precopy_gives)gives);
     return communicator_finish(c, pcclSuccess);
 }
 

@@ -37,7 +37,7 @@ struct precopy {
     pthread_mutex_t lock; // of what follows, but not of what the content holds
     atomic_bool stopping;
     struct donation donations[PRECOPY_DONATIONS_MOST];
-    bool gives;
+    bool gives, never_gives;
     bool receives; // the thread is to be joined
     atomic_bool ends;
     pthread_t receiver;
@@ -464,7 +464,7 @@ struct precopy *precopy_new(void) {
     return p;
 }
 
-void precopy_set_state(struct precopy *p, struct content *content, bool gives) {
+void precopy_set_state(struct precopy *p, struct content *content, enum precopy_gives gives) {
     precopy_end_receiving(p);
     pthread_mutex_lock(&p->lock);
     p->gives = false;
@@ -475,7 +475,8 @@ void precopy_set_state(struct precopy *p, struct content *content, bool gives) {
     pthread_mutex_unlock(&p->reading);
     content_free(before);
     pthread_mutex_lock(&p->lock);
-    p->gives = gives && content != NULL;
+    p->gives = gives == PRECOPY_GIVES_AT_ONCE && content != NULL;
+    p->never_gives = gives == PRECOPY_GIVES_NEVER;
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -498,7 +499,7 @@ void precopy_note_sync(struct precopy *p, const struct wire_hash *mask) {
     bool same = p->content != NULL && wire_hash_equal(&p->content->mask, mask);
     pthread_mutex_unlock(&p->reading);
     pthread_mutex_lock(&p->lock);
-    p->gives = p->gives || same;
+    p->gives = p->gives || (same && !p->never_gives);
     pthread_mutex_unlock(&p->lock);
 }
 

@@ -38,17 +38,23 @@ enum precopy_news {
     PRECOPY_UP_TO_DATE, // for the first time over this stream
 };
 
+enum precopy_gives {
+    PRECOPY_GIVES_ONCE_SYNCED,
+    PRECOPY_GIVES_AT_ONCE, // it is the state of the run
+    PRECOPY_GIVES_NEVER,   // this peer only copies it
+};
+
 // No thread, no state. NULL: memory was refused.
 struct precopy *precopy_new(void);
 // Ends all streams, and joins their threads. NULL is allowed.
 void precopy_free(struct precopy *precopy);
 // The state that this peer copies or gives from now on; NULL: none. Takes the content, and frees the one before when no
-// thread reads it. `gives`: it is that of the run, and is given at once. Not while this peer receives.
-void precopy_set_state(struct precopy *precopy, struct content *content, bool gives);
+// thread reads it. Not while this peer receives.
+void precopy_set_state(struct precopy *precopy, struct content *content, enum precopy_gives gives);
 bool precopy_has_state(struct precopy *precopy);
 // Whether there is a state, of which no sync has succeeded yet.
 bool precopy_is_new(struct precopy *precopy);
-// A sync of a state with this mask has succeeded: from now on this peer gives its state.
+// A sync of a state with this mask has succeeded: from now on this peer gives its state, unless it never does.
 void precopy_note_sync(struct precopy *precopy, const struct wire_hash *mask);
 
 // Gives the state to the newcomer at the other end of the stream, which it takes in any case.

@@ -93,9 +93,9 @@ class Membership:
         """
         connects = not _is_connected(self._comm)
         if connects:
-            self._comm.connect(begin=begin, state=self._shared if self._copies else None)
-        if self._copies:
-            self._comm._offer(None)  # a run that begins has no state yet
+            if self._copies:
+                self._comm._copy(self._shared)  # and gives it once the run is under way: one that begins has no state yet
+            self._comm.connect(begin=begin)
         self.meet(advances=False)
         pause = PAUSE_SECONDS
         said = time.monotonic()

@@ -43,7 +43,7 @@ static void open_side(struct side *side, uint8_t value, const char *name) {
     REQUIRE(side->precopy != NULL && side->wake >= 0);
     struct content *content;
     REQUIRE(content_new(&side->state, NULL, &content) == pcclSuccess);
-    precopy_set_state(side->precopy, content, false);
+    precopy_set_state(side->precopy, content, PRECOPY_GIVES_ONCE_SYNCED);
 }
 
 static void close_side(struct side *side) {
@@ -242,7 +242,7 @@ static void test_ends(void) {
         start(&newcomer, &donor);
         usleep((useconds_t)(trial * 2000));
         if (trial % 3 == 0) {
-            precopy_set_state(donor.precopy, NULL, false); // its tensors may be freed from here on
+            precopy_set_state(donor.precopy, NULL, PRECOPY_GIVES_NEVER); // its tensors may be freed from here on
             CHECK(!precopy_has_state(donor.precopy));
         } else if (trial % 3 == 1) {
             precopy_free(donor.precopy);
