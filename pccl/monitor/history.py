@@ -35,6 +35,8 @@ BYTES_PER_SECOND = 4000
 
 BYTES_PER_MEMBER = 60
 
+BYTES_PER_LINK = 45
+
 LINKS_MOST = 64
 """The busiest ones of a sample."""
 
@@ -86,9 +88,13 @@ class Recorder:
             events.append({"at": at, "kind": "epoch", "epoch": told.epoch, "members": count})
         self._members = members
         events += self._compare_findings(at, told.findings)
-        if at - self._sample_at >= max(0.5, count * BYTES_PER_MEMBER / BYTES_PER_SECOND) and members:
+        if at - self._sample_at >= max(0.5, self._bytes(told, count) / BYTES_PER_SECOND) and members:
             events += self._sample(at, told)
         return events
+
+    def _bytes(self, told: Diagnosis, count: int) -> int:
+        """Of a sample in which everything has changed."""
+        return count * BYTES_PER_MEMBER + min(len(told.edges), LINKS_MOST) * BYTES_PER_LINK
 
     def _compare_findings(self, at: float, findings: Iterable[Finding]) -> list[Event]:
         now = {}

@@ -5,6 +5,7 @@ const VALUES = { operations: 0, operationMs: 1, busy: 2, live: 3, oldest: 4, lat
 const WAITS_SECONDS = 2, SILENT_SECONDS = 2, ROW = 20, AXIS = 22, EVENTS_MOST = 300, LINKS_MOST = 64;
 const RECENT_SECONDS = 60; // for which a loss is news
 const LIVE_SECONDS = [20, 120]; // of the time line of a run that goes on, until the reader zooms
+const REPORTS_MOST = 6;
 const GAP_SECONDS = 20; // between samples; more is time without figures
 const SLOW_SHARE = 0.5; // of the usual speed of a link
 const labels = () => Math.min(150, 0.3 * $("line").clientWidth); // width of the names beside the time line
@@ -16,6 +17,8 @@ const run = {
   epochs: [], // {at, epoch, members}
   gone: [], // [from, to] without an answer, and why
   events: [], // those that are listed
+  reports: new Map(), // id: {times: [], values: []}: numbers of the program, by name
+  failovers: [], // times at which another master took the run up
   sums: [], // {at, operations, spent, useful}: since the beginning; seconds of members, and of these, those without waits
   first: Infinity, last: -Infinity, live: true,
 };
@@ -44,6 +47,7 @@ function take(event) {
   run.last = Math.max(run.last, event.at);
   const { kind, at } = event;
   if (kind === "joined" || kind === "member") memberOf(event);
+  else if (kind === "failover") run.failovers.push(at);
   else if (kind === "left") {
     const open = run.members.get(event.member)?.spans.at(-1);
     if (open) open[1] = at;
@@ -65,6 +69,11 @@ function take(event) {
         one.times.push(at);
         one.values.push(values);
       }
+    for (const [id, numbers] of Object.entries(event.report ?? {})) {
+      const one = series(run.reports, id);
+      one.times.push(at);
+      one.values.push(numbers);
+    }
     for (const key of event.quiet) {
       const one = series(run.links, key);
       one.times.push(at);
@@ -136,7 +145,7 @@ function told(event) {
   return {
     acted: `${event.action === "drain" ? "drained" : "expelled"} by hand: ${who}`, joined: `${who} joined`, left: `${who} was lost, or left`,
     epoch: `epoch ${event.epoch}: ${event.members} members`,
-    master: event.answers ? "the master answers" : event.text,
+    failover: `a master has taken the run up (generation ${event.generation})`, master: event.answers ? "the master answers" : event.text,
     finding: event.text, over: `no longer: ${event.finding?.replaceAll("_", " ")} ${who}${event.other ? ` to ${label(event.other)}` : ""}`,
   }[event.kind] ?? event.kind;
 }
@@ -176,6 +185,7 @@ function drawState(at, members, findings) {
   const sum = run.sums[before(run.sums.map((one) => one.at), at)];
   const share = sum?.spent ? `, ${Math.round((100 * sum.useful) / sum.spent)}% of the members' time without waits` : "";
   $("progress").textContent = sum && epoch ? `Epoch ${epoch.epoch}, ${Math.round(sum.operations).toLocaleString("en")} operations in ${span(at - run.first)}${share}` : "";
+  $("report").textContent = gone ? "" : reported(members.map(([id]) => id), at);
   document.querySelector("header").className = gone ? "fails" : gravest?.finding === "hung" ? "fails" : gravest || lost.length ? "warns" : "";
   document.title = gone ? "pccl: no master" : gravest ? `pccl: ${gravest.finding.replaceAll("_", " ")}` : `pccl: ${count} members`;
   $("when").textContent = view.at === null ? (run.live ? "" : moment(at)) : moment(at);
@@ -187,6 +197,16 @@ function drawState(at, members, findings) {
     item.append(time, told(one));
     return item;
   }));
+}
+
+// The numbers that programs report, as means over the members that have them.
+function reported(ids, at) {
+  const found = new Map();
+  for (const id of ids)
+    for (const [name, value] of Object.entries(valuesAt(run.reports.get(id) ?? {}, at) ?? {}))
+      if (value !== null) found.set(name, [...(found.get(name) ?? []), value]);
+  return [...found].slice(0, REPORTS_MOST).map(([name, values]) =>
+    `${name} ${Number((values.reduce((sum, one) => sum + one, 0) / values.length).toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 })}`).join(", ");
 }
 
 function drawMembers(at, members, findings) {
@@ -314,6 +334,7 @@ function drawLine(at) {
     pen.fillRect(inside(from), 0, Math.max(0, inside(Math.min(to, newest)) - inside(from)), height - AXIS);
     if (to !== Infinity) mark(to, "◆", c.good, ROW);
   }
+  for (const time of run.failovers) mark(time, "◆", c.good, ROW);
   // What members do in each column: the latest begin of that moment is asked for once.
   const first = Math.floor(left), columns = [];
   for (let pixel = first; pixel < width; pixel++) {
@@ -350,7 +371,7 @@ function drawLine(at) {
       if (one.member === id && one.to > view.from && one.from < view.to) pen.fillRect(inside(one.from), top, Math.max(2, inside(Math.min(one.to, newest)) - inside(one.from)), 2);
   });
   pen.strokeStyle = c.soft;
-  pen.lineWidth = 0.5;
+  pen.lineWidth = 0.4;
   let written = -Infinity;
   for (const { at: time, epoch } of run.epochs) {
     if (time <= view.from || time >= view.to) continue;
