@@ -6,6 +6,7 @@
 //   join      all register                      admit     who is a member votes for a new topology, all are let in
 //   vote      all ask for pending peers         op        all are done with one large op, and get its verdict
 //   loss      one ends                          losses    an eighth of those that are left end at once
+//   tell      all report operations, and what they have seen of their neighbours
 //   beat      all say a heartbeat               takeover  the master is gone: all find the next one, at the same
 //   address
 #include <errno.h>
@@ -407,6 +408,25 @@ static void do_vote(enum wire_vote_kind kind) {
     wait_for(has_voted, "vote");
 }
 
+// A TELEMETRY of a second with ten operations, and of both neighbours in the ring.
+static void tell(struct light *peer) {
+    const struct epoch_ring *ring = &member_epoch(peer->core)->ring;
+    struct wire_telemetry told = {.ops = {.span_us = 1000000, .ops = 10, .op_us = 500000, .processor_us = 100000}};
+    told.ops.epoch = member_epoch(peer->core)->group_epoch;
+    for (uint32_t i = 1; i < ring->count && i <= 2; i++) {
+        uint32_t other = (ring->rank + (i == 1 ? 1 : ring->count - 1)) % ring->count;
+        told.others[told.count].id = ring->members[other].id;
+        told.others[told.count++].seen = (struct wire_seen){.acked = 10000000,
+                                                            .busy_us = 500000,
+                                                            .segments = 10000,
+                                                            .samples = 10,
+                                                            .entries = 10,
+                                                            .late_us = 5000,
+                                                            .round_trip_us = 200};
+    }
+    wire_encode_telemetry(&peer->out.frames, member_header(peer->core), &told);
+}
+
 static void do_word(const char *word) {
     if (strcmp(word, "join") == 0) {
         for (uint32_t i = 0; i < peer_count; i++) call(&peers[i]);
@@ -428,9 +448,12 @@ static void do_word(const char *word) {
         for (uint32_t i = 0; i < peer_count && count > 0; i++)
             if (!peers[i].gone && count-- > 0) end_one(&peers[i]);
         wait_for(is_settled, word);
-    } else if (strcmp(word, "beat") == 0) {
+    } else if (strcmp(word, "beat") == 0 || strcmp(word, "tell") == 0) {
         for (uint32_t i = 0; i < peer_count; i++) {
-            if (!peers[i].gone) wire_encode_empty(&peers[i].out.frames, member_header(peers[i].core), WIRE_HEARTBEAT);
+            if (!peers[i].gone && word[0] == 't')
+                tell(&peers[i]);
+            else if (!peers[i].gone)
+                wire_encode_empty(&peers[i].out.frames, member_header(peers[i].core), WIRE_HEARTBEAT);
             enqueue(&peers[i]);
         }
         carry_out();
