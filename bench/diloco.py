@@ -187,22 +187,39 @@ def table(results: dict[str, Line]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
-    """The validation loss by one of the numbers of an outer step."""
-    from stress.lab.plots import figure
+HIGHEST_LOSS = 2.2
+"""Of the plot by time: all methods are below soon."""
 
-    made = figure(7, 4.5)
+
+def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
+    """The validation loss by one of the numbers of an outer step, with a mark where members were lost or joined."""
+    from stress.lab.plots import COLOURS, figure, label_ends
+
+    made = figure(8, 4.5)
     axes = made.add_subplot()
-    for name, result in results.items():
-        rounds = result["rounds"]
+    ends = []
+    for number, (name, result) in enumerate(results.items()):
+        rounds = [line for line in result["rounds"] if key != "sent" or line["sent"] > 0]  # the axis has no 0
+        if not rounds:
+            continue
         scale = 1e6 if key == "sent" else 1
-        axes.plot([line[key] / scale for line in rounds], [line["validation"] for line in rounds], label=name)
+        colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+        at, losses = [line[key] / scale for line in rounds], [line["validation"] for line in rounds]
+        axes.plot(at, losses, color=colour, linestyle=style, linewidth=1.4)
+        for before, after in itertools.pairwise(rounds):
+            if before["members"] != after["members"]:
+                mark = "v" if after["members"] < before["members"] else "^"
+                axes.plot(after[key] / scale, after["validation"], mark, color=colour, markersize=5)
+        ends.append((at[-1], losses[-1], name, colour))
     axes.set_xlabel(label)
     axes.set_ylabel("validation loss per character")
+    axes.set_title("Loss of each method; triangles: a member was lost (down) or joined (up)", fontsize="medium")
     if key == "sent":
         axes.set_xscale("log")
+    else:
+        axes.set_ylim(top=min(HIGHEST_LOSS, axes.get_ylim()[1]))
     axes.grid(alpha=0.3)
-    axes.legend()
+    label_ends(axes, ends)
     made.savefig(path)
 
 

@@ -58,7 +58,9 @@ class PlainDisplay(display.PlainDisplay):
 
 
 BIN_SECONDS = 0.5
-_MARKS = {"kill": "red", "stop": "darkorange", "cut": "purple", "delay": "goldenrod", "join": "green", "master": "black"}
+MEAN_SECONDS = 2.0
+"""Operations differ in size, so shorter means fall to 0 without a fault."""
+_MARKS = {"kill": "#d55e00", "stop": "#e69f00", "cut": "#cc79a7", "delay": "#56b4e9", "join": "#009e73", "master": "#000000"}
 
 
 def outcome(run: Run, baseline: float, cut_short: str) -> dict[str, Any]:
@@ -151,8 +153,8 @@ def plot(run: Run, baseline: float, path: Path) -> None:
     figure = plots.figure(11, 5.5)
     rates, worlds = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     times, values = _binned(run)
-    rates.plot(times, values, color="tab:blue", linewidth=1.0, drawstyle="steps-post", label=f"committed, per {BIN_SECONDS} s")
-    rates.axhline(run.goodput() / 1e6, color="tab:blue", linestyle=":", label=f"mean: {rate_text(run.goodput())}")
+    rates.plot(times, values, color="#0072b2", linewidth=1.4, label=f"committed, mean over {MEAN_SECONDS:g} s")
+    rates.axhline(run.goodput() / 1e6, color="#0072b2", linestyle=":", label=f"mean: {rate_text(run.goodput())}")
     if baseline:
         rates.axhline(baseline / 1e6, color="tab:gray", linestyle="--", label=f"without faults: {rate_text(baseline)}")
     for kind, colour in _MARKS.items():
@@ -161,9 +163,9 @@ def plot(run: Run, baseline: float, path: Path) -> None:
         if 0 <= violation.at - run.epoch <= run.lasted:  # others are of the run without faults
             rates.axvline(violation.at - run.epoch, color="red", linewidth=2.0)
     rates.set_ylabel("goodput (MB/s)")
-    rates.set_ylim(bottom=0)
+    rates.set_ylim(bottom=0, top=1.25 * max([*values, baseline / 1e6, 1]))  # the legend is above the line
     rates.set_title(
-        f"pccl stress, {run.options.backend}, {run.options.workload}: {run.options.peers} peers, "
+        f"{run.options.workload} by {run.options.backend}: {run.options.peers} peers, "
         f"a fault every {run.options.every:g} s, seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}"
     )
     rates.grid(alpha=0.3)
@@ -171,8 +173,8 @@ def plot(run: Run, baseline: float, path: Path) -> None:
     worlds.plot(
         [moment.at for moment in run.moments], [moment.world for moment in run.moments], drawstyle="steps-post", color="tab:gray"
     )
-    worlds.set_ylabel("world")
-    worlds.set_ylim(bottom=0)
+    worlds.set_ylabel("members")
+    worlds.set_ylim(bottom=0, top=max([moment.world for moment in run.moments], default=1) + 0.5)
     worlds.set_xlabel("seconds")
     worlds.grid(alpha=0.3)
     figure.savefig(path)
@@ -182,11 +184,18 @@ def _mark(axes: Any, faults: list[Fault], kind: str, colour: str) -> None:
     if faults:
         name = f"{kind} ({len(faults)})"
         axes.vlines([fault.at for fault in faults], 0, 0.05, transform=axes.get_xaxis_transform(), color=colour, label=name)
+    for fault in faults:  # for as long as it lasts
+        if kind in ("stop", "delay") and fault.seconds > 0:
+            axes.axvspan(fault.at, fault.at + fault.seconds, color=colour, alpha=0.15, linewidth=0)
 
 
 def _binned(run: Run) -> tuple[list[float], list[float]]:
-    bins: dict[int, list[int]] = {}
+    """Middles of windows of MEAN_SECONDS, one for each BIN_SECONDS, and the rate in each."""
+    bins: dict[int, int] = {}
     for moment in run.moments:
-        bins.setdefault(int(moment.at / BIN_SECONDS), []).append(moment.bytes)
-    times = [place * BIN_SECONDS for place in bins]
-    return times, [sum(sizes) / BIN_SECONDS / 1e6 for sizes in bins.values()]
+        place = int(moment.at / BIN_SECONDS)
+        bins[place] = bins.get(place, 0) + moment.bytes
+    count = round(MEAN_SECONDS / BIN_SECONDS)
+    places = range(max(bins, default=0) - count + 2)
+    times = [place * BIN_SECONDS + MEAN_SECONDS / 2 for place in places]
+    return times, [sum(bins.get(place + i, 0) for i in range(count)) / MEAN_SECONDS / 1e6 for place in places]

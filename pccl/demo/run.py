@@ -200,13 +200,13 @@ class Run:
             yield (
                 self._kill_step,
                 f"peer {self._victim} killed in step {self._kill_step}\n{self._count - 1} peers left",
-                "tab:red",
+                "#d55e00",
             )
         if self.joined:
             step, amount = self.joined["joined"] + 1, self.joined["received"] / (1 << 20)
             there = self._count - bool(self.killed_at) + 1
             text = f"peer {self._newcomer} joined in step {step}\nwith {amount:.1f} MiB of state\n{there} peers"
-            yield step, text, "tab:green"
+            yield step, text, "#009e73"
 
     def plot(self, path: Path) -> None:
         """Writes a picture of the loss."""
@@ -222,7 +222,7 @@ class Run:
         )
         axes.plot([at + 1 for at in window], means, color="tab:blue", linewidth=1.8, label=f"mean over {2 * SMOOTH + 1} steps")
         for told in list(self.finished.values())[:1]:
-            axes.plot(self._steps, told["held_out"], "D", color="tab:orange", label=f"held-out text: {told['held_out']:.3f}")
+            axes.plot(self._steps, told["held_out"], "D", color="#000000", label=f"held-out text: {told['held_out']:.3f}")
         marks = list(self._marks())
         for row, (step, text, colour) in enumerate(marks):
             axes.axvline(step, color=colour, linestyle="--", linewidth=1.2)
@@ -236,7 +236,7 @@ class Run:
                 va="top",
             )
         if len(marks) == 2:
-            axes.axvspan(marks[0][0], marks[1][0], color="tab:red", alpha=0.06)
+            axes.axvspan(marks[0][0], marks[1][0], color="#d55e00", alpha=0.06)
         axes.set(
             xlabel="step",
             ylabel="loss (nats per character)",
