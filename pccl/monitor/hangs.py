@@ -235,9 +235,9 @@ def _judge_one(members: list[Member], key: Key, now: float) -> list[str]:
     if not sentences:
         dead = [one.label for one in expected if one.recording.runs is False]
         why = f"the process of {together(dead)} has ended" if dead else "look for slow links and members with `pccl top`"
-        sentences.append(
-            f"All {len(inside)} members have entered {describe(operation)} {since} ago, and it has not ended: {why}."
-        )
+        all_ = operation["members"] or len(inside)
+        who = f"All {all_} members" if len(inside) >= all_ else f"{len(inside)} of {all_} members"
+        sentences.append(f"{who} entered {describe(operation)} {since} ago, and it has not ended: {why}.")
     return sentences
 
 

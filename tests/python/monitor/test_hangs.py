@@ -20,7 +20,18 @@ NOW = 1000.0
 
 
 def operation(sequence: int | None = 1, *, ended: float | None = None, at: float = 900.0, **values: Any) -> Event:
-    given = {"tag": 7, "epoch": 3, "subgroup": 0, "ids": [], "count": 4, "dtype": "float", "op": "sum", "codec": 0, "root": None}
+    given = {
+        "tag": 7,
+        "epoch": 3,
+        "members": 2,
+        "subgroup": 0,
+        "ids": [],
+        "count": 4,
+        "dtype": "float",
+        "op": "sum",
+        "codec": 0,
+        "root": None,
+    }
     begun = {"sequence": sequence, "began": None if sequence is None else at, "ended": ended, "error": None}
     return {"at": at, "kind": "operation", "collective": "all_reduce", **given, **begun, **values}
 
@@ -64,7 +75,7 @@ def test_who_waits_elsewhere():
 @pytest.mark.parametrize(
     ("second", "words"),
     [
-        (operation(), "All 2 members have entered all_reduce number 1"),
+        (operation(), "All 2 members entered all_reduce number 1"),
         (
             operation(count=5),
             "Arguments of number 1 with tag 7 disagree: m1 (00000001, process 101) calls all_reduce (4 float, sum)",
