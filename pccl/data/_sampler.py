@@ -111,6 +111,9 @@ class ElasticSampler(DistributedSampler[Any]):
         self._kept: list[int] = []
         self._orders: dict[int, Sequence[int]] = {}
 
+    commit_tag = TAG
+    """Of the op that `commit_step` begins with."""
+
     # ---- as DistributedSampler ----
 
     def __iter__(self) -> Iterator[int]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from pccl._communicator import Communicator
-from pccl.data._exchange import fingerprint, require_dealt, require_equal, tell_all
+from pccl.data._exchange import TAG, fingerprint, require_dealt, require_equal, tell_all
 from pccl.data._members import communicator_of, founders, rank_in
 
 _SETTINGS = "list of shards (their number, names and order), seed and shuffle"
@@ -185,6 +185,9 @@ class ElasticShards:
         """How far the program has got, of what is not committed."""
         self._sealed: dict[int, Mark] = {}
         self._marks: deque[dict[int, Mark]] = deque(maxlen=8)
+
+    commit_tag = TAG + 1
+    """Of the op that `commit_step` begins with."""
 
     @property
     def epoch(self) -> int:

@@ -122,7 +122,10 @@ class Elastic:
         self._training = Training(model, optimizers)
         self._sharded: Sharded | None = None
         if self._training.is_sharded:
-            self._sharded = Sharded(self._training, snapshots, self._told_values, self._take_told_values, self._progress, every)
+            commits = [one.commit_tag for one in self._data()]
+            self._sharded = Sharded(
+                self._training, snapshots, self._told_values, self._take_told_values, self._progress, every, commits
+            )
         elif snapshots is not None:
             raise ValueError("snapshots are for sharded models; every member of this training has the whole state")
         if self._training.is_sharded and parity_every is not None:

@@ -230,16 +230,16 @@ class ProcessGroup(PointToPoint):
         view = self._launcher.view
         self._begin(view.members, self._living, view.own)
 
-    def guard(self, members: Collection[UUID], tag: int) -> None:
+    def guard(self, members: Collection[UUID], tags: Collection[int]) -> None:
         """Makes this group of all and its subgroups strict, and ends their calls that wait while a step is broken.
 
-        A step is broken if one of `members` is lost and another one has begun the op of this tag, with which each ends a step.
+        A step is broken if one of `members` is lost and another one has begun the first op after a step, of any of these tags.
         Calls raise PeerLostError then, even those that need none of the lost ones, or have ended well, on all members alike. All
         call this alike, between two calls, and again with other members.
         """
         launcher = self._launcher
         launcher.guard = launcher.guard or Guard(launcher.communicator)
-        launcher.guard.members, launcher.guard.tag = frozenset(members), tag
+        launcher.guard.members, launcher.guard.tags = frozenset(members), tuple(tags)
         for group in (self, *self._subgroups):
             group._launcher.guard, group._launcher.strict = launcher.guard, True
 

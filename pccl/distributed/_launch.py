@@ -237,7 +237,7 @@ def made_under(origin: Origin | None) -> Iterator[None]:
 
 
 class Guard:
-    """Members that a training needs, and the tag of the op with which each of them ends a step.
+    """Members that a training needs, and the tags of the ops with which each of them ends a step.
 
     If one of them is lost, those who need it go to that op, and others may wait for them in calls that do not need it. So a
     process ends its calls in flight once it hears of a loss, and that somebody has begun that op. A call that is cancelled has
@@ -248,7 +248,7 @@ class Guard:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self.members: frozenset[UUID] = frozenset()
-        self.tag = 0
+        self.tags: tuple[int, ...] = ()
 
     def lost(self) -> frozenset[UUID]:
         """Those of the members who are lost."""
@@ -257,7 +257,7 @@ class Guard:
     def is_broken(self) -> bool:
         """Whether one of the members is lost, and another one has ended the step."""
         lost = self.lost()
-        return bool(lost) and any(self._communicator.posted(self.tag, member) for member in self.members - lost)
+        return bool(lost) and any(self._communicator.posted(tag, member) for member in self.members - lost for tag in self.tags)
 
 
 class CoreCall:

@@ -213,8 +213,11 @@ class Sharded:
         take_values: Callable[[dict[str, Any]], None],
         progress: Callable[[], int],
         every: int,
+        commits: Sequence[int] = (),
     ) -> None:
+        """`commits`: the tags of ops that a member may begin a sync with, before it calls `sync` of this object."""
         self._every = every
+        self._commits = commits
         self._training = training
         self._state = ShardedState(training.model, training.optimizers)
         self._snapshots = snapshots
@@ -576,7 +579,7 @@ class Sharded:
         self._era = era
         self._begin_step()
         if self._state.shards:
-            group.guard(order, _ROLL)
+            group.guard(order, (_ROLL, *self._commits))
             self._group = group
 
     def _source(
