@@ -304,8 +304,8 @@ SIGNATURES = [
     (
         C,
         "(address, peer_group=0, p2p_connection_pool_size=0, *, master_recovery_limit=None, min_members=None, "
-        "max_members=None, min_members_timeout=None, name=None, keys=None, cert=None, key=None, ca=None, insecure=False, "
-        "events=None, spans=None)",
+        "max_members=None, min_members_timeout=None, name=None, interface=None, keys=None, cert=None, key=None, ca=None, "
+        "insecure=False, events=None, spans=None)",
     ),
     (C.connect, "(n_attempts=5, *, timeout=None, begin=None, wait_for_master=None, state=None)"),
     (C.get_attribute, "(attribute)"),
