@@ -21,7 +21,7 @@ enum { EVENTS = 64, TURN_READS = 4, ENDS_LEAST = 16, TURN_MS = 500, ACCEPTS_MOST
 
 enum end_state { END_ASKS, END_GREETED, END_CERTIFIES, END_WAITS, END_JOINED, END_CLOSED };
 
-// One connection, and the bytes that came from it and that the other end has not taken.
+// A connection, with the bytes that came from it and that the other end has not taken.
 struct end {
     enum end_state state;
     int fd;
