@@ -196,6 +196,7 @@ class Member:
                         size=dist.get_world_size(),
                         complete=complete,
                         why=report.why,
+                        id=str(dist.GroupMember.WORLD.communicator.uuid),
                     )
                 self._check()
                 if (self._folder / "end").exists():

@@ -15,7 +15,7 @@
 #include "net/cursor.h"
 
 enum {
-    WIRE_VERSION = 15,
+    WIRE_VERSION = 16,
     WIRE_MAGIC = 0x4350, // "PC"
     WIRE_HEADER_BYTES = 32,
     WIRE_HEAD_BYTES = 64, // of data frames: struct wire_head

@@ -207,9 +207,15 @@ class Elastic:
             self._announce(group)
 
     def _wants_to_leave(self) -> bool:
-        if self._notice is not None and self._notice.given and not self._leaves:
+        if not self._leaves and ((self._notice is not None and self._notice.given) or self._is_drained()):
             self.leave()
         return self._leaves
+
+    def _is_drained(self) -> bool:
+        """Whether `pccl drain` has named this member. Without a call of `leave` it would go before it has given its part away."""
+        group = dist.GroupMember.WORLD if self._sharded is not None else None
+        comm = group.communicator if isinstance(group, ProcessGroup) and not _bootstrap.to_join() else None
+        return comm is not None and comm.uuid in comm.leaving
 
     def _leave_on(self, notice: Notice) -> None:
         itself = weakref.ref(self)

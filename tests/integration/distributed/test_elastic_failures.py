@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from uuid import UUID
 
 import pytest
 from sharded_kills import Job
+
+from pccl._address import parse_endpoints
+from pccl._diagnosis import remove_member
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,13 +103,23 @@ def test_a_member_is_lost_before_the_first_snapshot_with_a_newcomer(tmp_path):
         end_together(job)
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_signal_makes_a_member_leave_and_no_step_is_lost(tmp_path, rank):
+def drain(job: Job, number: int) -> None:
+    """As an operator does it, who has the keys of the job's master."""
+    masters, keys = job.where
+    member = UUID(job.last(number, "changed")["id"])
+    remove_member(parse_endpoints(masters)[0], member, at_update=True, keys=keys.removesuffix(".peer") + ".master")
+
+
+@pytest.mark.parametrize(("rank", "how"), [(0, "signal"), (2, "signal"), (1, "drain")])
+def test_a_signal_or_an_operator_makes_a_member_leave_and_no_step_is_lost(tmp_path, rank, how):
     with Job(tmp_path, every=1000, copies=1, holder=False) as job:
         job.start(4)
         job.wait_for_step(7)
         goes = job.members.pop(rank)
-        goes.signal(signal.SIGTERM)
+        if how == "signal":
+            goes.signal(signal.SIGTERM)
+        else:
+            drain(job, rank)
         step = goes.answer()
         job.wait_for_size(3)
         changes = [one for one in job.happened if one["event"] == "changed" and one["before"]]
