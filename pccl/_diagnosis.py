@@ -145,6 +145,9 @@ def _member(c: Any) -> MemberReport:
         oldest_seconds=c.oldest_s,
         still_seconds=c.still_s,
         begins_seconds=0.0,
+        state_revision=c.state_revision if c.synced else None,
+        state_hash=f"{c.state_hash[1]:016x}{c.state_hash[0]:016x}" if any(c.state_hash) else "",
+        state_replaced=c.state_replaced,
     )
 
 

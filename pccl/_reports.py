@@ -73,6 +73,9 @@ class MemberReport:
     begins_seconds: float  # how much later than the first of its group it begins an op, on average
     name: str = ""  # what logs call it; empty: it has none
     report: dict[str, float] = field(default_factory=dict)  # numbers of its program (Communicator.report)
+    state_revision: int | None = None  # of the shared state after its last successful sync; None: none has succeeded
+    state_hash: str = ""  # of that state, 32 hexadecimal digits; empty: unknown, because another master served the run then
+    state_replaced: bool = False  # it had synced before, and its content of that revision was another than its group's
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,6 +159,10 @@ static void take_member(const struct wire_matrix_member *from, pcclDiagnosisMemb
         .live = ops->live,
         .oldest_s = seconds(ops->oldest_us),
         .still_s = seconds(ops->still_us),
+        .state_revision = from->state.revision,
+        .state_hash = {from->state.content.low, from->state.content.high},
+        .synced = from->state.kind != WIRE_STATE_NONE,
+        .state_replaced = from->state.kind == WIRE_STATE_REPLACED,
     };
     memcpy(out->name, from->member.name.chars, sizeof out->name);
     socket_address_format(out->address, sizeof out->address, &from->member.address);

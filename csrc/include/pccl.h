@@ -515,6 +515,11 @@ typedef struct pcclDiagnosisMember_t {
     double processor_s;       // that the thread of its data plane had
     uint64_t live;            // calls that have not ended
     double oldest_s, still_s; // since the first of them was launched; since anything moved
+    // The shared state after its last successful sync: the revision, and the hash (low and high half). 0 and 0: the
+    // hash is not known, since another master served the run then.
+    uint64_t state_revision, state_hash[2];
+    bool synced;         // a sync has succeeded since it joined; else there is no state
+    bool state_replaced; // it had synced before, and its content of this revision was another than its group's
 } pcclDiagnosisMember_t;
 
 // Measurements that one member has made of another one.

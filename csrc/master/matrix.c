@@ -292,8 +292,10 @@ static bool place_of(struct membership *table, const struct peer_record *of, con
 
 static void describe_member(const struct matrix_row *row, const struct peer_record *peer, int64_t now_ns,
                             struct wire_matrix_member *out) {
-    *out = (struct wire_matrix_member){
-        .member = peer->member, .silent_us = since_us(peer->heard.at_ns, now_ns), .told_us = WIRE_MOST_SEEN};
+    *out = (struct wire_matrix_member){.member = peer->member,
+                                       .state = peer->state,
+                                       .silent_us = since_us(peer->heard.at_ns, now_ns),
+                                       .told_us = WIRE_MOST_SEEN};
     if (row == NULL || row->told_ns == 0) return; // numbers alone
     out->told_us = since_us(row->told_ns, now_ns);
     if (out->told_us < out->silent_us) out->silent_us = out->told_us;

@@ -74,9 +74,10 @@ struct peer_record {
     int64_t settled_until_ns;
 
     // of shared state
-    bool committed;      // took part in the group's last commit
-    enum sync_role part; // after the election
-    uint64_t tx_bytes;   // as the receivers tell
+    bool committed;          // took part in the group's last commit
+    struct wire_state state; // at the end of that, for those who ask (master/matrix)
+    enum sync_role part;     // after the election
+    uint64_t tx_bytes;       // as the receivers tell
 };
 
 struct peer_group {

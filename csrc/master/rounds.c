@@ -149,6 +149,14 @@ static struct election_group describe(struct rounds *rounds, const struct member
 
 // ---- the end of a round ----
 
+// Compares what a member brought with the result of the round that succeeds, before the commit is noted.
+static enum wire_state_kind compare(const struct peer_record *peer, const struct wire_sync_vote *vote,
+                                    const struct election_result *result) {
+    bool same = vote->revision != result->revision || wire_hash_equal(&vote->content, &result->content);
+    return same || !peer->committed || vote->strategy == WIRE_SYNC_RECEIVE_ONLY ? WIRE_STATE_SYNCED
+                                                                                : WIRE_STATE_REPLACED;
+}
+
 static void end_round(struct rounds *rounds, struct membership *table, struct peer_group *group, const char *failure) {
     struct rounds_group *round = round_of(rounds, table, group);
     bool success = failure == NULL;
@@ -164,6 +172,11 @@ static void end_round(struct rounds *rounds, struct membership *table, struct pe
         wire_encode_sync_end(membership_frame(table), membership_header(table), &end);
         membership_send(table, peer);
         membership_set_vote(table, peer, 0);
+        if (success)
+            peer->state =
+                (struct wire_state){.kind = compare(peer, &rounds->votes[membership_slot(table, peer)], &round->result),
+                                    .revision = round->result.revision,
+                                    .content = round->result.content};
         peer->committed |= success;
         peer->part = ROLE_WAITS;
         peer->tx_bytes = 0;
@@ -380,11 +393,20 @@ void rounds_advance(struct rounds *rounds, struct membership *table) {
 
 // ---- of the master before ----
 
+// Notes a state whose hash only the master before knew.
+static void recall_state(struct peer_record *peer, uint64_t revision) {
+    peer->state = (struct wire_state){.kind = WIRE_STATE_SYNCED, .revision = revision};
+}
+
 void rounds_recall(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume) {
     struct rounds_group *round = round_of(rounds, table, peer->group);
     if (!resume->accepted) return;
     peer->committed = resume->sync_committed;
+    if (peer->committed && resume->sync_code == pcclSuccess)
+        recall_state(peer, resume->sync_revision);
+    else if (peer->committed)
+        recall_state(peer, resume->epoch.sync_expected == 0 ? 0 : resume->epoch.sync_expected - 1);
     if (resume->epoch.sync_round <= round->last.round) return;
     round->last = (struct rounds_end){
         .round = resume->epoch.sync_round, .code = resume->sync_code, .revision = resume->sync_revision};
@@ -401,5 +423,6 @@ bool rounds_missed(struct rounds *rounds, const struct membership *table, struct
     out->text.length = last->code == pcclSuccess ? 0 : sizeof ended - 1;
     memcpy(out->text.chars, ended, out->text.length);
     peer->committed |= last->code == pcclSuccess;
+    if (last->code == pcclSuccess) recall_state(peer, last->revision);
     return true;
 }

@@ -274,4 +274,11 @@ bool wire_fingerprint_equal(const struct wire_fingerprint *a, const struct wire_
 // equal but for the mode
 bool wire_fingerprint_same_op(const struct wire_fingerprint *a, const struct wire_fingerprint *b);
 
+// Fills `sorted` with 0..count - 1 in the order of the members' ids, in at most count * log2(count) comparisons,
+// whatever the ids are.
+void wire_sort_members(const struct wire_member *members, uint32_t count, uint16_t sorted[WIRE_MAX_MEMBERS]);
+// Returns the place of the member with that id, by halving; UINT32_MAX: there is none.
+uint32_t wire_find_member(const struct wire_member *members, const uint16_t *sorted, uint32_t count,
+                          const struct wire_id *id);
+
 #endif

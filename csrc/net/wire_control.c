@@ -470,6 +470,12 @@ static void visit_numbers(struct cursor *c, struct wire_numbers *m) {
     EACH(c, i, m->count) visit_program_number(c, &m->list[i]);
 }
 
+static void visit_state(struct cursor *c, struct wire_state *state) {
+    cursor_range(c, &state->kind, WIRE_STATE_NONE, WIRE_STATE_REPLACED);
+    cursor_u64(c, &state->revision);
+    visit_hash(c, &state->content);
+}
+
 static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     cursor_u32(c, &m->heartbeat_limit_ms);
     cursor_range(c, &m->counts_only, 0, 1);
@@ -479,6 +485,7 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
     cursor_expect(c, m->peers <= WIRE_MAX_MEMBERS && m->member_count == (m->counts_only ? 0 : m->peers));
     EACH(c, i, m->member_count) {
         visit_member(c, &m->members[i].member);
+        visit_state(c, &m->members[i].state);
         visit_number(c, &m->members[i].silent_us);
         visit_number(c, &m->members[i].told_us);
         visit_ops_seen(c, &m->members[i].ops);
@@ -554,43 +561,4 @@ bool wire_decode_text(const uint8_t *body, size_t length, struct wire_text *out)
     struct cursor c = cursor_read(body, length);
     visit_text(&c, out);
     return cursor_complete(&c);
-}
-
-// ---- members by id ----
-
-// Both halves of `from` are sorted; merges them into `to`.
-static void merge(const struct wire_member *members, const uint16_t *from, uint32_t middle, uint32_t end,
-                  uint16_t *to) {
-    uint32_t a = 0, b = middle;
-    for (uint32_t i = 0; i < end; i++) {
-        bool left = a < middle && (b == end || wire_id_compare(&members[from[a]].id, &members[from[b]].id) <= 0);
-        to[i] = left ? from[a++] : from[b++];
-    }
-}
-
-void wire_sort_members(const struct wire_member *members, uint32_t count, uint16_t sorted[WIRE_MAX_MEMBERS]) {
-    uint16_t spare[WIRE_MAX_MEMBERS];
-    for (uint32_t i = 0; i < count; i++) sorted[i] = (uint16_t)i;
-    for (uint32_t width = 1; width < count; width *= 2) {
-        for (uint32_t begin = 0; begin < count; begin += 2 * width) {
-            uint32_t left = count - begin, end = left < 2 * width ? left : 2 * width;
-            merge(members, sorted + begin, width < end ? width : end, end, spare + begin);
-        }
-        memcpy(sorted, spare, count * sizeof *sorted);
-    }
-}
-
-uint32_t wire_find_member(const struct wire_member *members, const uint16_t *sorted, uint32_t count,
-                          const struct wire_id *id) {
-    uint32_t low = 0, high = count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        int order = wire_id_compare(&members[sorted[middle]].id, id);
-        if (order == 0) return sorted[middle];
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return UINT32_MAX;
 }

@@ -421,8 +421,22 @@ struct wire_telemetry {
 // In a MATRIX, whose sums fade, counts (ops, entries, samples, backlogged) are in parts of one: so many are 1.
 #define WIRE_COUNT UINT64_C(1000)
 
+enum wire_state_kind {
+    WIRE_STATE_NONE,     // no sync has succeeded since it came
+    WIRE_STATE_SYNCED,   // its state was that of its group at the last sync, or it had none to compare
+    WIRE_STATE_REPLACED, // it had synced before, and its content of this revision was another than its group's
+};
+
+// The shared state that a member held at the end of its last successful sync.
+struct wire_state {
+    uint8_t kind; // wire_state_kind
+    uint64_t revision;
+    struct wire_hash content; // all 0: not known, since another master served the run then
+};
+
 struct wire_matrix_member {
     struct wire_member member;
+    struct wire_state state;
     uint64_t silent_us;       // since the master has heard anything of it
     uint64_t told_us;         // since its last TELEMETRY; WIRE_MOST_SEEN: never
     struct wire_ops_seen ops; // sums of the last reports in which ops ended
@@ -545,12 +559,5 @@ static inline unsigned wire_outline_shift(uint64_t entries) {
     while (entries >> shift > WIRE_MAX_OUTLINE) shift++;
     return shift;
 }
-
-// Fills `sorted` with 0..count - 1 in the order of the members' ids, in at most count * log2(count) comparisons,
-// whatever the ids are.
-void wire_sort_members(const struct wire_member *members, uint32_t count, uint16_t sorted[WIRE_MAX_MEMBERS]);
-// Returns the place of the member with that id, by halving; UINT32_MAX: there is none.
-uint32_t wire_find_member(const struct wire_member *members, const uint16_t *sorted, uint32_t count,
-                          const struct wire_id *id);
 
 #endif

@@ -243,6 +243,9 @@ def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
     reports = any(member.report for member in diagnosis.members)
     names = ["ops/s", "op ms", "in ops", "begins ms", "live", "waits s", "silent s"]
     _add_numbers(table, names if narrow else [*names, "group", "thread"], narrow)
+    states = not narrow and any(member.state_revision is not None for member in diagnosis.members)
+    if states:
+        table.add_column("state", overflow="fold")
     if reports:
         table.add_column("report", overflow="fold")
     named = {finding.member for finding in diagnosis.findings}
@@ -252,8 +255,16 @@ def _members(diagnosis: Diagnosis, narrow: bool) -> Table:
             facts = facts[:-2]
         who = [short(member.uuid), *([member.name] if have_names else []), member.address]
         report = [" ".join(f"{name} {value:.4g}" for name, value in member.report.items())] if reports else []
-        table.add_row(*who, *facts, *report, style="red" if member.uuid in named else None)
+        state = [_state(member)] if states else []
+        table.add_row(*who, *facts, *state, *report, style="red" if member.uuid in named else None)
     return table
+
+
+def _state(member: MemberReport) -> str:
+    """Revision and hash; "!": the content was replaced."""
+    if member.state_revision is None:
+        return "-"
+    return f"{member.state_revision} {member.state_hash[:8]}{'!' if member.state_replaced else ''}"
 
 
 def _add_id(table: Table, name: str) -> None:

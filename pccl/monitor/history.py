@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import threading
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import IO, Any
@@ -19,6 +19,9 @@ from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, Finding, MemberReport, finite
 
 Event = dict[str, Any]
+
+State = tuple[int, str, bool]
+"""Revision and hash of a member's shared state, and whether its content was replaced."""
 
 MEMBER_VALUES = ("operations", "operation_ms", "busy", "live", "oldest", "late_ms", "silent", "processor")
 """Of a member, in the order of a sample: operations a second; mean time of one; share of the time in operations; in flight; age
@@ -43,6 +46,9 @@ LINKS_MOST = 64
 NUMBERS_MOST = 64
 """Numbers of programs in a sample, of all members together."""
 
+STATE_DIGITS = 8
+"""Of the hash of a state."""
+
 FORMAT = 1
 
 
@@ -57,6 +63,7 @@ class Recorder:
         self._findings: dict[str, Event] = {}
         self._values: dict[str, list[float]] = {}
         self._reports: dict[str, dict[str, float | None]] = {}
+        self._state: Event = {}
         self._links: dict[str, list[float]] = {}
         self._sample_at = float("-inf")
         self._whole_at = float("-inf")
@@ -116,7 +123,7 @@ class Recorder:
             self._whole_at = at
             events = [_member("member", at, name, member) for name, member in self._members.items()]
             events += [{"at": at, **event} for event in self._findings.values()]
-            self._values, self._links, self._reports = {}, {}, {}
+            self._values, self._links, self._reports, self._state = {}, {}, {}, {}
         values = {name: member_values(member) for name, member in self._members.items()}
         spans = {member.uuid: member.recent_seconds for member in told.members}
         busiest = sorted(told.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:LINKS_MOST]
@@ -131,9 +138,28 @@ class Recorder:
         sample["quiet"] = [name for name in had_links if name not in links]
         reports = _reports(self._members)
         sample["report"] = {name: one for name, one in reports.items() if one != self._reports.get(name)}
-        self._values, self._links, self._reports, self._sample_at = values, links, reports, at
-        parts = ("members", "links", "quiet", "report")
+        state = _state(self._members)
+        sample["state"] = {} if state == self._state else state
+        self._values, self._links, self._reports, self._state, self._sample_at = values, links, reports, state, at
+        parts = ("members", "links", "quiet", "report", "state")
         return [*events, sample] if whole or any(sample[part] for part in parts) else events
+
+
+def _state(members: dict[str, MemberReport]) -> Event:
+    """The shared state of most members of each group, and of the members that differ: few bytes for many members."""
+    states = {name: _state_of(member) for name, member in members.items() if member.state_revision is not None}
+    if not states:
+        return {}
+    votes: defaultdict[str, Counter[State | None]] = defaultdict(Counter)
+    for name, member in members.items():
+        votes[str(member.group)][states.get(name)] += 1
+    groups = {group: found.most_common(1)[0][0] for group, found in votes.items()}
+    others = {name: states.get(name) for name, member in members.items() if states.get(name) != groups[str(member.group)]}
+    return {"groups": groups, "others": others}
+
+
+def _state_of(member: MemberReport) -> State:
+    return member.state_revision or 0, member.state_hash[:STATE_DIGITS], member.state_replaced
 
 
 def _reports(members: dict[str, MemberReport]) -> dict[str, dict[str, float | None]]:

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from peers import PATIENCE, address_of
+from peers import PATIENCE, address_of, team
+from states import Held, filled, sync_all
 
 from pccl import ArgumentError, Communicator, MasterNode, _recording
 from pccl._address import parse_endpoint
@@ -41,6 +42,26 @@ def test_numbers_are_seen_everywhere(tmp_path: Path):
         while diagnose_run(parse_endpoint(address_of(master))).votes == told.votes:  # an answer serves all who ask in 100 ms
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+def test_the_master_tells_the_shared_state_of_each_member():
+    with team([0, 0, 0]) as comms:
+        assert [member.state_revision for member in comms[0].diagnose().members] == [None] * 3
+        held = [Held(filled(1, 1000), revision=7) for _ in comms]
+        sync_all(comms, held)
+        for one in held:
+            one.shared.push_revision()
+            one.arrays[0] += 1
+        held[2].arrays[0][5] += 1  # it computes something else
+        sync_all(comms, held)
+        deadline = time.monotonic() + PATIENCE
+        while any(member.state_revision != 8 for member in comms[0].diagnose().members):  # one answer serves 100 ms
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        told = comms[0].diagnose()
+        assert {member.state_hash for member in told.members} == {held[0].shared.hash()}
+        assert [member.uuid for member in told.members if member.state_replaced] == [comms[2].uuid]
+        assert told.to_json()["members"][0]["state_revision"] == 8
 
 
 @pytest.mark.parametrize(

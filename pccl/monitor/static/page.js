@@ -18,6 +18,7 @@ const run = {
   gone: [], // [from, to] without an answer, and why
   events: [], // those that are listed
   reports: new Map(), // id: {times: [], values: []}: numbers of the program, by name
+  states: { times: [], values: [] }, // shared state: {groups: {group: state}, others: {id: state}}, [revision, hash, replaced] each
   failovers: [], // times at which another master took the run up
   sums: [], // {at, operations, spent, useful}: since the beginning; seconds of members, and of these, those without waits
   first: Infinity, last: -Infinity, live: true,
@@ -39,7 +40,7 @@ function memberOf(event) {
   const member = run.members.get(id);
   const open = member.spans.at(-1);
   if (!open || open[1] !== Infinity) member.spans.push([event.at, Infinity]);
-  return Object.assign(member, { name: event.name, address: event.address });
+  return Object.assign(member, { name: event.name, address: event.address, group: event.group });
 }
 
 function take(event) {
@@ -73,6 +74,10 @@ function take(event) {
       const one = series(run.reports, id);
       one.times.push(at);
       one.values.push(numbers);
+    }
+    if (event.state?.groups) {
+      run.states.times.push(at);
+      run.states.values.push(event.state);
     }
     for (const key of event.quiet) {
       const one = series(run.links, key);
@@ -209,8 +214,21 @@ function reported(ids, at) {
     `${name} ${Number((values.reduce((sum, one) => sum + one, 0) / values.length).toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 })}`).join(", ");
 }
 
+// The shared state of a member after its last sync, and why it is marked.
+function stateOf(id, member, at) {
+  const states = valuesAt(run.states, at);
+  if (!states) return { text: "", why: "" };
+  const differs = id in states.others, state = differs ? states.others[id] : states.groups[member.group];
+  if (!state) return { text: "none", why: differs ? "it has not synced yet" : "" };
+  const why = state[2] ? "at the last sync its content of this revision was another than its group's, and was replaced"
+    : differs ? "most members of its group have another state" : "";
+  return { text: `${state[0]} ${state[1]}`, why };
+}
+
 function drawMembers(at, members, findings) {
   const head = ["member", "name", "operations/s", "ms each", "in operations", "in flight", "oldest s", "late ms", "silent s", "thread"];
+  const synced = valuesAt(run.states, at) !== null;
+  if (synced) head.push("state");
   const row = (cells, tag) => {
     const made = document.createElement("tr");
     for (const cell of cells) made.appendChild(document.createElement(tag)).textContent = cell;
@@ -224,6 +242,8 @@ function drawMembers(at, members, findings) {
     const made = row([id, member.name, digits(v[0]), digits(v[1]), share(v[2]), v[3], digits(v[4]), digits(v[5]), digits(v[6]), share(v[7])], "td");
     made.className = findings.some((one) => one.member === id || one.other === id) ? "named" : "";
     made.title = member.address;
+    const state = stateOf(id, member, at);
+    if (synced) Object.assign(made.appendChild(document.createElement("td")), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
     made.dataset.member = id;
     if (acts) made.appendChild(document.createElement("td")).append(actButton("drain", id), " ", actButton("expel", id));
     return made;

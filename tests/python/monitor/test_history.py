@@ -219,3 +219,28 @@ def test_metrics_count_and_stay_few():
     for line in ("pccl_failovers_total 1.0", "pccl_votes_total 7.0", "pccl_epochs_total 1.0", "pccl_joins_total 0.0"):
         assert line in text.splitlines()
     assert text.count("# TYPE ") <= 40
+
+
+def test_states_are_those_of_most_members_of_a_group_and_of_the_members_that_differ():
+    def holds(number: int, revision: int | None, digits: str, group: int = 0, replaced: bool = False) -> MemberReport:
+        return replace(member(number), group=group, state_revision=revision, state_hash=digits, state_replaced=replaced)
+
+    def states(second: float, *members: MemberReport) -> dict[str, Any]:
+        return recorder.observe(second, told(*members))[-1]["state"]
+
+    recorder = Recorder()
+    assert states(1.0, member(1), member(2)) == {}
+    synced = [
+        holds(1, 3, "ab" * 16),
+        holds(2, 3, "ab" * 16),
+        holds(3, 3, "ab" * 16, replaced=True),
+        member(4),
+        holds(5, 9, "", 1),
+    ]
+    assert states(2.0, *synced) == {
+        "groups": {"0": (3, "abababab", False), "1": (9, "", False)},
+        "others": {"00000003": (3, "abababab", True), "00000004": None},
+    }
+    quiet = [replace(one, ops=2.0) for one in synced]
+    assert states(3.0, *quiet) == {}  # it is as it was
+    assert states(70.0, *quiet)["groups"].keys() == {"0", "1"}  # all that is known, once a minute

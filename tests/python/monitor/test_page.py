@@ -250,7 +250,11 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
     begin = time.time()
     with create_file(str(path)) as log.file:
         for second in range(30):
-            members = [member(number) for number in range(1, 5) if number != 3 or second < 10]
+            members = [
+                member(number, state_revision=7, state_hash="ab" * 16, state_replaced=number == 4)
+                for number in range(1, 5)
+                if number != 3 or second < 10
+            ]
             findings = (straggler(member(2)),) if second >= 20 else ()
             log.add(recorder.observe(begin + second, told(*members, epoch=1 + (second >= 10), findings=findings)))
     with Command("replay", str(path)) as replay, playwright.sync_playwright() as browsers:
@@ -266,6 +270,8 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
         assert shown.inner_text("#finding") == "it is late"
         assert "host-2" in shown.inner_text("tr.named")
         assert any("host-3 (00000003) was lost, or left" in one for one in shown.locator("#events li").all_inner_texts())
+        assert shown.locator("td.differs").all_inner_texts() == ["7 abababab"]
+        assert "was replaced" in (shown.locator("td.differs").get_attribute("title") or "")
         assert "token" not in shown.url
         line = shown.locator("#line")
         box = line.bounding_box()

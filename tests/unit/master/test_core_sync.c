@@ -277,7 +277,56 @@ static void pass(int64_t ms, const char *alive) {
     }
 }
 
+// The states of members, in order: peer, "-": none, or revision and content, "!" if the master found it to be another.
+static void check_states(const char *want) {
+    static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
+    static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
+    static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
+    struct wire_matrix matrix = {.members = members, .edges = edges, .numbers = numbers};
+    struct wire_buffer out = {0};
+    struct wire_header header = {0};
+    char text[TEXT] = "";
+    now += SECOND_NS; // answers are kept for a moment
+    core_describe(m, now, &header, NULL, true, &out);
+    REQUIRE(wire_header_decode(out.bytes, &header));
+    REQUIRE(wire_decode_matrix(out.bytes + WIRE_HEADER_BYTES, header.length, &matrix));
+    for (uint32_t i = 0; i < matrix.member_count; i++) {
+        const struct wire_state *state = &members[i].state;
+        char *end = text + strlen(text), peer = (char)members[i].member.id.bytes[0];
+        if (state->kind == WIRE_STATE_NONE)
+            snprintf(end, 32, "%c- ", peer);
+        else
+            snprintf(end, 32, "%c%llu%c%s ", peer, (unsigned long long)state->revision, (char)state->content.low,
+                     state->kind == WIRE_STATE_REPLACED ? "!" : "");
+    }
+    check_report(strcmp(text, want) == 0, __FILE__, __LINE__, "states \"%s\", want \"%s\"", text, want);
+    wire_buffer_fini(&out);
+}
+
 // ---- rounds ----
+
+static void test_states(void) {
+    begin("the master tells the state of each member after its last successful sync", "abc");
+    check_states("a- b- c- ");
+    sync("aE0aA bE0aA cE0aB");
+    check_states("a- b- c- ");
+    done('c', "a", 30);
+    check_states("a0A b0A c0A "); // c had none before
+    sync("aE1aC bE1aC cE1aD");
+    done('c', "a", 30);
+    check_states("a1C b1C c1C! ");
+    sync("aE2aE bE2aE cE0aD"); // behind, which is no other content of the same revision
+    done('c', "a", 30);
+    sync("aS3aF bS3aF cR3aD"); // it asked for this
+    done('c', "a", 30);
+    check_states("a3F b3F c3F ");
+    sync("aE4aG bE4aG cE4aH");
+    die('a');
+    die('b');
+    for (int i = 0; i < PEERS; i++) boxes[i].text[0] = 0;
+    check_states("c3F "); // the round has failed
+    end();
+}
 
 static void test_commit(void) {
     begin("nothing to do: all succeed, and E advances", "abc");
@@ -878,6 +927,7 @@ static void random_history(void) {
 }
 
 int main(void) {
+    test_states();
     test_commit();
     test_repeat();
     test_expulsions();

@@ -520,6 +520,12 @@ static struct wire_matrix_member matrix_members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
 static struct wire_matrix_number matrix_numbers[WIRE_MAX_NUMBERS_TOLD];
 
+static struct wire_state random_state(void) {
+    return (struct wire_state){.kind = (uint8_t)(check_random(&seed) % (WIRE_STATE_REPLACED + 1)),
+                               .revision = check_random(&seed),
+                               .content = {check_random(&seed), check_random(&seed)}};
+}
+
 static void write_matrix(struct wire_buffer *out, uint32_t size) {
     struct wire_matrix message = {.heartbeat_limit_ms = 5000,
                                   .peers = size,
@@ -539,8 +545,8 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
     for (uint32_t i = 0; i < size; i++) {
         struct wire_member member = {.join_number = i, .lanes = 1, .address = random_address()};
         random_id(&member.id);
-        matrix_members[i] = (struct wire_matrix_member){member, random_number(), random_number(), random_ops_seen(),
-                                                        (uint32_t)random_number()};
+        matrix_members[i] = (struct wire_matrix_member){member,          random_state(),    random_number(),
+                                                        random_number(), random_ops_seen(), (uint32_t)random_number()};
         if (i < message.edge_count)
             matrix_edges[i] = (struct wire_matrix_edge){(uint16_t)i, (uint16_t)((i + 1) % size), random_seen()};
     }
@@ -764,8 +770,9 @@ static void test_bad_fields(void) {
         {WIRE_MATRIX, MATRIX - 8, WIRE_MAX_MEMBERS + 1, true, "too many members"},
         {WIRE_MATRIX, 4, 1, false, "counts with members"},
         {WIRE_MATRIX, 5, 4, true, "another number of members"},
-        {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 84), WIRE_MAX_EDGES + 1, true, "too many edges"},
-        {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 84), 5, true, "an edge from nobody"},
+        {WIRE_MATRIX, MATRIX - 4 + MEMBER, 3, false, "a state of no kind"},
+        {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 109), WIRE_MAX_EDGES + 1, true, "too many edges"},
+        {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 109), 5, true, "an edge from nobody"},
         {WIRE_PRECOPY, 0, 2, false, "copies 2"},
         {WIRE_REMOVE, 16, 2, false, "at update 2"},
         {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
