@@ -37,6 +37,7 @@ from pccl._loader import load_native_module
 from pccl._names import check_name, name_of
 from pccl._operations import OpTicket, stop
 from pccl._reduces import Multi, Op, Reaper
+from pccl._stacks import Watch
 from pccl._state import SharedState
 from pccl._tensors import RoomPool, require_kind
 from pccl._waits import WaitLog, master_patience, may_begin
@@ -91,6 +92,11 @@ def _wants_spans(asked: bool | None) -> bool:
     from pccl._spans import is_wanted
 
     return is_wanted(asked)
+
+
+def _stop(live: set[Any], stacks: Watch, pointer: Any) -> None:
+    stop(live, pointer)
+    stacks.join()
 
 
 class Connection:
@@ -558,7 +564,9 @@ class Connection:
         """Takes a new C communicator as the one in use. C takes addresses only, so each address tried has its own."""
         self._pointer = pointer
         self._ip = ip
-        self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, functools.partial(stop, self._live_ops))
+        self._stacks = Watch()
+        ends = functools.partial(_stop, self._live_ops, self._stacks)
+        self._handle = NativeHandle("communicator", pointer, _C.pcclDestroyCommunicator, ends)
         self._events = Events(self._handle)
         self._leaves = False
         self._reaper = Reaper(self._handle, self._unfinished)
@@ -617,6 +625,7 @@ class Connection:
 
     def _set_up(self, join_only: bool) -> None:
         call(self._handle, "pccl_ext_comm_set_join_only", join_only, name="pcclConnect")
+        self._stacks.start(self._handle)
         if self._state_to_copy is not None:
             arguments = (self._state_to_copy.to_c(), self._state_to_copy._read_only(), self._gives)
             call(self._handle, "pccl_ext_comm_set_state", *arguments, name="pcclConnect")

@@ -55,16 +55,35 @@ def remove_member(
     (INVALID_ARGUMENT): these are no keys of masters; (INVALID_USAGE): the master refuses, or there is no such member.
     ConnectError: no master answers there.
     """
+    arguments = *_request("remove_member", endpoint, member, keys, timeout), at_update, int(timeout * 1000)
+    PCCLError.check(_C.pccl_ext_remove_member(*arguments), "remove_member")
+
+
+def stacks_of(endpoint: Endpoint, member: UUID, keys: str | bytes | None = None, timeout: float = 5.0) -> str:
+    """The Python stacks of all threads of a member, as text without control characters. As `remove_member`.
+
+    PCCLTimeoutError: the member does not answer in `timeout` seconds.
+    """
+    room = _ffi.new("char[]", STACKS_BYTES)
+    arguments = *_request("stacks", endpoint, member, keys, timeout), int(timeout * 1000), room, STACKS_BYTES
+    PCCLError.check(_C.pccl_ext_member_stacks(*arguments), "stacks")
+    text = _ffi.string(room).decode("utf-8", "replace")
+    return "".join(one if one.isprintable() or one == "\n" else "?" for one in text)
+
+
+def _request(name: str, endpoint: Endpoint, member: UUID, keys: str | bytes | None, timeout: float) -> tuple[Any, ...]:
+    """The arguments with which an operator's request begins."""
     try:
         ip = resolve(endpoint, Deadline(timeout))[0]
     except OSError as error:
-        raise ConnectError(Result.MASTER_CONNECTION_FAILED, "remove_member", f"{endpoint.host}: {error}") from None
+        raise ConnectError(Result.MASTER_CONNECTION_FAILED, name, f"{endpoint.host}: {error}") from None
     address = _ffi.new("ccoip_socket_address_t *")
     fill_socket_address(address, ip, endpoint.port)
-    path = _ffi.NULL if keys is None else os.fsencode(keys)
-    arguments = address, endpoint.run.encode(), path, member.bytes, at_update, int(timeout * 1000)
-    PCCLError.check(_C.pccl_ext_remove_member(*arguments), "remove_member")
+    return address, endpoint.run.encode(), _ffi.NULL if keys is None else os.fsencode(keys), member.bytes
 
+
+STACKS_BYTES = 16 * 1024 + 1
+"""Of a member, with a zero."""
 
 RUNS_BYTES = 8192
 """Of the list of a master's runs."""

@@ -25,7 +25,7 @@ LAYERS = [
     ("_errors", "_findings", "_log", "_cuda", "state._split", "state._snapshots.code", "state._snapshots.placement"),
     ("_enums", "_calls", "cuda", "state._checkpoint", "state._snapshots.config"),
     ("_address", "_credentials", "_keys", "_names", "_gpu", "_handle", "_operations", "_recording"),
-    ("_groups", "_diagnosis", "_spans", "_links", "_master", "_relay", "_tensors"),
+    ("_groups", "_diagnosis", "_spans", "_stacks", "_links", "_master", "_relay", "_tensors"),
     ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
     ("_collectives", "_reduces", "state._module"),
     ("_state",),

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "api/ext.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,24 +65,70 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     return pcclSuccess;
 }
 
-pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
-                                    const uint8_t member[16], bool at_update, uint32_t limit_ms) {
+// A request of an operator.
+struct request {
     struct wire_address master;
-    struct wire_run named;
-    struct transport_context *transport;
-    struct wire_text why;
-    struct wire_remove remove = {.at_update = at_update};
+    struct wire_run run;
+    struct wire_id member;
+    struct transport_context *transport; // held
+};
+
+static pcclResult_t begin_request(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                  const uint8_t *member, struct request *out) {
     REQUIRE_NOT_NULL(address);
     REQUIRE_NOT_NULL(member);
-    memcpy(remove.id.bytes, member, sizeof remove.id.bytes);
-    RETURN_IF_FAILED(api_take_run(run, &named));
-    if (!api_take_address(address, &master))
+    memcpy(out->member.bytes, member, sizeof out->member.bytes);
+    RETURN_IF_FAILED(api_take_run(run, &out->run));
+    if (!api_take_address(address, &out->master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    RETURN_IF_FAILED(api_operator(keys, &transport));
-    int error = status_query_remove(transport, &master, &named, &remove, platform_now_ns() + limit_ms * MS_NS, &why);
-    transport_context_release(transport);
+    return api_operator(keys, &out->transport);
+}
+
+static pcclResult_t end_request(const struct request *request, int error, const struct wire_text *why) {
+    transport_context_release(request->transport);
     if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
-    if (why.length > 0) return detail_fail(pcclInvalidUsage, "the master refused: %.*s", (int)why.length, why.chars);
+    if (why->length > 0) return detail_fail(pcclInvalidUsage, "the master refused: %.*s", (int)why->length, why->chars);
+    return pcclSuccess;
+}
+
+pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                    const uint8_t member[16], bool at_update, uint32_t limit_ms) {
+    struct request request;
+    struct wire_text why;
+    RETURN_IF_FAILED(begin_request(address, run, keys, member, &request));
+    struct wire_remove remove = {.id = request.member, .at_update = at_update};
+    int error = status_query_remove(request.transport, &request.master, &request.run, &remove,
+                                    platform_now_ns() + limit_ms * MS_NS, &why);
+    return end_request(&request, error, &why);
+}
+
+pcclResult_t pccl_ext_member_stacks(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                    const uint8_t member[16], uint32_t limit_ms, char *out, size_t capacity) {
+    struct request request;
+    struct status_stacks stacks;
+    REQUIRE_NOT_NULL(out);
+    RETURN_IF_FAILED(begin_request(address, run, keys, member, &request));
+    int error = status_query_stacks(request.transport, &request.master, &request.run, &request.member,
+                                    platform_now_ns() + limit_ms * MS_NS, &stacks);
+    if (error == -ETIMEDOUT) {
+        transport_context_release(request.transport);
+        return detail_fail(pcclTimedOut,
+                           "the member has not answered in %u ms: its process is stopped, or a thread "
+                           "does not release Python's global lock; look at it with py-spy or gdb",
+                           limit_ms);
+    }
+    RETURN_IF_FAILED(end_request(&request, error, &stacks.why));
+    snprintf(out, capacity, "%.*s", (int)stacks.length, stacks.chars);
+    return pcclSuccess;
+}
+
+bool pccl_ext_comm_await_stacks(const pcclComm_t *comm) { return communicator_await_stacks(comm->communicator); }
+
+pcclResult_t pccl_ext_comm_tell_stacks(const pcclComm_t *comm, const char *text, size_t length) {
+    REQUIRE_COMM(comm);
+    REQUIRE_NOT_NULL(text);
+    if (length > WIRE_MAX_STACKS) return detail_fail(pcclInvalidArgument, "%zu bytes of stacks are too many", length);
+    communicator_tell_stacks(comm->communicator, text, length);
     return pcclSuccess;
 }
 

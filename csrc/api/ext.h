@@ -77,6 +77,17 @@ pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const c
 pcclResult_t pccl_ext_remove_member(const ccoip_socket_address_t *address, const char *run, const char *keys,
                                     const uint8_t member[16], bool at_update, uint32_t limit_ms);
 
+// Asks a member for the Python stacks of its threads: text, cut to `capacity` > 0 with its zero, in which any bytes may
+// be. Otherwise as pccl_ext_remove_member. pcclTimedOut: the member has not answered in time.
+pcclResult_t pccl_ext_member_stacks(const ccoip_socket_address_t *address, const char *run, const char *keys,
+                                    const uint8_t member[16], uint32_t limit_ms, char *out, size_t capacity);
+
+// Blocks until an operator asks so of this communicator. False: it is being stopped. Between pccl_ext_comm_stop and
+// pcclDestroyCommunicator it may be called, and returns false.
+bool pccl_ext_comm_await_stacks(const pcclComm_t *comm);
+// Answers. pcclInvalidArgument: more than 16384 bytes.
+pcclResult_t pccl_ext_comm_tell_stacks(const pcclComm_t *comm, const char *text, size_t length);
+
 // The masters that a communicator tries, in this order, and looks for when its master is lost, in place of the one it
 // was created with; before connect. pcclInvalidArgument: not 1 to 16, or no address. pcclInvalidUsage: connected.
 pcclResult_t pccl_ext_comm_set_masters(pcclComm_t *comm, const ccoip_socket_address_t *addresses, size_t count);

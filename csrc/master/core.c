@@ -353,6 +353,13 @@ const struct actions *core_remove(struct master_core *core, int64_t now_ns, cons
     return settle(core);
 }
 
+bool core_find_conn(const struct master_core *core, const struct wire_id *id, uint32_t *conn) {
+    const struct peer_record *peer = membership_by_id((struct membership *)&core->run.table, id);
+    if (peer == NULL || peer->gone) return false;
+    *conn = peer->conn;
+    return true;
+}
+
 const struct actions *core_peers_lost(struct master_core *core, int64_t now_ns, const struct core_loss *losses,
                                       size_t count) {
     struct membership *table = &core->run.table;

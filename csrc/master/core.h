@@ -92,6 +92,8 @@ void core_describe(struct master_core *core, int64_t now_ns, const struct wire_h
 // Takes a member out as REMOVE says. `why`: the reason why not, valid for ever; NULL: it was done.
 const struct actions *core_remove(struct master_core *core, int64_t now_ns, const struct wire_remove *remove,
                                   const char **why);
+// Finds the connection of a peer, newcomers included. False: there is no such peer.
+bool core_find_conn(const struct master_core *core, const struct wire_id *id, uint32_t *conn);
 uint64_t core_epoch(const struct master_core *core);
 
 #endif

@@ -27,9 +27,10 @@ enum {
     MASTER_MAX_UNSENT = 4 << 20,  // bytes; a peer that reads more slowly than this is lost
     MASTER_MAX_LISTENS = 3,       // addresses at which it listens
     // of the other masters of the list
-    MASTER_ASK_MS = 300,   // for an answer; who has not given one by then counts as idle
-    MASTER_BUSY_MS = 1000, // for so long it is known that one gathers or serves
-    MASTER_IDLE_MS = 100,  // or that all are idle: shorter, since a new run begins by that
+    MASTER_STACKS_MS = 30000, // for a peer's answer to an operator, who waits less
+    MASTER_ASK_MS = 300,      // for an answer; who has not given one by then counts as idle
+    MASTER_BUSY_MS = 1000,    // for so long it is known that one gathers or serves
+    MASTER_IDLE_MS = 100,     // or that all are idle: shorter, since a new run begins by that
 };
 
 struct master;
@@ -83,6 +84,17 @@ int status_query_runs(struct transport_context *context, const struct wire_addre
 int status_query_remove(struct transport_context *context, const struct wire_address *master,
                         const struct wire_run *run, const struct wire_remove *remove, int64_t deadline_ns,
                         struct wire_text *out);
+
+struct status_stacks {
+    struct wire_text why; // the master does not ask the peer; empty: it has
+    uint32_t length;
+    char chars[WIRE_MAX_STACKS]; // any bytes
+};
+
+// Asks where the threads of a peer's program stand, likewise. -ETIMEDOUT: the peer, or the master, has not answered.
+int status_query_stacks(struct transport_context *context, const struct wire_address *master,
+                        const struct wire_run *run, const struct wire_id *id, int64_t deadline_ns,
+                        struct status_stacks *out);
 
 // Asks what the members of its run have seen of their ops and of each other, in pieces.
 struct status_query;

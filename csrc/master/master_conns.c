@@ -67,6 +67,26 @@ void master_conn_flush(struct master *master, struct conn *conn) {
     if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
 
+// ---- closing: reads what still arrives, since a reset would destroy the last frames ----
+
+void master_conn_end(struct master *master, struct conn *conn) {
+    if (!conn->broken && conn_out_waiting(&conn->out) > 0) return;
+    if (conn->broken) {
+        master_conn_close(master, conn);
+    } else if (!conn->told) {
+        conn->told = true;
+        transport_finish(conn->stream);
+    }
+}
+
+void master_conn_start_closing(struct master *master, struct conn *conn) {
+    master_conn_set(master, conn, CONN_CLOSING);
+    conn->run = NULL;
+    conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
+    conn_in_clear(&conn->in);
+    master_conn_end(master, conn);
+}
+
 // ---- opening ----
 
 struct conn *master_conn_oldest(struct master *master, enum conn_state state) {

@@ -26,7 +26,7 @@ static bool has_limit(const struct conn *conn) {
 static bool conn_carries_answer(const struct wire_header *header) { return header->type == WIRE_STATUS_IS; }
 static bool conn_carries_question(const struct wire_header *header) {
     return header->type == WIRE_STATUS || header->type == WIRE_DIAGNOSE || header->type == WIRE_RUNS ||
-           header->type == WIRE_REMOVE;
+           header->type == WIRE_REMOVE || header->type == WIRE_STACKS;
 }
 static bool conn_carries_first(const struct wire_header *header) {
     return header->type == WIRE_HELLO || header->type == WIRE_RESUME || conn_carries_question(header);
@@ -68,26 +68,6 @@ static bool conn_is_trusted(const struct conn *conn) {
     return conn->source.family == 0 || conn->stream->peer.party != TRANSPORT_STRANGER;
 }
 
-// ---- closing: reads what still arrives, since a reset would destroy the last frames ----
-
-static void conn_end(struct master *master, struct conn *conn) {
-    if (!conn->broken && conn_out_waiting(&conn->out) > 0) return;
-    if (conn->broken) {
-        master_conn_close(master, conn);
-    } else if (!conn->told) {
-        conn->told = true;
-        transport_finish(conn->stream);
-    }
-}
-
-static void conn_start_closing(struct master *master, struct conn *conn) {
-    master_conn_set(master, conn, CONN_CLOSING);
-    conn->run = NULL;
-    conn->deadline_ns = master->now_ns + MASTER_CLOSE_LIMIT_MS * MS_NS;
-    conn_in_clear(&conn->in);
-    conn_end(master, conn);
-}
-
 // ---- what the state machine says ----
 
 static void carry_out(struct master *master, struct master_run *run, const struct actions *actions) {
@@ -100,7 +80,8 @@ static void carry_out(struct master *master, struct master_run *run, const struc
         const struct actions_send *send = &actions->sends[i];
         master_conn_send(master, &master->conns[send->conn], actions->bytes.bytes + send->offset, send->length);
     }
-    for (size_t i = 0; i < actions->close_count; i++) conn_start_closing(master, &master->conns[actions->closes[i]]);
+    for (size_t i = 0; i < actions->close_count; i++)
+        master_conn_start_closing(master, &master->conns[actions->closes[i]]);
     uint8_t random[CORE_RANDOM_BYTES];
     if (core_wants_random(run->core) && platform_random(random, sizeof random)) core_set_random(run->core, random);
 }
@@ -225,27 +206,17 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
     master_conn_close(master, conn);
 }
 
-// Only who has proved that it has the master's key may change a run: no user of this host, and no peer.
-static const char *remove_member(struct master *master, const struct conn *conn, const struct wire_header *header,
-                                 const uint8_t *body) {
-    struct wire_remove remove;
-    struct master_run *run = master_find_run(master, &conn->named);
-    const char *why = "the master does not serve this run";
-    if (!conn->stream->type->proves) return "this needs a run with keys, and the keys of its masters";
-    if (conn->stream->peer.party != TRANSPORT_MASTER) return "this needs the keys of the masters (run.master)";
-    if (!wire_decode_remove(body, header->length, &remove)) return "malformed REMOVE";
-    if (run != NULL) carry_out(master, run, core_remove(run->core, master->now_ns, &remove, &why));
-    return why;
-}
-
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status = {.activity = WIRE_IDLE};
     const struct wire_matrix nothing = {.heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
     struct master_run *run = master_find_run(master, &conn->named);
     if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
     if (run != NULL) status = (struct wire_status_is){(uint8_t)core_activity(run->core), core_completed(run->core)};
-    if (header->type == WIRE_REMOVE) {
-        const char *why = remove_member(master, conn, header, body);
+    if (header->type == WIRE_REMOVE || header->type == WIRE_STACKS) {
+        const struct actions *actions = NULL;
+        const char *why = master_take_request(master, conn, header, body, &actions);
+        if (actions != NULL) carry_out(master, run, actions);
+        if (why == NULL && header->type == WIRE_STACKS) return; // it waits for the peer's answer
         wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REMOVED, why != NULL ? why : "");
     } else if (header->type == WIRE_RUNS && conn_is_trusted(conn))
         master_tell_runs(master, &conn->out.bytes);
@@ -258,7 +229,7 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
     else
         wire_encode_matrix(&conn->out.bytes, (struct wire_header){0}, &nothing);
     master_conn_flush(master, conn);
-    conn_start_closing(master, conn);
+    master_conn_start_closing(master, conn);
 }
 
 // Has the connection enter the run that it wants to be in. NULL: it was refused; who has lost a master seeks on.
@@ -280,7 +251,7 @@ static struct master_run *enter_run(struct master *master, struct conn *conn, bo
                      full ? "the master has its maximum number of connections; use another master"
                           : "the master serves its maximum number of runs; use another master");
     master_conn_flush(master, conn);
-    conn_start_closing(master, conn);
+    master_conn_start_closing(master, conn);
     return NULL;
 }
 
@@ -298,6 +269,10 @@ static void begin_run(struct master *master, struct conn *conn, const struct wir
 
 static void on_frame(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     uint32_t index = master_conn_index(master, conn);
+    if (conn->state == CONN_KNOWN && header->type == WIRE_STACKS_ARE) {
+        master_tell_stacks(master, conn, body, header->length);
+        return;
+    }
     if (conn->state == CONN_KNOWN) {
         carry_out(master, conn->run, core_message(conn->run->core, master->now_ns, index, header, body));
         return;
@@ -471,7 +446,7 @@ static void on_conn(struct master *master, struct conn *conn, uint32_t events) {
         return;
     }
     if (events & EPOLLOUT) master_conn_flush(master, conn);
-    if (conn->state == CONN_CLOSING) conn_end(master, conn);
+    if (conn->state == CONN_CLOSING) master_conn_end(master, conn);
     if (conn->state != CONN_UNUSED && (events & ~(uint32_t)EPOLLOUT)) conn_read(master, conn);
 }
 

@@ -63,6 +63,7 @@ struct master_run {
 struct conn {
     enum conn_state state;
     struct wire_run named;     // ANONYMOUS: the run that it has named
+    struct wire_id asks;       // ANONYMOUS: the peer whose stacks it waits for; all 0: none
     struct master_run *run;    // KNOWN, LOST
     struct question *question; // ASKED: what it asks
     struct dial_back *back;    // HELD: owned
@@ -139,6 +140,10 @@ void master_conn_set(struct master *master, struct conn *conn, enum conn_state s
 // Opens a connection in a free place. NULL: there is none, and it is closed.
 struct conn *master_conn_open(struct master *master, struct transport *stream, enum conn_state state, int64_t ms);
 void master_conn_close(struct master *master, struct conn *conn);
+// Closes a connection once everything is sent, and its end has been heard.
+void master_conn_start_closing(struct master *master, struct conn *conn);
+// Goes on with that.
+void master_conn_end(struct master *master, struct conn *conn);
 // Closes the dials for a newcomer that is held, and ends its test.
 void master_conn_forget_dials(struct master *master, struct conn *held);
 // The one whose deadline comes first; NULL: there is none.
@@ -148,6 +153,15 @@ void master_conn_send(struct master *master, struct conn *conn, const uint8_t *f
 void master_conn_flush(struct master *master, struct conn *conn);
 // Reads what arrived before the end, then the end: the last frame says why the connection ended.
 void master_conn_break(struct conn *conn);
+
+// ---- master_operator.c ----
+
+// Takes a REMOVE or STACKS, of those who have proved that they have the master's key. Returns why not, or NULL: it is
+// done, or the connection waits for the peer's stacks. `actions`: set if the run's state machine answers.
+const char *master_take_request(struct master *master, struct conn *conn, const struct wire_header *header,
+                                const uint8_t *body, const struct actions **actions);
+// Passes a peer's stacks on to all who wait for them. Without any they are dropped.
+void master_tell_stacks(struct master *master, const struct conn *from, const uint8_t *text, size_t length);
 
 // ---- dial_back.c ----
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/platform.h"
 #include "net/conn.h"
@@ -46,7 +47,15 @@ static int ask(struct status_query *query, int64_t deadline_ns) {
 
 static bool is_answer(const struct wire_header *header) {
     return header->type == WIRE_STATUS_IS || header->type == WIRE_MATRIX || header->type == WIRE_RUNS_ARE ||
-           header->type == WIRE_REMOVED;
+           header->type == WIRE_REMOVED || header->type == WIRE_STACKS_ARE;
+}
+
+// REMOVED says why the master refuses, instead of the stacks.
+static bool take_stacks(const struct wire_header *header, const uint8_t *body, struct status_stacks *out) {
+    if (header->type == WIRE_REMOVED) return wire_decode_text(body, header->length, &out->why);
+    out->length = header->length;
+    if (header->length > 0) memcpy(out->chars, body, header->length);
+    return true;
 }
 
 // An answer of this type, decoded.
@@ -55,11 +64,13 @@ static int hear(struct status_query *query, enum wire_type answer, int64_t deadl
         struct wire_header header;
         const uint8_t *body;
         enum conn_next next = conn_in_next(&query->in, is_answer, &header, &body);
-        if (next == CONN_FRAME && header.type == answer) {
-            bool good = answer == WIRE_MATRIX     ? wire_decode_matrix(body, header.length, out)
-                        : answer == WIRE_RUNS_ARE ? wire_decode_runs_are(body, header.length, out)
-                        : answer == WIRE_REMOVED  ? wire_decode_text(body, header.length, out)
-                                                  : wire_decode_status_is(body, header.length, out);
+        bool refused = answer == WIRE_STACKS_ARE && header.type == WIRE_REMOVED;
+        if (next == CONN_FRAME && (header.type == answer || refused)) {
+            bool good = answer == WIRE_MATRIX       ? wire_decode_matrix(body, header.length, out)
+                        : answer == WIRE_RUNS_ARE   ? wire_decode_runs_are(body, header.length, out)
+                        : answer == WIRE_REMOVED    ? wire_decode_text(body, header.length, out)
+                        : answer == WIRE_STACKS_ARE ? take_stacks(&header, body, out)
+                                                    : wire_decode_status_is(body, header.length, out);
             return good ? 0 : -EPROTO;
         }
         if (next != CONN_MORE) return -EPROTO;
@@ -122,6 +133,20 @@ int status_query_remove(struct transport_context *context, const struct wire_add
     if (error != 0) return error;
     wire_encode_remove(&query.out.bytes, (struct wire_header){0}, remove);
     error = carry_on(&query, WIRE_REMOVED, deadline_ns, out);
+    end(&query);
+    return error;
+}
+
+int status_query_stacks(struct transport_context *context, const struct wire_address *master,
+                        const struct wire_run *run, const struct wire_id *id, int64_t deadline_ns,
+                        struct status_stacks *out) {
+    struct status_query query;
+    int error = dial(&query, context, master, run, false);
+    if (error != 0) return error;
+    out->why.length = 0;
+    out->length = 0;
+    wire_encode_bytes(&query.out.bytes, (struct wire_header){0}, WIRE_STACKS, id->bytes, sizeof id->bytes);
+    error = carry_on(&query, WIRE_STACKS_ARE, deadline_ns, out);
     end(&query);
     return error;
 }

@@ -109,6 +109,8 @@ static const struct {
     RANGE(NUMBERS, 4, WIRE_MAX_NUMBERS *NUMBER),
     EXACT(REMOVE, ID + 1),
     TEXT(REMOVED),
+    EXACT(STACKS, ID),
+    RANGE(STACKS_ARE, 0, WIRE_MAX_STACKS),
     EXACT(LINK_HELLO, 2 + 1 + 16 + ID + ID + 4),
     EXACT(LINK_ACK, 0),
     DATA(READY),
@@ -224,6 +226,13 @@ void wire_end(struct cursor *body, struct wire_header header, enum wire_type typ
     header.length = (uint32_t)(body->grows->length - begin - WIRE_HEADER_BYTES);
     assert(header.length >= types[type].least && header.length <= types[type].most);
     wire_header_encode(body->grows->bytes + begin, &header);
+}
+
+void wire_encode_bytes(struct wire_buffer *out, struct wire_header header, enum wire_type type, const void *bytes,
+                       size_t length) {
+    struct cursor c = wire_begin(out);
+    cursor_bytes(&c, (void *)bytes, length); // only read
+    wire_end(&c, header, type);
 }
 
 // ---- comparisons ----

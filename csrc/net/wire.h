@@ -26,6 +26,7 @@ enum {
     WIRE_SIGNATURE_BYTES = 64, // Ed25519
     WIRE_MAX_MEMBERS = 1024,
     WIRE_MAX_TEXT = 500,
+    WIRE_MAX_STACKS = 16384,  // bytes of the stacks of a peer's threads
     WIRE_MAX_NAME = 63,       // bytes of a peer's name
     WIRE_MAX_RUN = 64,        // bytes of the name of a run
     WIRE_MAX_RUNS = 64,       // of a master
@@ -103,6 +104,9 @@ enum wire_type {
     // who has the master's key -> master, the first frame of a connection: take this member out
     WIRE_REMOVE,
     WIRE_REMOVED, // the answer, text: why not; empty: it was done
+    // who has the master's key -> master, likewise, and master -> peer: the stacks of this peer's threads, please
+    WIRE_STACKS,     // body: the id
+    WIRE_STACKS_ARE, // the answer, on the same way back; body: text. REMOVED: the master has refused the question
     // data
     WIRE_LINK_HELLO = 64, // dialer -> acceptor, the first frame of a connection
     WIRE_LINK_ACK,        // acceptor -> dialer, empty body: the padding has come, and the link is accepted
@@ -233,6 +237,9 @@ const char *wire_type_name(uint16_t type);
 // Around the body of a frame that is appended to `out`; memory that is refused leaves `out` as it was, and failed.
 struct cursor wire_begin(struct wire_buffer *out);
 void wire_end(struct cursor *body, struct wire_header header, enum wire_type type);
+// Appends a frame whose body is these bytes: STACKS, STACKS_ARE.
+void wire_encode_bytes(struct wire_buffer *out, struct wire_header header, enum wire_type type, const void *bytes,
+                       size_t length);
 
 // Each message with a body of its own has two functions. wire_encode_NAME appends one whole frame (type and length of
 // the header are set by it). wire_decode_NAME takes a body whose header was decoded before; false: malformed.

@@ -177,6 +177,35 @@ void communicator_report(struct communicator *c, const struct wire_numbers *numb
     communicator_finish(c, pcclSuccess);
 }
 
+void communicator_tell_stacks(struct communicator *c, const char *text, size_t length) {
+    struct wire_buffer frame = {0};
+    communicator_enter(c);
+    wire_encode_bytes(&frame, (struct wire_header){0}, WIRE_STACKS_ARE, text, length);
+    if (!frame.failed) master_link_send(c->master, &frame);
+    wire_buffer_fini(&frame);
+    communicator_exit(c);
+}
+
+void communicator_want_stacks(struct communicator *c) {
+    static const char none[] = "this peer runs no Python, or its Python is ending\n";
+    pthread_mutex_lock(&c->lock);
+    bool watched = c->stacks_watched;
+    c->stacks_wanted = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    if (!watched) communicator_tell_stacks(c, none, sizeof none - 1);
+}
+
+bool communicator_await_stacks(struct communicator *c) {
+    communicator_begin(c);
+    c->stacks_watched = true;
+    while (!c->stacks_wanted && !c->closing) platform_cond_wait(&c->changed, &c->lock, INT64_MAX);
+    bool wanted = !c->closing;
+    c->stacks_wanted = false;
+    communicator_finish(c, pcclSuccess);
+    return wanted;
+}
+
 pcclResult_t communicator_links(struct communicator *c, struct link_report *out, size_t capacity, size_t *count_out) {
     communicator_begin(c);
     pcclResult_t code = communicator_check_usable(c);

@@ -84,6 +84,10 @@ struct wire_id communicator_id(struct communicator *c);
 bool communicator_peer_name(struct communicator *c, const struct wire_id *id, struct wire_name *out);
 // Path of the file of its flight recorder, cut to `capacity` > 0; "": there is none.
 void communicator_events_path(struct communicator *c, char *out, size_t capacity);
+// Blocks until an operator asks where the threads of the program stand. False: the communicator is being stopped.
+bool communicator_await_stacks(struct communicator *c);
+// Tells it, in at most WIRE_MAX_STACKS bytes; dropped without a connection to a master.
+void communicator_tell_stacks(struct communicator *c, const char *text, size_t length);
 // Records numbers of the program in its flight recorder, and tells them to the master, unless it has done so in the
 // last COMMUNICATOR_REPORT_MS.
 enum { COMMUNICATOR_REPORT_MS = 200 };

@@ -82,6 +82,7 @@ struct communicator {
     struct kept_contributors *contributors; // of ops.c; made at first use
     struct control *control;                // of control.c
     int64_t reported_ns;                    // when numbers of the program were told last
+    bool stacks_watched, stacks_wanted;     // communicator_await_stacks was called; the master asks
     struct recorder *recorder;              // made by the first connect attempt; NULL: none
 };
 
@@ -96,6 +97,8 @@ void communicator_free(struct communicator *c);
 void communicator_begin(struct communicator *c);
 // Gives it back, and returns `code`; the last of every call.
 pcclResult_t communicator_finish(struct communicator *c, pcclResult_t code);
+// Lets the program tell its stacks, or tells the master that it has none.
+void communicator_want_stacks(struct communicator *c);
 // Whether it is dead; the state machine knows of it a moment before the phase does.
 bool communicator_is_dead(const struct communicator *c);
 // pcclMasterConnectionFailed or another code, for a communicator that is dead.

@@ -450,7 +450,8 @@ static void resume(struct control *t, int64_t now) {
 static void take_frame(struct control *t, const struct master_event *event, int64_t now) {
     // Links that broke before an epoch are made again in it only if the state machine knows of them.
     if (event->header.type == WIRE_EPOCH || event->header.type == WIRE_CANDIDATE) lose_links(t, now);
-    if (!master_link_is_open(t->c->master)) return;
+    if (event->header.type == WIRE_STACKS) communicator_want_stacks(t->c);
+    if (event->header.type == WIRE_STACKS || !master_link_is_open(t->c->master)) return;
     member_frame(event_begin(t), &event->header, event->body, now, &t->actions);
     event_end(t, now);
 }

@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": Command("pccl.cli.doctor:command", "Find what on this machine stops pccl or slows it down."),
     "drain": Command("pccl.cli.remove:drain", "Let a member leave a run between two steps."),
     "dump": Command("pccl.cli.dump:command", "Show the last operations of members, and who did not enter one."),
+    "stacks": Command("pccl.cli.remove:stacks", "Show where the program of a member stands."),
     "expel": Command("pccl.cli.remove:expel", "Take a member out of a run at once."),
     "info": Command("pccl.cli.info:command", "Show the build, the settings, and the links of a run."),
     "keys": Command("pccl.cli.keys:command", "Make the keys that encrypt a run."),

@@ -1,4 +1,4 @@
-"""`pccl drain` and `pccl expel`: take a member out of a run."""
+"""`pccl drain` and `pccl expel` take a member out of a run; `pccl stacks` shows where its program stands."""
 
 from __future__ import annotations
 
@@ -42,12 +42,32 @@ def expel(member: str, address: str, keys: str | None) -> None:
     _remove(address, member, keys, at_update=False)
 
 
-def _remove(address: str, member: str, keys: str | None, *, at_update: bool) -> None:
+@click.command("stacks", short_help="Show where the program of a member stands.")
+@arguments[0]
+@arguments[1]
+@arguments[2]
+def stacks(member: str, address: str, keys: str | None) -> None:
+    """Show the Python stacks of all threads of MEMBER, a name or the beginning of an id, such as one that hangs.
+
+    It needs the keys of the masters, such as run.master.
+    """
+    masters, found = _look_up(address, member, keys)
+    try:
+        click.echo(masters.stacks(found.uuid), nl=False)
+    except PCCLError as error:
+        raise click.ClickException(error.detail) from None
+
+
+def _look_up(address: str, member: str, keys: str | None) -> tuple[top.Masters, MemberReport]:
     masters = top.Masters(address, top.options(keys, None, None, None))
-    told = masters.ask_once()
-    found = find(told.members, member)
+    found = find(masters.ask_once().members, member)
     if found is None:
         raise click.UsageError(f"MEMBER: {member} names no member, or several; `pccl top --master {address}` lists them")
+    return masters, found
+
+
+def _remove(address: str, member: str, keys: str | None, *, at_update: bool) -> None:
+    masters, found = _look_up(address, member, keys)
     try:
         masters.remove(found.uuid, at_update=at_update)
     except (ConnectError, PCCLError) as error:

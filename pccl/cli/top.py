@@ -20,7 +20,7 @@ from rich.text import Text
 
 from pccl._address import parse_endpoints
 from pccl._credentials import credentials
-from pccl._diagnosis import diagnose_run, remove_member, runs_at
+from pccl._diagnosis import diagnose_run, remove_member, runs_at, stacks_of
 from pccl._errors import ConnectError, PCCLError
 from pccl._names import short
 from pccl._reports import Diagnosis, EdgeReport, MemberReport
@@ -174,6 +174,10 @@ class Masters:
     def remove(self, member: UUID, *, at_update: bool) -> None:
         """Has the one that answered last take a member out; PCCLError as `remove_member`."""
         remove_member(self._endpoints[0], member, at_update=at_update, keys=self._keys)
+
+    def stacks(self, member: UUID) -> str:
+        """The Python stacks of a member, from the one that answered last; PCCLError as `stacks_of`."""
+        return stacks_of(self._endpoints[0], member, self._keys)
 
     def runs(self) -> str:
         """The runs that these masters serve, in words; "" if they name none."""

@@ -78,7 +78,7 @@ def command(
     with contextlib.nullcontext() if events is None else _created(events) as log.file:
         click.echo(page.url)
         if page.act_url:
-            click.echo(f"to drain and expel members: {page.act_url}")
+            click.echo(f"to drain and expel members, and to see their stacks: {page.act_url}")
         while True:
             at = time.time()
             try:
@@ -128,25 +128,28 @@ def _created(path: str) -> IO[bytes]:
         raise click.UsageError(f"--events: {path} cannot be written: {error.strerror}") from None
 
 
-Actor = Callable[[str, str], str]
+Actor = Callable[[str, str], tuple[bool, str]]
 
 
 def _actor(masters: top.Masters, log: Log) -> Actor:
     """What the page does to members, from any of its threads; events tell of it."""
     lock = threading.Lock()
 
-    def act(action: str, member: str) -> str:
-        with lock:
-            try:
+    def act(action: str, member: str) -> tuple[bool, str]:
+        try:
+            with lock:
                 found = find(masters.ask().members, member)
                 if found is None:
-                    return f"{member} is no member of the run any more"
-                masters.remove(found.uuid, at_update=action == "drain")
-            except PCCLError as error:
-                return error.detail
+                    return False, f"{member} is no member of the run any more\n"
+                if action != "stacks":
+                    masters.remove(found.uuid, at_update=action == "drain")
+            if action == "stacks":
+                return True, masters.stacks(found.uuid)
+        except PCCLError as error:
+            return False, f"{error.detail}\n"
         with contextlib.suppress(OSError):
             log.add([{"at": time.time(), "kind": "acted", "action": action, "member": member}])
-        return ""
+        return True, "done\n"
 
     return act
 

@@ -38,7 +38,7 @@ COOKIE = "pccl_token_{port}"
 ACT_COOKIE = "pccl_act_{port}"
 """Browsers do not tell ports of a host apart. The second one is for those who may also act."""
 
-ACTIONS = ("drain", "expel")
+ACTIONS = ("drain", "expel", "stacks")
 ACT_BYTES = 1000
 
 ONLY_SHOWS = b"this page only shows: open the address for actions that `pccl web --keys run.master` prints\n"
@@ -65,11 +65,11 @@ class Page(ThreadingHTTPServer):
         log: Log,
         metrics: Callable[[], tuple[bytes, str]] | None,
         token: str,
-        act: Callable[[str, str], str] | None = None,
+        act: Callable[[str, str], tuple[bool, str]] | None = None,
         act_token: str = "",
     ) -> None:
         """OSError: it cannot listen there. `metrics`: what a scrape gets, and its type; None: there are none. `act`: does one of
-        ACTIONS to a member with this id, and returns why not, "" if it did; for whoever has `act_token` beside `token`.
+        ACTIONS to a member with this id, and returns whether it did, and a text; for whoever has `act_token` beside `token`.
         """
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.log, self.metrics, self.token = log, metrics, token
@@ -161,8 +161,8 @@ class _Request(BaseHTTPRequestHandler):
             except (ValueError, KeyError, TypeError):
                 self._answer(HTTPStatus.BAD_REQUEST, b"action and member are needed\n", "text/plain")
                 return
-            why = self.server.act(action, member)
-            self._answer(HTTPStatus.CONFLICT if why else HTTPStatus.OK, f"{why or 'done'}\n".encode(), "text/plain")
+            done, text = self.server.act(action, member)
+            self._answer(HTTPStatus.OK if done else HTTPStatus.CONFLICT, text.encode(), "text/plain; charset=utf-8")
 
     def _cookie_of(self, name: str) -> str:
         try:

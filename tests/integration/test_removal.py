@@ -1,4 +1,4 @@
-"""Whoever has the keys of the masters drains and expels members, by commands and on the page; nobody else does."""
+"""Whoever has the keys of the masters drains and expels members, and sees their stacks; nobody else does."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
 import pccl
-from pccl import Communicator, MasterNode
+from pccl import Communicator, MasterNode, _diagnosis, _stacks
+from pccl._address import parse_endpoint
 from pccl.cli import main
 from pccl.monitor.server import ACT_COOKIE, COOKIE
 
@@ -82,6 +85,69 @@ def test_a_run_without_keys_refuses(keys):
             assert words in result.output
         on_all(comms, lambda comm, _: comm.update_topology())
         assert comms[0].world_size == 2
+
+
+def hangs_in_this_function(began: threading.Event, ends: threading.Event) -> None:
+    began.set()
+    assert ends.wait(PATIENCE)
+
+
+@pytest.fixture
+def hung():
+    """A thread of this process that hangs."""
+    began, ends = threading.Event(), threading.Event()
+    thread = threading.Thread(target=hangs_in_this_function, args=(began, ends), name="hung \x1b[31m thread")
+    thread.start()
+    assert began.wait(PATIENCE)
+    yield
+    ends.set()
+    thread.join()
+
+
+def test_stacks_name_the_function_that_hangs(keys, hung):
+    with run_of(2, f"{keys}.master", f"{keys}.peer") as (address, _):
+        told = invoke("stacks", address, "host-1", f"{keys}.master")
+        assert told.exit_code == 0, told.output
+        assert "in hangs_in_this_function\n" in told.output
+        assert told.output.startswith("thread 'MainThread', innermost call first:\n")
+        assert "\x1b" not in told.output
+        refused = invoke("stacks", address, "host-1", f"{keys}.peer")
+        assert refused.exit_code == 1
+        assert "are for peers" in refused.output
+        with Web(address, f"{keys}.master") as web:
+            query = parse_qs(urlsplit(web.act_url).query)
+            both = {COOKIE: query["token"][0], ACT_COOKIE: query["act"][0]}
+            status, text = web.post(both, {"action": "stacks", "member": "host-0"})
+            assert status == 200
+            assert "in hangs_in_this_function\n" in text
+    assert not [thread for thread in threading.enumerate() if thread.name == "pccl:stacks"]
+
+
+def test_a_member_that_gives_no_stacks(keys, monkeypatch):
+    ends = threading.Event()
+    with run_of(2, f"{keys}.master", f"{keys}.peer") as (address, comms):
+
+        def ask(uuid: UUID, timeout: float) -> str:
+            return _diagnosis.stacks_of(parse_endpoint(address), uuid, f"{keys}.master", timeout)
+
+        monkeypatch.setattr(_stacks, "stacks", lambda: b"late" if ends.wait(PATIENCE) else b"")
+        with pytest.raises(pccl.PCCLTimeoutError, match="the member has not answered in 300 ms"):
+            ask(comms[1].uuid, 0.3)
+        with pytest.raises(pccl.PCCLError, match="no such peer"):
+            ask(UUID(int=5), PATIENCE)
+        waits = Background(lambda: ask(comms[1].uuid, PATIENCE))
+        ends.set()
+        assert waits.result() == "late"
+        monkeypatch.setattr(_stacks, "stacks", lambda: b"x" * _stacks.BYTES_MOST)
+        assert len(ask(comms[0].uuid, PATIENCE)) == _stacks.BYTES_MOST
+        on_all(comms, lambda comm, _: comm.update_topology())
+        assert comms[0].world_size == 2
+
+
+def test_a_member_without_python_says_so(keys, monkeypatch):
+    monkeypatch.setattr(_stacks.Watch, "start", lambda *_: None)
+    with run_of(1, f"{keys}.master", f"{keys}.peer") as (address, _):
+        assert "runs no Python" in invoke("stacks", address, "host-0", f"{keys}.master").output
 
 
 class Web:
@@ -163,6 +229,8 @@ def test_a_button_drains_at_the_second_press(keys):
         page.wait_for_selector("#members tr[data-member]")
         assert page.locator("#members button").count() == 0  # whoever sees the page only sees it
         page.goto(web.act_url)
+        page.locator(f"tr[data-member='{comms[0].uuid.hex[:8]}'] button[data-action='stacks']").click()
+        page.wait_for_function("() => document.getElementById('stacks').textContent.includes('innermost call first')")
         button = page.locator(f"tr[data-member='{comms[1].uuid.hex[:8]}'] button[data-action='drain']")
         button.click()
         assert button.inner_text() == "drain host-1?"

@@ -245,12 +245,12 @@ function drawMembers(at, members, findings) {
     const state = stateOf(id, member, at);
     if (synced) Object.assign(made.appendChild(document.createElement("td")), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
     made.dataset.member = id;
-    if (acts) made.appendChild(document.createElement("td")).append(actButton("drain", id), " ", actButton("expel", id));
+    if (acts) made.appendChild(document.createElement("td")).append(actButton("drain", id), " ", actButton("expel", id), " ", actButton("stacks", id));
     return made;
   }));
 }
 
-// Asks once more before it acts. The server takes actions only from those who have the master's key.
+// Asks once more before it changes the run. The server takes actions only from those who have the master's key.
 function actButton(action, id) {
   const made = document.createElement("button");
   made.type = "button";
@@ -258,13 +258,16 @@ function actButton(action, id) {
   made.dataset.action = action;
   made.addEventListener("blur", () => { made.textContent = action; });
   made.addEventListener("click", async () => {
-    if (made.textContent === action) {
+    if (action !== "stacks" && made.textContent === action) {
       made.textContent = `${action} ${run.members.get(id).name || id}?`;
       return;
     }
     made.blur();
     const answer = await fetch("act", { method: "POST", headers: { "X-PCCL": "act" }, body: JSON.stringify({ action, member: id }) });
-    $("acted").textContent = answer.ok ? "" : `${action} ${label(id)}: ${await answer.text()}`;
+    const text = await answer.text();
+    $("acted").textContent = answer.ok ? "" : `${action} ${label(id)}: ${text}`;
+    $("stacks").hidden = !answer.ok || action !== "stacks";
+    $("stacks").textContent = `${label(id)}\n${text}`;
   });
   return made;
 }

@@ -653,6 +653,26 @@ static void test_round_trips(void) {
     }
 }
 
+static void test_stacks(void) {
+    static const uint8_t text[WIRE_MAX_STACKS] = {'t'};
+    struct wire_buffer frame = {0};
+    struct wire_header header;
+    wire_encode_bytes(&frame, random_header(), WIRE_STACKS_ARE, text, sizeof text);
+    CHECK(wire_header_decode(frame.bytes, &header));
+    CHECK_EQ(header.length, WIRE_MAX_STACKS);
+    CHECK_MEM(frame.bytes + WIRE_HEADER_BYTES, text, sizeof text);
+    header.length++;
+    wire_header_encode(frame.bytes, &header);
+    CHECK(!wire_header_decode(frame.bytes, &header));
+    frame.length = 0;
+    wire_encode_bytes(&frame, random_header(), WIRE_STACKS, text, WIRE_ID_BYTES);
+    CHECK(wire_header_decode(frame.bytes, &header));
+    header.length--;
+    wire_header_encode(frame.bytes, &header);
+    CHECK(!wire_header_decode(frame.bytes, &header)); // who takes it need not check its length
+    wire_buffer_fini(&frame);
+}
+
 static void test_wrong_lengths(void) {
     for (size_t i = 0; i < MESSAGES; i++) {
         const struct message *message = &messages[i];
@@ -851,7 +871,7 @@ static void test_headers(void) {
         in.length = type >= WIRE_READY ? WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES + 1 : WIRE_MAX_CONTROL_BYTES + 1;
         wire_header_encode(bytes, &in);
         if (wire_header_decode(bytes, &out)) CHECK_EQ(type, -2);
-        bool known = (type >= WIRE_HELLO && type <= WIRE_REMOVED) || (type >= WIRE_LINK_HELLO && type <= last_data);
+        bool known = (type >= WIRE_HELLO && type <= WIRE_STACKS_ARE) || (type >= WIRE_LINK_HELLO && type <= last_data);
         if (known != (strcmp(wire_type_name((uint16_t)type), "unknown") != 0)) CHECK_EQ(type, -3);
     }
     in = (struct wire_header){.length = WIRE_HEAD_BYTES + WIRE_MAX_DATA_BYTES, .type = WIRE_CHUNK};
@@ -1077,6 +1097,7 @@ static void test_values(void) {
 
 int main(void) {
     test_round_trips();
+    test_stacks();
     test_wrong_lengths();
     test_bad_fields();
     test_noise();
