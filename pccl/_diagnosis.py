@@ -13,7 +13,7 @@ from pccl._errors import ConnectError, PCCLError, Result
 from pccl._findings import find
 from pccl._loader import load_native_module
 from pccl._names import text_of
-from pccl._reports import Diagnosis, EdgeReport, MemberReport
+from pccl._reports import JOINING, Diagnosis, EdgeReport, JoinerReport, MemberReport
 
 _ffi, _C = load_native_module()
 
@@ -136,11 +136,12 @@ def _take(pointer: Any) -> Diagnosis:
         for i in range(pointer.number_count):
             number = pointer.numbers[i]
             members[number.member].report[_ffi.string(number.name).decode()] = number.value
+        joiners = tuple(_joiner(pointer.joiners[i]) for i in range(pointer.joiner_count))
     finally:
         _C.pcclDiagnosisFree(pointer)
     findings, begins = find(members, edges, limit)
     members = tuple(replace(member, begins_seconds=late) for member, late in zip(members, begins, strict=True))
-    return Diagnosis(tuple(findings), members, edges, limit, *counts, *further)
+    return Diagnosis(tuple(findings), members, edges, limit, *counts, *further, joiners)
 
 
 def _uuid(uuid: Any) -> UUID:
@@ -167,6 +168,20 @@ def _member(c: Any) -> MemberReport:
         state_revision=c.state_revision if c.synced else None,
         state_hash=f"{c.state_hash[1]:016x}{c.state_hash[0]:016x}" if any(c.state_hash) else "",
         state_replaced=c.state_replaced,
+    )
+
+
+def _joiner(c: Any) -> JoinerReport:
+    return JoinerReport(
+        uuid=_uuid(c.uuid),
+        name=text_of(c.name),
+        group=c.group,
+        address=_ffi.string(c.address).decode(),
+        does=JOINING[c.joining],
+        done_bytes=c.done,
+        total_bytes=c.total,
+        progress_seconds=c.progress_s,
+        wait_seconds=c.wait_s,
     )
 
 

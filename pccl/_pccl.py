@@ -41,6 +41,7 @@ from pccl._reports import Diagnosis as Diagnosis
 from pccl._reports import EdgeReport as EdgeReport
 from pccl._reports import Finding as Finding
 from pccl._reports import FindingKind as FindingKind
+from pccl._reports import JoinerReport as JoinerReport
 from pccl._reports import MemberReport as MemberReport
 from pccl._results import CollectiveInfo as CollectiveInfo
 from pccl._results import Contributors as Contributors

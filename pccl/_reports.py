@@ -103,6 +103,38 @@ class EdgeReport:
     reason: str  # why so many do
 
 
+JOINING = ("copies the state", "waits to be admitted", "makes its links", "receives the state in its first sync")
+"""What a peer does on its way into the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinerReport:
+    """A peer on its way into the run: a newcomer, or a member that its first sync brings the state."""
+
+    uuid: UUID
+    group: int
+    address: str
+    does: str  # one of JOINING
+    done_bytes: int = 0  # of the state, that it has compared or copied beside the members' steps
+    total_bytes: int = 0  # of the state; 0: it has told nothing of that
+    progress_seconds: float = 0.0  # in which it has done `done_bytes`
+    wait_seconds: float = 0.0  # since it came; of a first sync, since it called it
+    name: str = ""  # what logs call it; empty: it has none
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """When the copy ends at the rate so far, from its last report; None: that is not known."""
+        if self.done_bytes == 0:
+            return None
+        return self.progress_seconds * (self.total_bytes - self.done_bytes) / self.done_bytes
+
+    def __str__(self) -> str:
+        text = f"{self.name or self.uuid.hex[:8]} {self.does}"
+        if self.total_bytes:
+            text += f": {self.done_bytes / 1e6:.0f} of {self.total_bytes / 1e6:.0f} MB"
+        return text if self.eta_seconds is None else f"{text}, about {self.eta_seconds:.0f} s left"
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """What a run's members have seen in the last seconds, and what is made of it."""
@@ -116,6 +148,7 @@ class Diagnosis:
     epoch: int = 0  # in force
     generation: int = 0  # of the master; grows with each master of the run
     votes: int = 0  # that have ended in the run
+    joiners: tuple[JoinerReport, ...] = ()  # of very many, a part
 
     def to_json(self) -> dict[str, Any]:
         """The same in what `json` writes: ids as text, kinds in lower case."""
@@ -129,6 +162,7 @@ class Diagnosis:
             "epoch": self.epoch,
             "generation": self.generation,
             "votes": self.votes,
+            "joiners": [{**_plain(joiner), "eta_seconds": joiner.eta_seconds} for joiner in self.joiners],
         }
 
     def __str__(self) -> str:

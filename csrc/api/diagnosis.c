@@ -18,6 +18,7 @@ struct answer {
     struct wire_matrix_member members[WIRE_MAX_MEMBERS];
     struct wire_matrix_edge edges[WIRE_MAX_EDGES];
     struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
+    struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
 };
 
 static double seconds(uint64_t us) { return (double)us / 1e6; }
@@ -105,8 +106,10 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
 // Carries the turn of one master on until `until_ns`. True: it has answered.
 static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
     struct wire_matrix *matrix = &query->answer.matrix;
-    *matrix = (struct wire_matrix){
-        .members = query->answer.members, .edges = query->answer.edges, .numbers = query->answer.numbers};
+    *matrix = (struct wire_matrix){.members = query->answer.members,
+                                   .edges = query->answer.edges,
+                                   .numbers = query->answer.numbers,
+                                   .joiners = query->answer.joiners};
     query->error = query->asked == NULL ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
                                                              query->own ? &query->self : NULL, &query->asked)
                                         : 0;
@@ -193,6 +196,20 @@ static void take_edge(const struct wire_matrix_edge *from, pcclDiagnosisEdge_t *
     };
 }
 
+static void take_joiner(const struct wire_matrix_joiner *from, pcclDiagnosisJoiner_t *out) {
+    *out = (pcclDiagnosisJoiner_t){
+        .uuid = uuid_of(&from->id),
+        .group = from->group,
+        .joining = from->joining,
+        .done = from->progress.done,
+        .total = from->progress.total,
+        .progress_s = seconds(from->progress.span_us),
+        .wait_s = seconds(from->wait_us),
+    };
+    memcpy(out->name, from->name.chars, sizeof out->name);
+    socket_address_format(out->address, sizeof out->address, &from->address);
+}
+
 static pcclResult_t make(const struct answer *answer, pcclDiagnosis_t **out) {
     const struct wire_matrix *matrix = &answer->matrix;
     pcclDiagnosis_t *made = calloc(1, sizeof *made);
@@ -211,9 +228,12 @@ static pcclResult_t make(const struct answer *answer, pcclDiagnosis_t **out) {
             .votes = matrix->votes,
             .number_count = matrix->number_count,
             .numbers = calloc(matrix->number_count + 1, sizeof *made->numbers),
+            .joiner_count = matrix->joiner_count,
+            .joiners = calloc(matrix->joiner_count + 1, sizeof *made->joiners),
         };
     }
-    if (made == NULL || made->members == NULL || made->edges == NULL || made->numbers == NULL) {
+    if (made == NULL || made->members == NULL || made->edges == NULL || made->numbers == NULL ||
+        made->joiners == NULL) {
         pcclDiagnosisFree(made);
         return detail_fail(pcclInternalError, "the system refused memory for the diagnosis");
     }
@@ -224,6 +244,7 @@ static pcclResult_t make(const struct answer *answer, pcclDiagnosis_t **out) {
         made->numbers[i].value = matrix->numbers[i].number.value;
         memcpy(made->numbers[i].name, matrix->numbers[i].number.name, sizeof matrix->numbers[i].number.name);
     }
+    for (size_t i = 0; i < made->joiner_count; i++) take_joiner(&matrix->joiners[i], &made->joiners[i]);
     *out = made;
     return pcclSuccess;
 }
@@ -251,6 +272,7 @@ void pcclDiagnosisFree(pcclDiagnosis_t *diagnosis) {
     free(diagnosis->members);
     free(diagnosis->edges);
     free(diagnosis->numbers);
+    free(diagnosis->joiners);
     free(diagnosis);
 }
 

@@ -106,7 +106,8 @@ FIELD(pcclDiagnosisEdge_t, acked_bytes, 16);
 FIELD(pcclDiagnosisEdge_t, queue_s, 112);
 FIELD(pcclDiagnosisEdge_t, reason, 128);
 SIZE(pcclDiagnosisNumber_t, 56);
-SIZE(pcclDiagnosis_t, 88);
+SIZE(pcclDiagnosisJoiner_t, 184);
+SIZE(pcclDiagnosis_t, 104);
 FIELD(pcclDiagnosis_t, members, 40);
 FIELD(pcclDiagnosis_t, edges, 48);
 #endif

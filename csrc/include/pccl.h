@@ -546,6 +546,17 @@ typedef struct pcclDiagnosisNumber_t {
     double value;
 } pcclDiagnosisNumber_t;
 
+// A peer on its way into the run.
+typedef struct pcclDiagnosisJoiner_t {
+    pcclRankUuid_t uuid;
+    char name[64];
+    uint32_t group;
+    char address[64];
+    int joining;               // 0: it copies the state; 1: waits to be admitted; 2: makes its links; 3: first sync
+    uint64_t done, total;      // bytes of the state that it has compared or copied; 0 and 0: it has told nothing
+    double progress_s, wait_s; // in which it has done so; since it came, or of 3 since it called sync_shared_state
+} pcclDiagnosisJoiner_t;
+
 typedef struct pcclDiagnosis_t {
     double heartbeat_limit_s;
     bool counts_only;    // the master told a stranger no more than the two counts below
@@ -557,6 +568,8 @@ typedef struct pcclDiagnosis_t {
     uint64_t generation, votes; // of the master, which grows with each master of the run; votes that have ended
     size_t number_count;
     pcclDiagnosisNumber_t *PCCL_NULLABLE numbers; // likewise
+    size_t joiner_count;
+    pcclDiagnosisJoiner_t *PCCL_NULLABLE joiners; // at most 24
 } pcclDiagnosis_t;
 
 // Asks the master what the members have seen of their ops and of each other in the last seconds. The caller frees *out

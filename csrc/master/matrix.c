@@ -315,6 +315,31 @@ static void tell_numbers(const struct matrix_row *row, uint16_t place, struct wi
         answer->numbers[answer->number_count++] = (struct wire_matrix_number){place, row->numbers.list[i]};
 }
 
+// False: the peer is not on its way into the run.
+static bool find_joining(const struct peer_record *peer, uint8_t *joining) {
+    *joining = peer->accepted ? WIRE_JOINING_RECEIVES
+               : peer->copies ? WIRE_JOINING_COPIES
+               : peer->listed ? WIRE_JOINING_LINKS
+                              : WIRE_JOINING_WAITS;
+    bool receives = peer->vote == WIRE_VOTE_SYNC && peer->part == ROLE_RECEIVER && peer->state.kind == WIRE_STATE_NONE;
+    return peer->used && !peer->gone && (!peer->accepted || receives);
+}
+
+static void tell_joiners(const struct membership *table, int64_t now_ns, struct wire_matrix *answer) {
+    for (uint32_t i = 0; i < table->slots && answer->joiner_count < WIRE_MAX_JOINERS; i++) {
+        const struct peer_record *peer = &table->peers[i];
+        struct wire_matrix_joiner *joiner = &answer->joiners[answer->joiner_count];
+        if (!find_joining(peer, &joiner->joining)) continue;
+        joiner->id = peer->member.id;
+        joiner->group = peer->member.group;
+        joiner->name = peer->member.name;
+        joiner->address = peer->member.address;
+        joiner->wait_us = bounded(since_us(peer->waits_since, now_ns));
+        if (joiner->joining == WIRE_JOINING_COPIES) joiner->progress = peer->progress;
+        answer->joiner_count++;
+    }
+}
+
 static void make_answer(const struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                         struct wire_buffer *out) {
     struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
@@ -326,7 +351,9 @@ static void make_answer(const struct matrix *matrix, struct membership *table, u
     answer.members = calloc(table->count + 1, sizeof *answer.members);
     answer.edges = calloc(WIRE_MAX_EDGES, sizeof *answer.edges);
     answer.numbers = calloc(WIRE_MAX_NUMBERS_TOLD, sizeof *answer.numbers);
-    bool made = answer.members != NULL && answer.edges != NULL && answer.numbers != NULL;
+    answer.joiners = calloc(WIRE_MAX_JOINERS, sizeof *answer.joiners);
+    bool made = answer.members != NULL && answer.edges != NULL && answer.numbers != NULL && answer.joiners != NULL;
+    if (made) tell_joiners(table, now_ns, &answer);
     for (uint32_t i = 0; i < table->count && made; i++) {
         const struct peer_record *peer = table->order[i];
         const struct matrix_row *row = row_of(matrix, table, peer);
@@ -345,6 +372,7 @@ static void make_answer(const struct matrix *matrix, struct membership *table, u
     free(answer.members);
     free(answer.edges);
     free(answer.numbers);
+    free(answer.joiners);
 }
 
 void matrix_count(const struct membership *table, struct wire_buffer *out) {

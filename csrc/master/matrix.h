@@ -68,8 +68,8 @@ bool matrix_look(struct matrix *matrix, struct membership *table, const struct p
 // Appends the answer to a stranger's DIAGNOSE as one frame: how many members there are, and no id, name or address.
 void matrix_count(const struct membership *table, struct wire_buffer *out);
 // Appends the answer to a member's DIAGNOSE as one frame, which is made anew once in MATRIX_ANSWER_MS at most: the
-// members of the epoch in force, and what they see of each other. Of very many members each tells of a few alone, its
-// neighbours in the ring first. `votes`: how many have ended in the run.
+// members of the epoch in force, what they see of each other, and peers on their way into the run. Of very many members
+// each tells of a few alone, its neighbours in the ring first. `votes`: how many have ended in the run.
 void matrix_describe(struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                      struct wire_buffer *out);
 

@@ -210,8 +210,10 @@ static bool is_short(const struct membership *table) { return table->count < tab
 void run_precopy(struct run *run, struct peer_record *peer, const struct wire_precopy *precopy) {
     struct membership *table = &run->table;
     struct wire_donors donors = {0};
+    peer->progress = precopy->progress;
+    if (precopy->copies == WIRE_COPY_ADVANCES) return;
     peer->copies = false;
-    if (precopy->copies == 0 || peer->accepted) return;
+    if (precopy->copies == WIRE_COPY_OVER || peer->accepted) return;
     // Newcomers that come one after another begin with different members.
     uint32_t first = table->count == 0 ? 0 : (uint32_t)(peer->member.join_number % table->count);
     for (uint32_t i = 0; i < table->count && donors.count < WIRE_MAX_DONORS; i++) {

@@ -71,7 +71,7 @@ static inline struct verdicts *run_verdicts(struct run *run, const struct peer_g
 
 // ---- epochs and votes: run.c ----
 
-// A newcomer copies the state before it is admitted, or has done so. Harmless from a member.
+// A newcomer copies the state before it is admitted, is so far, or has done so. Harmless from a member.
 void run_precopy(struct run *run, struct peer_record *peer, const struct wire_precopy *precopy);
 // A newcomer said HELLO: it is registered, or refused. The owner settles after it.
 void run_register(struct run *run, uint32_t conn, const struct wire_address *source, const struct wire_hello *hello);

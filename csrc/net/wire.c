@@ -30,7 +30,9 @@ enum {
     OPS_SEEN = 8 * 8,
     STATE = 1 + 8 + HASH,
     MATRIX_MEMBER = MEMBER + STATE + 2 * 8 + OPS_SEEN + 4,
-    MATRIX = 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4,
+    PROGRESS = 3 * 8,
+    JOINER = ID + 4 + NAME + ADDRESS + 1 + 8 + PROGRESS,
+    MATRIX = 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4 + 4,
     NUMBER = 1 + WIRE_MAX_NUMBER_NAME + 8,
     MATRIX_NUMBERS = WIRE_MAX_NUMBERS_TOLD * (2 + NUMBER),
     MATRIX_EDGE = 2 + 2 + SEEN,
@@ -45,6 +47,8 @@ enum {
     IDS = WIRE_MAX_MEMBERS * ID,
     MEMBERS = WIRE_MAX_MEMBERS * (MEMBER + WIRE_MAX_NAME + ADDRESSES),
     MATRIX_MEMBERS = WIRE_MAX_MEMBERS * (MATRIX_MEMBER + WIRE_MAX_NAME + ADDRESSES),
+    JOINERS = WIRE_MAX_JOINERS * (JOINER + WIRE_MAX_NAME),
+    MATRIX_LISTS = MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS + JOINERS,
     REPORTS = 2 * WIRE_MAX_LIVE_OPS * (OP_NAME + 1 + 1 + 2),
     OUTLINE = WIRE_MAX_OUTLINE * 4,
     SOURCES = WIRE_MAX_MEMBERS * (ID + 8),
@@ -97,14 +101,14 @@ static const struct {
     EXACT(SYNC_DIFFERS, 8 + 8),
     RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),
     RANGE(DIAGNOSE, 0, ID + 16),
-    RANGE(MATRIX, MATRIX, MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS),
+    RANGE(MATRIX, MATRIX, MATRIX_LISTS),
     EXACT(CANCEL, OP_NAME),
     RANGE(RUN, 1 + 1, WIRE_MAX_RUN - 1),
     EXACT(LEAVING, ID + 4 + 1),
     EXACT(LEFT, 0),
     EXACT(RUNS, 0),
     RANGE(RUNS_ARE, 4, WIRE_MAX_RUNS * (1 + WIRE_MAX_RUN + 4)),
-    EXACT(PRECOPY, 1),
+    EXACT(PRECOPY, 1 + PROGRESS),
     RANGE(DONORS, 4, WIRE_MAX_DONORS *(ID + REACH + ADDRESSES)),
     RANGE(NUMBERS, 4, WIRE_MAX_NUMBERS *NUMBER),
     EXACT(REMOVE, ID + 1),
@@ -141,8 +145,7 @@ _Static_assert(VERDICT + WIRE_MAX_TEXT + IDS <= WIRE_MAX_CONTROL_BYTES, "a verdi
 _Static_assert(4 + REPORTS <= WIRE_MAX_CONTROL_BYTES, "a report fits a control frame");
 _Static_assert(RESUME + RESUME_LISTS <= (int)WIRE_MAX_CONTROL_BYTES, "what a peer knows fits a control frame");
 
-_Static_assert(MATRIX + MATRIX_MEMBERS + WIRE_MAX_EDGES * MATRIX_EDGE + MATRIX_NUMBERS <= WIRE_MAX_CONTROL_BYTES,
-               "a matrix fits a control frame");
+_Static_assert(MATRIX + MATRIX_LISTS <= WIRE_MAX_CONTROL_BYTES, "a matrix fits a control frame");
 
 static bool type_known(uint16_t type) { return type < sizeof types / sizeof types[0] && types[type].name != NULL; }
 

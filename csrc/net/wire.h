@@ -48,6 +48,7 @@ enum {
     WIRE_MAX_NUMBERS = 16,         // of a member's program
     WIRE_MAX_NUMBER_NAME = 32,     // bytes of the name of one
     WIRE_MAX_NUMBERS_TOLD = 2048,  // in one MATRIX
+    WIRE_MAX_JOINERS = 24,         // likewise
 };
 
 enum wire_type {
@@ -98,7 +99,7 @@ enum wire_type {
     WIRE_LEFT,     // master -> peer, empty body: you have left; the master closes
     WIRE_RUNS,     // anybody -> master, the first frame of a connection, empty body: which runs do you serve?
     WIRE_RUNS_ARE, // the answer
-    WIRE_PRECOPY,  // newcomer -> master: I copy the state before I am admitted, or have done so
+    WIRE_PRECOPY,  // newcomer -> master: I copy the state before I am admitted, am so far, or have done so
     WIRE_DONORS,   // master -> newcomer: the members that it may copy the state from
     WIRE_NUMBERS,  // peer -> master: numbers of my program, such as its loss
     // who has the master's key -> master, the first frame of a connection: take this member out

@@ -224,8 +224,6 @@ static void visit_epoch_commit(struct cursor *c, struct wire_epoch_commit *m) {
     cursor_bytes(c, m->signature, sizeof m->signature);
 }
 
-static void visit_precopy(struct cursor *c, struct wire_precopy *m) { cursor_range(c, &m->copies, 0, 1); }
-
 static void visit_donors(struct cursor *c, struct wire_donors *m) {
     cursor_count(c, &m->count, WIRE_MAX_DONORS);
     EACH(c, i, m->count) {
@@ -470,6 +468,18 @@ static void visit_numbers(struct cursor *c, struct wire_numbers *m) {
     EACH(c, i, m->count) visit_program_number(c, &m->list[i]);
 }
 
+static void visit_progress(struct cursor *c, struct wire_progress *progress) {
+    visit_number(c, &progress->done);
+    visit_number(c, &progress->total);
+    visit_number(c, &progress->span_us);
+    cursor_expect(c, progress->done <= progress->total);
+}
+
+static void visit_precopy(struct cursor *c, struct wire_precopy *m) {
+    cursor_range(c, &m->copies, WIRE_COPY_OVER, WIRE_COPY_ADVANCES);
+    visit_progress(c, &m->progress);
+}
+
 static void visit_state(struct cursor *c, struct wire_state *state) {
     cursor_range(c, &state->kind, WIRE_STATE_NONE, WIRE_STATE_REPLACED);
     cursor_u64(c, &state->revision);
@@ -506,6 +516,17 @@ static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
         cursor_u16(c, &m->numbers[i].member);
         visit_program_number(c, &m->numbers[i].number);
         cursor_expect(c, m->numbers[i].member < m->member_count);
+    }
+    cursor_count(c, &m->joiner_count, WIRE_MAX_JOINERS);
+    cursor_expect(c, m->joiner_count == 0 || !m->counts_only);
+    EACH(c, i, m->joiner_count) {
+        visit_id(c, &m->joiners[i].id);
+        cursor_u32(c, &m->joiners[i].group);
+        visit_name(c, &m->joiners[i].name);
+        visit_address(c, &m->joiners[i].address);
+        cursor_range(c, &m->joiners[i].joining, WIRE_JOINING_COPIES, WIRE_JOINING_RECEIVES);
+        visit_number(c, &m->joiners[i].wait_us);
+        visit_progress(c, &m->joiners[i].progress);
     }
 }
 

@@ -421,6 +421,23 @@ struct wire_telemetry {
 // In a MATRIX, whose sums fade, counts (ops, entries, samples, backlogged) are in parts of one: so many are 1.
 #define WIRE_COUNT UINT64_C(1000)
 
+// How far a newcomer is with a pass over the state that it copies. Claims of the newcomer, which nothing depends on.
+struct wire_progress {
+    uint64_t done, total; // bytes that it has compared or copied, and all of them; done <= total
+    uint64_t span_us;     // since the pass began
+};
+
+enum wire_copies {
+    WIRE_COPY_OVER,     // it is up to date, or no donor is left
+    WIRE_COPY_BEGINS,   // admit me later, and tell me whom to copy from
+    WIRE_COPY_ADVANCES, // about once a second
+};
+
+struct wire_precopy {
+    uint8_t copies;                // wire_copies
+    struct wire_progress progress; // all 0 unless it advances
+};
+
 enum wire_state_kind {
     WIRE_STATE_NONE,     // no sync has succeeded since it came
     WIRE_STATE_SYNCED,   // its state was that of its group at the last sync, or it had none to compare
@@ -443,13 +460,27 @@ struct wire_matrix_member {
     uint32_t recent_us;       // that the sums of its edges are of, which fade with each report
 };
 
+enum wire_joining {
+    WIRE_JOINING_COPIES,  // the state, beside the members' steps
+    WIRE_JOINING_WAITS,   // for the members to admit it
+    WIRE_JOINING_LINKS,   // it makes its links to the members
+    WIRE_JOINING_RECEIVES // it is a member, and its first sync brings it the state
+};
+
+// A peer on its way into the run.
+struct wire_matrix_joiner {
+    struct wire_id id;
+    uint32_t group;
+    struct wire_name name;
+    struct wire_address address;   // where other members reach it
+    uint8_t joining;               // wire_joining
+    uint64_t wait_us;              // since it came; of a receiver, since it voted for the sync
+    struct wire_progress progress; // as it has told while it copies; else 0
+};
+
 struct wire_matrix_edge {
     uint16_t from, to; // who has seen, and whom: places in the list of members
     struct wire_seen seen;
-};
-
-struct wire_precopy {
-    uint8_t copies; // 1: admit me later, and tell me whom to copy from; 0: I am up to date
 };
 
 struct wire_donors {
@@ -492,7 +523,9 @@ struct wire_matrix {
     struct wire_matrix_number {
         uint16_t member; // its place in the list
         struct wire_number number;
-    } *numbers; // decode: caller's array of WIRE_MAX_NUMBERS_TOLD
+    } *numbers;                         // decode: caller's array of WIRE_MAX_NUMBERS_TOLD
+    uint32_t joiner_count;              // of very many, a part; counts only: 0
+    struct wire_matrix_joiner *joiners; // decode: caller's array of WIRE_MAX_JOINERS
 };
 
 enum { WIRE_WITHIN_UNKNOWN = UINT32_MAX };

@@ -392,8 +392,7 @@ static void lose_links(struct control *t, int64_t now) {
     for (size_t i = 0; i < count && t->wireup != NULL; i++) {
         if (lost[i].reason == WIRE_LINK_CARD || lost[i].reason == WIRE_LINK_SILENT)
             wireup_avoid(t->wireup, &lost[i].id, lost[i].index, now);
-        struct member *member = event_begin(t);
-        member_link_lost(member, &lost[i].id, lost[i].index, lost[i].serial, lost[i].reason, now, &t->actions);
+        member_link_lost(event_begin(t), &lost[i].id, lost[i].index, lost[i].serial, lost[i].reason, now, &t->actions);
         event_end(t, now);
     }
     free(lost);
@@ -402,11 +401,12 @@ static void lose_links(struct control *t, int64_t now) {
 // Takes the news of the thread that copies the state.
 static void take_news(struct control *t, int64_t now) {
     if (t->wireup == NULL || member_phase(t->c->core) != MEMBER_REGISTERED) return;
-    enum precopy_news news = precopy_take_news(t->c->precopy);
+    struct wire_progress progress;
+    enum precopy_news news = precopy_take_news(t->c->precopy, &progress);
     if (news == PRECOPY_LOST) try_donor(t, now);
-    if (!t->copied && news != PRECOPY_UP_TO_DATE) return;
+    if (!t->copied && (news == PRECOPY_QUIET || news == PRECOPY_LOST)) return;
+    member_copied(event_begin(t), !t->copied && news == PRECOPY_ADVANCED ? &progress : NULL, &t->actions);
     t->copied = false;
-    member_copied(event_begin(t), &t->actions);
     event_end(t, now);
 }
 

@@ -213,12 +213,15 @@ static void take_welcome(struct member *m, const struct wire_header *header, int
     m->phase = MEMBER_REGISTERED;
     m->beat_at = now + limit_ns(m) / 5;
     member_act(out, MEMBER_RECHECK);
-    if (m->precopy) wire_encode_precopy(&out->frames, member_header(m), &(struct wire_precopy){.copies = 1});
+    if (m->precopy)
+        wire_encode_precopy(&out->frames, member_header(m), &(struct wire_precopy){.copies = WIRE_COPY_BEGINS});
 }
 
-void member_copied(struct member *m, struct member_output *out) {
-    if (m->phase == MEMBER_REGISTERED && !member_is_seeking(m))
-        wire_encode_precopy(&out->frames, member_header(m), &(struct wire_precopy){.copies = 0});
+void member_copied(struct member *m, const struct wire_progress *progress, struct member_output *out) {
+    if (m->phase != MEMBER_REGISTERED || member_is_seeking(m)) return;
+    struct wire_precopy told = {.copies = WIRE_COPY_OVER};
+    if (progress != NULL) told = (struct wire_precopy){.copies = WIRE_COPY_ADVANCES, .progress = *progress};
+    wire_encode_precopy(&out->frames, member_header(m), &told);
 }
 
 static void take_measure(struct member *m, const struct wire_measure *measure, struct member_output *out) {

@@ -45,6 +45,7 @@ struct precopy {
     pthread_cond_t resting;
     int wake;
     enum precopy_news news;
+    struct wire_progress progress; // of PRECOPY_ADVANCED
 
     // Held while a donor's thread reads a leaf, and to replace the content. A receiver reads and writes it alone.
     pthread_mutex_t reading;
@@ -236,6 +237,8 @@ struct passes {
     uint64_t theirs[2][RANGE_LEAVES]; // of the range at hand, and of the one after
     uint64_t fetched;                 // bytes, in this pass
     uint64_t last;                    // leaf that was fetched last
+    int64_t began_ns, told_ns;        // this pass; when it was last told how far it is
+    bool up_to_date;                  // has been so once
     unsigned follows;                 // passes that may still follow a change at once
     bool wrote;
 };
@@ -258,6 +261,24 @@ static bool take_hashes(struct passes *s, uint64_t first, uint32_t count, uint64
            receive_all(&s->line, out, count * sizeof *out, PRECOPY_STALL_MS);
 }
 
+// Tells that the leaves below this one are compared or copied, unless it did so a moment ago. A newcomer that was up to
+// date once has nothing more to tell.
+static void advance(struct passes *s, uint64_t leaf) {
+    struct precopy *p = s->line.precopy;
+    const struct delta_layout *layout = &s->content->layout;
+    int64_t now = platform_now_ns();
+    if (s->up_to_date || (s->told_ns != 0 && now < s->told_ns + PRECOPY_TELL_MS * MS_NS)) return;
+    s->told_ns = now;
+    uint64_t total = layout->bytes < WIRE_MOST_SEEN ? layout->bytes : WIRE_MOST_SEEN;
+    double part = layout->leaf_count == 0 ? 0 : (double)leaf / (double)layout->leaf_count;
+    pthread_mutex_lock(&p->lock);
+    p->progress = (struct wire_progress){
+        .done = (uint64_t)(part * (double)total), .total = total, .span_us = (uint64_t)((now - s->began_ns) / US_NS)};
+    if (p->news == PRECOPY_QUIET) p->news = PRECOPY_ADVANCED;
+    pthread_mutex_unlock(&p->lock);
+    wake_signal(p->wake);
+}
+
 static bool take_leaf(struct passes *s, uint64_t leaf) {
     struct frame_start start;
     struct delta_piece piece = delta_layout_find(&s->content->layout, leaf);
@@ -278,6 +299,7 @@ static bool take_leaf(struct passes *s, uint64_t leaf) {
     device_unstage(entry->queue, to, staging, piece.length);
     s->fetched += piece.length;
     s->last = leaf;
+    advance(s, leaf + 1);
     return device_await_fence(entry->queue, device_mark(entry->queue));
 }
 
@@ -306,6 +328,8 @@ static bool pass(struct passes *s) {
     uint64_t leaves = s->content->layout.leaf_count;
     uint32_t length = range_length(s, 0);
     s->fetched = 0;
+    s->began_ns = platform_now_ns();
+    advance(s, 0);
     if (leaves == 0) return true;
     if (!ask(s, WIRE_SYNC_ASK_HASHES, 0, length) || !take_hashes(s, 0, length, s->theirs[0])) return false;
     for (uint64_t first = 0, next, n = 0; first < leaves; first = next, n++) {
@@ -315,6 +339,7 @@ static bool pass(struct passes *s) {
         if (!ask_leaves(s, first, s->theirs[n % 2])) return false;
         if (length > 0 && !take_hashes(s, next, length, s->theirs[(n + 1) % 2])) return false;
         if (!take_leaves(s, first, s->theirs[n % 2])) return false;
+        advance(s, next);
     }
     return true;
 }
@@ -366,17 +391,16 @@ static bool hash_own(struct precopy *p) {
 // Passes until the stream ends.
 static void copy(struct precopy *p, struct passes *s) {
     uint64_t before = UINT64_MAX;
-    bool up_to_date = false, goes_on = hash_own(p);
+    bool goes_on = hash_own(p);
     while (goes_on) {
-        int64_t began = platform_now_ns();
         if (!pass(s)) return;
         LOG(LOG_INFO, "pre-copy: fetched %llu of %llu bytes in %.0f ms", (unsigned long long)s->fetched,
-            (unsigned long long)s->content->layout.bytes, (double)(platform_now_ns() - began) / (double)MS_NS);
+            (unsigned long long)s->content->layout.bytes, (double)(platform_now_ns() - s->began_ns) / (double)MS_NS);
         bool enough = s->fetched == 0 || s->fetched > before / 2;
         before = s->fetched;
-        if (enough && !up_to_date) tell(p, PRECOPY_UP_TO_DATE);
-        up_to_date |= enough;
-        if (up_to_date) goes_on = await_next(s, platform_now_ns() - began);
+        if (enough && !s->up_to_date) tell(p, PRECOPY_UP_TO_DATE);
+        s->up_to_date |= enough;
+        if (s->up_to_date) goes_on = await_next(s, platform_now_ns() - s->began_ns);
     }
 }
 
@@ -426,9 +450,10 @@ bool precopy_receive(struct precopy *p, struct transport *stream, int wake) {
     return false;
 }
 
-enum precopy_news precopy_take_news(struct precopy *p) {
+enum precopy_news precopy_take_news(struct precopy *p, struct wire_progress *progress) {
     pthread_mutex_lock(&p->lock);
     enum precopy_news news = p->news;
+    *progress = p->progress;
     p->news = PRECOPY_QUIET;
     pthread_mutex_unlock(&p->lock);
     return news;
@@ -447,7 +472,7 @@ void precopy_end_receiving(struct precopy *p) {
     precopy_hurry(p);
     pthread_join(p->receiver, NULL);
     p->receives = false;
-    precopy_take_news(p);
+    precopy_take_news(p, &(struct wire_progress){0});
 }
 
 // ---- life ----

@@ -22,11 +22,13 @@
 #include <stdbool.h>
 
 #include "net/transport.h"
+#include "net/wire_control.h"
 #include "state/content.h"
 
 enum {
     PRECOPY_DONATIONS_MOST = 4, // newcomers that copy from one member at a time
     PRECOPY_STALL_MS = 10000,   // without a byte, after which a stream is given up
+    PRECOPY_TELL_MS = 1000,     // between two news of how far a newcomer is, at least
     PRECOPY_REFRESH_MS = 1000,  // between two passes of a newcomer that is up to date, at least
 };
 
@@ -34,6 +36,7 @@ struct precopy;
 
 enum precopy_news {
     PRECOPY_QUIET,
+    PRECOPY_ADVANCED,   // before that, about once a second
     PRECOPY_LOST,       // the donor is gone, or gives nothing: try another one
     PRECOPY_UP_TO_DATE, // for the first time over this stream
 };
@@ -63,8 +66,8 @@ void precopy_give(struct precopy *precopy, struct transport *stream);
 // Copies the state from the donor at the other end of the stream, which it takes in any case. `wake` is signalled when
 // there is news (base/platform). False: there is no state, one of its entries cannot be written, or the system refuses.
 bool precopy_receive(struct precopy *precopy, struct transport *stream, int wake);
-// The newest news that was not taken yet.
-enum precopy_news precopy_take_news(struct precopy *precopy);
+// The newest news that was not taken yet, and how far the newcomer is if it has advanced.
+enum precopy_news precopy_take_news(struct precopy *precopy, struct wire_progress *progress);
 // Ends the receiving, if any: when it returns, no tensor is written any more. Blocks for a moment.
 void precopy_end_receiving(struct precopy *precopy);
 // The same, from any thread and without blocking: precopy_end_receiving then finds it ended.

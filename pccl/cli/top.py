@@ -231,6 +231,8 @@ class _Report:
         yield _members(self._diagnosis, narrow)
         if self._diagnosis.edges:
             yield _edges(self._diagnosis, narrow)
+        for joiner in self._diagnosis.joiners:
+            yield Text(f"joins: {joiner}")
         for finding in self._diagnosis.findings:
             yield Text(f"{finding.kind.name.lower().replace('_', ' ')}: {finding.text}", "bold red")
         if not self._diagnosis.findings:

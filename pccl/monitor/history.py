@@ -16,7 +16,7 @@ from itertools import islice
 from typing import IO, Any
 
 from pccl._names import short
-from pccl._reports import Diagnosis, EdgeReport, Finding, MemberReport, finite
+from pccl._reports import Diagnosis, EdgeReport, Finding, JoinerReport, MemberReport, finite
 
 Event = dict[str, Any]
 
@@ -46,6 +46,8 @@ LINKS_MOST = 64
 NUMBERS_MOST = 64
 """Numbers of programs in a sample, of all members together."""
 
+BYTES_PER_JOINER = 100
+
 STATE_DIGITS = 8
 """Of the hash of a state."""
 
@@ -64,6 +66,7 @@ class Recorder:
         self._values: dict[str, list[float]] = {}
         self._reports: dict[str, dict[str, float | None]] = {}
         self._state: Event = {}
+        self._joiners: Event | None = None
         self._links: dict[str, list[float]] = {}
         self._sample_at = float("-inf")
         self._whole_at = float("-inf")
@@ -101,7 +104,7 @@ class Recorder:
 
     def _bytes(self, told: Diagnosis, count: int) -> int:
         """Of a sample in which everything has changed."""
-        return count * BYTES_PER_MEMBER + min(len(told.edges), LINKS_MOST) * BYTES_PER_LINK
+        return count * BYTES_PER_MEMBER + min(len(told.edges), LINKS_MOST) * BYTES_PER_LINK + len(told.joiners) * BYTES_PER_JOINER
 
     def _compare_findings(self, at: float, findings: Iterable[Finding]) -> list[Event]:
         now = {}
@@ -124,6 +127,7 @@ class Recorder:
             events = [_member("member", at, name, member) for name, member in self._members.items()]
             events += [{"at": at, **event} for event in self._findings.values()]
             self._values, self._links, self._reports, self._state = {}, {}, {}, {}
+            self._joiners = None
         values = {name: member_values(member) for name, member in self._members.items()}
         spans = {member.uuid: member.recent_seconds for member in told.members}
         busiest = sorted(told.edges, key=lambda edge: edge.acked_bytes, reverse=True)[:LINKS_MOST]
@@ -141,6 +145,10 @@ class Recorder:
         state = _state(self._members)
         sample["state"] = {} if state == self._state else state
         self._values, self._links, self._reports, self._state, self._sample_at = values, links, reports, state, at
+        joiners = {short(one.uuid): _joiner(one) for one in told.joiners}
+        if joiners != self._joiners:
+            sample["joiners"] = self._joiners = joiners
+            return [*events, sample]
         parts = ("members", "links", "quiet", "report", "state")
         return [*events, sample] if whole or any(sample[part] for part in parts) else events
 
@@ -160,6 +168,12 @@ def _state(members: dict[str, MemberReport]) -> Event:
 
 def _state_of(member: MemberReport) -> State:
     return member.state_revision or 0, member.state_hash[:STATE_DIGITS], member.state_replaced
+
+
+def _joiner(joiner: JoinerReport) -> Event:
+    eta = joiner.eta_seconds
+    found = {"name": joiner.name, "does": joiner.does, "done": joiner.done_bytes, "total": joiner.total_bytes}
+    return {**found, "eta": None if eta is None else _rounded(eta)}
 
 
 def _reports(members: dict[str, MemberReport]) -> dict[str, dict[str, float | None]]:

@@ -77,10 +77,13 @@ static bool again_matrix(struct wire_buffer *out, struct wire_header header, con
     static struct wire_matrix_member seen_members[WIRE_MAX_MEMBERS];
     static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
     static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
-    struct wire_matrix message = {.members = seen_members, .edges = edges, .numbers = numbers};
+    static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
+    struct wire_matrix message = {.members = seen_members, .edges = edges, .numbers = numbers, .joiners = joiners};
     if (!wire_decode_matrix(body, length, &message)) return false;
     for (uint32_t i = 0; i < message.edge_count; i++)
         MUST(edges[i].from < message.member_count && edges[i].to < message.member_count);
+    for (uint32_t i = 0; i < message.joiner_count; i++)
+        MUST(joiners[i].progress.done <= joiners[i].progress.total && joiners[i].progress.total <= WIRE_MOST_SEEN);
     wire_encode_matrix(out, header, &message);
     return true;
 }

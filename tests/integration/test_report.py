@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 from peers import PATIENCE, address_of, team
+from performers import Performer
+from precopiers import Precopier
 from states import Held, filled, sync_all
 
 from pccl import ArgumentError, Communicator, MasterNode, _recording
 from pccl._address import parse_endpoint
 from pccl._diagnosis import diagnose_run
+from pccl._reports import JOINING, Diagnosis
 
 
 def test_numbers_are_seen_everywhere(tmp_path: Path):
@@ -62,6 +67,37 @@ def test_the_master_tells_the_shared_state_of_each_member():
         assert {member.state_hash for member in told.members} == {held[0].shared.hash()}
         assert [member.uuid for member in told.members if member.state_replaced] == [comms[2].uuid]
         assert told.to_json()["members"][0]["state_revision"] == 8
+
+
+def test_the_master_tells_what_peers_do_on_their_way_into_the_run(tmp_path: Path):
+    end = tmp_path / "end"
+    master, member, newcomer = (Performer(Precopier, at, ()) for at in range(3))
+
+    def await_joiners(*does: str) -> Diagnosis:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            told = diagnose_run(parse_endpoint(address))
+            if [one.does for one in told.joiners] == list(does):
+                return told
+            assert time.monotonic() < deadline, told.joiners
+            time.sleep(0.02)
+
+    try:
+        address = master.ask("serve")
+        member.ask("join", address, 4, 1)
+        os.kill(member.pid, signal.SIGSTOP)  # it gives nothing
+        newcomer.tell("join", address, 4, 2)
+        (joiner,) = await_joiners(JOINING[0]).joiners
+        assert (joiner.done_bytes, joiner.eta_seconds) == (0, None)
+        os.kill(member.pid, signal.SIGCONT)
+        await_joiners(JOINING[1])
+        for process in (member, newcomer):
+            process.tell("train", str(end))
+        await_joiners()
+        end.touch()
+    finally:
+        for process in (master, member, newcomer):
+            process.kill()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ const run = {
   events: [], // those that are listed
   reports: new Map(), // id: {times: [], values: []}: numbers of the program, by name
   states: { times: [], values: [] }, // shared state: {groups: {group: state}, others: {id: state}}, [revision, hash, replaced] each
+  joiners: { times: [], values: [] }, // {id: {name, does, done, total, eta}}: peers on their way into the run
   failovers: [], // times at which another master took the run up
   sums: [], // {at, operations, spent, useful}: since the beginning; seconds of members, and of these, those without waits
   first: Infinity, last: -Infinity, live: true,
@@ -74,6 +75,10 @@ function take(event) {
       const one = series(run.reports, id);
       one.times.push(at);
       one.values.push(numbers);
+    }
+    if (event.joiners) {
+      run.joiners.times.push(at);
+      run.joiners.values.push(event.joiners);
     }
     if (event.state?.groups) {
       run.states.times.push(at);
@@ -167,6 +172,7 @@ function draw() {
   const members = membersAt(at), findings = findingsAt(at);
   drawState(at, members, findings);
   drawMembers(at, members, findings);
+  drawJoiners(at);
   drawRing(at, members, findings);
   drawLine(at);
 }
@@ -212,6 +218,17 @@ function reported(ids, at) {
       if (value !== null) found.set(name, [...(found.get(name) ?? []), value]);
   return [...found].slice(0, REPORTS_MOST).map(([name, values]) =>
     `${name} ${Number((values.reduce((sum, one) => sum + one, 0) / values.length).toPrecision(4)).toLocaleString("en", { maximumSignificantDigits: 4 })}`).join(", ");
+}
+
+// What peers do that are on their way into the run.
+function drawJoiners(at) {
+  $("joiners").replaceChildren(...Object.entries(valuesAt(run.joiners, at) ?? {}).map(([id, one]) => {
+    const item = document.createElement("li"), size = (bytes) => rate(bytes).replace("/s", "");
+    item.textContent = `${one.name ? `${one.name} (${id})` : id} ${one.does}`;
+    if (one.total) item.textContent += `: ${size(one.done)} of ${size(one.total)}${one.eta === null ? "" : `, about ${span(one.eta)} left`}`;
+    if (one.total) item.append(Object.assign(document.createElement("progress"), { value: one.done, max: one.total }));
+    return item;
+  }));
 }
 
 // The shared state of a member after its last sync, and why it is marked.

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reports import edge
 
-from pccl import Diagnosis, EdgeReport, Finding, FindingKind, MemberReport
+from pccl import Diagnosis, EdgeReport, Finding, FindingKind, JoinerReport, MemberReport
 from pccl._names import short
+from pccl._reports import JOINING
 from pccl.monitor import history
 from pccl.monitor.history import Log, Recorder, create_file, read_file
 from pccl.monitor.metrics import Metrics
@@ -244,3 +245,33 @@ def test_states_are_those_of_most_members_of_a_group_and_of_the_members_that_dif
     quiet = [replace(one, ops=2.0) for one in synced]
     assert states(3.0, *quiet) == {}  # it is as it was
     assert states(70.0, *quiet)["groups"].keys() == {"0", "1"}  # all that is known, once a minute
+
+
+def joiner(done: int, seconds: float) -> JoinerReport:
+    return JoinerReport(
+        uuid=reports.member(9).uuid,
+        name="host-9",
+        group=0,
+        address="10.0.0.9:48149",
+        does=JOINING[0],
+        done_bytes=done,
+        total_bytes=4_000_000_000,
+        progress_seconds=seconds,
+    )
+
+
+def test_joiners_are_in_the_samples_with_the_time_that_is_left():
+    recorder = Recorder()
+
+    def joiners(second: float, *found: JoinerReport) -> dict[str, Any] | None:
+        events = recorder.observe(second, replace(told(member(1)), joiners=found))
+        return events[-1].get("joiners") if events else None
+
+    assert joiners(1.0) == {}
+    assert joiners(2.0, joiner(0, 0.0))["00000009"]["eta"] is None
+    assert joiners(3.0, joiner(1_000_000_000, 5.0)) == {
+        "00000009": {"name": "host-9", "does": "copies the state", "done": 10**9, "total": 4 * 10**9, "eta": 15.0}
+    }
+    assert joiners(4.0, joiner(1_000_000_000, 5.0)) is None  # nothing is new
+    assert joiners(5.0) == {}
+    assert str(joiner(1_000_000_000, 5.0)) == "host-9 copies the state: 1000 of 4000 MB, about 15 s left"

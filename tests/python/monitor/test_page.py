@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ pytest.importorskip("prometheus_client")
 
 from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from test_history import member, straggler, told
+from test_history import joiner, member, straggler, told
 
 import pccl
 from pccl.cli import main
@@ -256,7 +257,8 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
                 if number != 3 or second < 10
             ]
             findings = (straggler(member(2)),) if second >= 20 else ()
-            log.add(recorder.observe(begin + second, told(*members, epoch=1 + (second >= 10), findings=findings)))
+            answer = told(*members, epoch=1 + (second >= 10), findings=findings)
+            log.add(recorder.observe(begin + second, replace(answer, joiners=(joiner(second * 10**8, float(second)),))))
     with Command("replay", str(path)) as replay, playwright.sync_playwright() as browsers:
         quiet = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
                  "--disable-component-update", "--disable-sync")  # fmt: skip
@@ -272,6 +274,7 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
         assert any("host-3 (00000003) was lost, or left" in one for one in shown.locator("#events li").all_inner_texts())
         assert shown.locator("td.differs").all_inner_texts() == ["7 abababab"]
         assert "was replaced" in (shown.locator("td.differs").get_attribute("title") or "")
+        assert shown.inner_text("#joiners li").startswith("host-9 (00000009) copies the state: 2.9 GB of 4.0 GB, about 11 s left")
         assert "token" not in shown.url
         line = shown.locator("#line")
         box = line.bounding_box()

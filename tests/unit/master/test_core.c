@@ -49,7 +49,11 @@ static void test_precopy(void) {
     OUTCOME("abc", UPDATE, 0, 0);
     pass(2 * MEMBERSHIP_WARN_MS, "abcd");
     CHECK(quiet("d")); // it waits for nobody's call
+    precopy('d', WIRE_COPY_ADVANCES);
+    vote("abc", WIRE_VOTE_PENDING);
+    OUTCOME("abc", PENDING, 0, 0); // it copies still
     precopy('d', 0);
+    precopy('d', WIRE_COPY_ADVANCES); // from another donor; it stays admissible
     vote("abc", WIRE_VOTE_PENDING);
     OUTCOME("abc", PENDING, 0, 1);
     vote("abc", WIRE_VOTE_UPDATE);

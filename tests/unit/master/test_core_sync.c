@@ -282,7 +282,8 @@ static void check_states(const char *want) {
     static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
     static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
     static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
-    struct wire_matrix matrix = {.members = members, .edges = edges, .numbers = numbers};
+    static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
+    struct wire_matrix matrix = {.members = members, .edges = edges, .numbers = numbers, .joiners = joiners};
     struct wire_buffer out = {0};
     struct wire_header header = {0};
     char text[TEXT] = "";

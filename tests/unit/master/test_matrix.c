@@ -9,6 +9,7 @@ static struct matrix matrix;
 static struct wire_matrix_member members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge edges[WIRE_MAX_EDGES];
 static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
+static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
 
 static void tell(char who, const char *others, uint64_t ops) {
     static struct wire_telemetry told;
@@ -21,7 +22,7 @@ static void tell(char who, const char *others, uint64_t ops) {
 }
 
 static struct wire_matrix ask(void) {
-    struct wire_matrix answer = {.members = members, .edges = edges, .numbers = numbers};
+    struct wire_matrix answer = {.members = members, .edges = edges, .numbers = numbers, .joiners = joiners};
     struct wire_buffer out = {0};
     struct wire_header header;
     table.now_ns += MATRIX_ANSWER_MS * MS_NS;
@@ -222,6 +223,31 @@ static void test_rate(void) {
     close_membership();
 }
 
+static void test_joiners(void) {
+    open_membership("peers on their way into the run, and what they do", "ab");
+    for (char who = 'c'; who <= 'f'; who++) come(who, 0);
+    peer('c')->copies = true;
+    peer('c')->progress = peer('d')->progress = (struct wire_progress){.done = 3, .total = 9, .span_us = 5};
+    peer('e')->listed = true;
+    peer('f')->gone = true;
+    peer('a')->vote = peer('b')->vote = WIRE_VOTE_SYNC;
+    peer('a')->part = peer('b')->part = ROLE_RECEIVER;
+    peer('b')->state.kind = WIRE_STATE_SYNCED; // not its first sync
+    struct wire_matrix answer = ask();
+    static const char who[] = "acde";
+    static const uint8_t want[] = {WIRE_JOINING_RECEIVES, WIRE_JOINING_COPIES, WIRE_JOINING_WAITS, WIRE_JOINING_LINKS};
+    CHECK_EQ(answer.joiner_count, sizeof want);
+    for (uint32_t i = 0; i < answer.joiner_count; i++) {
+        CHECK_EQ(joiners[i].id.bytes[0], who[i]);
+        CHECK_EQ(joiners[i].joining, want[i]);
+        CHECK_EQ(joiners[i].progress.done, who[i] == 'c' ? 3 : 0); // what it told before it waits is old
+    }
+    peer('f')->gone = false;
+    peer('a')->vote = peer('b')->vote = 0;
+    matrix_fini(&matrix);
+    close_membership();
+}
+
 static void test_numbers(void) {
     open_membership("numbers of a program stay until others take their place, or the member is gone", "ab");
     struct wire_numbers told = {.count = 2, .list = {{"loss", 0.5}, {"tokens", 7}}};
@@ -293,6 +319,7 @@ int main(void) {
     test_losses();
     test_long_ops();
     test_rate();
+    test_joiners();
     test_numbers();
     test_places();
     test_look();

@@ -201,8 +201,14 @@ static void write_cancel(struct wire_buffer *out, uint32_t size) {
     wire_encode_cancel(out, random_header(), &cancel);
 }
 
+static struct wire_progress random_progress(void) {
+    uint64_t total = WIRE_MOST_SEEN / 2 + check_random(&seed) % (WIRE_MOST_SEEN / 2);
+    return (struct wire_progress){.done = total - total / 4, .total = total, .span_us = total / 3};
+}
+
 static void write_precopy(struct wire_buffer *out, uint32_t size) {
-    wire_encode_precopy(out, random_header(), &(struct wire_precopy){.copies = (uint8_t)size});
+    struct wire_precopy message = {.copies = (uint8_t)size, .progress = random_progress()};
+    wire_encode_precopy(out, random_header(), &message);
 }
 
 static void write_donors(struct wire_buffer *out, uint32_t size) {
@@ -519,6 +525,7 @@ static bool again_telemetry(struct wire_buffer *out, const uint8_t *body, size_t
 static struct wire_matrix_member matrix_members[WIRE_MAX_MEMBERS];
 static struct wire_matrix_edge matrix_edges[WIRE_MAX_EDGES];
 static struct wire_matrix_number matrix_numbers[WIRE_MAX_NUMBERS_TOLD];
+static struct wire_matrix_joiner matrix_joiners[WIRE_MAX_JOINERS];
 
 static struct wire_state random_state(void) {
     return (struct wire_state){.kind = (uint8_t)(check_random(&seed) % (WIRE_STATE_REPLACED + 1)),
@@ -539,7 +546,17 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
                                   .generation = check_random(&seed),
                                   .votes = check_random(&seed),
                                   .number_count = size * 2,
-                                  .numbers = matrix_numbers};
+                                  .numbers = matrix_numbers,
+                                  .joiner_count = size < WIRE_MAX_JOINERS ? size : WIRE_MAX_JOINERS,
+                                  .joiners = matrix_joiners};
+    for (uint32_t i = 0; i < message.joiner_count; i++) {
+        matrix_joiners[i] = (struct wire_matrix_joiner){.group = i,
+                                                        .address = random_address(),
+                                                        .joining = (uint8_t)(i % (WIRE_JOINING_RECEIVES + 1)),
+                                                        .wait_us = random_number(),
+                                                        .progress = random_progress()};
+        random_id(&matrix_joiners[i].id);
+    }
     for (uint32_t i = 0; i < size * 2; i++)
         matrix_numbers[i] = (struct wire_matrix_number){(uint16_t)(i / 2), random_program_number()};
     for (uint32_t i = 0; i < size; i++) {
@@ -554,7 +571,8 @@ static void write_matrix(struct wire_buffer *out, uint32_t size) {
 }
 
 static bool again_matrix(struct wire_buffer *out, const uint8_t *body, size_t length) {
-    struct wire_matrix message = {.members = matrix_members, .edges = matrix_edges, .numbers = matrix_numbers};
+    struct wire_matrix message = {
+        .members = matrix_members, .edges = matrix_edges, .numbers = matrix_numbers, .joiners = matrix_joiners};
     if (!wire_decode_matrix(body, length, &message)) return false;
     wire_encode_matrix(out, (struct wire_header){0}, &message);
     return true;
@@ -615,7 +633,7 @@ static const struct message {
     {WIRE_MATRIX, WIRE_MAX_MEMBERS, write_matrix, again_matrix},
     {WIRE_WAITING, WIRE_MAX_TEXT, write_waiting, again_waiting},
     {WIRE_LINK_HELLO, WIRE_MAX_LANES, write_link_hello, again_link_hello},
-    {WIRE_PRECOPY, 1, write_precopy, again_precopy},
+    {WIRE_PRECOPY, WIRE_COPY_ADVANCES, write_precopy, again_precopy},
     {WIRE_DONORS, WIRE_MAX_DONORS, write_donors, again_donors},
     {WIRE_NUMBERS, WIRE_MAX_NUMBERS, write_numbers, again_numbers},
 };
@@ -793,7 +811,9 @@ static void test_bad_fields(void) {
         {WIRE_MATRIX, MATRIX - 4 + MEMBER, 3, false, "a state of no kind"},
         {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 109), WIRE_MAX_EDGES + 1, true, "too many edges"},
         {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 109), 5, true, "an edge from nobody"},
-        {WIRE_PRECOPY, 0, 2, false, "copies 2"},
+        {WIRE_PRECOPY, 0, 3, false, "copies 3"},
+        {WIRE_PRECOPY, 1 + 7, 1, false, "more than the limit"},
+        {WIRE_PRECOPY, 1 + 8 + 4, 0, true, "more than all"},
         {WIRE_REMOVE, 16, 2, false, "at update 2"},
         {WIRE_DONORS, 0, WIRE_MAX_DONORS + 1, true, "too many donors"},
         {WIRE_DONORS, 4 + 16 + 2, 0, false, "no address"},

@@ -84,8 +84,10 @@ static void streams(struct transport *out[2]) {
 
 static enum precopy_news next_news(struct side *side) {
     for (;;) {
-        enum precopy_news news = precopy_take_news(side->precopy);
-        if (news != PRECOPY_QUIET) return news;
+        struct wire_progress progress;
+        enum precopy_news news = precopy_take_news(side->precopy, &progress);
+        CHECK(progress.done <= progress.total && progress.total <= BYTES + SMALL);
+        if (news != PRECOPY_QUIET && news != PRECOPY_ADVANCED) return news;
         poll(&(struct pollfd){.fd = side->wake, .events = POLLIN}, 1, -1);
         wake_clear(side->wake);
     }
@@ -122,7 +124,10 @@ static void test_copy(void) {
     start(&newcomer, &donor);
     CHECK_EQ(next_news(&newcomer), PRECOPY_UP_TO_DATE);
     check_same(&newcomer, &donor);
-    CHECK(is_torn(&newcomer)); // no candidate before its first sync
+    CHECK(is_torn(&newcomer));     // no candidate before its first sync
+    struct wire_progress progress; // the newest stays
+    CHECK_EQ(precopy_take_news(newcomer.precopy, &progress), PRECOPY_QUIET);
+    CHECK_EQ(progress.total, BYTES + SMALL);
     check_case("later passes bring what has changed since");
     donor.large[BYTES - 1] ^= 1;
     memset(donor.small, 9, SMALL);
