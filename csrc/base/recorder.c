@@ -85,7 +85,7 @@ struct recorder {
     struct header *header; // the mapping
     struct record *records;
     size_t length;
-    int64_t opened_ns;
+    int64_t opened_ns, touched_ns;
     int fd;
     bool kept; // not removed when it is closed
     char path[RECORDER_PATH_BYTES];
@@ -244,9 +244,13 @@ static int create_default(struct recorder *r) {
     int directory = open_default(r->path, sizeof r->path);
     if (directory < 0) return directory;
     recorder_clean(directory, time(NULL));
-    name_file(name, sizeof name);
-    int fd = create(directory, name);
-    if (fd == -EEXIST && remove_dead(directory, name)) fd = create(directory, name);
+    int fd = -EEXIST;
+    // Containers that share the place number their processes alike.
+    for (int i = 0; fd == -EEXIST && i < RECORDER_NAMES; i++) {
+        name_file(name, sizeof name);
+        fd = create(directory, name);
+        if (fd == -EEXIST && remove_dead(directory, name)) fd = create(directory, name);
+    }
     descriptor_close(directory);
     size_t at = strlen(r->path);
     snprintf(r->path + at, sizeof r->path - at, "/%s", name);
@@ -280,7 +284,7 @@ static void describe(struct recorder *r, const struct recorder_options *options,
     struct header *h = r->header;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
-    r->opened_ns = platform_now_ns();
+    r->opened_ns = r->touched_ns = platform_now_ns();
     h->format = RECORDER_FORMAT;
     h->header_bytes = RECORDER_HEADER_BYTES;
     h->record_bytes = sizeof(struct record);
@@ -358,9 +362,17 @@ static struct record *place_of(const struct recorder *r, bool rare, uint64_t ser
     return &r->records[rare ? many + serial % few : serial % many];
 }
 
+// Writes to a mapping leave the file's time alone once all pages are there; recorder_clean goes by it.
+static void touch(struct recorder *r, int64_t at_ns) {
+    if (r->kept || at_ns - r->touched_ns < RECORDER_TOUCH_S * SECOND_NS) return;
+    r->touched_ns = at_ns;
+    futimens(r->fd, NULL);
+}
+
 // The record to write next, which is invalid until `put`.
 static struct record *take(struct recorder *r, enum recorder_kind kind, int64_t at_ns) {
     lock_assert_held(&r->lock);
+    touch(r, at_ns);
     bool rare = !is_frequent(kind);
     uint64_t *last = &r->last[rare];
     do ++*last;

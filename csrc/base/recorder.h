@@ -37,7 +37,9 @@ enum {
     RECORDER_PATH_BYTES = 1024,
     RECORDER_KEEP_S = 24 * 3600,
     RECORDER_KEEP = 64,
-    RECORDER_YOUNG_S = 10, // such a file may not be locked yet
+    RECORDER_TOUCH_S = 600, // between two renewals of the time of a file at the default place
+    RECORDER_NAMES = 256,   // that are tried
+    RECORDER_YOUNG_S = 10,  // such a file may not be locked yet
 };
 
 enum recorder_role { RECORDER_PEER = 1, RECORDER_MASTER = 2 };

@@ -324,7 +324,8 @@ const struct actions *core_message(struct master_core *core, int64_t now_ns, uin
     struct survivor *survivor = survivors_of_conn(&core->gather.survivors, conn);
     begin_event(core, now_ns);
     if (peer != NULL) {
-        if (header->type != WIRE_TELEMETRY) membership_heard(table, peer, table->now_ns); // see conn_read of the master
+        bool elsewhere = header->type == WIRE_TELEMETRY || header->type == WIRE_NUMBERS; // see conn_read of the master
+        if (!elsewhere) membership_heard(table, peer, table->now_ns);
         on_message(&core->run, peer, header, body);
     } else if (survivor != NULL) {
         gather_message(&core->gather, table, survivor, header);

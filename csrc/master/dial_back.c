@@ -35,7 +35,17 @@ static bool is_tested(const struct master *master, const struct conn *conn, cons
            !socket_address_is_loopback(&conn->source) && master->conn_count[CONN_HELD] < DIAL_BACKS;
 }
 
+// Whoever reaches this master from another host may not have it look at what is at this host alone, or at its link
+// (metadata of clouds).
+static bool is_private(const struct wire_address *address) {
+    struct wire_address a = socket_address_unmapped(*address);
+    if (socket_address_is_loopback(&a) || socket_address_is_any(&a)) return true;
+    return a.family == 4 ? (a.bytes[0] == 169 && a.bytes[1] == 254) || a.bytes[0] >= 224
+                         : (a.bytes[0] == 0xfe && (a.bytes[1] & 0xc0) == 0x80) || a.bytes[0] == 0xff;
+}
+
 static void dial(struct master *master, struct conn *held, const struct wire_address *address) {
+    if (is_private(address)) return;
     struct transport *stream;
     int error = transport_dial(master->plain, address, &stream);
     struct conn *conn = error != 0 ? NULL : master_conn_open(master, stream, CONN_DIALS, MASTER_DIAL_BACK_MS);
@@ -78,7 +88,8 @@ bool dial_back_begin(struct master *master, struct conn *conn, const struct wire
     conn->back->address = reach.addresses[0];
     for (uint32_t i = 0; i < reach.count; i++) dial(master, conn, &reach.addresses[i]);
     if (conn->back->open > 0) return true;
-    if (conn->back->error == -ENETUNREACH) tell(master, conn, conn->back); // else the system refuses a connection
+    bool unreachable = hello->reach.count > 0 && conn->back->error == -ENETUNREACH;
+    if (unreachable) tell(master, conn, conn->back); // else the system refuses a connection
     free(conn->back);
     conn->back = NULL;
     return false;

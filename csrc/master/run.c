@@ -238,12 +238,14 @@ static bool newcomers_wait(struct run *run) {
 // Invites the newcomers that there are places for, those first that came first.
 static void invite(struct run *run) {
     struct membership *table = &run->table;
+    bool may[WIRE_MAX_MEMBERS]; // asked once each: that looks at all others
     for (uint32_t i = 0; i < table->slots; i++) table->peers[i].invited = false;
+    for (uint32_t i = 0; i < table->slots; i++) may[i] = may_come(run, &table->peers[i]);
     for (uint32_t left = places(table); left > 0; left--) {
         struct peer_record *first = NULL;
         for (uint32_t i = 0; i < table->slots && table->peer_count > table->count; i++) {
             struct peer_record *peer = &table->peers[i];
-            if (peer->invited || !may_come(run, peer)) continue;
+            if (peer->invited || !may[i]) continue;
             if (first == NULL || peer->member.join_number < first->member.join_number) first = peer;
         }
         if (first == NULL) return;

@@ -175,22 +175,16 @@ static bool is_of_run(struct relay_server *s, const struct end *end, const char 
            is_proof(digits, proof);
 }
 
-static bool is_certified(const struct relay_server *s, const struct end *end) {
+// Whether it has proved that it has the keys.
 #ifdef PCCL_HAVE_TLS
+static bool is_certified(const struct relay_server *s, const struct end *end) {
     uint8_t hash[SHA256_BYTES];
-    return relay_hash(relay_nonce(end->greeting), end->hello, hash) &&
+    return end->more > 0 && relay_hash(relay_nonce(end->greeting), end->hello, hash) &&
            certificates_signed(keys_certificates(s->keys), hash, end->certificate, end->more);
-#else
-    (void)s, (void)end;
-    return false;
-#endif
 }
 
-static bool may_use(struct relay_server *s, const struct end *end) {
-    const char *digits = end->hello + RELAY_WORDS_BYTES + 1;
-    if (s->of_run) return is_of_run(s, end, digits);
-    if (s->keys == NULL) return true;
-    if (keys_certificates(s->keys) != NULL) return end->more > 0 && is_certified(s, end);
+static bool has_keys(const struct relay_server *s, const struct end *end, const char *digits) {
+    if (keys_certificates(s->keys) != NULL) return is_certified(s, end);
     for (size_t i = 0; i < RELAY_PROOFS; i++)
         for (size_t k = 0; k < keys_secret_count(s->keys); k++) {
             uint8_t proof[SHA256_BYTES];
@@ -198,6 +192,18 @@ static bool may_use(struct relay_server *s, const struct end *end) {
             if (proved && is_proof(digits + i * (2 * SHA256_BYTES + 1), proof)) return true;
         }
     return false;
+}
+#else
+static bool has_keys(const struct relay_server *s, const struct end *end, const char *digits) {
+    (void)s, (void)end, (void)digits;
+    return false;
+}
+#endif
+
+static bool may_use(struct relay_server *s, const struct end *end) {
+    const char *digits = end->hello + RELAY_WORDS_BYTES + 1;
+    if (s->of_run) return is_of_run(s, end, digits);
+    return s->keys == NULL || has_keys(s, end, digits);
 }
 
 // ---- joining ----
@@ -242,9 +248,14 @@ static void take_hello(struct relay_server *s, struct end *end) {
     }
     struct end *other = find(s, end, false), *before = find(s, end, true);
     if (before != NULL) close_end(s, before);
-    if (other != NULL) {
+    // At a member those that wait have places of their own: half of them wait at their second choice (peer/mesh), where
+    // mostly nobody comes.
+    uint32_t links = atomic_load(&s->links), room = s->links_most - links;
+    bool full = room == 0;
+    if (other != NULL && !full) {
         join(s, other, end);
-    } else if (atomic_load(&s->links) + s->waiting >= s->links_most) {
+    } else if (full || s->waiting >= (s->of_run ? s->links_most : room)) {
+        if (other != NULL) close_end(s, other);
         close_end(s, end);
     } else {
         set_state(s, end, END_WAITS);

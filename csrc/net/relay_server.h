@@ -27,7 +27,8 @@ enum {
 struct relay_server_options {
     struct keys *keys; // who may use it; held. NULL: everybody, or with `of_run` all members
     bool of_run;       // members of a run may, by the secret of relay_server_set_secret
-    uint32_t links;    // that it joins at most, including those whose other end has not come
+    uint32_t links;    // that it joins at most, including those whose other end has not come, unless `of_run`: then as
+                       // many more connections may wait
     uint32_t unknown;  // connections without a hello, at most RELAY_UNKNOWN_MOST; 0: that
 };
 

@@ -25,6 +25,11 @@ static void tell_narrow(struct wireup *w, struct connection *c) {
 
 static void take_hello(struct wireup *w, struct connection *c);
 
+// Whether the other side has made it. This side has dialled those that wait at a relay.
+static bool is_strange(const struct connection *c, enum connection_state state) {
+    return c != NULL && c->state == state && !transport_is_relayed(c->stream);
+}
+
 // Returns the oldest connection in this state from the address that has most of them; NULL if there are fewer than
 // `most` in all.
 static struct connection *find_surplus(const struct wireup *w, enum connection_state state, uint32_t most) {
@@ -32,14 +37,14 @@ static struct connection *find_surplus(const struct wireup *w, enum connection_s
     uint32_t count = 0, counts[ADDRESS_SLOTS] = {0}, crowd = 0;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         const struct connection *c = w->slots[i];
-        if (c == NULL || c->state != state) continue;
+        if (!is_strange(c, state)) continue;
         count++;
         if (++counts[c->from] > crowd) crowd = counts[c->from];
     }
     if (count < most) return NULL;
     for (uint32_t i = 0; i < w->slot_count; i++) {
         struct connection *c = w->slots[i];
-        if (c == NULL || c->state != state || counts[c->from] < crowd) continue;
+        if (!is_strange(c, state) || counts[c->from] < crowd) continue;
         if (oldest == NULL || c->since < oldest->since ||
             (c->since == oldest->since && (int32_t)(c->serial - oldest->serial) < 0))
             oldest = c;

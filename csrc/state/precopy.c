@@ -19,7 +19,9 @@ enum {
     RANGE_LEAVES = 128,      // 32 MiB; asks for all of them fit any socket's buffer, so both sides never send at once
     REFRESH_MOST_MS = 30000, // between two passes of a newcomer that is up to date, at most
     REFRESH_PART = 10,       // of the time that the last pass took: how long it rests at least
-    PROBE_MS = 10,           // between two looks at whether the donor's state has changed
+    PROBE_MS = 10,           // between two looks at whether the donor's state has changed, at least
+    PROBE_MOST_MS = 1000,    // at most
+    PROBE_PART = 100,        // of the time without a change: how long it waits until the next look
     FOLLOWS_MOST = 10,       // passes right after a change, of a newcomer that is up to date
     FRAME_BYTES = WIRE_HEADER_BYTES + WIRE_HEAD_BYTES,
 };
@@ -240,6 +242,7 @@ struct passes {
     int64_t began_ns, told_ns;        // this pass; when it was last told how far it is
     bool up_to_date;                  // has been so once
     unsigned follows;                 // passes that may still follow a change at once
+    int64_t changed_ns;               // when the last change was found
     bool wrote;
 };
 
@@ -367,6 +370,12 @@ static bool probe(struct passes *s, bool *changed) {
     return true;
 }
 
+// A spare may wait for days for a state that seldom changes.
+static int64_t until_probe(int64_t unchanged_ns) {
+    int64_t ns = unchanged_ns / PROBE_PART;
+    return ns < PROBE_MS * MS_NS ? PROBE_MS * MS_NS : ns > PROBE_MOST_MS * MS_NS ? PROBE_MOST_MS * MS_NS : ns;
+}
+
 // Waits until the next pass is due: right after a change, but only so often, and else after a rest. False: the stream
 // has ended.
 static bool await_next(struct passes *s, int64_t pass_ns) {
@@ -375,8 +384,9 @@ static bool await_next(struct passes *s, int64_t pass_ns) {
     ms = ms < PRECOPY_REFRESH_MS ? PRECOPY_REFRESH_MS : ms > REFRESH_MOST_MS ? REFRESH_MOST_MS : ms;
     int64_t until = now + ms * MS_NS;
     bool changed = s->fetched > 0, probes = s->follows > 0 && s->content->layout.leaf_count > 0;
+    if (changed) s->changed_ns = now;
     for (; probes && !changed && now < until; now = platform_now_ns())
-        if (!rest(p, now + PROBE_MS * MS_NS) || !probe(s, &changed)) return false;
+        if (!rest(p, now + until_probe(now - s->changed_ns)) || !probe(s, &changed)) return false;
     if (!probes || !changed) return rest(p, until);
     s->follows--;
     return !is_over(p, true);
@@ -414,6 +424,7 @@ static void *receive(void *context) {
         s->content = p->content;
         s->last = s->content->layout.leaf_count - 1;
         s->follows = FOLLOWS_MOST;
+        s->changed_ns = platform_now_ns();
         copy(p, s);
     }
     free(s);
