@@ -245,7 +245,7 @@ function stateOf(id, member, at) {
 function drawMembers(at, members, findings) {
   const head = ["member", "name", "operations/s", "ms each", "in operations", "in flight", "oldest s", "late ms", "silent s", "thread"];
   const synced = valuesAt(run.states, at) !== null;
-  if (synced) head.push("state");
+  if (synced) head.splice(2, 0, "state");
   const row = (cells, tag) => {
     const made = document.createElement("tr");
     for (const cell of cells) made.appendChild(document.createElement(tag)).textContent = cell;
@@ -260,7 +260,7 @@ function drawMembers(at, members, findings) {
     made.className = findings.some((one) => one.member === id || one.other === id) ? "named" : "";
     made.title = member.address;
     const state = stateOf(id, member, at);
-    if (synced) Object.assign(made.appendChild(document.createElement("td")), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
+    if (synced) Object.assign(made.insertBefore(document.createElement("td"), made.children[2]), { textContent: state.text, title: state.why, className: state.why ? "differs" : "" });
     made.dataset.member = id;
     if (acts) made.appendChild(document.createElement("td")).append(actButton("drain", id), " ", actButton("expel", id), " ", actButton("stacks", id));
     return made;
