@@ -383,12 +383,10 @@ def _is_own(path: str) -> bool:
 
 def files() -> Iterator[str]:
     """Files of events at the places of this user, the newest first."""
-    found = [
-        entry
-        for place in places()
-        for entry in os.scandir(place)
-        if entry.name.endswith(".events") and entry.is_file(follow_symlinks=False)
-    ]
+    found: list[os.DirEntry[str]] = []
+    for place in places():
+        with contextlib.suppress(OSError):  # this user may not read it
+            found += [one for one in os.scandir(place) if one.name.endswith(".events") and one.is_file(follow_symlinks=False)]
     times: dict[str, float] = {}
     for entry in found:
         with contextlib.suppress(OSError):  # its process has just removed it

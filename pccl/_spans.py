@@ -6,7 +6,8 @@ nothing for it, and a span of one that has not ended is made when it has.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import importlib
 import os
 import threading
 from typing import Any
@@ -36,7 +37,10 @@ def is_wanted(asked: bool | None) -> bool:
     """
     if asked is False or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
-    installed = importlib.util.find_spec("opentelemetry") is not None
+    installed = False
+    with contextlib.suppress(ImportError):  # of a part of OpenTelemetry alone, such as opentelemetry-proto
+        importlib.import_module("opentelemetry.trace")
+        installed = True
     if asked:
         if not installed:
             raise ValueError("spans need OpenTelemetry: pip install opentelemetry-sdk")

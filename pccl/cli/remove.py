@@ -76,9 +76,18 @@ def _remove(address: str, member: str, keys: str | None, *, at_update: bool) -> 
     click.echo(f"{label} leaves at its next update" if at_update else f"{label} is expelled")
 
 
+ID_DIGITS = 8
+"""As many of an id go before names, which members choose by themselves."""
+
+
 def find(members: Iterable[MemberReport], wanted: str) -> MemberReport | None:
     """The one with that name, or whose id begins so; None: there is not exactly one."""
-    found = [
-        one for one in members if wanted and (one.name == wanted or one.uuid.hex.startswith(wanted.replace("-", "").lower()))
-    ]
+    everyone = list(members)
+    digits = wanted.replace("-", "").lower()
+    begin = [one for one in everyone if digits and one.uuid.hex.startswith(digits)]
+    found = (
+        begin
+        if begin and len(digits) >= ID_DIGITS
+        else [one for one in everyone if one in begin or (wanted and one.name == wanted)]
+    )
     return found[0] if len(found) == 1 else None

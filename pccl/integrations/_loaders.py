@@ -141,7 +141,7 @@ class Batches:
                 pin: Any = data_utils.pin_memory.pin_memory
                 batch = pin(batch, self._inner._pin_memory_device)
             self._kept[size] = batch
-        return tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else copy.copy(leaf), self._kept[size])
+        return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else copy.copy(leaf), self._kept[size])
 
     def _load_from_here(self) -> None:
         """Goes on as torch does, with workers if the loader has them."""

@@ -20,6 +20,7 @@ import atexit
 import copy
 import functools
 import hashlib
+import itertools
 import logging
 import time
 import weakref
@@ -64,6 +65,8 @@ class Replay:
         self.steps = 0
         self.needs_fixed = True
         """Whether it is in vain without fixed membership, which a warning says then."""
+        self.hidden = 0
+        """Above 0 in what a process that catches up leaves out: loaders there have no number."""
         self._target: int | None = None
         self._inside = False
         self._elastic: pccl.distributed.Elastic | None = None
@@ -74,12 +77,14 @@ class Replay:
         self._others: list[Stateful] = []
         self._trained: frozenset[int] = frozenset()
         self._loaders: weakref.WeakKeyDictionary[DataLoader[Any], list[int]] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()  # a loader that is gone gives its number to no other one
         self._begun: weakref.WeakValueDictionary[tuple[int, int], Batches] = weakref.WeakValueDictionary()
         self._results: dict[Any, Any] = {}
         self._alike: list[str] = []
         self._began = 0.0
         self._told: dict[str, Any] = {}
-        self._before: tuple[list[torch.Tensor], list[Any]] = ([], [])
+        self._before: tuple[list[torch.Tensor], list[Any], list[Any]] = ([], [], [])
+        self._stepped: weakref.ref[Optimizer] | None = None
 
     # ---- whether it replays ----
 
@@ -117,11 +122,13 @@ class Replay:
 
     def batches(self, loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
         """Returns an iterator in the place of torch's. ValueError: the loader has an ElasticSampler."""
-        if not self._is_fixed():
+        if self.hidden or not self._is_fixed():
             return make(loader)
         if any(isinstance(getattr(at, "sampler", None), ElasticSampler) for at in (loader, loader.batch_sampler)):
             raise ValueError("--adapt cannot replay an ElasticSampler; call pccl.distributed.Elastic instead of --adapt")
-        counts = self._loaders.setdefault(loader, [len(self._loaders), -1])
+        if loader not in self._loaders:
+            self._loaders[loader] = [next(self._numbers), -1]
+        counts = self._loaders[loader]
         counts[1] += 1
         key = counts[0], counts[1]
         begun = Batches(loader, make, self._record(key), self._told.get("alike", ()), replays=self.replays)
@@ -144,12 +151,16 @@ class Replay:
         if key not in self._results:
             with torch.no_grad(), undisturbed():
                 self._results[key] = model(*args, **kwargs)
-        return tree_map(lambda one: one, self._results[key])  # its containers are the script's to change
+        # its containers and tensors are the script's to change
+        return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, self._results[key])
 
     # ---- steps ----
 
-    def step(self, make: Callable[[], Any], instead: Callable[[], Any]) -> Any:
-        """Makes a step that counts, or in a process that catches up does something instead of it. Returns its result."""
+    def step(self, make: Callable[[], Any], instead: Callable[[], Any], optimizer: Optimizer | None = None) -> Any:
+        """Makes a step that counts, or in a process that catches up does something instead of it. Returns its result.
+
+        `optimizer`: the one that steps; the others may be about to step with gradients of the same backward pass.
+        """
         if self._inside or not self._is_fixed():
             return make()
         self._inside = True
@@ -158,13 +169,14 @@ class Replay:
         finally:
             self._inside = False
         self.steps += 1
+        self._stepped = None if optimizer is None else weakref.ref(optimizer)
         if _bootstrap.is_joining():
             self._join()
         elif self._target is None:
             elastic = self._made_elastic()  # in the first step, so that an optimizer that it refuses is an error then
             if self.steps == FIRST:
                 self._alike = self._compared()
-            if self.steps >= FIRST:
+            if self.steps >= FIRST and self._can_be_told():
                 elastic.sync()
         if self._target == self.steps:
             self._catch_up()
@@ -189,30 +201,55 @@ class Replay:
         elastic = self._made_elastic()
         elastic.sync()
         self._target, self._began = self._told["steps"], time.monotonic()
-        buffers = [buffer.detach().clone() for model in _living(self._models) for buffer in model.buffers()]
-        self._before = buffers, [copy.deepcopy(groups_of(one)) for one in self._training_optimizers()]
+        tensors = [one.detach().clone() for one in self._tensors()]  # there are no gradients and activations meanwhile
+        groups = [copy.deepcopy(groups_of(one)) for one in self._training_optimizers()]
+        states = [{key: copy.deepcopy(one.state[key]) for key in one.state} for one in self._training_optimizers()]
+        self._before = tensors, groups, states
         _world().stand_apart()
         for key, begun in list(self._begun.items()):
             if begun.is_open:
                 begun.repeat(self._record(key), self._told["alike"])
         _log.warning("joined at step %d; the other ranks wait until this one has caught up", self._target)
 
+    def _tensors(self) -> list[torch.Tensor]:
+        return [one for model in _living(self._models) for one in (*model.parameters(), *model.buffers())]
+
+    def _pending(self) -> list[Any]:
+        """Gradients with which optimizers may still step that have not stepped last: one backward pass may serve several."""
+        stepped = None if self._stepped is None else self._stepped()
+        optimizers = self._training_optimizers() if stepped is not None else []
+        gradients = [[one.grad for group in other.param_groups for one in group["params"]] for other in optimizers]
+        return [[n, own] for n, (other, own) in enumerate(zip(optimizers, gradients, strict=True)) if other is not stepped]
+
+    def _can_be_told(self) -> bool:
+        """Whether a newcomer can get all that is pending; the same on all ranks. Gradients of sparse layout cannot travel."""
+        return all(one is None or one.layout == torch.strided for _, own in self._pending() for one in own)
+
     def _catch_up(self) -> None:
-        buffers, groups = self._before
+        tensors, groups, states = self._before
         with torch.no_grad():
-            own = (buffer for model in _living(self._models) for buffer in model.buffers())
-            for buffer, before in zip(own, buffers, strict=True):
-                buffer.copy_(before)
-        for optimizer, group in zip(self._training_optimizers(), groups, strict=True):
+            for one, before in zip(self._tensors(), tensors, strict=True):
+                one.copy_(before)
+        optimizers = self._training_optimizers()
+        for optimizer, group, state in zip(optimizers, groups, states, strict=True):
             load_groups(optimizer, group, "the optimizer")
+            optimizer.state.clear()
+            optimizer.state.update(state)
+        for number, gradients in self._told["gradients"]:
+            own_parameters = [one for group in optimizers[number].param_groups for one in group["params"]]
+            for parameter, gradient in zip(own_parameters, gradients, strict=True):
+                parameter.grad = None if gradient is None else gradient.to(parameter.device)
         for name, own_objects in (("schedules", _living(self._schedules)), ("others", self._others)):
             for one, state in zip(own_objects, self._told[name], strict=True):
                 one.load_state_dict(state)
         for scaler, state in zip(_living(self._scalers), self._told["scalers"], strict=True):
             self._load_scaler(scaler, state)
         set_random_states(self._told["random"], self._told["alike"])
+        opened = {key for key, begun in self._begun.items() if begun.is_open}
+        if opened != {tuple(key) for *key, _ in self._told["loaders"]}:
+            _log.warning("other loaders are open here than at the others: the order of samples may be another one")
         self._target = None
-        self._told, self._before = {}, ([], [])
+        self._told, self._before = {}, ([], [], [])
         self._results.clear()
         _world().come_back()
         _log.warning("caught up at step %d after %.1f s", self.steps, time.monotonic() - self._began)
@@ -227,37 +264,35 @@ class Replay:
             "random": random_states(),
             "loaders": [[*key, one.described()] for key, one in sorted(self._begun.items()) if one.is_open],
             "schedules": [one.state_dict() for one in _living(self._schedules)],
+            "gradients": self._pending(),
             "scalers": [self._scaler_state(one) for one in _living(self._scalers)],
             "others": [one.state_dict() for one in self._others],
         }
 
     def take(self, told: dict[str, Any]) -> None:
-        """At a newcomer: keeps what a member told, until it has caught up. ValueError: its script has made other objects."""
-        for name, own in (("schedules", _living(self._schedules)), ("scalers", _living(self._scalers)), ("others", self._others)):
-            if len(told[name]) != len(own):
-                raise ValueError(f"the others have {len(told[name])} {name}, and this process {len(own)}: make the same on all")
+        """At a newcomer: keeps what a member told, until it has caught up. Its script may make further objects until then."""
         self._told, self._alike = told, told["alike"]
 
     def _scaler_state(self, scaler: Any) -> dict[str, Any]:
         """The state between `step` and `update`: `update` reads which optimizers have met infinite gradients."""
-        found = {}
+        found = []
         for number, optimizer in enumerate(self._training_optimizers()):
-            infinite = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-            if infinite:
-                found[number] = max(float(one) for one in infinite.values())
-        return {"scale": scaler.state_dict(), "found": list(found.items())}
+            state = scaler._per_optimizer_states[id(optimizer)]
+            if state["found_inf_per_device"]:
+                found.append([number, max(float(one) for one in state["found_inf_per_device"].values()), state["stage"].value])
+        return {"scale": scaler.state_dict(), "found": found}
 
     def _load_scaler(self, scaler: Any, told: dict[str, Any]) -> None:
         if not told["scale"]:
             return  # it is not enabled
         scaler.load_state_dict(told["scale"])
         optimizers = self._training_optimizers()
-        for number, value in told["found"]:
+        for number, value, stage in told["found"]:
             device = optimizers[number].param_groups[0]["params"][0].device
             if scaler._scale is None:
                 scaler._lazy_init_scale_growth_tracker(device)
             state = scaler._per_optimizer_states[id(optimizers[number])]
-            state["stage"] = torch.amp.grad_scaler.OptState.STEPPED
+            state["stage"] = torch.amp.grad_scaler.OptState(stage)
             state["found_inf_per_device"] = {device: torch.full((), value, dtype=torch.float32, device=device)}
 
     def end(self) -> None:
@@ -303,8 +338,21 @@ def replace(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
 def silence(run: Replay, owner: Any, *names: str) -> None:
     """Lets functions do nothing in a process that catches up."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if run.replays():
+                return None
+            run.hidden += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                run.hidden -= 1
+
+        return call
+
     for name in names:
-        replace(owner, name, lambda original: lambda *args, **kwargs: None if run.replays() else original(*args, **kwargs))
+        replace(owner, name, make)
 
 
 @functools.cache
@@ -347,7 +395,7 @@ def installed() -> Replay:
                 given = args if closure is None else (closure, *args)
                 if not run.trains(self):
                     return step(self, *given, **kwargs)
-                return run.step(lambda: step(self, *given, **kwargs), lambda: None if closure is None else closure())
+                return run.step(lambda: step(self, *given, **kwargs), lambda: None if closure is None else closure(), self)
 
             return original(counted)
 
@@ -357,7 +405,7 @@ def installed() -> Replay:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not run.trains(optimizer):
                 return original(self, optimizer, *args, **kwargs)
-            return run.step(lambda: original(self, optimizer, *args, **kwargs), lambda: None)
+            return run.step(lambda: original(self, optimizer, *args, **kwargs), lambda: None, optimizer)
 
         return step
 

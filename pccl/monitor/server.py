@@ -127,8 +127,10 @@ class _Request(BaseHTTPRequestHandler):
         elif url.path in FILES:
             name, kind = FILES[url.path]
             port, act = self.server.server_address[1], query.get("act", [""])[0]
-            cookies = [(COOKIE, given), (ACT_COOKIE, act if _equal(act, self.server.act_token) else "")]
-            cookies = [("Set-Cookie", f"{key.format(port=port)}={value}; {ATTRIBUTES}") for key, value in cookies if value]
+            told = (COOKIE, given, self.server.token), (ACT_COOKIE, act, self.server.act_token)
+            # what was given may be anything where a cookie or a header lets in: also the lines of another answer
+            right = [(key.format(port=port), value) for key, value, token in told if _equal(value, token)]
+            cookies = [("Set-Cookie", f"{key}={value}; {ATTRIBUTES}") for key, value in right]
             self._answer(HTTPStatus.OK, (STATIC / name).read_bytes(), kind, cookies)
         elif url.path == "/events":
             self._send_events(query.get("after", ["0"])[0])

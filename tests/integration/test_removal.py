@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
@@ -23,6 +24,7 @@ import pccl
 from pccl import Communicator, MasterNode, _diagnosis, _stacks
 from pccl._address import parse_endpoint
 from pccl.cli import main
+from pccl.cli.remove import find
 from pccl.monitor.server import ACT_COOKIE, COOKIE
 
 pytest.importorskip("prometheus_client")
@@ -54,6 +56,17 @@ def leaves(comm: Communicator) -> None:
     """It leaves at its next update, as after `leave`."""
     with pytest.raises(pccl.Left):
         comm.update_topology()
+
+
+def test_no_name_hides_another_member():
+    members: Any = [SimpleNamespace(uuid=UUID(int=1 << 127), name="host"), SimpleNamespace(uuid=UUID(int=2), name="80000000")]
+    assert find(members, "80000000") is members[0]
+    assert find(members, "host") is members[0]
+    assert find(members, str(members[1].uuid)) is members[1]
+    for text in ("8", "", "-", "0000000g"):  # the first is the beginning of an id and of no name
+        assert (find(members, text) is members[0]) == (text == "8")
+    members[1].name = "8"
+    assert find(members, "8") is None
 
 
 def test_commands(keys):

@@ -79,13 +79,18 @@ class Net(nn.Module):
         return {"out": self.layers(rows)}
 
 
-def script(log: str, workers: int, accumulate: int, seeds_by_rank: bool, die_at: int) -> int:
-    """What a user writes. It ends after the epoch in which a file "enough" is there. Returns the epochs."""
+def script(log: str, workers: int, accumulate: int, seeds_by_rank: bool, two: bool, die_at: int) -> int:
+    """What a user writes. It ends after the epoch in which a file "enough" is there. Returns the epochs.
+
+    `two`: another optimizer steps with gradients of the same backward passes, and newcomers come between the two.
+    """
     ends = Path(log).parent / "enough"
     torch.manual_seed(dist.get_rank() if seeds_by_rank else 7)
     rows = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
     model = DistributedDataParallel(Net())
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    *body, weight, bias = model.parameters()
+    optimizer = torch.optim.Adam(body if two else [*body, weight, bias], lr=0.01)
+    optimizers = [optimizer, torch.optim.SGD([weight, bias], lr=0.01, momentum=0.9)] if two else [optimizer]
     schedule = torch.optim.lr_scheduler.ChainedScheduler(
         [torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)]
     )
@@ -101,15 +106,19 @@ def script(log: str, workers: int, accumulate: int, seeds_by_rank: bool, die_at:
                 loss = model(batch)["out"].square().mean()
                 scaler.scale(loss / accumulate).backward()
                 if (number + 1) % accumulate == 0:
-                    scaler.unscale_(optimizer)
+                    for one in optimizers:
+                        scaler.unscale_(one)
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     made += 1
                     if made == die_at:
                         trainers.die()
-                    scaler.step(optimizer)
+                    for one in optimizers:
+                        scaler.step(one)
                     scaler.update()
                     schedule.step()
-                    optimizer.zero_grad()
+                    with torch.no_grad():
+                        weight.mul_(0.999)  # by hand, which the newcomer must not do once more
+                    model.zero_grad()
                 total = loss.detach().clone()
                 dist.all_reduce(total)
                 told = {
@@ -181,19 +190,19 @@ def wait_for(folder: Path, rank: int, after: int, epochs: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("victim", "workers", "accumulate", "by_rank"), [(1, 0, 1, True), (0, 1, 2, False)])
-def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers, accumulate, by_rank):
+@pytest.mark.parametrize(("victim", "workers", "accumulate", "by_rank", "two"), [(1, 0, 1, True, True), (0, 1, 2, False, False)])
+def test_a_replacement_gets_to_the_place_of_the_others(tmp_path, victim, workers, accumulate, by_rank, two):
     with Job(tmp_path, environment=FIXED, role=Unmodified) as job:
         members = job.start(RANKS)
         masters = job.masters()
         for rank, member in enumerate(members):
-            member.tell("run", workers, accumulate, by_rank, 11 if rank == victim else 0)
+            member.tell("run", workers, accumulate, by_rank, two, 11 if rank == victim else 0)
         assert members[victim].answer() is None
         if by_rank:  # a first replacement dies while it catches up, and the others go on
             dying = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
-            assert dying.ask("run", workers, accumulate, by_rank, 5) is None
+            assert dying.ask("run", workers, accumulate, by_rank, two, 5) is None
         members[victim] = job.join(masters, RANK=str(victim), WORLD_SIZE=str(RANKS))
-        members[victim].tell("run", workers, accumulate, by_rank, 0)
+        members[victim].tell("run", workers, accumulate, by_rank, two, 0)
         wait_for(tmp_path, victim, 11, 3)
         (tmp_path / "enough").touch()
         epochs = {member.answer() for member in members}

@@ -68,6 +68,14 @@ def test_without_the_token_nothing_is_seen(page, path):
         assert b"token" in answer.read()
 
 
+def test_a_wrong_token_in_the_address_is_never_sent_back(page):
+    for wrong in ("x%0d%0a%0d%0aalert(1)", "wrong"):
+        answer = get(page, f"/page.js?token={wrong}", Cookie=f"{COOKIE.format(port=page.server_address[1])}={TOKEN}")
+        assert answer.status == 200
+        assert answer.getheader("Set-Cookie") is None
+        assert not answer.read().startswith(b"alert")
+
+
 def test_the_token_opens_the_page_in_three_ways(page):
     page.log.add([{"at": 1.0, "kind": "epoch"}])
     answer = get(page, f"/?token={TOKEN}")
