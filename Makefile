@@ -66,9 +66,10 @@ help:
 	touch .venv/ready .venv/built
 	$(SAY_WHAT_LACKS)
 
+# What made .venv/ready has built it as well.
 .venv/built: .venv/ready $(BUILT_FROM)
-	$(PIP) --no-build-isolation --no-deps --editable .
-	touch .venv/built
+	@test -e $@ && test -z "$$(find $(BUILT_FROM) -newer $@ -print -quit)" || \
+	  { echo 'pip install --editable .'; $(PIP) --no-build-isolation --no-deps --editable . && touch $@; }
 	$(SAY_WHAT_LACKS)
 
 setup: .venv/ready
