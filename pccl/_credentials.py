@@ -31,7 +31,8 @@ def credentials(keys: Path | None, cert: Path | None, key: Path | None, ca: Path
     if keys is not None:
         raise ArgumentError("keys and a certificate (cert, key, ca) exclude each other: name either")
     if missing:
-        raise ArgumentError(f"cert, key and ca belong together: {' and '.join(missing)} is missing")
+        verb = "is" if len(missing) == 1 else "are"
+        raise ArgumentError(f"cert, key and ca belong together: {' and '.join(missing)} {verb} missing; give all three")
     # Symbolic links stay: the renewal of a certificate may turn them.
     paths = [os.path.abspath(os.fsencode(path)) for path in parts.values() if path is not None]
     if any(b"\n" in path for path in paths):

@@ -42,7 +42,8 @@ def diagnose_run(endpoint: Endpoint, timeout: float = 3.0, keys: str | bytes | N
         try:
             return _await(query[0])
         except PCCLError as error:
-            text = f"no master answers at {endpoint}: {error.detail.removeprefix('no master answers: ')}"
+            said, colon, why = error.detail.partition(": ")
+            text = f"{said} at {endpoint}: {why}" if colon else f"no master answers at {endpoint}: {said}"
     raise ConnectError(Result.MASTER_CONNECTION_FAILED, "pcclDiagnose", text)
 
 

@@ -82,6 +82,8 @@ pcclResult_t api_load_keys(const char *path, enum transport_party party, struct 
 // A context that proves that it has the keys of masters in `path`. pcclInvalidArgument: there are none, or they cannot
 // be used.
 pcclResult_t api_operator(const char *path, struct transport_context **out);
+// Fails with a text: no master answers, or one does and the handshake with it fails with `error`.
+pcclResult_t api_no_answer(int error);
 // A context for questions to the master at `address`, with these keys. pcclInvalidArgument: without keys, and neither
 // `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked.
 pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,

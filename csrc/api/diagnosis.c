@@ -121,8 +121,7 @@ static pcclResult_t without_answer(const struct pccl_status_query *query) {
     if (query->error == 0)
         return detail_fail(pcclMasterConnectionFailed, "no master serves the run of this peer at the moment: a lost "
                                                        "master is being replaced, ask again");
-    return detail_fail(pcclMasterConnectionFailed, "%s: %s",
-                       query->own ? "the master does not answer" : "no master answers", transport_error(query->error));
+    return api_no_answer(query->error);
 }
 
 static pcclResult_t wait_until(struct pccl_status_query *query, int64_t slice_ns) {

@@ -59,7 +59,7 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
     int error = status_query_ask(transport, &master, &named, platform_now_ns() + limit_ms * MS_NS, &status);
     transport_context_release(transport);
-    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
+    if (error != 0) return api_no_answer(error);
     *out = status.activity != WIRE_IDLE;
     *completed = status.completed != 0;
     return pcclSuccess;
@@ -86,7 +86,7 @@ static pcclResult_t begin_request(const ccoip_socket_address_t *address, const c
 
 static pcclResult_t end_request(const struct request *request, int error, const struct wire_text *why) {
     transport_context_release(request->transport);
-    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
+    if (error != 0) return api_no_answer(error);
     if (why->length > 0) return detail_fail(pcclInvalidUsage, "the master refused: %.*s", (int)why->length, why->chars);
     return pcclSuccess;
 }
@@ -144,7 +144,7 @@ pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const c
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
     int error = status_query_runs(transport, &master, platform_now_ns() + limit_ms * MS_NS, &told);
     transport_context_release(transport);
-    if (error != 0) return detail_fail(pcclMasterConnectionFailed, "no master answers: %s", transport_error(error));
+    if (error != 0) return api_no_answer(error);
     out[0] = 0;
     for (uint32_t i = 0, at = 0; i < told.count && at < capacity; i++)
         at += (uint32_t)snprintf(out + at, capacity - at, "%u %s\n", told.runs[i].peers, told.runs[i].run.chars);

@@ -30,6 +30,9 @@ pcclResult_t pccl_ext_relay_new(const ccoip_socket_address_t *address, const cha
     if (error != 0) {
         if (relay != NULL) relay_server_free(relay->server);
         free(relay);
+        if (error == -EADDRNOTAVAIL)
+            return detail_fail(pcclInvalidUsage,
+                               "this machine does not have the address; listen on 0.0.0.0 or [::], or on one it has");
         return detail_fail(pcclInvalidUsage, "%s", transport_error(error));
     }
     *out = relay;

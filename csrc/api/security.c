@@ -124,12 +124,21 @@ pcclResult_t api_observer(const char *path, bool insecure, const struct wire_add
     return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");
 }
 
+pcclResult_t api_no_answer(int error) {
+    return detail_fail(pcclMasterConnectionFailed, "%s: %s",
+                       transport_refused(error) ? "the master cannot be asked" : "no master answers",
+                       transport_error(error));
+}
+
 pcclResult_t api_operator(const char *path, struct transport_context **out) {
     struct transport_options options = {.party = TRANSPORT_MASTER};
-    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_MASTER, &options.keys));
-    if (options.keys == NULL)
-        return detail_fail(pcclInvalidArgument, "only who has the master's keys may do this; give the file of masters, "
-                                                "such as run.master (--keys, keys= or PCCL_KEYS)");
+    RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_OBSERVER, &options.keys));
+    if (options.keys == NULL || keys_master_key(options.keys) == NULL) {
+        keys_release(options.keys);
+        return detail_fail(pcclInvalidArgument,
+                           "drain, expel and stacks need the key file of the masters (NAME.master); "
+                           "give it with --keys, keys= or PCCL_KEYS");
+    }
     *out = tls_context_new(&options);
     keys_release(options.keys);
     return *out != NULL ? pcclSuccess : detail_fail(pcclInternalError, "the system refused memory for a connection");

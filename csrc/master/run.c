@@ -77,8 +77,8 @@ static void enter_epoch(struct run *run, uint8_t reason, bool all) {
     send_epoch(run, reason);
     actions_event(&table->actions, RECORDER_EPOCH, table->number, table->count, NULL,
                   all ? "resumed" : reasons[reason]);
-    actions_log(&table->actions, LOG_NOTICE, "epoch %llu (%s): %u peers", (unsigned long long)table->number,
-                all ? "resumed" : reasons[reason], table->count);
+    actions_log(&table->actions, LOG_NOTICE, "epoch %llu (%s): %u peer%s", (unsigned long long)table->number,
+                all ? "resumed" : reasons[reason], table->count, table->count == 1 ? "" : "s");
 }
 
 void run_resume(struct run *run) {

@@ -30,6 +30,7 @@ bool keys_public_of(const uint8_t private_key[ED25519_KEY], uint8_t out[ED25519_
 
 #else
 
+#include <errno.h>
 #include <openssl/crypto.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -127,7 +128,9 @@ struct keys *keys_load(const char *path, char reason[KEYS_REASON_BYTES]) {
     if (problem == NULL) problem = parse(keys, text);
     OPENSSL_cleanse(text, sizeof text);
     if (problem == NULL) return keys;
-    snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s", path, problem);
+    bool missing = strcmp(problem, strerror(ENOENT)) == 0;
+    snprintf(reason, KEYS_REASON_BYTES, "cannot use the keys in %s: %s%s", path, problem,
+             missing ? "; make them with `pccl keys NAME`, or copy the file here" : "");
     keys_release(keys);
     return NULL;
 }

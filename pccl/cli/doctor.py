@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import difflib
 import importlib.metadata
 import json
 import os
@@ -39,6 +40,8 @@ FIRST_PEER_PORT = 48149
 
 WINDOW_BYTES = 4 << 20
 """Of one connection: with it, 64 of them fill 10 Gbit/s over 200 ms."""
+
+KEYS_ADVICE = "give the keys of this run: --keys, or PCCL_KEYS"
 
 STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -133,7 +136,8 @@ def _environment(_access: Access) -> Iterator[Finding]:
     known = info.environment()
     unknown = sorted(name for name in os.environ if name.startswith("PCCL_") and name not in known)
     for name in unknown:
-        yield Finding("environment", "warning", f"{name} is no variable of pccl", "`pccl info` lists them")
+        meant = "".join(f"did you mean {one}? " for one in difflib.get_close_matches(name, known, 1, 0.8))
+        yield Finding("environment", "warning", f"{name} is no variable of pccl", f"{meant}`pccl info` lists them")
     if not unknown:
         given = sorted(name for name in known if name in os.environ)
         yield Finding("environment", "ok", ", ".join(given) or "no variable of pccl is set")
@@ -254,10 +258,13 @@ def _run(access: Access) -> Iterator[Finding]:
         try:
             told = top.Masters(master, access.credentials, access.insecure).ask()
         except ConnectError as error:
+            refuses = "no master answers" not in error.detail
             advice = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
-            yield Finding("master", "problem", error.detail, advice)
+            yield Finding("master", "problem", error.detail, KEYS_ADVICE if refuses else advice)
         except PCCLError as error:
-            yield Finding("master", "problem", f"{master}: {error.detail}", "give the keys of this run: --keys, or PCCL_KEYS")
+            seen, _, advice = error.detail.partition("; ")
+            seen = seen if master in seen else f"{master}: {seen}"
+            yield Finding("master", "problem", seen, advice or KEYS_ADVICE)
         else:
             yield from _members(master, told)
 

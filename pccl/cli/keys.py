@@ -35,8 +35,8 @@ def _show(names: tuple[str, ...]) -> None:
 
 
 @click.command("keys", short_help="Make the keys that encrypt a run.")
-@click.argument("name")
-@click.argument("more", nargs=-1)
+@click.argument("name", metavar="[show] NAME")
+@click.argument("more", nargs=-1, metavar="")
 @click.option("--add", "change", flag_value="add", help="add a second secret to the files of the run")
 @click.option("--drop", "change", flag_value="drop", help="drop the older one of two secrets")
 def command(name: str, more: tuple[str, ...], change: str | None) -> None:

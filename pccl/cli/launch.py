@@ -18,7 +18,7 @@ import click
 
 from pccl._address import parse_endpoints
 from pccl._credentials import VARIABLES, environment_has_some
-from pccl._errors import PCCLError
+from pccl._errors import PCCLError, Result
 from pccl._own_keys import INSECURE_VARIABLE, local_master, why_plain
 from pccl._processes import Fleet, Output, Process, how_ended
 from pccl._waits import JOIN_VARIABLE, LEFT, LEFT_STATUS, LEFT_STATUS_VARIABLE, PATIENCE_VARIABLE, PIPE_VARIABLE
@@ -57,7 +57,7 @@ class RestartCommand(click.Command):
     "launch",
     cls=RestartCommand,
     short_help="Start a master and several copies of a program.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--nproc", type=click.IntRange(1, 1024), default=2, show_default=True, help="number of peers")
 @click.option(
@@ -124,7 +124,7 @@ def command(
     If the reader of the output is slow, lines beyond 16 MiB are dropped and counted.
 
     Exit status: 0 if a peer has ended with 0 and none has failed. A peer that was killed while others continued has not failed.
-    Otherwise the status of the first failed peer; 128 + N if signal N killed all; 130 after Ctrl-C.
+    Otherwise the status of the first failed peer; 128 + N if signal N killed all; 130 after Ctrl-C; 2 for wrong options.
     """
     arguments = list(program[1:])
     if arguments[:1] == ["--"]:
@@ -148,7 +148,13 @@ def command(
         with _run(address) as run:
             click.echo(f"pccl launch: the master is {run['PCCL_MASTER']}", err=True)
             status = Launch(words, nproc, restart, run, patience).run()
-    except (PCCLError, OSError, ValueError, AssertionError) as error:
+    except PCCLError as error:
+        if error.result == Result.INVALID_ARGUMENT:
+            raise click.UsageError(error.detail) from None
+        raise click.ClickException(str(error)) from None
+    except (ValueError, AssertionError) as error:
+        raise click.UsageError(str(error)) from None
+    except OSError as error:
         raise click.ClickException(str(error)) from None
     sys.exit(status)
 

@@ -42,8 +42,8 @@ def command(
         relay = Relay(endpoint, named, links=links)
     except PCCLError as error:
         if error.result == Result.INVALID_ARGUMENT:
-            raise click.UsageError(str(error)) from None
-        raise click.ClickException(f"cannot listen at {address}: {error}") from None
+            raise click.UsageError(error.detail) from None
+        raise click.ClickException(f"cannot listen at {address}: {error.detail}") from None
     except OSError as error:
         raise click.ClickException(f"cannot listen at {address}: {error}") from None
     with relay:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import click
 
-from pccl._errors import ConnectError, PCCLError
+from pccl._errors import PCCLError, Result
 from pccl._names import short
 from pccl._reports import MemberReport
 from pccl.cli import top
@@ -55,25 +55,49 @@ def stacks(member: str, address: str, keys: str | None) -> None:
     try:
         click.echo(masters.stacks(found.uuid), nl=False)
     except PCCLError as error:
-        raise click.ClickException(error.detail) from None
+        raise _failure(error) from None
 
 
 def _look_up(address: str, member: str, keys: str | None) -> tuple[top.Masters, MemberReport]:
     masters = top.Masters(address, top.options(keys, None, None, None))
-    found = find(masters.ask_once().members, member)
+    members = masters.ask_once().members
+    found = find(members, member)
     if found is None:
-        raise click.UsageError(f"MEMBER: {member} names no member, or several; `pccl top --master {address}` lists them")
+        raise WrongMember(why_not(members, member))
     return masters, found
+
+
+class WrongMember(click.ClickException):
+    """MEMBER is not one member."""
+
+    exit_code = 2
+
+
+def why_not(members: Iterable[MemberReport], wanted: str) -> str:
+    """Why `find` returns None."""
+    if found := _matches(members, wanted):
+        ids = ", ".join(short(one.uuid) for one in found)
+        return f"{len(found)} members are named {wanted}, or have an id that begins so; give the beginning of an id: {ids}"
+    listed = ", ".join(map(_label, members)) or "none is known"
+    return f'no member is named "{wanted}", and no id begins so; members: {listed}'
+
+
+def _label(member: MemberReport) -> str:
+    return f"{member.name} ({short(member.uuid)})" if member.name else short(member.uuid)
+
+
+def _failure(error: PCCLError) -> click.ClickException:
+    """Wrong keys are wrong options."""
+    return (click.UsageError if error.result == Result.INVALID_ARGUMENT else click.ClickException)(error.detail)
 
 
 def _remove(address: str, member: str, keys: str | None, *, at_update: bool) -> None:
     masters, found = _look_up(address, member, keys)
     try:
         masters.remove(found.uuid, at_update=at_update)
-    except (ConnectError, PCCLError) as error:
-        raise click.ClickException(error.detail) from None
-    label = f"{found.name} ({short(found.uuid)})" if found.name else short(found.uuid)
-    click.echo(f"{label} leaves at its next update" if at_update else f"{label} is expelled")
+    except PCCLError as error:
+        raise _failure(error) from None
+    click.echo(f"{_label(found)} leaves at its next update" if at_update else f"{_label(found)} is expelled")
 
 
 ID_DIGITS = 8
@@ -82,12 +106,14 @@ ID_DIGITS = 8
 
 def find(members: Iterable[MemberReport], wanted: str) -> MemberReport | None:
     """The one with that name, or whose id begins so; None: there is not exactly one."""
+    found = _matches(members, wanted)
+    return found[0] if len(found) == 1 else None
+
+
+def _matches(members: Iterable[MemberReport], wanted: str) -> list[MemberReport]:
     everyone = list(members)
     digits = wanted.replace("-", "").lower()
     begin = [one for one in everyone if digits and one.uuid.hex.startswith(digits)]
-    found = (
-        begin
-        if begin and len(digits) >= ID_DIGITS
-        else [one for one in everyone if one in begin or (wanted and one.name == wanted)]
-    )
-    return found[0] if len(found) == 1 else None
+    if begin and len(digits) >= ID_DIGITS:
+        return begin
+    return [one for one in everyone if one in begin or (wanted and one.name == wanted)]

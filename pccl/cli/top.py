@@ -192,7 +192,8 @@ class Masters:
         try:
             return self.ask()
         except ConnectError as error:
-            raise click.ClickException(f"{error.detail}: is a pccl master running there?") from None
+            hint = ": is a pccl master running there?" if "no master answers" in error.detail else ""
+            raise click.ClickException(error.detail + hint) from None
         except PCCLError as error:  # the keys: they cannot be used, or are missing
             raise click.UsageError(error.detail) from None
 

@@ -79,16 +79,21 @@ def command(
         click.echo(page.url)
         if page.act_url:
             click.echo(f"to drain and expel members, and to see their stacks: {page.act_url}")
+        silent = False
         while True:
             at = time.time()
             try:
                 told = masters.ask()
             except ConnectError as error:
+                if not silent:
+                    click.echo(f"{error.detail}: asking again", err=True)
+                silent = True
                 found = recorder.silence(at, error.detail)
                 metrics.observe(None, found)
             except PCCLError as error:  # the keys: they cannot be used, or are missing
                 raise click.UsageError(error.detail) from None
             else:
+                silent = False
                 found = recorder.observe(at, told)
                 metrics.observe(told, found)
             try:

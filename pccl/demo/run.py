@@ -186,7 +186,8 @@ class Run:
             self._shown = step - step % max(1, self._steps // LINES) + max(1, self._steps // LINES) - 1
             losses = " ".join(f"{peer.loss:.3f}" for peer in living)
             rate = sum(peer.rate for peer in living)
-            self._say(f"step {step:4}  world {living[0].world}  loss {losses}  {rate:6,.0f} tokens/s  state {living[0].state}")
+            state = living[0].state or "-"
+            self._say(f"step {step:4}  world {living[0].world}  loss {losses}  {rate:6,.0f} tokens/s  state {state}")
 
     def _table(self) -> Table:
         table = Table("peer", "status", "step", "loss", "world", "tokens/s", "state", expand=True, title=f"{self._steps} steps")

@@ -25,6 +25,15 @@ RESULTS = ("summary.json", "copy-*.log", "events.jsonl")
 """Files of a run that another one would overwrite."""
 
 
+class ProgramOption(click.Option):
+    """--program, which a checkout does not require."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Returns what --help shows."""
+        record = super().get_help_record(ctx)
+        return record and (record[0], record[1].replace("[required]", "[required outside a checkout]"))
+
+
 class StressCommand(click.Command):
     """Takes the command line of the test of pccl itself where --program is missing."""
 
@@ -39,12 +48,13 @@ class StressCommand(click.Command):
 
 
 def _test_of_pccl() -> click.Command:
-    """Returns the command that tests pccl itself. UsageError: this is no checkout."""
-    bench = Path(__file__).resolve().parents[2] / "bench"
-    if not (bench / "stress" / "command.py").is_file():
+    """Returns the command that tests pccl itself. UsageError: the current folder is in no checkout, or in another one."""
+    root = Path(__file__).resolve().parents[2]
+    bench = root / "bench"
+    if not (bench / "stress" / "command.py").is_file() or not Path.cwd().is_relative_to(root):
         raise click.UsageError(
             "--program is missing; name the program to test, as --program 'python train.py'; "
-            "the test of pccl itself needs a checkout (bench/stress/README.md)"
+            "the test of pccl itself runs only in a checkout (bench/stress/README.md)"
         )
     sys.path.append(str(bench))
     command: click.Command = importlib.import_module("stress.command").stress
@@ -89,7 +99,13 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
-    "--program", "command", required=True, callback=_command, metavar="COMMAND", help='command to run, such as "python train.py"'
+    "--program",
+    "command",
+    cls=ProgramOption,
+    required=True,
+    callback=_command,
+    metavar="COMMAND",
+    help='command to run, such as "python train.py"',
 )
 @click.option("--members", type=click.IntRange(2, 64), default=3, show_default=True, help="number of copies")
 @click.option("--seconds", type=Range(1, 86400), default=30.0, show_default=True, help="how long faults are injected")
@@ -178,7 +194,8 @@ def _prepare(out: Path) -> None:
 def _print(summary: dict[str, Any], out: Path) -> None:
     click.echo()
     for check in summary["checks"]:
-        click.echo(f"{'ok    ' if check['holds'] else 'FAILED'} {check['claim']}: {check['detail']}")
+        begin = "FAILED" if not check["holds"] else "ok    " if check["judged"] else "note   not judged:"
+        click.echo(f"{begin} {check['claim']}: {check['detail']}")
     for note in summary["notes"]:
         click.echo(f"note   {note}")
     click.echo(f"logs and summary.json are in {out}")

@@ -346,7 +346,9 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The outcome, as JSON."""
         verdict, options = self.verdict, self._options
-        details = verdict.details() | {"faults": f"{sum(not one.skipped for one in self.injected)} injected"}
+        injected = sum(not one.skipped for one in self.injected)
+        details = verdict.details() | {"faults": f"{injected} injected"}
+        judged = verdict.judged() | {"faults": injected > 0}
         if pauses := [one.recovered for one in self.injected if one.recovered is not None]:
             details["progress"] += f"; after a fault another copy made progress within {max(pauses):.1f} s"
         failed: dict[str, list[str]] = {}
@@ -364,6 +366,7 @@ class Run:
                     "check": name,
                     "claim": claim,
                     "holds": name not in failed,
+                    "judged": name in failed or judged[name],
                     "detail": "; ".join(failed.get(name, [details[name]])),
                 }
                 for name, claim in CLAIMS.items()

@@ -185,6 +185,11 @@ class Verdict:
             "faults": "",
         }
 
+    def judged(self) -> dict[str, bool]:
+        """Whether a claim that holds had something to judge."""
+        stepped = any(copy.step is not None for copy in self.copies)
+        return {"exit": True, "progress": stepped, "state": self.compared > 0, "faults": True}
+
     def _is_over(self) -> bool:
         return any(copy.status == 0 for copy in self.copies)
 

@@ -389,7 +389,7 @@ def test_parts(authority, monkeypatch):
         Communicator("127.0.0.1:1", cert=files.cert, key=files.key)
     with pytest.raises(ValueError, match="exclude each other"):
         Communicator("127.0.0.1:1", keys="run.peer", **files.arguments)
-    with pytest.raises(ValueError, match="belong together: cert and key is missing"):
+    with pytest.raises(ValueError, match="belong together: cert and key are missing"):
         MasterNode(LOCAL, ca=files.ca)
     for name, path in files.arguments.items():
         monkeypatch.setenv(f"PCCL_{name.upper()}", str(path))

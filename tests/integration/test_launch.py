@@ -235,11 +235,13 @@ def test_peers_die_with_it(launch):
         (["--master", "nowhere", "x.py"], "nowhere"),
         (["--keys", "run.master", "--insecure", "x.py"], "contradict"),
         (["--keys", "missing", "x.py"], "missing: No such file"),
+        (["--nprocs", "2", "x.py"], "No such option"),
+        (["--min-members", "2", "-x", "x.py"], "No such option"),
     ],
 )
 def test_wrong_arguments(arguments, words):
     with Launched([*LAUNCH, *arguments]) as one:
-        assert one.end() != 0
+        assert one.end() == 2
         assert words in "".join(one.lines)
 
 

@@ -24,7 +24,7 @@ import pccl
 from pccl import Communicator, MasterNode, _diagnosis, _stacks
 from pccl._address import parse_endpoint
 from pccl.cli import main
-from pccl.cli.remove import find
+from pccl.cli.remove import find, why_not
 from pccl.monitor.server import ACT_COOKIE, COOKIE
 
 pytest.importorskip("prometheus_client")
@@ -67,14 +67,19 @@ def test_no_name_hides_another_member():
         assert (find(members, text) is members[0]) == (text == "8")
     members[1].name = "8"
     assert find(members, "8") is None
+    assert "2 members are named 8" in why_not(members, "8")
+    assert "give the beginning of an id: 80000000, 00000000" in why_not(members, "8")
 
 
 def test_commands(keys):
     with run_of(4, f"{keys}.master", f"{keys}.peer") as (address, comms):
         refused = invoke("drain", address, "host-1", f"{keys}.peer")
-        assert refused.exit_code == 1
-        assert "are for peers" in refused.output
-        assert "names no member" in invoke("drain", address, "host", f"{keys}.master").output
+        assert refused.exit_code == 2
+        assert "need the key file of the masters (NAME.master)" in refused.output
+        missed = invoke("drain", address, "host", f"{keys}.master")
+        assert missed.exit_code == 2
+        assert missed.output.startswith('Error: no member is named "host"')
+        assert all(f"host-{i} ({comm.uuid.hex[:8]})" in missed.output for i, comm in enumerate(comms))
         drained = invoke("drain", address, "host-1", f"{keys}.master")
         assert drained.exit_code == 0, drained.output
         assert "leaves at its next update" in drained.output
@@ -92,7 +97,7 @@ def test_commands(keys):
 
 def test_a_run_without_keys_refuses(keys):
     with run_of(2, None, None) as (address, comms):
-        for given, words in ((None, "the master's keys"), (f"{keys}.master", "no master answers")):
+        for given, words in ((None, "the key file of the masters"), (f"{keys}.master", "the master cannot be asked")):
             result = invoke("expel", address, "host-1", given)
             assert result.exit_code != 0
             assert words in result.output
@@ -125,8 +130,8 @@ def test_stacks_name_the_function_that_hangs(keys, hung):
         assert told.output.startswith("thread 'MainThread', innermost call first:\n")
         assert "\x1b" not in told.output
         refused = invoke("stacks", address, "host-1", f"{keys}.peer")
-        assert refused.exit_code == 1
-        assert "are for peers" in refused.output
+        assert refused.exit_code == 2
+        assert "need the key file of the masters (NAME.master)" in refused.output
         with Web(address, f"{keys}.master") as web:
             query = parse_qs(urlsplit(web.act_url).query)
             both = {COOKIE: query["token"][0], ACT_COOKIE: query["act"][0]}

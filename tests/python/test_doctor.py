@@ -50,6 +50,13 @@ def test_a_variable_that_pccl_does_not_know(monkeypatch):
     assert any(f"{name} is no variable of pccl" in one.seen for one in findings()["environment"])
 
 
+def test_a_misspelt_variable(monkeypatch):
+    name = "_".join(("PCCL", "MASTRE"))
+    monkeypatch.setenv(name, "host:48148")
+    (one,) = (one for one in findings()["environment"] if name in one.seen)
+    assert one.advice.startswith("did you mean PCCL_MASTER? ")
+
+
 def test_a_congestion_control_that_the_kernel_refuses(monkeypatch):
     monkeypatch.setenv("PCCL_CONGESTION_CONTROL", "nothing")
     (one,) = (one for one in findings(status=1)["network"] if one.verdict == "problem")
@@ -123,6 +130,15 @@ def test_members_that_can_and_that_cannot_be_dialled(monkeypatch):
         found = findings("--master", "127.0.0.1:1")
     assert "members: 2" in found["master"][0].seen
     assert [one.seen for one in found["member"]] == [f"bad at {bad.address}: connection refused"]
+
+
+def test_a_master_beyond_loopback_without_keys(monkeypatch):
+    for name in ("PCCL_KEYS", "PCCL_CERT", "PCCL_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+    (one,) = findings("--master", "192.0.2.1:48148", status=1)["master"]
+    assert one.seen.count("192.0.2.1:48148") == 1
+    assert "give keys" not in one.seen
+    assert one.advice.startswith("give keys")
 
 
 def test_a_master_that_refuses_the_keys(monkeypatch):

@@ -220,7 +220,7 @@ PROGRAMS = {
 }
 
 
-ENDS, DETACHES = "stopped, 1 peers: the run has ended", "stopped, 1 peers: the run waits for another master"
+ENDS, DETACHES = "stopped, 1 peer: the run has ended", "stopped, 1 peer: the run waits for another master"
 
 ENDINGS = [
     (signal.SIGINT, "", ENDS),
@@ -309,8 +309,8 @@ def test_what_a_master_logs_unless_told_otherwise():
     lines = [line for line in err.splitlines() if re.search("pccl (NOTICE|WARN)", line)]
     assert len(lines) == len(err.splitlines()), err
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} pccl (NOTICE|WARN) \[\d+\] master: ", line) for line in lines)
-    order = [f"admitted {names[0]}", "epoch 1 (update): 1 peers", f"admitted {names[1]}", "epoch 2 (update): 2 peers"]
-    order += [f"lost {names[1]}", "epoch 3 (loss): 1 peers", "refused a peer", "stopped, 1 peers"]
+    order = [f"admitted {names[0]}", "epoch 1 (update): 1 peer\n", f"admitted {names[1]}", "epoch 2 (update): 2 peers"]
+    order += [f"lost {names[1]}", "epoch 3 (loss): 1 peer\n", "refused a peer", "stopped, 1 peer"]
     assert [next((part for part in order if part in line), line) for line in lines] == order
     assert lines[4].endswith(": it left")
 

@@ -74,3 +74,12 @@ def test_a_wheel_names_the_missing_program(monkeypatch, tmp_path):
     result = CliRunner().invoke(main, ["stress", "--seconds", "1"])
     assert result.exit_code == 2
     assert "--program is missing" in result.output
+
+
+def test_pccl_itself_is_not_tested_from_a_folder_outside_its_checkout(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["stress", "--seconds", "1"])
+    assert result.exit_code == 2
+    assert "--program is missing" in result.output
+    assert not list(tmp_path.iterdir())
+    assert "[required outside a checkout]" in " ".join(CliRunner().invoke(main, ["stress", "--help"]).output.split())

@@ -232,6 +232,19 @@ def test_a_full_disk_ends_the_file_and_not_the_page(monkeypatch):
     assert len(seen) == 3
 
 
+def test_a_page_without_a_master_says_so_once():
+    command = [sys.executable, "-m", "pccl", "web", "--master", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--interval", "0.2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as web:
+        assert web.stdout is not None
+        assert web.stderr is not None
+        try:
+            assert web.stdout.readline().startswith("http://127.0.0.1:")
+            assert "no master answers at 127.0.0.1:1" in (line := web.stderr.readline())
+            assert line.endswith(": asking again\n")
+        finally:
+            web.kill()
+
+
 @pytest.mark.timeout(90)
 def test_a_master_with_a_page_takes_it_along_when_it_ends():
     (port,) = free_ports(1)
