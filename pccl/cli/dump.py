@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -120,12 +121,16 @@ def _summary(recording: Recording) -> str:
 
 
 def _event_text(event: Event) -> str:
-    what = " ".join(f"{name} {value}" for name, value in event.items() if name not in ("at", "kind") and value not in ("", None))
-    return f"{_clock(event['at'])} {event['kind']} {what}"
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03}"
+    kind = event["kind"]
+    parts = []
+    for field, value in event.items():
+        if field in ("at", "kind") or value in ("", None):
+            continue
+        parts.append(
+            f"{value} members" if field == "members" else f"{value}" if field in ("name", "text") else f"{field} {value}"
+        )
+    said = ", ".join(parts)
+    return f"{hangs.clock(event['at'])} {said if kind in event else f'{kind} {said}'}"
 
 
 def _outcome(operation: Event | None) -> str:
@@ -146,12 +151,13 @@ def _table(members: list[hangs.Member], last: int) -> Iterator[str]:
     ordered = sorted(operations.values(), key=lambda row: min(operation["at"] for operation in row.values()))[-last:]
     if not ordered:
         return
-    names = [member.recording.name or member.recording.short for member in members]
+    given = Counter(member.recording.name for member in members)
+    names = [_column(member.recording, unique=given[member.recording.name] == 1) for member in members]
     wide = len(members) <= COLUMNS_MOST
     rows = [["entered", "operation", "bytes", "algorithm", *(names if wide else ["entered by", "in flight at"])]]
     for row in ordered:
         first = min(row.values(), key=lambda operation: float(operation["at"]))
-        cells = [_clock(first["at"]), hangs.describe(first), f"{first['bytes']:,}", first["algorithm"] or "-"]
+        cells = [hangs.clock(first["at"]), hangs.describe(first), f"{first['bytes']:,}", first["algorithm"] or "-"]
         if wide:
             cells += [_cell(member, row.get(place), first) for place, member in enumerate(members)]
         else:
@@ -160,6 +166,12 @@ def _table(members: list[hangs.Member], last: int) -> Iterator[str]:
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     for cells in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _column(recording: Recording, *, unique: bool) -> str:
+    if not recording.name:
+        return recording.short
+    return recording.name if unique else f"{recording.name} ({recording.short})"
 
 
 def _cell(member: hangs.Member, operation: Event | None, first: Event) -> str:

@@ -6,6 +6,7 @@ does, this compares what members have entered and with which arguments; unlike t
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,29 @@ def together(names: Sequence[str]) -> str:
 def seconds(span: float) -> str:
     """A length of time, with as many digits as mean something."""
     return f"{span:.0f} s" if span >= 10 else f"{span:.1f} s" if span >= 0.1 else f"{max(0.0, span) * 1000:.1f} ms"
+
+
+def clock(at: float) -> str:
+    """The local time of day, to the millisecond."""
+    return time.strftime("%H:%M:%S", time.localtime(at)) + f".{int(at * 1000) % 1000:03}"
+
+
+@dataclass(frozen=True)
+class _Now:
+    """When the members are judged. If all of their processes have ended, texts give times of day in place of spans."""
+
+    at: float
+    ended: bool
+
+    def waits(self, count: int, since: float, inside: str = "") -> str:
+        """A predicate of so many members, such as "wait in update_topology for 31 s"."""
+        if self.ended:
+            return f"had waited{inside} since {clock(since)} when the processes ended"
+        return f"{'waits' if count == 1 else 'wait'}{inside} for {seconds(self.at - since)}"
+
+    def ago(self, at: float) -> str:
+        """Such as "31 s ago"."""
+        return f"at {clock(at)}" if self.ended else f"{seconds(self.at - at)} ago"
 
 
 @dataclass
@@ -134,7 +158,7 @@ class Judgement:
 def judge(recordings: Iterable[Recording], now: float) -> list[Judgement]:
     """One for each peer group that recordings of peers are of. `now`: in seconds since 1970.
 
-    If no process lives any more, times are relative to the last sign of life.
+    If no process lives any more, texts give times of day, since nobody knows how long a member had waited.
     """
     groups: defaultdict[tuple[int, int], list[Member]] = defaultdict(list)
     for recording in recordings:
@@ -143,15 +167,10 @@ def judge(recordings: Iterable[Recording], now: float) -> list[Judgement]:
     found = []
     for members in groups.values():
         members.sort(key=lambda member: (member.recording.name, member.recording.short))
-        here = now if any(member.recording.runs is not False for member in members) else _last_sign(members)
+        here = _Now(now, all(member.recording.runs is False for member in members))
         sentences = [*_judge_operations(members, here), *_judge_calls(members, here)]
         found.append(Judgement(members, sentences or [_quiet(members)], not sentences))
     return sorted(found, key=lambda judgement: (judgement.quiet, not judgement.lives))
-
-
-def _last_sign(members: list[Member]) -> float:
-    events = [event for member in members for event in member.recording.events]
-    return max((float(max(event["at"], event.get("ended") or 0.0)) for event in events), default=0.0)
 
 
 def _quiet(members: list[Member]) -> str:
@@ -160,18 +179,18 @@ def _quiet(members: list[Member]) -> str:
     return f"No operation is in flight{gone}."
 
 
-def _state(member: Member, now: float) -> str:
+def _state(member: Member, now: _Now) -> str:
     """What a member that is missing did last, as the end of a sentence."""
     dead = ", and its process has ended" if member.recording.runs is False else ""
     waits = [call for call in member.calls if call["name"] != "connect"]
     if waits:
-        return f"it waits in {waits[0]['name']} for {seconds(now - waits[0]['at'])}{dead}"
+        return f"it {now.waits(1, waits[0]['at'], ' in ' + waits[0]['name'])}{'' if now.ended else dead}"
     newest = member.newest()
     if newest is None:
         return f"it has entered no operation{dead}"
     if newest["ended"] is None:
         return f"it is in {describe(newest)}{dead}"
-    return f"its last operation, {describe(newest)}, ended {seconds(now - newest['ended'])} ago{dead}"
+    return f"its last operation, {describe(newest)}, ended {now.ago(newest['ended'])}{dead}"
 
 
 def _expected(members: list[Member], waiting: Member, operation: Event) -> tuple[list[Member], list[str]]:
@@ -190,34 +209,34 @@ def _expected(members: list[Member], waiting: Member, operation: Event) -> tuple
     return read, sorted(f"{names.get(uuid, '?')} ({uuid})" for uuid in unread)
 
 
-def _judge_operations(members: list[Member], now: float) -> list[str]:
+def _judge_operations(members: list[Member], now: _Now) -> list[str]:
     live: dict[Key, float] = {}
     for member in members:
         for key, operation in member.operations.items():
             if operation["ended"] is None:
-                live[key] = min(live.get(key, now), operation["at"])
+                live[key] = min(live.get(key, now.at), operation["at"])
     sentences = []
     for key in sorted(live, key=lambda key: live[key]):
         sentences += _judge_one(members, key, now)
     for member in members:
         sentences += [
-            f"{member.label} has posted {describe(operation)} {seconds(now - operation['at'])} ago, and it has not begun: its "
+            f"{member.label} has posted {describe(operation)} {now.ago(operation['at'])}, and it has not begun: its "
             "links are being made, or a master is being sought."
             for operation in member.unnamed
         ]
     return sentences
 
 
-def _judge_one(members: list[Member], key: Key, now: float) -> list[str]:
+def _judge_one(members: list[Member], key: Key, now: _Now) -> list[str]:
     inside = [member for member in members if key in member.operations]
     waiting = [member for member in inside if member.operations[key]["ended"] is None]
     operation = waiting[0].operations[key]
-    since = seconds(now - min(member.operations[key]["at"] for member in waiting))
+    since = min(member.operations[key]["at"] for member in waiting)
     expected, unread = _expected(members, waiting[0], operation)
     missing = [member for member in expected if not member.has_entered(key)]
     sentences = [
         f"{member.label} has not entered {describe(operation)}, in which {together([one.label for one in waiting])} "
-        f"{'waits' if len(waiting) == 1 else 'wait'} for {since}; {_state(member, now)}."
+        f"{now.waits(len(waiting), since)}; {_state(member, now)}."
         for member in missing
     ]
     other = next((one for one in inside if _differs(one.operations[key], operation)), None)
@@ -228,16 +247,17 @@ def _judge_one(members: list[Member], key: Key, now: float) -> list[str]:
             f"({arguments(operation)}), and {other.label} {theirs['collective']} ({arguments(theirs)})."
         )
     if not sentences and unread:
+        waits = now.waits(len(waiting), since, f" in {describe(operation)}")
         sentences.append(
-            f"{together([one.label for one in waiting])} {'waits' if len(waiting) == 1 else 'wait'} in {describe(operation)} for "
-            f"{since}; nothing is known of {together(unread)}: read the recordings on their hosts, too."
+            f"{together([one.label for one in waiting])} {waits}; nothing is known of {together(unread)}: read the recordings on "
+            "their hosts, too."
         )
     if not sentences:
         dead = [one.label for one in expected if one.recording.runs is False]
         why = f"the process of {together(dead)} has ended" if dead else "look for slow links and members with `pccl top`"
         all_ = operation["members"] or len(inside)
         who = f"All {all_} members" if len(inside) >= all_ else f"{len(inside)} of {all_} members"
-        sentences.append(f"{who} entered {describe(operation)} {since} ago, and it has not ended: {why}.")
+        sentences.append(f"{who} entered {describe(operation)} {now.ago(since)}, and it has not ended: {why}.")
     return sentences
 
 
@@ -246,19 +266,18 @@ def _differs(mine: Event, theirs: Event) -> bool:
     return any(mine[name] != theirs[name] for name in compared)
 
 
-def _judge_calls(members: list[Member], now: float) -> list[str]:
+def _judge_calls(members: list[Member], now: _Now) -> list[str]:
     names = {call["name"] for member in members for call in member.calls}
     sentences = []
     for name in sorted(names - {"connect"}):
         waiting = {member.label: call for member in members for call in member.calls if call["name"] == name}
-        since = seconds(now - min(call["at"] for call in waiting.values()))
+        since = min(call["at"] for call in waiting.values())
         missing = [member for member in members if member.label not in waiting and not member.recording.closed]
         who = together(list(waiting))
         sentences += [
-            f"{member.label} has not called {name}, in which {who} {'waits' if len(waiting) == 1 else 'wait'} for {since}; "
-            f"{_state(member, now)}."
+            f"{member.label} has not called {name}, in which {who} {now.waits(len(waiting), since)}; {_state(member, now)}."
             for member in missing
         ]
         if not missing:
-            sentences.append(f"{who} {'waits' if len(waiting) == 1 else 'wait'} in {name} for {since}.")
+            sentences.append(f"{who} {now.waits(len(waiting), since, ' in ' + name)}.")
     return sentences

@@ -57,7 +57,8 @@ def test_names_who_did_not_enter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
                 assert "(1,024 int64, sum), in which ada (" in first
                 assert "and bob (" in first
                 assert "its last operation, all_reduce number 1 with tag 0 (256 int64, sum), ended" in first
-                assert first.endswith(" ago." if hangs else " ago, and its process has ended.")
+                assert first.endswith(" ago." if hangs else ", and its process has ended.")
+                assert (" wait for " if hangs else " had waited since ") in first
                 row = next(line for line in found.output.splitlines() if "number 2" in line and "8,192" in line)
                 assert row.split()[-6:] == ["in", "flight", "in", "flight", "not", "entered"]
                 for peer in peers:  # none is to notice the end of another one

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import pccl
 from pccl import _recording
 from pccl._recording import Event, Recording, RecordingError
-from pccl.cli.dump import command
+from pccl.cli.dump import _report, command
 from pccl.monitor import hangs
 
 NOW = 1000.0
@@ -62,6 +62,23 @@ def test_who_is_missing():
     assert (
         second == "its last operation, all_reduce number 1 with tag 7 (4 float, sum), ended 110 s ago, and its process has ended."
     )
+
+
+def test_times_of_day_if_all_processes_have_ended():
+    done = operation(1, ended=890.5, at=880.0)
+    (found,) = sentences(recording(1, done, operation(2), runs=False), recording(2, done, runs=False))
+    assert f"m1 (00000001, process 101) had waited since {hangs.clock(900.0)} when the processes ended; its last" in found
+    assert found.endswith(f" ended at {hangs.clock(890.5)}, and its process has ended.")
+    assert hangs.clock(890.5).endswith(".500")
+
+
+def test_members_of_one_name_have_columns_of_their_own():
+    done = operation(1, ended=901.0, bytes=16, algorithm="ring")
+    recordings = [recording(number, done, members=3, name="vm" if number < 3 else "m3") for number in (1, 2, 3)]
+    lines = list(_report(recordings, hangs.judge(recordings, NOW), 5))
+    assert lines[-2].endswith("  vm (00000001)  vm (00000002)")
+    assert "  m3  " in lines[-2]
+    assert lines[2].endswith(f"last event: {hangs.clock(2.0)} epoch 3, 3 members")
 
 
 def test_who_waits_elsewhere():
