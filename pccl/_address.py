@@ -54,22 +54,22 @@ class Endpoint:
 def parse_endpoint(address: str) -> Endpoint:
     """Reads `host:port`, `1.2.3.4:port` or `[ipv6]:port`, and the name of a run behind it, as in `host:port/run`.
 
-    No colon: AssertionError; other bad syntax: ValueError.
+    ArgumentError: bad syntax.
     """
     _require_text(address)
     if "://" in address:
-        raise ValueError(f"address {address!r} is a URL; write only host:port")
+        raise ArgumentError(f"address {address!r} is a URL; write only host:port")
     place, slash, run = address.partition("/")
     if slash and not re.fullmatch(RUN_NAME, run, re.ASCII):
         text = f"address {address!r} has an invalid name of a run, {run!r}"
-        raise ValueError(f"{text}; write 1 to 64 letters, digits, dots, lines and underscores behind host:port/")
+        raise ArgumentError(f"{text}; write 1 to 64 letters, digits, dots, lines and underscores behind host:port/")
     if re.fullmatch(r"[0-9]{1,5}", place, re.ASCII):
         raise ArgumentError(f"address {address!r} has no host; write 0.0.0.0:{place} to listen, or host:{place} to connect")
     if ":" not in place:
         raise ArgumentError(f"address {address!r} has no port; write it as host:port, 1.2.3.4:port or [ipv6]:port")
     host, _, port_text = place.rpartition(":")
     if not re.fullmatch(r"[0-9]{1,5}", port_text, re.ASCII) or int(port_text) > 65535:
-        raise ValueError(f"address {address!r} has the invalid port {port_text!r}; write a number from 0 to 65535")
+        raise ArgumentError(f"address {address!r} has the invalid port {port_text!r}; write a number from 0 to 65535")
     literal = _parse_literal(host, address)
     return Endpoint(str(literal) if literal else host, int(port_text), literal, run)
 
@@ -81,27 +81,27 @@ def parse_endpoints(addresses: str) -> list[Endpoint]:
     """
     _require_text(addresses)
     if "," in addresses and not all(address.strip() for address in addresses.split(",")):
-        raise ValueError(f"the list of masters {addresses!r} has an entry without host and port; write host:port,host:port")
+        raise ArgumentError(f"the list of masters {addresses!r} has an entry without host and port; write host:port,host:port")
     endpoints = [parse_endpoint(address.strip()) for address in addresses.split(",")]
     for endpoint in endpoints:
         if endpoint.port == 0:
-            raise ValueError(f"address {str(endpoint)!r} has port 0; write the port on which the master listens")
+            raise ArgumentError(f"address {str(endpoint)!r} has port 0; write the port on which the master listens")
     if len(endpoints) > MASTERS_MAX or len(set(endpoints)) < len(endpoints):
-        raise ValueError(f"addresses {addresses!r} must name at most {MASTERS_MAX} masters, each once")
+        raise ArgumentError(f"addresses {addresses!r} must name at most {MASTERS_MAX} masters, each once")
     named = endpoints[-1].run
     if any(endpoint.run not in ("", named) for endpoint in endpoints):
-        raise ValueError(f"addresses {addresses!r} name several runs; write one name behind the last address: a:1,b:1/run")
+        raise ArgumentError(f"addresses {addresses!r} name several runs; write one name behind the last address: a:1,b:1/run")
     for endpoint in endpoints:
         endpoint.run = named
     return endpoints
 
 
 def without_run(endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Returns these addresses of masters. ValueError: they name a run."""
+    """Returns these addresses of masters. ArgumentError: they name a run."""
     for endpoint in endpoints:
         if endpoint.run:
             text = f"address '{endpoint}' names a run, and a master serves runs of all names"
-            raise ValueError(f"{text}; give the name to the peers only")
+            raise ArgumentError(f"{text}; give the name to the peers only")
     return endpoints
 
 
@@ -117,16 +117,16 @@ def _parse_literal(host: str, address: str) -> IP | None:
                 raise ValueError("an IPv6 zone is not supported")
             return ipaddress.IPv6Address(host[1:-1])
         except ValueError as error:
-            raise ValueError(f"address {address!r} has an invalid IPv6 host: {error}") from None
+            raise ArgumentError(f"address {address!r} has an invalid IPv6 host: {error}") from None
     if ":" in host:
-        raise ValueError(f"address {address!r} is ambiguous; write an IPv6 address in brackets, as in [::1]:48148")
+        raise ArgumentError(f"address {address!r} is ambiguous; write an IPv6 address in brackets, as in [::1]:48148")
     if re.fullmatch(r"[0-9.]+", host):
         try:
             return ipaddress.IPv4Address(host)
         except ValueError as error:
-            raise ValueError(f"address {address!r} has an invalid IPv4 host: {error}") from None
+            raise ArgumentError(f"address {address!r} has an invalid IPv4 host: {error}") from None
     if len(host) > 253 or not re.fullmatch(_NAME, host):
-        raise ValueError(f"address {address!r} has the invalid host {host!r}; write a name or an IP address")
+        raise ArgumentError(f"address {address!r} has the invalid host {host!r}; write a name or an IP address")
     return None
 
 

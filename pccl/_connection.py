@@ -29,7 +29,17 @@ from pccl._calls import INVALID_USAGE, SUCCESS, TIMED_OUT, Deadline, NativeHandl
 from pccl._collectives import CollectiveOp, Tags
 from pccl._credentials import credentials
 from pccl._enums import Attribute
-from pccl._errors import ArgumentError, ConnectError, ConnectionFailedError, Left, PCCLError, PCCLTimeoutError, Result, error_for
+from pccl._errors import (
+    ArgumentError,
+    ConnectError,
+    ConnectionFailedError,
+    Left,
+    PCCLError,
+    PCCLTimeoutError,
+    Result,
+    error_for,
+    named,
+)
 from pccl._files import PATH_BYTES, event_file
 from pccl._groups import Group, members_of, uuid_of
 from pccl._handle import Events
@@ -300,17 +310,19 @@ class Connection:
         raises, and PeerLostError when members died together with a master: it is known again after the next op, which
         tells of them, or `update_topology`.
         """
-        return self._read_attribute(_C.PCCL_ATTRIBUTE_PEER_GROUP_RANK)
+        return self._read_attribute(_C.PCCL_ATTRIBUTE_PEER_GROUP_RANK, "rank")
 
     @property
     def world_size(self) -> int:
         """The number of members of this peer's group, as `get_attribute(Attribute.LOCAL_WORLD_SIZE)`."""
-        return self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+        with named("world_size"):
+            return self.get_attribute(Attribute.LOCAL_WORLD_SIZE)
 
     @property
     def global_world_size(self) -> int:
         """The number of members of all groups, as `get_attribute(Attribute.GLOBAL_WORLD_SIZE)`."""
-        return self.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
+        with named("global_world_size"):
+            return self.get_attribute(Attribute.GLOBAL_WORLD_SIZE)
 
     @property
     def alive(self) -> bool:
@@ -321,6 +333,7 @@ class Connection:
             return False
         return True
 
+    @named("wait_for_peers")
     def wait_for_peers(self, peers: int, *, timeout: float | None = None) -> None:
         """Waits until the run has `peers` members, all groups together, and lets newcomers in meanwhile.
 
@@ -455,7 +468,8 @@ class Connection:
 
         For information: other members may hear of it a moment later. UsageError: not connected.
         """
-        room, count = len(self.members) + 1, _ffi.new("size_t *")
+        with named("leaving"):
+            room, count = len(self.members) + 1, _ffi.new("size_t *")
         while True:
             uuids, within = _ffi.new("pcclRankUuid_t[]", room), _ffi.new("int64_t[]", room)
             call(self._handle, "pccl_ext_comm_leaving", uuids, within, room, count, name="leaving")
@@ -746,9 +760,9 @@ class Connection:
             ways.append("repeat the interrupted all_reduce_multiple_with_retry with the same arguments")
         return f"operations are not awaited; {'; '.join(ways)}" if ways else ""
 
-    def _read_attribute(self, attribute: int) -> int:
+    def _read_attribute(self, attribute: int, name: str = "") -> int:
         out = _ffi.new("int *")
-        call(self._handle, "pcclGetAttribute", attribute, out)
+        call(self._handle, "pcclGetAttribute", attribute, out, name=name)
         return int(out[0])
 
     def _check_alive(self) -> None:

@@ -24,6 +24,7 @@ call, what happened, and the code. A `PCCLError` that is made without a detail h
 
 from __future__ import annotations
 
+import contextlib
 import re
 from enum import Enum
 
@@ -32,6 +33,7 @@ from pccl._loader import load_native_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
     from uuid import UUID
 
@@ -241,6 +243,16 @@ class Left(SystemExit):
 
 class ArgumentError(ValueError, AssertionError):
     """An argument is wrong in itself: nothing was launched. PCCL 1.0 raises AssertionError; new programs catch ValueError."""
+
+
+@contextlib.contextmanager
+def named(call: str) -> Iterator[None]:
+    """Gives the errors of a block the public name of the call that the program has made."""
+    try:
+        yield
+    except PCCLError as error:
+        error.func_name = call
+        raise
 
 
 def _unpickled(kind: type[PCCLError], arguments: tuple[Any, ...]) -> PCCLError:

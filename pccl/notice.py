@@ -31,7 +31,7 @@ class Notice:
     `signals`: the first one gives the notice. One that comes 2 s later or more does what it would have done without; sooner, it
     belongs to the same notice, since a scheduler and a launcher may each send one. In a process that was forked
     since, such as a worker of a DataLoader, they do what they would have done without. With signals the constructor has to be
-    called in the main thread (ValueError).
+    called in the main thread (ValueError). TypeError: one is no signal, or `poll` is not callable.
 
     `file`: the notice is given when this file exists. `poll`: a callable that returns False or None while there is no notice;
     then True, or in how many seconds the process has to be gone. It may block. An exception, and any other answer, count as no
@@ -48,6 +48,11 @@ class Notice:
         every: float = 1.0,
         within: float | None = None,
     ) -> None:
+        for number in signals:
+            if number not in signal.valid_signals():
+                raise TypeError(f"signals must be of the module signal, such as signal.SIGTERM, not {number!r}")
+        if poll is not None and not callable(poll):
+            raise TypeError(f"poll must be a callable that returns False, True or a number of seconds, not {poll!r}")
         if not every > 0:
             raise ValueError(f"every must be a positive number of seconds, not {every!r}")
         if within is not None and not 0 <= within < math.inf:

@@ -76,13 +76,16 @@ static bool take_interface(struct cards *out, const struct ifaddrs *all, const c
     struct wire_address address;
     char names[CARDS_WHY_BYTES / 2];
     if (out->count == WIRE_MAX_ADDRESSES) {
-        snprintf(why, CARDS_WHY_BYTES, "PCCL_INTERFACE names more than %d interfaces", WIRE_MAX_ADDRESSES);
+        snprintf(why, CARDS_WHY_BYTES, "more than %d interfaces are named", WIRE_MAX_ADDRESSES);
         return false;
     }
     if (!find_address(all, name, &address)) {
         list_interfaces(all, names, sizeof names);
-        snprintf(why, CARDS_WHY_BYTES, "PCCL_INTERFACE: no interface %.32s with an address; this host has %s", name,
-                 names);
+        snprintf(
+            why, CARDS_WHY_BYTES,
+            "interface %.32s does not exist or has no address; this host has %s: pass one of them as interface, or in "
+            "PCCL_INTERFACE",
+            name, names);
         return false;
     }
     add_card(out, &address, name);

@@ -29,6 +29,9 @@ _SETTINGS = "number of samples, seed, shuffle, drop_last and global_batch_size"
 _ORDERS = 3
 """How many epochs have their order in memory."""
 
+_VAIN_PASSES = 3
+"""After so many passes without a commit `epochs` warns."""
+
 
 class MicroBatches:
     """The batches of one step of a rank, to be iterated once; `len` tells how many there are."""
@@ -138,7 +141,8 @@ class ElasticSampler(DistributedSampler[Any]):
 
         What is left of the epochs before, since a step of theirs was lost, is read first. A newcomer whose program
         has begun to count before it has joined, as frameworks do, goes on from the members' epoch. No change in a
-        loop over `epochs`: loaders of frameworks count passes, and there may be more of these than epochs.
+        loop over `epochs`: loaders of frameworks count passes, and there may be more of these than epochs. If the program keeps
+        the generator of a loop that it has left, it closes it before.
         ValueError: epochs are left out.
         """
         if self._loops:
@@ -168,9 +172,10 @@ class ElasticSampler(DistributedSampler[Any]):
 
         Samples of a lost step that came too late for a pass are read in the next one. All members call it alike, and each step
         is committed by the end of a pass. It ends with a warning where samples are left that the program has got and makes no
-        step with, such as the last ones of a pass that do not fill a step of accumulated gradients.
+        step with, such as the last ones of a pass that do not fill a step of accumulated gradients. It warns once after three
+        passes in sequence that were left early and in which nothing was committed.
         """
-        idle = 0
+        idle = vain = 0
         self._loops += 1
         try:
             while True:
@@ -186,7 +191,15 @@ class ElasticSampler(DistributedSampler[Any]):
                         )
                         return
                 yield self.epoch
-                idle = idle + 1 if self._pass_start == self._pass_end and self.remaining == before else 0
+                vain = vain + 1 if self.remaining == before else 0
+                idle = idle + 1 if self._pass_start == self._pass_end and vain else 0
+                if vain == _VAIN_PASSES and not self._ended:
+                    _log.warning(
+                        "epoch %d was given again, since nothing was committed in %d passes: a break does not end an epoch; call "
+                        "commit() or Elastic.sync() after each step",
+                        self.epoch,
+                        vain,
+                    )
         finally:
             self._loops -= 1
 
@@ -257,7 +270,7 @@ class ElasticSampler(DistributedSampler[Any]):
         """Gives the batches of this rank for each step of a pass through a DataLoader, as `micro_batches` divides them.
 
         All members make equally many steps. In the last ones of a pass some have fewer batches, or none; they take part with a
-        gradient of zero. Each step is committed before the next one. ValueError: as of `micro_batches`.
+        gradient of zero. Each step is committed before the next one (RuntimeError). ValueError: as of `micro_batches`.
         """
         size, drops_last = loader.batch_size, loader.drop_last
         before = self._pass
@@ -268,7 +281,11 @@ class ElasticSampler(DistributedSampler[Any]):
             for batch in batches:
                 return batch
             batches = iter(loader)  # it had ended when this rank got samples of a lost one
-            return next(batches)
+            for batch in batches:
+                return batch
+            raise RuntimeError(
+                "steps: the loader has no batch left for this step; call commit() or Elastic.sync() after each step"
+            )
 
         while True:
             with self._lock:

@@ -155,7 +155,7 @@ class ElasticShards:
     `shards`: what `read` turns into an iterable of records, which are the same in the same order each time. Their number need not
     be known. `collate` makes a batch of a list of records. `shuffle`, `seed`, `communicator` and the methods `seal`, `commit`,
     `commit_step`, `sync`, `state_dict` and `load_state_dict`: as of ElasticSampler. `comm`: a communicator in place of that one;
-    `timeout` is in seconds. ValueError: `batch_size` is below 1.
+    `timeout` is in seconds. ValueError: `batch_size` is below 1, or there are no shards. TypeError: `read` is not callable.
 
     Each shard has one reader at a time. When members are lost or join, the shards are dealt out anew; what loaders have read
     ahead is dropped on all members, and read again. Have a few times more shards than members.
@@ -174,6 +174,10 @@ class ElasticShards:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more records, not {batch_size}")
+        if not len(shards):
+            raise ValueError(f"shards must name one shard or more, not {shards!r}")
+        if not callable(read):
+            raise TypeError(f"read must be a callable that turns a shard into an iterable of records, not {read!r}")
         self._shards, self._read, self._batch_size, self._collate = shards, read, batch_size, collate
         self._comm = communicator
         self._progress = Progress(len(shards), seed, shuffle=shuffle)

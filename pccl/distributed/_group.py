@@ -57,6 +57,10 @@ class Options:
     name: str | None = None
     """What logs and errors call this process, as in `Communicator(name=)`. A group of some members shares that of all."""
 
+    def __post_init__(self) -> None:
+        if self.membership and self.membership not in MEMBERSHIPS:
+            raise ValueError(f'Options: the membership must be "elastic", "fixed" or "strict", not {self.membership!r}')
+
 
 class _Block(threading.local):
     """The block of torch's `_coalescing_manager` that a thread is in: torch does not say when an exception ends one."""
@@ -418,17 +422,16 @@ def _refuse_mixed_backends(frame: FrameType | None) -> None:
 def _membership(options: Options) -> str:
     """Returns what the options ask for, or the environment. ValueError: they contradict each other, or are unknown."""
     older = None if options.strict is None else STRICT if options.strict else ELASTIC
-    chosen, what = options.membership or older, "Options"
+    chosen = options.membership or older
     if options.membership and older and (options.membership == STRICT) != (older == STRICT):
         raise ValueError(f"Options: strict={options.strict} contradicts membership={options.membership!r}; leave strict out")
     if chosen is None:
-        what = "PCCL_MEMBERSHIP"
         older = STRICT if os.environ.get("PCCL_STRICT", "0") not in ("", "0") else None
         chosen = os.environ.get("PCCL_MEMBERSHIP") or older or ELASTIC
         if older and chosen != older:
             raise ValueError(f"PCCL_STRICT=1 contradicts PCCL_MEMBERSHIP={chosen}; leave PCCL_STRICT out")
     if chosen not in MEMBERSHIPS:
-        raise ValueError(f'{what}: the membership must be "elastic", "fixed" or "strict", not {chosen!r}')
+        raise ValueError(f'PCCL_MEMBERSHIP: the membership must be "elastic", "fixed" or "strict", not {chosen!r}')
     return chosen
 
 

@@ -26,7 +26,7 @@ from pccl._calls import Deadline
 from pccl._collectives import Collective, Tags
 from pccl._communicator import Communicator, roll
 from pccl._enums import DataType, ReduceOp
-from pccl._errors import ArgumentError, ParityError, PCCLTimeoutError, PeerLostError, Result, TooFewPeersError, UsageError
+from pccl._errors import ArgumentError, ParityError, PCCLTimeoutError, PeerLostError, Result, TooFewPeersError, UsageError, named
 from pccl._groups import Group
 from pccl._loader import load_native_module
 from pccl._names import name_of, peer_label
@@ -193,8 +193,9 @@ def check_parity(
     fraction: float = 1.0,
     group: Group | None = None,
     timeout: float | None = None,
+    call: str = "check_parity",
 ) -> ParityInfo:
-    """Compares the state of members; see Communicator.check_parity."""
+    """Compares the state of members; see Communicator.check_parity. `call`: what errors name."""
     require_policy(policy)
     deadline = Deadline(timeout)
     parts = _parts_of(fraction)
@@ -207,11 +208,12 @@ def check_parity(
                 raise ArgumentError(f"entry {info.name!r} is read-only and cannot be repaired; pass another policy")
     kept: Kept = comm._parity or Kept()
     comm._parity = kept
-    check = _Check(comm, kept, held, policy, parts, group)
+    check = _Check(comm, kept, held, policy, parts, group, call)
     begun = kept.under_way.setdefault(check.who, check)
     if begun.label != check.label:
         raise _usage("a check of another state, policy or fraction was cut short; repeat that call first")
-    return begun.advance(deadline)
+    with named(call):
+        return begun.advance(deadline)
 
 
 def require_policy(policy: object) -> None:
@@ -238,11 +240,14 @@ Call = Callable[[float | None], Any]
 class _Check:
     """One call of `check_parity`, and its repetitions after a timeout."""
 
-    def __init__(self, comm: Communicator, kept: Kept, held: _Held, policy: str, parts: int, group: Group | None) -> None:
+    def __init__(
+        self, comm: Communicator, kept: Kept, held: _Held, policy: str, parts: int, group: Group | None, call: str
+    ) -> None:
         self._comm = comm
         self._kept = kept
         self._held = held
         self._policy = policy
+        self._name = call
         self._parts = parts
         self._group = group
         self.who = None if group is None else group.members
@@ -381,14 +386,21 @@ class _Check:
         entry = self._held.infos[verdict.first].name
         who = {living[at]: name_of(self._comm._handle, living[at]) for at in verdict.minority}
         labels = ", ".join(peer_label(name, uuid) for uuid, name in who.items())
+        replays = self._name == "replay"
         if not verdict.majority:
-            text = f"entry {entry!r} differs, and no majority of the {len(living)} members agrees ({labels})"
-            return ParityError(f"{text}; restore a snapshot or a checkpoint on all", entry=entry)
+            advice = "replay it with three or more members" if replays else "restore a snapshot or a checkpoint on all"
+            text = f"entry {entry!r} differs, and no majority of the {len(living)} members agrees ({labels}); {advice}"
+            return ParityError(text, self._name, entry=entry)
         since = f" after {REPAIRS} repairs" if again else ""
         which = f"other bytes than the {len(verdict.majority)} members of the majority"
         holds = "holds" if len(who) == 1 else "hold"
         text = f"entry {entry!r} differs{since}: {labels} {holds} {which}; restart the minority"
-        return ParityError(text, entry=entry, minority=tuple(who), names=tuple(who.values()))
+        if replays:
+            hosts, it = ("this host computes", "it") if len(who) == 1 else ("these hosts compute", "them")
+            text = (
+                f"{entry} differs at {labels}: {hosts} wrongly, unlike {len(verdict.majority)} others; take {it} out of the run"
+            )
+        return ParityError(text, self._name, entry=entry, minority=tuple(who), names=tuple(who.values()))
 
 
 def _usage(text: str) -> UsageError:
@@ -399,10 +411,11 @@ def replay(comm: Communicator, compute: Callable[..., Any], inputs: Sequence[Any
     """Lets all members compute what one of them does; see Communicator.replay."""
     copies = [one.detach().clone() if is_torch_tensor(one) else one.copy() for one in inputs]
     for one in copies:
-        comm.broadcast(one, root, tag=_TAG_OF_INPUTS)
+        with named("replay"):
+            comm.broadcast(one, root, tag=_TAG_OF_INPUTS)
     made = compute(*copies)
     if is_torch_tensor(made) or is_numpy_array(made):
         made = [made]
     if not isinstance(made, Mapping):
         made = {f"output {place}": one for place, one in enumerate(made)}
-    return check_parity(comm, made, policy)
+    return check_parity(comm, made, policy, call="replay")

@@ -234,6 +234,12 @@ def test_wrong_arguments():
     for arguments in ({"every": 0}, {"every": float("nan")}, {"within": -1}, {"within": float("inf")}):
         with pytest.raises(ValueError, match="must be a"):
             Notice(**arguments)
+    name: Any = "SIGTERM"
+    with pytest.raises(TypeError, match=r"such as signal.SIGTERM, not 'SIGTERM'"):
+        Notice(name)
+    number: Any = 3
+    with pytest.raises(TypeError, match=r"poll must be a callable .*, not 3"):
+        Notice(poll=number)
     with pytest.raises(ValueError, match="main thread"):
         Background(Notice, signal.SIGTERM).result()
 

@@ -133,6 +133,8 @@ def test_a_replay_names_who_computes_otherwise(start):
         member.tell("replay", member is three[0])
     found = [member.answer() for member in three]
     assert [one[:3] for one in found] == [("ParityError", "output 1", ["p0"])] * 3
+    assert {one[3].partition(" (")[0] for one in found} == {"replay: output 1 differs at p0"}
+    assert "): this host computes wrongly, unlike 2 others; take it out of the run (" in found[0][3]
 
 
 def test_a_check_that_was_cut_short_goes_on(start):

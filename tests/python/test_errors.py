@@ -155,3 +155,19 @@ def test_failed_connect_has_the_text_that_programs_look_for():
     assert (
         str(error) == "connect: Failed to connect to the master node: 10.0.0.1:1: refused (MASTER_CONNECTION_FAILED)"
     )  # one line
+
+
+def test_errors_name_the_call_that_the_program_has_made():
+    with pccl.Communicator("127.0.0.1:1") as comm:
+        calls = {
+            "rank": lambda: comm.rank,
+            "world_size": lambda: comm.world_size,
+            "global_world_size": lambda: comm.global_world_size,
+            "leaving": lambda: comm.leaving,
+            "members": lambda: comm.members,
+            "wait_for_peers": lambda: comm.wait_for_peers(2),
+            "get_attribute": lambda: comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE),
+        }
+        for name, call in calls.items():
+            with pytest.raises(pccl.UsageError, match=f"^{name}: the communicator is not connected"):
+                call()

@@ -55,5 +55,7 @@ def test_what_cannot_be_compared_is_refused_before_others_are_met():
         fixed.flags.writeable = False
         with pytest.raises(ValueError, match="entry 'x' is read-only"):
             comm.check_parity({"x": fixed}, policy="repair")
-        with pytest.raises(pccl.UsageError, match="not connected"):
+        with pytest.raises(pccl.UsageError, match=r"^check_parity: .*not connected"):
             comm.check_parity({"x": fixed})
+        with pytest.raises(pccl.UsageError, match=r"^replay: .*not connected"):
+            comm.replay(lambda x: x, [np.zeros(1)])

@@ -37,3 +37,11 @@ def test_a_version_that_is_not_tested_gives_a_warning(version: str, warned: int)
         warnings.simplefilter("always")
         _torch_backend.warn_if_untested(version)
     assert [version in str(one.message) for one in found] == [True] * warned
+
+
+def test_an_unknown_membership_is_refused_at_once():
+    from pccl.distributed import Options
+
+    assert Options(membership="fixed").membership == "fixed"
+    with pytest.raises(ValueError, match='must be "elastic", "fixed" or "strict", not \'fix\''):
+        Options(membership="fix")

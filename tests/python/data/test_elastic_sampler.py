@@ -289,6 +289,30 @@ def test_samples_that_make_no_step_end_the_last_pass(caplog):
     assert "samples of the last pass are in no step: call optimizer.step() after its last batch" in caplog.text
 
 
+def test_a_loop_that_leaves_every_pass_early_is_told_once(caplog):
+    sampler = ElasticSampler(data(10), 1, 0)
+    loader: Any = DataLoader(data(10), batch_size=2, sampler=sampler)
+    loop = sampler.epochs(2)
+    for _ in range(8):
+        assert next(loop) == 0
+        next(iter(loader))
+    assert caplog.text.count("epoch 0 was given again, since nothing was committed in 3 passes: a break does not end") == 1
+    while (epoch := next(loop, None)) is not None:
+        for _ in loader:
+            sampler.commit()
+            break
+    assert epoch is None
+    assert sampler.remaining == 0
+    assert caplog.text.count("was given again") == 1
+
+
+def test_steps_that_are_not_committed_are_told():
+    sampler = ElasticSampler(data(10), 1, 0, global_batch_size=4)
+    loader: Any = DataLoader(data(10), batch_size=2, sampler=sampler)
+    with pytest.raises(RuntimeError, match=r"steps: the loader has no batch left for this step; call commit\(\)"):
+        _ = [list(batches) for batches in sampler.steps(loader)]
+
+
 def test_members_with_different_states_are_told():
     world = World(0, size=10, batch=2, ahead=0, members=2)
     world.members[1].sampler._ledger.extend(1)

@@ -173,7 +173,12 @@ def test_orders_differ_between_epochs_and_seeds():
 
 def test_bad_calls_are_refused():
     with pytest.raises(ValueError, match="batch_size must be 1 or more"):
-        ElasticShards([], read, 0)
+        ElasticShards([(0, 5)], read, 0)
+    with pytest.raises(ValueError, match=r"shards must name one shard or more, not \[\]"):
+        ElasticShards([], read, 2)
+    not_callable: Any = None
+    with pytest.raises(TypeError, match=r"read must be a callable .*, not None"):
+        ElasticShards([(0, 5)], not_callable, 2)
     shards = ElasticShards([(0, 5), (1, 5)], read, 2, collate=list)
     next(shards.batches())
     shards.commit()
@@ -205,7 +210,7 @@ def test_shards_have_the_same_names_under_different_folders():
 
     assert number(Path("/a/one"), "/a/two/") == number(Path("/b/one"), "two")
     assert number("https://a/one?key=1", "two") == number("one", "two") != number("two", "one")
-    assert number(object()) == number(object()) != number()
+    assert number(object()) == number(object()) != number(object(), object())
 
 
 def test_members_with_different_states_are_told():

@@ -41,7 +41,7 @@ static void test_bad(void) {
     static const struct {
         const char *interfaces, *addresses, *says;
     } rows[] = {
-        {"nothing0", NULL, "no interface nothing0"},
+        {"nothing0", NULL, "interface nothing0 does not exist or has no address; this host has"},
         {"nothing0", NULL, "this host has lo"},
         {"lo,", "x", "PCCL_ADDRESS: x"},
         {NULL, "host-a", "PCCL_ADDRESS: host-a"},
