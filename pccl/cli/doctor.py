@@ -258,9 +258,8 @@ def _run(access: Access) -> Iterator[Finding]:
         try:
             told = top.Masters(master, access.credentials, access.insecure).ask()
         except ConnectError as error:
-            refuses = "no master answers" not in error.detail
             advice = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
-            yield Finding("master", "problem", error.detail, KEYS_ADVICE if refuses else advice)
+            yield Finding("master", "problem", error.detail, KEYS_ADVICE if "cannot be asked" in error.detail else advice)
         except PCCLError as error:
             seen, _, advice = error.detail.partition("; ")
             seen = seen if master in seen else f"{master}: {seen}"

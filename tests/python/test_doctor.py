@@ -110,6 +110,12 @@ def test_a_master_that_is_not_there():
     assert f"open TCP port {port}" in one.advice
 
 
+def test_a_master_whose_name_is_unknown():
+    (one,) = findings("--master", "nowhere.invalid:48148", status=1)["master"]
+    assert "nowhere.invalid cannot be resolved" in one.seen
+    assert "start `pccl master` there" in one.advice
+
+
 def test_a_master_without_members():
     with pccl.MasterNode("127.0.0.1:0") as master:
         (one,) = findings("--master", f"127.0.0.1:{master.port}")["master"]
