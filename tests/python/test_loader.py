@@ -54,9 +54,9 @@ SIZES = {
     "pcclSharedState_t": 24,
     "pcclSharedStateSyncInfo_t": 16,
     "pcclBuildInfo_t": 1,
-    "pcclDiagnosisMember_t": 240,
+    "pcclDiagnosisMember_t": 272,
     "pcclDiagnosisEdge_t": 136,
-    "pcclDiagnosis_t": 56,
+    "pcclDiagnosis_t": 104,
 }
 
 
