@@ -210,6 +210,7 @@ def test_programs_that_cannot_be_judged_get_a_clear_verdict(stress, tmp_path, pr
     found, detail = one.failure()
     assert found == claim
     assert words in detail
+    assert "ok     at least one fault was injected: 0 injected" not in one.text
     assert not living(str(tmp_path / "program.py"))
 
 
