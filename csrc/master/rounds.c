@@ -173,10 +173,10 @@ static void end_round(struct rounds *rounds, struct membership *table, struct pe
         membership_send(table, peer);
         membership_set_vote(table, peer, 0);
         if (success)
-            peer->state =
-                (struct wire_state){.kind = compare(peer, &rounds->votes[membership_slot(table, peer)], &round->result),
-                                    .revision = round->result.revision,
-                                    .content = round->result.content};
+            peer->state = (struct wire_state){
+                .kind = (uint8_t)compare(peer, &rounds->votes[membership_slot(table, peer)], &round->result),
+                .revision = round->result.revision,
+                .content = round->result.content};
         peer->committed |= success;
         peer->part = ROLE_WAITS;
         peer->tx_bytes = 0;
