@@ -25,7 +25,7 @@ PATIENCE = 60
 NAME = "name-of-a-member"
 HELLO, WELCOME, DIAGNOSE, MATRIX = (TYPES[name] for name in ("HELLO", "WELCOME", "DIAGNOSE", "MATRIX"))
 HEADER = struct.Struct("<I2sHQQQ")
-COUNTS = struct.Struct("<IBIQIIQQI")
+COUNTS = struct.Struct("<IBIQIIQQII")
 
 
 def read(stream: socket.socket, size: int) -> bytes:
@@ -62,7 +62,7 @@ def check_counts(answer: tuple[int, bytes, bytes], comms: list[Communicator]) ->
     assert kind == MATRIX
     _, counts_only, peers, epoch, members, edges, *unknown = COUNTS.unpack(body)
     assert (counts_only, peers, epoch, members, edges) == (1, 2, 2, 0, 0)
-    assert unknown == [0, 0, 0]  # the generation of the master, votes, and numbers of programs
+    assert unknown == [0] * 4  # the generation of the master, votes, numbers of programs, and joiners
     assert HEADER.unpack(header)[3:] == (0, 0, 0)  # no run, which a forged RESUME would need
     for comm in comms:
         assert comm.uuid.bytes not in header + body
