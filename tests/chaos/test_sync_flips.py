@@ -91,7 +91,11 @@ class Relay:
         def run() -> None:
             with contextlib.suppress(OSError):
                 while True:
-                    serve(listener.accept()[0])
+                    near = listener.accept()[0]
+                    try:
+                        serve(near)
+                    except OSError:  # one side has gone already: others may come
+                        near.close()
 
         threading.Thread(target=run, daemon=True).start()
         return int(listener.getsockname()[1])
