@@ -35,11 +35,10 @@ def _show(names: tuple[str, ...]) -> None:
 
 
 @click.command("keys", short_help="Make the keys that encrypt a run.")
-@click.argument("name", metavar="[show] NAME")
-@click.argument("more", nargs=-1, metavar="")
+@click.argument("names", nargs=-1, required=True, metavar="[show] NAME")
 @click.option("--add", "change", flag_value="add", help="add a second secret to the files of the run")
 @click.option("--drop", "change", flag_value="drop", help="drop the older one of two secrets")
-def command(name: str, more: tuple[str, ...], change: str | None) -> None:
+def command(names: tuple[str, ...], change: str | None) -> None:
     """Make the keys of a run: NAME.master for its masters, and NAME.peer for its peers.
 
     \b
@@ -53,11 +52,12 @@ def command(name: str, more: tuple[str, ...], change: str | None) -> None:
     To replace a secret in the middle of a run: run this command with `--add`, copy both files to all hosts, and restart the
     processes one by one. When all have the new files, do the same with `--drop`.
     """
+    name, *more = names
     try:
         if name == SHOW:
             if change is not None:
                 raise click.UsageError(f"--{change} cannot be used with `pccl keys show`")
-            _show(more)
+            _show(tuple(more))
             return
         if more:
             raise click.UsageError(f"name one run: {name}, not also {' '.join(more)}")
