@@ -122,10 +122,12 @@ static bool fill(void *context, struct op *op, struct block *result) {
 static void ended(void *context, struct op *op) {
     engine_assert_locked((struct engine *)context);
     struct engine *engine = context;
-    int64_t now_ns = platform_now_ns();
-    if (op->parent == NULL) op_stats_ended(&engine->op_stats, op->posted_ns, now_ns);
-    if (op->parent == NULL) recorder_end(engine->callbacks.recorder, op->recorded, (uint8_t)op->outcome.result, now_ns);
-    if (op->parent == NULL) device_release(op->args.queue);
+    if (op->parent == NULL) {
+        int64_t now_ns = platform_now_ns();
+        op_stats_ended(&engine->op_stats, op->posted_ns, now_ns);
+        recorder_end(engine->callbacks.recorder, op->recorded, (uint8_t)op->outcome.result, now_ns);
+        device_release(op->args.queue);
+    }
     if (op->waiter != NULL) pthread_cond_signal(&op->waiter->ended);
     if (op->parent == NULL && engine->callbacks.events != NULL) wake_signal(atomic_load(engine->callbacks.events));
 }

@@ -103,15 +103,20 @@ static void end(struct status_query *query) {
     transport_free(query->stream);
 }
 
+// Sends the one question of a query, waits for the answer, and ends the query.
+static int finish(struct status_query *query, enum wire_type answer, int64_t deadline_ns, void *out) {
+    int error = carry_on(query, answer, deadline_ns, out);
+    end(query);
+    return error;
+}
+
 int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
                      int64_t deadline_ns, struct wire_status_is *out) {
     struct status_query query;
     int error = dial(&query, context, master, run, false);
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_STATUS);
-    error = carry_on(&query, WIRE_STATUS_IS, deadline_ns, out);
-    end(&query);
-    return error;
+    return finish(&query, WIRE_STATUS_IS, deadline_ns, out);
 }
 
 int status_query_runs(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
@@ -120,9 +125,7 @@ int status_query_runs(struct transport_context *context, const struct wire_addre
     int error = dial(&query, context, master, NULL, true);
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_RUNS);
-    error = carry_on(&query, WIRE_RUNS_ARE, deadline_ns, out);
-    end(&query);
-    return error;
+    return finish(&query, WIRE_RUNS_ARE, deadline_ns, out);
 }
 
 int status_query_remove(struct transport_context *context, const struct wire_address *master,
@@ -132,9 +135,7 @@ int status_query_remove(struct transport_context *context, const struct wire_add
     int error = dial(&query, context, master, run, false);
     if (error != 0) return error;
     wire_encode_remove(&query.out.bytes, (struct wire_header){0}, remove);
-    error = carry_on(&query, WIRE_REMOVED, deadline_ns, out);
-    end(&query);
-    return error;
+    return finish(&query, WIRE_REMOVED, deadline_ns, out);
 }
 
 int status_query_stacks(struct transport_context *context, const struct wire_address *master,
@@ -146,9 +147,7 @@ int status_query_stacks(struct transport_context *context, const struct wire_add
     out->why.length = 0;
     out->length = 0;
     wire_encode_bytes(&query.out.bytes, (struct wire_header){0}, WIRE_STACKS, id->bytes, sizeof id->bytes);
-    error = carry_on(&query, WIRE_STACKS_ARE, deadline_ns, out);
-    end(&query);
-    return error;
+    return finish(&query, WIRE_STACKS_ARE, deadline_ns, out);
 }
 
 int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/memory.h"
 #include "net/socket.h"
 #include "sim/refuse.h"
 
@@ -17,19 +16,6 @@ void log_write(enum log_level level, const char *component, const char *format, 
     (void)level;
     (void)component;
     (void)format;
-}
-
-bool memory_grow(void *array, size_t *room, size_t count, size_t size, size_t least) {
-    if (count <= *room) return true;
-    size_t wanted = count > 2 * *room ? count : 2 * *room;
-    if (wanted < least) wanted = least;
-    void *old;
-    memcpy(&old, array, sizeof old);
-    void *grown = wanted > SIZE_MAX / size ? NULL : realloc(old, wanted * size);
-    if (grown == NULL) return false;
-    memcpy(array, &grown, sizeof grown);
-    *room = wanted;
-    return true;
 }
 
 void *refuse_never(size_t bytes) {

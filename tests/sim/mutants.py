@@ -23,6 +23,7 @@ SOURCES = [
     "csrc/base/cpu.c",
     "csrc/base/descriptor.c",
     "csrc/base/memory.c",
+    "csrc/base/memory_grow.c",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/base/log*.c")),
     "csrc/base/platform.c",
     "csrc/net/arrival.c",

@@ -22,6 +22,7 @@ PARTS = [
     "sim/*.c",
     "sim/web/*.c",
     "csrc/base/detail.c",
+    "csrc/base/memory_grow.c",
     "csrc/compute/*.c",
     "csrc/link/pace.c",
     "csrc/master/*.c",

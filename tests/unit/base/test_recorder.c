@@ -22,7 +22,7 @@ enum { RECORDS = RECORDER_FILE_RECORDS, FEW = RECORDS / RECORDER_RARE_PART, MANY
 static char folder[] = "/tmp/pccl-recorder-XXXXXX";
 static char path[64];
 
-// What a reader sees of a record.
+// A record as a reader sees it.
 struct seen {
     uint64_t serial;
     int64_t at_ns, began_ns, ended_ns;
