@@ -26,7 +26,7 @@ COLUMNS_MOST = 6
 def command(sources: tuple[str, ...], run: str | None, last: int, as_json: bool) -> None:
     """Show what members of a run on this host did last, and say who has not entered which operation.
 
-    It only reads files (docs/events.md#after-a-hang), so it works while the members hang and after they were killed. Without
+    The command only reads files (docs/events.md#after-a-hang): it works while members hang, and after they were killed. Without
     arguments it takes all processes of this user, but no run that has ended with nothing in flight; with `all` those, too.
     Copy the files of other hosts here, and name them.
 

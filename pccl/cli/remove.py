@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import click
 
@@ -11,45 +12,41 @@ from pccl._names import short
 from pccl._reports import MemberReport
 from pccl.cli import top
 
-arguments = (
-    click.argument("member"),
-    click.option("--master", "address", required=True, metavar=top.MASTERS, help="master of the run, or all masters"),
-    click.option("--keys", metavar="FILE", help="key file of the run's masters [default: PCCL_KEYS]"),
-)
+
+def _command(name: str, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Makes a command about one member, with which an operator asks the masters."""
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        function = click.option("--keys", metavar="FILE", help="key file of the run's masters [default: PCCL_KEYS]")(function)
+        master = click.option("--master", "address", required=True, metavar=top.MASTERS, help="master of the run, or all masters")
+        return click.command(name, short_help=short_help)(click.argument("member")(master(function)))
+
+    return make
 
 
-@click.command("drain", short_help="Let a member leave between two steps.")
-@arguments[0]
-@arguments[1]
-@arguments[2]
+@_command("drain", "Let a member leave between two steps.")
 def drain(member: str, address: str, keys: str | None) -> None:
     """Let MEMBER, a name or the beginning of an id, leave the run at its next update, as after `comm.leave()`.
 
-    No operation of the others is aborted. It needs the keys of the masters, such as run.master.
+    No operation of the others is aborted. The command needs the keys of the masters, such as run.master.
     """
     _remove(address, member, keys, at_update=True)
 
 
-@click.command("expel", short_help="Take a member out of a run at once.")
-@arguments[0]
-@arguments[1]
-@arguments[2]
+@_command("expel", "Take a member out of a run at once.")
 def expel(member: str, address: str, keys: str | None) -> None:
     """Take MEMBER, a name or the beginning of an id, out of the run at once, as if it had died.
 
-    It needs the keys of the masters, such as run.master.
+    The command needs the keys of the masters, such as run.master.
     """
     _remove(address, member, keys, at_update=False)
 
 
-@click.command("stacks", short_help="Show where the program of a member stands.")
-@arguments[0]
-@arguments[1]
-@arguments[2]
+@_command("stacks", "Show where the program of a member stands.")
 def stacks(member: str, address: str, keys: str | None) -> None:
     """Show the Python stacks of all threads of MEMBER, a name or the beginning of an id, such as one that hangs.
 
-    It needs the keys of the masters, such as run.master.
+    The command needs the keys of the masters, such as run.master.
     """
     masters, found = _look_up(address, member, keys)
     try:

@@ -26,7 +26,7 @@ def rank_in(comm: Communicator) -> int:
 def founders(own: Communicator | None) -> tuple[tuple[Hashable, ...], Hashable] | None:
     """Returns the members that all know alike before they have told each other anything, and this one; None: nobody knows.
 
-    They are those that the process group was made with, which no loss changes. A communicator has none before the first `sync`
+    The process group was made with them, and no loss changes them. A communicator has none before the first `sync`
     but this one, so a commit with others is refused.
     """
     if own is not None:

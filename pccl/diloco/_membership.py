@@ -121,7 +121,7 @@ class Membership:
     def admit(self) -> Meeting | None:
         """Lets newcomers in before an outer step is made, to the state that the last one has left. None: nobody waits.
 
-        They have copied that state, and take part in the outer step. If a member leaves, the meeting after the step lets it go.
+        Newcomers have copied it, and take part in the outer step. If a member leaves, the meeting after the step lets it go.
         """
         if self._comm._pending() != NEWCOMERS_ONLY:
             return None

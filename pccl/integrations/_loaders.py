@@ -73,7 +73,7 @@ class Batches:
     ) -> None:
         """`make` is `iter` of torch. `record` is what `described` told at a member of the iterator that this one repeats.
 
-        It takes over the random generators whose names are in `alike`; "loaders" are those of the loader.
+        `alike` names the random generators that are taken over from there; "loaders" are those of the loader.
         """
         self._loader, self._make, self._replays = loader, make, replays
         self._is_dry = replays() and not isinstance(loader.dataset, IterableDataset)

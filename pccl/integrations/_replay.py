@@ -90,9 +90,10 @@ class Replay:
 
     def replays(self) -> bool:
         """True in a process that is to join, and in a newcomer until it has caught up."""
-        return self._target is not None or (_bootstrap.is_joining() and self._is_fixed())
+        return self._target is not None or (_bootstrap.is_joining() and self.is_fixed())
 
-    def _is_fixed(self) -> bool:
+    def is_fixed(self) -> bool:
+        """Whether the process group is one of pccl with fixed membership."""
         group = dist.GroupMember.WORLD
         return isinstance(group, pccl.distributed.ProcessGroup) and group.membership == FIXED
 
@@ -100,7 +101,7 @@ class Replay:
 
     def add_model(self, model: nn.Module) -> None:
         """Notes a model whose gradients are averaged over the ranks."""
-        if self.needs_fixed and isinstance(dist.GroupMember.WORLD, pccl.distributed.ProcessGroup) and not self._is_fixed():
+        if self.needs_fixed and isinstance(dist.GroupMember.WORLD, pccl.distributed.ProcessGroup) and not self.is_fixed():
             self.needs_fixed = False
             _log.warning("--adapt does nothing without fixed membership; set PCCL_MEMBERSHIP=fixed for all ranks")
         self._models.append(weakref.ref(model))
@@ -122,7 +123,7 @@ class Replay:
 
     def batches(self, loader: DataLoader[Any], make: Callable[[Any], Any]) -> Any:
         """Returns an iterator in the place of torch's. ValueError: the loader has an ElasticSampler."""
-        if self.hidden or not self._is_fixed():
+        if self.hidden or not self.is_fixed():
             return make(loader)
         if any(isinstance(getattr(at, "sampler", None), ElasticSampler) for at in (loader, loader.batch_sampler)):
             raise ValueError("--adapt cannot replay an ElasticSampler; call pccl.distributed.Elastic instead of --adapt")
@@ -161,7 +162,7 @@ class Replay:
 
         `optimizer`: the one that steps; the others may be about to step with gradients of the same backward pass.
         """
-        if self._inside or not self._is_fixed():
+        if self._inside or not self.is_fixed():
             return make()
         self._inside = True
         try:

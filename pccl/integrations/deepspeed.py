@@ -6,12 +6,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch.optim import Optimizer
 
-import pccl.distributed
-from pccl.distributed._group import FIXED
 from pccl.integrations import _replay
 
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
@@ -27,8 +24,7 @@ def adapt() -> None:
     def init(original: Any) -> Callable[..., None]:
         def init_engine(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            group = dist.GroupMember.WORLD
-            if isinstance(group, pccl.distributed.ProcessGroup) and group.membership == FIXED:
+            if run.is_fixed():
                 _require_whole(self)
             run.add_model(self.module)
             run.add_other(_Counters(self))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from browsers import CHROMIUM, browser_page
 from namespaces import master_in
 from performers import PATIENCE, MasterProcess, Performer, preload
 
@@ -24,16 +24,13 @@ from pccl import Communicator, PCCLError, ReduceOp
 
 pytest.importorskip("click")
 pytest.importorskip("prometheus_client")
-playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright.sync_api")
 
 preload(__name__)
 
 MEMBERS = 4
 MEGABITS, SIZE = 200, 2 << 20
-CHROMIUM = shutil.which("chromium") or ""
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium here")
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
 
 
 class Worker:
@@ -117,17 +114,12 @@ class Shown:
 def page_of(address: str, chromium: str = CHROMIUM, prefix: tuple[str, ...] = ()) -> Iterator[Shown]:
     """`pccl web` as a process, and its page in Chromium."""
     command = [*prefix, sys.executable, "-m", "pccl", "web", "--master", address, "--interval", "0.5", "--listen", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as web, playwright.sync_playwright() as browsers:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as web, browser_page(chromium) as (page, problems):
         try:
             assert web.stdout is not None
             url = web.stdout.readline().strip()
-            browser = browsers.chromium.launch(executable_path=chromium, args=list(QUIET))
-            page = browser.new_page()
-            problems: list[str] = []
-            page.on("pageerror", lambda error: problems.append(str(error)))
             page.goto(url)
             yield Shown(page, problems)
-            browser.close()
         finally:
             web.kill()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 import pytest
+from browsers import browser_page
 from click.testing import CliRunner
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
@@ -232,17 +232,11 @@ def test_the_page_acts_only_for_who_has_the_token_of_the_masters_and_asks_itself
 
 @pytest.mark.timeout(90)
 def test_a_button_drains_at_the_second_press(keys):
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium here")
-    quiet = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
     with (
+        browser_page() as (page, _),
         run_of(2, f"{keys}.master", f"{keys}.peer") as (address, comms),
         Web(address, f"{keys}.master") as web,
-        playwright.sync_playwright() as browsers,
     ):
-        page = browsers.chromium.launch(executable_path=chromium, args=list(quiet)).new_page()
         page.goto(web.url)
         page.wait_for_selector("#members tr[data-member]")
         assert page.locator("#members button").count() == 0  # whoever sees the page only sees it

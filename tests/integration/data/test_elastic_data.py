@@ -11,17 +11,22 @@ from performers import MasterProcess
 SIZE = 61
 
 
+def kill_and_join(job: Job, dies_at: int, where: str) -> None:
+    """Three members train, of which one dies at this step, and another one joins them."""
+    first = job.start(3)
+    newcomer = job.join(first[0])
+    for rank, member in enumerate(first):
+        member.tell("train", dies_at if rank == 1 else None, where, 4)
+    newcomer.tell("train", None, "", 4)
+    check([member.answer() for member in (first[0], first[2], newcomer)])
+
+
 @pytest.mark.parametrize(
     ("kind", "where", "ahead"), [("ddp", "forward", 0), ("ddp", "backward", 2), ("ddp", "step", 3), ("stream", "backward", 0)]
 )
 def test_data_parallel_with_a_kill_and_a_join(kind, where, ahead):
     with Job(kind, SIZE, ahead=ahead) as job:
-        first = job.start(3)
-        newcomer = job.join(first[0])
-        for rank, member in enumerate(first):
-            member.tell("train", 3 if rank == 1 else None, where, 4)
-        newcomer.tell("train", None, "", 4)
-        check([member.answer() for member in (first[0], first[2], newcomer)])
+        kill_and_join(job, 3, where)
 
 
 WORKERS = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "multiprocessing_context": "fork"}
@@ -39,12 +44,7 @@ WORKERS = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": True, "
 )
 def test_loaders_and_steps_of_all_kinds_with_a_kill_and_a_join(options, where):
     with Job("ddp", SIZE, **options) as job:
-        first = job.start(3)
-        newcomer = job.join(first[0])
-        for rank, member in enumerate(first):
-            member.tell("train", 2 if rank == 1 else None, where, 4)
-        newcomer.tell("train", None, "", 4)
-        check([member.answer() for member in (first[0], first[2], newcomer)])
+        kill_and_join(job, 2, where)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

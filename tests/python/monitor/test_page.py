@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("prometheus_client")
 
+from browsers import browser_page
 from click.testing import CliRunner
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from test_history import joiner, member, straggler, told
@@ -264,10 +264,6 @@ def test_a_master_with_a_page_takes_it_along_when_it_ends():
 
 @pytest.mark.timeout(120)
 def test_a_browser_shows_findings_and_losses(tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium here")
     path, log, recorder = tmp_path / "run.events", Log(), Recorder()
     begin = time.time()
     with create_file(str(path)) as log.file:
@@ -280,13 +276,7 @@ def test_a_browser_shows_findings_and_losses(tmp_path):
             findings = (straggler(member(2)),) if second >= 20 else ()
             answer = told(*members, epoch=1 + (second >= 10), findings=findings)
             log.add(recorder.observe(begin + second, replace(answer, joiners=(joiner(second * 10**8, float(second)),))))
-    with Command("replay", str(path)) as replay, playwright.sync_playwright() as browsers:
-        quiet = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-                 "--disable-component-update", "--disable-sync")  # fmt: skip
-        browser = browsers.chromium.launch(executable_path=chromium, args=list(quiet))
-        shown = browser.new_page()
-        problems: list[str] = []
-        shown.on("pageerror", lambda error: problems.append(str(error)))
+    with browser_page() as (shown, problems), Command("replay", str(path)) as replay:
         shown.goto(replay.url)
         shown.wait_for_selector("#members tr:nth-child(4)")
         assert shown.inner_text("#state").startswith("3 members")
