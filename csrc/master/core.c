@@ -67,6 +67,10 @@ static bool is_sound(const struct resumption *from) {
     if (resume->epoch.number > NUMBERS_MOST || resume->last_vote.number > NUMBERS_MOST ||
         resume->epoch.sync_round >> 32 > resume->generation)
         return false;
+    bool commits = resume->epoch.sync_expected != 0;
+    if (commits ? resume->epoch.sync_expected != rounds_expect(resume->sync_revision)
+                : resume->sync_committed || resume->sync_revision != 0)
+        return false;
     if (resume->last_vote.number == 0 || resume->last_vote.epoch > resume->epoch.number)
         return false; // a vote let it in
     if (resume->loss_count > 0 && resume->losses[resume->loss_count - 1].epoch > resume->epoch.lost_epoch) return false;

@@ -398,16 +398,15 @@ static void recall_state(struct peer_record *peer, uint64_t revision) {
     peer->state = (struct wire_state){.kind = WIRE_STATE_SYNCED, .revision = revision};
 }
 
-void rounds_recall(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
-                   const struct wire_resume *resume) {
-    struct rounds_group *round = round_of(rounds, table, peer->group);
+void rounds_recall(struct peer_record *peer, const struct wire_resume *resume) {
     if (!resume->accepted) return;
     peer->committed = resume->sync_committed;
-    if (peer->committed && resume->sync_code == pcclSuccess)
-        recall_state(peer, resume->sync_revision);
-    else if (peer->committed)
-        recall_state(peer, resume->epoch.sync_expected == 0 ? 0 : resume->epoch.sync_expected - 1);
-    if (resume->epoch.sync_round <= round->last.round) return;
+    if (peer->committed) recall_state(peer, resume->sync_revision);
+}
+
+void rounds_recall_end(struct rounds *rounds, const struct membership *table, const struct peer_group *group,
+                       const struct wire_resume *resume) {
+    struct rounds_group *round = round_of(rounds, table, group);
     round->last = (struct rounds_end){
         .round = resume->epoch.sync_round, .code = resume->sync_code, .revision = resume->sync_revision};
     round->expected = resume->epoch.sync_expected;

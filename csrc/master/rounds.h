@@ -103,9 +103,11 @@ void rounds_done(struct rounds *rounds, struct membership *table, struct peer_re
 // Once nobody is gone.
 void rounds_advance(struct rounds *rounds, struct membership *table);
 
-// A run is taken up: what a member knows of its group, and the end of its round if that has ended without it.
-void rounds_recall(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
-                   const struct wire_resume *resume);
+// A run is taken up: the state that a member says it has; the end of its group's last round as `resume` tells it; and
+// whether that round ended without the member, and how.
+void rounds_recall(struct peer_record *peer, const struct wire_resume *resume);
+void rounds_recall_end(struct rounds *rounds, const struct membership *table, const struct peer_group *group,
+                       const struct wire_resume *resume);
 bool rounds_missed(struct rounds *rounds, const struct membership *table, struct peer_record *peer,
                    const struct wire_resume *resume, struct wire_sync_end *out);
 

@@ -16,6 +16,8 @@ struct takeover {
     struct wire_ended_vote last; // the last vote of all that any member knows the end of; of a survivor
     // By the group's slot: who has heard of the newest of its losses; NULL: there was none.
     const struct survivor *witnesses[WIRE_MAX_MEMBERS];
+    // By the group's slot: who tells how its last round of shared state ended; NULL: nobody knows of one.
+    const struct wire_resume *rounds[WIRE_MAX_MEMBERS];
 };
 
 static const struct survivor *survivor_of(const struct takeover *t, const struct peer_record *peer) {
@@ -110,12 +112,45 @@ static void take_limits(const struct takeover *t) {
     }
 }
 
+// Has this member heard of the same end of a round, or may the round have ended without it?
+static bool fits_round(const struct wire_resume *resume, const struct wire_resume *told) {
+    if (resume->epoch.sync_round == told->epoch.sync_round)
+        return resume->epoch.sync_expected == told->epoch.sync_expected;
+    return resume->epoch.sync_round < told->epoch.sync_round && resume->vote == WIRE_VOTE_SYNC;
+}
+
+static bool most_fit_round(const struct takeover *t, const struct peer_group *group, const struct wire_resume *told) {
+    uint32_t accepted = 0, fit = 0;
+    for (uint32_t i = 0; i < t->table->count; i++) {
+        const struct wire_resume *resume = &survivor_of(t, t->table->order[i])->resume;
+        if (t->table->order[i]->group != group || !resume->accepted) continue;
+        accepted++;
+        fit += fits_round(resume, told);
+    }
+    return 2 * fit > accepted;
+}
+
+// As with the last vote: the newest end that most of the group fit; without one, the newest.
+static void find_round(struct takeover *t, const struct peer_record *peer) {
+    const struct wire_resume *told = &survivor_of(t, peer)->resume;
+    const struct wire_resume **found = &t->rounds[membership_group_slot(t->table, peer->group)];
+    if (!told->accepted || told->epoch.sync_round == 0) return;
+    if (*found == NULL) {
+        *found = told;
+    } else if (told->epoch.sync_round != (*found)->epoch.sync_round || !fits_round(told, *found)) {
+        bool is_believed = most_fit_round(t, peer->group, told), other = most_fit_round(t, peer->group, *found);
+        bool is_newer = told->epoch.sync_round > (*found)->epoch.sync_round;
+        if (is_believed != other ? is_believed : is_newer) *found = told;
+    }
+}
+
 // Recovers what one member knows of its group.
 static void recall(struct takeover *t, struct peer_record *peer) {
     const struct survivor *survivor = survivor_of(t, peer);
     struct peer_group *group = peer->group;
     uint32_t slot = membership_group_slot(t->table, group);
-    rounds_recall(&t->run->rounds, t->table, peer, &survivor->resume);
+    rounds_recall(peer, &survivor->resume);
+    find_round(t, peer);
     verdicts_recall(run_verdicts(t->run, group), t->table, peer, &survivor->resume);
     if (!survivor->resume.accepted || survivor->resume.epoch.lost_epoch <= group->lost_epoch) return;
     group->lost_epoch = survivor->resume.epoch.lost_epoch;
@@ -215,6 +250,10 @@ void run_take_over(struct run *run, struct survivors *survivors, const struct co
     membership_rank(table);
     take_limits(&t);
     for (uint32_t i = 0; i < table->count; i++) recall(&t, table->order[i]);
+    for (struct peer_group *group = membership_groups(table); group != NULL; group = membership_next(table, group)) {
+        const struct wire_resume *told = t.rounds[membership_group_slot(table, group)];
+        if (told != NULL) rounds_recall_end(&run->rounds, table, group, told);
+    }
     find_unheard_losses(&t);
     actions_event(&table->actions, RECORDER_TAKEOVER, table->generation, config->present, NULL, "");
     actions_log(

@@ -322,7 +322,7 @@ struct wire_resume {
     uint8_t accepted;                // 0: a newcomer; then nothing follows
     uint8_t sync_committed;          // took part in a commit of its group
     uint8_t sync_code;               // of the round epoch.sync_round
-    uint64_t sync_revision;
+    uint64_t sync_revision;          // of the last commit of its group, the one before epoch.sync_expected; 0: none
     struct wire_ended_vote last_vote; // the last one that the sender passed
     struct wire_epoch epoch; // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
     uint32_t past_count;     // newest last

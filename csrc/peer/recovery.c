@@ -60,6 +60,7 @@ void recovery_note_epoch(struct recovery *r, const struct wire_epoch_commit *com
     if (told->sync_round > r->sync.round) {
         r->sync.round = told->sync_round;
         r->sync.expected = told->sync_expected;
+        r->sync.revision = told->sync_expected == 0 ? 0 : told->sync_expected - 1;
     }
     uint8_t kind = commit->reason == WIRE_REASON_UPDATE  ? WIRE_VOTE_UPDATE
                    : commit->reason == WIRE_REASON_ORDER ? WIRE_VOTE_OPTIMIZE
@@ -77,9 +78,9 @@ void recovery_take_vote(struct recovery *r, const struct wire_ended_vote *vote) 
 void recovery_note_sync(struct recovery *r, const struct wire_sync_end *end) {
     r->sync.round = end->round;
     r->sync.code = end->code;
-    r->sync.revision = end->revision;
     if (end->code != pcclSuccess) return;
     r->sync.committed = true;
+    r->sync.revision = end->revision;
     r->sync.expected = rounds_expect(end->revision);
 }
 

@@ -87,7 +87,7 @@ static void write_recovery(void) {
                    .sync_vote = {.strategy = 1},
                    .accepted = 1,
                    .sync_committed = 1,
-                   .sync_revision = 5,
+                   .sync_revision = epoch.sync_expected - 1,
                    .last_vote = vote,
                    .epoch = epoch,
                    .past_count = 2,

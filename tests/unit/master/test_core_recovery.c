@@ -107,6 +107,8 @@ struct says {
     struct wire_quorum quorum; // as EPOCH told
     uint32_t entry;            // the hash of the one entry that its state has; 0: none
     uint32_t content;          // of its state
+    uint64_t expected;         // the revision that its group expects
+    bool unsound;              // its last revision is not the one before
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -118,6 +120,7 @@ static void resume(const struct says *says) {
                                .latency_us = 1,
                                .megabytes_per_s = 1,
                                .sync_round = says->round,
+                               .sync_expected = says->expected,
                                .members = members};
     epoch.group_epoch = epoch.number;
     for (const char *c = says->members; c != NULL && *c; c++)
@@ -152,6 +155,7 @@ static void resume(const struct says *says) {
     clear(&boxes[says->who - 'a']);
     message.secret[0] = says->secret;
     message.quorum = says->quorum;
+    message.sync_revision = says->unsound ? says->expected : says->expected - (says->expected != 0);
     message.sync_vote.mask.low = says->entry;
     message.sync_vote.content.low = says->content;
     message.sync_vote.outline = (struct wire_outline){says->entry != 0, {says->entry}};
@@ -401,6 +405,9 @@ static void test_lies(void) {
         {"an absurd epoch", "malformed", {.who = 'a', .members = "abc", .number = UINT64_MAX}},
         {"an absurd join number", "malformed", {.who = 'a', .members = "abc", .join = UINT64_MAX}},
         {"a round of a later generation", "malformed", {.who = 'a', .members = "abc", .round = UINT64_C(5) << 32}},
+        {"a revision that does not follow the last commit",
+         "malformed",
+         {.who = 'a', .members = "abc", .round = 5, .expected = (UINT64_C(1) << 43) + 2, .unsound = true}},
         {"another version", "version", {.who = 'a', .members = "abc", .version = WIRE_VERSION + 1}},
     };
     for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
@@ -652,6 +659,36 @@ static void test_false_ends(void) {
             EXPELLED(*liar, "contradicts");
             epoch_at(__LINE__, honest, "abc", 6, WIRE_REASON_RELINK);
             epoch_at(__LINE__, honest, honest, 7, WIRE_REASON_LOSS);
+            end();
+        }
+}
+
+// The end of a round of shared state that a member tells of, and that no master has told.
+static void test_false_rounds(void) {
+    static const struct {
+        const char *name;
+        uint64_t round, expected; // as the liar tells; the others: round 5, revision 4 expected
+    } lies[] = {{"another revision of the last round", 5, UINT64_C(1) << 43}, {"a round that never was", 6, 9}};
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
+        for (const char *liar = "abc"; *liar; liar++) {
+            begin(lies[i].name);
+            for (const char *p = "abc"; *p; p++)
+                resume(&(struct says){.who = *p,
+                                      .members = "abc",
+                                      .round = *p == *liar ? lies[i].round : 5,
+                                      .expected = *p == *liar ? lies[i].expected : 4});
+            WAITING('a', "1 of the 3");
+            ASKED("abc", 2);
+            promise("abc", RUN, 2);
+            for (const char *p = "abc"; *p; p++) CHECK(!RESUMED(*p).sync_ended);
+            for (const char *p = "abc"; *p; p++) {
+                struct wire_member members[WIRE_MAX_MEMBERS];
+                struct wire_epoch_commit told = {.epoch.members = members};
+                const struct frame *frame = TAKE(*p, WIRE_EPOCH);
+                CHECK(wire_decode_epoch_commit(frame->body, frame->header.length, &told));
+                CHECK_EQ(told.epoch.sync_round, 5);
+                CHECK_EQ(told.epoch.sync_expected, 4);
+            }
             end();
         }
 }
@@ -1381,6 +1418,7 @@ int main(void) {
     test_turns();
     test_ends();
     test_false_ends();
+    test_false_rounds();
     test_election();
     test_too_late();
     test_young();

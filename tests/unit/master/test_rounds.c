@@ -186,8 +186,9 @@ static void test_recall(void) {
         .accepted = 1, .sync_committed = 1, .epoch = {.sync_round = 9, .sync_expected = 4}, .sync_revision = 3};
     struct wire_resume missed = {.accepted = 1, .vote = WIRE_VOTE_SYNC, .epoch = {.sync_round = 8, .sync_expected = 3}};
     struct wire_sync_end end;
-    rounds_recall(&rounds, &table, peer('a'), &heard);
-    rounds_recall(&rounds, &table, peer('b'), &missed);
+    rounds_recall(peer('a'), &heard);
+    rounds_recall(peer('b'), &missed);
+    rounds_recall_end(&rounds, &table, peer('a')->group, &heard);
     CHECK(!rounds_missed(&rounds, &table, peer('a'), &heard, &end));
     CHECK(rounds_missed(&rounds, &table, peer('b'), &missed, &end));
     CHECK(end.round == 9 && end.revision == 3 && end.code == pcclSuccess && peer('b')->committed);

@@ -109,6 +109,7 @@ static void test_rounds(void) {
     recovery_note_sync(&r, &end);
     CHECK(!tell().sync_committed);
     CHECK_EQ(tell().sync_code, pcclNoSharedStateAvailable);
+    CHECK_EQ(tell().sync_revision, 0); // of the last commit: none yet
     end = (struct wire_sync_end){.round = 5, .code = pcclSuccess, .revision = 7};
     recovery_note_sync(&r, &end);
     CHECK(tell().sync_committed);
@@ -123,6 +124,7 @@ static void test_rounds(void) {
     recovery_note_epoch(&r, &commit, epoch);
     CHECK_EQ(tell().epoch.sync_round, 6);
     CHECK_EQ(tell().epoch.sync_expected, 70);
+    CHECK_EQ(tell().sync_revision, 69);
     CHECK_EQ(tell().epoch.lost_epoch, 3); // never goes back
     recovery_fini(&r);
     epoch_put(epoch);
