@@ -76,12 +76,12 @@ class Communicator(NamedCollectives):
     (INVALID_ARGUMENT): the file cannot be used.
 
     Without keys nothing is encrypted, and `connect` takes masters of this host only, at loopback; one at another address is
-    PCCLError (INVALID_ARGUMENT), which nothing repeats. `insecure`, or the environment variable PCCL_INSECURE=1, permits every
-    address. It has no effect with keys.
+    PCCLError (INVALID_ARGUMENT), which nothing repeats. Of a host name only addresses of loopback are used. `insecure`, or the
+    environment variable PCCL_INSECURE=1, permits every address. It has no effect with keys.
 
     `cert`, `key` and `ca` are files in PEM that take the place of `keys`: a certificate for a peer, its private key, and the
-    authorities that are trusted (docs/security.md). They are read again when they have changed. None: the files that PCCL_CERT,
-    PCCL_KEY and PCCL_CA name. ValueError: one of them without the others, or with `keys`.
+    authorities that are trusted (docs/security.md#use-certificates). They are read again when they have changed. None: the
+    files that PCCL_CERT, PCCL_KEY and PCCL_CA name. ValueError: one of them without the others, or with `keys`.
 
     `events` is the path of a file for the last events of this peer, or of a directory, as of PCCL_EVENTS (docs/events.md);
     False: none are kept.

@@ -56,10 +56,10 @@ class MasterNode:
     same run are accepted. None: the file that the environment variable PCCL_KEYS names. PCCLError (INVALID_ARGUMENT): the file
     cannot be used. `cert`, `key` and `ca` as for Communicator; the certificate is one for a master.
 
-    Without keys nothing is encrypted, and the master is reached from this host only: on a wildcard it listens on loopback, with a
-    warning, and with any other address, or another master that is not at loopback, `run` raises PCCLError (INVALID_ARGUMENT).
-    `insecure`, or the environment variable PCCL_INSECURE=1, lets it listen on every address, with a warning. It has no effect
-    with keys.
+    Without keys nothing is encrypted, and the master is reached from this host only: on a wildcard it listens on loopback
+    (127.0.0.1 and 127.0.1.1; for [::] also ::1), with a warning, and with any other address, or another master that is not at
+    loopback, `run` raises PCCLError (INVALID_ARGUMENT). `insecure`, or the environment variable PCCL_INSECURE=1, lets it listen
+    on every address, with a warning. It has no effect with keys.
 
     `events` is the path of a file, or a directory, for the last events of the master, as of PCCL_EVENTS; False: none are kept.
 

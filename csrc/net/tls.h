@@ -1,4 +1,4 @@
-// TLS 1.3 for streams: the second kind of transport. docs/security.md has the threat model.
+// TLS 1.3 for streams: the second kind of transport. docs/threat-model.md has the threat model.
 //
 // A secret of the run (net/keys) opens the handshake, as an external pre-shared key with (EC)DHE. So a stranger fails
 // before any other code of the library reads a byte. Or certificates (net/certificates) open it, of both sides. Then
