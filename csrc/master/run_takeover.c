@@ -130,7 +130,7 @@ static bool most_fit_round(const struct takeover *t, const struct peer_group *gr
     return 2 * fit > accepted;
 }
 
-// As with the last vote: the newest end that most of the group fit; without one, the newest.
+// Keeps, as with the last vote, the newest end that most of the group fit, or else the newest.
 static void find_round(struct takeover *t, const struct peer_record *peer) {
     const struct wire_resume *told = &survivor_of(t, peer)->resume;
     const struct wire_resume **found = &t->rounds[membership_group_slot(t->table, peer->group)];

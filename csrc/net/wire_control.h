@@ -317,12 +317,12 @@ struct wire_resume {
     uint64_t generation;     // of `epoch`
     uint64_t join_number;
     uint8_t secret[16];
-    uint8_t vote;                    // the open one: wire_vote_kind, WIRE_VOTE_SYNC or 0
-    struct wire_sync_vote sync_vote; // if that is WIRE_VOTE_SYNC
-    uint8_t accepted;                // 0: a newcomer; then nothing follows
-    uint8_t sync_committed;          // took part in a commit of its group
-    uint8_t sync_code;               // of the round epoch.sync_round
-    uint64_t sync_revision;          // of the last commit of its group, the one before epoch.sync_expected; 0: none
+    uint8_t vote;                     // the open one: wire_vote_kind, WIRE_VOTE_SYNC or 0
+    struct wire_sync_vote sync_vote;  // if that is WIRE_VOTE_SYNC
+    uint8_t accepted;                 // 0: a newcomer; then nothing follows
+    uint8_t sync_committed;           // took part in a commit of its group
+    uint8_t sync_code;                // of the round epoch.sync_round
+    uint64_t sync_revision;           // of the last commit of its group, the one before epoch.sync_expected; 0: none
     struct wire_ended_vote last_vote; // the last one that the sender passed
     struct wire_epoch epoch; // the newest one it entered; lost_epoch, sync_round and sync_expected as they are now
     uint32_t past_count;     // newest last
