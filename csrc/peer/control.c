@@ -1,5 +1,5 @@
 #define _GNU_SOURCE
-#include "peer/communicator_private.h"
+#include "peer/control_private.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -14,10 +14,8 @@
 #include "device/device.h"
 #include "net/peer_name.h"
 #include "net/socket.h"
-#include "peer/wireup.h"
 #include "peer/master_link.h"
 #include "peer/recording.h"
-#include "state/precopy.h"
 
 enum {
     DATA_WAKE = 0, // epoll data
@@ -55,9 +53,7 @@ struct control {
     struct member_output actions;
     struct log_limit waiting_log; // what a master says of waiting
     struct log_limit loss_log;
-    struct wire_donors donors; // to copy the state from, of a newcomer
-    uint32_t donors_tried;
-    bool copied;               // the master is to be told
+    struct control_precopy precopy;
     const struct epoch *known; // the last that changed the own group; NULL: none yet
     struct {
         char text[MEMBER_TEXT];
@@ -220,23 +216,6 @@ static void note_epoch(struct control *t, const struct epoch *epoch) {
     epoch_put(known);
 }
 
-// Has the next donor of the list dialled. Without one, the newcomer is as far as it gets.
-static void try_donor(struct control *t, int64_t now) {
-    t->copied = t->donors_tried == t->donors.count;
-    if (t->copied || t->wireup == NULL) return;
-    const struct wire_donor *donor = &t->donors.donors[t->donors_tried++];
-    wireup_dial_precopy(t->wireup, &donor->id, &donor->reach, now + member_link_limit_ns(t->c->core));
-}
-
-static void take_precopy(struct control *t, const struct wireup_event *event, int64_t now) {
-    if (event->stream != NULL && event->stream->role == TRANSPORT_ACCEPTS)
-        precopy_give(t->c->precopy, event->stream);
-    else if (member_phase(t->c->core) != MEMBER_REGISTERED)
-        transport_free(event->stream); // too late
-    else if (event->stream == NULL || !precopy_receive(t->c->precopy, event->stream, t->c->wake))
-        try_donor(t, now);
-}
-
 static void perform(struct control *t, const struct member_action *action, int64_t now) {
     struct communicator *c = t->c;
     bool links = action->kind <= MEMBER_DROP_PEER || action->kind == MEMBER_PROBE || action->kind == MEMBER_RECHECK;
@@ -277,11 +256,7 @@ static void perform(struct control *t, const struct member_action *action, int64
         recording_note(c->recorder, RECORDER_MASTER_FOUND, master_link_address(c->master, (char[64]){0}));
         break;
     case MEMBER_WAITING: tell_waiting(t); break;
-    case MEMBER_DONORS:
-        t->donors = *action->donors;
-        t->donors_tried = 0;
-        try_donor(t, now);
-        break;
+    case MEMBER_DONORS: control_precopy_begin(&t->precopy, c, t->wireup, action->donors, now); break;
     case MEMBER_DIE: die(t, member_text(c->core)); break;
     }
 }
@@ -314,8 +289,10 @@ static void take_link_events(struct control *t, int64_t now) {
     struct wireup_event event;
     while (t->wireup != NULL && wireup_next(t->wireup, &event)) {
         uint64_t serial = 0;
-        if (event.kind == WIREUP_PRECOPY) take_precopy(t, &event, now);
-        if (event.kind == WIREUP_PRECOPY) continue;
+        if (event.kind == WIREUP_PRECOPY) {
+            control_precopy_take(&t->precopy, t->c, t->wireup, event.stream, now);
+            continue;
+        }
         if (event.kind == WIREUP_UP) {
             LOG(LOG_DEBUG, "link %u to %s is up", event.index, peer_label(&event.id, &(struct wire_name){{0}}).chars);
             serial = engine_add_link(t->c->engine, &event.id, event.index, event.stream);
@@ -400,13 +377,10 @@ static void lose_links(struct control *t, int64_t now) {
 
 // Takes the news of the thread that copies the state.
 static void take_news(struct control *t, int64_t now) {
-    if (t->wireup == NULL || member_phase(t->c->core) != MEMBER_REGISTERED) return;
     struct wire_progress progress;
-    enum precopy_news news = precopy_take_news(t->c->precopy, &progress);
-    if (news == PRECOPY_LOST) try_donor(t, now);
-    if (!t->copied && (news == PRECOPY_QUIET || news == PRECOPY_LOST)) return;
-    member_copied(event_begin(t), !t->copied && news == PRECOPY_ADVANCED ? &progress : NULL, &t->actions);
-    t->copied = false;
+    enum precopy_news news = control_precopy_news(&t->precopy, t->c, t->wireup, &progress, now);
+    if (news == PRECOPY_QUIET) return;
+    member_copied(event_begin(t), news == PRECOPY_ADVANCED ? &progress : NULL, &t->actions);
     event_end(t, now);
 }
 
