@@ -444,6 +444,12 @@ void recorder_begin(struct recorder *r, uint64_t serial, const struct recorder_b
     struct record *record = find_live(r, serial);
     if (record == NULL) return;
     struct operation *op = &record->operation;
+    bool begins = atomic_load_explicit(&record->began_ns, memory_order_relaxed) == 0 ||
+                  atomic_load_explicit(&op->epoch, memory_order_relaxed) != how->epoch;
+    if (!begins) {
+        pthread_mutex_unlock(&r->lock);
+        return;
+    }
     atomic_store_explicit(&op->epoch, how->epoch, memory_order_relaxed);
     atomic_store_explicit(&op->sequence, how->sequence, memory_order_relaxed);
     atomic_store_explicit(&op->taking_part, how->members, memory_order_relaxed);

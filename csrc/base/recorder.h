@@ -105,7 +105,8 @@ void recorder_identify(struct recorder *recorder, uint64_t run, const uint8_t id
 // Each returns the serial of its record, for recorder_end. `at_ns`: as platform_now_ns.
 uint64_t recorder_add(struct recorder *recorder, const struct recorder_event *event);
 uint64_t recorder_add_operation(struct recorder *recorder, const struct recorder_operation *op, int64_t at_ns);
-// The operation begins in an epoch, for the first time or again. Serial 0, or one that was overwritten, is ignored.
+// The operation begins in an epoch. Calls for the epoch that it has begun in last are ignored: each segment of a call
+// makes one, and the first counts. So is serial 0, or one that was overwritten.
 void recorder_begin(struct recorder *recorder, uint64_t serial, const struct recorder_beginning *how, int64_t at_ns);
 // The operation or call has ended; `result`: enum call_result, or pcclResult_t of a call. Likewise.
 void recorder_end(struct recorder *recorder, uint64_t serial, uint8_t result, int64_t at_ns);

@@ -63,6 +63,10 @@ static uint64_t add_operation(struct recorder *r, uint64_t tag) {
     return recorder_add_operation(r, &(struct recorder_operation){.tag = tag, .count = 8}, platform_now_ns());
 }
 
+static void begin(struct recorder *r, uint64_t serial, uint64_t epoch, int64_t at_ns) {
+    recorder_begin(r, serial, &(struct recorder_beginning){.epoch = epoch, .sequence = 9, .members = 4}, at_ns);
+}
+
 static void test_marks(void) {
     struct recorder *r = open_recorder();
     static const uint8_t id[RECORDER_ID_BYTES] = {1, 2, 3};
@@ -74,7 +78,7 @@ static void test_marks(void) {
     CHECK_EQ(op->a, 5);
     CHECK_EQ(op->began_ns, 0);
     CHECK_EQ(op->ended_ns, 0);
-    recorder_begin(r, serial, &(struct recorder_beginning){.epoch = 3, .sequence = 9, .members = 4}, platform_now_ns());
+    begin(r, serial, 3, platform_now_ns());
     recorder_end(r, serial, 2, platform_now_ns());
     recorder_end(r, serial, 5, platform_now_ns()); // it has ended: ignored
     recorder_end(r, 0, 5, platform_now_ns());
@@ -84,6 +88,22 @@ static void test_marks(void) {
     CHECK_EQ(op->result, 2);
     recorder_free(r);
     CHECK_EQ(access(path, F_OK), 0); // a file that was asked for stays
+}
+
+// The segments of a call begin one after another: the first tells when the call has begun, in each epoch.
+static void test_segments(void) {
+    struct recorder *r = open_recorder();
+    int64_t now_ns = platform_now_ns();
+    uint64_t serial = add_operation(r, 5);
+    begin(r, serial, 3, now_ns + 100);
+    begin(r, serial, 3, now_ns + 200);
+    copy(first);
+    begin(r, serial, 4, now_ns + 300);
+    begin(r, serial, 4, now_ns + 400);
+    copy(second);
+    CHECK_EQ(second[serial % MANY].began_ns - first[serial % MANY].began_ns, 200);
+    recorder_end(r, serial, 0, now_ns + 500);
+    recorder_free(r);
 }
 
 static void test_wrap_around(void) {
@@ -297,6 +317,7 @@ int main(void) {
     snprintf(path, sizeof path, "%s/one", folder);
     test_none();
     test_marks();
+    test_segments();
     test_wrap_around();
     test_reading_beside_writers();
     test_crash();
