@@ -89,8 +89,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
         return;
     }
     bool another = truth->master_life != master_life || truth->number >= header->epoch;
-    if (!left && another && truth->generation >= header->generation)
-        forget_generations(s, header->run, header->generation);
+    bool again = !left && another && truth->generation >= header->generation;
+    if (again) forget_generations(s, header->run, header->generation);
     bool taken_up = header->generation > 1 && truth->generation != header->generation;
     struct truth before = *truth;
     uint32_t old_members = 0;
@@ -99,8 +99,8 @@ static void on_epoch(struct pccl_sim *s, uint32_t k, uint32_t master_life, const
                             .number = commit.epoch.number,
                             .master = k,
                             .master_life = master_life};
-    memcpy(truth->commits, before.commits, sizeof truth->commits);
-    memcpy(truth->announced, before.announced, sizeof truth->announced);
+    if (!again) memcpy(truth->commits, before.commits, sizeof truth->commits);
+    if (!again) memcpy(truth->announced, before.announced, sizeof truth->announced);
     for (uint32_t i = 0; i < commit.epoch.count; i++) {
         uint32_t life;
         int slot = sim_slot(&commit.epoch.members[i].id, &life);

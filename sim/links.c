@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "link/failure_detector.h"
 #include "sim/controls.h"
 #include "sim/trace.h"
 
@@ -68,11 +69,14 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
     struct connection *c = &s->links->all[connection];
     if (!c->used || c->broken) return;
     c->broken = true;
-    int unaware = (int)sim_below(s, 6); // this side hears of it only when it sends something
+    // This side hears of it only when it sends something, a heartbeat at the latest (link/failure_detector).
+    int unaware = (int)sim_below(s, 6);
     for (uint32_t end = 0; end < 2; end++) {
-        if ((int)end == unaware) continue;
+        int64_t quiet =
+            (int)end == unaware ? (int64_t)sim_below(s, 2 * (uint64_t)s->limit_ns / FAILURE_DETECTOR_CHECKS) : 0;
         // overtakes what is lost
-        if (c->open[end]) push(s, c, EVENT_LINK_ENDS, end, s->now + sim_delay(s, c->ends[!end], c->ends[end]), false);
+        if (c->open[end])
+            push(s, c, EVENT_LINK_ENDS, end, s->now + quiet + sim_delay(s, c->ends[!end], c->ends[end]), false);
     }
 }
 

@@ -29,12 +29,16 @@ void watch_calm(struct pccl_sim *s) {
     for (int slot = 0; slot < (int)s->peers; slot++) s->watch->rounds_before[slot] = UINT32_MAX;
 }
 
-// Whether a newcomer has to wait, as long as no member ends, or for others that make the run large enough.
+static uint64_t run_of(const struct pccl_sim *s, int slot) { return member_header(s->processes[slot].core).run; }
+
+// Whether a newcomer has to wait, as long as no member ends, or for others that make its run large enough. Those of
+// another run, which another master serves, do not come.
 static bool is_spare(const struct pccl_sim *s, int slot) {
     uint32_t members = 0, all = 0;
     if (s->processes[slot].program->step != STEP_JOINING) return false;
     for (int other = 0; other < (int)s->peers; other++) {
-        all += s->processes[other].running;
+        all += s->processes[other].running &&
+               (run_of(s, other) == run_of(s, slot) || run_of(s, other) == 0 || run_of(s, slot) == 0);
         members += s->processes[other].running && member_phase(s->processes[other].core) == MEMBER_ACCEPTED;
     }
     return (s->limits.most != 0 && members >= s->limits.most) || (members > 0 && all < s->limits.least);

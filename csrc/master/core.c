@@ -150,11 +150,14 @@ const struct actions *core_peer_resumed(struct master_core *core, int64_t now_ns
     memcpy(from.run.secret, resume.secret, sizeof from.run.secret);
     // A young run may have to give way to the one that is resumed.
     bool young = header->run != table->run.id && table->now_ns < run->yields_until;
+    enum quorum_proof proof;
     if (sound && resume.hello.version != WIRE_VERSION)
         refuse(core, &from, WIRE_REFUSED, membership_foreign(resume.hello.version).chars);
     else if (!sound || !is_sound(&from))
         refuse(core, &from, WIRE_REFUSED, "malformed RESUME");
-    else if (!quorum_verify(&run->signer, &run->verified, header->run, &resume))
+    else if ((proof = quorum_verify(&run->signer, &run->verified, header->run, &resume)) == QUORUM_NO_MEMORY)
+        actions_close(&table->actions, conn);
+    else if (proof == QUORUM_UNSIGNED)
         refuse(core, &from, WIRE_REFUSED, "no master of this run signed its epoch");
     else if (!is_secret(run, &from.run))
         refuse(core, &from, WIRE_REFUSED, GATHER_WRONG_SECRET);

@@ -162,19 +162,23 @@ static bool is_last(const struct quorum_verified *last, const struct wire_buffer
 
 void quorum_verified_fini(struct quorum_verified *verified) { wire_buffer_fini(&verified->bytes); }
 
-bool quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
-                   const struct wire_resume *resume) {
-    if (signer->verify == NULL || !resume->accepted) return true;
+enum quorum_proof quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
+                                const struct wire_resume *resume) {
+    if (signer->verify == NULL || !resume->accepted) return QUORUM_SIGNED;
     struct wire_buffer bytes = {0};
-    bool encoded = encode_epoch(&bytes, run, resume->generation, resume->epoch, resume->quorum);
-    bool known = encoded && is_last(last, &bytes, resume->signature);
-    bool good = known || (encoded && signer->verify(signer->context, bytes.bytes, bytes.length, resume->signature));
-    if (good && !known) {
+    enum quorum_proof proof = QUORUM_NO_MEMORY;
+    bool known = false;
+    if (encode_epoch(&bytes, run, resume->generation, resume->epoch, resume->quorum)) {
+        known = is_last(last, &bytes, resume->signature);
+        bool good = known || signer->verify(signer->context, bytes.bytes, bytes.length, resume->signature);
+        proof = good ? QUORUM_SIGNED : QUORUM_UNSIGNED;
+    }
+    if (proof == QUORUM_SIGNED && !known) {
         quorum_verified_fini(last);
         *last = (struct quorum_verified){.bytes = bytes};
         memcpy(last->signature, resume->signature, sizeof last->signature);
-        return true;
+    } else {
+        wire_buffer_fini(&bytes);
     }
-    wire_buffer_fini(&bytes);
-    return good;
+    return proof;
 }

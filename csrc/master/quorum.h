@@ -61,8 +61,11 @@ struct quorum_verified {
 };
 
 void quorum_verified_fini(struct quorum_verified *verified);
-// Whether a master of the run has signed the epoch that a member brings. True without functions, and for a newcomer.
-bool quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
+enum quorum_proof { QUORUM_SIGNED, QUORUM_UNSIGNED, QUORUM_NO_MEMORY };
+
+// Whether a master of the run has signed the epoch that a member brings. SIGNED without functions, and for a newcomer;
+// NO_MEMORY: nobody can say, so the member may come again.
+enum quorum_proof quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
                    const struct wire_resume *resume);
 
 #endif
