@@ -84,7 +84,7 @@ OUTCOMES = (
 """Of `enum call_result`."""
 
 Event = dict[str, Any]
-"""Has `at` (seconds since 1970) and `kind`, as in docs/events.md#fields-of-events."""
+"""Has `at` (seconds since 1970) and `kind`, as in docs/event-files.md#pccl-dump."""
 
 
 def _snake(name: str) -> str:

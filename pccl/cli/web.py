@@ -64,7 +64,7 @@ def command(
     """Show a run in a browser: its members, links, findings and history, and metrics for Prometheus at /metrics.
 
     It prints an address with a token; whoever has it sees the page. With a file of keys the token is made from them and stays the
-    same, else it is a new one each time. docs/monitoring.md explains the page, the metrics and the events.
+    same, else it is a new one each time. docs/monitoring.md explains the page and the metrics, docs/event-files.md the events.
     """
     from pccl.monitor.metrics import Metrics  # of an optional package
 

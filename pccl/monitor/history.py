@@ -1,7 +1,7 @@
 """The history of a run as a list of events: made from what the master tells about once a second, kept in memory and in a file.
 
-An event is a dictionary that JSON can write, with `at` (seconds since 1970) and `kind` (docs/monitoring.md#events). Samples name
-only what has changed, and now and then all, so that a reader may begin anywhere.
+An event is a dictionary that JSON can write, with `at` (seconds since 1970) and `kind` (docs/event-files.md#pccl-web). Samples
+name only what has changed, and now and then all, so that a reader may begin anywhere.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 "use strict";
-// The history of a run, from /events (docs/monitoring.md#events). Everything shown is asked of `run` for one time.
+// The history of a run, from /events (docs/event-files.md#pccl-web). Everything shown is asked of `run` for one time.
 
 const VALUES = { operations: 0, operationMs: 1, busy: 2, live: 3, oldest: 4, lateMs: 5, silent: 6, processor: 7 };
 const WAITS_SECONDS = 2, SILENT_SECONDS = 2, ROW = 20, AXIS = 22, EVENTS_MOST = 300, LINKS_MOST = 64;
