@@ -66,6 +66,6 @@ enum quorum_proof { QUORUM_SIGNED, QUORUM_UNSIGNED, QUORUM_NO_MEMORY };
 // Whether a master of the run has signed the epoch that a member brings. SIGNED without functions, and for a newcomer;
 // NO_MEMORY: nobody can say, so the member may come again.
 enum quorum_proof quorum_verify(const struct signer *signer, struct quorum_verified *last, uint64_t run,
-                   const struct wire_resume *resume);
+                                const struct wire_resume *resume);
 
 #endif
