@@ -449,7 +449,8 @@ static void drop_for_memory(struct run *run) {
 static void welcome(struct membership *table, struct peer_record *peer) {
     struct wire_welcome message = {.join_number = peer->member.join_number,
                                    .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
-                                   .seen = peer->member.address};
+                                   .seen = peer->member.address,
+                                   .closed = peer->member.reach.closed};
     memcpy(message.secret, table->run.secret, sizeof message.secret);
     wire_encode_welcome(membership_frame(table), membership_header(table), &message);
     membership_send(table, peer);

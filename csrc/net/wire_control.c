@@ -201,6 +201,7 @@ static void visit_welcome(struct cursor *c, struct wire_welcome *m) {
     cursor_bytes(c, m->secret, sizeof m->secret);
     cursor_u32(c, &m->heartbeat_limit_ms);
     visit_address(c, &m->seen);
+    cursor_range(c, &m->closed, 0, 1);
     cursor_expect(c, m->heartbeat_limit_ms > 0);
 }
 

@@ -48,6 +48,7 @@ struct wire_welcome {
     uint8_t secret[16]; // of the run; opens links between peers
     uint32_t heartbeat_limit_ms;
     struct wire_address seen; // the peer's own address as the master sees it
+    uint8_t closed;           // 1: it counts as one that nobody can dial, and says so to later masters
 };
 
 struct wire_candidate {

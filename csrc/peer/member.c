@@ -209,6 +209,7 @@ static void take_outcome(struct member *m, const struct wire_outcome *outcome, s
 static void take_welcome(struct member *m, const struct wire_header *header, int64_t now, struct member_output *out) {
     m->run = header->run;
     m->generation = m->recovery.promised = header->generation;
+    m->hello.reach.closed = m->welcome.closed; // the next master of the run does not dial this peer
     mesh_join(&m->mesh, m->welcome.join_number, out);
     m->phase = MEMBER_REGISTERED;
     m->beat_at = now + limit_ns(m) / 5;

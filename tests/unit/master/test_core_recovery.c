@@ -109,6 +109,7 @@ struct says {
     uint32_t content;          // of its state
     uint64_t expected;         // the revision that its group expects
     bool unsound;              // its last revision is not the one before
+    bool closed;               // the master before could not dial it
 };
 
 static uint64_t or_else(uint64_t value, uint64_t usual) { return value != 0 ? value : usual; }
@@ -136,7 +137,8 @@ static void resume(const struct says *says) {
                                               : says->who),
                   .lanes = 1,
                   .port = 48149,
-                  .masters = (uint8_t)or_else(says->masters, 1)},
+                  .masters = (uint8_t)or_else(says->masters, 1),
+                  .reach.closed = says->closed},
         .generation = or_else(says->generation, GENERATION),
         .join_number = (uint64_t)(says->who - 'a' + 1),
         .vote = says->vote,
@@ -751,6 +753,22 @@ static void test_too_late(void) {
     EXPELLED('e', "another run");
     resume(&(struct says){.who = 'f', .run = 3});
     TAKE('f', WIRE_WELCOME);
+    end();
+
+    begin("a newcomer stays closed, as the master before told it");
+    resume_all("a");
+    ASKED("a", 2);
+    promise("a", RUN, 2);
+    RESUMED('a');
+    EPOCH("a", 6, RELINK);
+    resume(&(struct says){.who = 'f', .closed = true});
+    resume(&(struct says){.who = 'g'});
+    for (const char *p = "fg"; *p; p++) {
+        struct wire_welcome welcome = {0};
+        const struct frame *frame = TAKE(*p, WIRE_WELCOME);
+        CHECK(wire_decode_welcome(frame->body, frame->header.length, &welcome));
+        CHECK_EQ(welcome.closed, *p == 'f');
+    }
     end();
 }
 

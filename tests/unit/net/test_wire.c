@@ -129,8 +129,10 @@ static void write_hello(struct wire_buffer *out, uint32_t size) {
 }
 
 static void write_welcome(struct wire_buffer *out, uint32_t size) {
-    struct wire_welcome welcome = {
-        .join_number = check_random(&seed), .heartbeat_limit_ms = 1 + size, .seen = random_address()};
+    struct wire_welcome welcome = {.join_number = check_random(&seed),
+                                   .heartbeat_limit_ms = 1 + size,
+                                   .seen = random_address(),
+                                   .closed = size & 1};
     fill(welcome.secret, sizeof welcome.secret);
     wire_encode_welcome(out, random_header(), &welcome);
 }

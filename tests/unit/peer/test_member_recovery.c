@@ -89,10 +89,15 @@ static void epoch(uint64_t generation, uint8_t reason, uint64_t number, uint32_t
     feed(&frame);
 }
 
+static bool closed; // as the master says in WELCOME
+
 static void welcome(uint64_t run, uint64_t join_number) {
     struct wire_buffer frame = {0};
-    struct wire_welcome message = {
-        .join_number = join_number, .secret = {9}, .heartbeat_limit_ms = LIMIT_MS, .seen = {.family = 4}};
+    struct wire_welcome message = {.join_number = join_number,
+                                   .secret = {9},
+                                   .heartbeat_limit_ms = LIMIT_MS,
+                                   .seen = {.family = 4},
+                                   .closed = closed};
     wire_encode_welcome(&frame, (struct wire_header){.run = run, .generation = 1}, &message);
     feed(&frame);
 }
@@ -256,6 +261,17 @@ static void test_tells(void) {
     CHECK_EQ(told.last_vote.number, 1);
     CHECK_EQ(told.last_vote.kind, WIRE_VOTE_UPDATE);
     CHECK_EQ(told.secret[0], 9);
+    CHECK_EQ(told.hello.reach.closed, 0);
+    end();
+
+    closed = true;
+    registered("a newcomer that the master could not dial", RECOVERY_MS, 2);
+    closed = false;
+    lose();
+    CHECK_EQ(resume(MEMBER_TENSORS_AS_VOTED).hello.reach.closed, 1);
+    welcome(RUN + 1, 2); // it counts as open there
+    lose();
+    member_resume(core, 5000, false, MEMBER_TENSORS_AS_VOTED, &(struct wire_hash){5, 6}, now, fresh());
     end();
 
     accepted("a vote that is opened meanwhile", RECOVERY_MS, 1);
