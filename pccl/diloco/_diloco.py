@@ -35,7 +35,11 @@ class DiLoCo(Trainer):
     The `with` block joins the run: it connects the communicator unless that was done, waits for the next outer step of the
     others, and takes over their state; who is first begins the run with its own model. Peers join and die as they like. A
     communicator that was connected here is closed at its end; after an exception any is. `start` and `close` take the place of
-    the block in programs that have none. `save` and `load` are for the loss of all peers.
+    the block in programs that have none. `save` and `load` are for the loss of all peers. Inner steps since the last outer step
+    are dropped at the end of the block, with a warning.
+
+    The members train on while a joiner copies the outer state. They wait for the copy if `state` has samplers, and with
+    AsyncDiLoCo; with StreamingDiLoCo they wait for the last fragments.
 
     `sync_seconds` takes the place of `sync_every`: an outer step is due so many seconds after the last one, so that slower
     peers make fewer inner steps. `outer_lr`, `outer_momentum`, `sync_every`, `sync_seconds` and `peers` are those of the run:
