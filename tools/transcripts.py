@@ -43,7 +43,7 @@ TRANSCRIPTS = (
     Transcript(
         "docs/sharded.md",
         "torchrun --nproc_per_node 4 examples/fsdp_elastic.py --kill 1 --restarts 1 --pause 0.3",
-        r"step (0|1[1-9]\d): (rank 0|the newcomer) |step 10\d: |pccl supervisor",
+        r"step (0|1[0-9]\d): (rank 0|the newcomer) |step 10\d: rank 1 kills |pccl supervisor",
         r"(?<=^step )1[1-9]\d",
     ),
     Transcript(

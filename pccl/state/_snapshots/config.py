@@ -24,6 +24,11 @@ class Snapshots:
     survives the loss of any m of its members; each keeps about m / k times its own part for the others. One of both; by default
     `copies=1`. Copies and codes lie on as many different hosts as there are.
 
+    Replicas (HSDP) on other hosts count as copies. Only blocks of 64 KiB that have changed are sent. After a change of members
+    each process also keeps its old part until a snapshot is complete. No snapshot is taken if a process cannot copy its part,
+    or if members differ in a tensor that they all have whole; the log says why. Without snapshots, a part that no replica has
+    any more is a StateLostError.
+
     `name` names the run on each host: a process that is started again finds there what its predecessor has left. By default it is
     the id of the job, as torchrun or Slurm give it, or else the address of the master. `linger`: for how many seconds memory is
     kept on a host without a process of the run. `holder=False`: snapshots end with their process.
