@@ -66,12 +66,12 @@ _WRAPPERS = 3
 
 
 def caller() -> FrameType | None:
-    """The frame that called the method of the group that calls this; None: it is a thread of C++.
-
-    `announced` of `_collectives` lies between the two.
-    """
-    frame = sys._getframe(1).f_back
-    return frame if frame is None else frame.f_back
+    """The frame that called into the module of the group's methods; None: it is a thread of C++."""
+    frame: FrameType | None = sys._getframe(1)
+    here = sys._getframe(1).f_code.co_filename
+    while frame is not None and frame.f_code.co_filename == here:
+        frame = frame.f_back
+    return frame
 
 
 def reducer_of_ddp(frame: FrameType | None) -> bool:

@@ -21,7 +21,7 @@ from pccl.distributed import _bootstrap, _callers
 from pccl.distributed._compile import refuse_python_reducer
 from pccl.distributed._errors import CollectiveError, PeerLostError
 from pccl.distributed._fixed import Parts
-from pccl.distributed._launch import ENDED, Again, Call, Followed, Launcher, again_number
+from pccl.distributed._launch import ENDED, Again, Call, Launcher, finished
 from pccl.distributed._tensors import (
     Finish,
     follow,
@@ -139,14 +139,16 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
                 divisor = self._size_for_hooks
         if tensors[0].is_sparse:
             return self._sparse_all_reduce(tensors[0], opts, timeout, divisor)
-        work = self._all_reduce(tensors, opts, timeout, divisor, whole=self._needs_all(frame))
+        calls = self._all_reduce(tensors, opts, divisor, whole=self._needs_all(frame))
+        work = self._work(calls, opts, timeout, tensors)
         work.for_cpp = _callers.reducer_of_ddp(frame)
         return work
 
     @announced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         """As `allreduce`, of all tensors of one type at once."""
-        return self._all_reduce(tensors, opts, None, None, whole=self._needs_all(_callers.caller()))
+        calls = self._all_reduce(tensors, opts, None, whole=self._needs_all(_callers.caller()))
+        return self._work(calls, opts, None, tensors)
 
     def _needs_all(self, frame: FrameType | None) -> bool:
         """Whether an all-reduce may sum parts of one result: a functional one, as that of DTensor, in fixed membership.
@@ -159,48 +161,22 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             self._require_all("all_reduce")
         return found
 
-    def _all_reduce(
-        self, tensors: Tensors, opts: Any, timeout: timedelta | None, divisor: int | None, *, whole: bool = False
-    ) -> Work:
+    def _all_reduce(self, tensors: Tensors, opts: Any, divisor: int | None, *, whole: bool = False) -> list[Call]:
         op = reduce_op(opts)
         if self._launcher.view.fixed:
             divisor = self._launcher.view.size
-        if len(tensors) == 1:
-            core_type = self._reduced_as("all_reduce", tensors[0].dtype, op)
-            call, last = self._all_reduce_alike(tensors, op, core_type, divisor, whole=whole)
-            return self._work([call], opts, timeout, tensors, last)
         by_type: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
         for tensor in tensors:
             by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        finish: list[Finish | None] = []
         with self._begun(len(by_type)) as calls:
-            types = [self._reduced_as("all_reduce", dtype, op) for dtype, _ in by_type]
-            for core_type, alike in zip(types, by_type.values(), strict=True):
-                call, last = self._all_reduce_alike(alike, op, core_type, divisor, whole=whole)
-                calls.append(call)
-                finish.append(last)
-        return self._work(calls, opts, timeout, tensors, *finish)
-
-    def _all_reduce_alike(
-        self, tensors: Tensors, op: ReduceOp, core_type: tuple[DataType, int], divisor: int | None, *, whole: bool
-    ) -> tuple[Call, Finish | None]:
-        """Begins the all-reduce of tensors of one type."""
-        memory, last = in_place_all(tensors)
-        pointer = memory.data_ptr()
-        dtype, factor = core_type
-        call = self._launcher.launch(
-            Collective.ALL_REDUCE,
-            "all_reduce",
-            send=pointer,
-            recv=pointer,
-            dtype=dtype,
-            count=memory.numel() * factor,
-            op=op,
-            keep=memory,
-            scaled=self._scaled(memory, op, divisor),
-            whole=whole,
-        )
-        return call, last
+            for dtype, _ in by_type:
+                self._elements("all_reduce", dtype, op)
+            for alike in by_type.values():
+                memory, finish = in_place_all(alike)
+                scaled = self._scaled(memory, op, divisor)
+                call = self._launch(Collective.ALL_REDUCE, "all_reduce", memory, memory, op, scaled=scaled, whole=whole)
+                calls.append(finished(call, finish))
+        return calls
 
     def _scaled(self, memory: Tensor, op: ReduceOp, divisor: int | None) -> tuple[Tensor, int] | None:
         """What has to be rescaled where fewer than `divisor` members contributed; None: nothing.
@@ -216,8 +192,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
         """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""
         dense = tensor.detach().to_dense()
-        work = self._all_reduce([dense], opts, timeout, divisor)
-        return work.followed_by([tensor], lambda: _make_sparse(tensor, dense))
+        (call,) = self._all_reduce([dense], opts, divisor)
+        return self._work([finished(call, lambda: _make_sparse(tensor, dense))], opts, timeout, [tensor])
 
     @announced
     def reduce(
@@ -232,25 +208,21 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         root = self._root("reduce", opts)
         asked = reduce_op(opts if op is None and not isinstance(opts, int) else op)
         memory, finish = in_place(tensor)
-        core_type, factor = self._reduced_as("reduce", tensor.dtype, asked)
         view = self._launcher.view
         at_root = view.rank == root
         if self._has_no_root("reduce", root):
             return self._work([ENDED], opts, timeout, [tensor])
-        call = self._launcher.launch(
+        call = self._launch(
             Collective.REDUCE,
             "reduce",
-            send=memory.data_ptr(),
-            recv=memory.data_ptr() if at_root else 0,
-            dtype=core_type,
-            count=memory.numel() * factor,
-            op=asked,
+            memory,
+            memory if at_root else None,
+            asked,
             root=root,
-            keep=memory,
             scaled=self._scaled(memory, asked, view.size) if view.fixed and at_root else None,
-            again=_ended if view.fixed and root == 0 else None,
+            again=(lambda *_: ENDED) if view.fixed and root == 0 else None,
         )
-        return self._work([call], opts, timeout, [tensor], finish if at_root else None)
+        return self._work([finished(call, finish if at_root else None)], opts, timeout, [tensor])
 
     @announced
     def reduce_scatter(
@@ -268,8 +240,10 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         self._one_per_rank(name, "input", inputs)
         self._alike(name, output, inputs[self._launcher.view.rank], "its output", "the input at its own rank")
         source, last = gathered(inputs)
-        work = self._reduce_scatter(name, [(output, source, [part.numel() for part in inputs])], opts, timeout)
-        return work if last is None else work.followed_by([output], last)
+        with self._begun(1) as calls:
+            counts = [part.numel() for part in inputs]
+            calls.append(finished(self._reduce_scatter(name, output, source, opts, counts), last))
+        return self._work(calls, opts, timeout, [output])
 
     @announced
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
@@ -283,35 +257,17 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         self._launcher.plan(len(outputs))
         self._require_all(name)
         self._check_whole(name, "input", inputs, "output", outputs)
-        parts = [(output, readable(input), None) for output, input in zip(outputs, inputs, strict=True)]
-        return self._reduce_scatter(name, parts, opts, None)
+        with self._begun(len(outputs)) as calls:
+            for input in inputs:
+                self._elements(name, input.dtype, reduce_op(opts))
+            for output, input in zip(outputs, inputs, strict=True):
+                calls.append(self._reduce_scatter(name, output, readable(input), opts))
+        return self._work(calls, opts, None, outputs)
 
-    def _reduce_scatter(
-        self,
-        name: str,
-        parts: Sequence[tuple[Tensor, Tensor, list[int] | None]],
-        opts: Any,
-        timeout: timedelta | None,
-    ) -> Work:
-        finish: list[Finish | None] = []
-        with self._begun(len(parts)) as calls:
-            op = reduce_op(opts)
-            types = [self._reduced_as(name, source.dtype, op) for _, source, _ in parts]
-            for (output, source, counts), (core_type, factor) in zip(parts, types, strict=True):
-                memory, last = writable(output)
-                call = self._launcher.launch(
-                    Collective.REDUCE_SCATTER,
-                    name,
-                    send=source.data_ptr(),
-                    recv=memory.data_ptr(),
-                    dtype=core_type,
-                    op=op,
-                    keep=(source, memory),
-                    **_counts("recv_counts", counts, memory.numel(), factor),
-                )
-                calls.append(call)
-                finish.append(last)
-        return self._work(calls, opts, timeout, [output for output, _, _ in parts], *finish)
+    def _reduce_scatter(self, name: str, output: Tensor, source: Tensor, opts: Any, counts: Sequence[int] = ()) -> Call:
+        memory, finish = writable(output)
+        call = self._launch(Collective.REDUCE_SCATTER, name, source, memory, reduce_op(opts), recv_counts=_unequal(counts))
+        return finished(call, finish)
 
     # ---- one to all, all to one ----
 
@@ -322,20 +278,18 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         frame = _callers.caller()
         by_program = _callers.program(frame)
         view = self._launcher.view
-        finish: list[Finish | None] = []
         with self._begun(len(tensors)) as calls:
             root = self._root("broadcast", opts)
             if view.fixed:
-                takes_over = root == 0 and self._stands_in(_callers.broadcasts_equals, frame) and not _callers.object_list(frame)
+                takes_over = root == 0 and self._stands_in(_callers.broadcasts_equals) and not _callers.object_list(frame)
                 if takes_over and view.members[root] not in view.living:
                     root = view.members.index(view.living[0])
                 self._require_living("broadcast", root)
             for tensor in tensors:
                 memory, last = in_place(tensor)
                 kept = takes_over if view.fixed else root == 0 and (not by_program or memory.nbytes <= KEPT_BYTES)
-                calls.append(self._broadcast(memory, root, kept=kept))
-                finish.append(last)
-        return self._work(calls, opts, timeout, tensors, *finish)
+                calls.append(finished(self._broadcast(memory, root, kept=kept), last))
+        return self._work(calls, opts, timeout, tensors)
 
     def _broadcast(self, memory: Tensor, root: int, *, kept: bool, number: int | None = None, place: int | None = None) -> Call:
         """Begins a broadcast. If `kept`, and its root dies, it is made again from the first one left, with its old content.
@@ -349,27 +303,13 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             content = memory if at_root else memory.detach().clone()
             marks = mark([content])
 
-            def again(left: tuple[UUID, ...]) -> Call:
+            def again(left: tuple[UUID, ...], number: int) -> Call:
                 follow(marks)
                 memory.detach().copy_(content)
-                return self._broadcast(memory, root, kept=True, number=again_number(named), place=view.places[left[0]])
+                return self._broadcast(memory, root, kept=True, number=number, place=view.places[left[0]])
 
-        core_type, factor = moved_as(memory.dtype)
-        pointer = memory.data_ptr()
-        named = launcher.next_number() if number is None else number  # after all that may fail, or the others miss a call
-        return launcher.launch(
-            Collective.BROADCAST,
-            "broadcast",
-            number=named,
-            send=pointer,
-            recv=pointer,
-            dtype=core_type,
-            count=memory.numel() * factor,
-            root=root,
-            root_place=place,
-            keep=memory,
-            again=again,
-        )
+        options: dict[str, Any] = {"number": number, "root": root, "root_place": place, "again": again}
+        return self._launch(Collective.BROADCAST, "broadcast", memory, memory, **options)
 
     @announced
     def gather(
@@ -383,7 +323,6 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         name = "gather"
         (input,) = listed(input_tensors)
         root = self._root(name, opts)
-        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         outputs: Tensors = _inner(output_tensors) if self._launcher.view.rank == root else ()
         memory: Tensor | None = None
         finish: Finish | None = None
@@ -392,68 +331,40 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             for output in outputs:
                 self._alike(name, output, input, "an output", "its input")
             memory, finish = spread(outputs)
-        return self._gather(name, root, memory, input, opts, timeout, outputs, finish, stands_in=stands_in)
+        return self._work([finished(self._gather(name, root, memory, input), finish)], opts, timeout, [outputs])
 
     @announced
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """As `gather`, into one tensor of the root."""
         name = "gather_single"
         root = self._root(name, opts)
-        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
         at_root = self._launcher.view.rank == root
         if at_root:
             self._check_whole(name, "output", [output], "input", [input])
         memory, finish = writable(output) if at_root else (None, None)
-        return self._gather(name, root, memory, input, opts, timeout, output, finish, stands_in=stands_in)
+        return self._work([finished(self._gather(name, root, memory, input), finish)], opts, timeout, [output])
 
-    def _gather(
-        self,
-        name: str,
-        root: int,
-        memory: Tensor | None,
-        input: Tensor,
-        opts: Any,
-        timeout: timedelta | None,
-        result: Any,
-        finish: Finish | None,
-        *,
-        stands_in: bool,
-    ) -> Work:
+    def _gather(self, name: str, root: int, memory: Tensor | None, input: Tensor) -> Call:
         """Begins a gather; `memory` is None at members other than the root."""
+        stands_in = self._stands_in(_callers.gathers_samples)
         if self._has_no_root(name, root):
-            return self._work([ENDED], opts, timeout, [result])
+            return ENDED
         if not stands_in:
             self._require_all(name)
-        core_type, factor = moved_as(input.dtype)
         source = readable(input)
         view = self._launcher.view
 
-        def begin(living: tuple[UUID, ...], number: int) -> Call:
-            parts = Parts(view, living, memory, None)
-            call = self._launcher.launch(
-                Collective.GATHER,
-                name,
-                number=number,
-                among=living,
-                send=source.data_ptr(),
-                recv=0 if parts.memory is None else parts.memory.data_ptr(),
-                dtype=core_type,
-                count=input.numel() * factor,
-                root=root,
-                keep=(source, parts.memory),
-                again=again(number),
-            )
-            return parts.filled(call)
+        def begin(living: tuple[UUID, ...], number: int | None = None) -> Call:
+            parts = Parts(view, living, memory)
+            options: dict[str, Any] = {"number": number, "among": living, "root": root, "again": again if view.fixed else None}
+            return parts.filled(self._launch(Collective.GATHER, name, source, parts.memory, **options))
 
-        def again(number: int) -> Again | None:
-            def call(left: tuple[UUID, ...]) -> Call | None:
-                if view.members[root] not in left:
-                    return ENDED if root == 0 else None
-                return begin(left, again_number(number)) if stands_in else None
+        def again(left: tuple[UUID, ...], number: int) -> Call | None:
+            if view.members[root] not in left:
+                return ENDED if root == 0 else None
+            return begin(left, number) if stands_in else None
 
-            return call if view.fixed else None
-
-        return self._work([begin(view.living, self._launcher.next_number())], opts, timeout, [result], finish)
+        return begin(view.living)
 
     @announced
     def scatter(
@@ -476,30 +387,17 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             for input in inputs:
                 self._alike(name, input, output, "an input", "its output")
         memory, finish = writable(output)
-        core_type, factor = moved_as(output.dtype)
 
-        def begin(living: tuple[UUID, ...], number: int) -> Call:
+        def begin(living: tuple[UUID, ...], number: int | None = None) -> Call:
             parts = [part for part, member in zip(inputs, view.members, strict=True) if member in living] if inputs else []
             source, last = gathered(parts) if parts else (None, None)
-            call = self._launcher.launch(
-                Collective.SCATTER,
-                name,
-                number=number,
-                among=living,
-                send=0 if source is None else source.data_ptr(),
-                recv=memory.data_ptr(),
-                dtype=core_type,
-                count=memory.numel() * factor,
-                root=root,
-                keep=(source, memory),
-                again=again(number) if view.fixed else None,
-            )
-            return call if last is None else Followed(call, last)
+            options: dict[str, Any] = {"number": number, "among": living, "root": root, "again": again if view.fixed else None}
+            return finished(self._launch(Collective.SCATTER, name, source, memory, **options), last)
 
-        def again(number: int) -> Again:
-            return lambda left: begin(left, again_number(number)) if view.members[root] in left else None
+        def again(left: tuple[UUID, ...], number: int) -> Call | None:
+            return begin(left, number) if view.members[root] in left else None
 
-        return self._work([begin(view.living, self._launcher.next_number())], opts, timeout, [output], finish)
+        return self._work([finished(begin(view.living), finish)], opts, timeout, [output])
 
     # ---- all to all ----
 
@@ -512,90 +410,64 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         timeout: timedelta | None = None,
     ) -> Work:
         """Brings the tensors of all members to all of them. They may differ in size."""
-        (input,) = listed(input_tensors)
         outputs = _inner(output_tensors)
-        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
-        self._check_all_gather(outputs, input)
-        call, finish = self._all_gather(outputs, input, stands_in=stands_in)
-        return self._work([call], opts, timeout, [outputs], finish)
+        return self._all_gather([outputs], listed(input_tensors), opts, timeout, [outputs])
 
     @announced
     def allgather_coalesced(self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None) -> Work:
         """As `allgather`, of several tensors: `output_lists` has for each rank all that it gives."""
-        finish: list[Finish | None] = []
-        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
-        with self._begun(len(input_list)) as calls:
-            by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
-            for outputs, input in zip(by_input, input_list, strict=True):
-                self._check_all_gather(outputs, input)
-            for outputs, input in zip(by_input, input_list, strict=True):
-                call, last = self._all_gather(outputs, input, stands_in=stands_in)
-                calls.append(call)
-                finish.append(last)
-        return self._work(calls, opts, None, output_lists, *finish)
+        self._launcher.plan(len(input_list))
+        by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
+        return self._all_gather(by_input, input_list, opts, None, output_lists)
 
-    def _check_all_gather(self, outputs: Tensors, input: Tensor) -> None:
+    def _all_gather(
+        self, by_input: Sequence[Tensors], inputs: Tensors, opts: Any, timeout: timedelta | None, result: Any
+    ) -> Work:
         name, own = "all_gather", self._launcher.view.rank
-        self._one_per_rank(name, "output", outputs)
-        self._alike(name, outputs[own], input, "the output at its own rank", "its input")
-
-    def _all_gather(self, outputs: Tensors, input: Tensor, *, stands_in: bool) -> tuple[Call, Finish | None]:
-        memory, finish = spread(outputs)
-        counts = [output.numel() for output in outputs]
-        return self._gather_into("all_gather", memory, input, counts, stands_in=stands_in), finish
+        with self._begun(len(inputs)) as calls:
+            for outputs, input in zip(by_input, inputs, strict=True):
+                self._one_per_rank(name, "output", outputs)
+                self._alike(name, outputs[own], input, "the output at its own rank", "its input")
+            for outputs, input in zip(by_input, inputs, strict=True):
+                memory, finish = spread(outputs)
+                counts = [output.numel() for output in outputs]
+                calls.append(finished(self._gather_into(name, memory, input, counts), finish))
+        return self._work(calls, opts, timeout, result)
 
     @announced
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         """Brings the tensors of all members, of one size, into one tensor on all of them."""
-        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
-        return self._all_gather_single([output], [input], opts, stands_in=stands_in)
+        return self.all_gather_single_coalesced([output], [input], opts)
 
     @announced
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         """As `all_gather_single`, of several tensors."""
-        stands_in = self._stands_in(_callers.gathers_samples, _callers.caller())
-        return self._all_gather_single(outputs, inputs, opts, stands_in=stands_in)
-
-    def _all_gather_single(self, outputs: Tensors, inputs: Tensors, opts: Any, *, stands_in: bool) -> Work:
         name = "all_gather_into_tensor"
-        finish: list[Finish | None] = []
         with self._begun(len(inputs)) as calls:
             self._check_whole(name, "output", outputs, "input", inputs)
             for output, input in zip(outputs, inputs, strict=True):
-                memory, last = writable(output)
-                calls.append(self._gather_into(name, memory, input, None, stands_in=stands_in))
-                finish.append(last)
-        return self._work(calls, opts, None, outputs, *finish)
+                memory, finish = writable(output)
+                calls.append(finished(self._gather_into(name, memory, input), finish))
+        return self._work(calls, opts, None, outputs)
 
-    def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: list[int] | None, *, stands_in: bool) -> Call:
-        if not stands_in:
-            self._require_all(name)
-        core_type, factor = moved_as(input.dtype)
+    def _gather_into(self, name: str, memory: Tensor, input: Tensor, counts: Sequence[int] = ()) -> Call:
+        """Begins an all-gather; `counts` are the sizes of the members' parts, unless they are equal."""
+        stands_in = self._stands_in(_callers.gathers_samples)
         source = readable(input)
         view = self._launcher.view
 
-        def begin(living: tuple[UUID, ...], number: int) -> Call | None:
+        def begin(living: tuple[UUID, ...], number: int | None = None) -> Call | None:
             parts = Parts(view, living, memory, counts)
             if not parts.fit():
                 return None
-            assert parts.memory is not None
-            call = self._launcher.launch(
-                Collective.ALL_GATHER,
-                name,
-                number=number,
-                among=living,
-                send=source.data_ptr(),
-                recv=parts.memory.data_ptr(),
-                dtype=core_type,
-                keep=(source, parts.memory),
-                again=(lambda left: begin(left, again_number(number))) if view.fixed and stands_in else None,
-                **_counts("recv_counts", parts.sizes, input.numel(), factor),
-            )
-            return parts.filled(call)
+            again = begin if view.fixed and stands_in else None
+            options: dict[str, Any] = {"number": number, "among": living, "again": again}
+            sizes = _unequal(parts.sizes)
+            return parts.filled(self._launch(Collective.ALL_GATHER, name, source, parts.memory, recv_counts=sizes, **options))
 
-        if not Parts(view, view.living, memory, counts).fit():
+        if not stands_in or not Parts(view, view.living, memory, counts).fit():
             self._require_all(name)
-        call = begin(view.living, self._launcher.next_number())
+        call = begin(view.living)
         assert call is not None
         return call
 
@@ -617,8 +489,8 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         received = [tensor.numel() for tensor in output_tensors]
         sent = [tensor.numel() for tensor in input_tensors]
         source, last = gathered(input_tensors)
-        call = self._all_to_all(name, memory, source, received, sent)
-        return self._work([call], opts, timeout, output_tensors, finish, last)
+        call = finished(self._all_to_all(name, memory, source, received, sent), finish)
+        return self._work([finished(call, last)], opts, timeout, output_tensors)
 
     @announced
     def all_to_all_single(
@@ -639,7 +511,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         memory, finish = writable(output)
         equal = not output_split_sizes and not input_split_sizes
         call = self._all_to_all(name, memory, readable(input), received, sent, equal=equal)
-        return self._work([call], opts, timeout, [output], finish)
+        return self._work([finished(call, finish)], opts, timeout, [output])
 
     def _all_to_all(
         self, name: str, memory: Tensor, source: Tensor, received: list[int], sent: list[int], *, equal: bool = False
@@ -649,19 +521,9 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         if sent[rank] != received[rank]:
             text = f"it sends {sent[rank]} elements to itself, and expects {received[rank]}"
             self._refuse(name, f"the parts of rank {rank} for itself must be of one size: {text}")
-        core_type, factor = moved_as(source.dtype)
-        counts: dict[str, Any] = {"count": sent[0] * factor}
-        if not equal:
-            counts = {"send_counts": [n * factor for n in sent], "recv_counts": [n * factor for n in received]}
-        return self._launcher.launch(
-            Collective.ALL_TO_ALL if equal else Collective.ALL_TO_ALL_V,
-            name,
-            send=source.data_ptr(),
-            recv=memory.data_ptr(),
-            dtype=core_type,
-            keep=(source, memory),
-            **counts,
-        )
+        if equal:
+            return self._launch(Collective.ALL_TO_ALL, name, source, memory, count=sent[0])
+        return self._launch(Collective.ALL_TO_ALL_V, name, source, memory, send_counts=sent, recv_counts=received)
 
     @announced
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
@@ -682,8 +544,46 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
 
     # ---- arguments ----
 
-    def _work(self, calls: list[Call], opts: Any, timeout: timedelta | None, result: Any, *finish: Finish | None) -> Work:
-        work = Work(self._completer, calls, self._seconds(opts, timeout), result, finish)
+    def _launch(
+        self,
+        kind: Collective,
+        name: str,
+        send: Tensor | None,
+        recv: Tensor | None,
+        op: ReduceOp | None = None,
+        *,
+        count: int | None = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        **options: Any,
+    ) -> Call:
+        """Begins a call on plain memory, whose smaller side is one part of it, unless `count` or counts tell the elements."""
+        there = [memory for memory in (send, recv) if memory is not None]
+        dtype, factor = self._elements(name, there[0].dtype, op)
+        if op is not None:
+            options["op"] = op
+        if send_counts is None and recv_counts is None:
+            options["count"] = factor * (min(memory.numel() for memory in there) if count is None else count)
+        for side, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
+            if counts is not None:
+                options[side] = [number * factor for number in counts]
+        addresses: dict[str, Any] = {
+            "send": 0 if send is None else send.data_ptr(),
+            "recv": 0 if recv is None else recv.data_ptr(),
+        }
+        return self._launcher.launch(kind, name, dtype=dtype, keep=(send, recv), **addresses, **options)
+
+    def _elements(self, name: str, dtype: torch.dtype, op: ReduceOp | None) -> tuple[DataType, int]:
+        """The type that elements travel as, and how many of it make up one. TypeError: `op` is not defined for them."""
+        if op is None:
+            return moved_as(dtype)
+        try:
+            return reduced_as(dtype, op)
+        except TypeError as error:
+            self._refuse(name, str(error), TypeError)
+
+    def _work(self, calls: list[Call], opts: Any, timeout: timedelta | None, result: Any) -> Work:
+        work = Work(self._completer, calls, self._seconds(opts, timeout), result)
         if self._coalescing.works is not None:
             self._coalescing.works.append(work)
         return work
@@ -708,11 +608,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     def _announce(self, name: str) -> None:
         with contextlib.suppress(CollectiveError):
             call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
-            self._drop([call])
-
-    def _drop(self, calls: list[Call]) -> None:
-        """Lets the thread that completes futures wait for calls that nobody else waits for."""
-        self._completer.adopt(Work(self._completer, calls, self._timeout, []))
+            self._launcher.adopt(call)
 
     @contextlib.contextmanager
     def _begun(self, count: int) -> Iterator[list[Call]]:
@@ -722,14 +618,9 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         try:
             yield calls
         except Exception:
-            self._drop(calls)
+            for call in calls:
+                self._launcher.adopt(call)
             raise
-
-    def _reduced_as(self, name: str, dtype: torch.dtype, op: ReduceOp) -> tuple[DataType, int]:
-        try:
-            return reduced_as(dtype, op)
-        except TypeError as error:
-            self._refuse(name, str(error), TypeError)
 
     def _root(self, name: str, opts: Any) -> int:
         root: int = 0 if opts is None else getattr(opts, "rootRank", opts)
@@ -739,10 +630,11 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}", size=before)
         return root
 
-    def _stands_in(self, knows: Callable[[FrameType | None], bool], frame: FrameType | None) -> bool:
-        """Whether a living rank stands in for a lost one. `knows` tells of a caller, the `frame`, that its result stays right."""
+    def _stands_in(self, knows: Callable[[FrameType | None], bool]) -> bool:
+        """Whether a living rank stands in for a lost one. `knows` tells of a caller that its result stays right."""
         launcher = self._launcher
-        return launcher.view.fixed and (launcher.stands_in or launcher.apart or _bootstrap.is_joining() or knows(frame))
+        always = launcher.stands_in or launcher.apart or _bootstrap.is_joining()
+        return launcher.view.fixed and (always or knows(_callers.caller()))
 
     def _require_all(self, name: str) -> None:
         """PeerLostError: a rank has no living member, and the result of the call would lack its part."""
@@ -805,11 +697,6 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return [count * row for count in sizes]
 
 
-def _ended(left: tuple[UUID, ...]) -> Call:
-    """Ends a call whose root is lost, and whose result nobody else gets."""
-    return ENDED
-
-
 def _inner(tensors: Any) -> Tensors:
     """The list of one device's tensors; torch allows it without the outer list."""
     if len(tensors) == 0:
@@ -818,11 +705,9 @@ def _inner(tensors: Any) -> Tensors:
     return found
 
 
-def _counts(name: str, counts: Sequence[int] | None, count: int, factor: int) -> dict[str, Any]:
-    """The sizes of the parts of a call: one number where they are equal."""
-    if counts is None or all(other == counts[0] for other in counts):
-        return {"count": count * factor}
-    return {name: [other * factor for other in counts]}
+def _unequal(counts: Sequence[int]) -> Sequence[int] | None:
+    """The sizes of the parts of a call; None: they are equal."""
+    return counts if any(other != counts[0] for other in counts) else None
 
 
 def _make_sparse(tensor: Tensor, dense: Tensor) -> None:

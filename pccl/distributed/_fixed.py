@@ -18,13 +18,13 @@ from pccl.distributed._view import View
 class Parts:
     """Where the parts of a gather among `living` members go; the result is `whole`, None where there is none.
 
-    `sizes` are the numbers of elements of the parts, by rank; None: they are equal.
+    `sizes` are the numbers of elements of the parts, by rank; none: they are equal.
     """
 
-    def __init__(self, view: View, living: Sequence[UUID], whole: torch.Tensor | None, sizes: Sequence[int] | None) -> None:
+    def __init__(self, view: View, living: Sequence[UUID], whole: torch.Tensor | None, sizes: Sequence[int] = ()) -> None:
         self._whole = whole
         self._sources = _sources(view, living) if view.fixed and len(living) < view.size else []
-        self._sizes = list(sizes or ())
+        self._sizes = list(sizes)
         self.memory = whole
         """What the core fills."""
         self.sizes = sizes

@@ -47,7 +47,7 @@ from pccl._errors import PCCLError, PCCLTimeoutError, Result
 from pccl._names import name_of, peer_label
 from pccl._operations import request_cancel
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError, translated
-from pccl.distributed._tensors import scale, stream_of, synchronize
+from pccl.distributed._tensors import Finish, scale, stream_of, synchronize
 from pccl.distributed._view import View
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class Call(Protocol):
         """That of calls in callbacks of its future; None: they are made as the program makes them."""
 
 
-Again = Callable[[tuple[UUID, ...]], "Call | None"]
-"""Makes a call again among the members that are left, in rank order; None: it cannot be, and its error is raised."""
+Again = Callable[[tuple[UUID, ...], int], "Call | None"]
+"""Makes a call again, among the members that are left, in rank order, and with the number of the repetition; None: it cannot be
+made, and its error is raised."""
 
 
 class Ended:
@@ -119,9 +120,9 @@ ENDED = Ended()
 class Followed:
     """A call with something more to do at its end, once."""
 
-    def __init__(self, call: Call, finish: Callable[[], None]) -> None:
+    def __init__(self, call: Call, finish: Finish) -> None:
         self._call = call
-        self._finish: Callable[[], None] | None = finish
+        self._finish: Finish | None = finish
         self.done = call.done
 
     def wait(self, timeout: float | None) -> None:
@@ -135,6 +136,11 @@ class Followed:
     def origin(self) -> Origin | None:
         """That of the call."""
         return self._call.origin
+
+
+def finished(call: Call, finish: Finish | None) -> Call:
+    """The call that ends with `finish`; None: nothing is left to do."""
+    return call if finish is None else Followed(call, finish)
 
 
 class Later:
@@ -379,13 +385,14 @@ class CoreCall:
         """Begins what follows after a loss, as far as it can be without waiting: the agreement, and the repetition."""
         self._end_if_broken()
         with _advancing:
-            if self._agreement is None and self._agrees and self._op.done() and self._cut_short:
-                assert self._number is not None
+            if self._agreement is None and self._number is not None and self._agrees and self._op.done() and self._cut_short:
                 self._agreement = self._launcher.agree(self._name, self._number)
             agreement = self._agreement
             if self._again is not None and agreement is not None and self._repeated is None and agreement.done():
                 agreement.wait(None)
-                self._repeated = self._again(tuple(member for member in self._group.members if member not in agreement._lost))
+                left = tuple(member for member in self._group.members if member not in agreement._lost)
+                assert self._number is not None
+                self._repeated = self._again(left, self._number + _AGAIN)
                 if self._repeated is None:
                     self._again = None
 
@@ -452,7 +459,7 @@ class Launcher:
         self.apart = False
         """Whether the calls of this member end by themselves, as if all others were lost."""
         self.on_loss: Callable[[Collection[UUID]], None] | None = None
-        self.adopt: Callable[[Call], None] | None = None
+        self.adopt: Callable[[Call], None] = lambda _: None
         """Takes over a call that nobody waits for."""
         self._unpublished: frozenset[UUID] = frozenset()
         self._lock = threading.RLock()  # of the losses above, and of the counts of messages
@@ -645,8 +652,7 @@ class Launcher:
         with contextlib.suppress(PCCLError):
             options: dict[str, Any] = {"kind": Collective.BARRIER, "dtype": DataType.UINT8}
             call = self.launch_pair(f"{name}, refused", source, target, tag, **options)
-            if self.adopt is not None:
-                self.adopt(call)
+            self.adopt(call)
 
     def pair_tag(self, source: UUID, target: UUID, tag: int, counted: int | None = None) -> int:
         """The core's tag of the next send of a user's tag between two members, or of that with the given count."""
@@ -700,13 +706,7 @@ class Launcher:
         with contextlib.suppress(PCCLError):
             options: dict[str, Any] = {"tag": tag, "survivors": survivors, "dtype": DataType.UINT8}
             call = self._begin(f"{name}, refused", None, group, None, None, Collective.BARRIER, **options)
-            if self.adopt is not None:
-                self.adopt(call)
-
-
-def again_number(number: int) -> int:
-    """The number of the repetition of a call."""
-    return number + _AGAIN
+            self.adopt(call)
 
 
 def _alone(arguments: dict[str, Any]) -> Call:

@@ -10,7 +10,7 @@ import torch
 from pccl.distributed import _bootstrap
 from pccl.distributed._collectives import Collectives, listed
 from pccl.distributed._errors import PeerLostError
-from pccl.distributed._launch import AfterAnother, Call, Later, Launcher
+from pccl.distributed._launch import AfterAnother, Call, Later, Launcher, finished
 from pccl.distributed._tensors import moved_as, readable, stream_of, writable
 from pccl.distributed._work import Work
 
@@ -91,7 +91,7 @@ class PointToPoint(Collectives):
             self._launcher.refuse_pair(name, *pair, tag)
             raise
         call = self._launcher.launch_pair(name, *pair, tag, **arguments)
-        return self._begun_later(call, self._work([call], None, None, [tensor], finish))
+        return self._begun_later(call, self._work([finished(call, finish)], None, None, [tensor]))
 
     def _begun_later(self, call: Call, work: Work) -> Work:
         if isinstance(call, AfterAnother):
@@ -104,7 +104,7 @@ class PointToPoint(Collectives):
         (tensor,) = listed(tensors)
         memory, finish = writable(tensor)
         call = FromAny(self._launcher, tag, _received(memory))
-        work = WorkFromAny(self._completer, [call], self._timeout, [tensor], [finish])
+        work = WorkFromAny(self._completer, [finished(call, finish)], self._timeout, [tensor])
         work._from = call
         return work
 

@@ -23,7 +23,7 @@ from pccl._errors import Result
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._futures import Future
 from pccl.distributed._launch import TURN_SECONDS, Call, hearing
-from pccl.distributed._tensors import Finish, Marks, follow, mark
+from pccl.distributed._tensors import Marks, follow, mark
 
 _STOP_SECONDS = 5.0
 """How long the thread is waited for at its end, where the calls of others are still under way."""
@@ -35,15 +35,7 @@ _KEPT, _KEPT_BYTES = 256, 4096
 class Work(dist.Work):
     """A call under way. Dropped without a `wait`, it goes on."""
 
-    def __init__(
-        self,
-        completer: Completer,
-        calls: Sequence[Call],
-        timeout: float,
-        result: Any,
-        finish: Sequence[Finish | None] = (),
-        source: int = -1,
-    ) -> None:
+    def __init__(self, completer: Completer, calls: Sequence[Call], timeout: float, result: Any) -> None:
         super().__init__()
         self._completer = completer
         self._calls = calls
@@ -51,8 +43,6 @@ class Work(dist.Work):
         """That of calls in callbacks of the future."""
         self._timeout = timeout
         self.outcome = result
-        self._finish = finish
-        self._source = source
         self._marks: Marks = []
         self._ended = False
         self._error: Exception | None = None
@@ -110,22 +100,12 @@ class Work(dist.Work):
                 self._calls = self._calls[1:]
             if self._error is None:
                 try:
-                    for finish in self._finish:
-                        if finish is not None:
-                            finish()
                     self._marks = mark(_tensors(self.outcome))
                 except Exception as error:
                     self._error = error
             self._ended = True
-            self._finish = ()
         finally:
             self._one_waiter.release()
-
-    def followed_by(self, result: Any, finish: Finish) -> Work:
-        """This call, with one thing more to do at its end, and what it then results in."""
-        self._finish = (*self._finish, finish)
-        self.outcome = result
-        return self
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors of the result. What is chained to it runs in the thread that completes futures."""
@@ -202,7 +182,7 @@ class Work(dist.Work):
 
     def source_rank(self) -> int:
         """The rank in the group that a receive from any source has received from; -1 for other calls."""
-        return self._source
+        return -1
 
     _source_rank = source_rank
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from pccl.distributed import _tensors  # noqa: E402 - which imports torch
 from pccl.distributed._futures import Future  # noqa: E402
-from pccl.distributed._launch import ENDED, _alone  # noqa: E402
+from pccl.distributed._launch import ENDED, Followed, _alone  # noqa: E402
 from pccl.distributed._work import Completer, Work  # noqa: E402
 
 GPU = torch.device("cuda:0")
@@ -81,7 +81,7 @@ def test_what_is_done_at_the_end_comes_before_what_the_program_does_next():
         _tensors._fill(tensor, at_gpu(3) + 1)
         log.append("finished")
 
-    work = Work(Completer(), [ENDED], 1.0, [[tensor]], [finish])
+    work = Work(Completer(), [Followed(ENDED, finish)], 1.0, [[tensor]])
     work.complete(1.0)  # in another thread
     assert log == ["memory kept for the stream", "finished", "mark"]
     assert work.wait()
