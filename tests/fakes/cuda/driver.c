@@ -69,7 +69,8 @@ struct CUstream_st {
     enum { NO_CAPTURE, CAPTURE_ACTIVE, CAPTURE_INVALIDATED } capture; // in the mode "global"
     uint64_t blocked; // the number of the command that waits for another stream, or for a value
     struct command *first, **last;
-    bool busy, destroyed, waits; // waits: for a value
+    struct command *running; // no longer in the list; NULL: none
+    bool destroyed;
     uint64_t random;
     pthread_t thread;
 };
@@ -139,22 +140,31 @@ static bool has_come(const struct command *command) {
     return (int32_t)(__atomic_load_n(command->flag, __ATOMIC_ACQUIRE) - command->value) >= 0;
 }
 
-// Whether a stream waits, now or when it gets there, for a value that is not there.
+static bool lacks_value(const struct command *command) {
+    return command != NULL && command->kind == COMMAND_WAIT_VALUE && !has_come(command);
+}
+
+// Whether a stream waits, now or when it gets there, for a value that is not there. A wait whose value has come ends
+// without the host, however late the stream sees it.
 static bool waits_for_value(CUstream stream) {
-    if (stream->waits) return true;
+    if (lacks_value(stream->running)) return true;
     for (const struct command *command = stream->first; command != NULL; command = command->next)
-        if (command->kind == COMMAND_WAIT_VALUE && !has_come(command)) return true;
+        if (lacks_value(command)) return true;
     return false;
 }
 
 // Of a call that may wait for the whole GPU.
-static void may_synchronize(void) {
+static void note_synchronizing(const char *where) {
     for (CUstream stream = streams; stream != NULL; stream = stream->next)
         if (waits_for_value(stream)) {
             counts.risks++;
+            fprintf(stderr, "the CUDA driver may wait for the whole GPU: %s, while stream %p waits for a value (%s)\n",
+                    where, (void *)stream, lacks_value(stream->running) ? "now" : "later");
             return;
         }
 }
+
+#define may_synchronize() note_synchronizing(__func__)
 
 static CUresult may_call(bool can_fail) {
     if (in_callback) return misuse(ERROR_NOT_PERMITTED);
@@ -262,19 +272,18 @@ static bool carry_out(CUstream stream, struct command *command) {
     if (delay > 0) pause_us(delay);
     pthread_mutex_lock(&lock);
     while (is_stuck(stream, command) && broken == 0) pthread_cond_wait(&changed, &lock);
-    bool works = command->kind == COMMAND_COPY || command->kind == COMMAND_KERNEL;
-    while (works && held && broken == 0) pthread_cond_wait(&changed, &lock);
     bool waits = command->kind == COMMAND_WAIT_EVENT || command->kind == COMMAND_WAIT_VALUE;
     if (waits) stream->blocked = command->place;
     if (command->kind == COMMAND_WAIT_EVENT)
         while (command->event->done < command->number && broken == 0) pthread_cond_wait(&changed, &lock);
-    stream->waits = command->kind == COMMAND_WAIT_VALUE;
-    while (stream->waits && broken == 0 && !has_come(command)) {
+    while (lacks_value(command) && broken == 0) {
         pthread_mutex_unlock(&lock);
         pause_us(200);
         pthread_mutex_lock(&lock);
     }
-    stream->waits = false;
+    bool pauses =
+        command->kind == COMMAND_COPY || command->kind == COMMAND_KERNEL || command->kind == COMMAND_WAIT_VALUE;
+    while (pauses && held && broken == 0) pthread_cond_wait(&changed, &lock);
     stream->blocked = 0;
     if (waits) pthread_cond_broadcast(&changed);
     if (broken != 0) return false;
@@ -315,9 +324,9 @@ static void *run(void *argument) {
         }
         stream->first = command->next;
         if (stream->first == NULL) stream->last = &stream->first;
-        stream->busy = true;
+        stream->running = command;
         carry_out(stream, command);
-        stream->busy = false;
+        stream->running = NULL;
         if (command->event != NULL) event_put(command->event);
         free(command);
         counts.pending--;
@@ -364,13 +373,13 @@ static void put(CUstream stream, struct command what) {
 }
 
 static void await_idle(CUstream stream) {
-    while (stream->first != NULL || stream->busy) pthread_cond_wait(&changed, &lock);
+    while (stream->first != NULL || stream->running != NULL) pthread_cond_wait(&changed, &lock);
 }
 
 // All streams of a GPU, as what waits for the whole of it does.
 static void await_all(CUcontext context) {
     for (CUstream stream = streams; stream != NULL; stream = stream->next)
-        if (stream->context == context && (stream->first != NULL || stream->busy)) {
+        if (stream->context == context && (stream->first != NULL || stream->running != NULL)) {
             pthread_cond_wait(&changed, &lock);
             stream = streams;
         }
@@ -652,7 +661,7 @@ CUresult cuStreamQuery(CUstream handle) {
     if (result == CUDA_SUCCESS) result = unsafe();
     CUstream stream = stream_of(handle, current());
     if (result == CUDA_SUCCESS && stream == NULL) result = misuse(CUDA_ERROR_INVALID_HANDLE);
-    if (result == CUDA_SUCCESS && (stream->first != NULL || stream->busy)) result = CUDA_ERROR_NOT_READY;
+    if (result == CUDA_SUCCESS && (stream->first != NULL || stream->running != NULL)) result = CUDA_ERROR_NOT_READY;
     DONE;
 }
 

@@ -14,7 +14,7 @@ struct fake_cuda_counts {
     int streams, events, host_blocks, device_blocks; // that are not freed
     int pending;                                     // commands that wait in streams
     int misuses;                                     // calls that the real driver forbids
-    int risks;         // calls that may wait for the whole GPU, made while a stream waited for a value
+    int risks;         // calls that may wait for the whole GPU, made while a stream waited for a value not yet written
     unsigned calls;    // that can fail, since the last fake_cuda_fail
     unsigned copies;   // that were begun
     unsigned launches; // of kernels of modules
@@ -46,7 +46,7 @@ FAKE_EXPORT void fake_cuda_refuse_memory(int refuse); // of GPUs
 // Page-locked memory is given only when it is no longer held, at the latest after half a minute. How many calls wait
 // for that.
 FAKE_EXPORT int fake_cuda_hold_pinning(int hold);
-// The GPUs pause: while they are held, streams get on to the next copy or kernel.
+// The GPUs pause: while they are held, streams get on to the next copy, kernel or wait for a value, and no further.
 FAKE_EXPORT void fake_cuda_hold(int hold);
 // Streams of one GPU and one priority share a hardware queue: what was put there later waits for what waits.
 FAKE_EXPORT void fake_cuda_share_queues(int share);

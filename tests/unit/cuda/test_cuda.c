@@ -240,7 +240,47 @@ static void test_memory_while_waiting(int gpu) {
     device_close(queue);
     settle_streams();
     struct fake_cuda_counts now = fake_cuda_counts();
-    CHECK(now.risks == 0 && now.misuses == 0 && now.device_blocks <= before.device_blocks + 1 + GPU_ROOMS_KEPT);
+    CHECK(now.risks == before.risks && now.misuses == 0 &&
+          now.device_blocks <= before.device_blocks + 1 + GPU_ROOMS_KEPT);
+    fake_cuda_stream_free(stream);
+    fake_cuda_free(tensor);
+}
+
+// What the driver counts as risks while this memory is allocated.
+static int risks_of_memory(const struct gpu *gpu) {
+    CUdeviceptr made = 0;
+    int before = fake_cuda_counts().risks;
+    REQUIRE(gpu_enter(gpu) == CUDA_SUCCESS);
+    CHECK_EQ(gpu->driver->alloc(&made, BYTES), CUDA_SUCCESS);
+    gpu_leave(gpu);
+    fake_cuda_free((void *)(uintptr_t)made);
+    return fake_cuda_counts().risks - before;
+}
+
+// The fake driver counts a risk from the call that lets a stream wait to the release, and none after that, although the
+// stream is late to see its value.
+static void test_risks(void) {
+    check_case("risks");
+    char why[CUDA_WHY_BYTES];
+    float *tensor = fake_cuda_new(0, BYTES);
+    void *stream = fake_cuda_stream(0);
+    const struct gpu *gpu = gpu_of(tensor, why);
+    REQUIRE(gpu != NULL);
+    struct device_queue *queue = open_at(tensor, NULL);
+    CHECK_EQ(risks_of_memory(gpu), 0);
+    fake_cuda_hold(1);
+    CHECK(device_hold(queue, stream));
+    for (int i = 0; i < 20; i++) {
+        CHECK_EQ(risks_of_memory(gpu), 1);
+        nanosleep(&(struct timespec){.tv_nsec = MS_NS / 10}, NULL); // the stream gets to its wait
+    }
+    device_release(queue);
+    CHECK(device_await(queue));
+    CHECK(fake_cuda_counts().pending > 0);
+    CHECK_EQ(risks_of_memory(gpu), 0);
+    fake_cuda_hold(0);
+    fake_cuda_synchronize(stream);
+    device_close(queue);
     fake_cuda_stream_free(stream);
     fake_cuda_free(tensor);
 }
@@ -568,6 +608,7 @@ int main(void) {
     test_left();
     test_capture();
     for (int gpu = 0; gpu < FAKE_GPUS; gpu++) test_memory_while_waiting(gpu);
+    test_risks();
     test_refused_wait();
     test_shared_hardware();
     test_hash();
