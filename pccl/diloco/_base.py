@@ -47,7 +47,7 @@ OUTER = (0.7, 0.9)
 """Learning rate and momentum of outer steps, unless they are given: those of arXiv 2311.08105."""
 
 SPARSE_OUTER = (2.0, 0.0)
-"""The same with sparse averages, whose error feedback takes the place of the momentum. The rate is measured (docs/diloco.md)."""
+"""The same with sparse averages, whose error feedback takes the place of the momentum. Measured: docs/diloco-results.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ one beside it. They end 15 s after the last peer has left. PCCL_MASTER_LOG is a 
 (`--max-restarts`), or a second `init_process_group`, all ranks start a new run, or join the one at PCCL_MASTER.
 
 **Restarts.** In a worker that `pccl.distributed.run` has restarted, `is_joining()` is True until its first `Elastic.sync` has
-joined the others; other calls raise an error until then. RANK and WORLD_SIZE stay those of the launcher.
+joined the others; other calls raise an error until then. RANK and WORLD_SIZE stay those of the launcher. With fixed
+membership `get_rank()` and `get_world_size()` return them from the start.
 """
 
 try:

@@ -12,6 +12,9 @@ nothing. When it has made as many steps as the members, it is at their place of 
   collective. If it dies, they go on without it.
 - Whatever the script changes in this time is set again at its end: buffers, parameter groups, schedules, scalers. So are random
   generators that all ranks have alike. Others, which the script has seeded by rank, stay as the newcomer has used them.
+
+The newcomer prints and logs once more what it has passed. Metrics and callbacks of a Trainer are handed over, other values of the
+script are its own.
 """
 
 from __future__ import annotations
