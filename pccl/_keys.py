@@ -4,17 +4,21 @@ pccl-keys 1 master              or peer
 secret ID HEX                   one or two; a process connects with the first that the other side knows
 master-key HEX                  the private key that signs for the run; only in the file of masters
 master-public HEX               its public key, by which peers know their masters
+run NAME                        the run whose secrets these are; only in a file of peers. They follow from those of all runs
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
+import re
 import secrets
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pccl._address import RUN_NAME
 from pccl._errors import PCCLError
 from pccl._files import MODE
 from pccl._loader import load_native_module
@@ -40,6 +44,11 @@ def fingerprint(public_key: bytes) -> str:
     return hashlib.sha256(b"pccl public 1" + public_key).hexdigest()[:16]
 
 
+def derived_secret(secret: bytes, run: str) -> bytes:
+    """Returns the secret of a named run, which follows from the one of all runs (csrc/net/keys.c)."""
+    return hashlib.sha256(f"pccl run secret 1 {run} ".encode() + secret).digest()
+
+
 @dataclass(frozen=True)
 class Keys:
     """What is in the file of the masters of a run."""
@@ -47,10 +56,20 @@ class Keys:
     secrets: tuple[bytes, ...]
     master_public: bytes
     master_key: bytes | None = None  # None: the file of peers
+    run: str = ""  # "": of all runs
+
+    def of_run(self, run: str) -> Keys:
+        """Returns the keys for peers of one of the masters' runs. KeysError: it cannot be a name."""
+        if not re.fullmatch(RUN_NAME, run, re.ASCII):
+            raise KeysError(f"{run!r} is no name of a run: write 1 to 64 letters, digits, dots, lines and underscores")
+        return Keys(tuple(derived_secret(secret, run) for secret in self.secrets), self.master_public, run=run)
 
     def text(self, role: str) -> str:
         """Returns the content of the file of a role."""
-        lines = [f"pccl-keys 1 {role}", f"# Whoever has this file can act as a {role} of the run. Keep it secret."]
+        which = f"run {self.run}" if self.run else "the run"
+        lines = [f"pccl-keys 1 {role}", f"# Whoever has this file can act as a {role} of {which}. Keep it secret."]
+        if self.run:
+            lines.append(f"run {self.run}")
         lines += [f"secret {secret_id(secret)} {secret.hex()}" for secret in self.secrets]
         if role == "master":
             assert self.master_key is not None
@@ -109,6 +128,32 @@ def write_files(run: str | os.PathLike[str], keys: Keys, *, new: bool = True) ->
     return master, peer
 
 
+def files_of_runs(name: str | os.PathLike[str]) -> list[tuple[Path, Keys]]:
+    """Returns the files for peers of one run, NAME-RUN.peer, that are beside NAME.master and have its master's key."""
+    master, _ = paths_of(name)
+    found = []
+    for path in sorted(master.parent.glob(f"{glob.escape(master.stem)}-*.peer")):
+        with contextlib.suppress(KeysError):
+            found.append((path, read_file(path)[1]))
+    public = read_file(master)[1].master_public if master.exists() else None
+    return [(path, keys) for path, keys in found if keys.run and keys.master_public == public]
+
+
+def write_run_file(name: str | os.PathLike[str], run: str) -> tuple[Path, Keys]:
+    """Writes NAME-RUN.peer, mode 0600, for peers of one run, from NAME.master. One that was made for this run is replaced.
+
+    KeysError: NAME.master is not there, the name cannot be that of a run, or the path is that of another file.
+    """
+    master, keys = _changed(name, "--run")
+    keys = keys.of_run(run)
+    path = master.with_name(f"{master.stem}-{run}.peer")
+    old = any(path == other and run == there.run for other, there in files_of_runs(name))
+    if not old and os.path.lexists(path):
+        raise KeysError(f"{path} exists, and is not the file of run {run} with the keys of {master}: remove it first")
+    _write(path, keys.text("peer"), new=not old)
+    return path, keys
+
+
 def _hex(path: Path, name: str, value: str) -> bytes:
     try:
         found = bytes.fromhex(value)
@@ -133,7 +178,13 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, Keys]:
         raise KeysError(f"{path} was not written by `pccl keys` of this version")
     items = [line.split() for line in lines[1:] if line.strip() and not line.startswith("#")]
     values: dict[str, list[bytes]] = {"secret": [], "master-key": [], "master-public": []}
+    run = ""
     for name, *rest in items:
+        if name == "run":
+            if run or role == "master" or not rest or not re.fullmatch(RUN_NAME, rest[0], re.ASCII):
+                raise KeysError(f"{path}: its run is cut or changed; copy the file again")
+            run = rest[0]
+            continue
         if name not in values or not rest:
             raise KeysError(f"{path} has an item that this version does not know: {name}")
         values[name].append(_hex(path, name, rest[-1]))
@@ -142,34 +193,37 @@ def read_file(path: str | os.PathLike[str]) -> tuple[str, Keys]:
     shape = {name: len(found) for name, found in values.items()}
     if not 1 <= shape["secret"] <= MAX_SECRETS or shape["master-public"] != 1 or shape["master-key"] != (role == "master"):
         raise KeysError(f"{path} is cut; copy the file again")
-    return role, Keys(tuple(values["secret"]), values["master-public"][0], next(iter(values["master-key"]), None))
+    return role, Keys(tuple(values["secret"]), values["master-public"][0], next(iter(values["master-key"]), None), run)
 
 
 def _changed(run: str | os.PathLike[str], change: str) -> tuple[Path, Keys]:
     master, _ = paths_of(run)
     if not master.exists():
-        raise KeysError(f"{change} changes {master}, which is not here; `pccl keys {run}` makes new keys")
+        raise KeysError(f"{change} needs {master}, which is not here; `pccl keys {run}` makes new keys")
     role, keys = read_file(master)
     if role != "master":
         raise KeysError(f"{master} is a file for peers, under the name of one for masters")
     return master, keys
 
 
+def _rewrite(name: str | os.PathLike[str], keys: Keys) -> Keys:
+    write_files(name, keys, new=False)
+    for path, there in files_of_runs(name):
+        _write(path, keys.of_run(there.run).text("peer"), new=False)
+    return keys
+
+
 def add_secret(run: str | os.PathLike[str]) -> Keys:
-    """Adds a second secret to both files of a run: who has them connects with either. KeysError: there are two already."""
+    """Adds a second secret to all files of a run: who has them connects with either. KeysError: there are two already."""
     master, keys = _changed(run, "--add")
     if len(keys.secrets) == MAX_SECRETS:
         raise KeysError(f"{master} has two secrets already; `pccl keys {run} --drop` drops the older one")
-    keys = replace(keys, secrets=(*keys.secrets, secrets.token_bytes(BYTES)))
-    write_files(run, keys, new=False)
-    return keys
+    return _rewrite(run, replace(keys, secrets=(*keys.secrets, secrets.token_bytes(BYTES))))
 
 
 def drop_secret(run: str | os.PathLike[str]) -> Keys:
-    """Drops the older secret from both files of a run: who has only that is shut out. KeysError: there is one alone."""
+    """Drops the older secret from all files of a run: who has only that is shut out. KeysError: there is one alone."""
     master, keys = _changed(run, "--drop")
     if len(keys.secrets) == 1:
         raise KeysError(f"{master} has one secret alone; `pccl keys {run} --add` adds one")
-    keys = replace(keys, secrets=keys.secrets[1:])
-    write_files(run, keys, new=False)
-    return keys
+    return _rewrite(run, replace(keys, secrets=keys.secrets[1:]))

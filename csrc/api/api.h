@@ -85,8 +85,9 @@ pcclResult_t api_operator(const char *path, struct transport_context **out);
 // Fails with a text: no master answers, or one does and the handshake with it fails with `error`.
 pcclResult_t api_no_answer(int error);
 // A context for questions to the master at `address`, with these keys. pcclInvalidArgument: without keys, and neither
-// `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked.
-pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,
+// `insecure` nor PCCL_INSECURE=1, only a master at loopback is asked; or the keys are confined to another run. `run`
+// without a name becomes the one to which they are confined. NULL: it is about all runs.
+pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address, struct wire_run *run,
                           struct transport_context **out);
 // pcclInvalidArgument: these settings do not permit connections to the master at this address.
 pcclResult_t api_check_master(const struct transport_options *options, const struct wire_address *master);

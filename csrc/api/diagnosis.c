@@ -95,7 +95,7 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
     RETURN_IF_FAILED(api_take_run(run, &named));
     if (!api_take_address(address, &master))
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
-    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &transport));
     RETURN_IF_FAILED(status_query_new(transport, limit_ms, out));
     (*out)->masters[0] = master;
     (*out)->run = named;

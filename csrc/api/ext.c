@@ -56,7 +56,7 @@ pcclResult_t pccl_ext_master_has_run(const ccoip_socket_address_t *address, cons
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6");
     struct wire_status_is status;
     struct transport_context *transport;
-    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &named, &transport));
     int error = status_query_ask(transport, &master, &named, platform_now_ns() + limit_ms * MS_NS, &status);
     transport_context_release(transport);
     if (error != 0) return api_no_answer(error);
@@ -141,7 +141,7 @@ pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const c
         return detail_fail(pcclInvalidArgument, "the address is neither IPv4 nor IPv6, or there is no room");
     struct wire_runs_are told = {0};
     struct transport_context *transport;
-    RETURN_IF_FAILED(api_observer(keys, insecure, &master, &transport));
+    RETURN_IF_FAILED(api_observer(keys, insecure, &master, NULL, &transport));
     int error = status_query_runs(transport, &master, platform_now_ns() + limit_ms * MS_NS, &told);
     transport_context_release(transport);
     if (error != 0) return api_no_answer(error);

@@ -112,12 +112,18 @@ pcclResult_t pccl_ext_permits(const ccoip_socket_address_t *address, const char 
     return api_check_master(&options, &master);
 }
 
-pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address,
+static pcclResult_t take_run(const struct keys *keys, struct wire_run *run) {
+    if (keys == NULL || run == NULL || keys_take_run(keys, run)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, KEYS_WRONG_RUN, keys_run(keys)->chars, run->chars);
+}
+
+pcclResult_t api_observer(const char *path, bool insecure, const struct wire_address *address, struct wire_run *run,
                           struct transport_context **out) {
     struct transport_options options = {.party = TRANSPORT_OBSERVER};
     RETURN_IF_FAILED(api_load_keys(path, TRANSPORT_OBSERVER, &options.keys));
     options.insecure = api_insecure(insecure);
     pcclResult_t code = api_check_master(&options, address);
+    if (code == pcclSuccess) code = take_run(options.keys, run);
     *out = code == pcclSuccess ? tls_context_new(&options) : NULL;
     keys_release(options.keys);
     if (code != pcclSuccess) return code;

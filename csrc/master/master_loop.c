@@ -219,7 +219,7 @@ static void answer(struct master *master, struct conn *conn, const struct wire_h
         if (why == NULL && header->type == WIRE_STACKS) return; // it waits for the peer's answer
         wire_encode_text(&conn->out.bytes, (struct wire_header){0}, WIRE_REMOVED, why != NULL ? why : "");
     } else if (header->type == WIRE_RUNS && conn_is_trusted(conn))
-        master_tell_runs(master, &conn->out.bytes);
+        master_tell_runs(master, &transport_peer(conn->stream)->run, &conn->out.bytes);
     else if (header->type == WIRE_RUNS)
         wire_encode_runs_are(&conn->out.bytes, (struct wire_header){0}, &(struct wire_runs_are){0});
     else if (header->type == WIRE_STATUS)
@@ -281,6 +281,7 @@ static void on_frame(struct master *master, struct conn *conn, const struct wire
         if (!wire_decode_run(body, header->length, &conn->named)) conn_refuse(master, conn, -EPROTO);
         return;
     }
+    if (master_refuse_run(master, conn, header)) return;
     struct wire_hello hello;
     int error = conn_judge(conn, header, body, &hello);
     if (error != 0 || conn_carries_question(header)) {

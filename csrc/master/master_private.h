@@ -121,8 +121,11 @@ struct master_run *master_find_run(struct master *master, const struct wire_run 
 // The same, and makes one: in a free place, or in that of the oldest run that has ended. NULL: there is no place, or
 // memory is refused.
 struct master_run *master_open_run(struct master *master, const struct wire_run *name);
-// Appends the answer to RUNS.
-void master_tell_runs(const struct master *master, struct wire_buffer *out);
+// Appends the answer to RUNS: of the run with the name `only`, or of all if that is no name.
+void master_tell_runs(const struct master *master, const struct wire_run *only, struct wire_buffer *out);
+// Refuses the first frame of a connection whose keys are confined to another run than the one that it has named. A
+// newcomer and an operator are told. False: it may go on.
+bool master_refuse_run(struct master *master, struct conn *conn, const struct wire_header *header);
 // Writes the events of a run into the flight recorder.
 void master_record(struct master *master, const struct master_run *run, const struct actions *actions);
 

@@ -1,10 +1,14 @@
 // The runs of a master: their places, and how one is made.
+#define LOG_COMPONENT "master"
+#include <stdio.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/platform.h"
 #include "master/master_private.h"
 #include "master/quorum.h"
 #include "net/keys.h"
+#include "net/socket.h"
 #include "net/wire_control.h"
 
 // ---- signatures of epochs, with the key of a master ----
@@ -89,12 +93,30 @@ void master_record(struct master *master, const struct master_run *run, const st
     }
 }
 
-void master_tell_runs(const struct master *master, struct wire_buffer *out) {
+void master_tell_runs(const struct master *master, const struct wire_run *only, struct wire_buffer *out) {
     struct wire_runs_are told = {0};
     for (uint32_t i = 0; i < WIRE_MAX_RUNS; i++) {
         const struct master_run *run = &master->runs[i];
         if (run->core == NULL || core_activity(run->core) == WIRE_IDLE) continue;
+        if (only->chars[0] != 0 && strcmp(only->chars, run->name.chars) != 0) continue;
         told.runs[told.count++] = (struct wire_run_is){.run = run->name, .peers = core_peer_count(run->core)};
     }
     wire_encode_runs_are(out, (struct wire_header){0}, &told);
+}
+
+bool master_refuse_run(struct master *master, struct conn *conn, const struct wire_header *header) {
+    const char *only = transport_peer(conn->stream)->run.chars, *named = conn->named.chars;
+    if (only[0] == 0 || header->type == WIRE_RUNS || strcmp(only, named) == 0) return false;
+    char why[WIRE_MAX_TEXT];
+    snprintf(why, sizeof why, "its keys are those of run %s, and it asks for %s%s", only,
+             named[0] == 0 ? "the run without a name" : "run ", named);
+    char address[64];
+    socket_address_format(address, sizeof address, &conn->source);
+    LOG_LIMITED(&master->strangers_log, LOG_WARN, "refused %s: %s", address, why);
+    bool operates = header->type == WIRE_REMOVE || header->type == WIRE_STACKS;
+    if (operates || header->type == WIRE_HELLO)
+        wire_encode_text(&conn->out.bytes, (struct wire_header){0}, operates ? WIRE_REMOVED : WIRE_REFUSED, why);
+    master_conn_flush(master, conn);
+    master_conn_start_closing(master, conn);
+    return true;
 }

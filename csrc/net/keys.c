@@ -20,6 +20,12 @@ struct keys *keys_hold(struct keys *keys) { return keys; }
 void keys_release(struct keys *keys) { (void)keys; }
 const struct ed25519 *keys_master_key(const struct keys *keys) { return (void)keys, NULL; }
 bool keys_serve_peer(const struct keys *keys) { return (void)keys, false; }
+bool keys_take_run(const struct keys *keys, struct wire_run *run) { return (void)keys, (void)run, true; }
+struct keys *keys_of_run(struct keys *keys, const struct wire_run *run) { return (void)run, keys; }
+const struct wire_run *keys_run(const struct keys *keys) {
+    static const struct wire_run all;
+    return (void)keys, &all;
+}
 bool keys_verify(const struct keys *keys, const void *bytes, size_t length,
                  const uint8_t signature[ED25519_SIGNATURE]) {
     return (void)keys, (void)bytes, (void)length, (void)signature, false;
@@ -42,6 +48,7 @@ struct keys {
     _Atomic uint32_t references;
     size_t count;
     struct keys_secret secrets[KEYS_MAX_SECRETS];
+    struct wire_run run; // without a name: of all runs
     uint8_t master_public[ED25519_KEY];
     struct ed25519 *master_key;
     struct certificates *certificates; // NULL: a file of keys
@@ -82,6 +89,13 @@ static const char *take_secret(struct keys *keys, char *rest) {
     return NULL;
 }
 
+static const char *take_run(struct keys *keys, char *rest) {
+    const char *name = strtok_r(NULL, " \t", &rest);
+    bool good = keys->run.chars[0] == 0 && name != NULL && wire_is_run_name(name, strlen(name));
+    if (good) memcpy(keys->run.chars, name, strlen(name));
+    return good ? NULL : "its run is cut or changed";
+}
+
 static const char *take_master_key(struct keys *keys, char *rest) {
     uint8_t bytes[ITEM_BYTES];
     bool good = keys->master_key == NULL && parse_hex(strtok_r(NULL, " \t", &rest), bytes);
@@ -95,6 +109,7 @@ static const char *take_line(struct keys *keys, char *line, bool *has_public) {
     const char *item = strtok_r(line, " \t", &rest);
     if (item == NULL || item[0] == '#') return NULL;
     if (strcmp(item, "secret") == 0) return take_secret(keys, rest);
+    if (strcmp(item, "run") == 0) return take_run(keys, rest);
     if (strcmp(item, "master-key") == 0) return take_master_key(keys, rest);
     if (strcmp(item, "master-public") != 0) return "it has an item that this version does not know";
     if (*has_public || !parse_hex(strtok_r(NULL, " \t", &rest), keys->master_public))
@@ -115,6 +130,7 @@ static const char *parse(struct keys *keys, char *text) {
         if (problem != NULL) return problem;
     }
     if (keys->count == 0 || !has_public || master != (keys->master_key != NULL)) return "it is cut";
+    if (master && keys->run.chars[0] != 0) return "a file for masters cannot be that of one run";
     if (master && memcmp(ed25519_public(keys->master_key), keys->master_public, ED25519_KEY) != 0)
         return "its master-key and master-public are not of one pair";
     return NULL;
@@ -169,10 +185,66 @@ size_t keys_secret_count(const struct keys *keys) { return keys->count; }
 
 const struct keys_secret *keys_secret(const struct keys *keys, size_t index) { return &keys->secrets[index]; }
 
-const struct keys_secret *keys_find_secret(const struct keys *keys, const char *id, size_t length) {
+// ---- runs ----
+
+const struct wire_run *keys_run(const struct keys *keys) { return &keys->run; }
+
+static bool is_run(const struct keys *keys, const struct wire_run *run) {
+    return strcmp(keys->run.chars, run->chars) == 0;
+}
+
+bool keys_take_run(const struct keys *keys, struct wire_run *run) {
+    if (keys->run.chars[0] == 0) return true;
+    if (run->chars[0] == 0) *run = keys->run;
+    return is_run(keys, run);
+}
+
+// No name has a space, so no two names give the same text.
+bool keys_derive(const struct keys_secret *secret, const struct wire_run *run, struct keys_secret *out) {
+    char purpose[32 + WIRE_MAX_RUN];
+    snprintf(purpose, sizeof purpose, "pccl run secret 1 %s ", run->chars);
+    return ed25519_hash(purpose, secret->bytes, out->bytes) && secret_id(out->bytes, out->id);
+}
+
+bool keys_secret_of(const struct keys *keys, size_t index, const struct wire_run *run, struct keys_secret *out) {
+    *out = keys->secrets[index];
+    return is_run(keys, run) || (keys->run.chars[0] == 0 && keys_derive(&keys->secrets[index], run, out));
+}
+
+struct keys *keys_of_run(struct keys *keys, const struct wire_run *run) {
+    if (keys->certificates != NULL || is_run(keys, run)) return keys_hold(keys);
+    struct keys *own = calloc(1, sizeof *own);
+    if (own == NULL) return NULL;
+    own->references = 1;
+    own->run = *run;
+    memcpy(own->master_public, keys->master_public, sizeof own->master_public);
+    for (; own->count < keys->count; own->count++) {
+        if (keys_secret_of(keys, own->count, run, &own->secrets[own->count])) continue;
+        keys_release(own);
+        return NULL;
+    }
+    return own;
+}
+
+void keys_identity(const struct keys *keys, size_t index, char out[KEYS_IDENTITY_BYTES]) {
+    const char *run = keys->run.chars;
+    snprintf(out, KEYS_IDENTITY_BYTES, "%s%s%s", keys->secrets[index].id, *run != 0 ? "/" : "", run);
+}
+
+bool keys_find(const struct keys *keys, const char *identity, size_t length, bool derives, struct keys_secret *secret,
+               struct wire_run *run) {
+    *run = (struct wire_run){{0}};
+    if (length < KEYS_SECRET_ID) return false;
+    if (length > KEYS_SECRET_ID) {
+        const char *name = identity + KEYS_SECRET_ID + 1;
+        size_t bytes = length - KEYS_SECRET_ID - 1;
+        if (identity[KEYS_SECRET_ID] != '/' || !wire_is_run_name(name, bytes)) return false;
+        memcpy(run->chars, name, bytes);
+    }
+    if (!derives && !is_run(keys, run)) return false;
     for (size_t i = 0; i < keys->count; i++)
-        if (length == KEYS_SECRET_ID && memcmp(id, keys->secrets[i].id, KEYS_SECRET_ID) == 0) return &keys->secrets[i];
-    return NULL;
+        if (keys_secret_of(keys, i, run, secret) && memcmp(identity, secret->id, KEYS_SECRET_ID) == 0) return true;
+    return false;
 }
 
 const uint8_t *keys_master_public(const struct keys *keys) { return keys->master_public; }

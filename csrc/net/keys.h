@@ -3,6 +3,10 @@
 // All peers and masters of a run share a secret, which opens connections. The masters alone have the key that signs for
 // the run. Each peer makes a key of its own when it connects, and its id is a hash of the public half.
 //
+// From that secret follows one for each named run of the masters. A file may have that one alone, with the name: keys
+// of one run. The peers of a named run use the secret of that run, also if their file has the one of all runs. So the
+// holder of one run's keys can talk to masters, which derive the secret from the name, and to the members of that run.
+//
 // Certificates can take the place of the secret and of the masters' key.
 #ifndef PCCL_NET_KEYS_H
 #define PCCL_NET_KEYS_H
@@ -15,6 +19,7 @@
 #include <stdint.h>
 
 #include "net/wire.h"
+#include "net/wire_control.h"
 
 // ---- key pairs that sign, and the ids that belong to them ----
 
@@ -51,7 +56,8 @@ const char *key_file_read(const char *path, bool secret, char *text, size_t capa
 enum {
     KEYS_MAX_SECRETS = 2, // while one replaces the other
     KEYS_SECRET_BYTES = 32,
-    KEYS_SECRET_ID = 16, // hexadecimal digits, of a SHA-256 of the secret
+    KEYS_SECRET_ID = 16,                                         // hexadecimal digits, of a SHA-256 of the secret
+    KEYS_IDENTITY_BYTES = KEYS_SECRET_ID + 1 + WIRE_MAX_RUN + 1, // "ID" or "ID/RUN", and a 0
     KEYS_REASON_BYTES = 512,
 };
 
@@ -83,7 +89,28 @@ void keys_release(struct keys *keys); // NULL is allowed; the last one wipes the
 struct certificates *keys_certificates(const struct keys *keys);
 size_t keys_secret_count(const struct keys *keys); // 0: there is a certificate
 const struct keys_secret *keys_secret(const struct keys *keys, size_t index);
-const struct keys_secret *keys_find_secret(const struct keys *keys, const char *id, size_t length); // NULL: none
+// The run to which the keys are confined; without a name: they are those of all runs, or a certificate.
+const struct wire_run *keys_run(const struct keys *keys);
+// Whether the keys serve this run. A run without a name becomes the one to which the keys are confined.
+bool keys_take_run(const struct keys *keys, struct wire_run *run);
+// What is wrong if not; takes the names of both runs.
+#define KEYS_WRONG_RUN \
+    "the key file is for run %s, and the address names run %s; use the key file of that run, or an address without a " \
+    "name"
+// The keys of a peer in this run; the caller holds them. With certificates, and for the run without a name, these
+// keys. NULL: no memory, or these keys are confined to another run.
+struct keys *keys_of_run(struct keys *keys, const struct wire_run *run);
+// Derives the secret of a named run from one of all runs. False: no memory.
+bool keys_derive(const struct keys_secret *secret, const struct wire_run *run, struct keys_secret *out);
+// Secret number `index` for a run: one of the keys, or derived from it. False: the keys are confined to another run, or
+// there is no memory.
+bool keys_secret_of(const struct keys *keys, size_t index, const struct wire_run *run, struct keys_secret *out);
+// Writes the identity of a secret, by which the other side of a handshake finds it.
+void keys_identity(const struct keys *keys, size_t index, char out[KEYS_IDENTITY_BYTES]);
+// Finds the secret of an identity, and the run that the identity names. `derives`: also secrets of runs that follow
+// from these keys, as masters do. False: there is none, or no memory.
+bool keys_find(const struct keys *keys, const char *identity, size_t length, bool derives, struct keys_secret *secret,
+               struct wire_run *run);
 // The key by which peers know the masters of the run, ED25519_KEY bytes; not with certificates.
 const uint8_t *keys_master_public(const struct keys *keys);
 // The key that signs epochs: the pair of that key, or one that a master with a certificate has made. NULL: these keys

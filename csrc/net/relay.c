@@ -38,11 +38,13 @@ bool relay_hash(const char *nonce, const char *words, uint8_t out[SHA256_BYTES])
 }
 
 bool relay_prove_keys(const char *nonce, const char *words, const struct keys *keys, size_t index,
-                      uint8_t out[SHA256_BYTES]) {
+                      const struct wire_run *run, uint8_t out[SHA256_BYTES]) {
     uint8_t key[SHA256_BYTES];
+    struct keys_secret secret;
     memset(out, 0, SHA256_BYTES);
     if (keys == NULL || index >= keys_secret_count(keys)) return true;
-    return ed25519_hash("pccl relay key", keys_secret(keys, index)->bytes, key) && prove(nonce, words, key, out);
+    return keys_secret_of(keys, index, run, &secret) && ed25519_hash("pccl relay key", secret.bytes, key) &&
+           prove(nonce, words, key, out);
 }
 
 #else
@@ -56,8 +58,8 @@ bool relay_hash(const char *nonce, const char *words, uint8_t out[SHA256_BYTES])
 }
 
 bool relay_prove_keys(const char *nonce, const char *words, const struct keys *keys, size_t index,
-                      uint8_t out[SHA256_BYTES]) {
-    (void)nonce, (void)words, (void)keys, (void)index;
+                      const struct wire_run *run, uint8_t out[SHA256_BYTES]) {
+    (void)nonce, (void)words, (void)keys, (void)index, (void)run;
     memset(out, 0, SHA256_BYTES);
     return true;
 }
@@ -75,16 +77,28 @@ bool relay_prove_run(const char *nonce, const char *words, const struct keys *ke
 
 // ---- the peer's side ----
 
+// Writes what follows the hello. Returns its length.
 static size_t certify(const struct relay_hello *hello, const char *words, uint8_t *out) {
 #ifdef PCCL_HAVE_TLS
     uint8_t hash[SHA256_BYTES];
-    if (hello->at_member || hello->keys == NULL || keys_certificates(hello->keys) == NULL) return 0;
+    if (hello->at_member || hello->keys == NULL) return 0;
+    if (keys_certificates(hello->keys) == NULL) {
+        size_t length = strlen(keys_run(hello->keys)->chars);
+        memcpy(out, keys_run(hello->keys)->chars, length);
+        return length;
+    }
     if (!relay_hash(relay_nonce(hello->greeting), words, hash)) return 0;
     return certificates_sign(keys_certificates(hello->keys), hash, out);
 #else
     (void)hello, (void)words, (void)out;
     return 0;
 #endif
+}
+
+static bool prove_own(const struct relay_hello *hello, const char *nonce, const char *words, size_t index,
+                      uint8_t out[SHA256_BYTES]) {
+    const struct wire_run *run = hello->keys == NULL ? NULL : keys_run(hello->keys);
+    return relay_prove_keys(nonce, words, hello->keys, index, run, out);
 }
 
 static int answer(const struct relay_hello *hello, int fd) {
@@ -100,7 +114,7 @@ static int answer(const struct relay_hello *hello, int fd) {
     for (size_t i = 0; i < RELAY_PROOFS; i++) {
         uint8_t proof[SHA256_BYTES] = {0};
         bool proved = hello->at_member ? i > 0 || relay_prove_run(nonce, words, hello->keys, hello->secret, proof)
-                                       : relay_prove_keys(nonce, words, hello->keys, i, proof);
+                                       : prove_own(hello, nonce, words, i, proof);
         if (!proved) return -ENOMEM;
         relay_put_hex(digits[i], proof, sizeof proof);
     }

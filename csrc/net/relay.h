@@ -10,7 +10,7 @@
 // A relay of `pccl relay` knows the keys of the run. A proof is the SHA-256 of the same words (SELF to INDEX) with the
 // nonce before them and a key behind them, which is the SHA-256 of "pccl relay key" and a secret of the run: one proof
 // for each secret, and 0 for none. With certificates CERTIFICATE is a signature of that hash with 0 as key, and the
-// chain of the one who signed.
+// chain of the one who signed. With the secret of a named run (net/keys) it is the name of that run.
 // A member knows the secret that the master gives to peers (WELCOME). It is the key of the first proof, or without
 // keys the proof itself, as in LINK_HELLO.
 #ifndef PCCL_NET_RELAY_H
@@ -63,9 +63,10 @@ const char *relay_nonce(const char *greeting);
 // The proof that a member of the run gives to another one. False: no memory.
 bool relay_prove_run(const char *nonce, const char *words, const struct keys *keys,
                      const uint8_t secret[RELAY_SECRET_BYTES], uint8_t out[SHA256_BYTES]);
-// The proof with secret number `index` of the keys; 0 if there is none. False: no memory.
+// The proof with secret number `index` of the keys, for a run; 0 if there is none. False: no memory, or the keys are
+// confined to another run.
 bool relay_prove_keys(const char *nonce, const char *words, const struct keys *keys, size_t index,
-                      uint8_t out[SHA256_BYTES]);
+                      const struct wire_run *run, uint8_t out[SHA256_BYTES]);
 // The hash that certificates sign. False: no memory.
 bool relay_hash(const char *nonce, const char *words, uint8_t out[SHA256_BYTES]);
 

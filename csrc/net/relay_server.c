@@ -29,10 +29,11 @@ struct end {
     int64_t until_ns;  // it ends then; INT64_MAX: it does not
     uint32_t events;   // that are watched for; 0: it is not in the poller
     uint32_t received; // bytes of the question, the hello, or the certificate
-    uint32_t more;     // bytes of the certificate
+    uint32_t more;     // bytes of the certificate, or of the name of its run
     char greeting[RELAY_GREETING_BYTES + 1];
     char hello[RELAY_HELLO_BYTES + 1];
     uint8_t *certificate;
+    struct wire_run run; // to which its keys are confined; without a name: to none
     struct end *other;
     uint8_t *buffer; // while something waits
     size_t first, last;
@@ -183,24 +184,26 @@ static bool is_certified(const struct relay_server *s, const struct end *end) {
            certificates_signed(keys_certificates(s->keys), hash, end->certificate, end->more);
 }
 
-static bool has_keys(const struct relay_server *s, const struct end *end, const char *digits) {
+static bool has_keys(const struct relay_server *s, struct end *end, const char *digits) {
     if (keys_certificates(s->keys) != NULL) return is_certified(s, end);
+    if (end->more > 0 && !wire_is_run_name((const char *)end->certificate, end->more)) return false;
+    if (end->more > 0) memcpy(end->run.chars, end->certificate, end->more);
     for (size_t i = 0; i < RELAY_PROOFS; i++)
         for (size_t k = 0; k < keys_secret_count(s->keys); k++) {
             uint8_t proof[SHA256_BYTES];
-            bool proved = relay_prove_keys(relay_nonce(end->greeting), end->hello, s->keys, k, proof);
+            bool proved = relay_prove_keys(relay_nonce(end->greeting), end->hello, s->keys, k, &end->run, proof);
             if (proved && is_proof(digits + i * (2 * SHA256_BYTES + 1), proof)) return true;
         }
     return false;
 }
 #else
-static bool has_keys(const struct relay_server *s, const struct end *end, const char *digits) {
+static bool has_keys(const struct relay_server *s, struct end *end, const char *digits) {
     (void)s, (void)end, (void)digits;
     return false;
 }
 #endif
 
-static bool may_use(struct relay_server *s, const struct end *end) {
+static bool may_use(struct relay_server *s, struct end *end) {
     const char *digits = end->hello + RELAY_WORDS_BYTES + 1;
     if (s->of_run) return is_of_run(s, end, digits);
     return s->keys == NULL || has_keys(s, end, digits);
@@ -210,12 +213,13 @@ static bool may_use(struct relay_server *s, const struct end *end) {
 
 enum { ID_DIGITS = 2 * WIRE_ID_BYTES, INDEX_DIGITS = 8 };
 
-// Whether it names the same link from the other side; `same`: from the same one.
+// Whether it names the same link of the same run from the other side; `same`: from the same one.
 static bool is_other_end(const struct end *a, const struct end *b, bool same) {
     const char *mine = a->hello, *its = b->hello;
     size_t first = same ? 0 : ID_DIGITS + 1, second = same ? ID_DIGITS + 1 : 0;
     return memcmp(mine, its + first, ID_DIGITS) == 0 && memcmp(mine + ID_DIGITS + 1, its + second, ID_DIGITS) == 0 &&
-           memcmp(mine + 2 * (ID_DIGITS + 1), its + 2 * (ID_DIGITS + 1), INDEX_DIGITS) == 0;
+           memcmp(mine + 2 * (ID_DIGITS + 1), its + 2 * (ID_DIGITS + 1), INDEX_DIGITS) == 0 &&
+           strcmp(a->run.chars, b->run.chars) == 0;
 }
 
 static struct end *find(const struct relay_server *s, const struct end *end, bool same) {

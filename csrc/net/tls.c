@@ -47,27 +47,30 @@ static SSL_SESSION *session_of(SSL *ssl, const struct keys_secret *secret) {
     return NULL;
 }
 
-// For an acceptor. Without a session the handshake goes on, and fails, since there is no certificate.
+// For an acceptor. Without a session the handshake goes on, and fails, since there is no certificate. OpenSSL asks for
+// one identity after the other, and uses the last one that it has asked for.
 static int find_session(SSL *ssl, const unsigned char *identity, size_t length, SSL_SESSION **session) {
-    const struct tls *tls = SSL_get_app_data(ssl);
+    struct tls *tls = SSL_get_app_data(ssl);
     *session = NULL;
     if (length < PREFIX_BYTES || memcmp(identity, identity_prefix, PREFIX_BYTES) != 0) return 1;
-    const struct keys_secret *secret =
-        keys_find_secret(keys_of(tls), (const char *)identity + PREFIX_BYTES, length - PREFIX_BYTES);
-    if (secret == NULL) return 1;
-    *session = session_of(ssl, secret);
+    bool derives = tls->stream.context->options.party == TRANSPORT_MASTER;
+    struct keys_secret secret;
+    const char *name = (const char *)identity + PREFIX_BYTES;
+    if (!keys_find(keys_of(tls), name, length - PREFIX_BYTES, derives, &secret, &tls->run)) return 1;
+    *session = session_of(ssl, &secret);
+    OPENSSL_cleanse(&secret, sizeof secret);
     return *session != NULL;
 }
 
 // For a dialler. OpenSSL copies the identity before this function is called again.
 static int use_session(SSL *ssl, const EVP_MD *hash, const unsigned char **identity, size_t *length,
                        SSL_SESSION **session) {
-    static _Thread_local char text[PREFIX_BYTES + KEYS_SECRET_ID + 1];
+    static _Thread_local char text[PREFIX_BYTES + KEYS_IDENTITY_BYTES];
     const struct tls *tls = SSL_get_app_data(ssl);
     const struct keys_secret *secret = keys_secret(keys_of(tls), tls->secret);
     (void)hash;
     memcpy(text, identity_prefix, PREFIX_BYTES);
-    memcpy(text + PREFIX_BYTES, secret->id, sizeof secret->id);
+    keys_identity(keys_of(tls), tls->secret, text + PREFIX_BYTES);
     *identity = (const unsigned char *)text;
     *length = strlen(text);
     *session = session_of(ssl, secret);
@@ -212,7 +215,7 @@ static int check_proof(struct tls *tls) {
     if (!signed_text(tls, other, party, public_key, text) || !ed25519_id(public_key, &id)) return -ENOMEM;
     if (!ed25519_verify(public_key, text, sizeof text, signature)) return -EBADE;
     int error = certificates ? check_certificate(tls, party, public_key) : 0;
-    if (error == 0) tls->stream.peer = (struct transport_identity){.party = party, .id = id};
+    if (error == 0) tls->stream.peer = (struct transport_identity){.party = party, .id = id, .run = tls->run};
     return error;
 }
 

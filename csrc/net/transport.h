@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "net/socket.h"
 #include "net/wire.h"
+#include "net/wire_control.h"
 
 struct transport;
 struct transport_context;
@@ -39,7 +40,8 @@ enum transport_party {
 // Identity that the other end has proved in the handshake. Plain TCP proves none.
 struct transport_identity {
     enum transport_party party;
-    struct wire_id id; // all 0 of a stranger
+    struct wire_id id;   // all 0 of a stranger
+    struct wire_run run; // to which its keys are confined; without a name: to none
 };
 
 // A kind of transport. What its streams need beside `struct transport` lies behind it, in one allocation.

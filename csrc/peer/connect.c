@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/platform.h"
 #include "base/recorder.h"
+#include "net/keys.h"
 #include "net/tls.h"
 #include "net/socket.h"
 #include "state/precopy.h"
@@ -38,7 +39,11 @@ static bool renew(struct communicator *c) {
     member_free(c->core);
     c->core = NULL;
     transport_context_release(c->transport);
-    c->transport = tls_context_new(&c->params.transport);
+    c->transport = NULL;
+    struct transport_options options = c->params.transport;
+    if (options.keys != NULL && (options.keys = keys_of_run(options.keys, &c->params.run)) == NULL) return false;
+    c->transport = tls_context_new(&options);
+    keys_release(options.keys);
     if (c->transport == NULL || !tls_peer_id(c->transport, &id)) return false;
     record_from_now_on(c);
     struct engine_callbacks callbacks = control_callbacks(c->control);
@@ -105,6 +110,13 @@ static pcclResult_t check_masters(const struct communicator *c) {
     return pcclSuccess;
 }
 
+// Keys of one run name it, so the address need not.
+static pcclResult_t take_run(struct communicator *c) {
+    const struct keys *keys = c->params.transport.keys;
+    if (keys == NULL || keys_take_run(keys, &c->params.run)) return pcclSuccess;
+    return detail_fail(pcclInvalidArgument, KEYS_WRONG_RUN, keys_run(keys)->chars, c->params.run.chars);
+}
+
 static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
     if (communicator_is_dead(c)) return communicator_dead(c, pcclInvalidUsage);
     if (c->phase == COMMUNICATOR_CONNECTED)
@@ -114,6 +126,7 @@ static pcclResult_t begin(struct communicator *c, uint64_t *ticket) {
         return detail_fail(pcclInvalidUsage, "another thread is connecting this communicator");
     if (c->closing) return detail_fail(pcclMasterConnectionFailed, "the communicator is being destroyed");
     RETURN_IF_FAILED(check_masters(c));
+    RETURN_IF_FAILED(take_run(c));
     communicator_ticket_open(c, &connect_type);
     return communicator_ticket_begun(c, attempt(c), ticket);
 }

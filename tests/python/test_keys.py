@@ -127,6 +127,73 @@ def test_show():
     assert "exists" in run("show", "other", status=1)
 
 
+def test_the_file_of_one_run():
+    run("job")
+    assert "job-bert.peer for peers of run bert alone" in run("job", "--run", "bert")
+    assert stat.S_IMODE(os.stat("job-bert.peer").st_mode) == 0o600
+    assert checked("job-bert.peer") is False
+    role, keys = _keys.read_file("job-bert.peer")
+    everything = _keys.read_file("job.master")[1]
+    assert (role, keys.run, keys.master_public, keys.master_key) == ("peer", "bert", everything.master_public, None)
+    assert keys.secrets == (_keys.derived_secret(everything.secrets[0], "bert"),)
+    before = Path("job-bert.peer").read_text()
+    run("job", "--run", "bert")  # follows from job.master, so it is the same
+    assert Path("job-bert.peer").read_text() == before
+    run("job", "--run", "gpt")
+    assert secrets_of("job-gpt.peer") != secrets_of("job-bert.peer")
+    for name in ("job-bert.peer", "job-bert"):
+        assert run("show", name).startswith("job-bert.peer: for peers of run bert\n")
+    assert [line.split(":")[0] for line in run("show", "job").splitlines() if ":" in line] == [
+        "job.master",
+        "job.peer",
+        "job-bert.peer",
+        "job-gpt.peer",
+    ]
+
+
+def test_rotation_changes_the_files_of_runs():
+    run("job")
+    run("job", "--run", "bert")
+    run("other")
+    run("job-more")  # of other masters, though its name begins alike
+    others = Path("job-more.peer").read_text()
+    (old,) = secrets_of("job-bert.peer")
+    assert "job-bert.peer have a second secret" in run("job", "--add")
+    assert secrets_of("job-bert.peer")[0] == old
+    run("job", "--drop")
+    (new,) = secrets_of("job-bert.peer")
+    assert new != old
+    assert new == _keys.secret_id(_keys.derived_secret(_keys.read_file("job.master")[1].secrets[0], "bert"))
+    assert Path("job-more.peer").read_text() == others
+
+
+def test_wrong_names_of_runs():
+    assert "--run needs job.master, which is not here" in run("job", "--run", "bert", status=1)
+    run("job")
+    for name in ("", "a b", "a/b", "*", "n" * 65):
+        assert "no name of a run" in run("job", "--run", name, status=1)
+    run("job-bert")
+    assert "not the file of run bert" in run("job", "--run", "bert", status=1)
+    assert "leave --run out" in run("job", "--run", "gpt", "--add", status=2)
+    assert "cannot be used" in run("show", "job", "--run", "gpt", status=2)
+    assert sorted(os.listdir()) == ["job-bert.master", "job-bert.peer", "job.master", "job.peer"]
+
+
+def test_files_of_runs_that_are_cut_or_changed():
+    run("job")
+    run("job", "--run", "bert")
+    text = Path("job-bert.peer").read_text()
+    for changed in (text.replace("run bert\n", "run a/b\n"), text.replace("run bert\n", "run\n"), text + "run bert\n"):
+        Path("job-bert.peer").write_text(changed)
+        with pytest.raises(_keys.KeysError, match="run is cut"):
+            _keys.read_file("job-bert.peer")
+        assert "its run is cut" in checked("job-bert.peer")
+    master = Path("job.master").read_text()
+    Path("job.master").write_text(master + "run bert\n")
+    assert "cannot be that of one run" in checked("job.master")
+    run("show", "job.master", status=1)
+
+
 def test_wrong_arguments():
     assert "name one run" in run("a", "b", status=2)
     assert "a folder that exists" in run("no/where", status=1)

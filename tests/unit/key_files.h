@@ -57,4 +57,15 @@ static inline struct keys *key_files_load(bool master, uint8_t run, uint8_t firs
     return keys;
 }
 
+// The keys of peers in a named run, which follow from the same secrets.
+static inline struct keys *key_files_of_run(const char *name, uint8_t first, uint8_t second) {
+    struct keys *all = key_files_load(false, 1, first, second);
+    struct wire_run run = {{0}};
+    snprintf(run.chars, sizeof run.chars, "%s", name);
+    struct keys *keys = keys_of_run(all, &run);
+    keys_release(all);
+    REQUIRE(keys != NULL);
+    return keys;
+}
+
 #endif

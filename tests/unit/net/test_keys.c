@@ -33,6 +33,7 @@ int main(void) {
 #define MASTER "pccl-keys 1 master\n"
 #define SECRET1 "secret " ID1 " " S1 "\n"
 #define SECRET2 "secret " ID2 " " S2 "\n"
+#define RUN "run alpha\n"
 #define MASTER_KEY "master-key " PRIVATE "\n"
 #define MASTER_PUBLIC "master-public " PUBLIC "\n"
 
@@ -76,8 +77,18 @@ static const struct {
     {"a master without a key", MASTER SECRET1 MASTER_PUBLIC, "cut", 0},
     {"a master with two keys", MASTER SECRET1 MASTER_KEY MASTER_KEY MASTER_PUBLIC, "master-key", 0},
     {"keys of two pairs", MASTER SECRET1 MASTER_KEY "master-public " OTHER "\n", "one pair", 0},
+    {"of two runs", PEER RUN RUN SECRET1 MASTER_PUBLIC, "run is cut", 0},
+    {"of a run without a name", PEER "run\n" SECRET1 MASTER_PUBLIC, "run is cut", 0},
+    {"of a run that cannot be", PEER "run a/b\n" SECRET1 MASTER_PUBLIC, "run is cut", 0},
+    {"of a master for one run", MASTER RUN SECRET1 MASTER_KEY MASTER_PUBLIC, "cannot be that of one run", 0},
     {"an unknown item", PEER SECRET1 "token 5\n" MASTER_PUBLIC, "does not know", 0},
 };
+
+static bool finds(const struct keys *keys, const char *identity, bool derives) {
+    struct keys_secret secret;
+    struct wire_run run;
+    return keys_find(keys, identity, strlen(identity), derives, &secret, &run);
+}
 
 static void test_files(void) {
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
@@ -91,16 +102,88 @@ static void test_files(void) {
             CHECK(strstr(reason, path) != NULL);
         } else if (CHECK(keys != NULL)) {
             CHECK_EQ(keys_secret_count(keys), files[i].secrets);
+            CHECK_STR(keys_run(keys)->chars, "");
             CHECK_STR(keys_secret(keys, 0)->id, ID1);
             CHECK_EQ(keys_secret(keys, 0)->bytes[31], 0x11);
-            CHECK(keys_find_secret(keys, ID1, KEYS_SECRET_ID) == keys_secret(keys, 0));
-            CHECK(keys_find_secret(keys, ID1, KEYS_SECRET_ID - 1) == NULL);
-            CHECK_EQ(keys_find_secret(keys, ID2, KEYS_SECRET_ID) != NULL, files[i].secrets == 2);
+            CHECK(finds(keys, ID1, false) && !finds(keys, ID1 "0", true));
+            CHECK(!finds(keys, "571bb9ce419f05f", true));
+            CHECK_EQ(finds(keys, ID2, false), files[i].secrets == 2);
             CHECK_EQ(keys_master_key(keys) != NULL, files[i].text[10 + 2] == 'm');
         }
         keys_release(keys);
     }
     check_case("%s", "");
+}
+
+// The SHA-256 of "pccl run secret 1 alpha " and 32 bytes of 0x11, and its id, by Python's hashlib.
+#define S_ALPHA "a96cc8d96f1cf8a75c534a92eb7e6c0c452d5bef26e24769984811c93bfe705d"
+#define ID_ALPHA "822641f0c2edb8d5"
+
+static void test_runs(void) {
+    char reason[KEYS_REASON_BYTES], identity[KEYS_IDENTITY_BYTES];
+    const char *text = MASTER SECRET1 SECRET2 MASTER_KEY MASTER_PUBLIC;
+    const struct wire_run alpha = {"alpha"}, beta = {"beta"};
+    struct wire_run run = {{0}};
+    write_file(text, strlen(text), 0600);
+    struct keys *all = keys_load(path, reason);
+    REQUIRE(all != NULL);
+    struct keys *one = keys_of_run(all, &alpha), *same = keys_of_run(all, &run);
+    REQUIRE(one != NULL);
+    CHECK(same == all && keys_of_run(one, &beta) == NULL);
+    keys_release(same);
+    text = PEER RUN "secret " ID_ALPHA " " S_ALPHA "\n" MASTER_PUBLIC;
+    write_file(text, strlen(text), 0600);
+    struct keys *file = keys_load(path, reason);
+    REQUIRE(file != NULL);
+    CHECK_STR(keys_run(file)->chars, "alpha");
+    CHECK_EQ(keys_secret_count(one), 2);
+    CHECK_MEM(keys_secret(one, 0)->bytes, keys_secret(file, 0)->bytes, KEYS_SECRET_BYTES);
+    CHECK(keys_master_key(one) == NULL && keys_master_key(file) == NULL);
+    keys_release(file);
+    CHECK_MEM(keys_master_public(one), keys_master_public(all), ED25519_KEY);
+    keys_identity(all, 0, identity);
+    CHECK_STR(identity, ID1);
+    keys_identity(one, 0, identity);
+    CHECK_STR(identity, ID_ALPHA "/alpha");
+
+    struct {
+        const char *identity;
+        bool by_master, by_peer, by_one; // of all runs, and of alpha
+    } rows[] = {
+        {ID1, true, true, false},
+        {ID1 "/alpha", false, false, false},
+        {ID1 "/", false, false, false},
+        {ID_ALPHA "/alpha", true, false, true},
+        {ID_ALPHA, false, false, false},
+        {ID_ALPHA "/beta", false, false, false},
+        {ID_ALPHA "/alpha/", false, false, false},
+        {ID_ALPHA "-alpha", false, false, false},
+        {"", false, false, false},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        check_case("identity %s", rows[i].identity);
+        CHECK_EQ(finds(all, rows[i].identity, true), rows[i].by_master);
+        CHECK_EQ(finds(all, rows[i].identity, false), rows[i].by_peer);
+        CHECK_EQ(finds(one, rows[i].identity, false), rows[i].by_one);
+        CHECK_EQ(finds(one, rows[i].identity, true), rows[i].by_one); // what follows from these are no keys
+    }
+    check_case("%s", "");
+    char longest[KEYS_IDENTITY_BYTES + 1];
+    memset(longest, 'a', sizeof longest);
+    memcpy(longest, ID1 "/", sizeof ID1);
+    struct keys_secret secret;
+    CHECK(!keys_find(all, longest, sizeof longest, true, &secret, &run));
+
+    run = (struct wire_run){{0}};
+    CHECK(keys_take_run(all, &run) && run.chars[0] == 0);
+    CHECK(keys_take_run(one, &run));
+    CHECK_STR(run.chars, "alpha");
+    CHECK(keys_take_run(one, &run));
+    run = beta;
+    CHECK(keys_take_run(all, &run) && !keys_take_run(one, &run));
+    CHECK_STR(run.chars, "beta");
+    keys_release(one);
+    keys_release(all);
 }
 
 static void test_size_and_nul_bytes(void) {
@@ -179,6 +262,7 @@ int main(void) {
     REQUIRE(fd >= 0);
     close(fd);
     test_files();
+    test_runs();
     test_size_and_nul_bytes();
     test_access();
     test_signatures();

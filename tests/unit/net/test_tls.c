@@ -145,6 +145,47 @@ static void test_rotation(void) {
     }
 }
 
+// ---- keys of one run ----
+
+static void test_runs(void) {
+    enum { ALL_MASTER, ALL, ALPHA, BETA, ALPHA_NEWER };
+    struct transport_context *contexts[] = {
+        context_of(key_files_load(true, 1, 1, 2), TRANSPORT_MASTER),
+        context_of(key_files_load(false, 1, 1, 2), TRANSPORT_PEER),
+        context_of(key_files_of_run("alpha", 1, 2), TRANSPORT_PEER),
+        context_of(key_files_of_run("beta", 1, 2), TRANSPORT_PEER),
+        context_of(key_files_of_run("alpha", 2, 0), TRANSPORT_PEER),
+    };
+    static const struct {
+        int dials, accepts;
+        bool open;
+        const char *run; // that the acceptor sees
+    } rows[] = {
+        {ALL, ALL_MASTER, true, ""},
+        {ALPHA, ALL_MASTER, true, "alpha"},
+        {ALPHA_NEWER, ALL_MASTER, true, "alpha"},
+        {ALL_MASTER, ALL, true, ""},
+        {ALL_MASTER, ALPHA, false, ""}, // masters do not dial members
+        {ALPHA, ALPHA, true, "alpha"},
+        {ALPHA_NEWER, ALPHA, true, "alpha"},
+        {ALPHA, BETA, false, ""},
+        {ALPHA, ALL, false, ""},
+        {ALL, ALPHA, false, ""},
+        {ALL, ALL, true, ""},
+        {BETA, ALPHA, false, ""},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        struct transport *ends[2];
+        int results[2], connections;
+        check_case("%d dials %d", rows[i].dials, rows[i].accepts);
+        connect_tcp(contexts[rows[i].dials], contexts[rows[i].accepts], results, ends, &connections);
+        CHECK_EQ(results[0], rows[i].open ? 0 : -EKEYREJECTED);
+        if (results[0] == 0) CHECK_STR(transport_peer(ends[1])->run.chars, rows[i].run);
+        for (int end = 0; end < 2; end++) transport_free(ends[end]);
+    }
+    for (size_t i = 0; i < sizeof contexts / sizeof *contexts; i++) transport_context_release(contexts[i]);
+}
+
 // ---- one side without keys ----
 
 static void test_plain(void) {
@@ -568,6 +609,7 @@ int main(void) {
     test_wrong_secret();
     test_other_master();
     test_rotation();
+    test_runs();
     test_plain();
     test_lies();
     test_certificate();

@@ -69,7 +69,7 @@ static bool master_answers(struct transport_context *context, const struct wire_
     return answered;
 }
 
-static void test_master(void) {
+static struct master *start_master(struct wire_address *address) {
     struct keys *keys = key_files_load(true, 1, 1, 0);
     struct transport_options options = {.keys = keys, .party = TRANSPORT_MASTER};
     struct master_options master_options = {
@@ -77,8 +77,14 @@ static void test_master(void) {
     struct master *master;
     REQUIRE(master_start(&master_options, &master) == 0);
     keys_release(keys);
-    struct wire_address address = any_port;
-    address.port = master_port(master);
+    *address = any_port;
+    address->port = master_port(master);
+    return master;
+}
+
+static void test_master(void) {
+    struct wire_address address;
+    struct master *master = start_master(&address);
     struct transport_context *peer = peer_context(), *other_master = master_context();
     struct transport_context *observer = context_of(key_files_load(false, 1, 1, 0), TRANSPORT_OBSERVER);
     static const struct {
@@ -123,6 +129,119 @@ static void test_master(void) {
     master_free(master);
 }
 
+// The holder of the keys of one run asks for another.
+static bool hears(struct transport *stream, enum wire_type type, const char *part) {
+    uint8_t head[WIRE_HEADER_BYTES], body[WIRE_MAX_TEXT + 2];
+    struct wire_header header;
+    struct wire_text text;
+    if (!far_end_read(stream, head, sizeof head) || !wire_header_decode(head, &header)) return false;
+    if (header.type != type || header.length > sizeof body || !far_end_read(stream, body, header.length)) return false;
+    if (!wire_decode_text(body, header.length, &text)) return false;
+    bool found = memmem(text.chars, text.length, part, strlen(part)) != NULL;
+    if (!found) fprintf(stderr, "%.*s\n", (int)text.length, text.chars);
+    return found;
+}
+
+// Asks for the runs as a process of another user does. Returns how many it is told, of which this is the first.
+static uint32_t runs_told(struct transport_context *context, const struct wire_address *address,
+                          const struct wire_run *first) {
+    uint8_t head[WIRE_HEADER_BYTES], body[WIRE_MAX_RUNS * (WIRE_MAX_RUN + 8) + 8];
+    struct wire_header header;
+    struct wire_runs_are told = {0};
+    struct wire_buffer frame = {0};
+    struct transport *stream = dial_as(context, address);
+    wire_encode_empty(&frame, (struct wire_header){0}, WIRE_RUNS);
+    CHECK(far_end_write(stream, frame.bytes, frame.length));
+    REQUIRE(far_end_read(stream, head, sizeof head) && wire_header_decode(head, &header));
+    REQUIRE(header.length <= sizeof body && far_end_read(stream, body, header.length));
+    CHECK(wire_decode_runs_are(body, header.length, &told));
+    CHECK_STR(told.runs[0].run.chars, first->chars);
+    wire_buffer_fini(&frame);
+    transport_free(stream);
+    return told.count;
+}
+
+static void test_runs(void) {
+    struct wire_address address;
+    struct master *master = start_master(&address);
+    struct transport_context *peer = context_of(key_files_of_run("alpha", 1, 0), TRANSPORT_PEER);
+    struct transport_context *observer = context_of(key_files_of_run("alpha", 1, 0), TRANSPORT_OBSERVER);
+    struct transport_context *member = context_of(key_files_of_run("beta", 1, 0), TRANSPORT_PEER),
+                             *all = peer_context();
+    const struct wire_run alpha = {"alpha"}, beta = {"beta"}, every = {WIRE_EVERY_RUN}, unnamed = {{0}};
+    const struct wire_run *names[] = {&alpha, &beta, &every, &unnamed};
+
+    // Beta and the run without a name have a member each, and alpha gets one.
+    struct transport *members[3];
+    struct transport_context *contexts[] = {member, all, peer};
+    const struct wire_run *theirs[] = {&beta, &unnamed, &alpha};
+    for (int i = 0; i < 3; i++) {
+        check_case("a member of run %s", theirs[i]->chars);
+        struct wire_hello hello = hello_of(tls_context_id(contexts[i]));
+        struct wire_buffer frame = {0};
+        if (theirs[i] != &unnamed) wire_encode_run(&frame, (struct wire_header){0}, theirs[i]);
+        wire_encode_hello(&frame, (struct wire_header){0}, &hello);
+        members[i] = dial_as(contexts[i], &address);
+        CHECK(is_answered(members[i], &frame));
+        wire_buffer_fini(&frame);
+    }
+    for (int i = 0; i < 4; i++) {
+        static const enum wire_type types[] = {WIRE_HELLO,    WIRE_RESUME, WIRE_STATUS,
+                                               WIRE_DIAGNOSE, WIRE_REMOVE, WIRE_STACKS};
+        if (names[i] == &alpha) continue;
+        for (size_t k = 0; k < sizeof types / sizeof types[0]; k++) {
+            check_case("message %d for run \"%s\"", (int)types[k], names[i]->chars);
+            struct wire_hello hello = hello_of(tls_context_id(peer));
+            struct wire_header header = {.run = 5, .generation = 1};
+            struct wire_remove remove = {.id = *tls_context_id(member)};
+            struct wire_buffer frame = {0};
+            if (names[i] != &unnamed) wire_encode_run(&frame, (struct wire_header){0}, names[i]);
+            switch (types[k]) {
+            case WIRE_HELLO: wire_encode_hello(&frame, (struct wire_header){0}, &hello); break;
+            case WIRE_RESUME:
+                wire_encode_resume(&frame, header, &(struct wire_resume){.hello = hello, .generation = 1});
+                break;
+            case WIRE_REMOVE: wire_encode_remove(&frame, (struct wire_header){0}, &remove); break;
+            case WIRE_STACKS:
+                wire_encode_bytes(&frame, (struct wire_header){0}, WIRE_STACKS, remove.id.bytes, WIRE_ID_BYTES);
+                break;
+            default: wire_encode_empty(&frame, (struct wire_header){0}, types[k]);
+            }
+            struct transport *stream = dial_as(peer, &address);
+            CHECK(far_end_write(stream, frame.bytes, frame.length));
+            if (types[k] == WIRE_HELLO)
+                CHECK(hears(stream, WIRE_REFUSED, "its keys are those of run alpha, and it asks for "));
+            if (types[k] == WIRE_REMOVE || types[k] == WIRE_STACKS)
+                CHECK(hears(stream, WIRE_REMOVED, "its keys are those of run alpha, and it asks for "));
+            uint8_t more;
+            CHECK(!far_end_read(stream, &more, 1)); // nothing else is said
+            wire_buffer_fini(&frame);
+            transport_free(stream);
+        }
+        check_case("a question about run \"%s\"", names[i]->chars);
+        struct wire_status_is status;
+        CHECK(status_query_ask(observer, &address, names[i], platform_now_ns() + PATIENCE_MS * MS_NS, &status) != 0);
+    }
+    check_case("questions about its own run");
+    int64_t until_ns = platform_now_ns() + PATIENCE_MS * MS_NS;
+    struct wire_status_is status;
+    CHECK_EQ(status_query_ask(observer, &address, &alpha, until_ns, &status), 0);
+    CHECK_EQ(status.activity, WIRE_SERVES);
+    CHECK_EQ(runs_told(observer, &address, &alpha), 1);
+    CHECK_EQ(runs_told(all, &address, &unnamed), 3);
+    CHECK_EQ(status_query_ask(all, &address, &alpha, until_ns, &status), 0);
+    CHECK_EQ(status.activity, WIRE_SERVES);
+    struct wire_text why;
+    const struct wire_remove remove = {.id = *tls_context_id(peer)};
+    CHECK_EQ(status_query_remove(observer, &address, &alpha, &remove, until_ns, &why), 0);
+    CHECK(memmem(why.chars, why.length, "the keys of the masters", 23) != NULL);
+
+    for (int i = 0; i < 3; i++) transport_free(members[i]);
+    transport_context_release(observer);
+    for (int i = 0; i < 3; i++) transport_context_release(contexts[i]);
+    master_free(master);
+}
+
 // ---- links ----
 
 static enum member_judgement accept_all(void *context, const struct wire_link_hello *hello) {
@@ -145,9 +264,10 @@ static void test_accepted_links(void) {
     struct wireup *wireup = wireup_new(own, epoll, 100, self, accept_all, NULL);
     REQUIRE(wireup != NULL && wireup_listen(wireup, &any_port, &address.port) == 0);
     wireup_identify(wireup, &(struct wireup_identity){.self = *self, .run = 7});
-    for (int i = 0; i < 3; i++) {
-        check_case(i == 0 ? "its own id" : i == 1 ? "another's id" : "an observer");
-        struct transport_context *context = i == 2 ? observer : peer;
+    struct transport_context *other_run = context_of(key_files_of_run("alpha", 1, 0), TRANSPORT_PEER);
+    for (int i = 0; i < 4; i++) {
+        check_case(i == 0 ? "its own id" : i == 1 ? "another's id" : i == 2 ? "an observer" : "keys of another run");
+        struct transport_context *context = i == 3 ? other_run : i == 2 ? observer : peer;
         struct transport *stream;
         int error = -EAGAIN;
         REQUIRE(transport_dial(context, &address, &stream) == 0);
@@ -155,7 +275,11 @@ static void test_accepted_links(void) {
             turn(wireup, epoll, 1);
             error = transport_step(stream);
         }
-        REQUIRE(CHECK_EQ(error, 0));
+        REQUIRE(CHECK_EQ(error, i == 3 ? -EKEYREJECTED : 0));
+        if (i == 3) { // no frame of it is read
+            transport_free(stream);
+            continue;
+        }
         struct wire_link_hello hello = {.version = WIRE_VERSION,
                                         .kind = WIRE_LINK_DATA,
                                         .from = i == 1 ? another : *tls_context_id(context),
@@ -178,6 +302,7 @@ static void test_accepted_links(void) {
     transport_context_release(own);
     transport_context_release(peer);
     transport_context_release(observer);
+    transport_context_release(other_run);
 }
 
 // Somebody who has keys of the run listens at the address of a member, or as a master.
@@ -280,6 +405,7 @@ static void test_masters(void) {
 
 int main(void) {
     test_master();
+    test_runs();
     test_accepted_links();
     test_dialled_links();
     test_masters();
