@@ -16,7 +16,7 @@ static void judge_newcomer(struct pccl_sim *s, const struct truth *truth, int sl
     for (int other = 0; other < (int)s->peers; other++) {
         uint32_t life = truth->lives[other];
         if (other == slot || life == 0 || truth->groups[other] != truth->groups[slot] ||
-            truth_is_tainted(s, other, life) || p->met[other] == life)
+            truth_is_tainted(s, other, life) || p->met[other] >= life) // an older master may speak late
             continue;
         sim_fail(s, "progress", "the master admits peer %d to epoch %llu, which has no link to peer %d", slot + 1,
                  (unsigned long long)truth->number, other + 1);
@@ -153,9 +153,9 @@ static void on_sync_end(struct pccl_sim *s, const struct control *control, const
         sim_fail(s, "no trust in bytes", "the master made a SYNC_END that cannot be read");
         return;
     }
-    // The group of a connection with a changed RESUME is not known, but the epoch has the member.
+    // The epoch tells the group, also of a member whose RESUME was changed on this connection or an earlier one.
     uint32_t group = control->group;
-    if (group >= GROUPS && truth->lives[control->slot] == control->life) group = truth->groups[control->slot];
+    if (truth->lives[control->slot] == control->life) group = truth->groups[control->slot];
     if (end->code != 0 || group >= GROUPS || truth->run == 0 || header->generation < truth->generation) return;
     struct commit_record *last = &truth->commits[group], *announced = &truth->announced[group];
     if (announced->run != header->run || announced->round != end->round) {
