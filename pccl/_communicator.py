@@ -455,8 +455,8 @@ class Communicator(NamedCollectives):
         the state meanwhile, but another thread may call it beside a forward and backward pass. One call of a group at a time.
         Needs torch.
 
-        `fraction`: each call compares the next part of the bytes, such as 0.1: ten calls in sequence compare all. If the part
-        differs, the call compares all.
+        `fraction`: each call compares the next part of the bytes, such as 0.1: ten calls in sequence compare all, whoever joins
+        meanwhile. If the part differs, the call compares all.
 
         If entries differ, the members that hold the same as more than half of all are the majority, and `policy` decides:
 
