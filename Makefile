@@ -50,7 +50,7 @@ help:
 	@echo 'make sim     SEEDS=100000 seeds of the simulator, from SEED=1'
 	@echo 'make wheels  wheels in dist/ for old and new systems (docs/installing.md); WHEELS="manylinux_2_28_x86_64" for some'
 	@echo 'make try-wheels  as root: an all-reduce with these wheels on systems that they are for; SYSTEMS="debian-12-amd64" for some'
-	@echo 'make site    the documentation as a site, in build/site'
+	@echo 'make site    the documentation as a site, in build/site; checks its simulator where Playwright and Chromium are there'
 	@echo 'make release  source archive, wheels, checksums and a bill of materials, in dist'
 	@echo 'make format  bring the sources into shape'
 	@echo 'make bench   measure against torch gloo; as root also over limited links'
@@ -250,6 +250,7 @@ gpu-bench: .venv/built
 site: .venv/built
 	$(PIP) 'sphinx>=8' 'furo>=2025.7' 'myst-parser>=4' 'sphinx-click>=6' ziglang
 	$(BIN)/python tools/site/build.py build/site
+	TEST_SIMULATOR_PAGE=build/site/simulator.html $(BIN)/python -m pytest -q -rs tests/sim/test_simulator_page.py
 
 release: .venv/built
 	$(PIP) ziglang auditwheel abi3audit wheel build
