@@ -1,6 +1,6 @@
 """All-reduces among sites as far apart as regions of public clouds, with cross-traffic and a link that changes. Needs root.
 
-Writes a plot of the rates over time for each congestion control.
+`bench/pictures.py` draws the rates that `make bench` stores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import fair_share
 import harness
 import methods
 import regions
-from harness import MIB, ROOT, BenchError, Peer, Row
+from harness import MIB, BenchError, Peer, Row
 from netlab import Lab, Pair, Place, fleet_at
 from regions import Matrix, Span
 
@@ -44,8 +44,6 @@ SECONDS = 0.1
 BAR_SECONDS = 5.0
 OPS = 3
 """Over which rates of ops are averaged."""
-LOOKS = 5
-"""Over which those of links are averaged in plots."""
 
 
 # ---- the peers ----
@@ -124,13 +122,6 @@ class Meter:
             self.looks.append((time.monotonic(), {way: arrived[end] for way, end in self._ends.items()}))
         for counter in counters.values():
             os.close(counter)
-
-    def spans(self, way: Pair) -> list[Span]:
-        """The rates of a link in Mbit/s, from look to look."""
-        return [
-            Span(before, now, (there[way] - first[way]) * 8e-6 / (now - before))
-            for (before, first), (now, there) in zip(self.looks, self.looks[1:], strict=False)
-        ]
 
     def mean(self, way: Pair, begin: float, end: float) -> float:
         """The rate from the look before the one moment to the one before the other."""
@@ -304,7 +295,6 @@ def run() -> None:
     parser.add_argument("--sites", choices=["2", "5"], nargs="+", default=["2", "5"], help="how many")
     parser.add_argument("--matrix", type=Path, help="round trips and rates of other sites, in the form of bench/regions.py")
     parser.add_argument("--link", nargs=2, metavar="SITE", default=["Washington", "London"], help="that is disturbed")
-    parser.add_argument("--plots", type=Path, default=ROOT / "docs" / "images", help="folder for clouds_SITES_CONTROL.png")
     parser.add_argument("--verbose", action="store_true", help="print each op, and what links() says at the end of each phase")
     args = parser.parse_args()
     texts = (
@@ -335,40 +325,7 @@ def run() -> None:
                     halved is not None and halved <= BAR_SECONDS,
                 )
             )
-            draw(made, args.plots / f"clouds_{len(matrix.names)}_{control}.png")
     harness.report(args, "clouds", METHOD, where, rows, bars)
-
-
-def draw(run: Run, path: Path) -> None:
-    """The rates over time: of the ops, and of the link that is disturbed."""
-    from stress.lab import plots
-
-    zero = run.phases[0].begin
-    a, b = (run.matrix.names[site] for site in run.between)
-    figure = plots.figure(11, 6)
-    ops, link = figure.subplots(2, 1, sharex=True)
-    ops.step([span.end - zero for span in run.ops], [span.rate for span in run.ops], where="pre", label="op")
-    for way, text in ((run.between, f"{a} to {b}"), (run.between[::-1], f"{b} to {a}")):
-        looks = regions.averaged(run.meter.spans(way), LOOKS)
-        link.plot([look.end - zero for look in looks], [look.rate for look in looks], linewidth=0.8, label=text)
-    for index, phase in enumerate(run.phases):
-        begin, end = phase.begin - zero, phase.end - zero
-        bound, by_shares = bounds(run, phase)
-        first = index == 0
-        ops.hlines(bound, begin, end, colors="black", linestyles="dashed", label="bound" if first else None)
-        ops.hlines(by_shares, begin, end, colors="grey", linestyles="dotted", label="bound by shares" if first else None)
-        link.hlines(phase.megabits, begin, end, colors="black", linestyles="dashed", label="rate of the link" if first else None)
-        ops.text(begin, 1.02, phase.name, fontsize="small", transform=ops.get_xaxis_transform())
-        for axes in (ops, link):
-            axes.axvline(begin, color="grey", linewidth=0.6)
-    figure.suptitle(f"{len(run.matrix.names)} sites, {run.control}")
-    ops.set(ylabel="tensor, Mbit/s", xlim=(0, run.phases[-1].end - zero))
-    link.set(xlabel="seconds", ylabel="on the link, Mbit/s")
-    for axes in (ops, link):
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="lower right", fontsize="small")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
 
 
 def tell_all(run: Run) -> None:

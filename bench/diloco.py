@@ -193,9 +193,9 @@ HIGHEST_LOSS = 2.2
 
 def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
     """The validation loss by one of the numbers of an outer step, with a mark where members were lost or joined."""
-    from stress.lab.plots import COLOURS, figure, label_ends
+    from pccl.lab import plots
 
-    made = figure(8, 4.5)
+    made = plots.figure(4.6)
     axes = made.add_subplot()
     ends = []
     for number, (name, result) in enumerate(results.items()):
@@ -203,24 +203,25 @@ def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
         if not rounds:
             continue
         scale = 1e6 if key == "sent" else 1
-        colour, style = COLOURS[number % len(COLOURS)], "-" if number < len(COLOURS) else "--"
+        colour, style = plots.COLOURS[number % len(plots.COLOURS)], "-" if number < len(plots.COLOURS) else "--"
         at, losses = [line[key] / scale for line in rounds], [line["validation"] for line in rounds]
-        axes.plot(at, losses, color=colour, linestyle=style, linewidth=1.4)
+        axes.plot(at, losses, color=colour, linestyle=style, linewidth=1.6)
         for before, after in itertools.pairwise(rounds):
             if before["members"] != after["members"]:
                 mark = "v" if after["members"] < before["members"] else "^"
-                axes.plot(after[key] / scale, after["validation"], mark, color=colour, markersize=5)
+                axes.plot(after[key] / scale, after["validation"], mark, color=colour, markersize=7, markeredgecolor="white")
         ends.append((at[-1], losses[-1], name, colour))
     axes.set_xlabel(label)
-    axes.set_ylabel("validation loss per character")
-    axes.set_title("Loss of each method; triangles: a member was lost (down) or joined (up)", fontsize="medium")
+    axes.set_ylabel("validation loss (nats per character)")
+    axes.set_title("\u25bc a member is killed   \u25b2 another one joins", fontsize="medium", loc="left")
     if key == "sent":
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
     else:
         axes.set_ylim(top=min(HIGHEST_LOSS, axes.get_ylim()[1]))
-    axes.grid(alpha=0.3)
-    label_ends(axes, ends)
-    made.savefig(path)
+    plots.dress(axes)
+    plots.label_ends(axes, ends)
+    plots.save(made, path)
 
 
 def main() -> int:
@@ -254,7 +255,7 @@ def main() -> int:
         (arguments.out / "diloco.json").write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     (arguments.out / "diloco.md").write_text(text)
-    draw(results, "sent", "MB sent per peer", arguments.out / "loss_by_bytes.png")
+    draw(results, "sent", "MB sent per peer (logarithmic)", arguments.out / "loss_by_bytes.png")
     draw(results, "seconds", f"seconds, links of {arguments.megabits:g} Mbit/s", arguments.out / "loss_by_time.png")
     print(text)
     return 0

@@ -148,36 +148,42 @@ def _table(run: Run, found: dict[str, Any]) -> str:
 
 def plot(run: Run, baseline: float, path: Path) -> None:
     """Throughput over time, with the faults marked."""
-    from stress.lab import plots
+    from pccl.lab import plots
 
-    figure = plots.figure(11, 5.5)
+    figure = plots.figure(4.4)
     rates, worlds = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
     times, values = _binned(run)
-    rates.plot(times, values, color="#0072b2", linewidth=1.4, label=f"committed, mean over {MEAN_SECONDS:g} s")
-    rates.axhline(run.goodput() / 1e6, color="#0072b2", linestyle=":", label=f"mean: {rate_text(run.goodput())}")
+    rates.plot(times, values, color=plots.BLUE, linewidth=1.4)
+    mean, end = run.goodput() / 1e6, run.lasted
+    rates.axhline(mean, color=plots.BLUE, linestyle=":")
+    ends = [(end, mean, f"mean {rate_text(run.goodput())}", plots.BLUE)]
     if baseline:
-        rates.axhline(baseline / 1e6, color="tab:gray", linestyle="--", label=f"without faults: {rate_text(baseline)}")
+        rates.axhline(baseline / 1e6, color=plots.GREY, linestyle="--")
+        ends.append((end, baseline / 1e6, f"no faults {rate_text(baseline)}", plots.GREY))
     for kind, colour in _MARKS.items():
         _mark(rates, [fault for fault in run.applied if fault.kind == kind], kind, colour)
     for violation in run.violations:
         if 0 <= violation.at - run.epoch <= run.lasted:  # others are of the run without faults
             rates.axvline(violation.at - run.epoch, color="red", linewidth=2.0)
-    rates.set_ylabel("goodput (MB/s)")
-    rates.set_ylim(bottom=0, top=1.25 * max([*values, baseline / 1e6, 1]))  # the legend is above the line
+    rates.set(ylabel=f"goodput over {MEAN_SECONDS:g} s (MB/s)", xlim=(0, max(run.lasted, 1)))
+    rates.set_ylim(bottom=0, top=1.1 * max([*values, baseline / 1e6, 1]))
     rates.set_title(
         f"{run.options.workload} by {run.options.backend}: {run.options.peers} peers, "
-        f"a fault every {run.options.every:g} s, seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}"
+        f"a fault every {run.options.every:g} s, seed {run.options.seed}: {'FAILED' if run.violations else 'passed'}",
+        fontsize="medium",
+        loc="left",
     )
-    rates.grid(alpha=0.3)
-    rates.legend(loc="upper right", fontsize="small", ncols=3)
+    if run.applied:  # marks have no ends to write names at
+        figure.legend(loc="outside lower center", fontsize="small", ncols=len(_MARKS), frameon=False, handlelength=1)
     worlds.plot(
-        [moment.at for moment in run.moments], [moment.world for moment in run.moments], drawstyle="steps-post", color="tab:gray"
+        [moment.at for moment in run.moments], [moment.world for moment in run.moments], drawstyle="steps-post", color=plots.GREY
     )
     worlds.set_ylabel("members")
     worlds.set_ylim(bottom=0, top=max([moment.world for moment in run.moments], default=1) + 0.5)
-    worlds.set_xlabel("seconds")
-    worlds.grid(alpha=0.3)
-    figure.savefig(path)
+    worlds.set_xlabel("time (s)")
+    plots.dress(rates, worlds)
+    plots.label_ends(rates, ends, least=0.08)
+    plots.save(figure, path)
 
 
 def _mark(axes: Any, faults: list[Fault], kind: str, colour: str) -> None:

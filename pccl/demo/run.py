@@ -211,19 +211,17 @@ class Run:
 
     def plot(self, path: Path) -> None:
         """Writes a picture of the loss."""
-        from matplotlib.figure import Figure
+        from pccl.lab import plots
 
-        figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+        figure = plots.figure(4.2)
         axes = figure.add_subplot()
         losses = self.curve()
         window = range(SMOOTH, len(losses) - SMOOTH)
         means = [sum(losses[at - SMOOTH : at + SMOOTH + 1]) / (2 * SMOOTH + 1) for at in window]
-        axes.plot(
-            range(1, len(losses) + 1), losses, color="tab:blue", alpha=0.35, linewidth=0.8, label="each step (mean over peers)"
-        )
-        axes.plot([at + 1 for at in window], means, color="tab:blue", linewidth=1.8, label=f"mean over {2 * SMOOTH + 1} steps")
+        axes.plot(range(1, len(losses) + 1), losses, color=plots.BLUE, alpha=0.35, linewidth=0.8, label="mean over peers")
+        axes.plot([at + 1 for at in window], means, color=plots.BLUE, linewidth=1.8, label=f"mean over {2 * SMOOTH + 1} steps")
         for told in list(self.finished.values())[:1]:
-            axes.plot(self._steps, told["held_out"], "D", color="#000000", label=f"held-out text: {told['held_out']:.3f}")
+            axes.plot(self._steps, told["held_out"], "D", color=plots.BLACK, label=f"held-out text: {told['held_out']:.3f}")
         marks = list(self._marks())
         for row, (step, text, colour) in enumerate(marks):
             axes.axvline(step, color=colour, linestyle="--", linewidth=1.2)
@@ -233,6 +231,7 @@ class Run:
                 text,
                 transform=axes.get_xaxis_transform(),
                 color=colour,
+                fontsize="small",
                 ha="right",
                 va="top",
             )
@@ -243,10 +242,10 @@ class Run:
             ylabel="loss (nats per character)",
             title=f"Character transformer, {self._count} peers averaged by pccl",
         )
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower left")
+        plots.dress(axes)
+        axes.legend(loc="lower left", frameon=False, fontsize="small")
         words = "; ".join(text.replace("\n", ", ") for _, text, _ in marks)
-        figure.savefig(path, metadata={"Title": "Training with pccl", "Description": words})
+        plots.save(figure, path, {"Title": "Training with pccl", "Description": words})
 
     # ---- the verdict ----
 

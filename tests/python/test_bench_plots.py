@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,16 @@ def diloco(monkeypatch) -> Any:
 @pytest.mark.parametrize("ends", [[1.3] * 8, [1.2, 1.2, 3.4, 3.4], [1.3], [3.5, 3.5, 3.5]])
 def test_names_at_the_ends_do_not_overlap(diloco, ends):
     from matplotlib.text import Annotation
-    from stress.lab.plots import COLOURS, figure, label_ends
 
-    axes = figure(8, 4.5).add_subplot()
+    from pccl.lab.plots import COLOURS, figure, label_ends
+
+    axes = figure(4.5).add_subplot()
     for y in ends:
         axes.plot([0, 1], [3.5, y])
     label_ends(axes, [(1, y, f"line {i}", COLOURS[i]) for i, y in enumerate(ends)])
     heights = sorted(text.xyann[1] for text in axes.texts if isinstance(text, Annotation))
     assert len(heights) == len(ends)
-    assert all(after - before > 0.044 for before, after in pairwise(heights))
+    assert all(after - before > 0.049 for before, after in pairwise(heights))
     assert heights[-1] <= 1.001
 
 
@@ -42,7 +44,7 @@ def test_a_line_begins_where_it_was_measured(diloco, key, tmp_path, monkeypatch)
 
     rounds = [{"sent": 1e6 * i, "seconds": 2.0 * i, "validation": 3 - i / 4, "members": 3 - (i > 2)} for i in range(6)]
     drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path: drawn.append(self))
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.append(self))
     diloco.draw({"async": {"rounds": rounds}, "idle": {"rounds": rounds[:1]}}, key, "label", tmp_path / "plot.png")
     (axes,) = drawn[0].axes
     lines = [line for line in axes.lines if len(line.get_xdata()) > 1]
@@ -52,3 +54,17 @@ def test_a_line_begins_where_it_was_measured(diloco, key, tmp_path, monkeypatch)
     assert "async" in {text.get_text() for text in axes.texts}
     if key == "seconds":
         assert axes.get_ylim()[1] <= 2.2
+
+
+def test_the_picture_of_clouds_has_every_stored_rate(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(BENCH))
+    import pictures
+    from matplotlib.figure import Figure
+
+    rows = json.loads((BENCH / "results.json").read_text())["clouds"]["rows"]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, path, **_: drawn.append(self))
+    pictures.clouds(rows, tmp_path / "clouds.png")
+    rates: list[Any] = [line.get_ydata()[0] for axes in drawn[0].axes for line in axes.lines]
+    assert sorted(rates) == pytest.approx(sorted(8 * 1024**2 * 8e-6 / row["op s"] for row in rows))
+    assert {"CUBIC", "BBR", "the links allow"} <= {text.get_text() for text in drawn[0].axes[0].texts}

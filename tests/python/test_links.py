@@ -52,3 +52,8 @@ def test_sources_that_are_named_exist(page):
 def test_the_picture_is_what_its_script_draws():
     drawing = runpy.run_path(str(ROOT / "tools" / "draw_architecture.py"))
     assert drawing["PICTURE"].read_text(encoding="utf-8") == drawing["picture"](), "run python tools/draw_architecture.py"
+
+
+def test_every_picture_is_on_a_page():
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [path.name for path in (ROOT / "docs" / "images").iterdir() if f"images/{path.name})" not in pages] == []
