@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.distributed
-from pccl.distributed import _elastic
+from pccl.distributed import _replicated
 
 preload(__name__)
 
@@ -141,7 +141,7 @@ class Trainer:
     def harm(self, where: str) -> None:
         """From now on this process is killed at this place of a sync: before or after what is said there."""
         when, name = where.split()
-        owner: Any = {"_broadcast": _elastic, "_share": _elastic.Elastic, "update_topology": pccl.Communicator}[name]
+        owner: Any = {"_broadcast": _replicated, "_share": _replicated.Replicated, "update_topology": pccl.Communicator}[name]
         inside = getattr(owner, name)
 
         def harmed(*arguments: Any, **named: Any) -> Any:

@@ -17,10 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from pccl._communicator import Communicator, roll
-from pccl._errors import CallAgainError, JoinError, PeerLostError, StateLostError, TooFewPeersError
+from pccl._errors import CallAgainError, JoinError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
 from pccl.distributed import _bootstrap
-from pccl.distributed._group import ProcessGroup
+from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._launch import digest
 from pccl.distributed._remesh import entries, local_part, remesh, slices
 from pccl.distributed._training import Training
@@ -238,8 +238,7 @@ class Sharded:
         self._taken = 0  # the step of the last snapshot
         self._asks_to_leave: Callable[[], bool] = lambda: False
         self._leaves = False
-        self.left = False
-        """Whether this process has left the run in order."""
+        self._left = False  # the run, in order
         self.restored: Restored | None = None
         for number, optimizer in enumerate(training.optimizers):
             optimizer.register_step_pre_hook(functools.partial(self._before_step, number))
@@ -288,8 +287,10 @@ class Sharded:
     def sync(self, group: ProcessGroup, seconds: float, *, looks: bool, leaves: Callable[[], bool]) -> bool:
         """Whether the members are others than after the last call, and so the mesh.
 
-        `leaves`: whether this process gives its part to the others; it has `left` then. It has no effect in the first call.
+        `leaves`: whether this process gives its part to the others, which ends with Left. It has no effect in the first call.
         """
+        if group.membership == FIXED:
+            raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
         comm = group.communicator
         if self._keeper is None and self._snapshots is not None:
             name = self._snapshots.name_of_run(_bootstrap.masters())
@@ -311,6 +312,8 @@ class Sharded:
                 self.snapshot()
             return False
         self._restore(group, seconds)
+        if self._left:
+            raise Left
         return True
 
     def _require_unbroken(self) -> None:
@@ -527,7 +530,7 @@ class Sharded:
 
     def _end(self, leave_run: Callable[[], None]) -> None:
         leave_run()
-        self.left = True
+        self._left = True
 
     def _opened(self, talk: Talk, source: Source, live: _Live, stock: Stock, *, is_live: bool) -> dict[PieceName, Memory] | None:
         """The pieces that this process has of what is restored. None: a member cannot give one that it has told of."""

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import pccl.distributed
-from pccl.distributed import Elastic, JoinError, _elastic
+from pccl.distributed import Elastic, JoinError, _replicated
 
 LIMIT = timedelta(seconds=20)
 preload(__name__)
@@ -141,7 +141,7 @@ class Member:
         return dist.get_world_size()
 
     def send_pickles(self, path: Path) -> None:
-        _elastic.encode = lambda _: bytearray(pickle.dumps(Bomb(path)))  # type: ignore[assignment]
+        _replicated.encode = lambda _: bytearray(pickle.dumps(Bomb(path)))  # type: ignore[assignment]
 
     def hold_opaque(self) -> None:
         self.state.step = {"deep": [Opaque()]}

@@ -1,0 +1,284 @@
+"""A training whose state every member has whole: newcomers get it out of the memory of the others."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pccl._communicator import Communicator
+from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
+from pccl._names import name_of, peer_label
+from pccl.distributed import _bootstrap
+from pccl.distributed._group import FIXED, ProcessGroup
+from pccl.distributed._training import Training
+from pccl.distributed._view import arrange
+from pccl.state import decode, encode, warn_if_overridden
+from pccl.state._entries import Entries
+from pccl.state._parity import POLICIES
+from pccl.state._snapshots.talk import Talk
+from pccl.state._split import with_tensors, without_tensors
+
+_log = logging.getLogger("pccl.distributed")
+
+ATTEMPTS = 20
+"""To bring a newcomer up to date, while members die."""
+
+_DONE = {"repair": "repaired from the majority", "expel": "expelled"}
+
+_LARGE_BYTES = 1 << 16
+"""A buffer, or a tensor in a value, that has as many travels only to a newcomer that lacks it; a smaller one with the values."""
+
+_begun: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
+"""Groups whose first sync is over."""
+
+
+class Replicated:
+    """What `Elastic.sync` does for a model that every member has whole."""
+
+    def __init__(
+        self,
+        training: Training,
+        values: Callable[[], dict[str, Any]],
+        take_values: Callable[[dict[str, Any]], None],
+        progress: Callable[[], int],
+        every: int,
+        parity_every: int | None,
+        policy: str,
+    ) -> None:
+        self._training = training
+        self._values = values
+        self._take_values = take_values
+        self._progress = progress
+        self._every = every
+        self._parity_every = parity_every or 0
+        self._policy = policy
+        self._revision = 0
+        self._round = 1
+        self.loaded: int | None = None
+        """The step of the checkpoint that this process has loaded; None after the first sync."""
+
+    def sync(
+        self, group: ProcessGroup, seconds: float, step: int, *, looks: bool, announce: Callable[[ProcessGroup], None]
+    ) -> bool:
+        """Whether it was the first sync of this process, or newcomers were let in.
+
+        `step` counts the calls of the run. `announce` tells the members that this process leaves, if it does.
+        """
+        comm, masters = group.communicator, _bootstrap.to_join()
+        anew = bool(masters) or group not in _begun
+        if masters:
+            self._join(group, masters, seconds)
+        elif anew:
+            self._begin(group, seconds)
+        elif self._parity_every and step % self._parity_every == 0:
+            self._check_parity(comm, seconds)
+        _begun.add(group)
+        announce(group)
+        while (looks or masters) and comm.are_peers_pending(timeout=seconds):  # a newcomer looks as those do who let it in
+            self._admit(group, seconds)
+            anew = True
+        return anew
+
+    def _check_parity(self, comm: Communicator, seconds: float) -> None:
+        """Compares the members' training. What differs in a newcomer's is theirs by now, since it was let in by a sync."""
+        found = comm.check_parity(self._training.entries().tensors, policy=self._policy, timeout=seconds)
+        if found.entry is not None:
+            names = ", ".join(peer_label(name_of(comm._handle, one), one) for one in found.minority)
+            _log.warning("parity: entry %r differed at %s; %s", found.entry, names, _DONE[self._policy])
+
+    # ---- at members ----
+
+    def _admit(self, group: ProcessGroup, seconds: float) -> None:
+        self._revision += 1
+        told = self._described(group)  # before anybody is let in: what cannot be packed is an error on all alike
+        group.communicator.update_topology(timeout=seconds)
+        self._bring_up_to_date(group, lambda: told, seconds)
+
+    def _begin(self, group: ProcessGroup, seconds: float) -> None:
+        """The first sync of a run: if somebody has loaded a checkpoint, all begin with that of the highest step."""
+        if group.communicator.world_size > 1:
+            self._bring_up_to_date(group, lambda: self._described(group), seconds)
+        self.loaded = None
+
+    def _described(self, group: ProcessGroup) -> bytes:
+        """What a newcomer is told."""
+        skeleton, large, digest = self._own()
+        told = {
+            "revision": self._revision,
+            "round": self._round,
+            "members": group.ranks,
+            "membership": group.membership,
+            "training": self._training.outline(),
+            "own": skeleton,
+            "large": large.layout(),
+            "digest": digest,
+        }
+        return bytes(encode(told))
+
+    def _own(self) -> tuple[Any, Entries, str]:
+        """What is each member's own: the small part as a tree, the large tensors, and their hash."""
+        own = {"training": self._training.own(), "values": self._values()}
+        skeleton, places = without_tensors(own, least_bytes=_LARGE_BYTES)
+        large = Entries({name: tensor.detach() for name, (_, tensor) in places.items()})
+        return skeleton, large, large.state.hash() if large.state is not None else ""
+
+    # ---- at a newcomer ----
+
+    def _join(self, group: ProcessGroup, masters: str, seconds: float) -> None:
+        comm = group.communicator
+        try:
+            told = self._described(group) if _bootstrap.to_begin() else b""
+            comm.connect(timeout=seconds, begin=_bootstrap.to_begin())
+            self._bring_up_to_date(group, (lambda: told) if told else None, seconds, new=True)
+        except BaseException as error:
+            comm.close()  # whatever went wrong, members must not wait for this process
+            if not isinstance(error, Exception):
+                raise
+            raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
+        _bootstrap.joined()
+
+    # ---- at all ----
+
+    def _bring_up_to_date(
+        self, group: ProcessGroup, told: Callable[[], bytes] | None, seconds: float, *, new: bool = False
+    ) -> None:
+        """Makes all who are there members of the group, with the content that one of them tells.
+
+        In a run that goes on that is the member that has been there for longest; in one that begins, the one with the highest
+        step. `told` makes what this process would tell; a newcomer (`new`) has it only if it may begin a run. All see the same
+        losses in the same calls, so all make the same attempts.
+        """
+        comm = group.communicator
+        touched = False  # by a run that goes on: then it is too late to begin one
+        for attempt in range(ATTEMPTS):
+            try:
+                here = comm._snapshot
+                talk = Talk(comm, here, here.index(comm.uuid), "Elastic.sync", seconds)
+                loaded, wanted = self.loaded is not None, _bootstrap.launched_rank()
+                settings = self._every, self._parity_every, POLICIES.index(self._policy)
+                standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *settings)
+                rows = talk.gather([int(one) for one in standing])
+                all_here = [_Standing(bool(row[0]), row[1], bool(row[2]), row[3], bool(row[4]), *row[5:]) for row in rows]
+                _require_same_settings(all_here, standing)
+                if not any(one.revision or one.loaded or one.new for one in all_here):
+                    return  # a run begins, and nobody has loaded a checkpoint
+                best = max(all_here, key=_Standing.order)
+                root = all_here.index(best)
+                if not best.tells:
+                    raise JoinError("no member is left that has the state: the run has ended")
+                content = decode(_broadcast(talk, root, told))
+                if content["revision"] == 0 and touched:
+                    raise JoinError("all members that had the state have left")
+                touched = new and content["revision"] > 0
+                if content["membership"] != group.membership:
+                    text = f'it has the membership "{group.membership}", and the members "{content["membership"]}"'
+                    raise JoinError(f"{text}; give all of them the same Options(membership=) or PCCL_MEMBERSHIP")
+                asked = {member: one.wanted for member, one in zip(here, all_here, strict=True)}
+                members = arrange(content["members"], here, asked, fixed=group.membership == FIXED)
+                if comm.uuid not in members:
+                    raise JoinError(f"none of the {len(members)} ranks is free, and the membership is fixed")
+                is_root = root == talk.own
+                behind = not is_root and (new or standing.order() != best.order())
+                self._share(comm, here, content, seconds, is_root=is_root, behind=behind)
+                break
+            except (PeerLostError, CallAgainError, TooFewPeersError):
+                if attempt == ATTEMPTS - 1:
+                    raise
+                comm.update_topology(timeout=seconds)
+        if behind:
+            warn_if_overridden(self.loaded, best.step, "Elastic")
+        self.loaded = None
+        self._revision = content["revision"] or 1
+        group.attach(comm, members, self._revision, living=here)
+        self._training.make_buckets_anew()
+
+    def _share(
+        self,
+        comm: Communicator,
+        here: Sequence[UUID],
+        content: dict[str, Any],
+        seconds: float,
+        *,
+        is_root: bool,
+        behind: bool,
+    ) -> None:
+        """Brings the tensors to those who lack them; one who is `behind` takes all of the content. Blocks until all have it."""
+        self._round = content["round"]
+        if behind:
+            self._training.take_outline(content["training"])
+        if len(here) > 1:
+            self._sync_entries(comm, self._training.entries(), self._round if not behind else 0, seconds)
+        _, large, digest = self._own()
+        if content["large"] and not is_root:
+            # A member whose own tensors are others than those of the root helps to pass these on, in copies.
+            keeps = not behind and digest != content["digest"]
+            large = large.fitted(content["large"], copy=keeps)
+        if len(here) > 1 and content["large"]:
+            same = is_root or (not behind and digest == content["digest"])
+            self._sync_entries(comm, large, self._round if same else 0, seconds)
+        if behind:
+            own = with_tensors(content["own"], large.tensors)
+            self._training.take_own(own["training"])
+            self._take_values(own["values"])
+
+    def _sync_entries(self, comm: Communicator, entries: Entries, revision: int, seconds: float) -> None:
+        reached = entries.sync(comm, revision, seconds)
+        if reached is not None:
+            self._round = reached + 1  # what the master expects in the next one
+
+
+class _Standing(NamedTuple):
+    """What one process tells all others before a state is handed over."""
+
+    tells: bool
+    revision: int
+    loaded: bool
+    step: int
+    new: bool
+    wanted: int
+    """The rank that its launcher gave it, or -1."""
+    every: int
+    """Calls of `sync`, of which one looks whether somebody waits."""
+    parity_every: int
+    """Calls of `sync`, of which one compares the state; 0: none."""
+    policy: int
+
+    def order(self) -> tuple[bool, int, bool, int]:
+        """The one with the highest tells the others its state; the first of these if there are several.
+
+        Steps count at the beginning of a run only: later all members are at the same one.
+        """
+        step = self.step if self.loaded or not self.revision else 0
+        return self.tells and not (self.new and self.revision), self.revision, self.loaded, step
+
+
+def _require_same_settings(all_here: Sequence[_Standing], own: _Standing) -> None:
+    """ValueError: members have other settings of `sync`. On all when a run begins, later at the newcomer alone."""
+
+    def told(one: _Standing) -> str:
+        parity = f", parity_every={one.parity_every}, parity={POLICIES[one.policy]!r}" if one.parity_every else ""
+        return f"every={one.every}{parity}"
+
+    first = max(all_here, key=lambda one: one.revision)
+    others = [rank for rank, one in enumerate(all_here) if told(one) != told(first)]
+    if others and (not first.revision or told(own) != told(first)):
+        text = f"{told(first)} at rank {all_here.index(first)}, and {told(all_here[others[0]])} at rank {others[0]}"
+        raise ValueError(f"Elastic: {text}; give the same to all")
+
+
+def _broadcast(talk: Talk, root: int, told: Callable[[], bytes] | None) -> bytes:
+    """What the root tells, on all members. An error in it is one on all."""
+    if root != talk.own or told is None:
+        body = talk.broadcast(root, None)
+        if not body:
+            raise JoinError("the member that has the state cannot send it; see its error")
+        return body
+    try:
+        body = told()
+    except Exception:
+        talk.broadcast(root, b"")
+        raise
+    return talk.broadcast(root, body)
