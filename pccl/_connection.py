@@ -180,7 +180,8 @@ class Connection:
 
         The first peer of a run is accepted at once; a newcomer waits until all accepted peers are in `update_topology`.
         Each of `n_attempts` looks the host name up and tries all its addresses; a pause of 1 s follows a failed one.
-        ConnectError when all have failed; usage errors, such as INVALID_USAGE when connected already, are not repeated.
+        ConnectError when all have failed. Usage errors are not repeated, such as INVALID_USAGE when connected already, or at a
+        master of another wire version.
 
         `begin=False`: the peer never begins a run. ConnectError if no run goes on. None: True, unless PCCL_JOIN=1 is set, as it
         is for a restarted process. `wait_for_master`: attempts go on for at least so many seconds, for machines that start

@@ -45,6 +45,7 @@ struct pccl_status_query {
     int64_t turn_ns;            // of the master that is asked now: each has a part of the time left
     struct status_query *asked; // NULL: nobody yet
     int error;                  // the last one
+    uint32_t foreign;           // version of a master that speaks another one; 0: none does
     struct answer answer;
 };
 
@@ -114,10 +115,16 @@ static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
                                                              query->own ? &query->self : NULL, &query->asked)
                                         : 0;
     if (query->error == 0) query->error = status_query_wait(query->asked, until_ns, matrix);
-    return query->error == 0 && (!query->own || names(matrix, &query->self.id));
+    if (query->error == 0 && matrix->version != WIRE_VERSION) query->foreign = matrix->version;
+    return query->error == 0 && matrix->version == WIRE_VERSION && (!query->own || names(matrix, &query->self.id));
 }
 
 static pcclResult_t without_answer(const struct pccl_status_query *query) {
+    if (query->foreign != 0)
+        return detail_fail(pcclMasterConnectionFailed,
+                           "the master cannot be asked: it speaks version %u of the protocol, and this pccl version "
+                           "%u; install one pccl on both",
+                           (unsigned)query->foreign, (unsigned)WIRE_VERSION);
     if (query->error == 0)
         return detail_fail(pcclMasterConnectionFailed, "no master serves the run of this peer at the moment: a lost "
                                                        "master is being replaced, ask again");

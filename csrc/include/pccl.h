@@ -325,9 +325,10 @@ PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t *pa
 
 // Joins the run. On success this peer is accepted and all four attributes are valid. The first peer of a run is
 // accepted at once; a newcomer waits until all accepted peers are in pcclUpdateTopology. pcclInvalidUsage: connected
-// already, or dead. pcclMasterConnectionFailed: master unreachable, or the join was refused. pcclRankConnectionFailed:
-// the other peers could not be reached. After the last two it may be called again. pcclInvalidArgument: PCCL_KEYS
-// cannot be used, or there are no keys and a master is beyond loopback without PCCL_INSECURE=1; the log says so.
+// already, dead, or of another wire version than the master. pcclMasterConnectionFailed: master unreachable, or the
+// join was refused. pcclRankConnectionFailed: the other peers could not be reached. After the last two it may be called
+// again. pcclInvalidArgument: PCCL_KEYS cannot be used, or there are no keys and a master is beyond loopback without
+// PCCL_INSECURE=1; the log says so.
 PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t *comm);
 
 // Leaves the run and frees the communicator, always and in bounded time; where an op at a GPU has yet to begin, after

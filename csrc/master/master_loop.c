@@ -208,7 +208,8 @@ static void conn_refuse(struct master *master, struct conn *conn, int error) {
 
 static void answer(struct master *master, struct conn *conn, const struct wire_header *header, const uint8_t *body) {
     struct wire_status_is status = {.activity = WIRE_IDLE};
-    const struct wire_matrix nothing = {.heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
+    const struct wire_matrix nothing = {
+        .version = WIRE_VERSION, .heartbeat_limit_ms = master->heartbeat_limit_ms, .counts_only = 1};
     struct master_run *run = master_find_run(master, &conn->named);
     if (strcmp(conn->named.chars, WIRE_EVERY_RUN) == 0) status.activity = (uint8_t)activity_of_all(master);
     if (run != NULL) status = (struct wire_status_is){(uint8_t)core_activity(run->core), core_completed(run->core)};

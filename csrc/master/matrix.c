@@ -342,7 +342,8 @@ static void tell_joiners(const struct membership *table, int64_t now_ns, struct 
 
 static void make_answer(const struct matrix *matrix, struct membership *table, uint64_t votes, int64_t now_ns,
                         struct wire_buffer *out) {
-    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
+    struct wire_matrix answer = {.version = WIRE_VERSION,
+                                 .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
                                  .epoch = table->number,
                                  .generation = table->generation,
                                  .votes = votes};
@@ -376,7 +377,8 @@ static void make_answer(const struct matrix *matrix, struct membership *table, u
 }
 
 void matrix_count(const struct membership *table, struct wire_buffer *out) {
-    struct wire_matrix answer = {.heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
+    struct wire_matrix answer = {.version = WIRE_VERSION,
+                                 .heartbeat_limit_ms = (uint32_t)(table->limit_ns / MS_NS),
                                  .counts_only = 1,
                                  .peers = table->count,
                                  .epoch = table->number};

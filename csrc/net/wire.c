@@ -3,6 +3,7 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/memory.h"
 
@@ -32,7 +33,7 @@ enum {
     MATRIX_MEMBER = MEMBER + STATE + 2 * 8 + OPS_SEEN + 4,
     PROGRESS = 3 * 8,
     JOINER = ID + 4 + NAME + ADDRESS + 1 + 8 + PROGRESS,
-    MATRIX = 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4 + 4,
+    MATRIX = 2 + 4 + 1 + 4 + 8 + 4 + 4 + 8 + 8 + 4 + 4,
     NUMBER = 1 + WIRE_MAX_NUMBER_NAME + 8,
     MATRIX_NUMBERS = WIRE_MAX_NUMBERS_TOLD * (2 + NUMBER),
     MATRIX_EDGE = 2 + 2 + SEEN,
@@ -101,7 +102,7 @@ static const struct {
     EXACT(SYNC_DIFFERS, 8 + 8),
     RANGE(TELEMETRY, OPS_SEEN + 4, WIRE_MAX_SEEN *(ID + SEEN)),
     RANGE(DIAGNOSE, 0, ID + 16),
-    RANGE(MATRIX, MATRIX, MATRIX_LISTS),
+    RANGE(MATRIX, 2, MATRIX - 2 + MATRIX_LISTS), // any of another version
     EXACT(CANCEL, OP_NAME),
     RANGE(RUN, 1 + 1, WIRE_MAX_RUN - 1),
     EXACT(LEAVING, ID + 4 + 1),
@@ -301,4 +302,9 @@ uint32_t wire_find_member(const struct wire_member *members, const uint16_t *sor
             high = middle;
     }
     return UINT32_MAX;
+}
+
+bool wire_text_begins(const struct wire_text *text, const char *with) {
+    size_t length = strlen(with);
+    return text->length >= length && memcmp(text->chars, with, length) == 0;
 }

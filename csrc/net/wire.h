@@ -187,6 +187,12 @@ struct wire_text {
     char chars[WIRE_MAX_TEXT];
 };
 
+bool wire_text_begins(const struct wire_text *text, const char *with);
+
+// Begins the text of REFUSED for a peer of another wire version, in all versions: its connect ends with
+// pcclInvalidUsage, since no further attempt helps.
+#define WIRE_FOREIGN "the master speaks version "
+
 // Arguments of an op that members must agree on.
 struct wire_fingerprint {
     uint64_t count;

@@ -488,6 +488,12 @@ static void visit_state(struct cursor *c, struct wire_state *state) {
 }
 
 static void visit_matrix(struct cursor *c, struct wire_matrix *m) {
+    cursor_u16(c, &m->version);
+    if (cursor_judges(c) && m->version != WIRE_VERSION) { // whatever follows
+        *m = (struct wire_matrix){.version = m->version};
+        c->at = c->end;
+        return;
+    }
     cursor_u32(c, &m->heartbeat_limit_ms);
     cursor_range(c, &m->counts_only, 0, 1);
     cursor_u32(c, &m->peers);

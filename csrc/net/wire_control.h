@@ -510,6 +510,7 @@ struct wire_diagnose {
 };
 
 struct wire_matrix {
+    uint16_t version; // of the master; another one: decodes with that alone
     uint32_t heartbeat_limit_ms;
     uint8_t counts_only;   // 1: to a stranger, without members and edges
     uint32_t peers;        // members of the run; 0: the master serves no run

@@ -89,6 +89,5 @@ bool decision_vote_take_differs(struct pending_vote *b, const uint8_t *body, siz
 }
 
 bool decision_vote_is_at_fault(const struct wire_header *header, const struct wire_text *text) {
-    size_t length = strlen(WIRE_SYNC_RULE);
-    return header->type == WIRE_EXPELLED && text->length >= length && memcmp(text->chars, WIRE_SYNC_RULE, length) == 0;
+    return header->type == WIRE_EXPELLED && wire_text_begins(text, WIRE_SYNC_RULE);
 }

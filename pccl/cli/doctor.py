@@ -258,8 +258,10 @@ def _run(access: Access) -> Iterator[Finding]:
         try:
             told = top.Masters(master, access.credentials, access.insecure).ask()
         except ConnectError as error:
-            advice = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
-            yield Finding("master", "problem", error.detail, KEYS_ADVICE if "cannot be asked" in error.detail else advice)
+            seen, _, advice = error.detail.partition("; ")
+            start = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"
+            advice = advice or (KEYS_ADVICE if "cannot be asked" in seen else start)
+            yield Finding("master", "problem", seen, advice)
         except PCCLError as error:
             seen, _, advice = error.detail.partition("; ")
             seen = seen if master in seen else f"{master}: {seen}"

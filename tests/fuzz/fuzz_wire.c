@@ -79,7 +79,7 @@ static bool again_matrix(struct wire_buffer *out, struct wire_header header, con
     static struct wire_matrix_number numbers[WIRE_MAX_NUMBERS_TOLD];
     static struct wire_matrix_joiner joiners[WIRE_MAX_JOINERS];
     struct wire_matrix message = {.members = seen_members, .edges = edges, .numbers = numbers, .joiners = joiners};
-    if (!wire_decode_matrix(body, length, &message)) return false;
+    if (!wire_decode_matrix(body, length, &message) || message.version != WIRE_VERSION) return false;
     for (uint32_t i = 0; i < message.edge_count; i++)
         MUST(edges[i].from < message.member_count && edges[i].to < message.member_count);
     for (uint32_t i = 0; i < message.joiner_count; i++)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
-from frame_numbers import TYPES, hello_body
+from frame_numbers import TYPES, VERSION, hello_body
 from peers import Background, address_of, form
 
 import pccl
@@ -25,7 +25,7 @@ PATIENCE = 60
 NAME = "name-of-a-member"
 HELLO, WELCOME, DIAGNOSE, MATRIX = (TYPES[name] for name in ("HELLO", "WELCOME", "DIAGNOSE", "MATRIX"))
 HEADER = struct.Struct("<I2sHQQQ")
-COUNTS = struct.Struct("<IBIQIIQQII")
+COUNTS = struct.Struct("<HIBIQIIQQII")
 
 
 def read(stream: socket.socket, size: int) -> bytes:
@@ -60,7 +60,8 @@ def run() -> Iterator[tuple[MasterNode, list[Communicator]]]:
 def check_counts(answer: tuple[int, bytes, bytes], comms: list[Communicator]) -> None:
     kind, header, body = answer
     assert kind == MATRIX
-    _, counts_only, peers, epoch, members, edges, *unknown = COUNTS.unpack(body)
+    version, _, counts_only, peers, epoch, members, edges, *unknown = COUNTS.unpack(body)
+    assert version == VERSION
     assert (counts_only, peers, epoch, members, edges) == (1, 2, 2, 0, 0)
     assert unknown == [0] * 4  # the generation of the master, votes, numbers of programs, and joiners
     assert HEADER.unpack(header)[3:] == (0, 0, 0)  # no run, which a forged RESUME would need

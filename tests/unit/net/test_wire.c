@@ -536,7 +536,8 @@ static struct wire_state random_state(void) {
 }
 
 static void write_matrix(struct wire_buffer *out, uint32_t size) {
-    struct wire_matrix message = {.heartbeat_limit_ms = 5000,
+    struct wire_matrix message = {.version = WIRE_VERSION,
+                                  .heartbeat_limit_ms = 5000,
                                   .peers = size,
                                   .epoch = check_random(&seed),
                                   .member_count = size,
@@ -717,7 +718,7 @@ static void test_wrong_lengths(void) {
 // Byte `at` of a valid message set to `value` (4 bytes when wide) makes it malformed.
 static void test_bad_fields(void) {
     enum {
-        MATRIX = 25,    // without members and edges
+        MATRIX = 27,    // without members and edges
         MEMBER = 59,    // without a name and addresses
         HELLO_NAME = 2, // with its length
         EPOCH = 60,
@@ -808,8 +809,8 @@ static void test_bad_fields(void) {
         {WIRE_TELEMETRY, 64, WIRE_MAX_SEEN + 1, true, "too many others"},
         {WIRE_TELEMETRY, 68 + 16 + 7, 1, false, "more bytes than the limit"},
         {WIRE_MATRIX, MATRIX - 8, WIRE_MAX_MEMBERS + 1, true, "too many members"},
-        {WIRE_MATRIX, 4, 1, false, "counts with members"},
-        {WIRE_MATRIX, 5, 4, true, "another number of members"},
+        {WIRE_MATRIX, 6, 1, false, "counts with members"},
+        {WIRE_MATRIX, 7, 4, true, "another number of members"},
         {WIRE_MATRIX, MATRIX - 4 + MEMBER, 3, false, "a state of no kind"},
         {WIRE_MATRIX, MATRIX - 4 + 5 * (MEMBER + 109), WIRE_MAX_EDGES + 1, true, "too many edges"},
         {WIRE_MATRIX, MATRIX + 5 * (MEMBER + 109), 5, true, "an edge from nobody"},
@@ -1087,6 +1088,9 @@ static void test_values(void) {
     struct wire_hello hello = {.version = WIRE_VERSION + 1}, got = {0};
     wire_encode_hello(&frame, (struct wire_header){0}, &hello);
     CHECK(wire_decode_hello(frame.bytes + WIRE_HEADER_BYTES, 2, &got)); // of another version, whatever else it says
+    struct wire_matrix told = {0};
+    CHECK(wire_decode_matrix(frame.bytes + WIRE_HEADER_BYTES, 2, &told)); // likewise
+    CHECK(told.version == WIRE_VERSION + 1 && told.member_count == 0);
     CHECK_EQ(got.version, WIRE_VERSION + 1);
     wire_buffer_fini(&frame);
 

@@ -224,12 +224,14 @@ static void test_join_failures(void) {
         bool registered;
         enum wire_type type;
         pcclResult_t code;
+        const char *text;
     } rows[] = {
-        {"refused at the rendezvous", false, WIRE_REFUSED, pcclMasterConnectionFailed},
-        {"left out of a candidate", true, WIRE_REFUSED, pcclRankConnectionFailed},
-        {"expelled while waiting", true, WIRE_EXPELLED, pcclMasterConnectionFailed},
-        {"garbage", true, WIRE_OUTCOME, pcclMasterConnectionFailed},
-        {"connection broke", true, 0, pcclMasterConnectionFailed},
+        {"refused at the rendezvous", false, WIRE_REFUSED, pcclMasterConnectionFailed, "because"},
+        {"of another version", false, WIRE_REFUSED, pcclInvalidUsage, WIRE_FOREIGN "15"},
+        {"left out of a candidate", true, WIRE_REFUSED, pcclRankConnectionFailed, "because"},
+        {"expelled while waiting", true, WIRE_EXPELLED, pcclMasterConnectionFailed, "because"},
+        {"garbage", true, WIRE_OUTCOME, pcclMasterConnectionFailed, NULL},
+        {"connection broke", true, 0, pcclMasterConnectionFailed, NULL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         check_case("join: %s", rows[i].name);
@@ -245,7 +247,7 @@ static void test_join_failures(void) {
         } else if (rows[i].type == 0) {
             member_disconnected(bed.member, "closed", bed.now, fresh(&bed));
         } else {
-            text_frame(&bed, rows[i].type, "because");
+            text_frame(&bed, rows[i].type, rows[i].text);
         }
         CHECK_EQ(first_action(&bed, MEMBER_CONNECT_END)->code, rows[i].code);
         CHECK_EQ(count_actions(&bed, MEMBER_DIE), 0);

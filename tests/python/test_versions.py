@@ -1,0 +1,81 @@
+"""A master of another wire version, played here: who asks it, or wants to join, is told both versions at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+from click.testing import CliRunner
+from frame_numbers import TYPES, VERSION
+
+import pccl
+from pccl.cli import main
+
+HEADER = struct.Struct("<I2sHQQQ")
+OTHER = VERSION + 1
+
+
+def read(stream: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size and (more := stream.recv(size - len(content))):
+        content += more
+    return content
+
+
+def answer(stream: socket.socket) -> None:
+    """Tells a peer why it is refused, as a master does, and everybody else the version."""
+    length, _, kind, *_ = HEADER.unpack(read(stream, HEADER.size))
+    read(stream, length)
+    why = f"the master speaks version {OTHER} of the protocol, and this peer another version, {VERSION}; install one pccl on both"
+    body = struct.pack("<H", len(why)) + why.encode()
+    if kind != TYPES["HELLO"]:
+        body = struct.pack("<H", OTHER) + b"what only this version knows"
+    stream.sendall(HEADER.pack(len(body), b"PC", TYPES["REFUSED" if kind == TYPES["HELLO"] else "MATRIX"], 0, 0, 0) + body)
+
+
+@contextlib.contextmanager
+def foreign_master() -> Iterator[tuple[str, list[socket.socket]]]:
+    """Its address, and the connections that it has had."""
+    seen: list[socket.socket] = []
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    seen.append(stack.enter_context(listener.accept()[0]))
+                    answer(seen[-1])
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}", seen
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_a_peer_asks_once_to_join() -> None:
+    with foreign_master() as (address, seen), pccl.Communicator(address) as comm:
+        with pytest.raises(pccl.UsageError, match=f"speaks version {OTHER} .* {VERSION}; install one pccl on both") as caught:
+            comm.connect()
+        assert caught.value.result == pccl.Result.INVALID_USAGE
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize("command", ["doctor", "top"])
+def test_commands_name_both_versions(command: str) -> None:
+    with foreign_master() as (address, _):
+        options = ["--json"] if command == "doctor" else ["--once"]
+        result = CliRunner().invoke(main, [command, "--master", address, *options])
+    assert result.exit_code == 1
+    text = result.output
+    if command == "doctor":
+        (one,) = (one for one in json.loads(text) if one["check"] == "master")
+        assert (one["verdict"], one["advice"]) == ("problem", "install one pccl on both")
+        text = one["seen"]
+    assert f"at {address}: it speaks version {OTHER} of the protocol, and this pccl version {VERSION}" in text
