@@ -46,7 +46,8 @@ def expel(member: str, address: str, keys: str | None) -> None:
 def stacks(member: str, address: str, keys: str | None) -> None:
     """Show the Python stacks of all threads of MEMBER, a name or the beginning of an id, such as one that hangs.
 
-    The command needs the keys of the masters, such as run.master.
+    A process that is stopped, is blocked in an extension, or has no Python gives none. The command needs the keys of the masters,
+    such as run.master.
     """
     masters, found = _look_up(address, member, keys)
     try:

@@ -78,8 +78,15 @@ def command(
 ) -> None:
     """Show what slows a run down: its members, links and findings, until Ctrl-C.
 
-    If a master that answered once stops answering, the command asks again. docs/diagnosis.md explains the columns and the
-    findings.
+    If a master that answered once stops answering, the command asks again. docs/diagnosis.md explains the findings. All
+    figures cover the last three to five seconds with operations.
+
+    Members: operations per second; their mean time; share of time in operations, above 100 % with several at once; how much
+    later than the first member it starts them ("begins ms"); operations in flight, and age of the oldest; silence towards the
+    master; group; share of a processor that the data thread uses.
+
+    Links: rate while bytes were in flight, and the share of that time; shares of samples with unsent data, of time with a full
+    receive window, and of retransmitted segments; shortest round trip; delay of a heartbeat under load.
     """
     masters = Masters(address, options(keys, cert, key, ca), insecure)
     newest = masters.ask_once()
