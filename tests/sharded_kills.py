@@ -26,8 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import pccl.distributed
-from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _sharded
-from pccl.distributed._remesh import entries, local_part, slices
+from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _sharded, _sharded_state
+from pccl.distributed._remesh import box_of, entries, local_part
 from pccl.distributed._training import Training
 from pccl.state._snapshots import keeper, restore, transfer
 from pccl.state._snapshots.talk import Talk
@@ -236,8 +236,8 @@ class Member:
         for name, tensor in entries(self.model, self.optimizer).items():
             kind, rest = name.split(".", 1)
             wanted = weight(rest, step) if kind == "model" else momentum(rest.removesuffix(".momentum_buffer"), step % PERIOD)
-            part = slices(tensor)
-            for dim, (offset, size) in enumerate(zip(part.offset, part.local, strict=True)):
+            part = box_of(tensor)
+            for dim, (offset, size) in enumerate(zip(part.offset, part.shape, strict=True)):
                 wanted = wanted.narrow(dim, offset, size)
             if not torch.equal(local_part(tensor), wanted):
                 raise WrongStateError(f"{name} of step {step} is wrong")
@@ -253,7 +253,7 @@ class Member:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "outline": (_sharded.ShardedState, "take_outline"),
+    "outline": (_sharded_state.ShardedState, "take_outline"),
     "remesh": (_sharded, "remesh"),
     "carry out": (restore, "_split"),
     "verify": (_sharded, "verify"),

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import pccl.distributed
-from pccl.distributed._remesh import entries, local_part, remesh, slices
+from pccl.distributed._remesh import box_of, entries, local_part, remesh
 
 preload(__name__)
 
@@ -119,9 +119,9 @@ class Training:
         here = entries(self.model, self.optimizer)
         assert here.keys() == whole.keys()
         for name, tensor in here.items():
-            part = slices(tensor)
-            assert part.shape == whole[name].shape, name
-            cut = whole[name][tuple(slice(start, start + size) for start, size in zip(part.offset, part.local, strict=True))]
+            part = box_of(tensor)
+            assert tensor.shape == whole[name].shape, name
+            cut = whole[name][tuple(slice(start, start + size) for start, size in zip(part.offset, part.shape, strict=True))]
             local_part(tensor).copy_(cut)
 
     def steps(self, first: int, count: int, kill: bool = False) -> list[float]:
@@ -200,17 +200,14 @@ class Member:
         kept = {name: local_part(tensor) for name, tensor in before.items()}
         copies = {name: tensor.clone() for name, tensor in kept.items()}
         optimizer_keys = [(id(one), list(state)) for one, state in optimizer.state.items()]
-        if shape is None:
-            remesh(model, optimizer)
-        else:
-            remesh(model, optimizer, lambda old: init_device_mesh("cpu", shape, mesh_dim_names=old.mesh_dim_names))
+        remesh(model, optimizer, shards=None if shape is None else shape[-1])
         assert all(one is other for one, other in zip(model.parameters(), self.parameters, strict=True))
         assert optimizer_keys == [(id(one), list(state)) for one, state in optimizer.state.items()]
         after = entries(model, optimizer)
         assert after.keys() == before.keys()
         for name, tensor in after.items():
             assert tensor.grad is None
-            assert local_part(tensor).shape == slices(tensor).local, name
+            assert local_part(tensor).shape == box_of(tensor).shape, name
             assert isinstance(tensor, DTensor) or tensor is before[name], name
             assert torch.equal(kept[name], copies[name]), name  # what the caller holds of the old shards
         self.training.fill(whole)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from pccl._errors import PCCLError
 from pccl.distributed import _bootstrap
-from pccl.distributed._group import ProcessGroup
+from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
 from pccl.distributed._training import Training
@@ -123,7 +123,7 @@ class Elastic:
 
         JoinError, at a newcomer only: it was not let in. Left, after `leave`: this process is a member no longer.
         """
-        group = _group_of_all()
+        group = group_of_all("Elastic")
         seconds = group._timeout if timeout is None else timeout.total_seconds()
         looks = self._calls % self._every == 0
         self._wants_to_leave()
@@ -306,12 +306,3 @@ class Elastic:
 def _described_value(value: Any) -> tuple[bool, Any]:
     """Whether a value is an object with a state, and what a newcomer needs of it."""
     return (True, object_state(value)) if has_state(value) else (False, value)
-
-
-def _group_of_all() -> ProcessGroup:
-    group: Any = dist.GroupMember.WORLD
-    if not isinstance(group, ProcessGroup):
-        raise RuntimeError(
-            'Elastic needs a process group of the backend "pccl": call init_process_group("pccl") first, or join()'
-        )
-    return group

@@ -435,15 +435,21 @@ def _membership(options: Options) -> str:
     return chosen
 
 
+def group_of_all(who: str) -> ProcessGroup:
+    """The group of all members. RuntimeError: it is none of pccl, which `who` needs."""
+    group: Any = dist.GroupMember.WORLD
+    if not isinstance(group, ProcessGroup):
+        text = f'{who} needs a process group of the backend "pccl": call init_process_group("pccl") first'
+        raise RuntimeError(f"{text}, or pccl.distributed.join()")
+    return group
+
+
 def lost_ranks() -> tuple[int, ...]:
     """Returns the ranks of the group of all that are lost, and not replaced yet; none unless the membership is fixed.
 
     As `get_rank`, it is the same on all members at the same place of the program. RuntimeError: the group of all is none of pccl.
     """
-    group: Any = dist.GroupMember.WORLD
-    if not isinstance(group, ProcessGroup):
-        raise RuntimeError('lost_ranks: there is no process group of the backend "pccl"; call init_process_group("pccl") first')
-    return group.lost_ranks
+    return group_of_all("lost_ranks").lost_ranks
 
 
 def _expected(own: UUID) -> View:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pccl._results import ParityInfo
-from pccl.distributed._group import ProcessGroup
+from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._training import Training
 
 
@@ -29,9 +29,7 @@ def check_parity(
     `pccl.Communicator.check_parity`; a member that is expelled leaves all process groups. TypeError: the model or an optimizer is
     sharded. RuntimeError: there is no process group of pccl.
     """
-    world = dist.GroupMember.WORLD
-    if not isinstance(world, ProcessGroup):
-        raise RuntimeError('check_parity needs a process group of the backend "pccl": call init_process_group("pccl") first')
+    world = group_of_all("check_parity")
     comm = world.communicator
     if group is not None and not isinstance(group, ProcessGroup):
         raise TypeError(f'group must be a process group of the backend "pccl", not {group!r}')

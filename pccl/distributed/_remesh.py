@@ -2,9 +2,9 @@
 
 `remesh` moves no data. The caller keeps what it needs of the old shards, and fills the new ones:
 
-    old = {name: (slices(tensor), local_part(tensor)) for name, tensor in entries(model, optimizers).items()}
+    old = {name: (box_of(tensor), local_part(tensor)) for name, tensor in entries(model, optimizers).items()}
     remesh(model, optimizers)
-    new = {name: (slices(tensor), local_part(tensor)) for name, tensor in entries(model, optimizers).items()}
+    new = {name: (box_of(tensor), local_part(tensor)) for name, tensor in entries(model, optimizers).items()}
 
 **What stays.** Modules, parameters, param groups and the keys of optimizer states are the same objects. Forward hooks, prefetch
 lists and all settings of FSDP stay, because its states stay on the modules. Only its groups of parameters are made again.
@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.optim import Optimizer
 
 from pccl.state._entries import COMPILED
+from pccl.state._snapshots.boxes import Box
 
 _FSDP = "torch.distributed.fsdp._fully_shard."
 _PRIVATE = {
@@ -47,7 +48,6 @@ _PRIVATE = {
     "_get_module_fsdp_state": _FSDP + "_fsdp_state",
     "_get_mesh_info": _FSDP + "_fsdp_init",
     "_get_post_forward_mesh_info": _FSDP + "_fsdp_init",
-    "_validate_mesh": _FSDP + "_fsdp_init",
     "_clear_sharding_prop_cache": "torch.distributed.tensor.debug",
     "clear_redistribute_planner_cache": "torch.distributed.tensor._redistribute",
 }
@@ -97,8 +97,6 @@ _PARAMETER = _words(
 _MESH = ("_dim_group_names", "_flatten_mapping", "_hash", "_root_mesh", "_thread_id")
 """Attributes of a DeviceMesh that are used."""
 
-MeshOf = Callable[[DeviceMesh], DeviceMesh]
-
 _OWN = "_pccl_made"
 """An attribute of the meshes that `remesh` makes by itself. With such a mesh its process groups end."""
 
@@ -106,16 +104,6 @@ _retired = itertools.count(1)
 _asked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """What the program has asked for and a mesh could not give: the placement of an FSDPParam, the int `reshard_after_forward` of an
 FSDPParamGroup. A later mesh may give it."""
-
-
-class Slice(NamedTuple):
-    """The part of a tensor that this process has."""
-
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    offset: tuple[int, ...]
-    local: tuple[int, ...]
-    """The shape of the part. A part without elements has a 0 here."""
 
 
 # ---- names ----
@@ -135,23 +123,23 @@ def entries(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None
     return found
 
 
-def slices(tensor: torch.Tensor) -> Slice:
+def box_of(tensor: torch.Tensor) -> Box:
     """Returns which part of a tensor this process has: of a plain tensor all.
 
     TypeError: a placement of the DTensor is neither Shard nor Replicate. ValueError: this process is not in its mesh.
     """
     if not isinstance(tensor, DTensor):
-        return Slice(tuple(tensor.shape), (0,) * tensor.ndim, tuple(tensor.shape))
-    return _slice(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+        return Box((0,) * tensor.ndim, tuple(tensor.shape))
+    return _box(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part that `slices` describes, in the memory of the tensor: of a plain tensor all."""
+    """Returns the part that `box_of` describes, in the memory of the tensor: of a plain tensor all."""
     found: torch.Tensor = tensor.detach()
     return found.to_local() if isinstance(found, DTensor) else found
 
 
-def _slice(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Slice:
+def _box(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Box:
     place = mesh.get_coordinate()
     if place is None:
         raise ValueError(f"this process, rank {dist.get_rank()}, is not in {mesh}")
@@ -166,7 +154,7 @@ def _slice(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placem
         start = min(local[dim], chunk * place[number])
         offset[dim] += start
         local[dim] = min(local[dim] - start, chunk)
-    return Slice(shape, tuple(offset), tuple(local))
+    return Box(tuple(offset), tuple(local))
 
 
 def _plain(name: str) -> str:
@@ -236,7 +224,6 @@ def _tensors_in(container: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 def remesh(
     model: nn.Module,
     optimizers: Optimizer | Iterable[Optimizer] | None = None,
-    mesh_of: MeshOf | None = None,
     *,
     shards: int | None = None,
 ) -> None:
@@ -246,9 +233,9 @@ def remesh(
     Other tensors keep theirs. Parameters stay the same objects; DTensors of optimizer states are new ones under the same keys.
     Local tensors that the caller holds keep their content. Gradients are dropped. A step may have been cut short anywhere.
 
-    `mesh_of` makes the new mesh from an old one, once for each. Without it a mesh of one dimension becomes one over all members.
-    The last dimension of one of two, by which it shards, gets the smallest size that is a divisor of the world size and at least
-    `shards`, by default the old size; if there is none, the world size. Both keep the type of device and the names of dimensions.
+    A mesh of one dimension becomes one over all members. The last dimension of one of two, by which it shards, gets the smallest
+    size that is a divisor of the world size and at least `shards`, by default the old size; if there is none, the world size.
+    Both keep the type of device and the names of dimensions.
 
     A parameter that is sharded by a dimension other than 0, and that the new mesh cannot cut evenly, is sharded by dimension 0.
     An int `reshard_after_forward` that does not divide the new mesh becomes True. Both return with a mesh that allows them.
@@ -256,7 +243,7 @@ def remesh(
     TypeError, ValueError: the model has something that this cannot do, which the error names; nothing has been changed.
     """
     states = _states(model)
-    meshes = _Meshes(mesh_of or functools.partial(_default_mesh, shards=shards))
+    meshes = _Meshes(shards)
     names = {parameter: name for name, parameter in _parameters(model).items()}
     plans = [_Plan(names, state, group, meshes) for state in states for group in state._fsdp_param_groups]
     placements = {one.parameter: (one.old_placements, one.placements) for plan in plans for one in plan.parameters}
@@ -296,8 +283,8 @@ def _states(model: nn.Module) -> list[Any]:
 class _Meshes:
     """The new mesh of each old one."""
 
-    def __init__(self, mesh_of: MeshOf) -> None:
-        self._mesh_of = mesh_of
+    def __init__(self, shards: int | None) -> None:
+        self._shards = shards
         self._made: dict[DeviceMesh, DeviceMesh] = {}
         self._old: dict[int, DeviceMesh] = {}
         self._after_forward: dict[tuple[int, int], Any] = {}
@@ -308,17 +295,7 @@ class _Meshes:
         """Returns the new mesh of an old one; makes it at the first call. Equal ones have the same."""
         self.note(old)
         if old not in self._made:
-            new = self._mesh_of(old)
-            if not isinstance(new, DeviceMesh):
-                raise TypeError(f"mesh_of returned a {type(new).__name__}; it must return a DeviceMesh")
-            if any(new is one for one in self._old.values()):
-                raise ValueError(f"mesh_of returned the old mesh {old}; it must make a new one")
-            _torch()._validate_mesh(new)
-            if new.device_type != old.device_type:
-                raise ValueError(f"the new mesh is of {new.device_type}, and the old one of {old.device_type}")
-            if new.get_coordinate() is None:
-                raise ValueError(f"this process, rank {dist.get_rank()}, is not in the new mesh {new}")
-            self._made[old] = new
+            self._made[old] = _new_mesh(old, self._shards)
         return self._made[old]
 
     def find(self, old: DeviceMesh) -> DeviceMesh | None:
@@ -359,10 +336,10 @@ class _Meshes:
         _torch().clear_redistribute_planner_cache()
 
 
-def _default_mesh(old: DeviceMesh, shards: int | None) -> DeviceMesh:
+def _new_mesh(old: DeviceMesh, shards: int | None) -> DeviceMesh:
     whole = old._root_mesh or old
     if whole.size() != old.size() or sorted(whole.mesh.flatten().tolist()) != list(range(old.size())):
-        raise ValueError(f"{old} has not all members; pass mesh_of, which makes the new mesh")
+        raise ValueError(f"{old} has not all members, as remesh needs it")
     size = dist.get_world_size()
     shape: tuple[int, ...] = (size,)
     if old.ndim == 2:
@@ -595,10 +572,10 @@ def _remade(tensor: DTensor, name: str, meshes: _Meshes, placements: tuple[Place
         return functools.partial(_on_mesh, tensor, local, mesh, (Replicate(),) * mesh.ndim)
     if placements is None:
         placements = _sharded_by(cut[0].dim, mesh)  # type: ignore[attr-defined] # it is a Shard
-    part = _slice(tuple(tensor.shape), mesh, placements)
+    part = _box(tuple(tensor.shape), mesh, placements).shape
 
     def make() -> torch.Tensor:
-        return _on_mesh(tensor, torch.zeros(part.local, dtype=local.dtype, device=local.device), mesh, placements)
+        return _on_mesh(tensor, torch.zeros(part, dtype=local.dtype, device=local.device), mesh, placements)
 
     return make
 

@@ -12,31 +12,26 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import torch
-from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
 
 from pccl._communicator import Communicator, roll
 from pccl._errors import CallAgainError, JoinError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
 from pccl.distributed import _bootstrap
 from pccl.distributed._group import FIXED, ProcessGroup
+from pccl.distributed._inventory import Told, settings_of, told_of, tree_of
 from pccl.distributed._launch import digest
-from pccl.distributed._remesh import entries, local_part, remesh, slices
+from pccl.distributed._remesh import local_part, remesh
+from pccl.distributed._sharded_state import ShardedState
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
-from pccl.state._entries import COMPILED
-from pccl.state._objects import groups_of, load_groups
-from pccl.state._snapshots.boxes import Box, ShardMap, Slice, list_of, shards_from, shards_tree, text_of, whole_number
+from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
 from pccl.state._snapshots.keeper import Keeper, host_name
 from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import (
     ATTEMPTS,
-    STEP_MAX,
     DamagedError,
-    Held,
     Source,
     carry_out,
     choose,
@@ -45,8 +40,8 @@ from pccl.state._snapshots.restore import (
     plan,
     verify,
 )
-from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Contribution, Layout, PieceName, Report, Snapshot
-from pccl.state._snapshots.stock import Stock, layouts_from
+from pccl.state._snapshots.snapshot import Contribution, Layout, PieceName, Report, Snapshot
+from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk, understood
 
 _log = logging.getLogger("pccl.distributed")
@@ -59,135 +54,6 @@ NOTICE_SECONDS = 1.0
 
 LIVE = -1
 """Stands for the id of a snapshot: the tensors of the training themselves."""
-
-
-class ShardedState:
-    """The tensors of a training by name, and what each member has of them."""
-
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self.shards = 0
-        """The size of the last dimension of meshes of two (HSDP), as the run has begun with it; 0: meshes have one dimension."""
-        for name, parameter in model.named_parameters():
-            mesh: Any = getattr(parameter, "device_mesh", None)
-            placements: Any = getattr(parameter, "placements", ())
-            if mesh is None or mesh.ndim == 1:
-                continue
-            if mesh.ndim > 2 or not placements[0].is_replicate():
-                text = f"a mesh of {mesh.ndim} dimensions, {mesh.mesh_dim_names}, with the placements {placements}"
-                raise TypeError(f"parameter {name} has {text}; Elastic takes one dimension, or replicas along the first of two")
-            if self.shards not in (0, mesh.size(1)):
-                raise TypeError(f"parameter {name} is sharded {mesh.size(1)} times, and others {self.shards} times; use one mesh")
-            self.shards = mesh.size(1)
-        if not any(isinstance(module, FSDPModule) for module in model.modules()):
-            raise TypeError("the model has sharded parameters, but not by fully_shard, which Elastic needs")
-        self._model = model
-        self._optimizers = optimizers
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and states of optimizers, sharded or whole; buffers are each member's own."""
-        buffers = {f"model.{name.replace(COMPILED, '')}" for name, _ in self._model.named_buffers()}
-        return {name: one for name, one in entries(self._model, self._optimizers).items() if name not in buffers}
-
-    def local(self) -> tuple[dict[str, torch.Tensor], ShardMap]:
-        """The local parts, and which these are."""
-        parts: dict[str, torch.Tensor] = {}
-        shards: ShardMap = {}
-        for name, tensor in self.tensors().items():
-            whole, offset, shape = slices(tensor)
-            part = local_part(tensor)
-            parts[name] = part.contiguous()
-            shards[name] = Slice(
-                str(part.dtype).removeprefix("torch."), part.element_size(), tuple(whole), Box(tuple(offset), tuple(shape))
-            )
-        return parts, shards
-
-    def outline(self) -> dict[str, Any]:
-        """What a process without it needs to make the same tensors, and the numbers beside them."""
-        return {
-            "trained": {name: one.requires_grad for name, one in self._model.named_parameters()},
-            "groups": [groups_of(optimizer) for optimizer in self._optimizers],
-            "states": [self._state_outline(optimizer) for optimizer in self._optimizers],
-        }
-
-    def take_outline(self, outline: Mapping[str, Any]) -> None:
-        """Makes the optimizers' states as they are in `outline`; tensors have any content. ValueError: other models."""
-        if len(outline["groups"]) != len(self._optimizers):
-            raise ValueError(f"the others have {len(outline['groups'])} optimizers, and this process {len(self._optimizers)}")
-        parameters = dict(self._model.named_parameters())
-        if parameters.keys() != outline["trained"].keys():
-            name = min(parameters.keys() ^ outline["trained"].keys())
-            raise ValueError(f"parameter {name} is not on all members: make the same model on all")
-        for name, trained in outline["trained"].items():
-            parameters[name].requires_grad_(trained)
-        for optimizer, groups, states in zip(self._optimizers, outline["groups"], outline["states"], strict=True):
-            load_groups(optimizer, groups, "the optimizer")
-            listed = [one for group in optimizer.param_groups for one in group["params"]]
-            if len(listed) != len(states):
-                raise ValueError(f"the optimizer has {len(listed)} parameters here, and {len(states)} on the others")
-            for parameter, state in zip(listed, states, strict=True):
-                _take_state(optimizer, parameter, state)
-
-    def _state_outline(self, optimizer: Optimizer) -> list[dict[str, Any]]:
-        states = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                states.append({key: _describe(value, parameter) for key, value in state.items()})
-        return states
-
-
-def _describe(value: Any, parameter: torch.Tensor) -> tuple[str, Any]:
-    if not isinstance(value, torch.Tensor):
-        return "value", value
-    if value.shape == parameter.shape:
-        return "like", value.dtype
-    return "tensor", (value.dtype, tuple(value.shape))
-
-
-def _take_state(optimizer: Optimizer, parameter: torch.Tensor, outline: Mapping[str, Any]) -> None:
-    state = optimizer.state.get(parameter, {})
-    made: dict[str, Any] = {}
-    for key, (kind, content) in outline.items():
-        own = state.get(key)
-        if kind == "value":
-            made[key] = content
-        elif kind == "like":
-            fits = isinstance(own, torch.Tensor) and own.shape == parameter.shape and own.dtype == content
-            made[key] = own if fits else torch.zeros_like(parameter, dtype=content, requires_grad=False)
-        else:
-            dtype, shape = content
-            fits = isinstance(own, torch.Tensor) and tuple(own.shape) == shape and own.dtype == dtype
-            made[key] = own if fits else torch.zeros(shape, dtype=dtype, device="cpu" if not shape else parameter.device)
-    if made:
-        optimizer.state[parameter] = made
-    else:
-        optimizer.state.pop(parameter, None)
-
-
-class Told(NamedTuple):
-    """What a process tells the others before a state is restored."""
-
-    host: str
-    members: tuple[UUID, ...]
-    """In the order of ranks, as it knows it; empty: it joins."""
-    revision: int
-    """Counts the divisions of the state; 0: it has none of the run."""
-    attached: int
-    """The number of the last group that it has made."""
-    era: int
-    version: tuple[int, ...]
-    """Of its tensors; alike on members whose tensors belong together. Empty: they are not to be used."""
-    shards: ShardMap | None
-    held: list[Held]
-    layouts: list[str]
-    damaged: list[int]
-    """Ids of snapshots that are not to be restored."""
-    leaves: bool
-    """It gives its part to the others, and is a member no longer."""
-    settings: str
-    """Of its snapshots and meshes: the same on all members, since they take part in the same ones."""
-    replica: int
-    """The size of a replica that the run has begun with, as this process knows it; 0: there are no replicas."""
 
 
 class Restored(NamedTuple):
@@ -419,11 +285,11 @@ class Sharded:
             stock.layouts,
             sorted(damaged),
             self._leaves,
-            _settings(self._snapshots, self._state.shards, self._every),
+            settings_of(self._snapshots, self._state.shards, self._every),
             self._state.shards,
         )
         talk = Talk(comm, here, here.index(comm.uuid), "restore", seconds)
-        all_told = understood(talk.gather_bytes(bytes(encode(_tree_of(told, stock)))), _told_of, "inventory")
+        all_told = understood(talk.gather_bytes(bytes(encode(tree_of(told, stock.infos)))), told_of, "inventory")
         newest = max(one.revision for one in all_told)
         ranks = next((one.members for one in all_told if one.revision == newest and one.members), ())
         leaving = tuple(one for one, other in zip(here, all_told, strict=True) if other.leaves)
@@ -652,13 +518,6 @@ def _refused(found: Mapping[int, str], own: int, advice: str) -> bool:
     return bool(found)
 
 
-def _settings(snapshots: Snapshots | None, shards: int, every: int) -> str:
-    mesh = f"a mesh of {2 if shards else 1} dimension{'s'[: bool(shards)]}, in Elastic of every={every}"
-    if snapshots is None:
-        return f"no snapshots, and {mesh}"
-    return f"Snapshots of every={snapshots.every}, code={tuple(snapshots.redundancy)}, and {mesh}"
-
-
 class _Live(NamedTuple):
     """The tensors of a training as they are, and its values."""
 
@@ -666,30 +525,3 @@ class _Live(NamedTuple):
     shards: ShardMap
     version: tuple[int, ...]
     values: bytes
-
-
-def _tree_of(told: Told, stock: Stock) -> dict[str, Any]:
-    shards = None if told.shards is None else shards_tree(told.shards)
-    return {**told._asdict(), "members": list(told.members), "held": stock.infos, "shards": shards}
-
-
-def _told_of(tree: Any) -> Told:
-    """Raises any error for a tree that is malformed."""
-    members, version = tuple(tree["members"]), tuple(whole_number(one, STEP_MAX, -STEP_MAX) for one in tree["version"])
-    if len(set(members)) != len(members) or not all(type(one) is UUID for one in members):
-        raise ValueError("its members are not a list of uuids")
-    return Told(
-        text_of(tree["host"]),
-        members,
-        whole_number(tree["revision"], ERA_MAX),
-        whole_number(tree["attached"], ERA_MAX),
-        whole_number(tree["era"], ERA_MAX),
-        version,
-        None if tree["shards"] is None else shards_from(tree["shards"]),
-        [Held.of(info) for info in list_of(tree["held"], PLACE_MAX)],
-        layouts_from(tree["layouts"]),
-        [whole_number(one, ID_MAX) for one in list_of(tree["damaged"], PLACE_MAX)],
-        tree["leaves"] is True,
-        text_of(tree["settings"]),
-        whole_number(tree["replica"], PLACE_MAX),
-    )

@@ -40,7 +40,7 @@ class Training:
         return {
             "parameters": Entries(self._parameters()).layout(),
             "trained": {name: parameter.requires_grad for name, parameter in self._parameters().items()},
-            "optimizers": [_outline_of(optimizer) for optimizer in self.optimizers],
+            "optimizers": outlines(self.optimizers, SMALL),
         }
 
     def take_outline(self, outline: dict[str, Any]) -> None:
@@ -49,10 +49,7 @@ class Training:
         Entries(parameters).take_layout(outline["parameters"])
         for name, trained in outline["trained"].items():  # the members have unfrozen layers since
             parameters[name].requires_grad_(trained)
-        if len(self.optimizers) != len(outline["optimizers"]):
-            raise ValueError(f"the others have {len(outline['optimizers'])} optimizers, and this process {len(self.optimizers)}")
-        for optimizer, other in zip(self.optimizers, outline["optimizers"], strict=True):
-            _take_outline(optimizer, other)
+        take_outlines(self.optimizers, outline["optimizers"])
 
     def entries(self) -> Entries:
         """Parameters and large state of the optimizers, to be brought to the same bytes on all members."""
@@ -60,7 +57,7 @@ class Training:
         for number, optimizer in enumerate(self.optimizers):
             for place, parameter in enumerate(_parameters(optimizer)):
                 for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-                    if _is_large(value):
+                    if _is_large(value, SMALL):
                         tensors[f"optimizer {number}/{place}/{key}"] = value.detach()
         return Entries(tensors)
 
@@ -122,41 +119,49 @@ def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _is_large(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() > SMALL
+def _is_large(value: object, small: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() > small
 
 
-def _outline_of(optimizer: Optimizer) -> dict[str, Any]:
-    """All that an optimizer holds; of large tensors, which are shared, the shape and the data type only."""
-    states = []
-    for parameter in _parameters(optimizer):
-        state = optimizer.state.get(parameter, {})
-        large = {key: (tuple(value.shape), value.dtype) for key, value in state.items() if _is_large(value)}
-        states.append({"values": {key: value for key, value in state.items() if key not in large}, "large": large})
-    return {"groups": groups_of(optimizer), "states": states}
+def outlines(optimizers: Sequence[Optimizer], small: int) -> list[dict[str, Any]]:
+    """All that optimizers hold. Tensors of more than `small` elements are shared, so of them only the shape and the data type."""
+    found = []
+    for optimizer in optimizers:
+        states = []
+        for parameter in _parameters(optimizer):
+            state = optimizer.state.get(parameter, {})
+            large = {key: (tuple(value.shape), value.dtype) for key, value in state.items() if _is_large(value, small)}
+            states.append({"values": {key: value for key, value in state.items() if key not in large}, "large": large})
+        found.append({"groups": groups_of(optimizer), "states": states})
+    return found
 
 
-def _take_outline(optimizer: Optimizer, outline: dict[str, Any]) -> None:
-    parameters = list(_parameters(optimizer))
-    if len(parameters) != len(outline["states"]):
-        raise ValueError(
-            f"the optimizer of the others has {len(outline['states'])} parameters, that of this process {len(parameters)}: "
-            "make the same optimizer on all"
-        )
-    load_groups(optimizer, outline["groups"], "the optimizer")
-    for parameter, state in zip(parameters, outline["states"], strict=True):
-        made = {key: _room(parameter, *large) for key, large in state["large"].items()} | state["values"]
-        if made:
-            optimizer.state[parameter] = made
-        else:
-            optimizer.state.pop(parameter, None)
+def take_outlines(optimizers: Sequence[Optimizer], told: Sequence[Mapping[str, Any]]) -> None:
+    """Makes the states of optimizers as `outlines` tells; large tensors have any content. ValueError: they are others."""
+    if len(optimizers) != len(told):
+        raise ValueError(f"the others have {len(told)} optimizers, and this process {len(optimizers)}")
+    for optimizer, outline in zip(optimizers, told, strict=True):
+        parameters = list(_parameters(optimizer))
+        if len(parameters) != len(outline["states"]):
+            raise ValueError(
+                f"the optimizer of the others has {len(outline['states'])} parameters, that of this process {len(parameters)}: "
+                "make the same optimizer on all"
+            )
+        load_groups(optimizer, outline["groups"], "the optimizer")
+        for parameter, state in zip(parameters, outline["states"], strict=True):
+            own = optimizer.state.pop(parameter, {})
+            made = {key: _room(own.get(key), parameter, *large) for key, large in state["large"].items()} | state["values"]
+            if made:
+                optimizer.state[parameter] = made
 
 
-def _room(parameter: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that is to be received."""
+def _room(own: object, parameter: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor that is to be received: the own one, if it fits."""
+    if isinstance(own, torch.Tensor) and tuple(own.shape) == shape and own.dtype == dtype:
+        return own
     if shape == tuple(parameter.shape):
         return torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+    return torch.zeros(shape, dtype=dtype, device=parameter.device if shape else "cpu")
 
 
 def _make_buckets_anew(ddp: DistributedDataParallel) -> None:
