@@ -1,4 +1,4 @@
-"""Notices that this process has to go soon: signals, a file, or a callable that asks the cloud (docs/leaving.md).
+"""Notices that this process has to go soon: signals, a file, or a callable that asks the cloud, as examples/spot.py has some.
 
 A member that has a notice leaves between two steps: `Communicator.leaves_on`, `pccl.distributed.Elastic(leaves_on=)`.
 """

@@ -93,7 +93,9 @@ class Metrics(Collector):
                 gauge.add_metric(labels[id_], one[place] * factor)
             yield gauge
         yield _numbers(told, labels)
-        sent = GaugeMetricFamily("pccl_member_sent_bytes_per_second", "Acknowledged by other members.", labels=["member", "name"])
+        sent = GaugeMetricFamily(
+            "pccl_member_sent_bytes_per_second", "Acknowledged by other members; not by shared memory.", labels=["member", "name"]
+        )
         totals: defaultdict[UUID, float] = defaultdict(float)
         for edge in told.edges:
             totals[edge.member] += edge.acked_bytes
@@ -111,7 +113,9 @@ class Metrics(Collector):
 
 def _numbers(told: Diagnosis, labels: dict[str, list[str]]) -> Metric:
     """What programs have reported. Names beyond NUMBERS_MOST are left out, so that labels stay bounded."""
-    gauge = GaugeMetricFamily("pccl_member_report", "Newest number of the member's program.", labels=["member", "name", "number"])
+    gauge = GaugeMetricFamily(
+        "pccl_member_report", "Newest number of the member's program, of 16 names at most.", labels=["member", "name", "number"]
+    )
     names = set(sorted({name for member in told.members for name in member.report})[:NUMBERS_MOST])
     for member in told.members:
         for name, value in member.report.items():
