@@ -73,7 +73,8 @@ class Communicator(NamedCollectives):
 
     `keys` is a file that `pccl keys` wrote, for peers or for masters; all connections are then encrypted, and only processes with
     keys of the same run are connected. None: the file that the environment variable PCCL_KEYS names. PCCLError
-    (INVALID_ARGUMENT): the file cannot be used.
+    (INVALID_ARGUMENT): the file cannot be used. A file of one run (`pccl keys --run`) also names that run, so the
+    address need not; `connect` fails with INVALID_ARGUMENT if the address names another one.
 
     Without keys nothing is encrypted, and `connect` takes masters of this host only, at loopback; one at another address is
     PCCLError (INVALID_ARGUMENT), which nothing repeats. Of a host name only addresses of loopback are used. `insecure`, or the

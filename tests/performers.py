@@ -83,9 +83,11 @@ def _serve(role: Any, pipe: Connection, environment: dict[str, str], stderr: Pat
             pipe.send(answer)
 
 
-def _serve_master(pipe: Connection, address: str, heartbeat_limit: float, masters: str, stderr: Path | None) -> None:
+def _serve_master(
+    pipe: Connection, address: str, heartbeat_limit: float, masters: str, stderr: Path | None, keys: str | None
+) -> None:
     _log_to(stderr)
-    master = MasterNode(address, heartbeat_limit=heartbeat_limit, masters=masters or None)
+    master = MasterNode(address, heartbeat_limit=heartbeat_limit, masters=masters or None, keys=keys)
     while True:
         try:
             master.run()
@@ -197,11 +199,21 @@ class Performer:
 class MasterProcess:
     """A master that may be killed, and started again at its address."""
 
-    def __init__(self, address: str = "", *, heartbeat_limit: float = 2.0, masters: str = "", stderr: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: str = "",
+        *,
+        heartbeat_limit: float = 2.0,
+        masters: str = "",
+        stderr: Path | None = None,
+        keys: str | None = None,
+    ) -> None:
+        """`keys` is a file for masters; None: that of PCCL_KEYS, if any."""
         self.address = address or f"127.0.0.1:{free_ports(1)[0]}"
         self._heartbeat_limit = heartbeat_limit
         self._masters = masters
         self._stderr = stderr
+        self._keys = keys
         start_server()
         self.start()
 
@@ -209,7 +221,7 @@ class MasterProcess:
         self._pipe, inner = _context.Pipe()
         self._process = _context.Process(
             target=_serve_master,
-            args=(inner, self.address, self._heartbeat_limit, self._masters, self._stderr),
+            args=(inner, self.address, self._heartbeat_limit, self._masters, self._stderr, self._keys),
             daemon=True,
         )
         self._process.start()

@@ -124,7 +124,9 @@ pcclResult_t pccl_ext_comm_set_run(pcclComm_t *comm, const char *run);
 // Encrypts all connections of the communicator with the keys in this file; before connect. Three paths with line breaks
 // between them name a certificate, its private key, and the authorities that are trusted, all in PEM. These files are
 // read again when they have changed. NULL: what PCCL_KEYS, or PCCL_CERT, PCCL_KEY and PCCL_CA name, if anything; so
-// also without this call. pcclInvalidArgument: a file cannot be used. pcclInvalidUsage: connected or connecting.
+// also without this call. The keys of one run also name it, if nothing else does; connect fails with
+// pcclInvalidArgument if another one is named. pcclInvalidArgument: a file cannot be used. pcclInvalidUsage: connected
+// or connecting.
 pcclResult_t pccl_ext_comm_set_keys(pcclComm_t *comm, const char *path);
 // Whether connect takes masters beyond loopback without keys; before connect. False, and so without this call: only if
 // PCCL_INSECURE=1. pcclInvalidUsage: connected or connecting.

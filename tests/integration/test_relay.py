@@ -82,11 +82,11 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
     return _keys.write_files(tmp_path / "run", _keys.new_keys())
 
 
-def reduce_through(undo: contextlib.ExitStack, master: MasterNode, keys: list[Path], **environment: str) -> None:
-    """A peer for each file; those that cannot be dialled reduce with the others."""
+def reduce_through(undo: contextlib.ExitStack, master: MasterNode, keys: list[Path], run: str = "", **environment: str) -> None:
+    """A peer for each file; those that cannot be dialled reduce with the others. `run` stands behind the address."""
     peers = []
     for number, path in enumerate(keys):
-        peer = Performer(Hidden, number, (f"127.0.0.1:{master.port}", str(path)), environment | {"PCCL_ADDRESS": "none"})
+        peer = Performer(Hidden, number, (f"127.0.0.1:{master.port}{run}", str(path)), environment | {"PCCL_ADDRESS": "none"})
         undo.callback(peer.kill)
         peers.append(peer)
         peer.tell("reduce", number + 1)
@@ -118,6 +118,42 @@ def test_secrets_are_replaced_in_any_order(keys, tmp_path, relay_has):
         master = undo.enter_context(MasterNode("127.0.0.1:0", keys=keys[0]))
         relay = undo.enter_context(relay_at("127.0.0.1:0", files[relay_has]))
         reduce_through(undo, master, [files[name] for name in peers], PCCL_RELAY=f"127.0.0.1:{relay.port}")
+
+
+@pytest.mark.plain("it makes keys of its own")
+@pytest.mark.parametrize("relay_has", ["run.peer", "run-alpha.peer"])
+def test_members_of_one_run_meet(keys, tmp_path, relay_has):
+    alpha, _ = _keys.write_run_file(tmp_path / "run", "alpha")
+    with contextlib.ExitStack() as undo:
+        master = undo.enter_context(MasterNode("127.0.0.1:0", keys=keys[0]))
+        relay = undo.enter_context(relay_at("127.0.0.1:0", tmp_path / relay_has))
+        reduce_through(undo, master, [alpha, keys[1]], "/alpha", PCCL_RELAY=f"127.0.0.1:{relay.port}")
+        assert relay.links >= 1
+
+
+@pytest.mark.plain("it makes keys of its own")
+def test_runs_do_not_meet(keys, tmp_path):
+    """The ids of another run's members are no secret, so its members cannot be met, or their places be taken, with them."""
+    paths = {run: _keys.write_run_file(tmp_path / "run", run)[0] for run in ("alpha", "beta")}
+    alpha, beta = key_of(paths["alpha"]), key_of(paths["beta"])
+    with relay_at("127.0.0.1:0", keys[1]) as relay:
+        one = dial(relay, 1, 2, beta, "beta")
+        assert ended(dial(relay, 2, 1, alpha, "beta"))
+        assert ended(dial(relay, 2, 1, alpha))
+        assert ended(dial(relay, 2, 1, key_of(keys[1]), "beta"))
+        for name in ("a/b", "n" * 65, "\0"):
+            assert ended(dial(relay, 2, 1, alpha, name))
+        strangers = [dial(relay, *ids, alpha, "alpha") for ids in ((1, 2), (2, 1))]  # they meet each other
+        assert [stranger.recv(1) for stranger in strangers] == [b"+", b"+"]
+        unnamed = dial(relay, 2, 1, key_of(keys[1]))
+        two = dial(relay, 2, 1, beta, "beta")
+        assert one.recv(1) == two.recv(1) == b"+"
+        unnamed.close()
+    with relay_at("127.0.0.1:0", paths["beta"]) as relay:
+        assert ended(dial(relay, 1, 2, alpha, "alpha"))
+        assert ended(dial(relay, 1, 2, key_of(keys[1])))
+        waits = dial(relay, 1, 2, beta, "beta")
+        assert dial(relay, 2, 1, beta, "beta").recv(1) == waits.recv(1) == b"+"
 
 
 @pytest.mark.plain("it makes keys of its own")
@@ -164,18 +200,18 @@ def key_of(path: Path) -> bytes:
     return hashlib.sha256(b"pccl relay key" + secret).digest()
 
 
-def hello(nonce: bytes, itself: int, other: int, key: bytes | None) -> bytes:
+def hello(nonce: bytes, itself: int, other: int, key: bytes | None, run: str = "") -> bytes:
     words = b"%032x %032x %08x" % (itself, other, 0)
     proof = b"0" * 64 if key is None else hashlib.sha256(nonce + b" " + words + b" " + key).hexdigest().encode()
-    return b"%b %b %064d 0000\n" % (words, proof, 0)
+    return b"%b %b %064d %04x\n" % (words, proof, 0, len(run)) + run.encode()
 
 
-def dial(relay: Relay, itself: int, other: int, key: bytes | None) -> socket.socket:
+def dial(relay: Relay, itself: int, other: int, key: bytes | None, run: str = "") -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", relay.port), timeout=20)
     greeting = read(connection, 46)
     assert greeting.startswith(b"pccl relay 2 ")
-    message = hello(greeting[13:45], itself, other, key)
-    assert len(message) == HELLO_BYTES
+    message = hello(greeting[13:45], itself, other, key, run)
+    assert len(message) == HELLO_BYTES + len(run)
     connection.sendall(message)
     return connection
 
