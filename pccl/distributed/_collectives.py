@@ -18,10 +18,11 @@ import torch.distributed as dist
 from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
 from pccl.distributed import _bootstrap, _callers
+from pccl.distributed._calls import ENDED, Again, Call, finished
 from pccl.distributed._compile import refuse_python_reducer
 from pccl.distributed._errors import CollectiveError, PeerLostError
 from pccl.distributed._fixed import Parts
-from pccl.distributed._launch import ENDED, Again, Call, Launcher, finished
+from pccl.distributed._launch import Launcher
 from pccl.distributed._tensors import (
     Finish,
     follow,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import torch
 
-from pccl.distributed._launch import Call, Followed
+from pccl.distributed._calls import Call, Followed
 from pccl.distributed._view import View
 
 

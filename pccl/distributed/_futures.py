@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pccl.distributed._launch import Origin, made_under
+from pccl.distributed._calls import Origin, made_under
 
 Device = int | str | torch.device
 

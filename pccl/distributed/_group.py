@@ -19,11 +19,12 @@ import torch.distributed as dist
 
 from pccl._communicator import Communicator
 from pccl.distributed import _bootstrap
+from pccl.distributed._calls import Guard
 from pccl.distributed._change import Change, tell
 from pccl.distributed._collectives import Coalescing
 from pccl.distributed._compile import untraced
-from pccl.distributed._launch import Guard, Launcher
-from pccl.distributed._p2p import PointToPoint
+from pccl.distributed._launch import Launcher
+from pccl.distributed._p2p import Messages, PointToPoint
 from pccl.distributed._view import View, renumber
 from pccl.distributed._work import Completer, Work
 
@@ -98,6 +99,7 @@ class ProcessGroup(PointToPoint):
     ) -> None:
         super().__init__(launcher.view.rank, launcher.view.size)
         self._launcher = launcher
+        self._messages = Messages(launcher)
         self._completer = completer
         self._timeout = timeout.total_seconds()
         self._group_of_all = group_of_all
@@ -220,6 +222,7 @@ class ProcessGroup(PointToPoint):
             launcher.view = view
             launcher.apart = apart
             launcher.begin(self._revision)
+            group._messages.begin()
 
     def stand_apart(self) -> None:
         """Until `come_back`, calls in this group of all and its subgroups end by themselves, as if all others were lost.

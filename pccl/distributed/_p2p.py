@@ -2,39 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import torch
 
+from pccl._collectives import Collective
+from pccl._enums import DataType
+from pccl._errors import PCCLError, Result
 from pccl.distributed import _bootstrap
+from pccl.distributed._calls import Call, Origin, finished
 from pccl.distributed._collectives import Collectives, listed
-from pccl.distributed._errors import PeerLostError
-from pccl.distributed._launch import AfterAnother, Call, Later, Launcher, finished
+from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError
+from pccl.distributed._launch import Launcher, digest
 from pccl.distributed._tensors import moved_as, readable, stream_of, writable
 from pccl.distributed._work import Work
 
+if TYPE_CHECKING:
+    from pccl._groups import Group
+
+_POLL_SECONDS = 0.0001
+"""Between two looks for what a call waits for before it is launched; doubled up to the next."""
+
+_POLL_MOST_SECONDS = 0.005
+
+_COUNTED_TAGS = 1024
+"""Messages are counted for tags below this. Those of a larger tag are launched one after another, so that no table grows."""
+
 Tensor = torch.Tensor
+
+
+class Later:
+    """A call that is launched once something has happened, which `wait` and `done` look for."""
+
+    origin: Origin | None = None
+
+    def __init__(self, name: str, waits_for: str) -> None:
+        self._name = name
+        self._waits_for = waits_for
+        self._call: Call | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits until the call can be launched, and then for its end."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = _POLL_SECONDS
+        while not self._found():
+            if end is not None and time.monotonic() >= end:
+                raise CollectiveTimeoutError(Result.TIMED_OUT, self._name, f"timed out before {self._waits_for}")
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_MOST_SECONDS)
+        assert self._call is not None
+        self._call.wait(None if end is None else max(0.0, end - time.monotonic()))
+
+    def done(self) -> bool:
+        """Whether the call has ended, or cannot be launched any more."""
+        try:
+            return self._found() and self._call is not None and self._call.done()
+        except Exception:  # which `wait` raises
+            return True
+
+    def _found(self) -> bool:
+        """Launches the call if it can be. Returns whether it has been. Raises what the launch raises."""
+        with self._lock:
+            return self._call is not None or self._launched()
+
+    def _launched(self) -> bool:
+        """As `_found`, for one thread at a time, and not after it has returned True."""
+        raise NotImplementedError
+
+
+class AfterAnother(Later):
+    """A message that is launched when the one before it, of the same members and tag, has ended."""
+
+    def __init__(self, name: str, before: Call, begin: Callable[[], Call]) -> None:
+        super().__init__(name, "the message before it, of the same tag, had ended")
+        self._before: Call | None = before
+        self._begin = begin
+        self._error: Exception | None = None
+
+    def _launched(self) -> bool:
+        if self._before is not None and self._before.done():
+            self._before = None
+            try:
+                self._call = self._begin()
+            except Exception as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._call is not None
+
+
+class Messages:
+    """The messages between two members of a group, which the numbers of its calls do not count."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self._lock = threading.RLock()  # of all below
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts all counts anew, as `Launcher.begin` does."""
+        self._pairs: dict[tuple[UUID, UUID], Group] = {}
+        self._sent: dict[tuple[UUID, UUID, int], int] = {}
+        self._last: dict[tuple[UUID, UUID, int], Call] = {}
+        """The last message of each pair and larger tag that is under way."""
+        self._sweep_at = _COUNTED_TAGS
+
+    def launch(self, kind: Collective, name: str, source: UUID, target: UUID, tag: int, **arguments: Any) -> Call:
+        """Begins a send from one member to another, or the receive of one."""
+        pair = source, target
+        group = self._pairs.get(pair)
+        if group is None:
+            group = self._pairs[pair] = self.launcher.communicator.group(pair)
+        counted = 0
+        if 0 <= tag < _COUNTED_TAGS:
+            with self._lock:
+                counted = self._sent[*pair, tag] = self._sent.get((*pair, tag), 0) + 1
+        core_tag = self._tag(*pair, tag, counted)
+        begin = functools.partial(self.launcher.launch_message, kind, name, group, core_tag, **arguments)
+        if counted:
+            return begin()
+        with self._lock:
+            before = self._last.get((*pair, tag))
+            call = begin() if before is None or before.done() else AfterAnother(name, before, begin)
+            self._last[*pair, tag] = call
+            if len(self._last) > self._sweep_at:
+                self._last = {key: last for key, last in self._last.items() if not last.done()}
+                self._sweep_at = 2 * len(self._last) + _COUNTED_TAGS
+        return call
+
+    def refuse(self, name: str, source: UUID, target: UUID, tag: int) -> None:
+        """Lets the other member of a pair know that a message fails before it is launched here."""
+        with contextlib.suppress(PCCLError):
+            self.launcher.adopt(self.launch(Collective.BARRIER, f"{name}, refused", source, target, tag, dtype=DataType.UINT8))
+
+    def posted(self, source: UUID, tag: int) -> bool:
+        """Whether a member has sent something under the user's tag that was not received yet."""
+        own = self.launcher.view.own
+        counted = self._sent.get((source, own, tag), 0) + 1 if 0 <= tag < _COUNTED_TAGS else 0
+        return self.launcher.communicator.posted(self._tag(source, own, tag, counted), source)
+
+    def _tag(self, source: UUID, target: UUID, tag: int, counted: int) -> int:
+        """The core's tag of the message of this count, from 1 on; 0: larger tags are not counted."""
+        return digest(self.launcher.seed, source.hex, target.hex, tag, counted)
 
 
 class FromAny(Later):
     """A receive from whoever sends first."""
 
-    def __init__(self, launcher: Launcher, tag: int, arguments: dict[str, Any]) -> None:
+    def __init__(self, messages: Messages, tag: int, arguments: dict[str, Any]) -> None:
         super().__init__("recv", f"any member of the group had sent under the tag {tag}")
-        self._launcher = launcher
+        self._messages = messages
         self._tag = tag
         self._arguments = arguments
         self.source = -1
 
     def _launched(self) -> bool:
         """Receives from a member that has sent. PeerLostError: no other member lives, and none has sent."""
-        launcher, view = self._launcher, self._launcher.view
+        launcher, view = self._messages.launcher, self._messages.launcher.view
         living = launcher.communicator.members  # before the look at what they have sent: a member may send, and leave
         for rank, member in enumerate(view.members):
-            if member != view.own and member in view.living and launcher.posted(member, self._tag):
+            if member != view.own and member in view.living and self._messages.posted(member, self._tag):
                 self.source = rank
-                self._call = launcher.launch_pair("recv", member, view.own, self._tag, **self._arguments)
+                self._call = self._messages.launch(Collective.SEND, "recv", member, view.own, self._tag, **self._arguments)
                 return True
         others = [(rank, member) for rank, member in enumerate(view.members) if member != view.own]
         if not any(member in living for _, member in others):
@@ -59,6 +195,8 @@ class WorkFromAny(Work):
 class PointToPoint(Collectives):
     """Messages with tags between two members. Those of one pair and tag are received in the order in which they were sent."""
 
+    _messages: Messages
+
     def send(self, tensors: Tensor | Sequence[Tensor], dst_rank: int, tag: int = 0) -> Work:
         """Sends a tensor to a member, which has to call `recv` with the same tag; ends when it has the elements."""
         (tensor,) = listed(tensors)
@@ -74,9 +212,9 @@ class PointToPoint(Collectives):
                 "keep": source,
             }
         except Exception:
-            self._launcher.refuse_pair(name, *pair, tag)
+            self._messages.refuse(name, *pair, tag)
             raise
-        call = self._launcher.launch_pair(name, *pair, tag, **arguments)
+        call = self._messages.launch(Collective.SEND, name, *pair, tag, **arguments)
         return self._begun_later(call, self._work([call], None, None, [tensor]))
 
     def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
@@ -88,9 +226,9 @@ class PointToPoint(Collectives):
             memory, finish = writable(tensor)
             arguments = _received(memory)
         except Exception:
-            self._launcher.refuse_pair(name, *pair, tag)
+            self._messages.refuse(name, *pair, tag)
             raise
-        call = self._launcher.launch_pair(name, *pair, tag, **arguments)
+        call = self._messages.launch(Collective.SEND, name, *pair, tag, **arguments)
         return self._begun_later(call, self._work([finished(call, finish)], None, None, [tensor]))
 
     def _begun_later(self, call: Call, work: Work) -> Work:
@@ -103,7 +241,7 @@ class PointToPoint(Collectives):
         _bootstrap.require_joined("recv")
         (tensor,) = listed(tensors)
         memory, finish = writable(tensor)
-        call = FromAny(self._launcher, tag, _received(memory))
+        call = FromAny(self._messages, tag, _received(memory))
         work = WorkFromAny(self._completer, [finished(call, finish)], self._timeout, [tensor])
         work._from = call
         return work

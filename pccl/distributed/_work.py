@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 
 from pccl._errors import Result
+from pccl.distributed._calls import TURN_SECONDS, Call, hearing
 from pccl.distributed._errors import CollectiveTimeoutError
 from pccl.distributed._futures import Future
-from pccl.distributed._launch import TURN_SECONDS, Call, hearing
 from pccl.distributed._tensors import Marks, follow, mark
 
 _STOP_SECONDS = 5.0

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils.data import DistributedSampler
 
-from pccl.distributed import _launch
+from pccl.distributed import _calls
 
 
 def functional_collectives() -> None:
@@ -76,9 +76,9 @@ def unawaited() -> None:
     """Calls that nobody awaits are not kept beyond their group."""
     dist.all_reduce(torch.ones(1))
     work = dist.group.WORLD.all_gather_single(torch.empty(dist.get_world_size()), torch.ones(1))
-    assert len(_launch._unfinished) == 1
+    assert len(_calls._unfinished) == 1
     dist.group.WORLD.shutdown()
-    assert len(_launch._unfinished) == 0
+    assert len(_calls._unfinished) == 0
     del work
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import pccl.distributed
-from pccl.distributed import _launch
+from pccl.distributed import _calls
 
 
 def group_of_all() -> Any:
@@ -113,7 +113,7 @@ def in_other_orders(kind: str) -> object:
     begun = [begin(kind) for _ in range(3)]
     found = [ended(*each) for each in (begun if rank == 1 else reversed(begun))]
     dist.barrier()
-    return found, dist.get_world_size(), len(_launch._unfinished)
+    return found, dist.get_world_size(), len(_calls._unfinished)
 
 
 @pytest.mark.parametrize(("kind", "result"), [("broadcast", [1.0, 1.0]), ("all_gather", (0,))])
@@ -147,7 +147,7 @@ def coalesced_after_death() -> object:
     work = group_of_all().allgather_coalesced(outputs, [torch.ones(2), torch.ones(3)])
     with pytest.raises(pccl.distributed.PeerLostError):
         work.wait()
-    return len(_launch._unfinished)
+    return len(_calls._unfinished)
 
 
 def test_all_parts_of_a_call_are_awaited_though_the_first_ends_with_an_error() -> None:

@@ -11,8 +11,8 @@ TAGS = 5000
 
 
 def kept() -> int:
-    launcher = dist.group.WORLD._launcher
-    return len(launcher._sent) + len(launcher._last)
+    messages = dist.group.WORLD._messages
+    return len(messages._sent) + len(messages._last)
 
 
 def many_tags() -> tuple[bool, float]:

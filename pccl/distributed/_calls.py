@@ -1,0 +1,404 @@
+"""The calls of a process group that are under way: their end, and who was lost in them.
+
+**Who is lost.** An op that goes on among the survivors ends with the same set of them everywhere, and that set is what the view
+adopts. One that ends with an error tells each member what it knows by then, which may differ after a second loss: the members
+agree by a barrier of the survivors, named after the call, before they raise it, so that their next call has the same ranks. While
+a member waits for one call it begins the barriers of others that were cut short, since members may wait in different orders.
+
+**When the view changes.** At a wait of the program, which is at the same call on all members. The thread that completes futures
+runs at its own pace: what it hears is kept until the program reads the size or its rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
+
+import torch
+
+from pccl import _errors
+from pccl._communicator import Communicator
+from pccl._errors import PCCLError, PCCLTimeoutError, Result
+from pccl._names import name_of, peer_label
+from pccl._operations import request_cancel
+from pccl.distributed._errors import CollectiveTimeoutError, PeerLostError, translated
+from pccl.distributed._tensors import Finish, scale
+from pccl.distributed._view import View
+
+if TYPE_CHECKING:
+    from pccl._collectives import CollectiveOp
+    from pccl._groups import Group
+    from pccl._results import CollectiveInfo
+
+_AGAIN = 1 << 56
+"""Between the number of a call and that of its repetition."""
+
+
+class Call(Protocol):
+    """Something under way that a `Work` waits for."""
+
+    def wait(self, timeout: float | None) -> None:
+        """Returns when it has ended well; may be repeated after a CollectiveTimeoutError."""
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """That of calls in callbacks of its future; None: they are made as the program makes them."""
+
+
+Again = Callable[[tuple[UUID, ...], int], "Call | None"]
+"""Makes a call again, among the members that are left, in rank order, and with the number of the repetition; None: it cannot be
+made, and its error is raised."""
+
+
+class Ended:
+    """A call that was completed where it was made."""
+
+    def wait(self, timeout: float | None) -> None:
+        """Returns."""
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    origin: Origin | None = None
+
+
+ENDED = Ended()
+
+
+class Followed:
+    """A call with something more to do at its end, once."""
+
+    def __init__(self, call: Call, finish: Finish) -> None:
+        self._call = call
+        self._finish: Finish | None = finish
+        self.done = call.done
+
+    def wait(self, timeout: float | None) -> None:
+        """Waits for the call, and does the rest."""
+        self._call.wait(timeout)
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+
+    @property
+    def origin(self) -> Origin | None:
+        """That of the call."""
+        return self._call.origin
+
+
+def finished(call: Call, finish: Finish | None) -> Call:
+    """The call that ends with `finish`; None: nothing is left to do."""
+    return call if finish is None else Followed(call, finish)
+
+
+class _Hearing(threading.local):
+    """What a thread does with the losses that calls tell it of."""
+
+    published: bool = True
+    """Whether the view changes at once, as all members see it at the same call: false in the thread that completes futures."""
+    kept: bool = True
+    """Whether the loss is kept for later, if it is not published: false for a call that was dropped; a later one tells again."""
+
+
+hearing = _Hearing()
+
+Origin = tuple[int, ...]
+"""Of calls that a callback makes: the group and the number of the call whose end it follows, and the places of callbacks."""
+
+
+class _Making(threading.local):
+    """What calls of a thread follow: those of a callback have no numbers of the program."""
+
+    origin: Origin | None = None
+    calls: int = 0
+    planned: int = 1
+    """How many calls the method that runs is to make."""
+
+
+making = _Making()
+
+
+@contextlib.contextmanager
+def made_under(origin: Origin | None) -> Iterator[None]:
+    """Names calls by their origin; None: they are the program's."""
+    before = making.origin, making.calls
+    making.origin, making.calls = origin, 0
+    try:
+        yield
+    finally:
+        making.origin, making.calls = before
+
+
+class Guard:
+    """Members that a training needs, and the tags of the ops with which each of them ends a step.
+
+    If one of them is lost, those who need it go to that op, and others may wait for them in calls that do not need it. So a
+    process ends its calls in flight once it hears of a loss, and that somebody has begun that op. A call that is cancelled has
+    ended well on no member, or on all of them. Without the second condition a member that leaves after its last step would end
+    last calls of others.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self.members: frozenset[UUID] = frozenset()
+        self.tags: tuple[int, ...] = ()
+
+    def lost(self) -> frozenset[UUID]:
+        """Those of the members who are lost."""
+        return self.members.difference(self._communicator.members)
+
+    def is_broken(self) -> bool:
+        """Whether one of the members is lost, and another one has ended the step."""
+        lost = self.lost()
+        return bool(lost) and any(self._communicator.posted(tag, member) for member in self.members - lost for tag in self.tags)
+
+
+class Losses:
+    """What the calls of one group tell of lost members."""
+
+    def __init__(self, communicator: Communicator, view: View, *, strict: bool) -> None:
+        self.communicator = communicator
+        self.view = view
+        self.strict = strict
+        self.seed = 0
+        """What all members have alike since they last began anew."""
+        self.guard: Guard | None = None
+        self.on_loss: Callable[[Collection[UUID]], None] | None = None
+        self._unpublished: frozenset[UUID] = frozenset()
+        self._lock = threading.RLock()  # of the losses above; a work may be dropped anywhere
+
+    def names(self, members: Iterable[UUID]) -> dict[UUID, str]:
+        """What logs call these members, the lost ones too; "" for one that is not known."""
+        return {member: name_of(self.communicator._handle, member) for member in members}
+
+    def lose(self, lost: Collection[UUID]) -> None:
+        """Takes members out that an op was ended without: at once, or when the view is read."""
+        if self.strict:
+            return
+        if not hearing.published:
+            if hearing.kept:
+                self.hear(lost)
+        elif self.view.lose(lost) and self.on_loss is not None:
+            self.on_loss(lost)
+
+    def hear(self, lost: Collection[UUID]) -> None:
+        """Keeps lost members until the program reads the view. Ignored in strict mode, and for others than members."""
+        if not self.strict:
+            with self._lock:
+                self._unpublished = self._unpublished.union(lost).intersection(self.view.living)
+
+    def publish(self) -> None:
+        """Takes members out that another group, or the thread that completes futures, has heard of."""
+        if self._unpublished and hearing.published:
+            with self._lock:
+                lost, self._unpublished = self._unpublished, frozenset()
+            self.lose(lost)
+
+    def forget_unfinished(self) -> None:
+        """Forgets the calls of this communicator that nobody awaited: it is closed, so they need nothing of other members."""
+        for call in tuple(_unfinished):
+            if call._losses.communicator is self.communicator:
+                _unfinished.pop(call, None)
+
+    def end_broken_calls(self, timeout: float) -> None:
+        """Ends the calls of this communicator that nobody awaited, if a member that the guard names is lost."""
+        if self.guard is None or not self.guard.lost():
+            return
+        for call in tuple(_unfinished):
+            if call._losses.communicator is self.communicator:
+                with contextlib.suppress(PCCLError):
+                    request_cancel(self.communicator._handle, call._op)
+                    call.wait(timeout)
+
+    def broken(self, name: str, members: tuple[UUID, ...]) -> PeerLostError:
+        """The error of a call of this group that ended since a member that the guard names was lost."""
+        lost = self.guard.lost() if self.guard is not None else frozenset()
+        ranks = tuple(rank for rank, member in enumerate(members) if member in lost)
+        names = self.names(lost)
+        text = ", ".join(peer_label(names[member], member) for member in sorted(lost)) or "a member"
+        detail = f"{text} was lost, so this call was ended before the next Elastic.sync"
+        return PeerLostError(name, detail, ranks, tuple(members[rank] for rank in ranks), names)
+
+
+class CoreCall:
+    """An op of the core."""
+
+    __slots__ = (
+        "_again",
+        "_agree",
+        "_agreement",
+        "_group",
+        "_losses",
+        "_lost",
+        "_members",
+        "_name",
+        "_number",
+        "_op",
+        "_repeated",
+        "_scaled",
+    )
+
+    def __init__(
+        self,
+        losses: Losses,
+        agree: Callable[[str, int], CoreCall],
+        name: str,
+        number: int | None,
+        group: Group,
+        op: CollectiveOp,
+        scaled: tuple[torch.Tensor, int] | None,
+        again: Again | None,
+        *,
+        survivors: bool,
+    ) -> None:
+        self._losses = losses
+        self._agree = agree
+        self._name = name
+        self._number = number  # of the call; None: it concerns two members alone
+        self._group = group
+        self._members = losses.view.members  # whose ranks errors tell
+        self._op = op
+        self._scaled = scaled
+        self._again = again
+        self._agreement: CoreCall | None = None
+        self._repeated: Call | None = None
+        self._lost: frozenset[UUID] = frozenset()
+        if again is not None or (self._agrees and not survivors) or losses.guard is not None:
+            _unfinished[self] = None
+
+    def wait(self, timeout: float | None) -> None:
+        """Returns when the op has ended well, and the group knows whom it was ended with."""
+        try:
+            self._wait(timeout)
+        except CollectiveTimeoutError:
+            raise
+        except BaseException:
+            _unfinished.pop(self, None)
+            raise
+        _unfinished.pop(self, None)
+
+    def _wait(self, timeout: float | None) -> None:
+        try:
+            info = self._op.wait(timeout) if not _unfinished else _wait_in_turns(self._op, timeout)
+            if info.world_size != len(self._group.members):
+                self._adopt(info)
+            if self._scaled is not None:
+                _rescale(*self._scaled, info)
+        except _errors.PeerLostError as error:
+            self._recover(error, timeout)
+        except PCCLError as error:
+            if error.result is Result.CANCELLED and self._losses.guard is not None:
+                raise self._losses.broken(self._name, self._members) from error
+            raise translated(error, self._name, self._members, self._losses.names(self._members)) from error
+
+    def _adopt(self, info: CollectiveInfo) -> None:
+        """Takes out whom the op was ended without."""
+        living = [part.peers for part in info.ranges] or [frozenset(self._losses.communicator.members)]
+        self._lost = frozenset(self._group.members).difference(frozenset.intersection(*living))
+        if self._number is not None:
+            self._losses.lose(self._lost)
+
+    def _recover(self, error: _errors.PeerLostError, timeout: float | None) -> None:
+        """Makes the call again, or raises its error when all members know who was lost. May be repeated after a timeout."""
+        lost = frozenset(self._group.members[place] for place in error.ranks)
+        if self._agrees:
+            self.advance()
+            assert self._agreement is not None
+            self._agreement.wait(timeout)
+            lost = self._agreement._lost
+            self._losses.lose(lost)
+            self.advance()
+            if self._repeated is not None:
+                self._repeated.wait(timeout)
+                return
+        ranks = tuple(rank for rank, member in enumerate(self._members) if member in lost)
+        members = tuple(self._members[rank] for rank in ranks)
+        raise PeerLostError(self._name, error.detail, ranks, members, self._losses.names(members)) from None
+
+    @property
+    def origin(self) -> Origin | None:
+        """That of calls in callbacks of its future."""
+        return None if self._number is None else (self._losses.seed, self._number)
+
+    def done(self) -> bool:
+        """Whether the op has ended. One that is made again ends with its repetition."""
+        self._end_if_broken()
+        if not self._op.done() or not (self._agrees and self._cut_short):
+            return bool(self._op.done())
+        self.advance()
+        last = self._repeated if self._again is not None else self._agreement
+        return last is not None and last.done()
+
+    @property
+    def _agrees(self) -> bool:
+        """Whether members have to agree on who was lost in it, if it ends with an error."""
+        return self._number is not None and not self._losses.strict
+
+    @property
+    def _cut_short(self) -> bool:
+        return bool(self._op.c.result == Result.RANK_CONNECTION_LOST.value)
+
+    def advance(self) -> None:
+        """Begins what follows after a loss, as far as it can be without waiting: the agreement, and the repetition."""
+        self._end_if_broken()
+        with _advancing:
+            if self._agreement is None and self._number is not None and self._agrees and self._op.done() and self._cut_short:
+                self._agreement = self._agree(self._name, self._number)
+            agreement = self._agreement
+            if self._again is not None and agreement is not None and self._repeated is None and agreement.done():
+                agreement.wait(None)
+                left = tuple(member for member in self._group.members if member not in agreement._lost)
+                assert self._number is not None
+                self._repeated = self._again(left, self._number + _AGAIN)
+                if self._repeated is None:
+                    self._again = None
+
+    def _end_if_broken(self) -> None:
+        """Asks to cancel the op if the step is broken; repeated, it has no effect."""
+        guard = self._losses.guard
+        if guard is not None and not self._op.done():
+            with contextlib.suppress(PCCLError):  # the communicator is closed
+                if guard.is_broken():
+                    request_cancel(self._losses.communicator._handle, self._op)
+
+
+_unfinished: dict[CoreCall, None] = {}
+"""Calls that are not awaited yet, and need more of all members if they end with a loss, or that a guard ends. One table for all
+groups of the process: members may wait in another order for calls of groups that have communicators of their own."""
+
+_advancing = threading.RLock()
+TURN_SECONDS = 0.05
+"""How long one op is waited for before it is looked whether another one has ended."""
+
+
+def _wait_in_turns(op: CollectiveOp, timeout: float | None) -> CollectiveInfo:
+    """Waits for an op, and goes on with others: members may wait for them in another order."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        try:
+            return op.wait(min(TURN_SECONDS, max(0.0, left)))
+        except PCCLTimeoutError:
+            if left <= 0:
+                raise
+        for call in tuple(_unfinished):
+            with contextlib.suppress(PCCLError):  # which its own wait raises
+                call.advance()
+
+
+def _rescale(tensor: torch.Tensor, divisor: int, info: CollectiveInfo) -> None:
+    """Multiplies a sum by `divisor` over the number of its contributors, range by range."""
+    flat = tensor.detach().view(-1)
+    whole = [(0, len(flat), info.world_size)]
+    for begin, end, peers in [(part.start, part.stop, len(part.peers)) for part in info.ranges] or whole:
+        if peers not in (0, divisor):
+            scale(flat[begin:end], divisor, peers)
