@@ -107,6 +107,7 @@ class ElasticSampler(DistributedSampler[Any]):
         self._is_new = True
         self._asked: int | None = None
         self._loops = 0
+        self._loop_pass = 0
         self._shift = 0
         self._synced = False
         self._ended = False
@@ -140,12 +141,17 @@ class ElasticSampler(DistributedSampler[Any]):
         """Begins an epoch, on all members. One that has begun already is no change.
 
         What is left of the epochs before, since a step of theirs was lost, is read first. A newcomer whose program
-        has begun to count before it has joined, as frameworks do, goes on from the members' epoch. No change in a
-        loop over `epochs`: loaders of frameworks count passes, and there may be more of these than epochs. If the program keeps
-        the generator of a loop that it has left, it closes it before.
+        has begun to count before it has joined, as frameworks do, goes on from the members' epoch. No change before
+        the pass of a loop over `epochs`: loaders of frameworks count passes, and there may be more of these than epochs.
+        RuntimeError: the program keeps the generator of a loop that it has left; it closes it before.
         ValueError: epochs are left out.
         """
         if self._loops:
+            if epoch > self.epoch and self._pass != self._loop_pass:
+                raise RuntimeError(
+                    f"set_epoch: a loop over epochs() is at epoch {self.epoch}, and its pass has begun; let it give the next one "
+                    "or close() its generator if the program has left it"
+                )
             return
         self._asked = epoch
         self._begin_epoch(epoch + self._shift)
@@ -190,6 +196,7 @@ class ElasticSampler(DistributedSampler[Any]):
                             "%d samples of the last pass are in no step: call optimizer.step() after its last batch", before
                         )
                         return
+                self._loop_pass = self._pass
                 yield self.epoch
                 vain = vain + 1 if self.remaining == before else 0
                 idle = idle + 1 if self._pass_start == self._pass_end and vain else 0
@@ -280,6 +287,7 @@ class ElasticSampler(DistributedSampler[Any]):
             nonlocal batches
             for batch in batches:
                 return batch
+            self._loop_pass = self._pass  # a loader that counts passes calls set_epoch
             batches = iter(loader)  # it had ended when this rank got samples of a lost one
             for batch in batches:
                 return batch

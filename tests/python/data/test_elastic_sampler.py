@@ -275,6 +275,23 @@ def test_loaders_that_count_passes_begin_no_epoch_in_a_loop_over_epochs():
     assert world.any.sampler.remaining == 40
 
 
+def test_a_kept_generator_of_a_loop_that_was_left():
+    sampler = ElasticSampler(data(10), 1, 0)
+    loop = sampler.epochs(3)
+    for epoch in loop:
+        sampler.set_epoch(epoch)  # as a loader does
+        assert len(list(sampler)) == 10
+        sampler.commit(samples=10)
+        sampler.set_epoch(0)  # has begun
+        break
+    with pytest.raises(RuntimeError, match=r"at epoch 0, and its pass has begun; .* close\(\) its generator"):
+        sampler.set_epoch(1)
+    assert sampler.remaining == 0
+    loop.close()
+    sampler.set_epoch(1)
+    assert sampler.remaining == 10
+
+
 def test_samples_that_make_no_step_end_the_last_pass(caplog):
     sampler = ElasticSampler(data(10), 1, 0)
     loader: Any = DataLoader(data(10), batch_size=2, sampler=sampler)
