@@ -39,6 +39,7 @@ struct pccl_status_query {
     struct wire_address masters[WIRE_MAX_MASTERS];
     uint32_t count, at;        // of them; asked now
     bool own;                  // of a communicator: the run that has this member
+    bool local;                // the master may know this process by its user; not where the caller names keys
     struct wire_diagnose self; // likewise
     struct wire_run run;
     int64_t end_ns;             // of all of it
@@ -101,6 +102,7 @@ pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, 
     (*out)->masters[0] = master;
     (*out)->run = named;
     (*out)->count = 1;
+    (*out)->local = keys == NULL || keys[0] == 0;
     return pcclSuccess;
 }
 
@@ -111,9 +113,10 @@ static bool take_turn(struct pccl_status_query *query, int64_t until_ns) {
                                    .edges = query->answer.edges,
                                    .numbers = query->answer.numbers,
                                    .joiners = query->answer.joiners};
-    query->error = query->asked == NULL ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
-                                                             query->own ? &query->self : NULL, &query->asked)
-                                        : 0;
+    query->error = query->asked == NULL
+                       ? status_query_begin(query->transport, &query->masters[query->at], &query->run,
+                                            query->own ? &query->self : NULL, query->local, &query->asked)
+                       : 0;
     if (query->error == 0) query->error = status_query_wait(query->asked, until_ns, matrix);
     if (query->error == 0 && matrix->version != WIRE_VERSION) query->foreign = matrix->version;
     return query->error == 0 && matrix->version == WIRE_VERSION && (!query->own || names(matrix, &query->self.id));

@@ -142,7 +142,8 @@ pcclResult_t pccl_ext_master_runs(const ccoip_socket_address_t *address, const c
     struct wire_runs_are told = {0};
     struct transport_context *transport;
     RETURN_IF_FAILED(api_observer(keys, insecure, &master, NULL, &transport));
-    int error = status_query_runs(transport, &master, platform_now_ns() + limit_ms * MS_NS, &told);
+    int error = status_query_runs(transport, &master, keys == NULL || keys[0] == 0,
+                                  platform_now_ns() + limit_ms * MS_NS, &told);
     transport_context_release(transport);
     if (error != 0) return api_no_answer(error);
     out[0] = 0;

@@ -308,8 +308,9 @@ struct pccl_status_query;
 // communicator may be destroyed meanwhile.
 pcclResult_t pccl_ext_diagnose_begin(const pcclComm_t *comm, uint32_t limit_ms, struct pccl_status_query **out);
 // Asks the master at `address` about its run of this name ("": the one without a name); no peers: there is none. A
-// master of the same user on this host tells everything, and so does one whose run has the same keys; any other one
-// only counts. `keys` and `insecure` as for pccl_ext_master_has_run. Needs no pcclInit.
+// master whose run has the same keys tells everything, and so does one of the same user on this host, unless `keys`
+// names some, which have to be its own then; any other one only counts. `keys` and `insecure` as for
+// pccl_ext_master_has_run. Needs no pcclInit.
 pcclResult_t pccl_ext_diagnose_begin_run(const ccoip_socket_address_t *address, const char *run, const char *keys,
                                          bool insecure, uint32_t limit_ms, struct pccl_status_query **out);
 // pcclTimedOut: it goes on. pcclMasterConnectionFailed: no master has answered in time.

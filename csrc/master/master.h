@@ -75,9 +75,10 @@ void master_free(struct master *master);
 // (monotonic). Returns 0, or without an answer -ETIMEDOUT, -EPROTO, -ECONNREFUSED or another -errno.
 int status_query_ask(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
                      int64_t deadline_ns, struct wire_status_is *out);
-// Asks which runs it serves. A master that does not trust this process names none. Otherwise as status_query_ask.
-int status_query_runs(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
-                      struct wire_runs_are *out);
+// Asks which runs it serves. A master that does not trust this process names none. `local` as for status_query_begin.
+// Otherwise as status_query_ask.
+int status_query_runs(struct transport_context *context, const struct wire_address *master, bool local,
+                      int64_t deadline_ns, struct wire_runs_are *out);
 
 // Has a member taken out of the run. `context` has to be of a master, with keys. `out`: why the master did not; empty:
 // it did. Otherwise as status_query_ask.
@@ -100,9 +101,10 @@ int status_query_stacks(struct transport_context *context, const struct wire_add
 struct status_query;
 
 // 0 or -errno. Waits for nothing. `proof` is that of a member. NULL: of somebody else, who is told everything by a
-// master of the same user on this host, and counts by any other one.
+// master whose run has the same keys, and counts by any other one. With `local`, a master of the same user on this host
+// also tells everything, whatever the keys.
 int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
-                       const struct wire_diagnose *proof, struct status_query **out);
+                       const struct wire_diagnose *proof, bool local, struct status_query **out);
 // Like status_query_ask; after -ETIMEDOUT you may wait again. The caller owns `members` and `edges` of `out`.
 int status_query_wait(struct status_query *query, int64_t deadline_ns, struct wire_matrix *out);
 void status_query_end(struct status_query *query); // NULL is allowed

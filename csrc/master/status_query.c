@@ -119,10 +119,10 @@ int status_query_ask(struct transport_context *context, const struct wire_addres
     return finish(&query, WIRE_STATUS_IS, deadline_ns, out);
 }
 
-int status_query_runs(struct transport_context *context, const struct wire_address *master, int64_t deadline_ns,
-                      struct wire_runs_are *out) {
+int status_query_runs(struct transport_context *context, const struct wire_address *master, bool local,
+                      int64_t deadline_ns, struct wire_runs_are *out) {
     struct status_query query;
-    int error = dial(&query, context, master, NULL, true);
+    int error = dial(&query, context, master, NULL, local);
     if (error != 0) return error;
     wire_encode_empty(&query.out.bytes, (struct wire_header){0}, WIRE_RUNS);
     return finish(&query, WIRE_RUNS_ARE, deadline_ns, out);
@@ -151,9 +151,9 @@ int status_query_stacks(struct transport_context *context, const struct wire_add
 }
 
 int status_query_begin(struct transport_context *context, const struct wire_address *master, const struct wire_run *run,
-                       const struct wire_diagnose *proof, struct status_query **out) {
+                       const struct wire_diagnose *proof, bool local, struct status_query **out) {
     struct status_query *query = malloc(sizeof *query);
-    int error = query == NULL ? -ENOMEM : dial(query, context, master, run, proof == NULL);
+    int error = query == NULL ? -ENOMEM : dial(query, context, master, run, local);
     if (error != 0) {
         free(query);
         return error;

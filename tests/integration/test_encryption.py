@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from frame_numbers import TYPES, VERSION, hello_body
 from peers import ENVIRONMENT, PATIENCE, Background, address_of, form, on_all
 
 from pccl import Communicator, ConnectError, MasterNode, PCCLError, SharedState, TensorInfo, _keys
 from pccl._address import parse_endpoint
 from pccl._diagnosis import diagnose_run
+from pccl.cli import main
 from pccl.lab.ports import free_ports
 
 LOCAL = "127.0.0.1:0"
@@ -150,9 +152,22 @@ def test_status(files, tmp_path):
     with team(files, 2) as (master, comms):
         assert len(comms[0].diagnose().members) == 2
         assert len(diagnose_run(parse_endpoint(address_of(master)), keys=files.peer).members) == 2
-        command = [sys.executable, "-m", "pccl", "top", "--master", address_of(master), "--once", "--json", "--keys", files.peer]
-        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True)
-        assert len(json.loads(done.stdout)["members"]) == 2
+        command = [sys.executable, "-m", "pccl", "top", "--master", address_of(master), "--once", "--json"]
+        for keys in ([], ["--keys", files.peer]):  # a master knows its own user without keys
+            done = subprocess.run(
+                [*command, *keys], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True
+            )
+            assert len(json.loads(done.stdout)["members"]) == 2
+
+
+@pytest.mark.parametrize("command", ["top", "doctor"])
+def test_keys_of_another_run_on_the_host_of_the_master(files, tmp_path, command):
+    others = Files(tmp_path / "other")
+    with MasterNode(LOCAL, keys=files.master) as master:
+        options = ["--once"] if command == "top" else []
+        result = CliRunner().invoke(main, [command, "--master", address_of(master), "--keys", others.peer, *options])
+    assert result.exit_code == 1
+    assert "are not of one run" in " ".join(result.output.split())
 
 
 def test_command_line_master(files):
