@@ -69,7 +69,7 @@ void sim_break(struct pccl_sim *s, uint32_t connection) {
     struct connection *c = &s->links->all[connection];
     if (!c->used || c->broken) return;
     c->broken = true;
-    // This side hears of it only when it sends something, a heartbeat at the latest (link/failure_detector).
+    // An unaware side learns it from what it sends, a heartbeat at the latest (link/failure_detector).
     int unaware = (int)sim_below(s, 6);
     for (uint32_t end = 0; end < 2; end++) {
         int64_t quiet =

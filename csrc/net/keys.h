@@ -93,7 +93,7 @@ const struct keys_secret *keys_secret(const struct keys *keys, size_t index);
 const struct wire_run *keys_run(const struct keys *keys);
 // Whether the keys serve this run. A run without a name becomes the one to which the keys are confined.
 bool keys_take_run(const struct keys *keys, struct wire_run *run);
-// What is wrong if not; takes the names of both runs.
+// The error of keys that do not serve the run; takes the names of both runs.
 #define KEYS_WRONG_RUN \
     "the key file is for run %s, and the address names run %s; use the key file of that run, or an address without a " \
     "name"

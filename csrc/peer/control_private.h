@@ -7,7 +7,7 @@
 #include "peer/wireup.h"
 #include "state/precopy.h"
 
-// Of a newcomer. All 0 at first.
+// The copy that a newcomer makes before it is admitted. All 0 at first.
 struct control_precopy {
     struct wire_donors donors; // that the master has named
     uint32_t tried;            // of them
