@@ -1,11 +1,11 @@
 """The methods of training over slow links against each other: loss by bytes sent, and by time on a limited link. Needs root.
 
     python bench/diloco.py --out build/diloco
-    python bench/diloco.py --small --methods diloco sparse     # a minute, to see that it works
+    python bench/diloco.py --small --methods DiLoCo sparse     # a minute, to see that it works
 
 Each method trains the GPT of examples/diloco.py with as many steps and tokens, by peers in network namespaces of their own, of
 which each sends 100 Mbit/s at most. With --churn one peer is killed after a third of the outer steps, and another one joins after
-half of them. Writes diloco.json, a table (diloco.md) and two plots into the folder.
+half of them. Writes diloco.json, a table (diloco.md) and two plots into the folder. bench/diloco.json is one, without seconds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import itertools
 import json
 import os
 import queue
+import re
+import shlex
 import statistics
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import ROOT, BenchError
+from harness import ROOT, BenchError, machine
 from netlab import Lab, Place
 
 PORT = 48148
@@ -187,6 +189,29 @@ def table(results: dict[str, Line]) -> str:
     return "\n".join(lines) + "\n"
 
 
+KEPT = ("step", "sent", "seconds", "validation", "members")
+"""What diloco.json has of each outer step, in a list each."""
+
+
+def store(results: dict[str, Line], machine: Line, path: Path) -> None:
+    """Writes the outer steps of all methods, with the command and the machine."""
+    columns = {
+        name: {key: [line[key] for line in result["rounds"]] for key in KEPT if key in result["rounds"][0]}
+        for name, result in results.items()
+    }
+    told = {"command": shlex.join(sys.argv), "machine": machine, "methods": columns}
+    path.write_text(re.sub(r"\n {4,}|(?<=\d)\n *(?=])", "", json.dumps(told, indent=1)) + "\n")
+
+
+def load(path: Path) -> dict[str, Line]:
+    """The results that `store` has written."""
+    columns = json.loads(path.read_text())["methods"]
+    return {
+        name: {"rounds": [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]}
+        for name, lists in columns.items()
+    }
+
+
 HIGHEST_LOSS = 2.2
 """Of the plot by time: all methods are below soon."""
 
@@ -220,7 +245,12 @@ def draw(results: dict[str, Line], key: str, label: str, path: Path) -> None:
     else:
         axes.set_ylim(top=min(HIGHEST_LOSS, axes.get_ylim()[1]))
     plots.dress(axes)
-    plots.label_ends(axes, ends)
+    if key == "sent":
+        axes.margins(y=0.12)
+        axes.set_xlim(right=8 * max(x for x, *_ in ends))  # room for the last name
+        plots.label_near(made, axes, ends)
+    else:
+        plots.label_ends(axes, ends)
     plots.save(made, path)
 
 
@@ -248,11 +278,12 @@ def main() -> int:
     )
     arguments.out.mkdir(parents=True, exist_ok=True)
     results: dict[str, Line] = {}
+    where = machine()
     for name in arguments.methods:
         results[name] = run.measure(METHODS[name])
         last = results[name]["rounds"][-1]
         print(f"{name}: loss {last['validation']:.3f}, {last['sent'] / 1e6:.3g} MB, {last['seconds']:.0f} s", flush=True)
-        (arguments.out / "diloco.json").write_text(json.dumps(results, indent=1) + "\n")
+        store(results, {**where, "load_after": os.getloadavg()[0]}, arguments.out / "diloco.json")
     text = table(results)
     (arguments.out / "diloco.md").write_text(text)
     draw(results, "sent", "MB sent per peer (logarithmic)", arguments.out / "loss_by_bytes.png")

@@ -56,10 +56,8 @@ def clouds(rows: list[Row], path: Path) -> None:
 def main() -> int:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
     clouds(json.loads((ROOT / "bench" / "results.json").read_text())["clouds"]["rows"], folder / "clouds.png")
-    stored = ROOT / "bench" / "diloco.json"
-    if stored.exists():
-        results = json.loads(stored.read_text())["methods"]
-        diloco.draw(results, "sent", "MB sent per peer (logarithmic)", folder / "diloco_by_bytes.png")
+    results = diloco.load(ROOT / "bench" / "diloco.json")
+    diloco.draw(results, "sent", "MB sent per peer (logarithmic)", folder / "diloco_by_bytes.png")
     return 0
 
 

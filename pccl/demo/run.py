@@ -225,14 +225,15 @@ class Run:
         marks = list(self._marks())
         for row, (step, text, colour) in enumerate(marks):
             axes.axvline(step, color=colour, linestyle="--", linewidth=1.2)
+            right = row > 0 and step < 0.78 * self._steps  # where there is more room
             axes.text(
-                step - self._steps / 100,
+                step + (1 if right else -1) * self._steps / 100,
                 0.98 - 0.18 * row,
                 text,
                 transform=axes.get_xaxis_transform(),
                 color=colour,
                 fontsize="small",
-                ha="right",
+                ha="left" if right else "right",
                 va="top",
             )
         if len(marks) == 2:

@@ -38,6 +38,22 @@ def test_names_at_the_ends_do_not_overlap(diloco, ends):
     assert heights[-1] <= 1.001
 
 
+def test_names_near_the_ends_hide_neither_lines_nor_each_other(diloco):
+    from pccl.lab.plots import COLOURS, figure, label_near
+
+    made = figure(4.5)
+    axes = made.add_subplot()
+    ends = [(2.0, 1.5), (2.0, 1.5), (2.0, 1.6), (6.0, 1.5)]
+    for x, y in ends:
+        axes.plot([0, x], [3.5, y])
+    axes.margins(0.2)
+    label_near(made, axes, [(x, y, f"line {i}", COLOURS[i]) for i, (x, y) in enumerate(ends)])
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert len(boxes) == len(ends)
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    assert not any(line.get_path().transformed(axes.transData).intersects_bbox(box) for line in axes.lines for box in boxes)
+
+
 @pytest.mark.parametrize("key", ["sent", "seconds"])
 def test_a_line_begins_where_it_was_measured(diloco, key, tmp_path, monkeypatch):
     from matplotlib.figure import Figure
@@ -68,3 +84,11 @@ def test_the_picture_of_clouds_has_every_stored_rate(monkeypatch, tmp_path):
     rates: list[Any] = [line.get_ydata()[0] for axes in drawn[0].axes for line in axes.lines]
     assert sorted(rates) == pytest.approx(sorted(8 * 1024**2 * 8e-6 / row["op s"] for row in rows))
     assert {"CUBIC", "BBR", "the links allow"} <= {text.get_text() for text in drawn[0].axes[0].texts}
+
+
+def test_results_are_read_as_they_were_stored(diloco, tmp_path):
+    rounds = [{"step": i, "sent": 1000 * i, "seconds": i / 4, "validation": 3.5 - i / 8, "members": 3} for i in range(1, 5)]
+    results = {"data parallel": {"rounds": rounds}, "async [0]": {"rounds": rounds[:1]}}
+    diloco.store(results, {"cores": 2}, tmp_path / "diloco.json")
+    assert diloco.load(tmp_path / "diloco.json") == results
+    assert len((tmp_path / "diloco.json").read_text().splitlines()) < 30
