@@ -150,9 +150,10 @@ def _command(context: click.Context, parameter: click.Parameter, text: str) -> t
 def command(**given: Any) -> None:
     """Start copies of a program, inject faults, and judge by what the copies print whether the program survives.
 
-    The program survives if each copy that was not killed exits with 0, all copies make progress after each fault, and copies
-    print the same state hash for the same step. Each copy gets the environment of `pccl launch` (PCCL_MASTER, PCCL_PEER,
-    PCCL_PEERS) and of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...). A replacement has PCCL_JOIN=1.
+    The program survives if each copy that was neither killed nor cut off for long exits with 0, all copies make progress after
+    each fault, copies print the same state hash for the same step, and none ends before the first fault. Each copy gets
+    the environment of `pccl launch` (PCCL_MASTER, PCCL_PEER, PCCL_PEERS) and of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...). A
+    replacement has PCCL_JOIN=1.
 
     Without --program, in a checkout, the command tests pccl itself (bench/stress/README.md).
 
