@@ -42,7 +42,7 @@ bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events
 // ---- writing ----
 
 // Reads what arrived before the end, then the end: the last frame says why the connection ended.
-void master_conn_break(struct conn *conn) {
+static void break_off(struct conn *conn) {
     conn->broken = true;
     transport_hang_up(conn->stream);
 }
@@ -50,7 +50,7 @@ void master_conn_break(struct conn *conn) {
 static void want_write(struct master *master, struct conn *conn, bool wanted) {
     if (conn->wants_write == wanted) return;
     conn->wants_write = wanted;
-    if (!master_conn_watch(master, conn, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN)) master_conn_break(conn);
+    if (!master_conn_watch(master, conn, wanted ? EPOLLIN | EPOLLOUT : EPOLLIN)) break_off(conn);
 }
 
 void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length) {
@@ -58,12 +58,12 @@ void master_conn_send(struct master *master, struct conn *conn, const uint8_t *f
     int error = conn_out_send(&conn->out, conn->stream, from, length);
     bool full = error == -ENOMEM || conn_out_waiting(&conn->out) > MASTER_MAX_UNSENT;
     if (full) LOG_LIMITED(&master->strangers_log, LOG_WARN, "dropped a peer: it does not read what the master sends");
-    if (error != 0 || full) master_conn_break(conn);
+    if (error != 0 || full) break_off(conn);
     if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
 
 void master_conn_flush(struct master *master, struct conn *conn) {
-    if (!conn->broken && conn_out_flush(&conn->out, conn->stream) != 0) master_conn_break(conn);
+    if (!conn->broken && conn_out_flush(&conn->out, conn->stream) != 0) break_off(conn);
     if (!conn->broken) want_write(master, conn, conn_out_waiting(&conn->out) > 0);
 }
 

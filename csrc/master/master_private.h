@@ -154,8 +154,6 @@ struct conn *master_conn_oldest(struct master *master, enum conn_state state);
 bool master_conn_watch(struct master *master, struct conn *conn, uint32_t events);
 void master_conn_send(struct master *master, struct conn *conn, const uint8_t *from, size_t length);
 void master_conn_flush(struct master *master, struct conn *conn);
-// Reads what arrived before the end, then the end: the last frame says why the connection ended.
-void master_conn_break(struct conn *conn);
 
 // ---- master_operator.c ----
 

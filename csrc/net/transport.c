@@ -337,8 +337,6 @@ bool transport_remote_address(const struct transport *stream, struct wire_addres
 
 bool transport_is_within_host(const struct transport *stream) { return socket_within_host(stream->fd); }
 
-bool transport_has_ended(const struct transport *stream) { return socket_has_ended(stream->fd); }
-
 bool transport_has_room(const struct transport *stream) {
     struct pollfd polled = {.fd = stream->fd, .events = POLLOUT};
     return poll(&polled, 1, 0) != 0;

@@ -226,8 +226,6 @@ bool transport_local_address(const struct transport *stream, struct wire_address
 bool transport_remote_address(const struct transport *stream, struct wire_address *out);
 // Whether both ends are on this host.
 bool transport_is_within_host(const struct transport *stream);
-// Whether the other side has ended the stream, or it broke; bytes may be left to read.
-bool transport_has_ended(const struct transport *stream);
 // Whether the stream takes more bytes now. If not, an EPOLLOUT comes when it does.
 bool transport_has_room(const struct transport *stream);
 // Writes the name of the congestion control; at least TRANSPORT_CONGESTION_BYTES. False: unknown.

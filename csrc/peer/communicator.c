@@ -37,18 +37,6 @@ void communicator_exit(struct communicator *c) {
     communicator_finish(c, pcclSuccess);
 }
 
-void communicator_hold(struct communicator *c) {
-    pthread_mutex_lock(&c->lock);
-    c->holds++;
-    pthread_mutex_unlock(&c->lock);
-}
-
-void communicator_release(struct communicator *c) {
-    pthread_mutex_lock(&c->lock);
-    c->holds--;
-    pthread_mutex_unlock(&c->lock);
-}
-
 bool communicator_is_dead(const struct communicator *c) {
     communicator_assert_locked(c);
     return c->phase == COMMUNICATOR_DEAD ||

@@ -102,9 +102,6 @@ int communicator_events(struct communicator *c);
 // Between these two it is not freed, though that may be under way: for a call that makes several of the others.
 void communicator_enter(struct communicator *c);
 void communicator_exit(struct communicator *c);
-// Between these two it counts as having un-awaited ops.
-void communicator_hold(struct communicator *c);
-void communicator_release(struct communicator *c);
 // For a query to the masters of the run. The caller releases `transport`.
 struct communicator_access {
     struct transport_context *transport;

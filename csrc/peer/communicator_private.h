@@ -66,7 +66,7 @@ struct communicator {
     bool renewing;               // state machine and engine are being made anew
     uint32_t users;              // calls inside
     uint32_t launches;           // ops being posted
-    uint32_t holds;              // communicator_hold
+    uint32_t holds;              // sets of ops in retry mode, each of which counts as un-awaited ops
     struct member *core;         // of this connect attempt; membership changed by the control thread only
     struct engine *engine;       // of this connect attempt; stays while connected
     char reason[MEMBER_TEXT];    // why the attempt failed, or the communicator died

@@ -292,8 +292,14 @@ static bool order_equal_tags(struct ops_retry *r) {
     return true;
 }
 
+static void change_holds(struct communicator *c, int by) {
+    pthread_mutex_lock(&c->lock);
+    c->holds += (uint32_t)by;
+    pthread_mutex_unlock(&c->lock);
+}
+
 static void finish(struct ops_retry *r) {
-    if (!r->finished) communicator_release(r->communicator);
+    if (!r->finished) change_holds(r->communicator, -1);
     r->finished = true;
 }
 
@@ -310,7 +316,7 @@ pcclResult_t ops_retry_new(struct communicator *communicator, const struct call_
     }
     r->queue = calloc(max_in_flight, sizeof *r->queue);
     if (r->queue == NULL || !order_equal_tags(r)) goto refused;
-    communicator_hold(communicator);
+    change_holds(communicator, 1);
     refill(r);
     if (r->live == 0 && r->hopeless) {
         pcclResult_t code = r->failure;

@@ -9,6 +9,8 @@
 #include "net/relay.h"
 #include "peer/wireup_private.h"
 
+enum { SAMPLE_NS = 4000000 }; // between two samples of a measurement, at least
+
 // ---- dialing ----
 
 static void push_failure(struct wireup *w, const struct wire_link_hello *hello) {
@@ -218,9 +220,27 @@ void wireup_dial_flood(struct wireup *w, struct connection *c) {
     }
 }
 
+static void add_sample(struct measurement *m, uint64_t bytes, int64_t now_ns) {
+    m->bytes += bytes;
+    m->last = now_ns;
+    bool due = m->count == 0 || m->last - m->samples[m->count - 1].at >= SAMPLE_NS;
+    if (due && m->count < MEASUREMENT_SAMPLES)
+        m->samples[m->count++] = (struct sample){.at = m->last, .bytes = m->bytes};
+}
+
+// Bytes/s in the later two thirds: the start of a connection tells of its window and of token buckets, not of the link.
+static uint64_t rate_of(const struct measurement *m) {
+    if (m->count == 0) return 0;
+    int64_t begin = m->samples[0].at + (m->last - m->samples[0].at) / 3;
+    struct sample from = m->samples[0];
+    for (uint32_t i = 1; i < m->count && m->samples[i].at <= begin; i++) from = m->samples[i];
+    if (m->last - from.at < SAMPLE_NS) from = (struct sample){.at = m->samples[0].at}; // all came in one go
+    int64_t span = m->last - from.at > MS_NS ? m->last - from.at : MS_NS;
+    return (uint64_t)((double)(m->bytes - from.bytes) * 1e9 / (double)span);
+}
+
 void wireup_dial_end_measurement(struct wireup *w, struct connection *c) {
-    struct wireup_event event = {
-        .kind = WIREUP_MEASURED, .id = c->hello.from, .bytes_per_s = measurement_rate(c->measurement)};
+    struct wireup_event event = {.kind = WIREUP_MEASURED, .id = c->hello.from, .bytes_per_s = rate_of(c->measurement)};
     wireup_connection_free(w, c);
     wireup_push(w, &event);
 }
@@ -235,6 +255,6 @@ void wireup_dial_measure(struct wireup *w, struct connection *c) {
             return;
         }
         total += (size_t)got;
-        measurement_add(m, (uint64_t)got, platform_now_ns());
+        add_sample(m, (uint64_t)got, platform_now_ns());
     }
 }

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "net/conn.h"
 #include "net/keys.h"
-#include "peer/measurement.h"
 #include "peer/wireup.h"
 
 enum {
@@ -17,6 +16,7 @@ enum {
     RELAY_DIALS = KEYS_MAX_SECRETS, // of one that waits
     ADDRESS_SLOTS = 256,
     LISTENERS = 1 + WIRE_MAX_ADDRESSES,
+    MEASUREMENT_SAMPLES = 256,
 };
 
 enum connection_state {
@@ -28,6 +28,17 @@ enum connection_state {
     ANSWERING, // accepted; the ACK is in `output`
     FLOODING,  // outgoing measurement
     MEASURING, // incoming measurement
+};
+
+// When how many bytes of a measurement had come. All 0 at first.
+struct measurement {
+    uint64_t bytes;
+    int64_t last;
+    uint32_t count;
+    struct sample {
+        int64_t at;
+        uint64_t bytes;
+    } samples[MEASUREMENT_SAMPLES];
 };
 
 struct connection {
