@@ -29,6 +29,7 @@ enum {
     PREFIX_BYTES = sizeof identity_prefix - 1,
     EXPORTER_BYTES = 32,
     RECORD_HANDSHAKE = 22, // type of the first record of a handshake
+    MAX_IDENTITIES = 4,    // that are looked up for a stranger; a dialler sends one, and once more if asked to
 };
 
 static const struct keys *keys_of(const struct tls *tls) { return tls->stream.context->options.keys; }
@@ -52,6 +53,7 @@ static SSL_SESSION *session_of(SSL *ssl, const struct keys_secret *secret) {
 static int find_session(SSL *ssl, const unsigned char *identity, size_t length, SSL_SESSION **session) {
     struct tls *tls = SSL_get_app_data(ssl);
     *session = NULL;
+    if (++tls->identities > MAX_IDENTITIES) return 1;
     if (length < PREFIX_BYTES || memcmp(identity, identity_prefix, PREFIX_BYTES) != 0) return 1;
     bool derives = tls->stream.context->options.party == TRANSPORT_MASTER;
     struct keys_secret secret;

@@ -56,6 +56,7 @@ struct tls {
     uint32_t secret;             // index of the one in use
     uint32_t tried;              // secrets so far
     struct wire_run run;         // that the identity names which the other side has used
+    uint32_t identities;         // that it has named
     bool proved;                 // an acceptor has sent its proof
     uint8_t proof[TLS_PROOF_BYTES];
     size_t proof_bytes; // received, with those of `more`

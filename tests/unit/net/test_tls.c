@@ -168,6 +168,7 @@ static void test_runs(void) {
         {ALL_MASTER, ALPHA, false, ""}, // masters do not dial members
         {ALPHA, ALPHA, true, "alpha"},
         {ALPHA_NEWER, ALPHA, true, "alpha"},
+        {ALPHA, ALPHA_NEWER, true, "alpha"},
         {ALPHA, BETA, false, ""},
         {ALPHA, ALL, false, ""},
         {ALL, ALPHA, false, ""},
