@@ -24,7 +24,7 @@ from pccl._calls import Deadline
 from pccl._communicator import Communicator
 from pccl._errors import PCCLError
 from pccl._master import MasterNode
-from pccl.distributed._bootstrap import _host_of, _own_address
+from pccl.distributed._board import host_of, own_address
 from pccl.distributed._group import WORLD_NAME
 from pccl.distributed._launch import Launcher
 from pccl.distributed._view import View
@@ -169,8 +169,8 @@ class _Seat:
         return [UUID(self._read(f"member/{rank}")) for rank in range(self._world_size)]
 
     def _begin_master(self) -> None:
-        served = _host_of(self._store)
-        host = "127.0.0.1" if served == "localhost" or served.startswith("127.") else _own_address(served)
+        served = host_of(self._store)
+        host = "127.0.0.1" if served == "localhost" or served.startswith("127.") else own_address(served)
         master = MasterNode(f"{host}:0")
         with self._closing:
             if self._closed:

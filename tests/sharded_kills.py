@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 
 import pccl.distributed
 from pccl.distributed import Elastic, Left, PeerLostError, Snapshots, _sharded, _sharded_state
-from pccl.distributed._remesh import box_of, entries, local_part
+from pccl.distributed._dtensors import box_of, entries, local_part
 from pccl.distributed._training import Training
 from pccl.state._snapshots import keeper, restore, transfer
 from pccl.state._snapshots.talk import Talk

@@ -20,7 +20,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import pccl.distributed
-from pccl.distributed._remesh import box_of, entries, local_part, remesh
+from pccl.distributed._dtensors import box_of, entries, local_part
+from pccl.distributed._remesh import remesh
 
 preload(__name__)
 

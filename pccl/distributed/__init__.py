@@ -30,7 +30,7 @@ except ModuleNotFoundError as _error:
 from pccl._errors import JoinError, Left, StateLostError
 from pccl._exports import rehome as _rehome
 from pccl._torch_backend import register as _register
-from pccl.distributed._bootstrap import BootstrapError, is_joining, keys, masters
+from pccl.distributed._board import BootstrapError
 from pccl.distributed._change import Change, on_change
 from pccl.distributed._elastic import Elastic
 from pccl.distributed._errors import CollectiveError, CollectiveTimeoutError, PeerLostError
@@ -38,6 +38,7 @@ from pccl.distributed._group import Options, ProcessGroup, lost_ranks
 from pccl.distributed._join import join
 from pccl.distributed._parity import check_parity
 from pccl.distributed._supervise import supervise
+from pccl.distributed._this_run import is_joining, keys, masters
 from pccl.state import Snapshots
 
 __all__ = [

@@ -61,15 +61,16 @@ _PASSING = (
 )
 """The files through which a call passes on its way from such a file."""
 
+_HERE = os.path.join(os.path.dirname(__file__), "")
+
 _WRAPPERS = 3
 """How many frames of torch.distributed lie between a collective and the program: its body and its decorators."""
 
 
 def caller() -> FrameType | None:
-    """The frame that called into the module of the group's methods; None: it is a thread of C++."""
+    """The frame that called into this package; None: it is a thread of C++."""
     frame: FrameType | None = sys._getframe(1)
-    here = sys._getframe(1).f_code.co_filename
-    while frame is not None and frame.f_code.co_filename == here:
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
     return frame
 

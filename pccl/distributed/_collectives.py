@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 import torch
-import torch.distributed as dist
 
 from pccl._collectives import Collective
 from pccl._enums import DataType, ReduceOp
-from pccl.distributed import _bootstrap, _callers
+from pccl.distributed import _callers, _this_run
+from pccl.distributed._arguments import Arguments, Limit, Lists, OneOrMore, Tensor, Tensors, reduce_op
 from pccl.distributed._calls import ENDED, Again, Call, finished
 from pccl.distributed._compile import refuse_python_reducer
-from pccl.distributed._errors import CollectiveError, PeerLostError
 from pccl.distributed._fixed import Parts
-from pccl.distributed._launch import Launcher
 from pccl.distributed._tensors import (
     Finish,
     follow,
@@ -30,43 +26,18 @@ from pccl.distributed._tensors import (
     in_place,
     in_place_all,
     mark,
-    moved_as,
     readable,
-    reduced_as,
     same_type,
     spread,
     writable,
 )
-from pccl.distributed._work import Completer, Work
-
-Tensor = torch.Tensor
-Tensors = Sequence[Tensor]
-
-_REDUCE_OPS = {
-    dist.ReduceOp.SUM: ReduceOp.SUM,
-    dist.ReduceOp.AVG: ReduceOp.AVG,
-    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
-    dist.ReduceOp.MIN: ReduceOp.MIN,
-    dist.ReduceOp.MAX: ReduceOp.MAX,
-    dist.ReduceOp.BAND: ReduceOp.BAND,
-    dist.ReduceOp.BOR: ReduceOp.BOR,
-    dist.ReduceOp.BXOR: ReduceOp.BXOR,
-}
+from pccl.distributed._work import Work
 
 KEPT_BYTES = 1 << 20
 """Up to this size any broadcast from rank 0 keeps what it overwrites, so that it can be made again from the next rank 0."""
 
 
-def reduce_op(options: Any) -> ReduceOp:
-    """The reduction that torch's options, or an operation given in their place, ask for."""
-    asked = dist.ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
-    found = _REDUCE_OPS.get(getattr(asked, "op", asked))
-    if found is None:
-        raise ValueError(f"{asked} is not supported; multiply the tensor first, and use SUM")
-    return found
-
-
-def listed(tensors: Tensor | Tensors) -> Tensors:
+def listed(tensors: OneOrMore) -> Tensors:
     """A list of tensors, where torch allows a single one as well."""
     return [tensors] if isinstance(tensors, Tensor) else tensors
 
@@ -76,15 +47,9 @@ def _before_joining(name: str, frame: FrameType | None, *, fixed: bool) -> bool:
 
     Frameworks call barriers and broadcasts while they are set up. DDP compares the shapes of parameters, from C++.
     """
-    if fixed and _bootstrap.acts_alone():
+    if fixed and _this_run.acts_alone():
         return True
     return name in ("broadcast", "barrier") or (name == "allgather" and not _callers.torch_distributed(frame))
-
-
-class Coalescing(threading.local):
-    """The calls that a thread makes between torch's `_start_coalescing` and `_end_coalescing`; None outside of them."""
-
-    works: list[Work] | None = None
 
 
 def announced(method: Callable[..., Work]) -> Callable[..., Work]:
@@ -97,8 +62,8 @@ def announced(method: Callable[..., Work]) -> Callable[..., Work]:
     @functools.wraps(method)
     def call(self: Collectives, *arguments: Any, **named: Any) -> Work:
         launcher = self._launcher
-        if _bootstrap.is_joining() and not _before_joining(method.__name__, sys._getframe(1), fixed=launcher.view.fixed):
-            _bootstrap.require_joined(method.__name__)
+        if _this_run.is_joining() and not _before_joining(method.__name__, sys._getframe(1), fixed=launcher.view.fixed):
+            _this_run.require_joined(method.__name__)
         before = launcher.plan(1)
         try:
             return method(self, *arguments, **named)
@@ -110,23 +75,16 @@ def announced(method: Callable[..., Work]) -> Callable[..., Work]:
     return call
 
 
-_TorchGroup: Any = dist.ProcessGroup  # whose overloads, one for each way that a call was ever made, nobody can match
-
-
-class Collectives(_TorchGroup):  # type: ignore[misc]
+class Collectives(Arguments):
     """The collectives of a process group. What is in a list of lists is for several devices of a process: there is one."""
 
-    _launcher: Launcher
-    _completer: Completer
-    _timeout: float
     _size_for_reducer: int
     _size_for_hooks: int
-    _coalescing: Coalescing
 
     # ---- reductions ----
 
     @announced
-    def allreduce(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(self, tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
         """Reduces tensors in place, on all members."""
         tensors = listed(tensors)
         divisor = None
@@ -190,20 +148,14 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
             return torch.view_as_real(memory.detach()), divisor
         return (memory, divisor) if memory.is_floating_point() or self._launcher.view.fixed else None
 
-    def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: timedelta | None, divisor: int | None) -> Work:
+    def _sparse_all_reduce(self, tensor: Tensor, opts: Any, timeout: Limit, divisor: int | None) -> Work:
         """Through a dense copy: it has the same meaning whoever is lost, where lists of indices would lack a part."""
         dense = tensor.detach().to_dense()
         (call,) = self._all_reduce([dense], opts, divisor)
         return self._work([finished(call, lambda: _make_sparse(tensor, dense))], opts, timeout, [tensor])
 
     @announced
-    def reduce(
-        self,
-        tensors: Tensor | Tensors,
-        opts: Any = None,
-        op: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
+    def reduce(self, tensors: OneOrMore, opts: Any = None, op: Any = None, timeout: Limit = None) -> Work:
         """Reduces a tensor into that of the root."""
         (tensor,) = listed(tensors)
         root = self._root("reduce", opts)
@@ -226,13 +178,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return self._work([finished(call, finish if at_root else None)], opts, timeout, [tensor])
 
     @announced
-    def reduce_scatter(
-        self,
-        output_tensors: Tensor | Tensors,
-        input_tensors: Sequence[Tensors] | Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
+    def reduce_scatter(self, output_tensors: OneOrMore, input_tensors: Lists, opts: Any = None, timeout: Limit = None) -> Work:
         """Reduces a list of tensors, of which each member gets the one at its rank. They may differ in size."""
         name = "reduce_scatter"
         self._require_all(name)
@@ -273,7 +219,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     # ---- one to all, all to one ----
 
     @announced
-    def broadcast(self, tensors: Tensor | Tensors, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def broadcast(self, tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
         """Brings the tensors of the root to all members."""
         tensors = listed(tensors)
         frame = _callers.caller()
@@ -313,13 +259,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return self._launch(Collective.BROADCAST, "broadcast", memory, memory, **options)
 
     @announced
-    def gather(
-        self,
-        output_tensors: Sequence[Tensors] | Tensors,
-        input_tensors: Tensor | Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
+    def gather(self, output_tensors: Lists, input_tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
         """Brings the tensors of all members, of one size, to the root."""
         name = "gather"
         (input,) = listed(input_tensors)
@@ -335,7 +275,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return self._work([finished(self._gather(name, root, memory, input), finish)], opts, timeout, [outputs])
 
     @announced
-    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any = None, timeout: Limit = None) -> Work:
         """As `gather`, into one tensor of the root."""
         name = "gather_single"
         root = self._root(name, opts)
@@ -368,13 +308,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return begin(view.living)
 
     @announced
-    def scatter(
-        self,
-        output_tensors: Tensor | Tensors,
-        input_tensors: Sequence[Tensors] | Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
+    def scatter(self, output_tensors: OneOrMore, input_tensors: Lists, opts: Any = None, timeout: Limit = None) -> Work:
         """Brings a list of tensors of one size from the root, each to the member at its place."""
         name = "scatter"
         (output,) = listed(output_tensors)
@@ -403,13 +337,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     # ---- all to all ----
 
     @announced
-    def allgather(
-        self,
-        output_tensors: Sequence[Tensors] | Tensors,
-        input_tensors: Tensor | Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
+    def allgather(self, output_tensors: Lists, input_tensors: OneOrMore, opts: Any = None, timeout: Limit = None) -> Work:
         """Brings the tensors of all members to all of them. They may differ in size."""
         outputs = _inner(output_tensors)
         return self._all_gather([outputs], listed(input_tensors), opts, timeout, [outputs])
@@ -421,9 +349,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         by_input = [list(outputs) for outputs in zip(*output_lists, strict=True)]
         return self._all_gather(by_input, input_list, opts, None, output_lists)
 
-    def _all_gather(
-        self, by_input: Sequence[Tensors], inputs: Tensors, opts: Any, timeout: timedelta | None, result: Any
-    ) -> Work:
+    def _all_gather(self, by_input: Sequence[Tensors], inputs: Tensors, opts: Any, timeout: Limit, result: Any) -> Work:
         name, own = "all_gather", self._launcher.view.rank
         with self._begun(len(inputs)) as calls:
             for outputs, input in zip(by_input, inputs, strict=True):
@@ -473,13 +399,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return call
 
     @announced
-    def alltoall(
-        self,
-        output_tensors: Tensors,
-        input_tensors: Tensors,
-        opts: Any = None,
-        timeout: timedelta | None = None,
-    ) -> Work:
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None, timeout: Limit = None) -> Work:
         """Brings each member the tensor at its place in the list of every other one. They may differ in size."""
         name = "all_to_all"
         self._require_all(name)
@@ -501,7 +421,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         output_split_sizes: Sequence[int] = (),
         input_split_sizes: Sequence[int] = (),
         opts: Any = None,
-        timeout: timedelta | None = None,
+        timeout: Limit = None,
     ) -> Work:
         """Brings each member its part of the tensor of every other one: parts of the first dimension, equal or as given."""
         name = "all_to_all_single"
@@ -527,7 +447,7 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
         return self._launch(Collective.ALL_TO_ALL_V, name, source, memory, send_counts=sent, recv_counts=received)
 
     @announced
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
+    def barrier(self, opts: Any = None, timeout: Limit = None) -> Work:
         """Ends when all members have called it."""
         if isinstance(opts, timedelta):
             opts, timeout = None, opts
@@ -542,160 +462,6 @@ class Collectives(_TorchGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-
-    # ---- arguments ----
-
-    def _launch(
-        self,
-        kind: Collective,
-        name: str,
-        send: Tensor | None,
-        recv: Tensor | None,
-        op: ReduceOp | None = None,
-        *,
-        count: int | None = None,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        **options: Any,
-    ) -> Call:
-        """Begins a call on plain memory, whose smaller side is one part of it, unless `count` or counts tell the elements."""
-        there = [memory for memory in (send, recv) if memory is not None]
-        dtype, factor = self._elements(name, there[0].dtype, op)
-        if op is not None:
-            options["op"] = op
-        if send_counts is None and recv_counts is None:
-            options["count"] = factor * (min(memory.numel() for memory in there) if count is None else count)
-        for side, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
-            if counts is not None:
-                options[side] = [number * factor for number in counts]
-        addresses: dict[str, Any] = {
-            "send": 0 if send is None else send.data_ptr(),
-            "recv": 0 if recv is None else recv.data_ptr(),
-        }
-        return self._launcher.launch(kind, name, dtype=dtype, keep=(send, recv), **addresses, **options)
-
-    def _elements(self, name: str, dtype: torch.dtype, op: ReduceOp | None) -> tuple[DataType, int]:
-        """The type that elements travel as, and how many of it make up one. TypeError: `op` is not defined for them."""
-        if op is None:
-            return moved_as(dtype)
-        try:
-            return reduced_as(dtype, op)
-        except TypeError as error:
-            self._refuse(name, str(error), TypeError)
-
-    def _work(self, calls: list[Call], opts: Any, timeout: timedelta | None, result: Any) -> Work:
-        work = Work(self._completer, calls, self._seconds(opts, timeout), result)
-        if self._coalescing.works is not None:
-            self._coalescing.works.append(work)
-        return work
-
-    def _seconds(self, opts: Any, timeout: timedelta | None) -> float:
-        asked = getattr(opts, "timeout", None) if timeout is None else timeout
-        seconds = 0.0 if asked is None else asked.total_seconds()
-        return seconds if seconds > 0 else self._timeout
-
-    def _refuse(self, name: str, text: str, kind: type[Exception] = ValueError, *, size: int | None = None) -> NoReturn:
-        """Raises an error for arguments that this member cannot use.
-
-        `size` is the number of members that the arguments are made for: PeerLostError if the group had it before a loss.
-        """
-        ranks, members = self._launcher.view.lost_of(-1 if size is None else size)
-        if ranks:
-            lost = f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))} of {size}"
-            detail = f"{text}: {lost} have left since; read the world size again, and repeat the call"
-            raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
-        raise kind(f"{name}: {text}")
-
-    def _announce(self, name: str) -> None:
-        with contextlib.suppress(CollectiveError):
-            call = self._launcher.launch(Collective.BARRIER, f"{name}, refused by its caller", dtype=DataType.UINT8)
-            self._launcher.adopt(call)
-
-    @contextlib.contextmanager
-    def _begun(self, count: int) -> Iterator[list[Call]]:
-        """Lists the calls of a method that makes `count` of them. If it fails halfway, nobody waits for those it has made."""
-        self._launcher.plan(count)
-        calls: list[Call] = []
-        try:
-            yield calls
-        except Exception:
-            for call in calls:
-                self._launcher.adopt(call)
-            raise
-
-    def _root(self, name: str, opts: Any) -> int:
-        root: int = 0 if opts is None else getattr(opts, "rootRank", opts)
-        size = self._launcher.view.size
-        if not 0 <= root < size:
-            before = min((one for one in self._launcher.view.before if one > root >= 0), default=None)
-            self._refuse(name, f"the root must be a rank of the group, 0 to {size - 1}, not {root}", size=before)
-        return root
-
-    def _stands_in(self, knows: Callable[[FrameType | None], bool]) -> bool:
-        """Whether a living rank stands in for a lost one. `knows` tells of a caller that its result stays right."""
-        launcher = self._launcher
-        always = launcher.stands_in or launcher.apart or _bootstrap.is_joining()
-        return launcher.view.fixed and (always or knows(_callers.caller()))
-
-    def _require_all(self, name: str) -> None:
-        """PeerLostError: a rank has no living member, and the result of the call would lack its part."""
-        for rank in self._launcher.view.lost_ranks:
-            self._require_living(name, rank)
-
-    def _require_living(self, name: str, rank: int) -> None:
-        """PeerLostError: a rank of a group of fixed membership has no living member."""
-        view = self._launcher.view
-        if view.members[rank] not in view.living:
-            ranks = view.lost_ranks
-            members = tuple(view.members[one] for one in ranks)
-            detail = f"it needs rank {rank}, which is lost and has no replacement yet"
-            raise PeerLostError(name, detail, ranks, members, self._launcher.names(members))
-
-    def _has_no_root(self, name: str, root: int) -> bool:
-        """Whether the root is rank 0, and lost: nobody gets a result. PeerLostError: another root is lost."""
-        view = self._launcher.view
-        if view.members[root] in view.living:
-            return False
-        if root != 0:
-            self._require_living(name, root)
-        return True
-
-    def _check_whole(self, name: str, whole: str, wholes: Tensors, part: str, parts: Tensors) -> None:
-        """Checks that each whole has as many elements as a part of every member."""
-        size = self._launcher.view.size
-        for one, piece in zip(wholes, parts, strict=True):
-            if piece.numel() * size != one.numel() or one.dtype is not piece.dtype or one.device != piece.device:
-                text = f"the {whole} must have {size} times the elements of the {part}, and its dtype and device"
-                before, rest = divmod(one.numel(), piece.numel() or 1)
-                self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(piece)}", size=None if rest else before)
-
-    def _one_per_rank(self, name: str, role: str, tensors: Tensors) -> None:
-        size = self._launcher.view.size
-        if len(tensors) != size:
-            text = f"needs one {role} for each of the {size} members of the group, not {len(tensors)}"
-            self._refuse(name, text, size=len(tensors))
-        same_type(name, tensors)
-
-    def _alike(self, name: str, one: Tensor, other: Tensor, role: str, other_role: str) -> None:
-        if one.numel() != other.numel() or one.dtype is not other.dtype or one.device != other.device:
-            text = f"{role} and {other_role} must be of one size, dtype and device"
-            self._refuse(name, f"{text}: they are {_shown(one)} and {_shown(other)}")
-
-    def _split(self, name: str, role: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-        """The number of elements for each rank."""
-        size = self._launcher.view.size
-        rows = tensor.shape[0] if tensor.dim() else 1
-        if not sizes:
-            if rows % size:
-                before = next((one for one in self._launcher.view.before if rows % one == 0), None)
-                text = f"the first dimension of the {role}, {rows}, must be a multiple of {size}, or split sizes given"
-                self._refuse(name, text, size=before)
-            return [tensor.numel() // size] * size
-        if len(sizes) != size or sum(sizes) != rows:
-            text = f"the {role} split sizes must be {size} numbers whose sum is the first dimension, {rows}"
-            self._refuse(name, f"{text}, not {list(sizes)}", size=len(sizes))
-        row = tensor.numel() // rows if rows else 0
-        return [count * row for count in sizes]
 
 
 def _inner(tensors: Any) -> Tensors:
@@ -714,8 +480,3 @@ def _unequal(counts: Sequence[int]) -> Sequence[int] | None:
 def _make_sparse(tensor: Tensor, dense: Tensor) -> None:
     with torch.no_grad():  # a detached one would get other elements, and leave those of the tensor as they are
         tensor.copy_(dense.to_sparse(tensor.sparse_dim()))
-
-
-def _shown(tensor: Tensor) -> str:
-    where = "" if tensor.is_cpu else f" on {tensor.device}"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{where}"

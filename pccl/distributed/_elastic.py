@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pccl._errors import PCCLError
-from pccl.distributed import _bootstrap
+from pccl.distributed import _this_run
 from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
@@ -148,7 +148,7 @@ class Elastic:
         """
         self._leaves = True
         group = dist.GroupMember.WORLD if dist.is_initialized() else None
-        if isinstance(group, ProcessGroup) and not _bootstrap.to_join():
+        if isinstance(group, ProcessGroup) and not _this_run.to_join():
             self._announce(group)
 
     def _wants_to_leave(self) -> bool:
@@ -159,7 +159,7 @@ class Elastic:
     def _is_drained(self) -> bool:
         """Whether `pccl drain` has named this member. Without a call of `leave` it would go before it has given its part away."""
         group = dist.GroupMember.WORLD if self._sharded is not None else None
-        comm = group.communicator if isinstance(group, ProcessGroup) and not _bootstrap.to_join() else None
+        comm = group.communicator if isinstance(group, ProcessGroup) and not _this_run.to_join() else None
         return comm is not None and comm.uuid in comm.leaving
 
     def _leave_on(self, notice: Notice) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from pccl._errors import StateLostError
 from pccl.state._snapshots.boxes import ShardMap, list_of, shards_from, shards_tree, text_of, whole_number
 from pccl.state._snapshots.config import Snapshots
-from pccl.state._snapshots.restore import STEP_MAX, Held
-from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX
+from pccl.state._snapshots.images import Sum
+from pccl.state._snapshots.placement import Redundancy
+from pccl.state._snapshots.restore import STEP_MAX, Held, Source, choose, is_whole
+from pccl.state._snapshots.snapshot import ERA_MAX, ID_MAX, PLACE_MAX, Layout
 from pccl.state._snapshots.stock import layouts_from
+
+_log = logging.getLogger("pccl.distributed")
+
+LIVE = -1
+"""Stands for the id of a snapshot: the tensors of the training themselves."""
 
 
 class Told(NamedTuple):
@@ -71,3 +80,34 @@ def told_of(tree: Any) -> Told:
         text_of(tree["settings"]),
         whole_number(tree["replica"], PLACE_MAX),
     )
+
+
+def source_of(
+    told: Sequence[Told], layouts: Mapping[str, Layout], damaged: set[int], newest: int
+) -> tuple[Source | None, int, bool]:
+    """What is restored, the rank whose values are taken, and whether it is the tensors as they are. None: a run begins."""
+    held = [one.held for one in told]
+    if newest == 0:
+        try:
+            source = choose(held, layouts, damaged)
+        except StateLostError as error:
+            if any(held):
+                _log.warning("%s", f"snapshots of an earlier start cannot be used, so the run begins anew: {error}")
+            return None, 0, False
+        there = max((one.version[0] for one in told if one.version), default=0)
+        if source.order[1] < there:
+            _log.warning("%s", f"a snapshot of step {source.order[1]} is kept, and gives way to the step {there} that was loaded")
+            return None, 0, False
+        text = f"the run goes on from the snapshot of step {source.order[1]}, which an earlier start of this run left in memory"
+        _log.warning("%s", f"{text}; give Snapshots another name for a new run")
+        return source, source.values[min(source.values)][0], False
+    ranks = [rank for rank, one in enumerate(told) if one.revision == newest]
+    for version in sorted({told[rank].version for rank in ranks if told[rank].version}, reverse=True):
+        having = [rank for rank in ranks if told[rank].version == version]
+        live = [one for rank in having if (one := told[rank].shards) is not None]
+        if len(live) == len(having) and is_whole(live):
+            layout = Layout([told[rank].host for rank in having], live, Redundancy(1, 0))
+            images = {slot: [rank] for slot, rank in enumerate(having)}
+            return Source(LIVE, (0, 0), layout, images, {}, {}, Sum(0, 0)), having[0], True
+    source = choose(held, layouts, damaged)
+    return source, source.values[min(source.values)][0], False

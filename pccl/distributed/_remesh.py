@@ -17,10 +17,8 @@ the old meshes unequal to all others.
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,71 +29,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.optim import Optimizer
 
-from pccl.state._entries import COMPILED
-from pccl.state._snapshots.boxes import Box
-
-_FSDP = "torch.distributed.fsdp._fully_shard."
-_PRIVATE = {
-    "FSDPState": _FSDP + "_fsdp_state",
-    "FSDPStateContext": _FSDP + "_fsdp_state",
-    "TrainingState": _FSDP + "_fsdp_common",
-    "FSDPMeshInfo": _FSDP + "_fsdp_common",
-    "FSDPParamGroup": _FSDP + "_fsdp_param_group",
-    "FSDPCommContext": _FSDP + "_fsdp_param_group",
-    "ProcessGroupAllocAllGather": _FSDP + "_fsdp_collectives",
-    "SymmMemAllGather": _FSDP + "_fsdp_collectives",
-    "ShardedState": _FSDP + "_fsdp_param",
-    "_get_module_fsdp_state": _FSDP + "_fsdp_state",
-    "_get_mesh_info": _FSDP + "_fsdp_init",
-    "_get_post_forward_mesh_info": _FSDP + "_fsdp_init",
-    "_clear_sharding_prop_cache": "torch.distributed.tensor.debug",
-    "clear_redistribute_planner_cache": "torch.distributed.tensor._redistribute",
-}
-"""What is used of torch beside its public names, and the module that has it."""
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_SETTINGS = _words(
-    "_all_gather_comm _all_reduce_hook _all_reduce_hook_stream _reduce_scatter_comm all_reduce_grads "
-    "force_sum_reduction_for_comms gradient_divide_factor reduce_grads reduce_scatter_max_input_buffers "
-    "reduce_scatter_unused_params reshard_after_backward unshard_async_op unshard_in_backward"
+from pccl.distributed._dtensors import (
+    box,
+    listed,
+    parameters_of,
+    plain,
+    sharded_parameter,
+    states_of_optimizers,
 )
-"""Attributes of an FSDPParamGroup that a program sets, and that a new one takes over."""
-
-_ATTRIBUTES = {
-    "FSDPState": _words(
-        "_auto_reshard_after_forward _comm_ctx _device _device_handle _fsdp_param_groups _is_root _modules "
-        "_modules_to_run_forward _mp_policy _post_forward_hook_handle _pre_forward_hook_handle _state_ctx "
-        "_states_to_backward_prefetch _states_to_forward_prefetch _training_state"
-    ),
-    "FSDPStateContext": _words(
-        "all_states is_last_backward iter_forward_root post_backward_final_callback_queued post_optim_event"
-    ),
-    "FSDPParamGroup": _SETTINGS
-    | _words(
-        "_all_gather_output _all_gather_result _all_reduce_state _module_fqn _module_to_pre_load_state_dict_hook_handle "
-        "_module_to_pre_save_state_dict_hook_handle _num_param_groups _param_group_index _partial_reduce_output "
-        "_post_forward_indices _post_reduce_event _reset_sharded_params _reshard_after_forward_event _sharded_state "
-        "_training_state comm_ctx device device_handle fsdp_params mesh_info modules mp_policy offload_policy "
-        "post_forward_mesh_info"
-    ),
-}
-"""All attributes of these objects. One that is missing or new may be a setting that would be lost, or a state that would stay."""
-
-_ADDED_LATER = frozenset(("_orig_dtype", "_reduce_dtype"))
-"""Attributes of an FSDPParamGroup that the first forward pass adds."""
-
-_PARAMETER = _words(
-    "_module_info _post_load_hook_handle _setattr_on_modules _sharded_param_data _sharding_spec fsdp_placement is_dtensor "
-    "padded_sharded_param_size pin_memory sharded_param sharded_size sharded_state"
-)
-"""Attributes of an FSDPParam that are used."""
-
-_MESH = ("_dim_group_names", "_flatten_mapping", "_hash", "_root_mesh", "_thread_id")
-"""Attributes of a DeviceMesh that are used."""
+from pccl.distributed._fsdp import SETTINGS, check_attributes, check_parameter, fsdp_states, internals, unsupported
 
 _OWN = "_pccl_made"
 """An attribute of the meshes that `remesh` makes by itself. With such a mesh its process groups end."""
@@ -104,117 +46,6 @@ _retired = itertools.count(1)
 _asked: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """What the program has asked for and a mesh could not give: the placement of an FSDPParam, the int `reshard_after_forward` of an
 FSDPParamGroup. A later mesh may give it."""
-
-
-# ---- names ----
-
-
-def entries(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] | None = None) -> dict[str, torch.Tensor]:
-    """Returns all parameters, buffers and tensors of optimizer states by name; sharded ones are DTensors.
-
-    The names are the same on all ranks, and before and after `remesh`: "model.layer.weight", "optim0.layer.weight.exp_avg". A
-    parameter that several modules share has one name. The tensors are those of the training, not copies. ValueError: an optimizer
-    has a parameter that the model lacks.
-    """
-    found: dict[str, torch.Tensor] = {f"model.{name}": parameter for name, parameter in _parameters(model).items()}
-    found.update((f"model.{_plain(name)}", buffer) for name, buffer in model.named_buffers())
-    for state in _states_of_optimizers(model, _listed(optimizers)):
-        found[state.name] = state.container[state.key]
-    return found
-
-
-def box_of(tensor: torch.Tensor) -> Box:
-    """Returns which part of a tensor this process has: of a plain tensor all.
-
-    TypeError: a placement of the DTensor is neither Shard nor Replicate. ValueError: this process is not in its mesh.
-    """
-    if not isinstance(tensor, DTensor):
-        return Box((0,) * tensor.ndim, tuple(tensor.shape))
-    return _box(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part that `box_of` describes, in the memory of the tensor: of a plain tensor all."""
-    found: torch.Tensor = tensor.detach()
-    return found.to_local() if isinstance(found, DTensor) else found
-
-
-def _box(shape: tuple[int, ...], mesh: DeviceMesh, placements: Sequence[Placement]) -> Box:
-    place = mesh.get_coordinate()
-    if place is None:
-        raise ValueError(f"this process, rank {dist.get_rank()}, is not in {mesh}")
-    offset, local = [0] * len(shape), list(shape)
-    for number, placement in enumerate(placements):
-        if type(placement) is Replicate:
-            continue
-        if type(placement) is not Shard:
-            raise TypeError(f"a tensor placed by {type(placement).__name__} has no slice; only Shard and Replicate have one")
-        dim = placement.dim % len(shape)
-        chunk = -(-local[dim] // mesh.size(number))
-        start = min(local[dim], chunk * place[number])
-        offset[dim] += start
-        local[dim] = min(local[dim] - start, chunk)
-    return Box(tuple(offset), tuple(local))
-
-
-def _plain(name: str) -> str:
-    return name.replace(COMPILED, "")
-
-
-def _listed(optimizers: Optimizer | Iterable[Optimizer] | None) -> list[Optimizer]:
-    return [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers or ())
-
-
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by name. In the middle of a step modules may have whole ones: then those that optimizers have."""
-    sharded = {}
-    for state in _states(model):
-        for group in state._fsdp_param_groups:
-            for one in group.fsdp_params:
-                sharded[one._module_info.module._parameters[one._module_info.param_name]] = _sharded_parameter(one)
-    return {_plain(name): sharded.get(parameter, parameter) for name, parameter in model.named_parameters()}
-
-
-def _sharded_parameter(one: Any) -> nn.Parameter:
-    """The parameter of an FSDPParam as optimizers have it; a program may have replaced it on the module since."""
-    there = one._module_info.module._parameters[one._module_info.param_name]
-    found: nn.Parameter = there if one.sharded_state == _torch().ShardedState.SHARDED else one.sharded_param
-    return found
-
-
-class _State(NamedTuple):
-    """A tensor of an optimizer's state."""
-
-    name: str
-    container: Any
-    """The dictionary or list that has it under `key`."""
-    key: Any
-    parameter: nn.Parameter
-    parameter_name: str
-
-
-def _states_of_optimizers(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[_State]:
-    names = {parameter: name for name, parameter in _parameters(model).items()}
-    for number, optimizer in enumerate(optimizers):
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter not in names:
-                    raise ValueError(
-                        f"optimizer {number} has a parameter of shape {tuple(parameter.shape)} that is not in the model; make "
-                        "optimizers after fully_shard, with parameters of the model only"
-                    )
-                name = names[parameter]
-                for path, container, key in _tensors_in(optimizer.state.get(parameter, {}), f"optim{number}.{name}"):
-                    yield _State(path, container, key, parameter, name)
-
-
-def _tensors_in(container: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    found = enumerate(container) if isinstance(container, list) else sorted(container.items(), key=lambda item: str(item[0]))
-    for key, value in found:
-        if isinstance(value, torch.Tensor):
-            yield f"{path}.{key}", container, key
-        elif isinstance(value, (dict, list)):
-            yield from _tensors_in(value, f"{path}.{key}")
 
 
 # ---- the new mesh ----
@@ -242,12 +73,12 @@ def remesh(
 
     TypeError, ValueError: the model has something that this cannot do, which the error names; nothing has been changed.
     """
-    states = _states(model)
+    states = fsdp_states(model)
     meshes = _Meshes(shards)
-    names = {parameter: name for name, parameter in _parameters(model).items()}
+    names = {parameter: name for name, parameter in parameters_of(model).items()}
     plans = [_Plan(names, state, group, meshes) for state in states for group in state._fsdp_param_groups]
     placements = {one.parameter: (one.old_placements, one.placements) for plan in plans for one in plan.parameters}
-    moved = _moved_states(model, _listed(optimizers), meshes, placements)
+    moved = _moved_states(model, listed(optimizers), meshes, placements)
     moved += _moved_buffers(model, meshes)
     _wait_for_devices(states)
     meshes.retire()
@@ -261,23 +92,6 @@ def remesh(
         container[key] = make()
     for parameter in model.parameters():
         parameter.grad = None
-
-
-def _states(model: nn.Module) -> list[Any]:
-    """The states of FSDP in the model, each once."""
-    internals = _torch()
-    found: dict[int, Any] = {}
-    for name, module in model.named_modules():
-        state = internals._get_module_fsdp_state(module)
-        if state is None:
-            continue
-        if type(state) is not internals.FSDPState:
-            raise TypeError(f"{name or 'the model'} is wrapped by {type(state).__name__}, which remesh does not know")
-        found[id(state)] = state
-    for state in found.values():
-        if any(id(other) not in found for other in state._state_ctx.all_states):
-            raise ValueError("the model is a part of a larger one under FSDP; call remesh with the larger one")
-    return list(found.values())
 
 
 class _Meshes:
@@ -314,10 +128,10 @@ class _Meshes:
     def after_forward(self, info: Any, asked: bool | int) -> Any:
         """Returns what parameters are resharded to after forward; the groups of an int are made once."""
         if isinstance(asked, bool):
-            return _torch()._get_post_forward_mesh_info(asked, info)
+            return internals()._get_post_forward_mesh_info(asked, info)
         key = id(info.mesh), asked
         if key not in self._after_forward:
-            made = _torch()._get_post_forward_mesh_info(asked, info)
+            made = internals()._get_post_forward_mesh_info(asked, info)
             self._after_forward[key] = info if made is info else made
         return self._after_forward[key]
 
@@ -331,9 +145,9 @@ class _Meshes:
                         dist.destroy_process_group(group)
         for old in self._old.values():
             if any(old == new for new in self._made.values()):
-                raise _unsupported("DeviceMesh._thread_id does not tell meshes apart")
-        _torch()._clear_sharding_prop_cache()  # these entries are of no more use
-        _torch().clear_redistribute_planner_cache()
+                raise unsupported("DeviceMesh._thread_id does not tell meshes apart")
+        internals()._clear_sharding_prop_cache()  # these entries are of no more use
+        internals().clear_redistribute_planner_cache()
 
 
 def _new_mesh(old: DeviceMesh, shards: int | None) -> DeviceMesh:
@@ -379,27 +193,27 @@ class _Plan:
     """What is to become of an FSDPParamGroup. Making it changes nothing, but for the meshes and groups that it makes."""
 
     def __init__(self, names: dict[nn.Parameter, str], state: Any, group: Any, meshes: _Meshes) -> None:
-        internals = _torch()
-        _check_attributes(state, group)
+        known = internals()
+        check_attributes(state, group)
         info = group.mesh_info
         if info.shard_mesh_dim is None or info.is_spmd_mesh:
-            what = names[_sharded_parameter(group.fsdp_params[0])]
+            what = names[sharded_parameter(group.fsdp_params[0])]
             raise TypeError(f"{what} was sharded with dp_mesh_dims or without a shard dimension, which remesh does not know")
-        if isinstance(group._all_gather_comm, internals.SymmMemAllGather):
+        if isinstance(group._all_gather_comm, known.SymmMemAllGather):
             raise TypeError("set_symm_mem_for_comm needs NCCL, and remesh cannot make it again; leave it out")
         self.state, self.old, self.meshes = state, group, meshes
         new = meshes.of(info.mesh)
         for other in (group.post_forward_mesh_info, *group.fsdp_params):
             for name in ("mesh", "_shard_mesh", "_spmd_mesh"):
                 meshes.note(getattr(other, name, None))
-        self.info = internals._get_mesh_info(new)
+        self.info = known._get_mesh_info(new)
         self.asked, given = _after_forward(state, group, self.info.shard_mesh_size)
         self.after_forward = meshes.after_forward(self.info, given)
         self.parameters = [self._plan(one, names) for one in group.fsdp_params]
 
     def _plan(self, one: Any, names: dict[nn.Parameter, str]) -> _Parameter:
-        _check_parameter(one)
-        parameter: Any = _sharded_parameter(one)
+        check_parameter(one)
+        parameter: Any = sharded_parameter(one)
         name = names[parameter]
         local = getattr(parameter, "_local_tensor", None)
         if one.is_dtensor or getattr(one, "is_spmd_types", False):
@@ -418,7 +232,7 @@ class _Plan:
         _remove_hooks(self.old)
         wholes = [_whole(one) for one in self.parameters]
         placements = {whole: one.placement for whole, one in zip(wholes, self.parameters, strict=True)}
-        group = _torch().FSDPParamGroup(
+        group = internals().FSDPParamGroup(
             wholes,
             self.old.modules,
             self.info,
@@ -428,9 +242,9 @@ class _Plan:
             self.old.mp_policy,
             self.old.offload_policy,
         )
-        for name in _SETTINGS:
+        for name in SETTINGS:
             setattr(group, name, getattr(self.old, name))
-        if isinstance(group._all_gather_comm, _torch().ProcessGroupAllocAllGather):
+        if isinstance(group._all_gather_comm, internals().ProcessGroupAllocAllGather):
             group.set_allocate_memory_from_process_group(True)
         group.comm_ctx = self.state._comm_ctx
         if self.asked is not None:
@@ -498,21 +312,21 @@ def _give_shard(new: Any, one: _Parameter) -> None:
 def _reset(state: Any) -> None:
     """Brings a state to that before the first forward pass. What a program sets stays."""
     state._is_root = None
-    state._training_state = _torch().TrainingState.IDLE
+    state._training_state = internals().TrainingState.IDLE
     state._modules_to_run_forward.clear()
 
 
 def _share_contexts(states: Sequence[Any]) -> None:
     """Gives the states new contexts. States that shared one share the new one."""
-    internals = _torch()
+    known = internals()
     made: dict[int, Any] = {}
     old = [(state._state_ctx, state._comm_ctx) for state in states]  # whose ids stay theirs
     for state, (context, streams) in zip(states, old, strict=True):
         if id(context) not in made:
-            made[id(context)] = internals.FSDPStateContext()
+            made[id(context)] = known.FSDPStateContext()
             made[id(context)].is_last_backward = context.is_last_backward
         state._state_ctx = made[id(context)]
-        state._comm_ctx = made.setdefault(id(streams), internals.FSDPCommContext())
+        state._comm_ctx = made.setdefault(id(streams), known.FSDPCommContext())
 
 
 def _wait_for_devices(states: Sequence[Any]) -> None:
@@ -535,7 +349,7 @@ def _moved_states(
     placements: dict[nn.Parameter, tuple[tuple[Placement, ...], tuple[Placement, ...]]],
 ) -> list[_Move]:
     moved: list[_Move] = []
-    for state in _states_of_optimizers(model, optimizers):
+    for state in states_of_optimizers(model, optimizers):
         tensor = state.container[state.key]
         if isinstance(tensor, DTensor):
             old, new = placements.get(state.parameter, ((), ()))
@@ -551,7 +365,7 @@ def _moved_states(
 
 def _moved_buffers(model: nn.Module, meshes: _Meshes) -> list[_Move]:
     return [
-        (module._buffers, key, _remade(buffer, f"model.{_plain(prefix + '.' if prefix else prefix)}{key}", meshes, None))
+        (module._buffers, key, _remade(buffer, f"model.{plain(prefix + '.' if prefix else prefix)}{key}", meshes, None))
         for prefix, module in model.named_modules()
         for key, buffer in module._buffers.items()
         if isinstance(buffer, DTensor)
@@ -572,7 +386,7 @@ def _remade(tensor: DTensor, name: str, meshes: _Meshes, placements: tuple[Place
         return functools.partial(_on_mesh, tensor, local, mesh, (Replicate(),) * mesh.ndim)
     if placements is None:
         placements = _sharded_by(cut[0].dim, mesh)  # type: ignore[attr-defined] # it is a Shard
-    part = _box(tuple(tensor.shape), mesh, placements).shape
+    part = box(tuple(tensor.shape), mesh, placements).shape
 
     def make() -> torch.Tensor:
         return _on_mesh(tensor, torch.zeros(part, dtype=local.dtype, device=local.device), mesh, placements)
@@ -588,40 +402,3 @@ def _require_plain(local: torch.Tensor, name: str) -> None:
 def _on_mesh(tensor: DTensor, local: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> torch.Tensor:
     made: torch.Tensor = DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
     return made
-
-
-# ---- versions of torch ----
-
-
-@functools.cache
-def _torch() -> SimpleNamespace:
-    """Returns the names of `_PRIVATE`."""
-    found = {}
-    for name, module in _PRIVATE.items():
-        try:
-            found[name] = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            raise _unsupported(f"{module} has no {name}") from None
-    return SimpleNamespace(**found)
-
-
-def _check_attributes(state: Any, group: Any) -> None:
-    for one in (state, state._state_ctx, group):
-        name = type(one).__name__
-        there = vars(one).keys() - _ADDED_LATER
-        missing, added = _ATTRIBUTES[name] - there, there - _ATTRIBUTES[name]
-        if missing or added:
-            raise _unsupported(f"{name} {'lacks' if missing else 'has'} {', '.join(sorted(missing or added))}")
-    for name in _MESH:
-        if not hasattr(group.mesh_info.mesh, name):
-            raise _unsupported(f"DeviceMesh lacks {name}")
-
-
-def _check_parameter(one: Any) -> None:
-    missing = [name for name in sorted(_PARAMETER) if not hasattr(one, name)]
-    if missing:
-        raise _unsupported(f"FSDPParam lacks {', '.join(missing)}")
-
-
-def _unsupported(what: str) -> RuntimeError:
-    return RuntimeError(f"torch {torch.__version__} is not supported by pccl.distributed for sharded models: {what}")

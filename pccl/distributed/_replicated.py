@@ -11,7 +11,7 @@ from uuid import UUID
 from pccl._communicator import Communicator
 from pccl._errors import CallAgainError, JoinError, PeerLostError, TooFewPeersError
 from pccl._names import name_of, peer_label
-from pccl.distributed import _bootstrap
+from pccl.distributed import _this_run
 from pccl.distributed._group import FIXED, ProcessGroup
 from pccl.distributed._training import Training
 from pccl.distributed._view import arrange
@@ -67,7 +67,7 @@ class Replicated:
 
         `step` counts the calls of the run. `announce` tells the members that this process leaves, if it does.
         """
-        comm, masters = group.communicator, _bootstrap.to_join()
+        comm, masters = group.communicator, _this_run.to_join()
         anew = bool(masters) or group not in _begun
         if masters:
             self._join(group, masters, seconds)
@@ -130,15 +130,15 @@ class Replicated:
     def _join(self, group: ProcessGroup, masters: str, seconds: float) -> None:
         comm = group.communicator
         try:
-            told = self._described(group) if _bootstrap.to_begin() else b""
-            comm.connect(timeout=seconds, begin=_bootstrap.to_begin())
+            told = self._described(group) if _this_run.to_begin() else b""
+            comm.connect(timeout=seconds, begin=_this_run.to_begin())
             self._bring_up_to_date(group, (lambda: told) if told else None, seconds, new=True)
         except BaseException as error:
             comm.close()  # whatever went wrong, members must not wait for this process
             if not isinstance(error, Exception):
                 raise
             raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
-        _bootstrap.joined()
+        _this_run.joined()
 
     # ---- at all ----
 
@@ -157,7 +157,7 @@ class Replicated:
             try:
                 here = comm._snapshot
                 talk = Talk(comm, here, here.index(comm.uuid), "Elastic.sync", seconds)
-                loaded, wanted = self.loaded is not None, _bootstrap.launched_rank()
+                loaded, wanted = self.loaded is not None, _this_run.launched("RANK")
                 settings = self._every, self._parity_every, POLICIES.index(self._policy)
                 standing = _Standing(told is not None, self._revision, loaded, self._progress(), new, wanted, *settings)
                 rows = talk.gather([int(one) for one in standing])

@@ -16,11 +16,12 @@ import torch
 from pccl._communicator import Communicator, roll
 from pccl._errors import CallAgainError, JoinError, Left, PeerLostError, StateLostError, TooFewPeersError
 from pccl._holder import HolderError
-from pccl.distributed import _bootstrap
+from pccl.distributed import _this_run
+from pccl.distributed._dtensors import local_part
 from pccl.distributed._group import FIXED, ProcessGroup
-from pccl.distributed._inventory import Told, settings_of, told_of, tree_of
+from pccl.distributed._inventory import LIVE, Told, settings_of, source_of, told_of, tree_of
 from pccl.distributed._launch import digest
-from pccl.distributed._remesh import local_part, remesh
+from pccl.distributed._remesh import remesh
 from pccl.distributed._sharded_state import ShardedState
 from pccl.distributed._training import Training
 from pccl.state import decode, encode
@@ -28,19 +29,16 @@ from pccl.state._snapshots.boxes import ShardMap, shards_from, shards_tree
 from pccl.state._snapshots.config import Snapshots
 from pccl.state._snapshots.images import Memory, Sum, hash_slice, write_image
 from pccl.state._snapshots.keeper import Keeper, host_name
-from pccl.state._snapshots.placement import Redundancy
 from pccl.state._snapshots.restore import (
     ATTEMPTS,
     DamagedError,
     Source,
     carry_out,
-    choose,
-    is_whole,
     misfit,
     plan,
     verify,
 )
-from pccl.state._snapshots.snapshot import Contribution, Layout, PieceName, Report, Snapshot
+from pccl.state._snapshots.snapshot import Contribution, PieceName, Report, Snapshot
 from pccl.state._snapshots.stock import Stock
 from pccl.state._snapshots.talk import Talk, understood
 
@@ -51,9 +49,6 @@ _ROLL = digest("Elastic.sync of a sharded model") & (1 << 64) - 1
 
 NOTICE_SECONDS = 1.0
 """Within which all processes of a job get a signal that ends the job."""
-
-LIVE = -1
-"""Stands for the id of a snapshot: the tensors of the training themselves."""
 
 
 class Restored(NamedTuple):
@@ -159,7 +154,7 @@ class Sharded:
             raise ValueError('Elastic: a sharded model cannot have fixed membership; pass membership="elastic"')
         comm = group.communicator
         if self._keeper is None and self._snapshots is not None:
-            name = self._snapshots.name_of_run(_bootstrap.masters())
+            name = self._snapshots.name_of_run(_this_run.masters())
             self._keeper = Keeper(comm, self._snapshots, name, timeout=group._timeout)
         self.fence()
         if not self._members:
@@ -195,19 +190,19 @@ class Sharded:
     def _enter(self, group: ProcessGroup, seconds: float) -> None:
         """The first sync of this process: a run begins, goes on after all were started anew, or lets this process in."""
         comm = group.communicator
-        masters = _bootstrap.to_join()
+        masters = _this_run.to_join()
         if not masters:
             self._restore(group, seconds, first=True)
             return
         try:
-            comm.connect(timeout=seconds, begin=_bootstrap.to_begin())
+            comm.connect(timeout=seconds, begin=_this_run.to_begin())
             self._restore(group, seconds, first=True)
         except BaseException as error:
             comm.close()  # whatever went wrong, members must not wait for this process
             if not isinstance(error, Exception) or isinstance(error, StateLostError):
                 raise
             raise JoinError(f"this process could not join the run at {masters}: {error or type(error).__name__}") from error
-        _bootstrap.joined()
+        _this_run.joined()
 
     def snapshot(self) -> None:
         """Begins a snapshot of the state as it is. All members call it at the same step."""
@@ -233,7 +228,7 @@ class Sharded:
         """Brings the state to all who are there, divided anew, and makes them the members of the group."""
         comm = group.communicator
         self._began = time.monotonic()
-        known = () if _bootstrap.to_join() else group.members
+        known = () if _this_run.to_join() else group.members
         damaged: set[int] = set()
         self._spoiled = False
         try:
@@ -304,7 +299,7 @@ class Sharded:
             return False
         self._state.shards = next(one.replica for one in by_rank if one.revision == newest)
         layouts = stock.exchange_layouts(talk, [one.layouts for one in by_rank])
-        source, root, is_live = self._source(by_rank, layouts, damaged, newest)
+        source, root, is_live = source_of(by_rank, layouts, damaged, newest)
         era = max(one.era for one in by_rank) + 1
         if source is None and order == known:  # a run begins, with the tensors that each has
             self._finish(group, order, talk.own, 1, era)
@@ -450,40 +445,6 @@ class Sharded:
         if self._state.shards:
             group.guard(order, (_ROLL, *self._commits))
             self._group = group
-
-    def _source(
-        self, told: Sequence[Told], layouts: Mapping[str, Layout], damaged: set[int], newest: int
-    ) -> tuple[Source | None, int, bool]:
-        """What is restored, the rank whose values are taken, and whether it is the tensors as they are. None: a run begins."""
-        held = [one.held for one in told]
-        if newest == 0:
-            try:
-                source = choose(held, layouts, damaged)
-            except StateLostError as error:
-                if any(held):
-                    _log.warning("%s", f"snapshots of an earlier start cannot be used, so the run begins anew: {error}")
-                return None, 0, False
-            there = max((one.version[0] for one in told if one.version), default=0)
-            if source.order[1] < there:
-                _log.warning(
-                    "%s", f"a snapshot of step {source.order[1]} is kept, and gives way to the step {there} that was loaded"
-                )
-                return None, 0, False
-            text = (
-                f"the run goes on from the snapshot of step {source.order[1]}, which an earlier start of this run left in memory"
-            )
-            _log.warning("%s", f"{text}; give Snapshots another name for a new run")
-            return source, source.values[min(source.values)][0], False
-        ranks = [rank for rank, one in enumerate(told) if one.revision == newest]
-        for version in sorted({told[rank].version for rank in ranks if told[rank].version}, reverse=True):
-            having = [rank for rank in ranks if told[rank].version == version]
-            live = [one for rank in having if (one := told[rank].shards) is not None]
-            if len(live) == len(having) and is_whole(live):
-                layout = Layout([told[rank].host for rank in having], live, Redundancy(1, 0))
-                images = {slot: [rank] for slot, rank in enumerate(having)}
-                return Source(LIVE, (0, 0), layout, images, {}, {}, Sum(0, 0)), having[0], True
-        source = choose(held, layouts, damaged)
-        return source, source.values[min(source.values)][0], False
 
     def _values_of(self, talk: Talk, source: Source, root: int, pieces: Mapping[PieceName, Memory], live: _Live | None) -> bytes:
         """The own values of the time of the snapshot, or else those of one member. `live`: None if they are of another step."""

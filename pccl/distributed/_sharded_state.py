@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from pccl.distributed._remesh import box_of, entries, local_part
+from pccl.distributed._dtensors import box_of, entries, local_part
 from pccl.distributed._training import outlines, take_outlines
 from pccl.state._entries import COMPILED
 from pccl.state._snapshots.boxes import ShardMap, Slice

@@ -25,8 +25,9 @@ from performers import PATIENCE, Performer, preload, secrets_of
 
 import pccl
 from pccl import _keys, _waits
+from pccl._calls import Deadline
 from pccl._own_keys import why_plain
-from pccl.distributed import _bootstrap
+from pccl.distributed import _board, _bootstrap, _own_masters, _this_run
 
 preload(__name__)
 
@@ -42,7 +43,7 @@ class Rank:
         """The ids of all ranks, or what went wrong."""
         try:
             self.comm, members = _bootstrap.connect(self.store, self.rank, self.world_size, timedelta(seconds=timeout))
-        except _bootstrap.BootstrapError as error:
+        except _board.BootstrapError as error:
             return str(error)
         assert members[self.rank] == self.comm.uuid
         return tuple(map(str, members))
@@ -51,13 +52,13 @@ class Rank:
         """Whose run it is told to join."""
         comm, members = _bootstrap.connect(self.store, self.rank, self.world_size, timedelta(seconds=PATIENCE))
         assert (comm.alive, len(members)) == (False, 1)
-        return _bootstrap.to_join()
+        return _this_run.to_join()
 
     def masters(self) -> str:
-        return _bootstrap.masters()
+        return _this_run.masters()
 
     def keys(self) -> str:
-        return _bootstrap.keys()
+        return _this_run.keys()
 
     def sums(self, count: int) -> int:
         """Makes this many reduces in a row, for which losses are no error; gives the number of those in the last one."""
@@ -183,7 +184,7 @@ def test_any_of_three_nodes_may_die(node):
 
 def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
     """As where 15 s pass before the rank that has started them comes to connect."""
-    start, started = _bootstrap._start_master, []
+    start, started = _own_masters.start_master, []
 
     def start_and_end(address, listed, deadline, **options):
         started.append(address)
@@ -192,11 +193,11 @@ def test_masters_that_have_ended_too_early_are_started_again(monkeypatch):
             end_masters(listed)
         return problem
 
-    monkeypatch.setattr(_bootstrap, "_start_master", start_and_end)
+    monkeypatch.setattr(_own_masters, "start_master", start_and_end)
     comm, members = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     assert (members, started[2:]) == ((comm.uuid,), started[:2])
     comm.close()
-    end_masters(_bootstrap.masters())
+    end_masters(_this_run.masters())
 
 
 def test_a_master_starts_without_an_interpreter():
@@ -217,19 +218,19 @@ def test_the_log_of_the_masters(monkeypatch, tmp_path):
     monkeypatch.setenv("PCCL_MASTER_LOG", str(tmp_path / "log"))
     comm, _ = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     comm.close()
-    end_masters(_bootstrap.masters())
+    end_masters(_this_run.masters())
     assert "master" in (tmp_path / "log").read_text()
     monkeypatch.setenv("PCCL_MASTER_LOG", str(tmp_path / "none" / "log"))
-    with pytest.raises(_bootstrap.BootstrapError, match=r"could not start the master .* it cannot write its log to .*none/log"):
+    with pytest.raises(_board.BootstrapError, match=r"could not start the master .* it cannot write its log to .*none/log"):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
 
 
 def test_a_master_that_cannot_start_is_told_with_the_reason():
-    deadline = _bootstrap.Deadline(PATIENCE)
+    deadline = Deadline(PATIENCE)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert "address is in use" in _bootstrap._start_master(address, address, deadline)
-    assert "arguments" in _bootstrap._start_master("127.0.0.1:9", "127.0.0.1:10", deadline)
+        assert "address is in use" in _own_masters.start_master(address, address, deadline)
+    assert "arguments" in _own_masters.start_master("127.0.0.1:9", "127.0.0.1:10", deadline)
 
 
 def test_a_timeout_of_one_second_holds_on_a_busy_machine():
@@ -250,9 +251,9 @@ def test_a_timeout_of_one_second_holds_on_a_busy_machine():
 
 @pytest.mark.parametrize("own", [0, 1])
 def test_ranks_that_have_not_called_are_named_while_it_waits(own, monkeypatch, caplog):
-    monkeypatch.setattr(_bootstrap, "FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(_board, "FIRST_SECONDS", 0.05)
     monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.05)
-    with pytest.raises(_bootstrap.BootstrapError, match=f"rank {1 - own} of 2 has not called"):
+    with pytest.raises(_board.BootstrapError, match=f"rank {1 - own} of 2 has not called"):
         _bootstrap.connect(dist.HashStore(), own, 2, timedelta(seconds=1))
     assert f"rank {1 - own} of 2 has not called init_process_group" in caplog.text
 
@@ -260,13 +261,13 @@ def test_ranks_that_have_not_called_are_named_while_it_waits(own, monkeypatch, c
 @pytest.mark.parametrize(("own", "text"), [(0, "rank 1 of 2 has not joined the run at"), (1, "rank 1 waits for rank 0")])
 def test_ranks_that_hang_are_named_while_it_waits(own, text, monkeypatch, caplog):
     """The other rank has met this one, and does no more."""
-    monkeypatch.setattr(_bootstrap, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(_board, "FIRST_SECONDS", 0.2)
     monkeypatch.setattr(pccl._waits, "FIRST_SECONDS", 0.2)
-    store, deadline = dist.HashStore(), _bootstrap.Deadline(PATIENCE)
-    other = _bootstrap._Board(store, 1 - own, 2, deadline, timedelta(seconds=PATIENCE))
-    thread = threading.Thread(target=other.meet, args=(_bootstrap._own_place(store, 2),))
+    store, deadline = dist.HashStore(), Deadline(PATIENCE)
+    other = _board.Board(store, 1 - own, 2, deadline, timedelta(seconds=PATIENCE))
+    thread = threading.Thread(target=other.meet, args=(_board.own_place(store, 2),))
     thread.start()
-    with pytest.raises(_bootstrap.BootstrapError):
+    with pytest.raises(_board.BootstrapError):
         _bootstrap.connect(store, own, 2, timedelta(seconds=3))
     thread.join()
     assert text in caplog.text
@@ -336,10 +337,10 @@ def test_the_store_has_the_path_of_the_keys_alone(monkeypatch, tmp_path):
     store: Any = Recorded()
     comm, _ = _bootstrap.connect(store, 0, 1, timedelta(seconds=PATIENCE))
     written = "".join(store.written)
-    assert str(Path(_bootstrap.keys()).parent) in written
-    assert not any(secret in written for secret in secrets_of(Path(_bootstrap.keys()).with_name("run.master")))
+    assert str(Path(_this_run.keys()).parent) in written
+    assert not any(secret in written for secret in secrets_of(Path(_this_run.keys()).with_name("run.master")))
     comm.close()
-    end_masters(_bootstrap.masters())
+    end_masters(_this_run.masters())
 
 
 @encrypts
@@ -395,16 +396,16 @@ def test_a_job_that_does_without_keys(tmp_path):
 def test_ranks_are_not_talked_out_of_keys(place, told, words):
     """Whoever writes to the store cannot make a rank do without, or use a folder that is not this user's alone."""
     store = dist.HashStore()
-    board = _bootstrap._Board(store, 0, 2, _bootstrap.Deadline(PATIENCE), timedelta(seconds=PATIENCE))
+    board = _board.Board(store, 0, 2, Deadline(PATIENCE), timedelta(seconds=PATIENCE))
 
     def lead():
-        board.meet(dataclasses.replace(_bootstrap._own_place(store, 2), **place))
+        board.meet(dataclasses.replace(_board.own_place(store, 2), **place))
         if told is not None:
             board.tell("keys", 0, json.dumps(told))
 
     thread = threading.Thread(target=lead)
     thread.start()
-    with pytest.raises(_bootstrap.BootstrapError, match=words):
+    with pytest.raises(_board.BootstrapError, match=words):
         _bootstrap.connect(store, 1, 2, timedelta(seconds=PATIENCE))
     thread.join()
 
@@ -412,21 +413,21 @@ def test_ranks_are_not_talked_out_of_keys(place, told, words):
 @encrypts
 @own
 def test_keys_that_one_rank_alone_has_are_told(monkeypatch, tmp_path):
-    store, deadline = dist.HashStore(), _bootstrap.Deadline(PATIENCE)
-    other = _bootstrap._Board(store, 1, 2, deadline, timedelta(seconds=PATIENCE))
-    place = _bootstrap._own_place(store, 2)
+    store, deadline = dist.HashStore(), Deadline(PATIENCE)
+    other = _board.Board(store, 1, 2, deadline, timedelta(seconds=PATIENCE))
+    place = _board.own_place(store, 2)
     monkeypatch.setenv("PCCL_KEYS", str(tmp_path / "run.master"))
     problems = []
 
     def follow():
         try:
             other.meet(place)
-        except _bootstrap.BootstrapError as error:
+        except _board.BootstrapError as error:
             problems.append(str(error))
 
     thread = threading.Thread(target=follow)
     thread.start()
-    with pytest.raises(_bootstrap.BootstrapError, match="rank 0 has PCCL_KEYS, and rank 1 has not"):
+    with pytest.raises(_board.BootstrapError, match="rank 0 has PCCL_KEYS, and rank 1 has not"):
         _bootstrap.connect(store, 0, 2, timedelta(seconds=3))
     thread.join()
     assert "give all ranks the keys of the run, or none" in problems[0]
@@ -523,37 +524,37 @@ def test_a_store_that_dies_is_told():
 
 
 def test_who_starts_a_master():
-    assert _bootstrap._starters(["a"] * 4) == [0, 0]
-    assert _bootstrap._starters(["a", "a", "b"]) == [0, 2]
-    assert _bootstrap._starters(["a", "b", "a", "c", "d"]) == [0, 1, 3]
+    assert _own_masters._starters(["a"] * 4) == [0, 0]
+    assert _own_masters._starters(["a", "a", "b"]) == [0, 2]
+    assert _own_masters._starters(["a", "b", "a", "c", "d"]) == [0, 1, 3]
 
 
 @pytest.mark.parametrize(("addresses", "words"), [("", "PCCL_MASTER"), ("somewhere", "no port")])
 def test_a_newcomer_needs_an_address(addresses, words):
-    with _bootstrap.meant_to_join(addresses), pytest.raises(_bootstrap.BootstrapError, match=words):
+    with _this_run.meant_to_join(addresses), pytest.raises(_board.BootstrapError, match=words):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
 
 
 def test_a_newcomer_is_alone_and_knows_where_to_go(monkeypatch):
     monkeypatch.setenv("PCCL_MASTER", "127.0.0.1:9")
-    monkeypatch.setattr(_bootstrap, "_to_join", "")
-    with _bootstrap.meant_to_join(None):
+    monkeypatch.setattr(_this_run, "_to_join", "")
+    with _this_run.meant_to_join(None):
         comm, members = _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
-    assert (comm.alive, len(members), _bootstrap.to_join()) == (False, 1, "127.0.0.1:9")
-    _bootstrap.joined()
-    assert _bootstrap.to_join() == ""
+    assert (comm.alive, len(members), _this_run.to_join()) == (False, 1, "127.0.0.1:9")
+    _this_run.joined()
+    assert _this_run.to_join() == ""
 
 
 def test_the_supervisor_is_told_the_masters_and_when_a_newcomer_has_joined(monkeypatch):
     told, tells = os.pipe()
     monkeypatch.setenv("PCCL_SUPERVISOR_PIPE", str(tells))
     monkeypatch.setattr(_waits, "_pipe", "")
-    monkeypatch.setattr(_bootstrap, "_to_join", "")
-    with _bootstrap.meant_to_join("127.0.0.1:9"):
+    monkeypatch.setattr(_this_run, "_to_join", "")
+    with _this_run.meant_to_join("127.0.0.1:9"):
         _bootstrap.connect(dist.HashStore(), 0, 1, timedelta(seconds=PATIENCE))
     assert "PCCL_SUPERVISOR_PIPE" not in os.environ
     assert os.read(told, 100) == b"127.0.0.1:9\n"
-    _bootstrap.joined()
+    _this_run.joined()
     os.close(tells)
     assert os.read(told, 100) == b"joined\n"
     os.close(told)

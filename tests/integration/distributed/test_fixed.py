@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import pccl.distributed
-from pccl.distributed import _bootstrap, _group
+from pccl.distributed import _board, _group
 
 FIXED = {"PCCL_MEMBERSHIP": "fixed"}
 
@@ -326,11 +326,11 @@ def test_options_go_before_the_environment(monkeypatch, options, environment, ch
 
 
 def test_ranks_that_disagree_are_told():
-    own = _bootstrap.Place(world_size=2, node="a", network="n", address="", masters="", keys=False, membership="fixed")
+    own = _board.Place(world_size=2, node="a", network="n", address="", masters="", keys=False, membership="fixed")
     other = dataclasses.replace(own, membership="elastic")
     places = [json.dumps(dataclasses.asdict(place)) for place in (own, other)]
-    assert 'rank 0 has the membership "fixed" and rank 1 "elastic"' in _bootstrap._problem(places, own)
-    assert _bootstrap._problem(places[:1] * 2, own) == ""
+    assert 'rank 0 has the membership "fixed" and rank 1 "elastic"' in _board._problem(places, own)
+    assert _board._problem(places[:1] * 2, own) == ""
 
 
 def partial() -> object:

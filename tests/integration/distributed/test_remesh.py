@@ -18,7 +18,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from pccl.distributed._remesh import box_of, entries, local_part, remesh, replica_size
+from pccl.distributed._dtensors import box_of, entries, local_part
+from pccl.distributed._remesh import remesh, replica_size
 
 KINDS = [
     Kind("sgd", ends="forward"),
