@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import re
 from collections.abc import Iterator
@@ -16,8 +17,9 @@ from run_peers import RunPeer
 
 import pccl
 from pccl import _keys
-from pccl._address import parse_endpoint
-from pccl._diagnosis import remove_member
+from pccl._address import fill_socket_address, parse_endpoint
+from pccl._diagnosis import remove_member, runs_at
+from pccl._loader import load_native_module
 from pccl.cli import main
 from pccl.lab.ports import free_ports
 
@@ -138,3 +140,21 @@ def test_another_run_is_refused(team, folder):
         pccl.MasterNode("127.0.0.1:0", keys=alpha)
     assert ask(beta, "vote") == ["SUCCESS"] * 2
     assert beta[0].ask("members") == 2
+
+
+def test_programs_in_c_take_the_run_from_the_file(folder, monkeypatch):
+    ffi, library = load_native_module()
+    params, out = ffi.new("pcclCommCreateParams_t *"), ffi.new("pcclComm_t **")
+    monkeypatch.setenv("PCCL_KEYS", str(folder / "run-alpha.peer"))
+    with pccl.MasterNode("127.0.0.1:0", keys=folder / "run.master") as master:
+        fill_socket_address(params.master_address, ipaddress.ip_address("127.0.0.1"), master.port)
+        for run, code in (("", library.pcclSuccess), ("alpha", library.pcclSuccess), ("beta", library.pcclInvalidArgument)):
+            monkeypatch.setenv("PCCL_RUN", run)
+            assert library.pcclCreateCommunicator(params, out) == library.pcclSuccess
+            try:
+                assert library.pcclConnect(out[0]) == code
+                if code == library.pcclSuccess:
+                    assert runs_at(parse_endpoint(f"127.0.0.1:{master.port}")) == {"alpha": 1}
+            finally:
+                library.pcclDestroyCommunicator(out[0])
+        assert b"for run alpha, and the address names run beta" in ffi.string(library.pccl_ext_detail())
