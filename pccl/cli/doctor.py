@@ -66,9 +66,15 @@ class Access(NamedTuple):
     insecure: bool
 
     @property
+    def files(self) -> list[str | None]:
+        """Keys, certificate, its key and authority: the options, or else what the environment names."""
+        given = [self.keys, self.cert, self.key, self.ca]
+        return given if any(given) else [os.environ.get(name) or None for name in VARIABLES]
+
+    @property
     def credentials(self) -> bytes | None:
         """As the core takes them."""
-        return top.options(self.keys, self.cert, self.key, self.ca)
+        return top.options(*self.files)
 
 
 @click.command("doctor", short_help="Find what on this machine stops pccl or slows it down.")
@@ -145,8 +151,7 @@ def _environment(_access: Access) -> Iterator[Finding]:
 
 def _keys(access: Access) -> Iterator[Finding]:
     """By making a communicator, which reads what it is given and connects to nobody."""
-    options = (access.keys, access.cert, access.key, access.ca)
-    keys, cert, key, ca = options if any(options) else (os.environ.get(name) or None for name in VARIABLES)
+    keys, cert, key, ca = access.files
     if not (keys or cert):
         trusts = access.insecure or os.environ.get("PCCL_INSECURE") == "1"
         advice = "" if trusts else "between machines a run needs some: `pccl keys RUN`"
@@ -253,10 +258,14 @@ def _run(access: Access) -> Iterator[Finding]:
     """Asks each master by itself, and dials each member that the one that serves the run names."""
     if access.masters is None:
         return
+    try:
+        given = access.credentials
+    except click.UsageError:
+        return  # the check of the keys tells
     for endpoint in parse_endpoints(access.masters):
         master = str(endpoint)
         try:
-            told = top.Masters(master, access.credentials, access.insecure).ask()
+            told = top.Masters(master, given, access.insecure).ask()
         except ConnectError as error:
             seen, _, advice = error.detail.partition("; ")
             start = f"start `pccl master` there, or open TCP port {endpoint.port} in its firewall"

@@ -160,12 +160,16 @@ def test_status(files, tmp_path):
             assert len(json.loads(done.stdout)["members"]) == 2
 
 
-@pytest.mark.parametrize("command", ["top", "doctor"])
-def test_keys_of_another_run_on_the_host_of_the_master(files, tmp_path, command):
+@pytest.mark.parametrize(("command", "named"), [("top", True), ("doctor", True), ("doctor", False)])
+def test_keys_of_another_run_on_the_host_of_the_master(files, tmp_path, monkeypatch, command, named):
+    """`doctor` also tries those that the environment names, since peers take them."""
     others = Files(tmp_path / "other")
+    if not named:
+        monkeypatch.setenv("PCCL_KEYS", others.peer)
     with MasterNode(LOCAL, keys=files.master) as master:
-        options = ["--once"] if command == "top" else []
-        result = CliRunner().invoke(main, [command, "--master", address_of(master), "--keys", others.peer, *options])
+        options = ["--keys", others.peer] if named else []
+        options += ["--once"] if command == "top" else []
+        result = CliRunner().invoke(main, [command, "--master", address_of(master), *options])
     assert result.exit_code == 1
     assert "are not of one run" in " ".join(result.output.split())
 
