@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -449,18 +448,11 @@ class Connection:
 
         One that comes before `connect`, or while the run is joined, takes effect afterwards.
         """
-        from pccl.notice import as_notice
+        from pccl.notice import as_notice, weakly
 
         found = as_notice(notice)
         self._notices.append(found)
-        itself = weakref.ref(self)
-
-        def on_notice(given: Notice) -> None:
-            comm = itself()
-            if comm is not None:
-                comm._on_notice(given)
-
-        found.listen(on_notice)
+        found.listen(weakly(self._on_notice))
         return found
 
     @property
@@ -553,23 +545,21 @@ class Connection:
         out = _ffi.new("pcclComm_t **")
         PCCLError.check(_C.pcclCreateCommunicator(params, out), "pcclCreateCommunicator")
         pointer = out[0]
+        settings = {
+            _C.pccl_ext_comm_set_recovery: self._recovery_ms,
+            _C.pccl_ext_comm_set_limits: None if self._limits == (_UNSET,) * 3 else self._limits,
+            _C.pccl_ext_comm_set_name: self._name,
+            _C.pccl_ext_comm_set_interface: None if self._interface is None else self._interface.encode(),
+            _C.pccl_ext_comm_set_run: self._endpoint.run.encode(),
+            _C.pccl_ext_comm_set_keys: self._keys,
+            _C.pccl_ext_comm_set_events: self._event_path,
+            _C.pccl_ext_comm_set_insecure: self._insecure or None,
+        }
         try:
-            if self._recovery_ms is not None:
-                PCCLError.check(_C.pccl_ext_comm_set_recovery(pointer, self._recovery_ms), "pcclCreateCommunicator")
-            if self._limits != (_UNSET,) * 3:
-                PCCLError.check(_C.pccl_ext_comm_set_limits(pointer, *self._limits), "pcclCreateCommunicator")
-            if self._name is not None:
-                PCCLError.check(_C.pccl_ext_comm_set_name(pointer, self._name), "pcclCreateCommunicator")
-            if self._interface is not None:
-                interfaces = self._interface.encode()
-                PCCLError.check(_C.pccl_ext_comm_set_interface(pointer, interfaces), "pcclCreateCommunicator")
-            PCCLError.check(_C.pccl_ext_comm_set_run(pointer, self._endpoint.run.encode()), "pcclCreateCommunicator")
-            if self._keys is not None:
-                PCCLError.check(_C.pccl_ext_comm_set_keys(pointer, self._keys), "pcclCreateCommunicator")
-            if self._event_path is not None:
-                PCCLError.check(_C.pccl_ext_comm_set_events(pointer, self._event_path), "pcclCreateCommunicator")
-            if self._insecure:
-                PCCLError.check(_C.pccl_ext_comm_set_insecure(pointer, True), "pcclCreateCommunicator")
+            for function, value in settings.items():
+                arguments = value if isinstance(value, tuple) else (value,)
+                if value is not None:
+                    PCCLError.check(function(pointer, *arguments), "pcclCreateCommunicator")
         except BaseException:
             _C.pcclDestroyCommunicator(pointer)
             raise

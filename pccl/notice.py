@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from types import TracebackType
 
 TYPE_CHECKING = False
@@ -190,6 +191,18 @@ class Notice:
 def _or_default(handler: signal.Handlers | Callable[..., object] | int | None) -> signal.Handlers | Callable[..., object] | int:
     """The handler to restore; that of a program in C cannot be."""
     return signal.SIG_DFL if handler is None else handler
+
+
+def weakly(method: Callable[[Notice], None]) -> Callable[[Notice], None]:
+    """A listener that calls a bound method as long as its object is there, and does not keep it."""
+    weak = weakref.WeakMethod(method)
+
+    def listener(notice: Notice) -> None:
+        found = weak()
+        if found is not None:
+            found(notice)
+
+    return listener
 
 
 def as_notice(source: Notice | signal.Signals) -> Notice:

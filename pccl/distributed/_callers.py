@@ -63,9 +63,6 @@ _PASSING = (
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
 
-_WRAPPERS = 3
-"""How many frames of torch.distributed lie between a collective and the program: its body and its decorators."""
-
 
 def caller() -> FrameType | None:
     """The frame that called into this package; None: it is a thread of C++."""
@@ -82,15 +79,7 @@ def reducer_of_ddp(frame: FrameType | None) -> bool:
 
 def hook_of_ddp(frame: FrameType | None) -> bool:
     """Whether an all-reduce comes from one of the communication hooks that torch ships, or from its model averaging."""
-    if frame is None or not torch_all_reduce(frame):
-        return False
-    for _ in range(_WRAPPERS):
-        frame = frame.f_back
-        if frame is None:
-            return False
-        if frame.f_code.co_filename.startswith(_DIVIDE_FIRST):
-            return True
-    return False
+    return torch_all_reduce(frame) and _origin(frame).startswith(_DIVIDE_FIRST)
 
 
 def torch_distributed(frame: FrameType | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import weakref
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,7 @@ from pccl.distributed._group import ProcessGroup, group_of_all
 from pccl.distributed._replicated import Replicated
 from pccl.distributed._sharded import Restored, Sharded
 from pccl.distributed._training import Training
-from pccl.notice import Notice, as_notice
+from pccl.notice import Notice, as_notice, weakly
 from pccl.state import load, save
 from pccl.state._module import require_same_names
 from pccl.state._objects import has_state, load_object_state, object_state
@@ -113,7 +112,7 @@ class Elastic:
             (inner if isinstance(inner, Optimizer) else one).register_step_post_hook(lambda *_: self._seal())
         self._notice = None if leaves_on is None else as_notice(leaves_on)
         if self._notice is not None:
-            self._leave_on(self._notice)
+            self._notice.listen(weakly(self._on_notice))
 
     def sync(self, timeout: timedelta | None = None) -> bool:
         """Lets newcomers in; at one of them, becomes a member. Whether the members are others than after the last call.
@@ -162,15 +161,8 @@ class Elastic:
         comm = group.communicator if isinstance(group, ProcessGroup) and not _this_run.to_join() else None
         return comm is not None and comm.uuid in comm.leaving
 
-    def _leave_on(self, notice: Notice) -> None:
-        itself = weakref.ref(self)
-
-        def leave(_: Notice) -> None:
-            run = itself()
-            if run is not None:
-                run.leave()
-
-        notice.listen(leave)
+    def _on_notice(self, _: Notice) -> None:
+        self.leave()
 
     def _announce(self, group: ProcessGroup) -> None:
         """Tells all members that this one leaves, if it does. It hands its part of a sharded state over before."""

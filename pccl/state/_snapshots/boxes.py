@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -267,11 +267,6 @@ def plan_moves(sources: Sequence[Sequence[ShardMap]], targets: Sequence[ShardMap
             if left:
                 raise LookupError(name)
     return moves
-
-
-def moved_bytes(moves: Iterable[Move], shards: Mapping[str, Slice]) -> int:
-    """What the moves send between members. `shards`: of any member."""
-    return sum(move.box.numel * shards[move.name].itemsize for move in moves if move.source != move.target)
 
 
 def first_holders(maps: Sequence[ShardMap]) -> list[list[str]]:

@@ -86,11 +86,6 @@ class Memory:
             self.close()
 
 
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor on the CPU as uint8."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
 def slice_of(image: torch.Tensor, offset: int, part: Slice) -> torch.Tensor:
     """A slice in an image, as a tensor of its data type and shape."""
     dtype = DTYPES[part.dtype]
