@@ -29,6 +29,7 @@ LAYERS = [
     ("_types", "_parts", "_feedback", "master", "_own_keys", "_supervisor"),
     ("_collectives", "_reduces", "state._module"),
     ("_state",),
+    ("_membership",),
     ("_connection",),
     ("_named",),
     ("_communicator",),

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from pccl._communicator import Communicator
-from pccl._connection import NEWCOMERS_ONLY
 from pccl._enums import Attribute
 from pccl._errors import CallAgainError, JoinError, PCCLError, PeerLostError, UsageError
+from pccl._membership import NEWCOMERS_ONLY
 from pccl._state import SharedState, SharedStateSyncInfo
 from pccl.diloco._average import START_TAG, exchange
 from pccl.diloco._state import Welcome, digest
