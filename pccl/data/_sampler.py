@@ -7,7 +7,7 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -173,7 +173,7 @@ class ElasticSampler(DistributedSampler[Any]):
                     )
             self.epoch = max(self.epoch, epoch)
 
-    def epochs(self, stop: int) -> Iterator[int]:
+    def epochs(self, stop: int) -> Generator[int, None, None]:
         """Gives the epoch of each pass through the loader, until all samples of the epochs before `stop` are committed.
 
         Samples of a lost step that came too late for a pass are read in the next one. All members call it alike, and each step
